@@ -1,0 +1,37 @@
+"""wardround: one segmentation model, every hospital.
+
+>>> import wardround as wr
+>>> result = wr.run("configs/quickstart.yaml")  # doctest: +SKIP
+>>> print(result.table)  # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+__all__ = ["METHODS", "OBJECTIVES", "Config", "Result", "load_config", "run"]
+
+if TYPE_CHECKING:
+    from wardround.api import Result, run
+    from wardround.config import Config, load_config
+    from wardround.methods import METHODS, OBJECTIVES
+
+_HOMES = {
+    "METHODS": "wardround.methods",
+    "OBJECTIVES": "wardround.methods",
+    "Config": "wardround.config",
+    "Result": "wardround.api",
+    "load_config": "wardround.config",
+    "run": "wardround.api",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """The public names, imported when first used: `import wardround` stays instant."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'wardround' has no attribute '{name}'")
+    from importlib import import_module
+
+    return getattr(import_module(_HOMES[name]), name)

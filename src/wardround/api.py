@@ -1,0 +1,100 @@
+"""The Python interface: run a configuration, look at what came out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from wardround.config import Config, load_config
+from wardround.engine.checkpoint import Checkpoints
+from wardround.engine.evaluation import Evaluation
+from wardround.engine.experiment import Experiment, Listener, Outcome
+from wardround.engine.host import build_model
+from wardround.models.norm import from_moments, running_stats
+from wardround.params import Params
+from wardround.reporting.records import read_lines
+from wardround.reporting.tables import Table, client_table
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished run.
+
+    folder: where everything lies; test: the evaluation on test cases; outcome: the state after the last round.
+    """
+
+    config: Config
+    outcome: Outcome
+
+    @property
+    def folder(self) -> Path:
+        return self.config.folder
+
+    @property
+    def test(self) -> Evaluation | None:
+        return self.outcome.test
+
+    @property
+    def status(self) -> str:
+        return self.outcome.status
+
+    @property
+    def params_sha256(self) -> str:
+        """Fingerprint of the final parameters."""
+        return str(self.summary["params_sha256"])
+
+    @cached_property
+    def summary(self) -> dict[str, Any]:
+        """What result.json says."""
+        loaded: dict[str, Any] = json.loads((self.folder / "result.json").read_text())
+        return loaded
+
+    @property
+    def records(self) -> list[dict[str, Any]]:
+        """One dictionary a round."""
+        return read_lines(self.folder / "records.jsonl")
+
+    @property
+    def table(self) -> Table:
+        """Test metrics of each client, mean, SD between clients, weighted mean and worst."""
+        if self.test is None:
+            raise LookupError(f"the run in {self.folder} was stopped before its test; resume it first")
+        return client_table(self.test, self.config.evaluate.metrics, self.config.name)
+
+    @cached_property
+    def params(self) -> Params:
+        """The tested model: the best on validation cases, or the last."""
+        progress = self.outcome.progress
+        if self.config.evaluate.model == "best" and progress.best_file is not None:
+            return Checkpoints(self.folder / "checkpoints").load_best(progress.best_file)
+        return self.outcome.state.params
+
+    @cached_property
+    def model(self) -> nn.Module:
+        """The tested model as a network in evaluation mode."""
+        model = build_model(self.config)
+        params = self.params
+        if self.config.model.bn_stats == "pooled":
+            params = Params(from_moments(params, running_stats(model)))
+        params.load_into(model)
+        return model.eval()
+
+
+def run(
+    config: str | Path | Mapping[str, Any] | Config,
+    *,
+    overrides: Sequence[str] = (),
+    resume: bool = False,
+    overwrite: bool = False,
+    listener: Listener | None = None,
+) -> Result:
+    """Train as a configuration says (a YAML file, a dictionary or a Config) and test the result."""
+    checked = load_config(config, overrides)
+    experiment = Experiment(checked, listener=listener)
+    return Result(checked, experiment.run(resume=resume, overwrite=overwrite))

@@ -1,0 +1,278 @@
+"""Typed settings with their defaults; reads YAML, names the wrong key.
+
+Every key has a default, so a file only overrides. Methods and objectives bring their own settings:
+the fields of their classes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator
+
+from wardround.data.augment import Augmentation
+from wardround.data.phantom import PhantomSettings
+from wardround.engine.optimizers import OptimizerSettings
+from wardround.errors import ConfigError
+from wardround.models import ModelSettings
+
+if TYPE_CHECKING:
+    from wardround.losses.objective import Objective
+    from wardround.methods.base import Method
+
+
+class Settings(BaseModel):
+    """A section of the configuration: unknown keys are errors, values cannot be changed."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class DataSettings(Settings):
+    """Where the cases come from."""
+
+    phantom: PhantomSettings = PhantomSettings()
+
+
+class EvaluateSettings(Settings):
+    """When and how models are judged.
+
+    every: validate after every so many rounds; metrics: what the test table shows; select: the metric
+    that chooses the best round, on validation cases only; model: which round's model is tested.
+    """
+
+    every: int = Field(1, ge=1)
+    metrics: tuple[str, ...] = ("dice", "hd95")
+    select: str = "dice"
+    model: Literal["best", "last"] = "best"
+    batch_size: int = Field(16, ge=1)
+    tolerance: float = Field(1.0, gt=0, description="millimetres for surface Dice")
+    empty_policy: Literal["defined", "nan", "smooth"] = "defined"
+    surface_penalty: Literal["inf", "diagonal"] = "inf"
+    cross_site: bool = Field(False, description="also test each client's own model at every other client")
+    overlays: int = Field(3, ge=0, description="cases of each client in overlays.png")
+
+    @field_validator("metrics", "select")
+    @classmethod
+    def known(cls, value: Any) -> Any:
+        from wardround.metrics import METRICS
+
+        for name in [value] if isinstance(value, str) else value:
+            if name not in METRICS:
+                raise ValueError(f"'{name}' is not a metric.{suggestion(name, METRICS)}")
+        return value
+
+
+class ComputeSettings(Settings):
+    """Where and how the work is done.
+
+    workers: processes that share a round's clients; threads: of each process, null lets the cores be
+    shared evenly. Results are the same bytes for any number of workers with the same threads.
+    """
+
+    device: str = "auto"
+    precision: Literal["auto", "float32", "tf32", "bfloat16"] = "auto"
+    workers: int = Field(1, ge=1)
+    threads: int | None = Field(None, ge=1)
+
+
+class Config(Settings):
+    """One run."""
+
+    name: str = Field("run", min_length=1, max_length=200)
+    output: Path | None = Field(None, description="run folder; default runs/<name>")
+    seed: int = 42
+    rounds: int = Field(10, ge=1)
+    local_epochs: int = Field(1, ge=1)
+    batch_size: int = Field(8, ge=1)
+    data: DataSettings = DataSettings()
+    model: ModelSettings = ModelSettings()
+    method: dict[str, Any] = Field(default_factory=lambda: {"name": "fedavg"})
+    objective: dict[str, Any] = Field(default_factory=dict)
+    optimizer: OptimizerSettings = OptimizerSettings()
+    augmentation: Augmentation = Augmentation()
+    participation: float | tuple[str, ...] = Field(1.0, description="share of clients, or their names")
+    min_clients: int = Field(1, ge=1)
+    retries: int = Field(1, ge=0, description="how often a round with too few answers is repeated")
+    deadline: float = Field(3600.0, gt=0, description="seconds a client may take for one task")
+    evaluate: EvaluateSettings = EvaluateSettings()
+    compute: ComputeSettings = ComputeSettings()
+
+    @field_validator("participation")
+    @classmethod
+    def sensible(cls, value: Any) -> Any:
+        if isinstance(value, float) and not 0 < value <= 1:
+            raise ValueError("it must be above 0 and at most 1, or a list of client names")
+        return value
+
+    @property
+    def folder(self) -> Path:
+        from wardround.storage import file_name
+
+        return self.output if self.output is not None else Path("runs") / file_name(self.name)
+
+    def build_method(self) -> Method:
+        from wardround.methods import METHODS
+
+        return build_named(METHODS, self.method, "method")
+
+    def build_objective(self) -> Objective:
+        """The chosen objective, or the method's own when none is named."""
+        from wardround.methods import OBJECTIVES
+
+        chosen = dict(self.objective)
+        if "name" not in chosen:
+            chosen["name"] = self.build_method().objective
+        return build_named(OBJECTIVES, chosen, "objective")
+
+    def as_dict(self) -> dict[str, Any]:
+        """Every setting written out, defaults and the method's own included."""
+        plain = self.model_dump(mode="json")
+        method, objective = self.build_method(), self.build_objective()
+        plain["method"] = {"name": self.method.get("name", "fedavg"), **dataclasses.asdict(method)}
+        name = self.objective.get("name", method.objective)
+        plain["objective"] = {"name": name, **dataclasses.asdict(objective)}
+        plain["output"] = str(self.folder)
+        return plain
+
+
+def build_named(registry: Mapping[str, type[Any]], settings: Mapping[str, Any], where: str) -> Any:
+    """An object of the named class, its fields checked like every other setting."""
+    chosen = dict(settings)
+    name = chosen.pop("name", "fedavg" if where == "method" else None)
+    if name not in registry:
+        raise ConfigError(
+            f"{where}.name is {name!r}.{suggestion(str(name), registry)} List all: wardround {where}s"
+        )
+    kind = registry[name]
+    fields = {entry.name for entry in dataclasses.fields(kind)}
+    for key in chosen:
+        if key not in fields:
+            raise ConfigError(
+                f"{where}.{key} is not a setting of '{name}'.{suggestion(key, fields)} "
+                f"It has: {', '.join(sorted(fields)) or 'none'}."
+            )
+    try:
+        return TypeAdapter(kind).validate_python(chosen)
+    except ValidationError as error:
+        raise ConfigError(explained(error, f"{where}.")) from None
+
+
+def load_config(
+    source: str | Path | Mapping[str, Any] | Config, overrides: Sequence[str] = ()
+) -> Config:
+    """A checked configuration from a YAML file, a dictionary or a Config, with `a.b=c` on top."""
+    if isinstance(source, Config):
+        if not overrides:
+            return source
+        label, values = "", source.model_dump(mode="json")
+    elif isinstance(source, Mapping):
+        label, values = "", dict(source)
+    else:
+        label, values = f"{source}: ", read_yaml(Path(source))
+    for override in overrides:
+        apply_override(values, override)
+    return parse(values, label)
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        values = yaml.load(path.read_text(encoding="utf-8"), Loader=PlainLoader)  # noqa: S506
+    except FileNotFoundError:
+        raise ConfigError(f"{path} does not exist. Start from configs/quickstart.yaml.") from None
+    except IsADirectoryError:
+        raise ConfigError(f"{path} is a folder; give a YAML file.") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}.") from None
+    except yaml.YAMLError as error:
+        place = getattr(error, "problem_mark", None)
+        line = f", line {place.line + 1}" if place is not None else ""
+        problem = getattr(error, "problem", None) or "it is not YAML"
+        raise ConfigError(f"{path}{line}: {problem}.") from None
+    if values is None:
+        return {}
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path}: expected settings like 'rounds: 10', found a {type(values).__name__}.")
+    return values
+
+
+class PlainLoader(yaml.SafeLoader):
+    """The safe loader, which also reads 1e-3 as a number (plain YAML 1.1 takes it for text)."""
+
+
+PlainLoader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?(?:[0-9][0-9_]*\.?[0-9_]*|\.[0-9_]+)[eE][-+]?[0-9]+$"),
+    list("-+.0123456789"),
+)
+
+
+def apply_override(values: dict[str, Any], override: str) -> None:
+    """Lay one `a.b=c` over nested settings; the value is read as YAML."""
+    key, sign, text = override.partition("=")
+    if not sign or not key.strip():
+        raise ConfigError(f"--set {override}: write it as key=value, for example --set rounds=3.")
+    try:
+        value = yaml.load(text, Loader=PlainLoader)  # noqa: S506
+    except yaml.YAMLError:
+        raise ConfigError(f"--set {override}: '{text}' is not a YAML value.") from None
+    *path, last = key.strip().split(".")
+    place = values
+    for part in path:
+        inner = place.get(part)
+        if inner is None:
+            inner = place[part] = {}
+        if not isinstance(inner, dict):
+            raise ConfigError(f"--set {override}: '{part}' is a single value and has no '{last}'.")
+        place = inner
+    place[last] = value
+
+
+def parse(values: Mapping[str, Any], label: str = "") -> Config:
+    """Check everything that can be checked before a run, with one sentence for the first mistake."""
+    try:
+        config = Config.model_validate(values)
+        method, objective = config.build_method(), config.build_objective()
+        method.check(config, objective)
+    except ValidationError as error:
+        raise ConfigError(label + explained(error)) from None
+    except ConfigError as error:
+        raise ConfigError(label + str(error)) from None
+    return config
+
+
+def explained(error: ValidationError, prefix: str = "") -> str:
+    """The first mistake in words: where, what was given, what is expected."""
+    first = error.errors()[0]
+    place = [str(part) for part in first["loc"] if not str(part).startswith(("function-", "tuple[", "float"))]
+    where = prefix + ".".join(place)
+    value = first.get("input")
+    if first["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+        known = known_keys(place[:-1])
+        return f"{where} is not a setting.{suggestion(place[-1], known)}"
+    message = first["msg"].removeprefix("Value error, ").removeprefix("Input should be ").rstrip(".")
+    if first["type"] == "value_error":
+        return f"{where}: {message}." if not message.endswith(("?", ".")) else f"{where}: {message}"
+    return f"{where} is {value!r}; it must be {message}."
+
+
+def known_keys(path: Sequence[str]) -> list[str]:
+    """The settings inside a section of the configuration."""
+    section: Any = Config
+    for part in path:
+        field = section.model_fields.get(part)
+        section = field.annotation if field is not None else None
+        if not (isinstance(section, type) and issubclass(section, BaseModel)):
+            return []
+    return list(section.model_fields)
+
+
+def suggestion(word: str, known: Any) -> str:
+    """' Did you mean 'x'?' for the closest known word, else nothing."""
+    close = difflib.get_close_matches(word, [str(item) for item in known], n=1, cutoff=0.5)
+    return f" Did you mean '{close[0]}'?" if close else ""

@@ -1,0 +1,115 @@
+"""Cases, and the three splits of one client.
+
+A `Case` is one scan with its label. A `Split` hands out batches of cases; `TensorSplit` keeps
+them in memory, stacked, which suits images of one size. `ClientData` is all one hospital has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Case:
+    """One scan with its label.
+
+    image: (C, *spatial) float32; label: (*spatial) integer class values 0..C-1;
+    spacing: millimetres a voxel, in the order of the spatial axes.
+    """
+
+    name: str
+    image: Tensor
+    label: Tensor
+    spacing: tuple[float, ...]
+
+
+@dataclass
+class Batch:
+    """Some cases together: image (B, C, *spatial), label (B, *spatial)."""
+
+    image: Tensor
+    label: Tensor
+
+    def __len__(self) -> int:
+        return len(self.image)
+
+
+class Split(Protocol):
+    """What training and evaluation need of a set of cases."""
+
+    def __len__(self) -> int: ...
+
+    @property
+    def names(self) -> Sequence[str]: ...
+
+    def spacing(self, index: int) -> tuple[float, ...]: ...
+
+    def batch(self, indices: Sequence[int] | Tensor) -> Batch: ...
+
+
+class TensorSplit:
+    """Cases of one shape, stacked in memory or on the device."""
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        images: Tensor,
+        labels: Tensor,
+        spacings: Sequence[tuple[float, ...]],
+    ) -> None:
+        self.names = list(names)
+        self.images = images
+        self.labels = labels
+        self._spacings = list(spacings)
+
+    @classmethod
+    def of(cls, cases: Sequence[Case]) -> TensorSplit:
+        """Stack cases; an empty list is an empty split."""
+        if not cases:
+            return cls([], torch.zeros(0), torch.zeros(0, dtype=torch.long), [])
+        return cls(
+            [case.name for case in cases],
+            torch.stack([case.image for case in cases]),
+            torch.stack([case.label.long() for case in cases]),
+            [case.spacing for case in cases],
+        )
+
+    @classmethod
+    def join(cls, splits: Sequence[TensorSplit]) -> TensorSplit:
+        """All cases of several splits, in the order given."""
+        filled = [split for split in splits if len(split)]
+        if not filled:
+            return cls.of([])
+        return cls(
+            [name for split in filled for name in split.names],
+            torch.cat([split.images for split in filled]),
+            torch.cat([split.labels for split in filled]),
+            [spacing for split in filled for spacing in split._spacings],
+        )
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def spacing(self, index: int) -> tuple[float, ...]:
+        return self._spacings[index]
+
+    def batch(self, indices: Sequence[int] | Tensor) -> Batch:
+        index = torch.as_tensor(indices, dtype=torch.long, device=self.images.device)
+        return Batch(self.images.index_select(0, index), self.labels.index_select(0, index))
+
+    def to(self, device: torch.device) -> TensorSplit:
+        return TensorSplit(self.names, self.images.to(device), self.labels.to(device), self._spacings)
+
+
+@dataclass(frozen=True)
+class ClientData:
+    """What one hospital has: cases to train on, to choose by, and to report."""
+
+    train: TensorSplit
+    val: TensorSplit
+    test: TensorSplit

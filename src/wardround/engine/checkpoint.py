@@ -1,0 +1,186 @@
+"""Checkpoints: server state and client memories as safetensors and JSON, written atomically.
+
+    checkpoints/latest.json                 points to the files below; replaced last, in one step
+    checkpoints/round-00007.safetensors     server params and memory after round 7
+    checkpoints/best-00005.safetensors      the model chosen on validation
+    clients/<name>/memory-00006.safetensors what a client remembers; it never leaves the client
+
+A client writes its own memory, whichever process or machine it lives in. Files carry the round they
+were written in, so a killed run rewinds to the last whole round: memories of later rounds are dropped.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from wardround.errors import CheckpointError
+from wardround.params import Params
+from wardround.storage import StoredTensors, save_tensors, write_json
+
+FORMAT = "wardround-memory-1"
+
+
+def pack(value: Any, tensors: dict[str, Tensor], path: str = "") -> Any:
+    """Plain JSON for nested memory; tensors go into `tensors` under their path."""
+    if isinstance(value, Params):
+        names = list(value)
+        for name in names:
+            tensors[f"{path}/{name}"] = value[name]
+        return {"kind": "params", "path": path, "names": names}
+    if isinstance(value, Tensor):
+        tensors[path] = value
+        return {"kind": "tensor", "path": path}
+    if isinstance(value, Mapping):
+        items = {str(key): pack(item, tensors, f"{path}/{key}") for key, item in value.items()}
+        return {"kind": "dict", "items": items}
+    if isinstance(value, list | tuple):
+        return {"kind": "list", "items": [pack(v, tensors, f"{path}/{i}") for i, v in enumerate(value)]}
+    if value is None or isinstance(value, str | int | float | bool):
+        return {"kind": "value", "value": value}
+    raise TypeError(f"memory '{path}' holds a {type(value).__name__}; keep Params, tensors, numbers or text")
+
+
+def unpack(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """The inverse of `pack`; tensors are read into memory."""
+    kind = tree["kind"]
+    if kind == "params":
+        return Params({name: tensors[f"{tree['path']}/{name}"] for name in tree["names"]})
+    if kind == "tensor":
+        return tensors[tree["path"]]
+    if kind == "dict":
+        return {key: unpack(item, tensors) for key, item in tree["items"].items()}
+    if kind == "list":
+        return [unpack(item, tensors) for item in tree["items"]]
+    return tree["value"]
+
+
+def in_memory(value: Any) -> Any:
+    """The same memory with every stored tensor read, so that its file may go."""
+    if isinstance(value, Params):
+        return Params({name: value[name] for name in value})
+    if isinstance(value, Mapping):
+        return {key: in_memory(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [in_memory(item) for item in value]
+    return value
+
+
+def save_memory(path: Path, memory: Mapping[str, Any]) -> None:
+    tensors: dict[str, Tensor] = {}
+    tree = pack(memory, tensors)
+    save_tensors(path, tensors, {"format": FORMAT, "tree": json.dumps(tree)})
+
+
+def load_memory(path: Path) -> dict[str, Any]:
+    stored = StoredTensors(path)
+    if stored.metadata.get("format") != FORMAT:
+        raise CheckpointError(f"{path} is not a wardround memory file.")
+    memory: dict[str, Any] = unpack(json.loads(stored.metadata["tree"]), stored)
+    return memory
+
+
+class MemoryStore:
+    """One client's memory on its own disk, a file for each round that changed it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def load(self) -> dict[str, Any]:
+        """The newest memory, or an empty one."""
+        newest = self._files("memory")
+        return load_memory(newest[-1][1]) if newest else {}
+
+    def load_best(self, round: int) -> dict[str, Any]:
+        """The memory this client had when the best model was chosen."""
+        path = self._path("best", round)
+        return load_memory(path) if path.exists() else {}
+
+    def save(self, round: int, memory: Mapping[str, Any]) -> None:
+        """Store the memory of this round; the newest of the rounds before stays for a rewind."""
+        if not memory and not self._files("memory"):
+            return
+        save_memory(self._path("memory", round), memory)
+        for kind in ("memory", "best"):
+            for _, path in [entry for entry in self._files(kind) if entry[0] < round][:-1]:
+                path.unlink()
+
+    def keep_best(self, round: int) -> None:
+        """Remember the present memory as the one of the best model."""
+        files = self._files("memory")
+        if files:
+            path = self._path("best", round)
+            path.unlink(missing_ok=True)
+            os.link(files[-1][1], path)
+
+    def rewind(self, round: int) -> None:
+        """Forget what was written in this round or later."""
+        for kind in ("memory", "best"):
+            for number, path in self._files(kind):
+                if number >= round:
+                    path.unlink()
+
+    def _path(self, kind: str, round: int) -> Path:
+        return self.folder / f"{kind}-{round:05d}.safetensors"
+
+    def _files(self, kind: str) -> list[tuple[int, Path]]:
+        found = self.folder.glob(f"{kind}-*.safetensors")
+        return sorted((int(path.stem.removeprefix(f"{kind}-")), path) for path in found)
+
+
+class Checkpoints:
+    """The server's checkpoints of one run."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._pointer = folder / "latest.json"
+
+    def exists(self) -> bool:
+        return self._pointer.exists()
+
+    def save(self, round: int, params: Params, memory: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
+        """Write the state after `round` rounds; `facts` are plain JSON (best round, history)."""
+        name = f"round-{round:05d}.safetensors"
+        save_memory(self.folder / name, {"params": params, "memory": dict(memory)})
+        write_json(self._pointer, {"round": round, "state": name, **facts})
+        self._remove_all_but("round", name)
+
+    def save_best(self, round: int, params: Params) -> str:
+        """Write the best model so far and return its file name."""
+        name = f"best-{round:05d}.safetensors"
+        save_memory(self.folder / name, {"params": params})
+        return name
+
+    def load(self) -> tuple[dict[str, Any], Params, dict[str, Any]]:
+        """Facts, params and server memory of the last whole round."""
+        try:
+            facts: dict[str, Any] = json.loads(self._pointer.read_text())
+            stored = load_memory(self.folder / facts["state"])
+        except (OSError, ValueError, KeyError) as error:
+            raise CheckpointError(
+                f"{self._pointer} cannot be read ({error}). Start the run anew without --resume."
+            ) from None
+        return facts, stored["params"], stored["memory"]
+
+    def load_best(self, name: str) -> Params:
+        params: Params = load_memory(self.folder / name)["params"]
+        return params
+
+    def remove_other_best(self, name: str | None) -> None:
+        if name is not None:
+            self._remove_all_but("best", name)
+
+    def _remove_all_but(self, kind: str, name: str) -> None:
+        for path in self.folder.glob(f"{kind}-*.safetensors"):
+            if path.name != name:
+                path.unlink()
+
+
+def same_bytes(left: Params, right: Params) -> bool:
+    return set(left) == set(right) and all(torch.equal(left[name], right[name]) for name in left)

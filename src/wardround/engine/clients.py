@@ -1,0 +1,334 @@
+"""Client: one hospital. Clients: the server's view of all of them, with one verb, `ask`.
+
+A method file sees only these two. Where the clients run (in this process, in worker processes, at
+hospitals behind a federated engine) is the business of a `Transport`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from wardround.config import Config
+from wardround.data.cases import Batch, ClientData, TensorSplit
+from wardround.engine.gate import Registration, complaint, content_complaint, count_complaint
+from wardround.engine.seeding import derive, generator
+from wardround.engine.training import Fitted, Loss, Step, Workbench, in_order
+from wardround.errors import TooFewClients
+from wardround.losses.objective import Context
+from wardround.messages import Message, Reply
+from wardround.params import Params
+
+log = logging.getLogger(__name__)
+
+
+class Client:
+    """One hospital: its cases, its memory, and the process's model to train with.
+
+    memory: what it remembers between tasks; it never leaves. round: the round of the present task.
+    """
+
+    def __init__(
+        self, name: str, data: ClientData, bench: Workbench, config: Config, needs: frozenset[str]
+    ) -> None:
+        self.name = name
+        self.data = data
+        self.memory: dict[str, Any] = {}
+        self.round = 0
+        self.on_progress: Callable[[int, int], None] | None = None
+        self.fitted: Fitted | None = None
+        self._bench = bench
+        self._config = config
+        self._needs = needs | bench.objective.needs
+
+    # What a method may read
+
+    @property
+    def rounds(self) -> int:
+        return self._config.rounds
+
+    @property
+    def model(self) -> nn.Module:
+        return self._bench.model
+
+    @property
+    def device(self) -> torch.device:
+        return self._bench.device
+
+    @property
+    def num_examples(self) -> int:
+        return len(self.data.train)
+
+    @property
+    def learning_rate(self) -> float:
+        """The rate of the present round."""
+        optimizer = self._config.optimizer
+        return optimizer.learning_rate * optimizer.schedule.factor(self.round, self.rounds)
+
+    def generator(self, *purpose: object) -> torch.Generator:
+        """Random numbers of this client, round and purpose alone."""
+        return generator(self._config.seed, "method", self.name, self.round, *purpose)
+
+    def seed(self, *purpose: object) -> int:
+        return derive(self._config.seed, "method", self.name, self.round, *purpose)
+
+    def loss(self, model: nn.Module, batch: Batch, context: Context) -> Tensor:
+        """The chosen objective on one batch."""
+        return self._bench.objective.loss(model, batch, context)
+
+    # What a method may do
+
+    def fit(
+        self,
+        start: Params,
+        *,
+        loss: Loss | None = None,
+        add: Loss | None = None,
+        on_batch: Callable[[Batch, Context], Batch] | None = None,
+        after_backward: Callable[[nn.Module], None] | None = None,
+        step: Callable[[Step], None] | None = None,
+        epochs: int | None = None,
+    ) -> Fitted:
+        """Train from `start` for this round's epochs and return the result; nothing is sent.
+
+        loss replaces the objective, add comes on top of it; on_batch changes a batch before the
+        forward pass; after_backward may edit gradients; step takes the whole optimizer step apart.
+        """
+        config, bench, memory = self._config, self._bench, self.memory
+        fitted = bench.fit(
+            self.data.train,
+            start,
+            where=f"round {self.round + 1}, client '{self.name}', train",
+            seed=config.seed,
+            stream=("train", self.name, self.round),
+            context=self._context(start),
+            rate=self.learning_rate,
+            epochs=config.local_epochs if epochs is None else epochs,
+            batch_size=config.batch_size,
+            augmentation=config.augmentation,
+            own=memory.get("norm_stats"),
+            optimizer_state=dict(memory.get("optimizer", {})),
+            loss=loss,
+            add=add,
+            on_batch=on_batch,
+            after_backward=after_backward,
+            step=step,
+            on_progress=self.on_progress,
+        )
+        if config.optimizer.state == "keep":
+            memory["optimizer"] = Params(bench.optimizer_state())
+        if bench.bn_stats == "local" and bench.stats:
+            memory["norm_stats"] = bench.statistics()
+        if "previous" in self._needs:
+            memory["previous"] = fitted.params
+        self.fitted = fitted
+        return fitted
+
+    def evaluate(
+        self,
+        params: Params | None = None,
+        function: Callable[[Tensor, Batch], Tensor] | None = None,
+    ) -> float | None:
+        """The mean over validation cases of `function(logits, batch)`, by default the objective's loss.
+
+        Evaluation mode, no augmentation; model, statistics and random streams stay untouched. Without
+        validation cases the training cases serve; with none at all the answer is None.
+        """
+        split = self.data.val
+        if not len(split):
+            log.info("client '%s' has no validation cases; its training cases serve", self.name)
+            split = self.data.train
+        if not len(split):
+            return None
+        value = function or (lambda logits, batch: self._bench.objective.sample_losses(logits, batch.label))
+        totals = [value(logits, batch).double().sum() for logits, batch in self.predictions(split, params)]
+        return float(torch.stack(totals).sum()) / len(split)
+
+    def predictions(
+        self, split: TensorSplit, params: Params | None = None
+    ) -> Iterator[tuple[Tensor, Batch]]:
+        """Logits of a split, batch by batch, by these params (default: the model as it stands)."""
+        return self._bench.predictions(
+            in_order(split, self._config.evaluate.batch_size), params, self.memory.get("norm_stats")
+        )
+
+    def _context(self, start: Params) -> Context:
+        bench, needs = self._bench, self._needs
+        previous = self.memory.get("previous")
+        return Context(
+            round=self.round,
+            rounds=self.rounds,
+            num_examples=self.num_examples,
+            memory=self.memory.setdefault("objective", {}),
+            generator=generator(self._config.seed, "objective", self.name, self.round),
+            with_features="features" in needs,
+            global_=bench.reference("global", start) if "global" in needs else None,
+            previous=bench.reference("previous", previous or start) if "previous" in needs else None,
+            has_previous=previous is not None,
+        )
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came back from a client, not yet checked; or why nothing did (`failure`)."""
+
+    client: str
+    message: Message = field(default_factory=Message)
+    num_examples: Any = 0
+    num_steps: Any = 0
+    seconds: float = 0.0
+    loss: Mapping[str, float] = field(default_factory=dict)
+    failure: str | None = None
+
+
+class Transport(Protocol):
+    """Carries one request to each named client; answers may come in any order."""
+
+    def deliver(self, task: str, round: int, messages: Mapping[str, Message]) -> Iterator[Answer]: ...
+
+
+@dataclass
+class Exchange:
+    """What the records tell about one `ask`."""
+
+    task: str
+    bytes_down: dict[str, int] = field(default_factory=dict)
+    bytes_up: dict[str, int] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+    loss: dict[str, Mapping[str, float]] = field(default_factory=dict)
+    refused: dict[str, str] = field(default_factory=dict)
+    lost: dict[str, str] = field(default_factory=dict)
+
+
+class Clients:
+    """The server's view of the hospitals.
+
+    names: everyone who registered, sorted; present: who takes part in this round;
+    sizes: training cases of each.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        registrations: Sequence[Registration],
+        *,
+        rounds: int,
+        min_clients: int,
+        on_reply: Callable[[str, Reply], None] | None = None,
+    ) -> None:
+        self.registered = {entry.client: entry for entry in sorted(registrations, key=lambda e: e.client)}
+        self.rounds = rounds
+        self.round = 0
+        self.present: list[str] = self.trainable
+        self.exchanges: list[Exchange] = []
+        self._transport = transport
+        self._min_clients = min_clients
+        self._on_reply = on_reply
+
+    @property
+    def names(self) -> list[str]:
+        return list(self.registered)
+
+    @property
+    def trainable(self) -> list[str]:
+        """Clients with at least one training case."""
+        return [name for name, entry in self.registered.items() if entry.num_train > 0]
+
+    @property
+    def num_total(self) -> int:
+        return len(self.trainable)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        return {name: self.registered[name].num_train for name in self.trainable}
+
+    def begin_round(self, round: int, present: Sequence[str]) -> None:
+        self.round = round
+        self.present = sorted(present)
+        self.exchanges = []
+
+    def ask(
+        self,
+        task: str,
+        message: Message | None = None,
+        *,
+        each: Mapping[str, Message] | None = None,
+        to: Sequence[str] | None = None,
+    ) -> list[Reply]:
+        """Ask clients to do a task and return the good replies, in the order of client names.
+
+        each: what single clients get beyond (or instead of) the common message;
+        to: whom to ask, by default everyone present; only then `min_clients` must answer.
+        """
+        asked = self.present if to is None else sorted(to)
+        common = message or Message()
+        messages = {name: common.merged((each or {}).get(name)) for name in asked}
+        exchange = Exchange(task)
+        self.exchanges.append(exchange)
+        sizes: dict[int, int] = {}  # the common message is measured once
+        for name, sent in messages.items():
+            exchange.bytes_down[name] = sizes.setdefault(id(sent), sent.num_bytes)
+        replies = {}
+        for answer in self._transport.deliver(task, self.round, messages):
+            reply = self._admitted(task, answer, exchange)
+            if reply is not None:
+                replies[reply.client] = reply
+        good = [replies[name] for name in asked if name in replies]
+        if to is None and len(good) < self._min_clients:
+            raise TooFewClients(self._shortage(task, len(good), exchange))
+        return good
+
+    def _admitted(self, task: str, answer: Answer, exchange: Exchange) -> Reply | None:
+        """The gate: a checked reply, or None with the reason logged and counted."""
+        name = answer.client
+        exchange.seconds[name] = answer.seconds
+        if answer.failure is not None:
+            exchange.lost[name] = answer.failure
+            log.warning("round %d, client '%s', %s: lost: %s", self.round + 1, name, task, answer.failure)
+            return None
+        exchange.bytes_up[name] = answer.message.num_bytes
+        reason = self._complaint(task, answer)
+        if reason is not None:
+            exchange.refused[name] = reason
+            log.warning("round %d, client '%s', %s: reply refused: %s", self.round + 1, name, task, reason)
+            return None
+        message = answer.message
+        reply = Reply(
+            message.params,
+            message.extras,
+            message.scalars,
+            client=name,
+            num_examples=answer.num_examples,
+            num_steps=answer.num_steps,
+            seconds=answer.seconds,
+            loss=answer.loss,
+        )
+        exchange.loss[name] = dict(answer.loss)
+        if self._on_reply is not None:
+            self._on_reply(task, reply)
+        return reply
+
+    def _complaint(self, task: str, answer: Answer) -> str | None:
+        registration = self.registered.get(answer.client)
+        if registration is None:
+            return "the client never registered"
+        if task == "train":
+            return complaint(registration, answer.message, answer.num_examples, answer.num_steps)
+        if task == "evaluate":  # surface distances may rightly be infinite
+            return None
+        return count_complaint("num_examples", answer.num_examples, 0, None) or content_complaint(
+            answer.message
+        )
+
+    def _shortage(self, task: str, num_good: int, exchange: Exchange) -> str:
+        problems = exchange.lost | exchange.refused
+        details = "; ".join(f"'{name}': {reason}" for name, reason in problems.items()) or "none was asked"
+        return (
+            f"round {self.round + 1}, {task}: {num_good} clients gave a usable answer, min_clients is "
+            f"{self._min_clients}. {details}"
+        )

@@ -1,0 +1,98 @@
+"""Metrics of a model on the cases of one client, and of all clients together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from wardround.config import EvaluateSettings
+from wardround.data.cases import TensorSplit
+from wardround.engine.clients import Client
+from wardround.losses.objective import Objective
+from wardround.messages import Reply
+from wardround.metrics import METRICS, measure
+from wardround.metrics.summary import ClientsSummary, Summary, across_clients, summarise
+from wardround.params import Params
+
+
+def score_cases(
+    client: Client,
+    params: Params,
+    split: TensorSplit,
+    objective: Objective,
+    regions: Mapping[str, Sequence[int]],
+    metrics: Sequence[str],
+    settings: EvaluateSettings,
+) -> list[dict[str, Any]]:
+    """One row a case: its name, its loss, and every metric of every region."""
+    rows = []
+    for logits, batch in client.predictions(split, params):
+        losses = objective.sample_losses(logits, batch.label).tolist()
+        predicted = objective.predict(logits).cpu().numpy()
+        truth = batch.label.cpu().numpy()
+        for number, loss in enumerate(losses):
+            index = len(rows)
+            scores = measure(
+                predicted[number],
+                truth[number],
+                regions,
+                metrics,
+                split.spacing(index),
+                tolerance=settings.tolerance,
+                empty_policy=settings.empty_policy,
+                surface_penalty=settings.surface_penalty,
+            )
+            rows.append({"case": split.names[index], "loss": loss, "regions": scores})
+    return rows
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What the clients' case tables say together.
+
+    cases: client -> rows; clients: metric -> client -> Summary over its cases (regions averaged);
+    overall: metric -> summary over clients.
+    """
+
+    cases: Mapping[str, Sequence[Mapping[str, Any]]]
+    clients: Mapping[str, Mapping[str, Summary]]
+    overall: Mapping[str, ClientsSummary]
+
+    def value(self, metric: str) -> float:
+        """The mean over clients."""
+        return self.overall[metric].mean
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            metric: {
+                "clients": {name: vars_of(summary) for name, summary in by_client.items()},
+                **vars_of(self.overall[metric]),
+            }
+            for metric, by_client in self.clients.items()
+        }
+
+
+def vars_of(record: Any) -> dict[str, Any]:
+    """The fields of a small dataclass."""
+    return {name: getattr(record, name) for name in record.__dataclass_fields__}
+
+
+def gather(replies: Sequence[Reply], metrics: Sequence[str]) -> Evaluation:
+    """Join the clients' answers to "evaluate"."""
+    cases = {reply.client: reply.scalars["cases"] for reply in replies if reply.scalars["cases"]}
+    clients: dict[str, dict[str, Summary]] = {}
+    for metric in ["loss", *metrics]:
+        clients[metric] = {name: summarise(column(rows, metric)) for name, rows in cases.items()}
+    overall = {
+        metric: across_clients(by_client, best=METRICS[metric].best if metric in METRICS else 0.0)
+        for metric, by_client in clients.items()
+    }
+    return Evaluation(cases, clients, overall)
+
+
+def column(rows: Sequence[Mapping[str, Any]], metric: str) -> list[float]:
+    """One number for every case and region."""
+    if metric == "loss":
+        return [float(row["loss"]) for row in rows]
+    return [float(region[metric]) for row in rows for region in row["regions"].values()]

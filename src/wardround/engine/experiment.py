@@ -1,0 +1,510 @@
+"""The loop over rounds: run, evaluate, record, checkpoint."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import math
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+import yaml
+
+from wardround import __version__
+from wardround.aggregation.mean import mean
+from wardround.aggregation.weights import by_samples
+from wardround.config import Config, load_config, suggestion
+from wardround.data.federation import POOLED, open_federation
+from wardround.engine.checkpoint import Checkpoints, MemoryStore, in_memory
+from wardround.engine.clients import Clients, Exchange
+from wardround.engine.device import choose_device, set_threads, threads_for
+from wardround.engine.evaluation import Evaluation, gather
+from wardround.engine.host import Host, InProcess, Spilling, build_model
+from wardround.engine.seeding import generator
+from wardround.engine.workers import Workers
+from wardround.errors import CheckpointError, ConfigError, TooFewClients
+from wardround.messages import Message, ServerState
+from wardround.metrics import METRICS
+from wardround.models.norm import from_moments, running_stats
+from wardround.params import Params
+from wardround.reporting.pictures import draw_overlays
+from wardround.reporting.records import Egress, append_lines, keep_lines, read_lines
+from wardround.reporting.tables import case_rows
+from wardround.storage import file_name, write_json, write_text
+
+log = logging.getLogger(__name__)
+
+
+class Listener(Protocol):
+    """Who wants to know how the run goes; the command line draws it."""
+
+    def on_start(self, config: Config, first_round: int) -> None: ...
+
+    def on_round(self, round: int, present: Sequence[str]) -> None: ...
+
+    def on_progress(self, client: str, step: int, steps: int) -> None: ...
+
+    def on_record(self, record: Mapping[str, Any]) -> None: ...
+
+
+class Silent:
+    """A listener that shows nothing."""
+
+    def on_start(self, config: Config, first_round: int) -> None: ...
+
+    def on_round(self, round: int, present: Sequence[str]) -> None: ...
+
+    def on_progress(self, client: str, step: int, steps: int) -> None: ...
+
+    def on_record(self, record: Mapping[str, Any]) -> None: ...
+
+
+@dataclass
+class Progress:
+    """What the loop carries from round to round beside the server's state."""
+
+    best_round: int | None = None
+    best_value: float | None = None
+    best_file: str | None = None
+    seconds: float = 0.0
+
+    def facts(self) -> dict[str, Any]:
+        return {
+            "best_round": self.best_round,
+            "best_value": self.best_value,
+            "best_file": self.best_file,
+            "seconds": self.seconds,
+        }
+
+
+@dataclass
+class Outcome:
+    """What a finished (or stopped) run holds.
+
+    status: done, or stopped (by the user, with a checkpoint); cross_site: model of one client on the
+    test cases of another.
+    """
+
+    status: str
+    state: ServerState
+    progress: Progress
+    test: Evaluation | None = None
+    cross_site: dict[str, Evaluation] = field(default_factory=dict)
+
+
+class Experiment:
+    """One run in its folder."""
+
+    def __init__(self, config: Config, *, listener: Listener | None = None) -> None:
+        self.config = config
+        self.method = config.build_method()
+        self.folder = config.folder
+        self.federation = open_federation(config.data, config.seed)
+        self.checkpoints = Checkpoints(self.folder / "checkpoints")
+        self.listener = listener or Silent()
+        self.stop_requested = False
+        self._names = [*self.federation.names, *([POOLED] if self.method.pooled else [])]
+        self._check_participation()
+
+    # Opening the run folder
+
+    def run(self, *, resume: bool = False, overwrite: bool = False) -> Outcome:
+        """Do all rounds that are left, then the test; everything lands in the run folder."""
+        config = self.config
+        self._open_folder(resume, overwrite)
+        with self._locked():
+            set_threads(config.compute)
+            egress = Egress(self.folder / "egress.jsonl")
+            transport = self._transport()
+            try:
+                clients = self._clients(transport, egress)
+                state, progress = self._first_state(clients, resume)
+                return self._rounds(clients, egress, state, progress)
+            finally:
+                transport.close()
+                egress.close()
+                shutil.rmtree(self.folder / "exchange", ignore_errors=True)
+
+    def _open_folder(self, resume: bool, overwrite: bool) -> None:
+        taken = self.folder / "config.yaml"
+        if resume:
+            if not self.checkpoints.exists():
+                raise CheckpointError(f"{self.folder} has no checkpoint to resume. Leave --resume out.")
+            self._compare_with(taken)
+            return
+        if taken.exists():
+            if not overwrite:
+                raise ConfigError(
+                    f"{self.folder} already holds a run. Add --resume to continue it, --overwrite to replace "
+                    "it, or --set output=... to write elsewhere."
+                )
+            for entry in RUN_ENTRIES:
+                path = self.folder / entry
+                if path.is_dir():
+                    shutil.rmtree(path)
+                else:
+                    path.unlink(missing_ok=True)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            write_text(taken, yaml.safe_dump(self.config.as_dict(), sort_keys=False, allow_unicode=True))
+        except OSError as error:
+            raise ConfigError(f"output folder {self.folder} cannot be written: {error.strerror}.") from None
+        write_json(self.folder / "environment.json", environment(self.config))
+
+    def _compare_with(self, path: Path) -> None:
+        """A resumed run must be the same run."""
+        before, now = load_config(path).as_dict(), self.config.as_dict()
+        for key in now:
+            if key in ("output", "name", "compute", "deadline", "retries"):
+                continue
+            if json.dumps(before[key], default=str) != json.dumps(now[key], default=str):
+                raise CheckpointError(
+                    f"{path}: '{key}' was {before[key]!r} when the run began and is {now[key]!r} now. "
+                    "Resume with the same settings, or start a new run with another output."
+                )
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Two processes must not write one run."""
+        with (self.folder / ".lock").open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise ConfigError(f"{self.folder} is in use by another process.") from None
+            yield
+
+    # Clients
+
+    def _transport(self) -> InProcess | Workers:
+        config, clients_folder = self.config, self.folder / "clients"
+        exchange = self.folder / "exchange"
+        shutil.rmtree(exchange, ignore_errors=True)
+        exchange.mkdir(parents=True)
+        if config.compute.workers == 1 or len(self._names) == 1:
+            host = Host(config, clients_folder, self._names, self.listener.on_progress)
+            return InProcess(host, Spilling(exchange))
+        return Workers(
+            self.folder / "config.yaml",
+            clients_folder,
+            exchange,
+            self.federation.sizes(self._names),
+            config.compute.workers,
+            threads=threads_for(config.compute),
+            deadline=config.deadline,
+            on_progress=self.listener.on_progress,
+        )
+
+    def _clients(self, transport: InProcess | Workers, egress: Egress) -> Clients:
+        return Clients(
+            transport,
+            transport.register(),
+            rounds=self.config.rounds,
+            min_clients=self.config.min_clients,
+            on_reply=egress.record,
+        )
+
+    def _check_participation(self) -> None:
+        config = self.config
+        if not isinstance(config.participation, float):
+            for name in config.participation:
+                if name not in self.federation.names:
+                    raise ConfigError(
+                        f"participation names '{name}', which is not a client."
+                        f"{suggestion(name, self.federation.names)}"
+                    )
+        if config.min_clients > len(self._names):
+            raise ConfigError(
+                f"min_clients is {config.min_clients}, but there are only {len(self._names)} clients."
+            )
+
+    def present(self, clients: Clients, round: int) -> list[str]:
+        """Who takes part in a round: the named clients, or a random share drawn for this round."""
+        share = self.config.participation
+        able = clients.trainable
+        if not isinstance(share, float):
+            return [name for name in able if name in share]
+        if self.method.pooled or share == 1.0:
+            return able
+        count = min(len(able), max(1, self.config.min_clients, round_half_up(share * len(able))))
+        order = torch.randperm(len(able), generator=generator(self.config.seed, "participation", round))
+        return sorted(able[index] for index in order[:count].tolist())
+
+    # Rounds
+
+    def _first_state(self, clients: Clients, resume: bool) -> tuple[ServerState, Progress]:
+        if resume:
+            facts, params, memory = self.checkpoints.load()
+            done = int(facts["round"])
+            self._rewind(done)
+            keep_lines(self.folder / "records.jsonl", lambda line: line["round"] <= done)
+            keep_lines(self.folder / "egress.jsonl", lambda line: line["round"] <= done)
+            progress = Progress(
+                facts["best_round"], facts["best_value"], facts["best_file"], facts["seconds"]
+            )
+            log.info("resuming after round %d of %d", done, self.config.rounds)
+            return ServerState(params, memory, round=done), progress
+        for name in ("records.jsonl", "egress.jsonl"):
+            write_text(self.folder / name, "")
+        clients.begin_round(-1, self.present(clients, -1))
+        state = self.method.prepare(self.method.start(build_model(self.config)), clients)
+        state = ServerState(in_memory(state.params), in_memory(state.memory))
+        self.checkpoints.save(0, state.params, state.memory, Progress().facts())
+        return state, Progress()
+
+    def _rounds(
+        self, clients: Clients, egress: Egress, state: ServerState, progress: Progress
+    ) -> Outcome:
+        config = self.config
+        self.listener.on_start(config, state.round)
+        while state.round < config.rounds:
+            if self.stop_requested:
+                egress.flush()
+                self._write_result(Outcome("stopped", state, progress))
+                return Outcome("stopped", state, progress)
+            started = time.perf_counter()
+            number = state.round
+            egress.round = number + 1
+            state = self._one_round(clients, state)
+            exchanges = list(clients.exchanges)
+            validation = self._validate(clients, state, progress)
+            progress.seconds += time.perf_counter() - started
+            record = self._record(state, exchanges, validation, progress, time.perf_counter() - started)
+            egress.flush()
+            append_lines(self.folder / "records.jsonl", [record])
+            self.checkpoints.save(state.round, state.params, state.memory, progress.facts())
+            self.checkpoints.remove_other_best(progress.best_file)
+            self.listener.on_record(record)
+        return self._finish(clients, egress, state, progress)
+
+    def _one_round(self, clients: Clients, state: ServerState) -> ServerState:
+        """One round of the method; with too few answers it is repeated, then the run stops."""
+        present = self.present(clients, state.round)
+        self.listener.on_round(state.round + 1, present)
+        for attempt in range(self.config.retries + 1):
+            clients.begin_round(state.round, present)
+            try:
+                after = self.method.run_round(state, clients)
+                break
+            except TooFewClients as error:
+                self._rewind(state.round)
+                if attempt == self.config.retries:
+                    raise TooFewClients(
+                        f"{error} The run stopped; its last checkpoint is after round {state.round}. Mend the "
+                        "cause and add --resume, or lower min_clients."
+                    ) from None
+                log.warning("%s Trying the round again.", error)
+        after = self._reestimated(clients, after)
+        return ServerState(in_memory(after.params), in_memory(after.memory), after.round, after.notes)
+
+    def _reestimated(self, clients: Clients, state: ServerState) -> ServerState:
+        """`bn_stats: reestimate`: the averaged model's statistics, measured anew by every client and pooled."""
+        if self.config.model.bn_stats != "reestimate":
+            return state
+        replies = [r for r in clients.ask("norm_stats", Message(params=state.params)) if r.extras["stats"]]
+        if not replies:
+            return state
+        from wardround.models.norm import to_moments
+
+        pairs = running_stats(build_model(self.config))
+        moments = [Params(to_moments(reply.extras["stats"], pairs)) for reply in replies]
+        pooled = from_moments(mean(moments, by_samples(replies)), pairs)
+        return ServerState(state.params.updated(pooled), state.memory, state.round, state.notes)
+
+    def _rewind(self, round: int) -> None:
+        for name in self._names:
+            MemoryStore(self.folder / "clients" / file_name(name)).rewind(round)
+
+    # Evaluation
+
+    def _validate(self, clients: Clients, state: ServerState, progress: Progress) -> Evaluation | None:
+        """Score the model on validation cases and keep it if it is the best so far."""
+        settings, done = self.config.evaluate, state.round
+        if done % settings.every and done != self.config.rounds:
+            return None
+        metrics = [name for name in settings.metrics if not METRICS[name].is_surface]
+        metrics = list(dict.fromkeys([settings.select, *metrics]))
+        validation = self._evaluate(clients, state.params, "val", metrics)
+        value = validation.value(settings.select)
+        if not math.isfinite(value):
+            return validation
+        if progress.best_value is None or better(settings.select, value, progress.best_value):
+            progress.best_value, progress.best_round = value, done
+            progress.best_file = self.checkpoints.save_best(done, state.params)
+            for name in self._names:
+                MemoryStore(self.folder / "clients" / file_name(name)).keep_best(done)
+        return validation
+
+    def _evaluate(
+        self, clients: Clients, params: Params, split: str, metrics: Sequence[str], **scalars: Any
+    ) -> Evaluation:
+        message = Message(params=params, scalars={"split": split, "metrics": list(metrics), **scalars})
+        names = [name for name in clients.names if name != POOLED]
+        return gather(clients.ask("evaluate", message, to=names), metrics)
+
+    def _finish(
+        self, clients: Clients, egress: Egress, state: ServerState, progress: Progress
+    ) -> Outcome:
+        """The test, once, with the model chosen on validation cases."""
+        settings = self.config.evaluate
+        chosen: dict[str, Any] = {}
+        params = state.params
+        if settings.model == "best" and progress.best_file is not None:
+            params = self.checkpoints.load_best(progress.best_file)
+            chosen = {"best_round": progress.best_round}
+        clients.begin_round(state.round, [])
+        test = self._evaluate(clients, params, "test", settings.metrics, **chosen)
+        outcome = Outcome("done", state, progress, test)
+        if settings.cross_site:
+            outcome.cross_site = self._cross_site(clients, params, chosen)
+        write_text(self.folder / "cases.csv", case_rows(test, settings.metrics).csv())
+        if settings.overlays:
+            self._draw(clients, params, chosen)
+        egress.flush()
+        self._write_result(outcome)
+        return outcome
+
+    def _cross_site(
+        self, clients: Clients, params: Params, chosen: Mapping[str, Any]
+    ) -> dict[str, Evaluation]:
+        """Every client's own model on the test cases of all (simulation only: models travel for it)."""
+        names = [name for name in clients.names if name != POOLED]
+        ask = Message(params=params, scalars=dict(chosen))
+        return {
+            reply.client: self._evaluate(
+                clients, reply.extras["model"], "test", self.config.evaluate.metrics, as_sent=True
+            )
+            for reply in clients.ask("personal_model", ask, to=names)
+        }
+
+    def _draw(self, clients: Clients, params: Params, chosen: Mapping[str, Any]) -> None:
+        names = [name for name in clients.names if name != POOLED]
+        clients.ask("pictures", Message(params=params, scalars=dict(chosen)), to=names)
+        sources = {n: self.folder / "clients" / file_name(n) / "pictures.safetensors" for n in names}
+        draw_overlays(sources, self.folder / "overlays.png", f"{self.config.name}: {self.method.title}")
+
+    # Writing
+
+    def _record(
+        self,
+        state: ServerState,
+        exchanges: Sequence[Exchange],
+        validation: Evaluation | None,
+        progress: Progress,
+        seconds: float,
+    ) -> dict[str, Any]:
+        """The round's line in records.jsonl."""
+        trained = [exchange for exchange in exchanges if exchange.task == "train"]
+        record: dict[str, Any] = {
+            "round": state.round,
+            "clients": sorted({name for exchange in trained for name in exchange.bytes_down}),
+            "loss": {name: loss for exchange in trained for name, loss in exchange.loss.items()},
+            **state.notes,
+        }
+        if validation is not None:
+            record["validation"] = validation.as_dict()
+            record["best_round"] = progress.best_round
+        record["seconds"] = seconds
+        record["exchanges"] = [
+            {
+                "task": exchange.task,
+                "seconds": exchange.seconds,
+                "bytes_down": exchange.bytes_down,
+                "bytes_up": exchange.bytes_up,
+            }
+            for exchange in exchanges
+        ]
+        for kind in ("refused", "lost"):
+            record[kind] = {
+                f"{exchange.task}/{name}": reason
+                for exchange in exchanges
+                for name, reason in getattr(exchange, kind).items()
+            }
+        return record
+
+    def _write_result(self, outcome: Outcome) -> None:
+        progress, test = outcome.progress, outcome.test
+        records = read_lines(self.folder / "records.jsonl")
+        result = {
+            "status": outcome.status,
+            "name": self.config.name,
+            "method": self.config.method.get("name", "fedavg"),
+            "rounds": outcome.state.round,
+            "params_sha256": outcome.state.params.sha256(),
+            "best_round": progress.best_round,
+            "best_validation": progress.best_value,
+            "tested_model": self.config.evaluate.model,
+            "test": test.as_dict() if test is not None else None,
+            "cross_site": {name: entry.as_dict() for name, entry in outcome.cross_site.items()},
+            "num_refused": sum(len(record["refused"]) for record in records),
+            "num_lost": sum(len(record["lost"]) for record in records),
+            "seconds": progress.seconds,
+        }
+        write_json(self.folder / "result.json", result)
+
+
+RUN_ENTRIES = (
+    "config.yaml",
+    "environment.json",
+    "records.jsonl",
+    "egress.jsonl",
+    "cases.csv",
+    "result.json",
+    "overlays.png",
+    "report.html",
+    "checkpoints",
+    "clients",
+    "exchange",
+)
+
+
+def better(metric: str, value: float, than: float) -> bool:
+    entry = METRICS[metric]
+    if entry.higher_is_better is None:
+        return abs(value - entry.best) < abs(than - entry.best)
+    return value > than if entry.higher_is_better else value < than
+
+
+def round_half_up(value: float) -> int:
+    return math.floor(value + 0.5)
+
+
+def environment(config: Config) -> dict[str, Any]:
+    """What a reader needs to repeat the run."""
+    device = choose_device(config.compute)
+    return {
+        "wardround": __version__,
+        "python": sys.version.split()[0],
+        "torch": torch.__version__,
+        "platform": platform.platform(),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "cores": os.cpu_count(),
+        "threads": threads_for(config.compute),
+        "workers": config.compute.workers,
+        "commit": git_commit(),
+        "seed": config.seed,
+    }
+
+
+def git_commit() -> str | None:
+    """The commit of a source checkout, or None for an installed package."""
+    root = Path(__file__).resolve().parents[3]
+    if not (root / ".git").exists():
+        return None
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(root), "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()

@@ -1,0 +1,101 @@
+"""The gate: nothing reaches a method that was not checked.
+
+Each client registers once what it will send (names, shapes and types of its tensors) and how many
+cases it has. Every reply is held against that; a bad one is refused with a sentence that names the
+tensor or number, and the round goes on with the rest.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from wardround.messages import Message
+from wardround.params import Params
+
+Spec = tuple[tuple[int, ...], torch.dtype]
+
+
+@dataclass(frozen=True)
+class Registration:
+    """What a client said of itself before round 0."""
+
+    client: str
+    num_train: int
+    num_val: int = 0
+    num_test: int = 0
+    tensors: Mapping[str, Spec] = field(default_factory=dict)
+
+
+def complaint(registration: Registration, message: Message, num_examples: Any, num_steps: Any) -> str | None:
+    """Why a training reply cannot be used, or None."""
+    return (
+        count_complaint("num_examples", num_examples, 1, registration.num_train)
+        or count_complaint("num_steps", num_steps, 0, None)
+        or params_complaint(registration.tensors, message.params)
+        or content_complaint(message)
+    )
+
+
+def count_complaint(name: str, value: Any, least: int, most: int | None) -> str | None:
+    """Counts are whole numbers inside what was registered; they become weights, so no lie may pass."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        return f"{name} is {value!r}, not a whole number"
+    if value < least:
+        return f"{name} is {value}; at least {least} is needed"
+    if most is not None and value > most:
+        return f"{name} is {value}, but the client registered {most}"
+    return None
+
+
+def params_complaint(expected: Mapping[str, Spec], params: Params | None) -> str | None:
+    """Names, shapes and types must be those registered."""
+    given = params if params is not None else Params()
+    for name, (shape, dtype) in expected.items():
+        if name not in given:
+            return f"tensor '{name}' is missing"
+        got_shape, got_dtype = given.spec(name)
+        if got_shape != shape:
+            return f"tensor '{name}' has shape {got_shape}, registered {shape}"
+        if got_dtype != dtype:
+            return f"tensor '{name}' has type {_short(got_dtype)}, registered {_short(dtype)}"
+    extra = next((name for name in given if name not in expected), None)
+    return None if extra is None else f"tensor '{extra}' was never registered"
+
+
+def content_complaint(message: Message) -> str | None:
+    """Every tensor and every number must be finite."""
+    for label, group in message.tensors().items():
+        for name in group:
+            tensor = group[name]
+            if tensor.is_floating_point() and not all_finite(tensor):
+                kind = "NaN" if bool(torch.isnan(tensor).any()) else "an infinite value"
+                place = f"tensor '{name}'" if label == "params" else f"tensor '{name}' of {label}"
+                return f"{place} holds {kind}"
+    return scalar_complaint(message.scalars)
+
+
+def all_finite(tensor: torch.Tensor) -> bool:
+    """One pass: a sum is NaN or infinite if any element is; a sum that overflows is looked at again."""
+    return math.isfinite(float(tensor.sum())) or bool(torch.isfinite(tensor).all())
+
+
+def scalar_complaint(value: Any, where: str = "scalars") -> str | None:
+    if isinstance(value, float) and not math.isfinite(value):
+        return f"{where} is {value}"
+    if isinstance(value, Mapping):
+        found = (scalar_complaint(item, f"scalar '{key}'") for key, item in value.items())
+        return next((text for text in found if text), None)
+    if isinstance(value, list | tuple):
+        return next((text for text in (scalar_complaint(item, where) for item in value) if text), None)
+    if value is None or isinstance(value, str | int | float):
+        return None
+    return f"{where} has type {type(value).__name__}"
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,269 @@
+"""Host: the clients of one process, and the tasks they can be asked for.
+
+The same object serves the in-process loop, a worker process and a hospital's machine.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from wardround import models
+from wardround.config import Config
+from wardround.data.cases import ClientData
+from wardround.data.federation import POOLED, open_federation
+from wardround.engine.checkpoint import MemoryStore
+from wardround.engine.clients import Answer, Client
+from wardround.engine.device import autocast_dtype, choose_device
+from wardround.engine.evaluation import score_cases
+from wardround.engine.gate import Registration
+from wardround.engine.seeding import seed_everything
+from wardround.engine.training import Workbench
+from wardround.errors import ClientError, ConfigError, WardroundError
+from wardround.messages import Message
+from wardround.metrics import METRICS
+from wardround.models.base import Segmenter
+from wardround.params import Params
+from wardround.reporting.pictures import save_pictures
+from wardround.storage import file_name
+
+log = logging.getLogger(__name__)
+
+Progress = Callable[[str, int, int], None]
+
+
+def build_model(config: Config) -> Segmenter:
+    """The network this configuration asks for, freshly initialised from the run's seed."""
+    federation = open_federation(config.data, config.seed)
+    objective = config.build_objective()
+    seed_everything(config.seed, "init")
+    model = models.build(
+        config.model,
+        in_channels=federation.in_channels,
+        num_outputs=objective.num_outputs(federation.num_classes),
+        dimensions=federation.dimensions,
+    )
+    objective.start_model(model)
+    needed = objective.needs | config.build_method().needs
+    if "features" in needed and not model.has_features:
+        raise ConfigError(
+            f"objective or method needs encoder features, which model '{config.model.name}' does not offer. "
+            "Choose one of wardround's own networks, for example unet2d."
+        )
+    return model
+
+
+class Host:
+    """Some clients, one workbench.
+
+    folder: where each client keeps its own files; on_progress: called with client, step, steps.
+    """
+
+    def __init__(
+        self, config: Config, folder: Path, names: Sequence[str], on_progress: Progress | None = None
+    ) -> None:
+        self.config = config
+        self.method = config.build_method()
+        self.objective = config.build_objective()
+        self.federation = open_federation(config.data, config.seed)
+        self.names = list(names)
+        self._folder = folder
+        self._on_progress = on_progress
+        device = choose_device(config.compute)
+        self.bench = Workbench(
+            build_model(config),
+            self.objective,
+            config.optimizer,
+            device=device,
+            bn_stats=config.model.bn_stats,
+            autocast_dtype=autocast_dtype(config.compute, device),
+        )
+        self.shared = self.method.shared(self.bench.model)
+        self._clients: dict[str, Client] = {}
+
+    # Registration and bookkeeping
+
+    def register(self, name: str) -> Registration:
+        """What the gate will hold this client's replies against."""
+        data = self.client(name).data
+        everything = Params(self.bench.model.state_dict())
+        only_judged = self.method.pooled and name != POOLED
+        return Registration(
+            client=name,
+            num_train=0 if only_judged else len(data.train),
+            num_val=len(data.val),
+            num_test=len(data.test),
+            tensors={tensor: everything.spec(tensor) for tensor in self.shared},
+        )
+
+    def client(self, name: str) -> Client:
+        """The client, its cases loaded on first use and kept."""
+        if name not in self._clients:
+            data = self.federation.load(name)
+            device = self.bench.device
+            data = ClientData(data.train.to(device), data.val.to(device), data.test.to(device))
+            self._clients[name] = Client(name, data, self.bench, self.config, self.method.needs)
+        return self._clients[name]
+
+    def folder(self, name: str) -> Path:
+        return self._folder / file_name(name)
+
+    def store(self, name: str) -> MemoryStore:
+        return MemoryStore(self.folder(name))
+
+    # Tasks
+
+    def run(self, name: str, task: str, round: int, message: Message) -> Answer:
+        """Do a task for a client; whatever goes wrong becomes an answer that says so."""
+        started = time.perf_counter()
+        try:
+            client = self._prepared(name, round)
+            reply = self._function(task)(client, message)
+            fitted = client.fitted
+            self._remember(client, task, round)
+        except WardroundError as error:
+            return Answer(name, failure=str(error), seconds=time.perf_counter() - started)
+        except Exception as error:  # one client's mistake must not take the others down
+            log.debug("client '%s', %s", name, task, exc_info=True)
+            reason = f"{type(error).__name__}: {error}"
+            return Answer(name, failure=reason, seconds=time.perf_counter() - started)
+        return Answer(
+            name,
+            reply,
+            num_examples=client.num_examples,
+            num_steps=fitted.num_steps if fitted else 0,
+            seconds=time.perf_counter() - started,
+            loss=fitted.loss if fitted else {},
+        )
+
+    def _prepared(self, name: str, round: int) -> Client:
+        if name not in self.names:
+            raise ClientError(f"client '{name}' does not live here")
+        client = self.client(name)
+        client.round = round
+        client.fitted = None
+        client.memory = self.store(name).load()
+        progress = self._on_progress
+        client.on_progress = None if progress is None else lambda step, steps: progress(name, step, steps)
+        seed_everything(self.config.seed, "task", name, round)
+        return client
+
+    def _remember(self, client: Client, task: str, round: int) -> None:
+        """Methods' tasks may change memory; the engine's own never do."""
+        if task in self.method.tasks:
+            if not client.memory.get("objective"):
+                client.memory.pop("objective", None)
+            self.store(client.name).save(round, client.memory)
+        client.memory = {}
+
+    def _function(self, task: str) -> Callable[[Client, Message], Message]:
+        own: dict[str, Callable[[Client, Message], Message]] = {
+            "evaluate": self._evaluate,
+            "personal_model": self._personal_model,
+            "norm_stats": self._norm_stats,
+            "pictures": self._pictures,
+        }
+        if task in own:
+            return own[task]
+        if task in self.method.tasks:
+            function: Callable[[Client, Message], Message] = getattr(self.method, task)
+            return function
+        raise ClientError(f"task '{task}' is not one this method knows")
+
+    def _model_for(self, client: Client, message: Message) -> Params:
+        """The params a client is judged with; `best_round` takes the memory of that round."""
+        assert message.params is not None
+        best_round = message.scalars.get("best_round")
+        if best_round is not None:
+            client.memory = self.store(client.name).load_best(best_round)
+        if message.scalars.get("as_sent"):
+            client.memory = {}
+            return message.params
+        return self.method.personal(client, message.params)
+
+    def _evaluate(self, client: Client, message: Message) -> Message:
+        """Scores of the client's model on one of its splits."""
+        params = self._model_for(client, message)
+        split = getattr(client.data, str(message.scalars["split"]))
+        metrics = [name for name in message.scalars["metrics"] if name in METRICS]
+        rows = score_cases(
+            client, params, split, self.objective, self.federation.regions, metrics, self.config.evaluate
+        )
+        return Message(scalars={"cases": rows})
+
+    def _personal_model(self, client: Client, message: Message) -> Message:
+        """The client's own model, for tests at other sites (simulation only)."""
+        return Message(extras={"model": self._model_for(client, message)})
+
+    def _norm_stats(self, client: Client, message: Message) -> Message:
+        """Running statistics of the sent model, estimated on this client's training cases."""
+        assert message.params is not None
+        stats = self.bench.reestimate_statistics(client.data.train, message.params, self.config.batch_size)
+        return Message(extras={"stats": stats})
+
+    def _pictures(self, client: Client, message: Message) -> Message:
+        """Image, truth and prediction of a few test cases, written to the client's own folder."""
+        params = self._model_for(client, message)
+        split = client.data.test
+        count = min(self.config.evaluate.overlays, len(split))
+        chosen = [round(position) for position in torch.linspace(0, len(split) - 1, count).tolist()]
+        predicted = []
+        for logits, _ in client.predictions(split, params):
+            predicted.append(self.objective.predict(logits).cpu())
+        if chosen:
+            save_pictures(self.folder(client.name) / "pictures.safetensors", split, chosen, torch.cat(predicted))
+        return Message()
+
+
+class Spilling:
+    """Keeps a round's replies in memory while they are small, and on disk beyond that.
+
+    A rule that streams over replies then needs one model's room, whatever the number of clients.
+    """
+
+    def __init__(self, folder: Path, room: int = 48 * 2**20) -> None:
+        self._folder = folder
+        self._room = room
+        self._used = 0
+        self._count = 0
+        self._round: int | None = None
+
+    def begin(self, round: int) -> None:
+        """A new round: the replies of the last one are no longer needed."""
+        if round != self._round:
+            self._round, self._used = round, 0
+            for path in self._folder.glob("reply-*.safetensors"):
+                path.unlink()
+
+    def kept(self, answer: Answer) -> Answer:
+        self._used += answer.message.num_bytes
+        if answer.failure is not None or self._used <= self._room or not answer.message.tensors():
+            return answer
+        self._count += 1
+        path = self._folder / f"reply-{self._count:06d}.safetensors"
+        answer.message.save(path, durable=False)
+        return replace(answer, message=Message.load(path))
+
+
+class InProcess:
+    """A transport that is a for loop."""
+
+    def __init__(self, host: Host, spilling: Spilling) -> None:
+        self.host = host
+        self._spilling = spilling
+
+    def register(self) -> list[Registration]:
+        return [self.host.register(name) for name in self.host.names]
+
+    def deliver(self, task: str, round: int, messages: Mapping[str, Message]) -> Iterator[Answer]:
+        self._spilling.begin(round)
+        for name, message in messages.items():
+            yield self._spilling.kept(self.host.run(name, task, round, message))
+
+    def close(self) -> None:
+        """Nothing to end."""

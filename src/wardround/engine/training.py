@@ -1,0 +1,259 @@
+"""fit(): the only local training loop.
+
+One `Workbench` serves all clients of a process: one model, one optimizer, and frozen reference
+models when somebody needs them. Parameters are loaded in, trained, copied out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from wardround.data.augment import Augmentation
+from wardround.data.cases import Batch, TensorSplit
+from wardround.engine import optimizers
+from wardround.engine.optimizers import OptimizerSettings
+from wardround.engine.seeding import generator, seed_everything
+from wardround.errors import ClientError
+from wardround.losses.objective import Context, Objective, Reference
+from wardround.models.base import Segmenter
+from wardround.models.norm import from_moments, reestimate, running_stats, to_moments
+from wardround.params import Params
+
+Loss = Callable[[nn.Module, Batch, Context], Tensor]
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """What local training gave.
+
+    loss: means over all steps of the round, the total and every noted term;
+    sum_learning_rates: the rates actually used, added over the steps.
+    """
+
+    params: Params
+    num_steps: int
+    num_examples: int
+    sum_learning_rates: float
+    loss: dict[str, float] = field(default_factory=dict)
+
+
+class Step:
+    """One optimizer step, for methods that take it apart (sharpness-aware, episodic)."""
+
+    def __init__(self, bench: Workbench, batch: Batch, context: Context, loss: Loss) -> None:
+        self.model = bench.model
+        self.optimizer = bench.optimizer
+        self.batch = batch
+        self.context = context
+        self._bench = bench
+        self._loss = loss
+        self.value: Tensor | None = None
+
+    def backward(self) -> Tensor:
+        """Fresh gradients of the loss on this batch; the first value is the one recorded."""
+        self.optimizer.zero_grad(set_to_none=True)
+        with self._bench.autocast():
+            loss = self._loss(self.model, self.batch, self.context)
+        loss.backward()  # type: ignore[no-untyped-call]
+        if self.value is None:
+            self.value = loss.detach()
+        return loss.detach()
+
+    def apply(self) -> None:
+        """Clip if asked, then let the optimizer move."""
+        limit = self._bench.settings.clip_norm
+        if limit is not None:
+            nn.utils.clip_grad_norm_(self.model.parameters(), limit, foreach=True)
+        self.optimizer.step()
+
+
+class Workbench:
+    """Model, optimizer and references of one process, reused for every client and round."""
+
+    def __init__(
+        self,
+        model: Segmenter,
+        objective: Objective,
+        settings: OptimizerSettings,
+        *,
+        device: torch.device,
+        bn_stats: str = "average",
+        autocast_dtype: torch.dtype | None = None,
+    ) -> None:
+        self.device = device
+        self.model = model.to(device)
+        self.objective = objective
+        self.settings = settings
+        self.optimizer = optimizers.build(settings, self.model)
+        self.autocast_dtype = autocast_dtype
+        self.bn_stats = bn_stats
+        self.stats = running_stats(self.model)
+        self._references: dict[str, Reference] = {}
+
+    # Tensors in and out
+
+    def load(self, params: Params, own: Params | None = None) -> None:
+        """Put received params into the model; `own` tensors (local statistics) go on top."""
+        if self.bn_stats == "pooled":
+            params = Params(from_moments(params, self.stats))
+        params.load_into(self.model)
+        if own is not None:
+            own.load_into(self.model)
+
+    def export(self) -> Params:
+        """A copy of the model as it travels."""
+        params = Params.of(self.model)
+        return Params(to_moments(params, self.stats)) if self.bn_stats == "pooled" else params
+
+    def statistics(self) -> Params:
+        """The model's running statistics alone."""
+        names = {name for pair in self.stats for name in pair}
+        return Params.of(self.model).only(names)
+
+    def optimizer_state(self) -> dict[str, Tensor]:
+        return optimizers.export_state(self.optimizer)
+
+    def predictions(
+        self, batches: Iterable[Batch], params: Params | None, own: Params | None = None
+    ) -> Iterator[tuple[Tensor, Batch]]:
+        """Logits of each batch in evaluation mode; the model keeps its own tensors throughout."""
+        tensors: dict[str, Tensor] = {}
+        if params is not None:
+            if self.bn_stats == "pooled":
+                params = Params(from_moments(params, self.stats))
+            tensors = {name: params[name].to(self.device) for name in params}
+        if own is not None:
+            tensors |= {name: own[name].to(self.device) for name in own}
+        was_training = self.model.training
+        self.model.eval()
+        try:
+            for batch in batches:
+                with torch.no_grad(), self.autocast():
+                    logits = torch.func.functional_call(self.model, tensors, (batch.image,))
+                yield logits.float(), batch
+        finally:
+            self.model.train(was_training)
+
+    def autocast(self) -> contextlib.AbstractContextManager[Any]:
+        if self.autocast_dtype is None:
+            return contextlib.nullcontext()
+        return torch.autocast(self.device.type, dtype=self.autocast_dtype)
+
+    def reference(self, role: str, params: Params) -> Reference:
+        """A frozen model with these params; the object is kept for the next client."""
+        if role not in self._references:
+            frozen = copy.deepcopy(self.model).requires_grad_(False).eval()
+            self._references[role] = Reference(frozen)
+        reference = self._references[role]
+        if self.bn_stats == "pooled":
+            params = Params(from_moments(params, self.stats))
+        params.load_into(reference.model)
+        return reference
+
+    # Training
+
+    def fit(
+        self,
+        split: TensorSplit,
+        start: Params,
+        *,
+        where: str,
+        seed: int,
+        stream: tuple[object, ...],
+        context: Context,
+        rate: float,
+        epochs: int,
+        batch_size: int,
+        augmentation: Augmentation,
+        own: Params | None = None,
+        optimizer_state: dict[str, Tensor] | None = None,
+        loss: Loss | None = None,
+        add: Loss | None = None,
+        on_batch: Callable[[Batch, Context], Batch] | None = None,
+        after_backward: Callable[[nn.Module], None] | None = None,
+        step: Callable[[Step], None] | None = None,
+        on_progress: Callable[[int, int], None] | None = None,
+    ) -> Fitted:
+        """Train the model from `start` on a split; see `Client.fit` for the hooks."""
+        self.load(start, own)
+        optimizers.import_state(self.optimizer, optimizer_state or {})
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        objective_loss = loss or self.objective.loss
+
+        def total_loss(model: nn.Module, batch: Batch, context: Context) -> Tensor:
+            value = objective_loss(model, batch, context)
+            return value if add is None else value + add(model, batch, context)
+
+        def plain_step(this: Step) -> None:
+            this.backward()
+            if after_backward is not None:
+                after_backward(this.model)
+            this.apply()
+
+        seed_everything(seed, *stream, "torch")
+        self.model.train()
+        take = step or plain_step
+        values: list[Tensor] = []
+        num_steps = 0
+        steps_an_epoch = -(-len(split) // batch_size)
+        views = 2 if "two_views" in self.objective.needs else 1
+        for epoch in range(epochs):
+            context.epoch = epoch
+            for indices in shuffled(len(split), batch_size, seed, *stream, "order", epoch):
+                batch = split.batch(indices)
+                batch, context.second_view = augmentation(
+                    batch, seed, (*stream, "augment", epoch, context.step), views
+                )
+                if on_batch is not None:
+                    batch = on_batch(batch, context)
+                this = Step(self, batch, context, total_loss)
+                take(this)
+                if this.value is not None:
+                    values.append(this.value)
+                num_steps += 1
+                context.step += 1
+                if on_progress is not None:
+                    on_progress(num_steps, epochs * steps_an_epoch)
+            refuse_non_finite(values, where, rate)
+        self.model.eval()
+        losses = {"total": float(torch.stack(values).double().mean())} if values else {}
+        losses |= {term: float(value) / num_steps for term, value in context.terms.items()}
+        return Fitted(self.export(), num_steps, len(split), rate * num_steps, losses)
+
+    def reestimate_statistics(self, split: TensorSplit, params: Params, batch_size: int) -> Params:
+        """Running statistics of a model on a split, from one pass without gradients."""
+        self.load(params)
+        reestimate(self.model, (batch.image for batch in in_order(split, batch_size)))
+        return self.statistics()
+
+
+def shuffled(count: int, batch_size: int, seed: int, *stream: object) -> Iterator[Tensor]:
+    """Index batches in random order; the last one may be smaller."""
+    order = torch.randperm(count, generator=generator(seed, *stream))
+    yield from order.split(batch_size)
+
+
+def in_order(split: TensorSplit, batch_size: int) -> Iterator[Batch]:
+    for start in range(0, len(split), batch_size):
+        yield split.batch(range(start, min(start + batch_size, len(split))))
+
+
+def refuse_non_finite(values: list[Tensor], where: str, rate: float) -> None:
+    """One look at all losses an epoch: no synchronisation inside it."""
+    if not values:
+        return
+    finite = torch.isfinite(torch.stack(values))
+    if not bool(finite.all()):
+        step = int((~finite).nonzero()[0]) + 1
+        raise ClientError(
+            f"{where}: the loss became NaN or infinite at step {step}. "
+            f"Last learning_rate {rate:g}; try a smaller one."
+        )

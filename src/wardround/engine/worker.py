@@ -1,0 +1,84 @@
+"""The worker process: reads requests from standard input, writes one JSON line for each answer."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from wardround.config import load_config
+from wardround.engine.gate import Registration
+from wardround.engine.host import Host
+from wardround.errors import WardroundError
+from wardround.messages import Message
+from wardround.storage import DTYPES
+
+PROGRESS_SECONDS = 0.2
+
+
+def main() -> None:
+    say = sys.stdout.write
+    sys.stdout = sys.stderr  # a library's print must not mix with answers
+
+    def answer(value: dict[str, Any]) -> None:
+        say(json.dumps(value) + "\n")
+        sys.__stdout__.flush()  # type: ignore[union-attr]
+
+    last = [0.0]
+
+    def progress(name: str, step: int, steps: int) -> None:
+        now = time.monotonic()
+        if now - last[0] > PROGRESS_SECONDS:
+            last[0] = now
+            answer({"progress": [name, step, steps]})
+
+    setup = json.loads(sys.stdin.readline())
+    torch.set_num_threads(setup["threads"])
+    try:
+        host = Host(load_config(setup["config"]), Path(setup["folder"]), setup["names"], progress)
+        answer({"clients": [as_json(host.register(name)) for name in host.names]})
+    except WardroundError as error:
+        answer({"failure": str(error)})
+        return
+    for line in sys.stdin:
+        request = json.loads(line)
+        answer(serve(host, request))
+
+
+def serve(host: Host, request: dict[str, Any]) -> dict[str, Any]:
+    """Do one request; the reply's tensors go into the file the server named."""
+    try:
+        message = Message.load(Path(request["message"]))
+    except WardroundError as error:
+        return {"client": request["client"], "failure": str(error), "seconds": 0.0}
+    result = host.run(request["client"], request["task"], request["round"], message)
+    if result.failure is None:
+        result.message.save(Path(request["reply"]), durable=False)
+    return {
+        "client": result.client,
+        "reply": request["reply"],
+        "num_examples": result.num_examples,
+        "num_steps": result.num_steps,
+        "seconds": result.seconds,
+        "loss": dict(result.loss),
+        "failure": result.failure,
+    }
+
+
+def as_json(entry: Registration) -> dict[str, Any]:
+    names = {dtype: name for name, dtype in DTYPES.items()}
+    return {
+        "client": entry.client,
+        "num_train": entry.num_train,
+        "num_val": entry.num_val,
+        "num_test": entry.num_test,
+        "tensors": {name: [list(shape), names[dtype]] for name, (shape, dtype) in entry.tensors.items()},
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,43 @@
+"""The errors a user may meet.
+
+    WardroundError
+      |-- ConfigError       the configuration is wrong: exit code 2
+      |-- DataError         a folder, scan or label is wrong: exit code 2
+      |-- ClientError       a client could not do its task: it leaves the round
+      |-- TooFewClients     so many left that the run stops, with a checkpoint
+      '-- CheckpointError   a checkpoint cannot be read or belongs to another run: exit code 2
+
+Each carries one or two sentences: what is wrong, where, and what to do next.
+"""
+
+
+class WardroundError(Exception):
+    """Anything wardround explains in a sentence; the command line prints that sentence alone."""
+
+    exit_code = 1
+
+
+class ConfigError(WardroundError):
+    """The user's configuration cannot be run."""
+
+    exit_code = 2
+
+
+class DataError(WardroundError):
+    """A folder, image or label cannot be used."""
+
+    exit_code = 2
+
+
+class CheckpointError(WardroundError):
+    """A run folder cannot be continued."""
+
+    exit_code = 2
+
+
+class ClientError(WardroundError):
+    """One client failed; the round goes on without it."""
+
+
+class TooFewClients(WardroundError):
+    """Fewer clients answered than `min_clients` asks for."""

@@ -1,0 +1,232 @@
+"""Objective: what a client minimises, whichever method runs.
+
+An objective is a frozen dataclass of its settings. It says what it needs (`needs`): encoder
+features, frozen reference models, a second view of the batch; the training loop provides it
+through the `Context`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated, Any, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from wardround.data.cases import Batch
+from wardround.losses import segmentation
+from wardround.models.base import Output, Segmenter
+
+
+class Context:
+    """What an objective, or a method's extra term, may know beside model and batch.
+
+    global_, previous: frozen copies of the model this round started from and of the one this client
+    returned last (the global one again when there is none yet; `has_previous` tells);
+    memory: the objective's own small state, kept between rounds and never sent;
+    output: what the current forward pass gave.
+    """
+
+    def __init__(
+        self,
+        *,
+        round: int,
+        rounds: int,
+        num_examples: int,
+        memory: dict[str, Any],
+        generator: torch.Generator,
+        with_features: bool = False,
+        global_: Reference | None = None,
+        previous: Reference | None = None,
+        has_previous: bool = False,
+    ) -> None:
+        self.round = round
+        self.rounds = rounds
+        self.num_examples = num_examples
+        self.memory = memory
+        self.generator = generator
+        self.with_features = with_features
+        self.has_previous = has_previous
+        self.epoch = 0
+        self.step = 0
+        self.second_view: Tensor | None = None
+        self.output: Output = Output(logits=torch.empty(0))
+        self.terms: dict[str, Tensor] = {}
+        self._global = global_
+        self._previous = previous
+
+    @property
+    def global_(self) -> Reference:
+        if self._global is None:
+            raise LookupError("ask for 'global' in `needs` to have the received model at hand")
+        return self._global
+
+    @property
+    def previous(self) -> Reference:
+        if self._previous is None:
+            raise LookupError("ask for 'previous' in `needs` to have the last local model at hand")
+        return self._previous
+
+    @property
+    def features(self) -> Tensor:
+        """The encoder's deepest features of the current forward pass."""
+        if self.output.bottleneck is None:
+            raise LookupError("ask for 'features' in `needs` to have encoder features at hand")
+        return self.output.bottleneck
+
+    def forward(self, model: nn.Module, image: Tensor) -> Output:
+        """One pass of the model, with features when somebody asked for them; kept in `output`."""
+        if self.with_features and isinstance(model, Segmenter):
+            self.output = model.forward_features(image)
+        else:
+            self.output = Output(logits=model(image))
+        return self.output
+
+    def note(self, term: str, value: Tensor) -> None:
+        """Show a loss term in the records (mean over steps); costs no synchronisation."""
+        value = value.detach()
+        self.terms[term] = self.terms[term] + value if term in self.terms else value
+
+
+@dataclass
+class Reference:
+    """A frozen model: evaluation mode, no gradient, encoder only."""
+
+    model: Segmenter
+
+    def encode(self, image: Tensor) -> Tensor:
+        with torch.no_grad():
+            return self.model.encode(image)
+
+
+@dataclass(frozen=True)
+class Objective:
+    """Base of all objectives: probabilities by sigmoid (two classes) or softmax (more)."""
+
+    title: ClassVar[str] = ""
+    paper: ClassVar[str] = ""
+    needs: ClassVar[frozenset[str]] = frozenset()  # features, global, previous, two_views
+
+    def num_outputs(self, num_classes: int) -> int:
+        """Channels the network must put out."""
+        return 1 if num_classes == 2 else num_classes
+
+    def probabilities(self, logits: Tensor) -> Tensor:
+        """Class probabilities (B, classes, *spatial), background first."""
+        if logits.shape[1] == 1:
+            foreground = torch.sigmoid(logits.float())
+            return torch.cat([1 - foreground, foreground], dim=1)
+        return torch.softmax(logits.float(), dim=1)
+
+    def predict(self, logits: Tensor) -> Tensor:
+        """Label map (B, *spatial); monotone maps keep the order, so logits decide."""
+        if logits.shape[1] == 1:
+            return (logits[:, 0] > 0).to(torch.uint8)
+        return logits.argmax(dim=1).to(torch.uint8)
+
+    def loss(self, model: nn.Module, batch: Batch, context: Context) -> Tensor:
+        """The scalar to minimise on one batch."""
+        raise NotImplementedError
+
+    def sample_losses(self, logits: Tensor, label: Tensor) -> Tensor:
+        """The supervised loss of each case (B,), for validation."""
+        raise NotImplementedError
+
+    def start_model(self, model: nn.Module) -> None:
+        """Add what the objective trains beside the network (projection heads); default nothing."""
+
+
+@dataclass(frozen=True)
+class Supervised(Objective):
+    """An objective that is one function of logits and labels."""
+
+    def function(self) -> Callable[..., Tensor]:
+        raise NotImplementedError
+
+    def loss(self, model: nn.Module, batch: Batch, context: Context) -> Tensor:
+        return self.function()(context.forward(model, batch.image).logits, batch.label)
+
+    def sample_losses(self, logits: Tensor, label: Tensor) -> Tensor:
+        return self.function()(logits, label, reduce=False)
+
+
+Smooth = Annotated[float, Field(ge=0, description="added to numerator and denominator")]
+
+
+@dataclass(frozen=True)
+class Dice(Supervised):
+    """Soft Dice: 1 - (2 sum yp + s) / (sum y + sum p + s), per case and class."""
+
+    title = "Soft Dice"
+    paper = "Milletari et al., 3DV 2016"
+    smooth: Smooth = 1e-5
+    reduction: Literal["per_sample", "batch"] = "per_sample"
+    include_background: bool = False
+
+    def function(self) -> Callable[..., Tensor]:
+        return partial(
+            segmentation.dice_loss,
+            smooth=self.smooth,
+            reduction=self.reduction,
+            include_background=self.include_background,
+        )
+
+
+@dataclass(frozen=True)
+class DiceBCE(Supervised):
+    """Soft Dice plus binary (two classes) or categorical cross entropy."""
+
+    title = "Dice + cross entropy"
+    paper = "Isensee et al., Nature Methods 2021"
+    smooth: Smooth = 1e-5
+
+    def function(self) -> Callable[..., Tensor]:
+        return partial(segmentation.dice_bce_loss, smooth=self.smooth)
+
+
+@dataclass(frozen=True)
+class GeneralisedDice(Supervised):
+    """Dice over all classes, each weighted by the inverse square of its volume."""
+
+    title = "Generalised Dice"
+    paper = "Sudre et al., DLMIA 2017"
+
+    def function(self) -> Callable[..., Tensor]:
+        return segmentation.generalised_dice_loss
+
+
+@dataclass(frozen=True)
+class FocalTversky(Supervised):
+    """(1 - Tversky index)^(1/gamma).
+
+    alpha weighs missed foreground, beta false alarms; gamma above 1 stresses hard cases.
+    """
+
+    title = "Focal Tversky"
+    paper = "Abraham and Khan, ISBI 2019"
+    alpha: Annotated[float, Field(ge=0, le=1)] = 0.7
+    beta: Annotated[float, Field(ge=0, le=1)] = 0.3
+    gamma: Annotated[float, Field(gt=0)] = 4 / 3
+    smooth: Smooth = 1.0
+
+    def function(self) -> Callable[..., Tensor]:
+        return partial(
+            segmentation.focal_tversky_loss,
+            alpha=self.alpha,
+            beta=self.beta,
+            gamma=self.gamma,
+            smooth=self.smooth,
+        )
+
+
+@dataclass(frozen=True)
+class CrossEntropy(Supervised):
+    """Binary (two classes) or categorical cross entropy, mean over voxels."""
+
+    title = "Cross entropy"
+
+    def function(self) -> Callable[..., Tensor]:
+        return segmentation.cross_entropy_loss

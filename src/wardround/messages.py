@@ -1,0 +1,161 @@
+"""Message, Reply, ServerState: all that is sent or remembered.
+
+A `Message` is the complete list of what can leave a hospital: model tensors (`params`), further
+named tensors (`extras`) and numbers (`scalars`). On the wire and on disk it is one safetensors
+file whose header carries the scalars as JSON.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from wardround.errors import CheckpointError
+from wardround.params import Params
+from wardround.storage import StoredTensors, jsonable, tensor_bytes, write_bytes
+
+SCHEMA = "wardround-message-1"
+
+
+@dataclass(frozen=True)
+class Message:
+    """What travels between server and client.
+
+    params: the shared model tensors, or None; extras: further tensors by name;
+    scalars: numbers, strings, and lists or dictionaries of them.
+    """
+
+    params: Params | None = None
+    extras: Mapping[str, Params] = field(default_factory=dict)
+    scalars: Mapping[str, Any] = field(default_factory=dict)
+
+    def merged(self, other: Message | None) -> Message:
+        """This message with another laid over it (what one client gets beyond the rest)."""
+        if other is None:
+            return self
+        return Message(
+            params=self.params if other.params is None else other.params,
+            extras={**self.extras, **other.extras},
+            scalars={**self.scalars, **other.scalars},
+        )
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of tensors and of the scalars' JSON text."""
+        tensors = sum(extra.num_bytes for extra in self.extras.values())
+        tensors += self.params.num_bytes if self.params is not None else 0
+        return tensors + (len(json.dumps(jsonable(self.scalars))) if self.scalars else 0)
+
+    def tensors(self) -> dict[str, Params]:
+        """Every group of tensors by its label: "params", then each extra."""
+        groups = {} if self.params is None else {"params": self.params}
+        return groups | {f"extras/{key}": extra for key, extra in self.extras.items()}
+
+    def sha256(self) -> str:
+        digest = hashlib.sha256()
+        for label, group in self.tensors().items():
+            digest.update(f"[{label}]".encode())
+            group.update_hash(digest)
+        digest.update(json.dumps(jsonable(self.scalars), sort_keys=True).encode())
+        return digest.hexdigest()
+
+    # Wire and disk
+
+    def to_bytes(self) -> bytes:
+        flat: dict[str, Tensor] = {}
+        layout: dict[str, list[str]] = {}
+        for label, group in self.tensors().items():
+            layout[label] = list(group)
+            for name in group:
+                flat[f"{label}/{name}"] = group[name]
+        metadata = {"schema": SCHEMA, "layout": json.dumps(layout), "scalars": json.dumps(dict(self.scalars))}
+        return tensor_bytes(flat, metadata)
+
+    @classmethod
+    def from_bytes(cls, content: bytes) -> Message:
+        return cls._of(StoredTensors(content))
+
+    def save(self, path: Path, *, durable: bool = True) -> None:
+        write_bytes(path, self.to_bytes(), durable=durable)
+
+    @classmethod
+    def load(cls, path: Path) -> Message:
+        """Open a stored message; its tensors are read when used."""
+        return cls._of(StoredTensors(path))
+
+    @classmethod
+    def _of(cls, stored: StoredTensors) -> Message:
+        if stored.metadata.get("schema") != SCHEMA:
+            raise CheckpointError("this is not a wardround message, or one of another version.")
+        try:
+            layout = json.loads(stored.metadata["layout"])
+            scalars = json.loads(stored.metadata["scalars"])
+            groups = {
+                label: Params(_Renamed(stored, {name: f"{label}/{name}" for name in names}))
+                for label, names in layout.items()
+            }
+        except (KeyError, ValueError, AttributeError) as error:
+            raise CheckpointError(f"a message has a damaged header ({error}).") from None
+        params = groups.pop("params", None)
+        extras = {label.removeprefix("extras/"): group for label, group in groups.items()}
+        return cls(params=params, extras=extras, scalars=scalars)
+
+
+class _Renamed(StoredTensors):
+    """A group of tensors inside a stored message, under their own names."""
+
+    def __init__(self, stored: StoredTensors, names: Mapping[str, str]) -> None:
+        self._source = stored._source
+        self._data_start = stored._data_start
+        self.metadata = {}
+        self._entries = {name: stored._entries[key] for name, key in names.items()}
+
+
+@dataclass(frozen=True)
+class Reply(Message):
+    """A client's answer, after the gate has checked it.
+
+    The engine fills in who answered and the counts; a method cannot.
+    loss: what the training loop saw, by term.
+    """
+
+    client: str = ""
+    num_examples: int = 0
+    num_steps: int = 0
+    seconds: float = 0.0
+    loss: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ServerState:
+    """What the server knows after a round.
+
+    memory: what a method remembers between rounds (Params, numbers, strings, lists, dictionaries);
+    notes: what this round should show in the records: weights by client, and their ingredients.
+    """
+
+    params: Params
+    memory: Mapping[str, Any] = field(default_factory=dict)
+    round: int = 0
+    notes: Mapping[str, Any] = field(default_factory=dict)
+
+    def next(
+        self,
+        params: Params | None = None,
+        memory: Mapping[str, Any] | None = None,
+        notes: Mapping[str, Any] | None = None,
+    ) -> ServerState:
+        """The state after this round; what is not given stays (notes start empty)."""
+        return replace(
+            self,
+            params=self.params if params is None else params,
+            memory=self.memory if memory is None else memory,
+            round=self.round + 1,
+            notes=notes or {},
+        )

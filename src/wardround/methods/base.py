@@ -1,0 +1,95 @@
+"""Method: one paper, one file. The base class is FedAvg.
+
+A method object holds hyper-parameters only (a frozen dataclass; its fields are its settings). What
+the server remembers is in `ServerState.memory`, what a client remembers is in `client.memory`.
+
+ server                                              each client
+ run_round: clients.ask("train", params)  -------->  train: client.fit(), client.memory
+            weigh the replies, take the mean <------  Message(params)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pydantic import ConfigDict
+from torch import nn
+
+from wardround.aggregation.mean import mean
+from wardround.aggregation.weights import by_samples, named
+from wardround.engine.clients import Client, Clients
+from wardround.messages import Message, Reply, ServerState
+from wardround.params import Params
+
+if TYPE_CHECKING:
+    from wardround.config import Config
+    from wardround.losses.objective import Objective
+
+
+@dataclass(frozen=True)
+class Method:
+    """Weighted averaging of client models; every other method overrides a few functions."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    # The card: `wardround methods` prints it
+    title: ClassVar[str] = "FedAvg"
+    paper: ClassVar[str] = ""
+    year: ClassVar[int] = 0
+    link: ClassVar[str] = ""
+    kind: ClassVar[str] = "aggregation"  # reference, objective, aggregation, personal, robust, server optimizer
+    sends: ClassVar[str] = "nothing"  # beyond the model
+    secure_sum: ClassVar[bool] = True  # works when the server sees only the weighted sum of updates
+    needs: ClassVar[frozenset[str]] = frozenset()  # features, global, previous, validation, proxy, full, state
+    tasks: ClassVar[tuple[str, ...]] = ("train",)  # functions a client may be asked for
+    pooled: ClassVar[bool] = False  # trains on the union of all cases, as a reference only
+    objective: ClassVar[str] = "dice_bce"  # what clients minimise unless the configuration says otherwise
+
+    # Server
+
+    def start(self, model: nn.Module) -> ServerState:
+        """The state before round 0."""
+        return ServerState(params=Params.of(model))
+
+    def prepare(self, state: ServerState, clients: Clients) -> ServerState:
+        """Exchanges before round 0 (image statistics, prototypes); default none."""
+        return state
+
+    def run_round(self, state: ServerState, clients: Clients) -> ServerState:
+        replies = clients.ask("train", Message(params=state.params))
+        weights = self.weigh(state, replies)
+        return state.next(params=self.average(state, replies, weights), notes=self.notes(replies, weights))
+
+    def weigh(self, state: ServerState, replies: Sequence[Reply]) -> list[float]:
+        """One weight a reply, non-negative, summing to one."""
+        return by_samples(replies)
+
+    def average(self, state: ServerState, replies: Sequence[Reply], weights: Sequence[float]) -> Params:
+        """The weighted mean of what was sent, laid over what was not."""
+        sent = mean([reply.params for reply in replies if reply.params is not None], weights)
+        return state.params.updated(sent)
+
+    def notes(self, replies: Sequence[Reply], weights: Sequence[float], **ingredients: Any) -> dict[str, Any]:
+        """Weights and their ingredients for the records."""
+        return {"weights": named(replies, weights), **ingredients}
+
+    # Client
+
+    def train(self, client: Client, message: Message) -> Message:
+        assert message.params is not None
+        return Message(params=client.fit(start=message.params).params)
+
+    def personal(self, client: Client, params: Params) -> Params:
+        """The model this client uses, given the global one; default the global one itself."""
+        return params
+
+    # Both
+
+    def shared(self, model: nn.Module) -> list[str]:
+        """State-dict names that travel; the rest stays at the client."""
+        return list(model.state_dict())
+
+    def check(self, config: Config, objective: Objective) -> None:
+        """Refuse what cannot work, with the reason, when the configuration is read."""

@@ -1,0 +1,56 @@
+"""The two references every federated result is read against: no federation, and pooled data.
+
+`local`: each client trains alone, with the same number of epochs.
+`centralised`: one model on the union of all training cases, as if they could be brought together;
+every case keeps its split, so nothing leaks into the test.
+What leaves a client: nothing (local); everything (centralised, so it exists in simulation only).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import nn
+
+from wardround.engine.clients import Client, Clients
+from wardround.messages import Message, ServerState
+from wardround.methods.base import Method
+from wardround.params import Params
+
+
+@dataclass(frozen=True)
+class Local(Method):
+    """Every client trains its own model and keeps it."""
+
+    title = "Local only"
+    kind = "reference"
+    sends = "nothing at all"
+
+    def run_round(self, state: ServerState, clients: Clients) -> ServerState:
+        """Only a client's first round sends it the common start; after that nothing travels."""
+        started = set(state.memory.get("started", []))
+        first = {name: Message(params=state.params) for name in clients.present if name not in started}
+        replies = clients.ask("train", each=first)
+        return state.next(memory={"started": sorted(started | {reply.client for reply in replies})})
+
+    def train(self, client: Client, message: Message) -> Message:
+        start: Params = client.memory.get("model", message.params)
+        client.memory["model"] = client.fit(start=start).params
+        return Message()
+
+    def personal(self, client: Client, params: Params) -> Params:
+        own: Params = client.memory.get("model", params)
+        return own
+
+    def shared(self, model: nn.Module) -> list[str]:
+        return []
+
+
+@dataclass(frozen=True)
+class Centralised(Method):
+    """FedAvg with one client that owns everybody's training cases."""
+
+    title = "Centralised"
+    kind = "reference"
+    sends = "all training cases (simulation only)"
+    pooled = True

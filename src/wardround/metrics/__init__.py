@@ -1,0 +1,178 @@
+"""METRICS, name -> metric: the table of contents; and `measure`, which scores one case."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wardround.metrics.overlap import (
+    Confusion,
+    EmptyPolicy,
+    Mask,
+    check_same_shape,
+    confusion,
+    dice,
+    iou,
+    precision,
+    relative_volume_difference,
+    sensitivity,
+    specificity,
+    volume_difference,
+)
+from wardround.metrics.summary import (
+    ClientsSummary,
+    Summary,
+    SurfaceMean,
+    WorstClient,
+    across_clients,
+    summarise,
+)
+from wardround.metrics.surface import SurfaceDistances, SurfacePenalty
+
+__all__ = [
+    "METRICS",
+    "Metric",
+    "measure",
+    "Comparison",
+    "Confusion",
+    "confusion",
+    "SurfaceDistances",
+    "EmptyPolicy",
+    "SurfacePenalty",
+    "SurfaceMean",
+    "Summary",
+    "summarise",
+    "ClientsSummary",
+    "WorstClient",
+    "across_clients",
+]
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """A predicted and a true mask; counts and distances are found when first asked for, and kept."""
+
+    pred: Mask
+    truth: Mask
+    spacing: Sequence[float]
+    tolerance: float = 1.0
+    empty_policy: EmptyPolicy = "defined"
+    surface_penalty: SurfacePenalty = "inf"
+
+    @cached_property
+    def counts(self) -> Confusion:
+        return confusion(self.pred, self.truth)
+
+    @cached_property
+    def surface(self) -> SurfaceDistances:
+        return SurfaceDistances.of(
+            self.pred,
+            self.truth,
+            self.spacing,
+            empty_policy=self.empty_policy,
+            surface_penalty=self.surface_penalty,
+        )
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A number that says how alike two masks are.
+
+    best: its value for two equal masks. higher_is_better: None for signed differences, where the
+    value closest to `best` is better. unit: "" for a plain number.
+    """
+
+    name: str
+    label: str
+    best: float
+    higher_is_better: bool | None
+    unit: str
+    is_surface: bool
+    of: Callable[[Comparison], float]
+
+    @property
+    def title(self) -> str:
+        """The heading of a table's column: `HD95 (mm)`."""
+        return f"{self.label} ({self.unit})" if self.unit else self.label
+
+
+def _share(name: str, label: str, of: Callable[[Comparison], float], is_surface: bool = False) -> Metric:
+    return Metric(name, label, best=1.0, higher_is_better=True, unit="", is_surface=is_surface, of=of)
+
+
+def _distance(name: str, label: str, of: Callable[[Comparison], float]) -> Metric:
+    return Metric(name, label, best=0.0, higher_is_better=False, unit="mm", is_surface=True, of=of)
+
+
+def _difference(name: str, label: str, unit: str, of: Callable[[Comparison], float]) -> Metric:
+    return Metric(name, label, best=0.0, higher_is_better=None, unit=unit, is_surface=False, of=of)
+
+
+METRICS: dict[str, Metric] = {
+    metric.name: metric
+    for metric in (
+        _share("dice", "Dice", lambda c: dice(c.counts, c.empty_policy)),
+        _share("iou", "IoU", lambda c: iou(c.counts, c.empty_policy)),
+        _share("precision", "Precision", lambda c: precision(c.counts, c.empty_policy)),
+        _share("sensitivity", "Sensitivity", lambda c: sensitivity(c.counts, c.empty_policy)),
+        _share("specificity", "Specificity", lambda c: specificity(c.counts, c.empty_policy)),
+        _distance("hd95", "HD95", lambda c: c.surface.hd95()),
+        _distance("hd95_pooled", "HD95 pooled", lambda c: c.surface.hd95("pooled")),
+        _distance("assd", "ASSD", lambda c: c.surface.assd()),
+        _distance("assd_mean_directed", "ASSD mean directed", lambda c: c.surface.assd("mean_directed")),
+        _distance("asd", "ASD", lambda c: c.surface.asd()),
+        _share(
+            "surface_dice", "Surface Dice", lambda c: c.surface.surface_dice(c.tolerance), is_surface=True
+        ),
+        _difference(
+            "volume_difference", "Volume difference", "ml", lambda c: volume_difference(c.counts, c.spacing)
+        ),
+        _difference(
+            "relative_volume_difference",
+            "Relative volume difference",
+            "",
+            lambda c: relative_volume_difference(c.counts, c.empty_policy),
+        ),
+    )
+}
+
+
+def measure(
+    pred_labels: NDArray[np.generic],
+    true_labels: NDArray[np.generic],
+    regions: Mapping[str, Sequence[int]],
+    metrics: Sequence[str],
+    spacing: Sequence[float],
+    *,
+    tolerance: float = 1.0,
+    empty_policy: EmptyPolicy = "defined",
+    surface_penalty: SurfacePenalty = "inf",
+) -> dict[str, dict[str, float]]:
+    """Score one case: region name -> metric name -> value.
+
+    regions: the label values each region joins; regions may overlap, as disc [1, 2] and cup [2] do.
+    spacing: mm a voxel, in the order of the axes; tolerance: mm, for surface Dice.
+
+    >>> scan = np.array([[0, 1, 2, 2]])
+    >>> measure(scan, scan, {"disc": [1, 2], "cup": [2]}, ["dice"], spacing=(1.0, 1.0))
+    {'disc': {'dice': 1.0}, 'cup': {'dice': 1.0}}
+    """
+    check_same_shape(pred_labels, true_labels)
+    scores = {}
+    for region, labels in regions.items():
+        pred, truth = _joined(pred_labels, labels), _joined(true_labels, labels)
+        comparison = Comparison(pred, truth, spacing, tolerance, empty_policy, surface_penalty)
+        scores[region] = {name: METRICS[name].of(comparison) for name in metrics}
+    return scores
+
+
+def _joined(labels: NDArray[np.generic], values: Sequence[int]) -> Mask:
+    """Where the label is one of the values; a few comparisons are quicker than `np.isin`."""
+    mask = np.zeros(labels.shape, dtype=np.bool_)
+    for value in values:
+        mask |= labels == value
+    return mask

@@ -1,0 +1,145 @@
+"""Segmenter: what every network promises, ours or a wrapped one.
+
+A subclass writes two short functions, `_output` and `_bottleneck`, and may trust that the sides
+it is given divide by `divisor`: padding and cropping happen here, once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
+
+from wardround.errors import ConfigError
+
+
+@dataclass
+class Output:
+    """What one forward pass gives.
+
+    logits: (B, num_outputs, *spatial), the size of the input.
+    bottleneck: the deepest encoder level after its last activation, before any dropout.
+    decoder: the last decoder map before the head and its dropout, the size of the input.
+    stages: every decoder stage's output, coarse to fine; the last one is `decoder`.
+
+    A padded input leaves its padding in the coarse maps; the maps of full size are cropped.
+    """
+
+    logits: Tensor
+    bottleneck: Tensor | None = None
+    decoder: Tensor | None = None
+    stages: tuple[Tensor, ...] = ()
+
+
+class Segmenter(nn.Module):
+    """A network from (B, in_channels, *spatial) to logits (B, num_outputs, *spatial), any size.
+
+    divisor: sides are padded up to a multiple of it.
+    has_features: whether `forward_features` fills more than the logits.
+    """
+
+    has_features: bool = True
+
+    def __init__(self, *, in_channels: int, num_outputs: int, dimensions: int, divisor: int) -> None:
+        super().__init__()
+        self.in_channels = in_channels
+        self.num_outputs = num_outputs
+        self.dimensions = dimensions
+        self.divisor = divisor
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The logits alone."""
+        return self.forward_features(x).logits
+
+    def forward_features(self, x: Tensor) -> Output:
+        """Logits and features of one pass."""
+        size = x.shape[2:]
+        output = self._output(self._pad(x))
+        output.logits = crop(output.logits, size)
+        if output.decoder is not None:
+            output.decoder = crop(output.decoder, size)
+            output.stages = (*output.stages[:-1], output.decoder)
+        return output
+
+    def encode(self, x: Tensor) -> Tensor:
+        """The bottleneck alone, without the decoder's cost; exactly `forward_features(x).bottleneck`."""
+        return self._bottleneck(self._pad(x))
+
+    def output_layer(self) -> nn.Module:
+        """The layer that makes the logits."""
+        return last_layer(self, self.num_outputs)
+
+    def padded_size(self, size: Sequence[int]) -> list[int]:
+        """The sides the network sees for an image of this size."""
+        return [-(-side // self.divisor) * self.divisor for side in size]
+
+    def _pad(self, x: Tensor) -> Tensor:
+        return pad(x, self.padded_size(x.shape[2:]))
+
+    def _output(self, x: Tensor) -> Output:
+        raise NotImplementedError
+
+    def _bottleneck(self, x: Tensor) -> Tensor:
+        raise NotImplementedError
+
+
+def pad(x: Tensor, size: Sequence[int]) -> Tensor:
+    """Repeat the last row, column or slice until the spatial sides are `size`.
+
+    Repeated voxels draw no false edge and hardly move a norm layer's statistics; zeros would do both,
+    since the background of a z-scored scan is not zero. Written with `cat`, because the backward
+    pass of PyTorch's own replication padding is not deterministic on a GPU.
+    """
+    for axis, side in enumerate(size, start=2):
+        missing = side - x.shape[axis]
+        if missing:
+            edge = x.narrow(axis, x.shape[axis] - 1, 1)
+            repeats = [missing if a == axis else -1 for a in range(x.dim())]
+            x = torch.cat([x, edge.expand(repeats)], dim=axis)
+    return x
+
+
+def crop(x: Tensor, size: Sequence[int]) -> Tensor:
+    """The first `size` voxels of every spatial axis."""
+    for axis, side in enumerate(size, start=2):
+        if x.shape[axis] != side:
+            x = x.narrow(axis, 0, side)
+    return x
+
+
+def head_names(model: nn.Module) -> list[str]:
+    """State-dict names of the output layer.
+
+    A network we did not write is searched by type: its last convolution or linear layer, of those
+    that give `num_outputs` channels where that is known.
+    """
+    layer = model.output_layer() if isinstance(model, Segmenter) else last_layer(model)
+    return state_names(model, layer)
+
+
+def state_names(model: nn.Module, layer: nn.Module) -> list[str]:
+    """State-dict names of one layer's own tensors; a layer registered twice has them twice."""
+    prefixes = [name for name, module in model.named_modules(remove_duplicate=False) if module is layer]
+    return [full_name(prefix, name) for prefix in prefixes for name in layer.state_dict()]
+
+
+def full_name(prefix: str, name: str) -> str:
+    """A tensor's state-dict name; the model itself has the prefix ""."""
+    return f"{prefix}.{name}" if prefix else name
+
+
+def last_layer(model: nn.Module, num_outputs: int | None = None) -> nn.Module:
+    """The convolution or linear layer registered last, of those with `num_outputs` outputs if any."""
+    layers: dict[nn.Module, int] = {}
+    for module in model.modules():
+        if isinstance(module, _ConvNd):
+            layers[module] = module.out_channels
+        elif isinstance(module, nn.Linear):
+            layers[module] = module.out_features
+    if not layers:
+        raise ConfigError(f"{type(model).__name__} has no convolution or linear layer, so no output layer.")
+    fitting = [layer for layer, width in layers.items() if width == num_outputs]
+    return fitting[-1] if fitting else list(layers)[-1]

@@ -1,0 +1,289 @@
+"""U-Net: an encoder that halves the image, a decoder that doubles it, and skips in between.
+
+unet2d         Ronneberger et al., MICCAI 2015. https://arxiv.org/abs/1505.04597
+unet3d         Çiçek et al., MICCAI 2016. https://arxiv.org/abs/1606.06650
+unet2d_fedevi  the small U-Net in the public code of FedEvi (Chen et al., MICCAI 2024)
+
+One class runs all three; a builder chooses the blocks. Level 0 has the image's resolution, each
+further level half of it. A skip is concatenated as [encoder | upsampled].
+
+Differs: convolutions are padded, so that the mask has the size of the image. A convolution has no
+bias where the norm behind it subtracts the channel mean anyway (batch, instance): such a bias
+receives no gradient, yet would count in distances between models.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
+
+from wardround.models.base import Output, Segmenter
+from wardround.models.norm import Norm, make_norm
+
+
+class UNet(Segmenter):
+    """Encoder levels, decoder stages (coarse to fine) and a head.
+
+    dropout: chance of a whole channel being dropped, in front of the decoder and of the head.
+    """
+
+    def __init__(
+        self,
+        *,
+        in_channels: int,
+        num_outputs: int,
+        dimensions: int,
+        encoder: Sequence[nn.Module],
+        decoder: Sequence[nn.Module],
+        last_width: int,
+        dropout: float,
+    ) -> None:
+        super().__init__(
+            in_channels=in_channels,
+            num_outputs=num_outputs,
+            dimensions=dimensions,
+            divisor=2 ** len(decoder),
+        )
+        three = dimensions == 3
+        self.pool = (nn.MaxPool3d if three else nn.MaxPool2d)(2)
+        self.dropout = (nn.Dropout3d if three else nn.Dropout2d)(dropout)
+        self.encoder = nn.ModuleList(encoder)
+        self.decoder = nn.ModuleList(decoder)
+        self.head = convolution(last_width, num_outputs, dimensions, size=1)
+
+    def output_layer(self) -> nn.Module:
+        return self.head
+
+    def padded_size(self, size: Sequence[int]) -> list[int]:
+        """As in the base class, and the bottleneck keeps two voxels: one alone cannot be normalised."""
+        sides = super().padded_size(size)
+        if all(side == self.divisor for side in sides):
+            sides[-1] *= 2
+        return sides
+
+    def _output(self, x: Tensor) -> Output:
+        maps = self._encode(x)
+        bottleneck = maps.pop()
+        x = self.dropout(bottleneck)
+        stages = []
+        for stage in self.decoder:
+            x = stage(x, maps.pop())
+            stages.append(x)
+        logits = self.head(self.dropout(x))
+        return Output(logits=logits, bottleneck=bottleneck, decoder=x, stages=tuple(stages))
+
+    def _bottleneck(self, x: Tensor) -> Tensor:
+        return self._encode(x)[-1]
+
+    def _encode(self, x: Tensor) -> list[Tensor]:
+        """The output of every encoder level, fine to coarse."""
+        maps: list[Tensor] = []
+        for level in self.encoder:
+            x = level(self.pool(x) if maps else x)
+            maps.append(x)
+        return maps
+
+
+# Builders
+
+
+def unet2d(
+    *,
+    in_channels: int,
+    num_outputs: int,
+    base_filters: int = 64,
+    levels: int = 5,
+    norm: Norm = "instance",
+    dropout: float = 0.0,
+) -> UNet:
+    """Ronneberger's U-Net: widths 64 to 1024, transposed convolutions halve the width."""
+    widths = [base_filters * 2**level for level in range(levels)]
+    encoder = [
+        double_convolution(source, width, width, norm, dimensions=2)
+        for source, width in pairwise([in_channels, *widths])
+    ]
+    decoder = [
+        UpStage(below, width, width, norm, dimensions=2, up_bias=True)
+        for width, below in reversed(list(pairwise(widths)))
+    ]
+    return start_he(
+        UNet(
+            in_channels=in_channels,
+            num_outputs=num_outputs,
+            dimensions=2,
+            encoder=encoder,
+            decoder=decoder,
+            last_width=base_filters,
+            dropout=dropout,
+        )
+    )
+
+
+def unet3d(
+    *,
+    in_channels: int,
+    num_outputs: int,
+    base_filters: int = 32,
+    levels: int = 4,
+    norm: Norm = "instance",
+    dropout: float = 0.0,
+) -> UNet:
+    """Çiçek's 3D U-Net: the width doubles before pooling and is kept by the up-convolution.
+
+    Without norm layers, 3 channels in and 3 out, its convolutions have the paper's 19,069,955 weights.
+    """
+    widths = [base_filters * 2 ** (level + 1) for level in range(levels)]
+    encoder = [
+        double_convolution(source, width // 2, width, norm, dimensions=3)
+        for source, width in pairwise([in_channels, *widths])
+    ]
+    decoder = [
+        UpStage(below, below, width, norm, dimensions=3, up_bias=False)
+        for width, below in reversed(list(pairwise(widths)))
+    ]
+    return start_he(
+        UNet(
+            in_channels=in_channels,
+            num_outputs=num_outputs,
+            dimensions=3,
+            encoder=encoder,
+            decoder=decoder,
+            last_width=widths[0],
+            dropout=dropout,
+        )
+    )
+
+
+def unet2d_fedevi(
+    *,
+    in_channels: int,
+    num_outputs: int,
+    base_filters: int = 16,
+    levels: int = 5,
+    norm: Norm = "instance",
+    dropout: float = 0.0,
+) -> UNet:
+    """The U-Net of FedEvi's authors: three convolutions a level, nearest-neighbour upsampling."""
+    widths = [base_filters * 2**level for level in range(levels)]
+    encoder = [triple_convolution(source, width, norm) for source, width in pairwise([in_channels, *widths])]
+    decoder = [NearestStage(width, norm, is_first=width == widths[-1]) for width in reversed(widths[1:])]
+    return start_fan_out(
+        UNet(
+            in_channels=in_channels,
+            num_outputs=num_outputs,
+            dimensions=2,
+            encoder=encoder,
+            decoder=decoder,
+            last_width=widths[1],
+            dropout=dropout,
+        )
+    )
+
+
+# Blocks
+
+
+def convolution(source: int, width: int, dimensions: int, *, size: int = 3, bias: bool = True) -> _ConvNd:
+    """A convolution that keeps the image's size."""
+    kind = nn.Conv3d if dimensions == 3 else nn.Conv2d
+    return kind(source, width, size, padding=size // 2, bias=bias)
+
+
+def unit(
+    source: int, width: int, norm: Norm, dimensions: int, *, size: int = 3, relu: bool = True
+) -> nn.Sequential:
+    """Convolution, norm, ReLU."""
+    layers: OrderedDict[str, nn.Module] = OrderedDict()
+    layers["conv"] = convolution(source, width, dimensions, size=size, bias=norm in ("none", "group"))
+    layers["norm"] = make_norm(norm, width, dimensions)
+    if relu:
+        layers["relu"] = nn.ReLU(inplace=True)
+    return nn.Sequential(layers)
+
+
+def double_convolution(source: int, middle: int, width: int, norm: Norm, dimensions: int) -> nn.Sequential:
+    first = unit(source, middle, norm, dimensions)
+    second = unit(middle, width, norm, dimensions)
+    return nn.Sequential(OrderedDict(first=first, second=second))
+
+
+def triple_convolution(source: int, width: int, norm: Norm) -> nn.Sequential:
+    """FedEvi's encoder level; its first convolution has no ReLU."""
+    first = unit(source, width, norm, dimensions=2, relu=False)
+    second = unit(width, width, norm, dimensions=2)
+    third = unit(width, width, norm, dimensions=2)
+    return nn.Sequential(OrderedDict(first=first, second=second, third=third))
+
+
+class UpStage(nn.Module):
+    """Transposed convolution to the doubled size, skip, two convolutions.
+
+    below, up_width, width: channels that come in, after the transposed convolution, and that leave.
+    """
+
+    def __init__(
+        self, below: int, up_width: int, width: int, norm: Norm, *, dimensions: int, up_bias: bool
+    ) -> None:
+        super().__init__()
+        kind = nn.ConvTranspose3d if dimensions == 3 else nn.ConvTranspose2d
+        self.up = kind(below, up_width, 2, stride=2, bias=up_bias)
+        self.convs = double_convolution(width + up_width, width, width, norm, dimensions)
+
+    def forward(self, x: Tensor, skip: Tensor) -> Tensor:
+        merged: Tensor = self.convs(torch.cat([skip, self.up(x)], dim=1))
+        return merged
+
+
+class NearestStage(nn.Module):
+    """FedEvi's decoder stage: (3x3 to `width`,) 1x1 to half of it, doubled size, skip, 3x3.
+
+    The authors upsample before the 1x1 unit. Nearest neighbours copy voxels, so the order changes
+    no number of the forward pass, and ours costs a quarter.
+    """
+
+    def __init__(self, width: int, norm: Norm, *, is_first: bool) -> None:
+        super().__init__()
+        self.reduce = nn.Identity() if is_first else unit(2 * width, width, norm, dimensions=2)
+        self.narrow = unit(width, width // 2, norm, dimensions=2, size=1)
+        self.up = nn.Upsample(scale_factor=2, mode="nearest")
+        self.merge = unit(width, width, norm, dimensions=2)
+
+    def forward(self, x: Tensor, skip: Tensor) -> Tensor:
+        x = self.up(self.narrow(self.reduce(x)))
+        merged: Tensor = self.merge(torch.cat([skip, x], dim=1))
+        return merged
+
+
+# First weights, drawn from PyTorch's global stream
+
+
+def start_he(model: UNet) -> UNet:
+    """Gaussian weights that keep the variance through a ReLU, as Ronneberger et al. section 3.
+
+    Behind a transposed convolution stands no ReLU, and each of its outputs sees one voxel. The head
+    keeps PyTorch's smaller weights: the first predictions shall be undecided.
+    """
+    for module in model.modules():
+        if not isinstance(module, _ConvNd) or module is model.head:
+            continue
+        if isinstance(module, _ConvTransposeNd):
+            nn.init.normal_(module.weight, std=math.sqrt(1 / module.in_channels))
+        else:
+            nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)
+    return model
+
+
+def start_fan_out(model: UNet) -> UNet:
+    """Kaiming's Gaussian by fan-out for every convolution, the head too, as FedEvi's public code."""
+    for module in model.modules():
+        if isinstance(module, _ConvNd):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+    return model

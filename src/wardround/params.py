@@ -1,0 +1,169 @@
+"""Params: named tensors with + - * /, so that a method reads like its equations.
+
+Floating tensors take part in arithmetic. Integer tensors (BatchNorm's batch counter) ride along:
+the left operand's are kept, and a mean takes their maximum. `aggregation.mean` accumulates in float64.
+
+>>> import torch
+>>> x = Params({"w": torch.tensor([1.0, 2.0])})
+>>> (0.5 * x + x)["w"]
+tensor([1.5000, 3.0000])
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from wardround.storage import StoredTensors
+
+
+class Params(Mapping[str, Tensor]):
+    """Named tensors, in memory or still on disk; arithmetic gives new ones and changes none."""
+
+    __slots__ = ("_tensors",)
+
+    def __init__(self, tensors: Mapping[str, Tensor] | None = None) -> None:
+        self._tensors: Mapping[str, Tensor] = {} if tensors is None else tensors
+
+    @classmethod
+    def of(cls, model: nn.Module) -> Params:
+        """A copy of everything a model's state dict holds."""
+        return cls({name: tensor.detach().clone() for name, tensor in model.state_dict().items()})
+
+    @classmethod
+    def trainable(cls, model: nn.Module) -> Params:
+        """A copy of the parameters that receive gradients."""
+        return cls({n: p.detach().clone() for n, p in model.named_parameters() if p.requires_grad})
+
+    def load_into(self, model: nn.Module) -> None:
+        """Copy the values into a model; names the model lacks are an error, missing ones stay."""
+        own = model.state_dict()
+        unknown = [name for name in self if name not in own]
+        if unknown:
+            raise KeyError(f"the model has no tensor '{unknown[0]}'")
+        with torch.no_grad():
+            for name in self:
+                own[name].copy_(self[name])
+
+    # Mapping
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._tensors[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+    def __repr__(self) -> str:
+        return f"Params({len(self)} tensors)"
+
+    def spec(self, name: str) -> tuple[tuple[int, ...], torch.dtype]:
+        """Shape and type of a tensor; a stored one is not read for it."""
+        if isinstance(self._tensors, StoredTensors):
+            return self._tensors.spec(name)
+        tensor = self._tensors[name]
+        return tuple(tensor.shape), tensor.dtype
+
+    @property
+    def num_bytes(self) -> int:
+        total = 0
+        for name in self:
+            shape, dtype = self.spec(name)
+            count = 1
+            for side in shape:
+                count *= side
+            total += count * dtype.itemsize
+        return total
+
+    # Selections and copies
+
+    def only(self, names: Iterable[str]) -> Params:
+        """The tensors with these names, in this object's order."""
+        wanted = set(names)
+        return Params({name: self[name] for name in self if name in wanted})
+
+    def without(self, names: Iterable[str]) -> Params:
+        unwanted = set(names)
+        return Params({name: self[name] for name in self if name not in unwanted})
+
+    def updated(self, other: Mapping[str, Tensor]) -> Params:
+        """These tensors, with those of `other` in place of the ones of the same name."""
+        return Params({name: other[name] if name in other else self[name] for name in self})
+
+    def zeros(self) -> Params:
+        return self.map(torch.zeros_like)
+
+    def clone(self) -> Params:
+        return self.map(torch.clone)
+
+    def to(self, device: torch.device | str) -> Params:
+        return self.map(lambda tensor: tensor.to(device))
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> Params:
+        return Params({name: function(self[name]) for name in self})
+
+    # Arithmetic
+
+    def _combine(self, other: Params | float, function: Callable[[Tensor, Tensor | float], Tensor]) -> Params:
+        if isinstance(other, Params):
+            if set(other) != set(self):
+                odd = sorted(set(self) ^ set(other))
+                raise KeyError(f"the two sides differ in {len(odd)} names, first '{odd[0]}'; use only()")
+            return Params(
+                {
+                    name: function(self[name], other[name]) if self[name].is_floating_point() else self[name]
+                    for name in self
+                }
+            )
+        number = float(other)
+        return self.map(lambda tensor: function(tensor, number) if tensor.is_floating_point() else tensor)
+
+    def __add__(self, other: Params | float) -> Params:
+        return self._combine(other, lambda a, b: a + b)
+
+    def __sub__(self, other: Params | float) -> Params:
+        return self._combine(other, lambda a, b: a - b)
+
+    def __mul__(self, other: Params | float) -> Params:
+        return self._combine(other, lambda a, b: a * b)
+
+    def __truediv__(self, other: Params | float) -> Params:
+        return self._combine(other, lambda a, b: a / b)
+
+    __radd__ = __add__
+    __rmul__ = __mul__
+
+    def __neg__(self) -> Params:
+        return self * -1.0
+
+    def dot(self, other: Mapping[str, Tensor]) -> float:
+        """The inner product over floating tensors of both, in float64."""
+        total = 0.0
+        for name in self:
+            if name in other and self[name].is_floating_point():
+                left, right = self[name].flatten(), other[name].flatten()
+                total += float(torch.dot(left.double(), right.double()))
+        return total
+
+    def norm(self) -> float:
+        return float(self.dot(self) ** 0.5)
+
+    # Fingerprint
+
+    def update_hash(self, digest: hashlib._Hash) -> None:
+        for name in sorted(self):
+            tensor = self[name].detach().cpu().contiguous()
+            digest.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)};".encode())
+            if tensor.numel():
+                digest.update(memoryview(tensor.reshape(-1).view(torch.uint8).numpy()))
+
+    def sha256(self) -> str:
+        """One number for names, types, shapes and every byte."""
+        digest = hashlib.sha256()
+        self.update_hash(digest)
+        return digest.hexdigest()

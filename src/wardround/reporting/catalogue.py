@@ -1,0 +1,105 @@
+"""Lists and cards of methods, objectives and networks, written from the classes themselves."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from typing import Any, get_type_hints
+
+from wardround.methods import METHODS, OBJECTIVES
+from wardround.models import MODELS
+from wardround.reporting.tables import Table
+
+
+def method_list() -> Table:
+    rows = [
+        [
+            name,
+            kind.title,
+            f"{kind.paper} {kind.year}".strip() if kind.year else kind.paper,
+            kind.kind,
+            kind.sends,
+            ", ".join(sorted(kind.needs)) or "-",
+            "yes" if kind.secure_sum else "no",
+        ]
+        for name, kind in METHODS.items()
+    ]
+    columns = ["name", "method", "paper", "kind", "sends beyond the model", "needs", "secure sum"]
+    return Table("Methods", columns, rows)
+
+
+def method_card(name: str) -> Table:
+    kind = METHODS[name]
+    return card(
+        f"{kind.title} ({name})",
+        kind,
+        {"paper": f"{kind.paper} {kind.year or ''}".strip(), "link": kind.link, "kind": kind.kind,
+         "sends beyond the model": kind.sends, "default objective": kind.objective},
+    )
+
+
+def objective_list() -> Table:
+    rows = [
+        [name, kind.title, kind.paper or "-", ", ".join(sorted(kind.needs)) or "-"]
+        for name, kind in OBJECTIVES.items()
+    ]
+    return Table("Objectives", ["name", "objective", "paper", "needs"], rows)
+
+
+def objective_card(name: str) -> Table:
+    kind = OBJECTIVES[name]
+    return card(f"{kind.title} ({name})", kind, {"paper": kind.paper})
+
+
+def card(title: str, kind: type[Any], facts: dict[str, str]) -> Table:
+    """What it is, then its settings with types and defaults."""
+    rows = [["what it does", first_line(kind)], *([key, value] for key, value in facts.items() if value)]
+    hints = get_type_hints(kind)
+    for field in dataclasses.fields(kind):
+        rows.append([f"setting {field.name}", f"{field.default!r} ({readable(hints[field.name])})"])
+    return Table(title, ["", title], rows)
+
+
+def first_line(kind: type[Any]) -> str:
+    return (inspect.getdoc(kind) or "").partition("\n")[0]
+
+
+def readable(hint: Any) -> str:
+    """A type as a reader would say it.
+
+    >>> readable(float), readable(int | None)
+    ('float', 'int | None')
+    """
+    choices = getattr(hint, "__args__", ())
+    if str(hint).startswith("typing.Literal"):
+        return " | ".join(str(choice) for choice in choices)
+    return getattr(hint, "__name__", None) or str(hint).replace("typing.", "")
+
+
+def model_list() -> Table:
+    rows = [
+        [name, info.title, info.paper, f"{info.dimensions}D", str(info.defaults.base_filters), info.defaults.norm]
+        for name, info in MODELS.items()
+    ]
+    rows.append(["monai:NAME", "any network of MONAI", "-", "2D, 3D", "-", "-"])
+    return Table("Models", ["name", "network", "paper", "data", "base filters", "norm"], rows)
+
+
+def model_card(name: str) -> Table:
+    info = MODELS[name]
+    network = info.builder(in_channels=1, num_outputs=1, **settings_of(info))
+    rows = [["network", info.title], ["paper", info.paper], ["data", f"{info.dimensions}D"]]
+    rows.append(["parameters", f"{sum(p.numel() for p in network.parameters()):,} (1 channel in, 1 out)"])
+    for key, value in settings_of(info).items():
+        rows.append([f"setting {key}", repr(value)])
+    return Table(f"{info.title} ({name})", ["", name], rows)
+
+
+def settings_of(info: Any) -> dict[str, Any]:
+    chosen = info.defaults
+    return {
+        "base_filters": chosen.base_filters,
+        "levels": chosen.levels,
+        "norm": chosen.norm,
+        "dropout": chosen.dropout,
+    }

@@ -1,0 +1,88 @@
+"""records.jsonl and egress.jsonl: one JSON line a round, one a message that left a client."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from wardround.errors import CheckpointError
+from wardround.messages import Reply
+from wardround.storage import jsonable, write_text
+
+
+def append_lines(path: Path, values: Iterable[Mapping[str, Any]]) -> None:
+    """Add JSON lines and bring them to the disk."""
+    text = "".join(json.dumps(jsonable(value), ensure_ascii=False) + "\n" for value in values)
+    with path.open("a", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The whole lines of a file; a last one cut off by a crash is left out."""
+    if not path.exists():
+        return []
+    lines = path.read_text(encoding="utf-8").split("\n")
+    try:
+        return [json.loads(line) for line in lines[:-1] if line]
+    except ValueError as error:
+        raise CheckpointError(f"{path} has a damaged line ({error}).") from None
+
+
+def keep_lines(path: Path, keep: Callable[[Mapping[str, Any]], bool]) -> None:
+    """Drop the lines of rounds that a resumed run will do again."""
+    kept = [line for line in read_lines(path) if keep(line)]
+    write_text(path, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in kept))
+
+
+class Egress:
+    """The ledger of what left each client. Hashes are formed beside the training, in one thread."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="egress")
+        self._pending: list[tuple[dict[str, Any], Future[str]]] = []
+        self.round = 0
+
+    def record(self, task: str, reply: Reply) -> None:
+        """Note a reply; its line is written by the next `flush`."""
+        line = {
+            "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+            "round": self.round,
+            "client": reply.client,
+            "task": task,
+            "bytes": reply.num_bytes,
+            "num_examples": reply.num_examples,
+            "scalars": {name: brief(value) for name, value in reply.scalars.items()} | loss_scalars(reply),
+            "tensors": {
+                f"{label}/{name}": list(group.spec(name)[0])
+                for label, group in reply.tensors().items()
+                for name in group
+            },
+        }
+        self._pending.append((line, self._pool.submit(reply.sha256)))
+
+    def flush(self) -> None:
+        lines = [{**line, "sha256": digest.result()} for line, digest in self._pending]
+        self._pending = []
+        if lines:
+            append_lines(self._path, lines)
+
+    def close(self) -> None:
+        self.flush()
+        self._pool.shutdown()
+
+
+def brief(value: Any) -> Any:
+    """A number or text as it is; of a table only its size."""
+    return f"{len(value)} entries" if isinstance(value, list | tuple | Mapping) else value
+
+
+def loss_scalars(reply: Reply) -> dict[str, float]:
+    return {f"loss/{term}": value for term, value in reply.loss.items()}

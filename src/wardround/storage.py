@@ -1,0 +1,155 @@
+"""Files that are whole or absent: atomic writes, tensors as safetensors, everything else as JSON.
+
+`StoredTensors` reads one tensor at a time from a safetensors file, so that a rule which
+averages eighty models need not hold eighty models.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import re
+import struct
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save as safetensors_bytes
+from torch import Tensor
+
+from wardround.errors import CheckpointError
+
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+MAX_HEADER_BYTES = 100_000_000  # the limit of the format itself
+
+
+def write_bytes(path: Path, content: bytes, *, durable: bool = True) -> None:
+    """Write a file that another process sees whole or not at all; durable: even after a power cut."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    with partial.open("wb") as file:
+        file.write(content)
+        if durable:
+            file.flush()
+            os.fsync(file.fileno())
+    partial.replace(path)
+
+
+def write_text(path: Path, text: str) -> None:
+    write_bytes(path, text.encode())
+
+
+def write_json(path: Path, value: Any) -> None:
+    write_text(path, json.dumps(jsonable(value), indent=2, ensure_ascii=False) + "\n")
+
+
+def jsonable(value: Any) -> Any:
+    """Plain JSON values; NaN and infinities become the strings "nan", "inf", "-inf"."""
+    if isinstance(value, Mapping):
+        return {str(key): jsonable(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [jsonable(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
+    if isinstance(value, Path):
+        return str(value)
+    return value
+
+
+def file_name(name: str) -> str:
+    """A safe file name for any client or case name; different names never collide.
+
+    >>> file_name("north"), file_name("../etc")
+    ('north', '___etc-6abb0f23')
+    """
+    if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", name):
+        return name
+    digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:8]
+    return re.sub(r"[^A-Za-z0-9_-]", "_", name)[:48] + "-" + digest
+
+
+def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+    """Write tensors and a few strings into one safetensors file, atomically."""
+    write_bytes(path, tensor_bytes(tensors, metadata))
+
+
+def tensor_bytes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
+    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    content: bytes = safetensors_bytes(plain, metadata=dict(metadata))
+    return content
+
+
+class StoredTensors(Mapping[str, Tensor]):
+    """The tensors of a safetensors file (or its bytes), each read when it is asked for."""
+
+    def __init__(self, source: Path | bytes) -> None:
+        self._source = source
+        try:
+            (length,) = struct.unpack("<Q", self._read(0, 8))
+            if length > MAX_HEADER_BYTES:
+                raise ValueError("header too long")
+            header = json.loads(self._read(8, length))
+            self.metadata: dict[str, str] = header.pop("__metadata__", {})
+            self._data_start = 8 + length
+            self._entries: dict[str, tuple[torch.dtype, tuple[int, ...], int, int]] = {
+                name: (DTYPES[entry["dtype"]], tuple(entry["shape"]), *entry["data_offsets"])
+                for name, entry in header.items()
+            }
+        except (ValueError, KeyError, TypeError, struct.error) as error:
+            raise CheckpointError(f"{self._label()} is not a readable tensor file ({error}).") from None
+
+    def _label(self) -> str:
+        return str(self._source) if isinstance(self._source, Path) else "the received message"
+
+    def _read(self, start: int, length: int) -> bytes:
+        if isinstance(self._source, bytes):
+            content = self._source[start : start + length]
+        else:
+            try:
+                with self._source.open("rb", buffering=0) as file:
+                    content = os.pread(file.fileno(), length, start)
+                    while 0 < len(content) < length:  # one call reads at most 2 GiB
+                        more = os.pread(file.fileno(), length - len(content), start + len(content))
+                        if not more:
+                            break
+                        content += more
+            except OSError as error:
+                raise CheckpointError(f"{self._source} cannot be read: {error.strerror}.") from None
+        if len(content) != length:
+            raise ValueError("file ends too early")
+        return content
+
+    def __getitem__(self, name: str) -> Tensor:
+        dtype, shape, start, end = self._entries[name]
+        if end == start:
+            return torch.zeros(shape, dtype=dtype)
+        try:
+            raw = bytearray(self._read(self._data_start + start, end - start))
+            return torch.frombuffer(raw, dtype=dtype).reshape(shape)
+        except (ValueError, RuntimeError) as error:
+            raise CheckpointError(f"{self._label()}, tensor '{name}': {error}.") from None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def spec(self, name: str) -> tuple[tuple[int, ...], torch.dtype]:
+        """Shape and type of a tensor, without reading it."""
+        dtype, shape, _, _ = self._entries[name]
+        return shape, dtype
