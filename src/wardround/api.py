@@ -26,7 +26,7 @@ from wardround.reporting.tables import Table, client_table
 class Result:
     """A finished run.
 
-    folder: where everything lies; test: the evaluation on test cases; outcome: the state after the last round.
+    test: the evaluation on test cases; outcome: the server's state after the last round.
     """
 
     config: Config

@@ -1,4 +1,7 @@
-"""The command line: parses, calls, prints. Exit codes: 0 done, 2 the user's input is wrong, 1 anything else."""
+"""The command line: parses, calls, prints.
+
+Exit codes: 0 done, 2 the user's input is wrong, 130 stopped by Ctrl-C, 1 anything else.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,11 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Any, Iterator, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
@@ -151,7 +154,8 @@ def show_result(result: Any) -> None:
 
 @app.command()
 def methods(
-    name: Annotated[str | None, typer.Argument(help="Show the card of one method.")] = None, json_: Json = False
+    name: Annotated[str | None, typer.Argument(help="Show the card of one method.")] = None,
+    json_: Json = False,
 ) -> None:
     """List the methods, or show one with its settings."""
     from wardround.methods import METHODS
@@ -194,7 +198,9 @@ def catalogue(
     from wardround.errors import ConfigError
 
     if name is not None and name not in registry:
-        raise ConfigError(f"'{name}' is not a {kind}.{suggestion(name, registry)} List all: wardround {kind}s")
+        raise ConfigError(
+            f"'{name}' is not a {kind}.{suggestion(name, registry)} List all: wardround {kind}s"
+        )
     table = list_all() if name is None else show_one(name)
     if as_json:
         rows = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
@@ -230,7 +236,9 @@ def phantom(
     checked = parse({"data": {"phantom": settings}, "model": {"name": f"unet{dimensions}d"}}).data.phantom
     chosen: Literal["nifti", "png"] = "nifti" if file_format == "nifti" else "png"
     write(checked, folder, chosen, seed)
-    out.print(f"Wrote {checked.hospitals} hospitals to [bold]{escape(str(folder))}[/] (index.csv lists the cases).")
+    out.print(
+        f"Wrote {checked.hospitals} hospitals to [bold]{escape(str(folder))}[/] (index.csv lists the cases)."
+    )
 
 
 # Screen
@@ -258,7 +266,9 @@ class Screen:
 
     def on_progress(self, client: str, step: int, steps: int) -> None:
         if client not in self._clients:
-            self._clients[client] = self._progress.add_task(f"  {escape(client)}", total=steps, note="training")
+            self._clients[client] = self._progress.add_task(
+                f"  {escape(client)}", total=steps, note="training"
+            )
         note = "" if step == steps else "training"
         self._progress.update(self._clients[client], completed=step, total=steps, note=note)
 
@@ -323,7 +333,9 @@ def stopping_at_a_round_end(request: Callable[[], None]) -> Iterator[None]:
     def handle(number: int, frame: FrameType | None) -> None:
         request()
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        err.print("Finishing this round, then stopping with a checkpoint. Press Ctrl-C again to stop at once.")
+        err.print(
+            "Finishing this round, then stopping with a checkpoint. Press Ctrl-C again to stop at once."
+        )
 
     before = signal.signal(signal.SIGINT, handle)
     try:
@@ -346,7 +358,9 @@ def print_table(table: Any) -> None:
     if not out.is_terminal:
         out.print(table.markdown(), markup=False)
         return
-    shown = RichTable(title=escape(table.title) or None, title_justify="left", caption=escape(table.caption) or None)
+    shown = RichTable(
+        title=escape(table.title) or None, title_justify="left", caption=escape(table.caption) or None
+    )
     for number, column in enumerate(table.columns):
         numeric = bool(table.rows) and all(isinstance(row[number], int | float) for row in table.rows)
         shown.add_column(escape(column), justify="right" if numeric else "left", overflow="fold")

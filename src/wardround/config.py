@@ -119,7 +119,8 @@ class Config(Settings):
     def build_method(self) -> Method:
         from wardround.methods import METHODS
 
-        return build_named(METHODS, self.method, "method")
+        method: Method = build_named(METHODS, self.method, "method")
+        return method
 
     def build_objective(self) -> Objective:
         """The chosen objective, or the method's own when none is named."""
@@ -128,7 +129,8 @@ class Config(Settings):
         chosen = dict(self.objective)
         if "name" not in chosen:
             chosen["name"] = self.build_method().objective
-        return build_named(OBJECTIVES, chosen, "objective")
+        objective: Objective = build_named(OBJECTIVES, chosen, "objective")
+        return objective
 
     def as_dict(self) -> dict[str, Any]:
         """Every setting written out, defaults and the method's own included."""
@@ -163,9 +165,7 @@ def build_named(registry: Mapping[str, type[Any]], settings: Mapping[str, Any], 
         raise ConfigError(explained(error, f"{where}.")) from None
 
 
-def load_config(
-    source: str | Path | Mapping[str, Any] | Config, overrides: Sequence[str] = ()
-) -> Config:
+def load_config(source: str | Path | Mapping[str, Any] | Config, overrides: Sequence[str] = ()) -> Config:
     """A checked configuration from a YAML file, a dictionary or a Config, with `a.b=c` on top."""
     if isinstance(source, Config):
         if not overrides:

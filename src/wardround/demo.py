@@ -40,7 +40,9 @@ def run_demo(folder: Path, *, seed: int = 42, listener: Listener | None = None) 
     """Train the three references with one budget and compare them."""
     results = {name: one_run(folder, name, seed, listener) for name in REFERENCES}
     elsewhere = mean_elsewhere(results["local"])
-    evaluations = {REFERENCES[name]: result.test for name, result in results.items() if result.test is not None}
+    evaluations = {
+        REFERENCES[name]: result.test for name, result in results.items() if result.test is not None
+    }
     table = method_table(
         evaluations,
         "dice",
@@ -49,8 +51,8 @@ def run_demo(folder: Path, *, seed: int = 42, listener: Listener | None = None) 
     )
     fedavg = evaluations[REFERENCES["fedavg"]].value("dice")
     sentence = (
-        f"A hospital's own model scores {elsewhere:.2f} at the other hospitals; the model they trained together, "
-        f"without a scan leaving, scores {fedavg:.2f}."
+        f"A hospital's own model scores {elsewhere:.2f} at the other hospitals; "
+        f"the model they trained together, without a scan leaving, scores {fedavg:.2f}."
     )
     facts = {
         "dice": {name: results[name].summary["test"]["dice"] for name in REFERENCES},

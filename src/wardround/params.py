@@ -160,7 +160,7 @@ class Params(Mapping[str, Tensor]):
             tensor = self[name].detach().cpu().contiguous()
             digest.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)};".encode())
             if tensor.numel():
-                digest.update(memoryview(tensor.reshape(-1).view(torch.uint8).numpy()))
+                digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
 
     def sha256(self) -> str:
         """One number for names, types, shapes and every byte."""

@@ -52,7 +52,9 @@ class PhantomSettings(BaseModel):
     num_classes: Literal[2, 3] = Field(
         default=2, description="2: background and lesion; 3: background, lesion rim and lesion core."
     )
-    channels: int = Field(default=1, ge=1, le=4, description="Sequences of each scan; each shows other tissue.")
+    channels: int = Field(
+        default=1, ge=1, le=4, description="Sequences of each scan; each shows other tissue."
+    )
     heterogeneity: float = Field(
         default=1.0,
         ge=0.0,
@@ -71,7 +73,9 @@ class PhantomSettings(BaseModel):
     def _check(self) -> PhantomSettings:
         sizes = self.size if isinstance(self.size, list) else [self.size or 64]
         if isinstance(self.size, list) and len(sizes) != self.dimensions:
-            raise ValueError(f"size has {len(sizes)} numbers; give one, or {self.dimensions} for {self.dimensions}D")
+            raise ValueError(
+                f"size has {len(sizes)} numbers; give one, or {self.dimensions} for {self.dimensions}D"
+            )
         if not all(16 <= size <= 512 for size in sizes) or self.size == 0:
             raise ValueError(f"size is {self.size}; each axis needs 16 to 512 voxels")
         if isinstance(self.cases, list) and len(self.cases) != self.hospitals:
@@ -480,7 +484,9 @@ class _Grid:
         sigma = [width / self.spacing[0], width / self.spacing[1], 0.0]
         if not self.is_flat:
             sigma[2] = (width if through_plane is None else through_plane) / self.spacing[2]
-        return np.asarray(ndimage.gaussian_filter(values, sigma, mode="nearest", truncate=3.0), dtype=np.float32)
+        return np.asarray(
+            ndimage.gaussian_filter(values, sigma, mode="nearest", truncate=3.0), dtype=np.float32
+        )
 
     def texture(self, random: np.random.Generator, width: float) -> Array:
         """A random field with standard deviation 1 whose bumps are about `width` mm wide."""
@@ -506,7 +512,9 @@ def _grid(settings: PhantomSettings, hospital: Hospital) -> _Grid:
     between = round(2 * _HEAD_HEIGHT / slices * hospital.thickness, 3) if rest else 5.0
 
     spacing = (in_plane, in_plane, between)
-    axes = [(np.arange(n) - (n - 1) / 2) * step for n, step in zip((rows, columns, slices), spacing, strict=True)]
+    axes = [
+        (np.arange(n) - (n - 1) / 2) * step for n, step in zip((rows, columns, slices), spacing, strict=True)
+    ]
     return _Grid(np.stack(np.meshgrid(*axes, indexing="ij")).astype(np.float32), spacing)
 
 
@@ -547,7 +555,9 @@ def _draw_head(random: np.random.Generator, grid: _Grid) -> _Head:
     fissure = np.minimum(1.3 - np.abs(columns + 1.0 * grid.texture(random, 15.0)), np.abs(rows) - 30.0)
     sulci = np.minimum(np.maximum(sulci, fissure), brain)
     nuclei = _pair(random, points, (6.0, 21.0, 2.0), (17.0, 9.0, 15.0), -0.35) + 0.8 * folds
-    return _Head(points, skin, brain, white, sulci, nuclei, _ventricles(random, points), grid.texture(random, 5.0))
+    return _Head(
+        points, skin, brain, white, sulci, nuclei, _ventricles(random, points), grid.texture(random, 5.0)
+    )
 
 
 def _pose(random: np.random.Generator, grid: _Grid) -> Array:
@@ -586,9 +596,7 @@ def _pair(
     return np.maximum(*sides)
 
 
-def _ellipsoid(
-    points: Array, centre: tuple[float, ...], axes: tuple[float, ...], tilt: float
-) -> Array:
+def _ellipsoid(points: Array, centre: tuple[float, ...], axes: tuple[float, ...], tilt: float) -> Array:
     """Millimetres inside an ellipsoid, about; tilt turns it in the plane."""
     rows, columns, slices = points - np.asarray(centre, dtype=np.float32)[:, None, None, None]
     cosine, sine = float(np.cos(tilt)), float(np.sin(tilt))
@@ -640,9 +648,7 @@ def _draw_blob(
     return np.asarray(body + irregularity * radius * lobes, dtype=np.float32)
 
 
-def _annotate(
-    lesion: _Lesion | None, grid: _Grid, hospital: Hospital, num_classes: int
-) -> NDArray[np.uint8]:
+def _annotate(lesion: _Lesion | None, grid: _Grid, hospital: Hospital, num_classes: int) -> NDArray[np.uint8]:
     """The label as this hospital's annotator draws it; where there is a lesion, at least one voxel of each class."""
     label = np.zeros(grid.shape, dtype=np.uint8)
     if lesion is None:

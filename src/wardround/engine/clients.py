@@ -111,7 +111,7 @@ class Client:
             epochs=config.local_epochs if epochs is None else epochs,
             batch_size=config.batch_size,
             augmentation=config.augmentation,
-            own=memory.get("norm_stats"),
+            own=memory.get("own"),
             optimizer_state=dict(memory.get("optimizer", {})),
             loss=loss,
             add=add,
@@ -122,8 +122,8 @@ class Client:
         )
         if config.optimizer.state == "keep":
             memory["optimizer"] = Params(bench.optimizer_state())
-        if bench.bn_stats == "local" and bench.stats:
-            memory["norm_stats"] = bench.statistics()
+        if bench.own_names:
+            memory["own"] = bench.own()
         if "previous" in self._needs:
             memory["previous"] = fitted.params
         self.fitted = fitted
@@ -133,14 +133,16 @@ class Client:
         self,
         params: Params | None = None,
         function: Callable[[Tensor, Batch], Tensor] | None = None,
+        *,
+        fallback: bool = True,
     ) -> float | None:
-        """The mean over validation cases of `function(logits, batch)`, by default the objective's loss.
+        """The mean over validation cases of `function(logits, batch)` (B,), by default the objective's loss.
 
         Evaluation mode, no augmentation; model, statistics and random streams stay untouched. Without
-        validation cases the training cases serve; with none at all the answer is None.
+        validation cases the training cases serve if `fallback`; with none at all the answer is None.
         """
         split = self.data.val
-        if not len(split):
+        if not len(split) and fallback:
             log.info("client '%s' has no validation cases; its training cases serve", self.name)
             split = self.data.train
         if not len(split):
@@ -149,12 +151,10 @@ class Client:
         totals = [value(logits, batch).double().sum() for logits, batch in self.predictions(split, params)]
         return float(torch.stack(totals).sum()) / len(split)
 
-    def predictions(
-        self, split: TensorSplit, params: Params | None = None
-    ) -> Iterator[tuple[Tensor, Batch]]:
+    def predictions(self, split: TensorSplit, params: Params | None = None) -> Iterator[tuple[Tensor, Batch]]:
         """Logits of a split, batch by batch, by these params (default: the model as it stands)."""
         return self._bench.predictions(
-            in_order(split, self._config.evaluate.batch_size), params, self.memory.get("norm_stats")
+            in_order(split, self._config.evaluate.batch_size), params, self.memory.get("own")
         )
 
     def _context(self, start: Params) -> Context:

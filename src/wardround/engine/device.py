@@ -27,7 +27,7 @@ def choose_device(settings: ComputeSettings) -> torch.device:
 
 
 def autocast_dtype(settings: ComputeSettings, device: torch.device) -> torch.dtype | None:
-    """bfloat16 where it pays (a GPU), none otherwise; TF32 is switched on for GPUs unless float32 is asked."""
+    """bfloat16 where it pays (a GPU), none otherwise; GPUs use TF32 unless float32 is asked."""
     precision = settings.precision
     if device.type == "cuda":
         exact = precision == "float32"

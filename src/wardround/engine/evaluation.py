@@ -26,7 +26,7 @@ def score_cases(
     settings: EvaluateSettings,
 ) -> list[dict[str, Any]]:
     """One row a case: its name, its loss, and every metric of every region."""
-    rows = []
+    rows: list[dict[str, Any]] = []
     for logits, batch in client.predictions(split, params):
         losses = objective.sample_losses(logits, batch.label).tolist()
         predicted = objective.predict(logits).cpu().numpy()

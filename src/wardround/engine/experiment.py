@@ -36,7 +36,7 @@ from wardround.engine.workers import Workers
 from wardround.errors import CheckpointError, ConfigError, TooFewClients
 from wardround.messages import Message, ServerState
 from wardround.metrics import METRICS
-from wardround.models.norm import from_moments, running_stats
+from wardround.models.norm import from_moments, running_stats, to_moments
 from wardround.params import Params
 from wardround.reporting.pictures import draw_overlays
 from wardround.reporting.records import Egress, append_lines, keep_lines, read_lines
@@ -262,9 +262,7 @@ class Experiment:
         self.checkpoints.save(0, state.params, state.memory, Progress().facts())
         return state, Progress()
 
-    def _rounds(
-        self, clients: Clients, egress: Egress, state: ServerState, progress: Progress
-    ) -> Outcome:
+    def _rounds(self, clients: Clients, egress: Egress, state: ServerState, progress: Progress) -> Outcome:
         config = self.config
         self.listener.on_start(config, state.round)
         while state.round < config.rounds:
@@ -300,22 +298,20 @@ class Experiment:
                 self._rewind(state.round)
                 if attempt == self.config.retries:
                     raise TooFewClients(
-                        f"{error} The run stopped; its last checkpoint is after round {state.round}. Mend the "
-                        "cause and add --resume, or lower min_clients."
+                        f"{error} The run stopped; its last checkpoint is after round {state.round}. "
+                        "Mend the cause and add --resume, or lower min_clients."
                     ) from None
                 log.warning("%s Trying the round again.", error)
         after = self._reestimated(clients, after)
         return ServerState(in_memory(after.params), in_memory(after.memory), after.round, after.notes)
 
     def _reestimated(self, clients: Clients, state: ServerState) -> ServerState:
-        """`bn_stats: reestimate`: the averaged model's statistics, measured anew by every client and pooled."""
+        """`bn_stats: reestimate`: every client measures the new model's statistics; they are pooled."""
         if self.config.model.bn_stats != "reestimate":
             return state
         replies = [r for r in clients.ask("norm_stats", Message(params=state.params)) if r.extras["stats"]]
         if not replies:
             return state
-        from wardround.models.norm import to_moments
-
         pairs = running_stats(build_model(self.config))
         moments = [Params(to_moments(reply.extras["stats"], pairs)) for reply in replies]
         pooled = from_moments(mean(moments, by_samples(replies)), pairs)
@@ -323,7 +319,10 @@ class Experiment:
 
     def _rewind(self, round: int) -> None:
         for name in self._names:
-            MemoryStore(self.folder / "clients" / file_name(name)).rewind(round)
+            self._store(name).rewind(round)
+
+    def _store(self, name: str) -> MemoryStore:
+        return MemoryStore(self.folder / "clients" / file_name(name))
 
     # Evaluation
 
@@ -342,7 +341,7 @@ class Experiment:
             progress.best_value, progress.best_round = value, done
             progress.best_file = self.checkpoints.save_best(done, state.params)
             for name in self._names:
-                MemoryStore(self.folder / "clients" / file_name(name)).keep_best(done)
+                self._store(name).keep_best(done - 1)  # files carry the number of the round, from 0
         return validation
 
     def _evaluate(
@@ -352,16 +351,14 @@ class Experiment:
         names = [name for name in clients.names if name != POOLED]
         return gather(clients.ask("evaluate", message, to=names), metrics)
 
-    def _finish(
-        self, clients: Clients, egress: Egress, state: ServerState, progress: Progress
-    ) -> Outcome:
+    def _finish(self, clients: Clients, egress: Egress, state: ServerState, progress: Progress) -> Outcome:
         """The test, once, with the model chosen on validation cases."""
         settings = self.config.evaluate
         chosen: dict[str, Any] = {}
         params = state.params
         if settings.model == "best" and progress.best_file is not None:
             params = self.checkpoints.load_best(progress.best_file)
-            chosen = {"best_round": progress.best_round}
+            chosen = {"memory_of_round": int(progress.best_round or 0) - 1}
         clients.begin_round(state.round, [])
         test = self._evaluate(clients, params, "test", settings.metrics, **chosen)
         outcome = Outcome("done", state, progress, test)
@@ -503,7 +500,11 @@ def git_commit() -> str | None:
         return None
     try:
         done = subprocess.run(
-            ["git", "-C", str(root), "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=True
+            ["git", "-C", str(root), "rev-parse", "HEAD"],
+            capture_output=True,
+            text=True,
+            timeout=5,
+            check=True,
         )
     except (OSError, subprocess.SubprocessError):
         return None

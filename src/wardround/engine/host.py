@@ -83,7 +83,8 @@ class Host:
             bn_stats=config.model.bn_stats,
             autocast_dtype=autocast_dtype(config.compute, device),
         )
-        self.shared = self.method.shared(self.bench.model)
+        kept = set(self.objective.local_names(self.bench.model))
+        self.shared = [name for name in self.method.shared(self.bench.model) if name not in kept]
         self._clients: dict[str, Client] = {}
 
     # Registration and bookkeeping
@@ -124,6 +125,8 @@ class Host:
         try:
             client = self._prepared(name, round)
             reply = self._function(task)(client, message)
+            if task == "train" and reply.params is not None:
+                reply = replace(reply, params=reply.params.only(self.shared))
             fitted = client.fitted
             self._remember(client, task, round)
         except WardroundError as error:
@@ -176,14 +179,16 @@ class Host:
         raise ClientError(f"task '{task}' is not one this method knows")
 
     def _model_for(self, client: Client, message: Message) -> Params:
-        """The params a client is judged with; `best_round` takes the memory of that round."""
+        """The params a client is judged with: its own version of what was sent.
+
+        memory_of_round takes the memory kept with the best model; as_sent leaves the client's own aside.
+        """
         assert message.params is not None
-        best_round = message.scalars.get("best_round")
-        if best_round is not None:
-            client.memory = self.store(client.name).load_best(best_round)
         if message.scalars.get("as_sent"):
             client.memory = {}
             return message.params
+        if "memory_of_round" in message.scalars:
+            client.memory = self.store(client.name).load_best(message.scalars["memory_of_round"])
         return self.method.personal(client, message.params)
 
     def _evaluate(self, client: Client, message: Message) -> Message:
@@ -216,7 +221,9 @@ class Host:
         for logits, _ in client.predictions(split, params):
             predicted.append(self.objective.predict(logits).cpu())
         if chosen:
-            save_pictures(self.folder(client.name) / "pictures.safetensors", split, chosen, torch.cat(predicted))
+            save_pictures(
+                self.folder(client.name) / "pictures.safetensors", split, chosen, torch.cat(predicted)
+            )
         return Message()
 
 

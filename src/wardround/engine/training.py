@@ -95,12 +95,14 @@ class Workbench:
         self.autocast_dtype = autocast_dtype
         self.bn_stats = bn_stats
         self.stats = running_stats(self.model)
+        statistics = [name for pair in self.stats for name in pair] if bn_stats == "local" else []
+        self.own_names = [*objective.local_names(self.model), *statistics]
         self._references: dict[str, Reference] = {}
 
     # Tensors in and out
 
     def load(self, params: Params, own: Params | None = None) -> None:
-        """Put received params into the model; `own` tensors (local statistics) go on top."""
+        """Put received params into the model; the client's own tensors go on top."""
         if self.bn_stats == "pooled":
             params = Params(from_moments(params, self.stats))
         params.load_into(self.model)
@@ -112,10 +114,9 @@ class Workbench:
         params = Params.of(self.model)
         return Params(to_moments(params, self.stats)) if self.bn_stats == "pooled" else params
 
-    def statistics(self) -> Params:
-        """The model's running statistics alone."""
-        names = {name for pair in self.stats for name in pair}
-        return Params.of(self.model).only(names)
+    def own(self) -> Params:
+        """What stays at the client whatever the method: local statistics, local heads."""
+        return Params.of(self.model).only(self.own_names)
 
     def optimizer_state(self) -> dict[str, Tensor]:
         return optimizers.export_state(self.optimizer)
@@ -190,7 +191,12 @@ class Workbench:
 
         def total_loss(model: nn.Module, batch: Batch, context: Context) -> Tensor:
             value = objective_loss(model, batch, context)
-            return value if add is None else value + add(model, batch, context)
+            if add is not None:
+                value = value + add(model, batch, context)
+            for term, extra in self.model.extra_losses(context.num_examples).items():
+                context.note(term, extra)
+                value = value + extra
+            return value
 
         def plain_step(this: Step) -> None:
             this.backward()
@@ -232,13 +238,14 @@ class Workbench:
         """Running statistics of a model on a split, from one pass without gradients."""
         self.load(params)
         reestimate(self.model, (batch.image for batch in in_order(split, batch_size)))
-        return self.statistics()
+        return Params.of(self.model).only({name for pair in self.stats for name in pair})
 
 
 def shuffled(count: int, batch_size: int, seed: int, *stream: object) -> Iterator[Tensor]:
     """Index batches in random order; the last one may be smaller."""
     order = torch.randperm(count, generator=generator(seed, *stream))
-    yield from order.split(batch_size)
+    for start in range(0, count, batch_size):
+        yield order[start : start + batch_size]
 
 
 def in_order(split: TensorSplit, batch_size: int) -> Iterator[Batch]:

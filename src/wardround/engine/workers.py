@@ -7,6 +7,7 @@ it again, and the clients' memories are on disk.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -82,11 +83,9 @@ class Worker:
 
     def send(self, request: Mapping[str, Any]) -> None:
         assert self._process is not None and self._process.stdin is not None
-        try:
+        with contextlib.suppress(BrokenPipeError):  # its end is already in `lines`
             self._process.stdin.write(json.dumps(request) + "\n")
             self._process.stdin.flush()
-        except BrokenPipeError:
-            pass  # its end is already in `lines`
 
     def receive(self, deadline: float) -> dict[str, Any] | None:
         """The next line, or None when the process is gone; TimeoutError past the deadline."""
@@ -103,10 +102,8 @@ class Worker:
         if process is None:
             return
         if process.stdin is not None and not process.stdin.closed:
-            try:
+            with contextlib.suppress(BrokenPipeError):
                 process.stdin.close()
-            except BrokenPipeError:
-                pass
         try:
             process.wait(timeout=10)
         except subprocess.TimeoutExpired:
@@ -163,7 +160,9 @@ class Workers:
         try:
             ready = worker.receive(time.monotonic() + START_SECONDS)
         except TimeoutError:
-            raise WardroundError(f"worker {worker.number} did not start within {START_SECONDS:g} s.") from None
+            raise WardroundError(
+                f"worker {worker.number} did not start within {START_SECONDS:g} s."
+            ) from None
         if ready is None or "clients" not in ready:
             reason = (ready or {}).get("failure", f"exit code {worker.exit_code()}")
             raise WardroundError(f"worker {worker.number} could not start: {reason}")
@@ -256,5 +255,3 @@ class Workers:
     def close(self) -> None:
         for worker in self._workers:
             worker.stop()
-
-

@@ -101,6 +101,10 @@ class Reference:
         with torch.no_grad():
             return self.model.encode(image)
 
+    def copy_from(self, model: nn.Module) -> None:
+        """Take over the present state of another model (for references that move within a round)."""
+        self.model.load_state_dict(model.state_dict())
+
 
 @dataclass(frozen=True)
 class Objective:
@@ -137,6 +141,10 @@ class Objective:
 
     def start_model(self, model: nn.Module) -> None:
         """Add what the objective trains beside the network (projection heads); default nothing."""
+
+    def local_names(self, model: nn.Module) -> list[str]:
+        """State-dict names that stay at the client (a local projection head); default none."""
+        return []
 
 
 @dataclass(frozen=True)

@@ -39,10 +39,14 @@ class Method:
     paper: ClassVar[str] = ""
     year: ClassVar[int] = 0
     link: ClassVar[str] = ""
-    kind: ClassVar[str] = "aggregation"  # reference, objective, aggregation, personal, robust, server optimizer
+    kind: ClassVar[str] = (
+        "aggregation"  # reference, objective, aggregation, personal, robust, server optimizer
+    )
     sends: ClassVar[str] = "nothing"  # beyond the model
     secure_sum: ClassVar[bool] = True  # works when the server sees only the weighted sum of updates
-    needs: ClassVar[frozenset[str]] = frozenset()  # features, global, previous, validation, proxy, full, state
+    needs: ClassVar[frozenset[str]] = (
+        frozenset()
+    )  # features, global, previous, validation, proxy, full, state
     tasks: ClassVar[tuple[str, ...]] = ("train",)  # functions a client may be asked for
     pooled: ClassVar[bool] = False  # trains on the union of all cases, as a reference only
     objective: ClassVar[str] = "dice_bce"  # what clients minimise unless the configuration says otherwise

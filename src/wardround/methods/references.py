@@ -18,6 +18,11 @@ from wardround.methods.base import Method
 from wardround.params import Params
 
 
+def given(message: Message) -> Params:
+    assert message.params is not None
+    return message.params
+
+
 @dataclass(frozen=True)
 class Local(Method):
     """Every client trains its own model and keeps it."""
@@ -34,7 +39,7 @@ class Local(Method):
         return state.next(memory={"started": sorted(started | {reply.client for reply in replies})})
 
     def train(self, client: Client, message: Message) -> Message:
-        start: Params = client.memory.get("model", message.params)
+        start: Params = client.memory["model"] if "model" in client.memory else given(message)
         client.memory["model"] = client.fit(start=start).params
         return Message()
 

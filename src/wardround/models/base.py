@@ -68,6 +68,13 @@ class Segmenter(nn.Module):
         """The bottleneck alone, without the decoder's cost; exactly `forward_features(x).bottleneck`."""
         return self._bottleneck(self._pad(x))
 
+    def extra_losses(self, num_examples: int) -> dict[str, Tensor]:
+        """Loss terms of the network itself, by name, after a forward pass in training; default none.
+
+        num_examples: training cases of the client, for terms that count once a pass over its data.
+        """
+        return {}
+
     def output_layer(self) -> nn.Module:
         """The layer that makes the logits."""
         return last_layer(self, self.num_outputs)

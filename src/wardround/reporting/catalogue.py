@@ -33,8 +33,13 @@ def method_card(name: str) -> Table:
     return card(
         f"{kind.title} ({name})",
         kind,
-        {"paper": f"{kind.paper} {kind.year or ''}".strip(), "link": kind.link, "kind": kind.kind,
-         "sends beyond the model": kind.sends, "default objective": kind.objective},
+        {
+            "paper": f"{kind.paper} {kind.year or ''}".strip(),
+            "link": kind.link,
+            "kind": kind.kind,
+            "sends beyond the model": kind.sends,
+            "default objective": kind.objective,
+        },
     )
 
 
@@ -78,7 +83,14 @@ def readable(hint: Any) -> str:
 
 def model_list() -> Table:
     rows = [
-        [name, info.title, info.paper, f"{info.dimensions}D", str(info.defaults.base_filters), info.defaults.norm]
+        [
+            name,
+            info.title,
+            info.paper,
+            f"{info.dimensions}D",
+            str(info.defaults.base_filters),
+            info.defaults.norm,
+        ]
         for name, info in MODELS.items()
     ]
     rows.append(["monai:NAME", "any network of MONAI", "-", "2D, 3D", "-", "-"])

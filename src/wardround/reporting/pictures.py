@@ -67,7 +67,13 @@ def draw_overlays(sources: Mapping[str, Path], target: Path, title: str) -> bool
                     add_contours(axis, stored[f"{number}/{layer}"].numpy())
                 axis.set_title(clipped(heading), fontsize=7, pad=2)
         axes[row][0].text(
-            -0.12, 0.5, clipped(client), transform=axes[row][0].transAxes, rotation=90, va="center", ha="right"
+            -0.12,
+            0.5,
+            clipped(client),
+            transform=axes[row][0].transAxes,
+            rotation=90,
+            va="center",
+            ha="right",
         )
     figure.suptitle(clipped(title, 100), fontsize=10, x=0.01, ha="left")
     figure.tight_layout(pad=0.4, rect=(0.02, 0, 1, 0.98))
@@ -91,7 +97,8 @@ def add_contours(axis: object, labels: NDArray[np.uint8]) -> None:
 
 def normalised(image: NDArray[np.float32]) -> NDArray[np.float32]:
     low, high = np.percentile(image, (1, 99.5))
-    return np.clip((image - low) / max(high - low, 1e-6), 0, 1)
+    scaled: NDArray[np.float32] = np.clip((image - low) / max(high - low, 1e-6), 0, 1)
+    return scaled
 
 
 def clipped(text: str, length: int = 24) -> str:

@@ -87,17 +87,22 @@ def counts(evaluation: Evaluation, metrics: Sequence[str]) -> str:
 
 
 def method_table(
-    results: Mapping[str, Evaluation], metric: str, title: str, extra: Mapping[str, Sequence[Any]] | None = None
+    results: Mapping[str, Evaluation],
+    metric: str,
+    title: str,
+    extra: Mapping[str, Sequence[Any]] | None = None,
 ) -> Table:
     """Rows methods, columns each client's test set, mean and worst."""
     clients = sorted({name for result in results.values() for name in result.clients[metric]})
     extra = extra or {}
-    rows = []
+    rows: list[list[Any]] = []
     for label, result in results.items():
         summaries = result.clients[metric]
         values = [summaries[name].mean if name in summaries else math.nan for name in clients]
         overall = result.overall[metric]
-        rows.append([label, *values, overall.mean, worst_value(overall), *(extra[key][len(rows)] for key in extra)])
+        rows.append(
+            [label, *values, overall.mean, worst_value(overall), *(extra[key][len(rows)] for key in extra)]
+        )
     return Table(title, ["method", *clients, "mean", "worst", *extra], rows)
 
 
