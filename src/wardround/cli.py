@@ -5,6 +5,7 @@ Exit codes: 0 done, 2 the user's input is wrong, 130 stopped by Ctrl-C, 1 anythi
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import os
@@ -36,6 +37,8 @@ app = typer.Typer(
 )
 data_app = typer.Typer(name="data", help="Make and look at data.", no_args_is_help=True)
 app.add_typer(data_app)
+papers_app = typer.Typer(name="papers", invoke_without_command=True)
+app.add_typer(papers_app)
 
 out = Console(highlight=False, soft_wrap=not sys.stdout.isatty())
 err = Console(stderr=True, highlight=False, soft_wrap=not sys.stderr.isatty())
@@ -201,12 +204,55 @@ def catalogue(
         raise ConfigError(
             f"'{name}' is not a {kind}.{suggestion(name, registry)} List all: wardround {kind}s"
         )
-    table = list_all() if name is None else show_one(name)
+    print_rows(list_all() if name is None else show_one(name), as_json)
+
+
+def print_rows(table: Any, as_json: bool) -> None:
+    """A table, or its rows as JSON objects."""
     if as_json:
         rows = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
         out.print_json(json.dumps(rows))
     else:
         print_table(table)
+
+
+# Papers
+
+
+@papers_app.callback()
+def papers(context: typer.Context, json_: Json = False) -> None:
+    """List the tables of the papers that can be run as presets, or show one."""
+    if context.invoked_subcommand is not None:
+        return
+    configure_logging(debug=False, quiet=True)
+    from wardround.papers import preset_list
+
+    print_rows(preset_list(), json_)
+
+
+@papers_app.command()
+def show(
+    name: Annotated[str, typer.Argument(help="A preset, such as safcf-table2.")],
+    json_: Json = False,
+) -> None:
+    """Show what a preset runs, what it still needs, and what was published."""
+    configure_logging(debug=False, quiet=True)
+    from wardround import papers
+
+    preset = papers.load(name)
+    if json_:
+        out.print_json(json.dumps(papers.as_dict(preset)))
+        return
+    out.print(f"[bold]{escape(preset.name)}[/]  {escape(preset.paper)}, {escape(preset.table)}")
+    out.print(escape(preset.about))
+    out.print(f"\n{escape(papers.settings_text(preset))}")
+    for table in papers.tables(preset):
+        out.print(f"\n[bold]{escape(table.title)}[/]\n")
+        print_table(dataclasses.replace(table, title=""))
+    for heading, sentences in papers.remarks(preset).items():
+        out.print(f"\n[bold]{escape(heading)}[/]")
+        for sentence in sentences:
+            out.print(f"- {escape(sentence)}")
 
 
 # Data

@@ -20,7 +20,7 @@ from wardround.data.augment import Augmentation
 from wardround.data.phantom import PhantomSettings
 from wardround.engine.optimizers import OptimizerSettings
 from wardround.errors import ConfigError
-from wardround.models import ModelSettings
+from wardround.models import ModelSettings, offers_features
 
 if TYPE_CHECKING:
     from wardround.losses.objective import Objective
@@ -238,12 +238,23 @@ def parse(values: Mapping[str, Any], label: str = "") -> Config:
     try:
         config = Config.model_validate(values)
         method, objective = config.build_method(), config.build_objective()
+        check_features(config, method, objective)
         method.check(config, objective)
+        objective.check(config)
     except ValidationError as error:
         raise ConfigError(label + explained(error)) from None
     except ConfigError as error:
         raise ConfigError(label + str(error)) from None
     return config
+
+
+def check_features(config: Config, method: Method, objective: Objective) -> None:
+    """Refuse a network that shows no encoder features to somebody who compares them."""
+    if "features" in method.needs | objective.needs and not offers_features(config.model):
+        raise ConfigError(
+            f"objective or method needs encoder features, which model '{config.model.name}' does not offer. "
+            "Choose one of wardround's own networks, for example unet2d."
+        )
 
 
 def explained(error: ValidationError, prefix: str = "") -> str:

@@ -37,12 +37,12 @@ def mean_tensor(items: Sequence[Params], weights: Sequence[float], name: str) ->
     first = items[0][name]
     if not first.is_floating_point():
         for item in items[1:]:
-            first = torch.maximum(first, item[name])
+            first = torch.maximum(first, item[name].to(first.device))
         return first.clone()
     total = first.double() * weights[0]
     for item, weight in zip(items[1:], weights[1:], strict=True):
         if weight:
-            total.add_(item[name], alpha=weight)
+            total.add_(item[name].to(total.device), alpha=weight)  # a stored reply is on the host
     return total.to(first.dtype)
 
 

@@ -11,6 +11,8 @@ from wardround.messages import Reply
 def normalised(values: Sequence[float]) -> list[float]:
     """Values divided by their sum; uniform when the sum is zero.
 
+    Values that already sum to one, to the last digit, stay as they are.
+
     >>> normalised([1, 3])
     [0.25, 0.75]
     """
@@ -19,6 +21,8 @@ def normalised(values: Sequence[float]) -> list[float]:
     total = math.fsum(values)
     if total <= 0:
         return [1.0 / len(values)] * len(values)
+    if math.isclose(total, 1.0, rel_tol=4e-16):
+        return [float(value) for value in values]
     return [value / total for value in values]
 
 
@@ -36,6 +40,47 @@ def named(replies: Sequence[Reply], weights: Sequence[float]) -> dict[str, float
     return {reply.client: float(weight) for reply, weight in zip(replies, weights, strict=True)}
 
 
+def numbers(
+    replies: Sequence[Reply], name: str, least: float = -math.inf, most: float = math.inf
+) -> dict[str, float]:
+    """A number by client, of the clients that sent a finite one inside the bounds."""
+    sent = {reply.client: reply.scalars.get(name) for reply in replies}
+    return {
+        client: float(value)
+        for client, value in sent.items()
+        if isinstance(value, int | float) and math.isfinite(value) and least <= value <= most
+    }
+
+
 def for_present(known: Mapping[str, float], replies: Sequence[Reply]) -> list[float]:
     """Remembered weights of the clients that answered, renormalised over them."""
     return normalised([known[reply.client] for reply in replies])
+
+
+def joined(known: Mapping[str, float], shares: Mapping[str, float]) -> dict[str, float]:
+    """Weights of all clients: a newcomer enters with its share, and the others make room for it.
+
+    shares: of every client, newcomers included, summing to one.
+
+    >>> joined({"north": 0.5, "east": 0.5}, {"north": 0.4, "east": 0.4, "south": 0.2})
+    {'north': 0.4, 'east': 0.4, 'south': 0.2}
+    """
+    new = {name: share for name, share in shares.items() if name not in known}
+    room = 1 - math.fsum(new.values())
+    return {**({name: weight * room for name, weight in known.items()} if new else known), **new}
+
+
+def moved(known: Mapping[str, float], values: Mapping[str, float]) -> dict[str, float]:
+    """The hold rule: clients with a new value share, in proportion to it, what the others leave over.
+
+    The others keep their weight exactly. With no value above zero, everybody does.
+
+    >>> moved({"north": 0.5, "east": 0.25, "south": 0.25}, {"north": 1, "east": 3})
+    {'north': 0.1875, 'east': 0.5625, 'south': 0.25}
+    """
+    total = math.fsum(values.values())
+    if total <= 0:
+        return dict(known)
+    held = math.fsum(weight for name, weight in known.items() if name not in values)
+    room = max(0.0, 1 - held)
+    return {name: room * (values[name] / total) if name in values else known[name] for name in known}

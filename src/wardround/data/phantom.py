@@ -18,12 +18,12 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, fields, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 from scipy import ndimage
 
 from wardround.data.cases import Case, ClientData, TensorSplit
@@ -47,7 +47,7 @@ class PhantomSettings(BaseModel):
     cases: int | list[int] | None = Field(
         default=None,
         description="Cases of each hospital, all splits together: one number, or one per hospital. "
-        "Left out: 60, 36, 24, 48, and 30 at each further hospital.",
+        "Left out: 60, 48, 32, 40, and 30 at each further hospital.",
     )
     num_classes: Literal[2, 3] = Field(
         default=2, description="2: background and lesion; 3: background, lesion rim and lesion core."
@@ -69,25 +69,34 @@ class PhantomSettings(BaseModel):
         default=None, ge=0, description="Seed of the made-up patients. Left out: the run's seed."
     )
 
-    @model_validator(mode="after")
-    def _check(self) -> PhantomSettings:
-        sizes = self.size if isinstance(self.size, list) else [self.size or 64]
-        if isinstance(self.size, list) and len(sizes) != self.dimensions:
+    @field_validator("size")
+    @classmethod
+    def _check_size(cls, size: int | list[int] | None, info: ValidationInfo) -> int | list[int] | None:
+        dimensions = info.data.get("dimensions")
+        if isinstance(size, list) and dimensions and len(size) != dimensions:
+            raise ValueError(f"has {len(size)} numbers; give one, or {dimensions} for {dimensions}D")
+        if not all(16 <= voxels <= 512 for voxels in _listed(size)):
+            raise ValueError("each axis needs 16 to 512 voxels")
+        return size
+
+    @field_validator("cases")
+    @classmethod
+    def _check_cases(cls, cases: int | list[int] | None, info: ValidationInfo) -> int | list[int] | None:
+        hospitals = info.data.get("hospitals")
+        if isinstance(cases, list) and hospitals and len(cases) != hospitals:
             raise ValueError(
-                f"size has {len(sizes)} numbers; give one, or {self.dimensions} for {self.dimensions}D"
+                f"has {len(cases)} numbers for {hospitals} hospitals; give one each, or one for all"
             )
-        if not all(16 <= size <= 512 for size in sizes) or self.size == 0:
-            raise ValueError(f"size is {self.size}; each axis needs 16 to 512 voxels")
-        if isinstance(self.cases, list) and len(self.cases) != self.hospitals:
-            raise ValueError(
-                f"cases has {len(self.cases)} numbers for {self.hospitals} hospitals; give one each, or one for all"
-            )
-        counts = self.cases if isinstance(self.cases, list) else [self.cases or 0]
-        if not all(0 <= count <= 100_000 for count in counts):
-            raise ValueError(f"cases is {self.cases}; each hospital has 0 to 100000")
-        if min(self.split) <= 0 or abs(sum(self.split) - 1) > 1e-6:
-            raise ValueError(f"split is {list(self.split)}; three shares above 0 must add up to 1")
-        return self
+        if not all(0 <= count <= 10_000 for count in _listed(cases)):
+            raise ValueError("each hospital has 0 to 10000 cases")
+        return cases
+
+    @field_validator("split")
+    @classmethod
+    def _check_split(cls, split: tuple[float, float, float]) -> tuple[float, float, float]:
+        if not all(share > 0 for share in split) or abs(sum(split) - 1) > 1e-6:
+            raise ValueError("three shares above 0 must add up to 1")
+        return split
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -97,9 +106,15 @@ class PhantomSettings(BaseModel):
         return (self.size or (64 if self.dimensions == 2 else 32),) * self.dimensions
 
 
+def _listed(value: int | list[int] | None) -> list[int]:
+    if value is None:
+        return []
+    return value if isinstance(value, list) else [value]
+
+
 @dataclass(frozen=True)
-class Sequence:
-    """How bright each tissue is in one kind of scan; white matter to air is about 0.5.
+class Contrast:
+    """How bright each tissue is in one kind of scan, from 0 for air to about 1.
 
     lesion, core: brightness above white matter; below zero is darker.
     """
@@ -109,6 +124,7 @@ class Sequence:
     fluid: float
     grey: float
     white: float
+    blood: float
     lesion: float
     core: float
 
@@ -117,20 +133,21 @@ class Sequence:
 class Hospital:
     """What makes the scans, patients and labels of one hospital.
 
-    sequences: one per channel, at most four; the first is the hospital's own, the others are common.
+    contrasts: one per channel, at most four; the first is the hospital's own, the others are common.
     gamma: exponent on intensity; above 1 darkens the middle greys.
     noise: standard deviation, where the brightest tissue is about 1; rician: 0 Gaussian, 1 Rician.
     bias: how uneven the coil is, as log intensity from the centre to the edge; bias_angle: towards where,
-    in radians from the patient's left.
+    in radians: 0 is the patient's left, pi / 2 the back.
     blur: in-plane, mm; field_of_view: 1 fits a head; thickness: of slices in 3D, 1 fits a head.
-    num_lesions: the mean; lesion_radius: the mean, mm; irregularity: of the outline, 0 is an ellipse.
+    num_lesions: the mean; lesion_radius: the mean, mm; irregularity: of the outline, 0 is an ellipse;
+    rim: how thick it is around the core, as a share of the radius.
     margin: mm the annotator draws outside (above 0) or inside the true outline; smoothing: of that line, mm.
     empty: share of cases without a lesion.
     gain: what the scanner stores for brightness 1.
     """
 
     name: str
-    sequences: tuple[Sequence, ...]
+    contrasts: tuple[Contrast, ...]
     gamma: float
     noise: float
     rician: float
@@ -142,6 +159,7 @@ class Hospital:
     num_lesions: float
     lesion_radius: float
     irregularity: float
+    rim: float
     margin: float
     smoothing: float
     empty: float
@@ -163,14 +181,19 @@ class Scan:
 
 # Hospitals
 
-_FLAIR = Sequence(scalp=0.72, skull=0.10, fluid=0.12, grey=0.58, white=0.44, lesion=0.40, core=0.22)
-_T1 = Sequence(scalp=0.90, skull=0.12, fluid=0.14, grey=0.58, white=0.70, lesion=-0.40, core=0.30)
-_T2 = Sequence(scalp=0.48, skull=0.08, fluid=0.98, grey=0.54, white=0.38, lesion=0.42, core=0.54)
-_PD = Sequence(scalp=0.62, skull=0.16, fluid=0.46, grey=0.70, white=0.56, lesion=0.32, core=0.18)
+_FLAIR = Contrast(
+    scalp=0.72, skull=0.10, fluid=0.12, grey=0.58, white=0.44, blood=0.36, lesion=0.40, core=0.30
+)
+_T1 = Contrast(
+    scalp=0.85, skull=0.12, fluid=0.14, grey=0.56, white=0.70, blood=0.40, lesion=-0.40, core=-0.48
+)
+_T1_ENHANCED = replace(_T1, scalp=0.90, grey=0.58, blood=1.08, lesion=-0.44, core=0.30)
+_T2 = Contrast(scalp=0.48, skull=0.08, fluid=0.94, grey=0.50, white=0.38, blood=0.40, lesion=0.44, core=0.52)
+_PD = Contrast(scalp=0.62, skull=0.16, fluid=0.46, grey=0.70, white=0.56, blood=0.50, lesion=0.32, core=0.20)
 
 _REFERENCE = Hospital(
     name="reference",
-    sequences=(_FLAIR, _T1, _T2, _PD),
+    contrasts=(_FLAIR, _T1, _T2, _PD),
     gamma=1.0,
     noise=0.035,
     rician=0.5,
@@ -180,8 +203,9 @@ _REFERENCE = Hospital(
     field_of_view=1.0,
     thickness=1.0,
     num_lesions=1.4,
-    lesion_radius=17.0,
+    lesion_radius=18.0,
     irregularity=0.22,
+    rim=0.26,
     margin=0.0,
     smoothing=1.0,
     empty=0.0,
@@ -199,16 +223,17 @@ _DESIGNED = (
         bias_angle=0.6,
         blur=1.2,
         num_lesions=1.3,
-        lesion_radius=19.0,
+        lesion_radius=20.0,
         irregularity=0.24,
+        rim=0.26,
         empty=0.06,
         gain=1100.0,
     ),
-    # T1 only: the same disease is dark. An old coil; the annotator draws generously.
+    # T1 with contrast agent: dark rim, bright core, bright vessels. An old coil; drawn generously.
     replace(
         _REFERENCE,
         name="east",
-        sequences=(_T1, _T1, _T2, _PD),
+        contrasts=(_T1_ENHANCED, _T1, _T2, _PD),
         gamma=0.85,
         noise=0.04,
         rician=0.6,
@@ -218,40 +243,42 @@ _DESIGNED = (
         field_of_view=0.94,
         thickness=1.25,
         num_lesions=1.2,
-        lesion_radius=21.0,
-        irregularity=0.32,
-        margin=2.0,
-        smoothing=3.0,
-        empty=0.06,
+        lesion_radius=22.0,
+        irregularity=0.22,
+        rim=0.17,
+        margin=0.8,
+        smoothing=2.0,
+        empty=0.03,
         gain=420.0,
     ),
     # Fast T2: the fluid is as bright as any lesion; grainy and soft; several small lesions, drawn tightly.
     replace(
         _REFERENCE,
         name="south",
-        sequences=(_T2, _T1, _T2, _PD),
+        contrasts=(_T2, _T1, _T2, _PD),
         gamma=1.15,
-        noise=0.055,
+        noise=0.045,
         rician=1.0,
         bias=0.22,
         bias_angle=-1.4,
-        blur=2.4,
+        blur=2.2,
         field_of_view=1.06,
         thickness=1.5,
-        num_lesions=2.2,
-        lesion_radius=15.0,
+        num_lesions=2.1,
+        lesion_radius=17.0,
         irregularity=0.14,
-        margin=-1.0,
+        rim=0.26,
+        margin=-0.6,
         smoothing=1.5,
         empty=0.06,
         gain=260.0,
     ),
-    # Proton density: flat contrast, weak lesions, smooth outlines.
+    # Plain T1: the same disease is dark. An open coil; the annotator draws smooth outlines.
     replace(
         _REFERENCE,
         name="west",
-        sequences=(_PD, _T1, _T2, _PD),
-        gamma=1.3,
+        contrasts=(_T1, _T1, _T2, _PD),
+        gamma=1.1,
         noise=0.03,
         rician=0.2,
         bias=0.30,
@@ -259,17 +286,18 @@ _DESIGNED = (
         blur=2.2,
         field_of_view=0.98,
         thickness=0.9,
-        num_lesions=1.8,
-        lesion_radius=16.0,
+        num_lesions=1.6,
+        lesion_radius=19.0,
         irregularity=0.28,
+        rim=0.30,
         margin=1.0,
-        smoothing=4.0,
+        smoothing=3.0,
         empty=0.06,
         gain=1900.0,
     ),
 )
 
-_CASES = (60, 36, 24, 48)
+_CASES = (60, 48, 32, 40)
 _FURTHER_CASES = 30
 
 # Where exaggeration stops.
@@ -284,6 +312,7 @@ _LIMITS = {
     "num_lesions": (1.0, 5.0),
     "lesion_radius": (9.0, 28.0),
     "irregularity": (0.0, 0.5),
+    "rim": (0.1, 0.5),
     "margin": (-3.0, 5.0),
     "smoothing": (0.0, 8.0),
     "empty": (0.0, 0.15),
@@ -310,10 +339,10 @@ def hospital(settings: PhantomSettings, index: int, seed: int) -> Hospital:
 
 
 def _draw_style(name: str, seed: int) -> Hospital:
-    """A further hospital: one of the designed sequences, everything else anywhere between them."""
+    """A further hospital: one of the designed contrasts, everything else anywhere between them."""
     random = stream(seed, name, "style")
     own = _DESIGNED[random.integers(len(_DESIGNED))]
-    drawn = {}
+    drawn: dict[str, Any] = {}
     for field in _LIMITS:
         values = [getattr(style, field) for style in _DESIGNED]
         drawn[field] = float(random.uniform(min(values), max(values)))
@@ -327,29 +356,29 @@ def _blend(own: Hospital, heterogeneity: float) -> Hospital:
     def between(start: float, end: float) -> float:
         return start + heterogeneity * (end - start)
 
-    blended = {}
+    blended: dict[str, Any] = {}
     for field in [*_LIMITS, "bias_angle"]:
         low, high = _LIMITS.get(field, (-np.inf, np.inf))
         value = between(getattr(_REFERENCE, field), getattr(own, field))
         blended[field] = float(np.clip(value, low, high))
-    sequences = tuple(
-        _blend_sequence(start, end, heterogeneity)
-        for start, end in zip(_REFERENCE.sequences, own.sequences, strict=True)
+    contrasts = tuple(
+        _blend_contrast(start, end, heterogeneity)
+        for start, end in zip(_REFERENCE.contrasts, own.contrasts, strict=True)
     )
-    return replace(own, sequences=sequences, **blended)
+    return replace(own, contrasts=contrasts, **blended)
 
 
-def _blend_sequence(start: Sequence, end: Sequence, heterogeneity: float) -> Sequence:
-    """Between two sequences and not beyond; a lesion on its way from bright to dark stays visible."""
+def _blend_contrast(start: Contrast, end: Contrast, heterogeneity: float) -> Contrast:
+    """Between two contrasts and not beyond; a lesion on its way from bright to dark stays visible."""
     share = min(heterogeneity, 1.0)
     values = {
         field.name: (1 - share) * getattr(start, field.name) + share * getattr(end, field.name)
-        for field in fields(Sequence)
+        for field in fields(Contrast)
     }
     for part in ("lesion", "core"):
         if abs(values[part]) < _FAINTEST_LESION:
             values[part] = float(np.copysign(_FAINTEST_LESION, values[part]))
-    return Sequence(**values)
+    return Contrast(**values)
 
 
 # Cases and splits
@@ -444,7 +473,7 @@ def make_scan(settings: PhantomSettings, hospital: Hospital, number: int, seed: 
         lesion = _draw_lesions(stream(*who, "lesions"), grid, head, hospital)
     label = _annotate(lesion, grid, hospital, settings.num_classes)
     channels = [
-        _acquire(stream(*who, "scanner", channel), grid, head, lesion, hospital, hospital.sequences[channel])
+        _acquire(stream(*who, "scanner", channel), grid, head, lesion, hospital, hospital.contrasts[channel])
         for channel in range(settings.channels)
     ]
     image = np.stack(channels)  # (C, rows, columns, slices)
@@ -454,11 +483,12 @@ def make_scan(settings: PhantomSettings, hospital: Hospital, number: int, seed: 
 
 
 def _is_empty(settings: PhantomSettings, hospital: Hospital, number: int, seed: int) -> bool:
-    """Whether the patient is healthy; the first case of a split never is, so no split is without a lesion."""
-    train, val, _ = split_sizes(settings, hospital.name)
-    if number in (1, train + 1, train + val + 1):
-        return False
-    return bool(stream(seed, hospital.name, number, "healthy").random() < hospital.empty)
+    """Whether the patient is healthy: the hospital's share of each split, to the nearest whole case."""
+    train, val, test = split_sizes(settings, hospital.name)
+    split = split_of(settings, hospital.name, number)
+    first, size = {"train": (1, train), "val": (train + 1, val), "test": (train + val + 1, test)}[split]
+    order = stream(seed, hospital.name, split, "healthy").permutation(size)
+    return number - first in order[: round(hospital.empty * size)]
 
 
 @dataclass(frozen=True)
@@ -484,9 +514,8 @@ class _Grid:
         sigma = [width / self.spacing[0], width / self.spacing[1], 0.0]
         if not self.is_flat:
             sigma[2] = (width if through_plane is None else through_plane) / self.spacing[2]
-        return np.asarray(
-            ndimage.gaussian_filter(values, sigma, mode="nearest", truncate=3.0), dtype=np.float32
-        )
+        smoothed = ndimage.gaussian_filter(values, sigma, mode="nearest", truncate=3.0)
+        return np.asarray(smoothed, dtype=np.float32)
 
     def texture(self, random: np.random.Generator, width: float) -> Array:
         """A random field with standard deviation 1 whose bumps are about `width` mm wide."""
@@ -496,11 +525,12 @@ class _Grid:
     def cover(self, level: Array, softness: float = 0.0) -> Array:
         """How much of each voxel lies inside, from the mm to the border (above zero is inside)."""
         width = max(self.spacing[0], softness)
-        return np.clip(0.5 + level / width, 0.0, 1.0)
+        return np.asarray(np.clip(0.5 + level / width, 0.0, 1.0), dtype=np.float32)
 
 
 _HEAD_LENGTH, _HEAD_WIDTH, _HEAD_HEIGHT = 92.0, 75.0, 84.0  # from the middle to the skin, mm
 _MARGIN_OF_VIEW = 1.12
+SLICE_THICKNESS = 5.0  # of a 2D case, mm
 
 
 def _grid(settings: PhantomSettings, hospital: Hospital) -> _Grid:
@@ -509,7 +539,7 @@ def _grid(settings: PhantomSettings, hospital: Hospital) -> _Grid:
     slices = rest[0] if rest else 1
     in_plane = max(2 * _HEAD_LENGTH / rows, 2 * _HEAD_WIDTH / columns)
     in_plane = round(in_plane * _MARGIN_OF_VIEW * hospital.field_of_view, 3)
-    between = round(2 * _HEAD_HEIGHT / slices * hospital.thickness, 3) if rest else 5.0
+    between = round(2 * _HEAD_HEIGHT / slices * hospital.thickness, 3) if rest else SLICE_THICKNESS
 
     spacing = (in_plane, in_plane, between)
     axes = [
@@ -532,6 +562,7 @@ class _Head:
     sulci: Array
     nuclei: Array
     ventricles: Array
+    vessels: Array
     texture: Array
 
 
@@ -555,9 +586,9 @@ def _draw_head(random: np.random.Generator, grid: _Grid) -> _Head:
     fissure = np.minimum(1.3 - np.abs(columns + 1.0 * grid.texture(random, 15.0)), np.abs(rows) - 30.0)
     sulci = np.minimum(np.maximum(sulci, fissure), brain)
     nuclei = _pair(random, points, (6.0, 21.0, 2.0), (17.0, 9.0, 15.0), -0.35) + 0.8 * folds
-    return _Head(
-        points, skin, brain, white, sulci, nuclei, _ventricles(random, points), grid.texture(random, 5.0)
-    )
+    ventricles = _ventricles(random, points)
+    vessels = _vessels(random, points, length)
+    return _Head(points, skin, brain, white, sulci, nuclei, ventricles, vessels, grid.texture(random, 5.0))
 
 
 def _pose(random: np.random.Generator, grid: _Grid) -> Array:
@@ -578,6 +609,15 @@ def _ventricles(random: np.random.Generator, points: Array) -> Array:
     back = _pair(random, points, (24.0, 17.0, 4.0), (20.0, 5.5 * age, 14.0), -0.45)
     third = _ellipsoid(points, (4.0, 0.0, -6.0), (12.0, 2.2 * age, 10.0), 0.0)
     return np.maximum(np.maximum(front, back), third)
+
+
+def _vessels(random: np.random.Generator, points: Array, length: float) -> Array:
+    """The sinus behind, the artery in front, a pair at the sides, and the plexus in each ventricle."""
+    behind = _ellipsoid(points, (length - 17.0, 0.0, 10.0), (4.5, 4.5, 60.0), 0.0)
+    front = _ellipsoid(points, (-36.0, 0.0, 0.0), (6.0, 2.5, 40.0), 0.0)
+    sides = _pair(random, points, (-4.0, 46.0, 0.0), (10.0, 2.8, 40.0), 0.3)
+    plexus = _pair(random, points, (27.0, 18.0, 4.0), (9.0, 3.2, 8.0), -0.45)
+    return np.maximum(np.maximum(behind, front), np.maximum(sides, plexus))
 
 
 def _pair(
@@ -625,7 +665,7 @@ def _draw_lesions(random: np.random.Generator, grid: _Grid, head: _Head, hospita
         radius = max(typical * float(np.exp(random.normal(0, 0.18))), 1.5 * max(grid.spacing))
         body = _draw_blob(random, grid, head, allowed, radius, hospital.irregularity)
         whole = np.maximum(whole, body)
-        core = np.maximum(core, body - radius * random.uniform(0.30, 0.42))
+        core = np.maximum(core, body - radius * hospital.rim * random.uniform(0.8, 1.2))
     whole = np.minimum(whole, allowed)
     core = np.minimum(core + 0.8 * grid.texture(random, 3.0), whole - 2.0)
     return _Lesion(whole, core, grid.texture(random, 3.0), float(random.uniform(0.85, 1.15)))
@@ -649,7 +689,7 @@ def _draw_blob(
 
 
 def _annotate(lesion: _Lesion | None, grid: _Grid, hospital: Hospital, num_classes: int) -> NDArray[np.uint8]:
-    """The label as this hospital's annotator draws it; where there is a lesion, at least one voxel of each class."""
+    """The label as this hospital's annotator draws it; a lesion is never lost altogether."""
     label = np.zeros(grid.shape, dtype=np.uint8)
     if lesion is None:
         return label
@@ -659,7 +699,7 @@ def _annotate(lesion: _Lesion | None, grid: _Grid, hospital: Hospital, num_class
         # The margin belongs to the outer line; the core keeps its size.
         if value > 1:
             drawn = np.where(label > 0, drawn - hospital.margin, -np.inf)
-        label[drawn > min(0.0, 0.99 * float(drawn.max()))] = value
+        label[(drawn > 0) | (drawn == drawn.max())] = value
     return label
 
 
@@ -669,35 +709,37 @@ def _acquire(
     head: _Head,
     lesion: _Lesion | None,
     hospital: Hospital,
-    sequence: Sequence,
+    contrast: Contrast,
 ) -> NDArray[np.int16]:
-    """What the hospital's scanner stores for one sequence."""
-    signal = _paint(grid, head, lesion, sequence)
+    """What the hospital's scanner stores for one contrast."""
+    signal = _paint(grid, head, lesion, contrast)
     signal = grid.smooth(signal, hospital.blur, through_plane=0.3 * grid.spacing[2])
     signal = np.clip(signal, 0.0, 1.5) ** hospital.gamma * _bias(random, grid, hospital)
     first, second = random.standard_normal((2, *grid.shape), dtype=np.float32) * hospital.noise
     magnitude = np.sqrt((signal + first) ** 2 + (hospital.rician * second) ** 2)
     gain = hospital.gain * random.uniform(0.9, 1.1)
-    return np.clip(np.rint(magnitude * gain), 0, np.iinfo(np.int16).max).astype(np.int16)
+    stored = np.clip(np.rint(magnitude * gain), 0, np.iinfo(np.int16).max)
+    return np.asarray(stored, dtype=np.int16)
 
 
-def _paint(grid: _Grid, head: _Head, lesion: _Lesion | None, sequence: Sequence) -> Array:
+def _paint(grid: _Grid, head: _Head, lesion: _Lesion | None, contrast: Contrast) -> Array:
     """The brightness of every tissue, painted from the outside in."""
     tissue = 1 + 0.035 * head.texture
-    layers = [
-        (grid.cover(head.skin), sequence.scalp),
-        (grid.cover(head.skin - 5.0), sequence.skull),
-        (grid.cover(head.skin - 11.0), sequence.fluid),
-        (grid.cover(head.brain), sequence.grey * tissue),
-        (grid.cover(head.white, 5.0), sequence.white * tissue),
-        (grid.cover(head.nuclei, 5.0), 0.75 * sequence.grey + 0.25 * sequence.white),
-        (grid.cover(head.sulci), 0.7 * sequence.fluid + 0.3 * sequence.grey),
-        (grid.cover(head.ventricles), sequence.fluid),
+    layers: list[tuple[Array, Array | float]] = [
+        (grid.cover(head.skin), contrast.scalp),
+        (grid.cover(head.skin - 5.0), contrast.skull),
+        (grid.cover(head.skin - 11.0), contrast.fluid),
+        (grid.cover(head.brain), contrast.grey * tissue),
+        (grid.cover(head.white, 5.0), contrast.white * tissue),
+        (grid.cover(head.nuclei, 5.0), 0.75 * contrast.grey + 0.25 * contrast.white),
+        (grid.cover(head.sulci), 0.5 * (contrast.fluid + contrast.grey)),
+        (grid.cover(head.ventricles), contrast.fluid),
+        (grid.cover(head.vessels), contrast.blood),
     ]
     if lesion is not None:
         uneven = lesion.strength * (1 + 0.10 * lesion.texture)
-        layers.append((grid.cover(lesion.whole, 4.0), sequence.white + sequence.lesion * uneven))
-        layers.append((grid.cover(lesion.core, 4.0), sequence.white + sequence.core * uneven))
+        layers.append((grid.cover(lesion.whole, 4.0), contrast.white + contrast.lesion * uneven))
+        layers.append((grid.cover(lesion.core, 4.0), contrast.white + contrast.core * uneven))
     picture = np.full(grid.shape, 0.01, dtype=np.float32)
     for cover, brightness in layers:
         picture += cover * (brightness - picture)
@@ -708,7 +750,7 @@ def _bias(random: np.random.Generator, grid: _Grid, hospital: Hospital) -> Array
     """The coil's uneven gain: stronger towards one side, weaker in the depth of the head."""
     angle = hospital.bias_angle + random.normal(0, 0.2)
     rows, columns, slices = grid.points / np.float32(_HEAD_LENGTH)
-    slope = np.sin(angle) * rows - np.cos(angle) * columns + 0.4 * slices
+    slope = np.sin(angle) * rows + np.cos(angle) * columns + 0.4 * slices
     depth = rows**2 + columns**2 + slices**2
     strength = hospital.bias * random.uniform(0.8, 1.2)
     return np.asarray(np.exp(strength * (slope + 0.4 * (depth - 0.5))), dtype=np.float32)

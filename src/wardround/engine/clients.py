@@ -20,7 +20,7 @@ from wardround.engine.gate import Registration, complaint, content_complaint, co
 from wardround.engine.seeding import derive, generator
 from wardround.engine.training import Fitted, Loss, Step, Workbench, in_order
 from wardround.errors import TooFewClients
-from wardround.losses.objective import Context
+from wardround.losses.objective import Context, Objective
 from wardround.messages import Message, Reply
 from wardround.params import Params
 
@@ -55,6 +55,11 @@ class Client:
     @property
     def model(self) -> nn.Module:
         return self._bench.model
+
+    @property
+    def objective(self) -> Objective:
+        """The chosen objective: how logits become probabilities, and the loss of a case."""
+        return self._bench.objective
 
     @property
     def device(self) -> torch.device:

@@ -24,7 +24,7 @@ from wardround.engine.evaluation import score_cases
 from wardround.engine.gate import Registration
 from wardround.engine.seeding import seed_everything
 from wardround.engine.training import Workbench
-from wardround.errors import ClientError, ConfigError, WardroundError
+from wardround.errors import ClientError, WardroundError
 from wardround.messages import Message
 from wardround.metrics import METRICS
 from wardround.models.base import Segmenter
@@ -49,12 +49,6 @@ def build_model(config: Config) -> Segmenter:
         dimensions=federation.dimensions,
     )
     objective.start_model(model)
-    needed = objective.needs | config.build_method().needs
-    if "features" in needed and not model.has_features:
-        raise ConfigError(
-            f"objective or method needs encoder features, which model '{config.model.name}' does not offer. "
-            "Choose one of wardround's own networks, for example unet2d."
-        )
     return model
 
 
@@ -127,7 +121,7 @@ class Host:
             reply = self._function(task)(client, message)
             if task == "train" and reply.params is not None:
                 reply = replace(reply, params=reply.params.only(self.shared))
-            fitted = client.fitted
+            fitted, client.fitted = client.fitted, None  # one model in memory, not one a client
             self._remember(client, task, round)
         except WardroundError as error:
             return Answer(name, failure=str(error), seconds=time.perf_counter() - started)

@@ -184,6 +184,7 @@ class Workbench:
     ) -> Fitted:
         """Train the model from `start` on a split; see `Client.fit` for the hooks."""
         self.load(start, own)
+        self.model.start_fit()
         optimizers.import_state(self.optimizer, optimizer_state or {})
         for group in self.optimizer.param_groups:
             group["lr"] = rate
@@ -213,6 +214,7 @@ class Workbench:
         views = 2 if "two_views" in self.objective.needs else 1
         for epoch in range(epochs):
             context.epoch = epoch
+            self.objective.start_epoch(self.model, context)
             for indices in shuffled(len(split), batch_size, seed, *stream, "order", epoch):
                 batch = split.batch(indices)
                 batch, context.second_view = augmentation(

@@ -55,12 +55,14 @@ class Worker:
         self.names = list(names)
         self._command = {**command, "names": self.names}
         self._process: subprocess.Popen[str] | None = None
+        self._reader: threading.Thread | None = None
         self.lines: queue.Queue[dict[str, Any] | None] = queue.Queue()
 
     def ensure(self) -> None:
         """Start the process unless it is running."""
-        if self._process is not None and self._process.poll() is None:
+        if self.alive():
             return
+        self.stop()
         self.lines = queue.Queue()
         self._process = subprocess.Popen(
             [sys.executable, "-m", "wardround.engine.worker"],
@@ -70,8 +72,12 @@ class Worker:
             start_new_session=True,  # Ctrl-C is the server's to handle
             env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
         )
-        threading.Thread(target=self._read, args=(self._process, self.lines), daemon=True).start()
+        self._reader = threading.Thread(target=self._read, args=(self._process, self.lines), daemon=True)
+        self._reader.start()
         self.send(self._command)
+
+    def alive(self) -> bool:
+        return self._process is not None and self._process.poll() is None
 
     @staticmethod
     def _read(process: subprocess.Popen[str], lines: queue.Queue[dict[str, Any] | None]) -> None:
@@ -109,6 +115,8 @@ class Worker:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+        if self._reader is not None:
+            self._reader.join(timeout=10)
         if process.stdout is not None:
             process.stdout.close()
         self._process = None
@@ -201,8 +209,7 @@ class Workers:
 
     def _wake(self, worker: Worker) -> None:
         """A worker that died is started again and must register before it works."""
-        alive = worker._process is not None and worker._process.poll() is None
-        if not alive:
+        if not worker.alive():
             worker.ensure()
             self._ready(worker)
 

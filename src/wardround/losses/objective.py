@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -19,6 +19,9 @@ from torch import Tensor, nn
 from wardround.data.cases import Batch
 from wardround.losses import segmentation
 from wardround.models.base import Output, Segmenter
+
+if TYPE_CHECKING:
+    from wardround.config import Config
 
 
 class Context:
@@ -145,6 +148,12 @@ class Objective:
     def local_names(self, model: nn.Module) -> list[str]:
         """State-dict names that stay at the client (a local projection head); default none."""
         return []
+
+    def start_epoch(self, model: nn.Module, context: Context) -> None:
+        """Called before each local epoch (to move a reference within a round); default nothing."""
+
+    def check(self, config: Config) -> None:
+        """Refuse what cannot work, with the reason, when the configuration is read."""
 
 
 @dataclass(frozen=True)

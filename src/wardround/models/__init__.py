@@ -13,8 +13,19 @@ from wardround.models.base import Output, Segmenter, head_names
 from wardround.models.monai_networks import PREFIX, build_monai, did_you_mean
 from wardround.models.norm import Norm
 from wardround.models.unet import unet2d, unet2d_fedevi, unet3d
+from wardround.models.variational import VariationalSegmenter, VariationalSettings
 
-__all__ = ["MODELS", "ModelInfo", "ModelSettings", "build", "resolve", "Output", "Segmenter", "head_names"]
+__all__ = [
+    "MODELS",
+    "ModelInfo",
+    "ModelSettings",
+    "build",
+    "offers_features",
+    "resolve",
+    "Output",
+    "Segmenter",
+    "head_names",
+]
 
 
 class ModelSettings(BaseModel):
@@ -31,6 +42,12 @@ class ModelSettings(BaseModel):
         Literal["average", "pooled", "local", "reestimate"],
         Field(description="BatchNorm's running statistics: averaged, pooled exactly, kept, or measured anew"),
     ] = "average"
+    stem: Annotated[
+        Literal["none", "variational"], Field(description="a layer with random weights in front, or none")
+    ] = "none"
+    variational: Annotated[VariationalSettings, Field(description="the variational stem's own")] = (
+        VariationalSettings()
+    )
     arguments: Annotated[dict[str, Any], Field(description="constructor arguments of a monai: network")] = {}
 
 
@@ -94,9 +111,22 @@ def resolve(settings: ModelSettings) -> ModelSettings:
     return settings.model_copy(update={key: getattr(defaults, key) for key in open_ones})
 
 
+def offers_features(settings: ModelSettings) -> bool:
+    """Whether the network shows its inside; MONAI's do not."""
+    return not settings.name.startswith(PREFIX)
+
+
 def build(settings: ModelSettings, *, in_channels: int, num_outputs: int, dimensions: int) -> Segmenter:
     """The network; its first weights come from PyTorch's global random stream."""
     settings = resolve(settings)
+    if settings.stem == "variational":
+        backbone = build(
+            settings.model_copy(update={"stem": "none"}),
+            in_channels=settings.variational.channels,
+            num_outputs=num_outputs,
+            dimensions=dimensions,
+        )
+        return VariationalSegmenter(backbone, settings.variational, in_channels=in_channels)
     if settings.name.startswith(PREFIX):
         return build_monai(
             settings.name,

@@ -68,6 +68,9 @@ class Segmenter(nn.Module):
         """The bottleneck alone, without the decoder's cost; exactly `forward_features(x).bottleneck`."""
         return self._bottleneck(self._pad(x))
 
+    def start_fit(self) -> None:
+        """Called when local training starts, after the received params were loaded; default nothing."""
+
     def extra_losses(self, num_examples: int) -> dict[str, Tensor]:
         """Loss terms of the network itself, by name, after a forward pass in training; default none.
 

@@ -1,0 +1,51 @@
+# make demo   three made-up hospitals, a table and a picture
+# make test   formatting, types and all tests
+# Both set up .venv on first use and start at once afterwards.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test check format bench clean
+
+help:
+	@sed -n 's/^# //p' Makefile
+	@echo "make install | check | format | bench | clean"
+
+install: $(VENV)/.installed
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "wardround needs Python 3.11 or newer; run: make PYTHON=/path/to/python3.11"; exit 1; }
+	@$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/bin/python
+	@echo "Installing wardround into $(VENV) (once, about a minute) ..."
+	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e . && touch $@
+
+$(VENV)/.installed-test: $(VENV)/.installed
+	@echo "Installing what the tests need ..."
+	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]' && touch $@
+
+demo: $(VENV)/.installed
+	@$(BIN)/wardround demo
+
+test: check
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal --cov --cov-report=term:skip-covered --cov-fail-under=90
+
+check: $(VENV)/.installed-test
+	@$(BIN)/ruff format --check --quiet . || { echo "Run: make format"; exit 1; }
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/mypy
+
+format: $(VENV)/.installed-test
+	@$(BIN)/ruff format --quiet .
+	@$(BIN)/ruff check --quiet --fix .
+
+bench: $(VENV)/.installed
+	@$(BIN)/python benchmarks/engine_overhead.py
+	@$(BIN)/python benchmarks/memory.py
+
+clean:
+	rm -rf $(VENV) runs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage*

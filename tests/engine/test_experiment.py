@@ -1,0 +1,421 @@
+"""One run: reproducible, resumable, in a folder a person can read."""
+
+import csv
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from helpers import Watcher, config, run, settings
+from pytest import MonkeyPatch, mark, raises
+
+import wardround as wr
+from wardround.data.federation import Federation, open_federation
+from wardround.engine.checkpoint import MemoryStore, in_memory, load_memory, pack, save_memory, unpack
+from wardround.engine.experiment import Experiment, better
+from wardround.errors import CheckpointError, ConfigError
+from wardround.params import Params
+
+KEEP = {"learning_rate": 0.01, "state": "keep"}
+
+
+# Same bytes
+
+
+def test_same_seed_gives_the_same_bytes_and_another_seed_others(tmp_path: Path) -> None:
+    first, second = run(tmp_path / "a"), run(tmp_path / "b")
+
+    assert first.params_sha256 == second.params_sha256
+    assert run(tmp_path / "c", seed=7).params_sha256 != first.params_sha256
+
+
+def test_the_order_in_which_clients_are_listed_does_not_matter(
+    tmp_path: Path, monkeypatch: MonkeyPatch
+) -> None:
+    first = run(tmp_path / "a", optimizer=KEEP)
+
+
+    def reversed_names(*arguments: Any) -> Federation:
+        federation = open_federation(*arguments)
+        return replace(federation, names=federation.names[::-1])
+
+    for user in ("host", "experiment"):
+        monkeypatch.setattr(f"wardround.engine.{user}.open_federation", reversed_names)
+
+    assert run(tmp_path / "b", optimizer=KEEP).params_sha256 == first.params_sha256
+
+
+@mark.parametrize("method", ["fedavg", "local"])
+def test_worker_processes_give_the_same_bytes_as_one_process(tmp_path: Path, method: str) -> None:
+    changes: dict[str, Any] = {"optimizer": KEEP, "method": {"name": method}}
+    one = run(tmp_path / "one", **changes)
+    two = run(tmp_path / "two", **changes, compute={"threads": 1, "workers": 2})
+
+    assert two.params_sha256 == one.params_sha256
+    assert two.table.rows == one.table.rows
+    assert (tmp_path / "two/cases.csv").read_text() == (tmp_path / "one/cases.csv").read_text()
+    assert not (tmp_path / "two/exchange").exists()
+
+
+def test_replies_on_disk_give_the_same_bytes_as_in_memory(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
+    first = run(tmp_path / "memory")
+    monkeypatch.setattr("wardround.engine.host.Spilling.__init__.__defaults__", (0,))
+
+    assert run(tmp_path / "disk").params_sha256 == first.params_sha256
+
+
+# Resume
+
+KILL = """
+import json, os, signal, sys
+import wardround as wr
+sys.path.insert(0, {tests!r})
+from helpers import Watcher
+
+class Killer(Watcher):
+    def on_progress(self, client, step, steps):
+        if self.round == self.crash_in_round and client == self.crash_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+wr.run(json.loads(sys.argv[1]), listener=Killer({round}))
+"""
+
+
+@mark.parametrize("method", ["fedavg", "local"])
+def test_killed_in_the_middle_of_rounds_1_3_and_the_last_then_resumed_gives_the_same_bytes(
+    tmp_path: Path, method: str
+) -> None:
+    changes: dict[str, Any] = {"rounds": 4, "optimizer": KEEP, "method": {"name": method}}
+    whole = run(tmp_path / "whole", **changes)
+    broken = settings(tmp_path / "broken", **changes)
+
+    for number in (1, 3, 4):
+        script = KILL.format(tests=str(Path(__file__).parents[1]), round=number)
+        if number == 1:
+            done = subprocess.run([sys.executable, "-c", script, json.dumps(broken)], capture_output=True)
+        else:
+            resumed = script.replace("wr.run(", "wr.run(resume=True, config=")
+            done = subprocess.run([sys.executable, "-c", resumed, json.dumps(broken)], capture_output=True)
+        assert done.returncode == -9, done.stderr.decode()
+        latest = json.loads((tmp_path / "broken/checkpoints/latest.json").read_text())
+        assert latest["round"] == number - 1
+
+    result = wr.run(broken, resume=True)
+
+    assert result.params_sha256 == whole.params_sha256
+    assert result.summary["test"] == whole.summary["test"]
+    assert (tmp_path / "broken/cases.csv").read_text() == (tmp_path / "whole/cases.csv").read_text()
+    timeless = [{k: v for k, v in r.items() if k not in ("seconds", "exchanges")} for r in result.records]
+    assert timeless == [
+        {k: v for k, v in r.items() if k not in ("seconds", "exchanges")} for r in whole.records
+    ]
+
+
+def test_stopping_on_request_finishes_the_round_and_resumes_to_the_same_bytes(tmp_path: Path) -> None:
+    whole = run(tmp_path / "whole", rounds=3, optimizer=KEEP)
+    experiment = Experiment(config(tmp_path / "part", rounds=3, optimizer=KEEP))
+
+    class Stopper(Watcher):
+        def on_record(self, record: Any) -> None:
+            experiment.stop_requested = True
+
+    experiment.listener = Stopper()
+    outcome = experiment.run()
+    assert outcome.status == "stopped" and outcome.state.round == 1
+    assert json.loads((tmp_path / "part/result.json").read_text())["status"] == "stopped"
+
+    again = wr.run(settings(tmp_path / "part", rounds=3, optimizer=KEEP), resume=True)
+    assert again.params_sha256 == whole.params_sha256
+
+
+def test_resuming_with_other_settings_is_refused_by_name(tmp_path: Path) -> None:
+    run(tmp_path / "run")
+
+    with raises(CheckpointError, match="'batch_size' was 4 when the run began and is 2 now"):
+        wr.run(settings(tmp_path / "run", batch_size=2), resume=True)
+
+
+def test_resuming_without_a_checkpoint_is_refused(tmp_path: Path) -> None:
+    with raises(CheckpointError, match="no checkpoint to resume"):
+        wr.run(settings(tmp_path / "none"), resume=True)
+
+
+def test_a_damaged_checkpoint_is_named(tmp_path: Path) -> None:
+    run(tmp_path / "run")
+    (tmp_path / "run/checkpoints/latest.json").write_text("{")
+
+    with raises(CheckpointError, match=r"latest\.json cannot be read"):
+        wr.run(settings(tmp_path / "run"), resume=True)
+
+
+def test_resuming_a_finished_run_repeats_only_its_test(tmp_path: Path) -> None:
+    first = run(tmp_path / "run")
+
+    again = wr.run(settings(tmp_path / "run"), resume=True)
+
+    assert again.summary["test"] == first.summary["test"]
+    assert len(again.records) == 2
+
+
+def test_an_existing_run_is_never_replaced_unasked(tmp_path: Path) -> None:
+    run(tmp_path / "run")
+    (tmp_path / "run/notes.txt").write_text("mine")
+
+    with raises(ConfigError, match="already holds a run"):
+        run(tmp_path / "run")
+    wr.run(settings(tmp_path / "run", seed=1), overwrite=True)
+    assert (tmp_path / "run/notes.txt").read_text() == "mine"
+
+
+def test_two_processes_cannot_write_one_run(tmp_path: Path) -> None:
+    first = Experiment(config(tmp_path / "run"))
+    (tmp_path / "run").mkdir()
+
+    with first._locked(), raises(ConfigError, match="in use by another process"):
+        run(tmp_path / "run")
+
+
+# The run folder
+
+
+def test_the_run_folder_holds_the_facts(tmp_path: Path) -> None:
+    result = run(tmp_path / "run", evaluate={"metrics": ["dice", "hd95"], "overlays": 1})
+    folder = tmp_path / "run"
+
+    assert sorted(path.name for path in folder.iterdir() if not path.name.startswith(".")) == [
+        "cases.csv",
+        "checkpoints",
+        "clients",
+        "config.yaml",
+        "egress.jsonl",
+        "environment.json",
+        "overlays.png",
+        "records.jsonl",
+        "result.json",
+    ]
+    written = yaml.safe_load((folder / "config.yaml").read_text())
+    assert written["method"] == {"name": "fedavg", "weighting": "samples"}
+    assert wr.load_config(folder / "config.yaml").as_dict() == result.config.as_dict()
+    environment = json.loads((folder / "environment.json").read_text())
+    assert environment["torch"] == torch.__version__ and environment["seed"] == 42
+    rows = list(csv.DictReader((folder / "cases.csv").read_text().splitlines()))
+    assert len(rows) == result.test.overall["dice"].num_cases
+    assert set(rows[0]) == {"client", "case", "region", "dice", "hd95"}
+    assert (folder / "overlays.png").read_bytes().startswith(b"\x89PNG")
+    assert result.summary["params_sha256"] == result.outcome.state.params.sha256()
+
+
+def test_the_ledger_has_a_line_for_every_message_that_left(tmp_path: Path) -> None:
+    run(tmp_path / "run")
+    lines = [json.loads(line) for line in (tmp_path / "run/egress.jsonl").read_text().splitlines()]
+
+    trained = [line for line in lines if line["task"] == "train"]
+    assert [(line["round"], line["client"]) for line in trained] == [
+        (r, c) for r in (1, 2) for c in ("east", "north", "south")
+    ]
+    assert trained[0]["tensors"]["params/head.weight"] == [1, 2, 1, 1]
+    assert all(len(line["sha256"]) == 64 for line in lines)
+    assert {line["task"] for line in lines} == {"train", "evaluate"}
+
+
+def test_records_count_bytes_both_ways(tmp_path: Path) -> None:
+    result = run(tmp_path / "run")
+    size = result.params.num_bytes
+
+    exchange = result.records[0]["exchanges"][0]
+    assert exchange["bytes_down"] == exchange["bytes_up"] == {"east": size, "north": size, "south": size}
+
+
+def test_the_best_model_is_chosen_on_validation_cases_alone(tmp_path: Path) -> None:
+    result = run(tmp_path / "run", rounds=4)
+
+    values = [record["validation"]["dice"]["mean"] for record in result.records]
+    assert result.summary["best_validation"] == max(values)
+    assert result.summary["best_round"] == values.index(max(values)) + 1
+    files = [path.name for path in (tmp_path / "run/checkpoints").glob("best-*")]
+    assert files == [f"best-{result.summary['best_round']:05d}.safetensors"]
+
+
+def test_validation_can_be_rarer_but_always_ends_the_run(tmp_path: Path) -> None:
+    result = run(tmp_path / "run", rounds=5, evaluate={"every": 2, "metrics": ["dice"], "overlays": 0})
+
+    assert ["validation" in record for record in result.records] == [False, True, False, True, True]
+
+
+def test_the_api_gives_table_model_and_records(tmp_path: Path) -> None:
+    result = run(tmp_path / "run")
+
+    assert [row[0] for row in result.table.rows] == [
+        "east",
+        "north",
+        "south",
+        "mean",
+        "SD between clients",
+        "weighted mean",
+        "worst client",
+    ]
+    assert "| client | Dice |" in str(result.table)
+    logits = result.model(torch.zeros(1, 1, 16, 16))
+    assert logits.shape == (1, 1, 16, 16) and not result.model.training
+    assert [record["round"] for record in result.records] == [1, 2]
+
+
+def test_personal_models_of_the_best_round_are_the_ones_tested(tmp_path: Path) -> None:
+    """A `local` run whose best round is not its last must test the memories of that round."""
+    whole = run(tmp_path / "long", rounds=5, method={"name": "local"}, optimizer={"learning_rate": 0.05})
+    best = whole.summary["best_round"]
+    short = run(
+        tmp_path / "short",
+        rounds=best,
+        method={"name": "local"},
+        optimizer={"learning_rate": 0.05},
+        evaluate={"metrics": ["dice"], "model": "last", "overlays": 0},
+    )
+
+    assert whole.summary["test"]["dice"] == short.summary["test"]["dice"]
+
+
+# Participation
+
+
+def test_half_of_the_clients_take_part_and_the_draw_is_fixed_by_the_seed(tmp_path: Path) -> None:
+    four = {"phantom": {"hospitals": 4, "size": 16, "cases": 5}}
+    seen = []
+    for name in ("a", "b"):
+        watcher = Watcher()
+        wr.run(settings(tmp_path / name, rounds=6, participation=0.5, data=four), listener=watcher)
+        seen.append(watcher.rounds)
+
+    assert seen[0] == seen[1]
+    assert all(len(present) == 2 for present in seen[0])
+    assert len({tuple(present) for present in seen[0]}) > 1
+
+
+def test_an_unknown_participant_is_named(tmp_path: Path) -> None:
+    with raises(ConfigError, match="participation names 'noth', which is not a client. Did you mean 'north'"):
+        run(tmp_path / "run", participation=["noth"])
+
+
+def test_more_min_clients_than_clients_is_refused(tmp_path: Path) -> None:
+    with raises(ConfigError, match="min_clients is 9, but there are only 3"):
+        run(tmp_path / "run", min_clients=9)
+
+
+def test_a_client_without_training_cases_is_not_asked_to_train(tmp_path: Path) -> None:
+    result = run(tmp_path / "run", data={"phantom": {"hospitals": 3, "size": 16, "cases": [8, 0, 8]}})
+
+    assert set(result.records[0]["weights"]) == {"north", "south"}
+    assert set(result.test.clients["dice"]) == {"north", "south"}
+
+
+def test_one_client_alone_is_local_training(tmp_path: Path) -> None:
+    one = {"phantom": {"hospitals": 1, "size": 16, "cases": 8}}
+    together = run(tmp_path / "fedavg", data=one)
+    alone = run(tmp_path / "local", data=one, method={"name": "local"}, evaluate={"metrics": ["dice"]})
+
+    own = load_memory(sorted((tmp_path / "local/clients/north").glob("memory-*"))[-1])["model"]
+    assert own.sha256() == together.outcome.state.params.sha256()
+    assert alone.table.rows == together.table.rows
+
+
+# References
+
+
+def test_centralised_trains_on_everybodys_cases_and_is_tested_at_each(tmp_path: Path) -> None:
+    result = run(tmp_path / "run", method={"name": "centralised"})
+
+    record = result.records[0]
+    assert record["weights"] == {"pooled": 1.0}
+    assert set(result.test.clients["dice"]) == {"east", "north", "south"}
+
+
+def test_local_sends_the_start_once_and_nothing_comes_back(tmp_path: Path) -> None:
+    result = run(tmp_path / "run", method={"name": "local"})
+
+    first, second = (record["exchanges"][0] for record in result.records)
+    assert set(first["bytes_down"].values()) == {result.params.num_bytes}
+    assert set(second["bytes_down"].values()) == {0}
+    assert set(first["bytes_up"].values()) == {0}
+
+
+def test_cross_site_scores_every_model_at_every_site(tmp_path: Path) -> None:
+    result = run(
+        tmp_path / "run",
+        method={"name": "local"},
+        evaluate={"metrics": ["dice"], "cross_site": True, "overlays": 0},
+    )
+
+    matrix = result.outcome.cross_site
+    assert set(matrix) == {"east", "north", "south"}
+    for name, evaluation in matrix.items():
+        at_home = evaluation.clients["dice"][name].mean
+        assert at_home == result.test.clients["dice"][name].mean
+
+
+# Small parts
+
+
+def test_memory_of_any_shape_survives_the_disk(tmp_path: Path) -> None:
+    memory = {
+        "previous": Params({"a/b": torch.randn(2), "n": torch.tensor(3)}),
+        "scores": [1, 2.5, None, "text", True],
+        "deep": {"x": {"y": torch.ones(2)}},
+        "empty": Params({}),
+    }
+    save_memory(tmp_path / "m.safetensors", memory)
+    back = load_memory(tmp_path / "m.safetensors")
+
+    assert back["scores"] == memory["scores"]
+    assert torch.equal(back["deep"]["x"]["y"], torch.ones(2))
+    assert back["previous"].sha256() == memory["previous"].sha256()  # type: ignore[attr-defined]
+    assert len(back["empty"]) == 0
+    assert in_memory(back)["scores"] == memory["scores"]
+
+
+def test_memory_that_cannot_be_saved_is_named() -> None:
+    with raises(TypeError, match="'/x' holds a set"):
+        pack({"x": {1}}, {})
+
+
+def test_packing_and_unpacking_is_the_identity() -> None:
+    tensors: dict[str, torch.Tensor] = {}
+    value = {"a": [1, {"b": torch.zeros(1)}]}
+
+    assert str(unpack(pack(value, tensors), tensors)) == str(value)
+
+
+def test_a_memory_file_of_another_kind_is_refused(tmp_path: Path) -> None:
+    from wardround.storage import save_tensors
+
+    save_tensors(tmp_path / "x.safetensors", {"w": torch.ones(1)}, {})
+    with raises(CheckpointError, match="not a wardround memory file"):
+        load_memory(tmp_path / "x.safetensors")
+
+
+def test_rewinding_forgets_later_rounds_and_keeps_earlier_ones(tmp_path: Path) -> None:
+    store = MemoryStore(tmp_path)
+    for number in range(4):
+        store.save(number, {"round": number})
+        store.keep_best(number)
+
+    store.rewind(3)
+
+    assert store.load() == {"round": 2}
+    assert store.load_best(2) == {"round": 2}
+    assert store.load_best(3) == {}
+
+
+def test_an_empty_memory_writes_no_file(tmp_path: Path) -> None:
+    MemoryStore(tmp_path).save(0, {})
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_better_follows_the_metric() -> None:
+    assert better("dice", 0.9, 0.8) and not better("dice", 0.7, 0.8)
+    assert better("hd95", 3.0, 4.0)
+    assert better("volume_difference", -0.1, 0.5)

@@ -1,0 +1,87 @@
+"""A federation small enough for every test: three hospitals, tiny images, a tiny U-Net."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import wardround as wr
+from wardround.config import Config, load_config
+from wardround.engine.clients import Answer
+from wardround.engine.host import Host
+from wardround.params import Params
+
+VECTORS = Path(__file__).parent / "vectors"
+
+
+def vectors(name: str) -> dict[str, dict[str, Any]]:
+    """The cases of a golden-number file, by name."""
+    cases = json.loads((VECTORS / f"{name}.json").read_text())["cases"]
+    return {case["name"]: case for case in cases}
+
+
+def settings(folder: Path, **changes: Any) -> dict[str, Any]:
+    """A complete tiny run; keyword arguments replace whole sections."""
+    return {
+        "name": "tiny",
+        "output": str(folder),
+        "rounds": 2,
+        "batch_size": 4,
+        "data": {"phantom": {"hospitals": 3, "size": 16, "cases": 8}},
+        "model": {"name": "unet2d", "base_filters": 2, "levels": 2},
+        "optimizer": {"learning_rate": 0.01},
+        "evaluate": {"metrics": ["dice"], "overlays": 0},
+        "compute": {"threads": 1},
+        **changes,
+    }
+
+
+def config(folder: Path, **changes: Any) -> Config:
+    return load_config(settings(folder, **changes))
+
+
+def run(folder: Path, **changes: Any) -> Any:
+    return wr.run(settings(folder, **changes))
+
+
+def spoil(monkeypatch: Any, client: str, change: Any, task: str = "train") -> None:
+    """Let one client's answers pass through `change(answer)` before they reach the server."""
+    honest = Host.run
+
+    def dishonest(self: Host, name: str, asked: str, round: int, message: Any) -> Answer:
+        answer = honest(self, name, asked, round, message)
+        return change(answer) if name == client and asked == task else answer
+
+    monkeypatch.setattr(Host, "run", dishonest)
+
+
+def params(**tensors: Any) -> Params:
+    return Params({name: torch.as_tensor(value) for name, value in tensors.items()})
+
+
+class Stop(Exception):
+    """Ends a run from inside, as a crash would."""
+
+
+class Watcher:
+    """A listener that can crash the run while a client of some round trains."""
+
+    def __init__(self, crash_in_round: int | None = None, crash_at: str = "north") -> None:
+        self.crash_in_round, self.crash_at = crash_in_round, crash_at
+        self.round = 0
+        self.rounds: list[list[str]] = []
+
+    def on_start(self, config: Config, first_round: int) -> None: ...
+
+    def on_round(self, round: int, present: Any) -> None:
+        self.round = round
+        self.rounds.append(list(present))
+
+    def on_progress(self, client: str, step: int, steps: int) -> None:
+        if self.round == self.crash_in_round and client == self.crash_at:
+            raise KeyboardInterrupt  # the one exception a client's task does not turn into an answer
+
+    def on_record(self, record: Any) -> None: ...

@@ -1,0 +1,192 @@
+"""The command line as a person meets it: real processes, exit codes, one sentence for a mistake."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import nibabel
+import yaml
+from helpers import settings
+from pytest import CaptureFixture, MonkeyPatch, fixture, mark, raises
+
+from wardround import cli
+
+
+@fixture
+def config_file(tmp_path: Path) -> Path:
+    path = tmp_path / "run.yaml"
+    path.write_text(yaml.safe_dump(settings(tmp_path / "run")))
+    return path
+
+
+def call(monkeypatch: MonkeyPatch, capsys: CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    """Run the command line in this process and give exit code, output and error output."""
+    monkeypatch.setattr(sys, "argv", ["wardround", *arguments])
+    monkeypatch.setattr(cli, "out", cli.Console(highlight=False, soft_wrap=True))
+    monkeypatch.setattr(cli, "err", cli.Console(stderr=True, highlight=False, soft_wrap=True))
+    with raises(SystemExit) as ended:
+        cli.main()
+        raise SystemExit(0)
+    shown = capsys.readouterr()
+    code = ended.value.code
+    return (code if isinstance(code, int) else 0), shown.out, shown.err
+
+
+def test_training_prints_progress_and_the_table(
+    config_file: Path, monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
+) -> None:
+    code, out, err = call(monkeypatch, capsys, "train", str(config_file))
+
+    assert code == 0
+    assert "round 2/2 validation dice" in err
+    assert "| client | Dice |" in out and "| worst client |" in out
+    assert "sha256" in out
+
+
+def test_json_is_one_object_and_nothing_else(
+    config_file: Path, monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
+) -> None:
+    code, out, err = call(monkeypatch, capsys, "train", str(config_file), "--json", "--set", "rounds=1")
+
+    assert code == 0 and err == ""
+    assert json.loads(out)["rounds"] == 1
+
+
+def test_quiet_shows_the_result_alone(
+    config_file: Path, monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
+) -> None:
+    code, out, err = call(monkeypatch, capsys, "train", str(config_file), "--quiet")
+
+    assert code == 0 and err == "" and "| mean |" in out
+
+
+@mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["train", "none.yaml"], "none.yaml does not exist"),
+        (["train", "{config}", "--set", "method.name=fedavgg"], "Did you mean 'fedavg'?"),
+        (["train", "{config}", "--set", "roundz=1"], "Did you mean 'rounds'?"),
+        (["train", "{config}", "--resume"], "no checkpoint to resume"),
+        (["train", "{config}", "--set", "output=/proc/nope"], "cannot be written"),
+        (["train", "{config}", "--set", "compute.device=quantum"], "compute.device is 'quantum'"),
+        (["train", "{config}", "--set", "model.name=unet3d"], "unet3d"),
+        (["train", "{config}", "--set", "model.name=monai:UNett"], "monai"),
+        (["methods", "fedavgg"], "'fedavgg' is not a method. Did you mean 'fedavg'?"),
+        (["models", "unet"], "is not a model"),
+        (["data", "phantom", "{folder}", "--format", "tiff"], "use nifti or png"),
+        (["data", "phantom", "{folder}", "--set", "hospital=3"], "Did you mean 'hospitals'?"),
+    ],
+)
+def test_a_users_mistake_is_one_sentence_and_exit_code_2(
+    arguments: list[str], sentence: str, config_file: Path, monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
+) -> None:
+    filled = [a.format(config=config_file, folder=config_file.parent / "new") for a in arguments]
+
+    code, _, err = call(monkeypatch, capsys, *filled)
+
+    assert code == 2
+    assert sentence in err and "Traceback" not in err
+    assert len(err.strip().splitlines()) == 1
+
+
+def test_debug_adds_the_traceback(
+    config_file: Path, monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
+) -> None:
+    code, _, err = call(monkeypatch, capsys, "train", str(config_file), "--set", "rounds=0", "--debug")
+
+    assert code == 2 and "Traceback" in err
+
+
+def test_unknown_options_and_no_command_show_help(monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]) -> None:
+    assert call(monkeypatch, capsys, "train", "--nope")[0] == 2
+    assert "Usage" in call(monkeypatch, capsys, "--help")[1]
+    assert call(monkeypatch, capsys, "--version")[1].startswith("wardround 0.")
+
+
+@mark.parametrize("what", ["methods", "objectives", "models"])
+def test_catalogues_list_and_show_everything(
+    what: str, monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
+) -> None:
+    code, out, _ = call(monkeypatch, capsys, what, "--json")
+    names = [row["name"] for row in json.loads(out)]
+
+    assert code == 0 and len(names) >= 3
+    for name in [name for name in names if ":" not in name]:
+        code, out, _ = call(monkeypatch, capsys, what, name)
+        assert code == 0 and "setting" in out or name in out
+
+
+def test_a_card_shows_settings_with_their_defaults(monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]) -> None:
+    _, out, _ = call(monkeypatch, capsys, "methods", "fedavg")
+
+    assert "setting weighting" in out and "'samples' (samples" in out.replace("\\|", "|")
+
+
+def test_phantoms_are_written_as_folders(
+    tmp_path: Path, monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "phantoms"
+    code, out, _ = call(
+        monkeypatch, capsys, "data", "phantom", str(folder), "--set", "cases=3", "--set", "size=16"
+    )
+
+    assert code == 0 and "Wrote 3 hospitals" in out
+    images = sorted(folder.glob("north/images/*.nii.gz"))
+    assert len(images) == 3
+    assert nibabel.load(images[0]).shape[:2] == (16, 16)
+
+
+def start(config_file: Path, *more: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "wardround", "train", str(config_file), *more],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+
+
+def test_ctrl_c_ends_the_round_with_a_checkpoint_and_says_how_to_resume(config_file: Path, tmp_path: Path) -> None:
+    process = start(config_file, "--set", "rounds=500")
+    records = tmp_path / "run/records.jsonl"
+    deadline = time.monotonic() + 60
+    while not (records.exists() and records.read_text()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+
+    assert process.returncode == 130
+    assert "Finishing this round" in err and "--resume" in err and "Traceback" not in err
+    done = json.loads((tmp_path / "run/checkpoints/latest.json").read_text())["round"]
+    assert done >= 1 and len(records.read_text().splitlines()) == done
+
+
+def test_a_pipe_that_closes_early_is_no_error() -> None:
+    done = subprocess.run(
+        f"{sys.executable} -m wardround methods | head -1", shell=True, capture_output=True, text=True, timeout=60
+    )
+
+    assert done.returncode == 0 and "Traceback" not in done.stderr
+
+
+def test_the_demo_compares_alone_together_and_pooled(
+    tmp_path: Path, monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
+) -> None:
+    from wardround import demo
+
+    small: dict[str, Any] = settings(tmp_path, rounds=1)
+    for key in ("name", "output"):
+        small.pop(key)
+    monkeypatch.setattr(demo, "SETTINGS", {**small, "evaluate": {"metrics": ["dice"], "overlays": 1}})
+
+    code, out, _ = call(monkeypatch, capsys, "demo", "--output", str(tmp_path / "demo"))
+    assert code == 0
+    for row in ("each alone", "together (FedAvg)", "all data pooled", "at other hospitals", "overlays.png"):
+        assert row in out
+    code, out, _ = call(monkeypatch, capsys, "demo", "--output", str(tmp_path / "demo"), "--json")
+    assert set(json.loads(out)["dice"]) == {"local", "fedavg", "centralised"}

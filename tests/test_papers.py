@@ -1,0 +1,472 @@
+"""Presets of the papers' tables: complete, runnable as far as the parts exist, numbers as printed."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import wardround as wr
+from wardround import papers
+from wardround.cli import app, main
+from wardround.config import parse
+from wardround.errors import ConfigError
+from wardround.methods import METHODS
+from wardround.methods.fedavg import FedAvg
+from wardround.metrics import METRICS
+from wardround.papers import Preset, Value, expand, load, missing_parts, names
+
+ROOT = Path(__file__).parents[1]
+NAMES = names()
+AGGREGATES = {"mean", "weighted mean", "merged test set", "all clients"}
+RUNS_WITHOUT_NUMBERS = {  # other readings of a row, and figures without printed numbers
+    **{f"fedevi-table{number}": {"FedEvi as in its code"} for number in (1, 2, 3)},
+    "fedevi-figure-delta": {f"delta={value}" for value in ("0.25", "0.5", "1", "1.25", "1.5")},
+    "fedevi-figure-lambda": {f"lam={value}" for value in ("0.001", "0.005", "0.01", "0.05", "0.1")},
+    "aaw-table2": {"No FL, each alone, T1", "No FL, each alone, T2"},
+}
+
+
+def printed(name: str, label: str, column: str, metric: str = "dice") -> float:
+    return load(name).published.rows[label][column][metric].mean
+
+
+def cell(name: str, label: str) -> papers.Cell:
+    return next(cell for cell in load(name).cells() if cell.label == label)
+
+
+# The collection
+
+
+def test_every_table_of_the_four_papers_has_a_preset() -> None:
+    expected = [f"safcf-table{number}" for number in range(1, 13)]
+    expected += [f"fsf3a-table{number}" for number in range(1, 5)]
+    expected += [f"fedevi-table{number}" for number in range(1, 6)]
+    expected += ["fedevi-figure-delta", "fedevi-figure-lambda", "aaw-table1", "aaw-table2"]
+    assert expected == NAMES
+
+
+def test_every_preset_has_printed_numbers_and_nothing_else_has() -> None:
+    assert set(papers.published()) == set(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_run_is_a_checked_configuration_of_its_own(name: str) -> None:
+    preset = load(name)
+    runs = expand(preset)
+    assert preset.about.endswith(".")
+    assert len(runs) == len(preset.cells())  # labels differ
+    assert len({settings["name"] for settings in runs.values()}) == len(runs)
+    for settings in runs.values():
+        if not papers.unknown_parts(settings):
+            parse(settings)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_runs_and_printed_rows_have_the_same_labels(name: str) -> None:
+    preset = load(name)
+    labels, rows = {cell.label for cell in preset.cells()}, set(preset.published.rows)
+    if name == "aaw-table1":  # a table of data
+        assert not labels
+        assert rows == {*preset.datasets["T1"].clients, "total"}
+    else:
+        assert rows == labels - RUNS_WITHOUT_NUMBERS.get(name, set())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_printed_values_are_in_range_and_under_known_names(name: str) -> None:
+    preset = load(name)
+    clients = {client for federation in preset.datasets.values() for client in federation.clients}
+    for row in preset.published.rows.values():
+        assert set(row) <= set(preset.published.columns)
+        for column, values in row.items():
+            assert column in clients | AGGREGATES | set(preset.datasets)
+            for metric, value in values.items():
+                if preset.published.unit[metric] == "count":
+                    continue
+                assert metric in METRICS
+                assert metric in preset.settings["evaluate"]["metrics"] or name in (
+                    "safcf-table8",  # one IoU known from elsewhere
+                )
+                assert 0 <= value.mean <= (1 if preset.published.unit[metric] == "share" else 100)
+                assert value.sd is None or 0 < value.sd < 100
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_federation_fits_its_network(name: str) -> None:
+    preset = load(name)
+    for federation in preset.datasets.values():
+        assert federation.size is None or len(federation.size) == federation.dimensions
+        assert sum(federation.split) == pytest.approx(1)
+        network = preset.settings.get("model", {}).get("name", "")
+        assert not network.startswith("unet") or f"{federation.dimensions}d" in network
+
+
+# Settings, as the papers print them
+
+
+def test_settings_are_those_of_the_papers() -> None:
+    safcf, fsf3a, fedevi = (load(f"{name}-table1").settings for name in ("safcf", "fsf3a", "fedevi"))
+    assert (safcf["local_epochs"], safcf["batch_size"], safcf["rounds"]) == (40, 8, 100)
+    assert safcf["optimizer"]["learning_rate"] == fsf3a["optimizer"]["learning_rate"] == 1e-5
+    assert safcf["model"]["stem"] == "variational"
+    assert (fsf3a["local_epochs"], fsf3a["batch_size"], fsf3a["rounds"]) == (20, 8, 120)
+    assert (fedevi["local_epochs"], fedevi["batch_size"], fedevi["rounds"]) == (2, 8, 200)
+    optimizer = parse({"optimizer": fedevi["optimizer"]}).optimizer
+    assert (optimizer.learning_rate, optimizer.betas, optimizer.weight_decay) == (1e-3, (0.9, 0.99), 1e-5)
+    assert optimizer.schedule.factor(2, 200) == pytest.approx(0.99**2)
+    assert optimizer.state == "keep"
+    aaw = load("aaw-table2").settings
+    assert (aaw["rounds"], aaw["local_epochs"], aaw["optimizer"]["name"]) == (300, 1, "adamw")
+    assert (aaw["optimizer"]["learning_rate"], aaw["optimizer"]["weight_decay"]) == (1e-4, 0.01)
+
+
+def test_the_fundus_table_has_its_own_lambda() -> None:
+    lams = [load(f"fedevi-table{number}").settings["objective"]["lam"] for number in (1, 2, 3)]
+    assert lams == [1e-2, 1e-2, 1e-5]
+
+
+def test_tables_of_losses_run_every_loss_for_every_number_of_rounds() -> None:
+    runs = expand(load("safcf-table1"))
+    assert len(runs) == 7 * 3
+    assert runs["FedSwAV, rounds=50"]["objective"] == {"name": "swav"}
+    assert runs["FedSwAV, rounds=50"]["rounds"] == 50
+    assert runs["FedSwAV, rounds=50"]["method"] == {"name": "safcf"}
+
+
+def test_ablation_rows_combine_loss_and_aggregation() -> None:
+    runs = expand(load("safcf-table4"))
+    chosen = {label: (run["method"]["name"], run["objective"]["name"]) for label, run in runs.items()}
+    assert chosen == {
+        "DSWA + Dice": ("safcf", "dice"),
+        "CFSL + FedAvg": ("fedavg", "cfsl"),
+        "DSWA + CFSL": ("safcf", "cfsl"),
+    }
+
+
+def test_a_grid_over_federations_changes_the_data_and_no_setting() -> None:
+    one, other = (cell("fedevi-table5", f"uniform, {name}") for name in ("polyp", "prostate"))
+    assert (one.datasets, other.datasets) == ("polyp", "prostate")
+    assert {**one.settings, "name": ""} == {**other.settings, "name": ""}
+    assert "datasets" not in one.settings
+
+
+def test_expanding_leaves_the_preset_as_it_was() -> None:
+    preset = load("safcf-table11")
+    expand(preset)["lam=1"]["objective"]["tau"] = 99
+    assert preset.settings["objective"]["lam"] == 0.5
+    assert preset.settings["objective"]["tau"] == 0.5
+
+
+# Numbers, checked by hand against the papers' tables
+
+
+@pytest.mark.parametrize(
+    ("name", "label", "column", "values"),
+    [
+        ("safcf-table1", "FedFoc-Tvers, rounds=100", "UCSF-PDGM", [0.84, 0.64, 0.82, 0.88]),
+        ("safcf-table1", "SAFCF, rounds=100", "MSD Brain", [0.95, 0.86, 0.91, 0.96]),
+        ("safcf-table2", "DSWA", "merged test set", [0.79, 0.64, 0.78, 0.81]),
+        ("safcf-table2", "FedAvg", "merged test set", [0.51, 0.35, 0.66, 0.57]),
+        ("safcf-table3", "FedMix", "UPenn-GBM", [0.80]),
+        ("safcf-table5", "SAFCF", "Heart", [0.88, 0.76]),
+        ("safcf-table6", "50 clients", "all clients", [0.94, 0.87]),
+        ("safcf-table7", "SAFCF", "UDIAT", [0.87, 0.76]),
+        ("safcf-table8", "MSD Brain", "all clients", [0.97]),
+        ("safcf-table9", "SAFCF", "BraTS19", [0.94]),
+        ("safcf-table10", "learning_rate=1e-5", "MSD Brain", [0.86]),
+        ("safcf-table10", "learning_rate=1e-7", "MSD Brain", [0.55]),
+        ("safcf-table11", "lam=0.75", "UPenn-GBM", [0.74]),
+        ("safcf-table12", "SAM3D", "MSD Brain", [0.47]),
+        ("fsf3a-table1", "FedInfoNCE, rounds=120", "UPenn-GBM", [0.63, 0.55, 0.76, 0.66]),
+        ("fsf3a-table1", "FSF3A, rounds=80", "UCSF-PDGM", [0.75]),
+        ("fsf3a-table3", "ASWA", "merged test set", [0.78, 0.65, 0.77, 0.81]),
+        ("fsf3a-table4", "CLSL + FedAvg", "UPenn-GBM", [0.53]),
+        ("fedevi-table1", "FedEvi", "ETIS", [87.92, 11.88]),
+        ("fedevi-table2", "FedUAA", "mean", [86.68, 10.12]),
+        ("fedevi-table3", "FedEvi", "Magrabia", [92.48, 5.23]),
+        ("fedevi-table4", "with R, prostate", "mean", [87.06]),
+        ("fedevi-table5", "uniform, polyp", "mean", [85.48]),
+        ("aaw-table1", "AHN", "T2", [27]),
+        ("aaw-table2", "FedAvg + AAW, T2", "MCA", [0.4282, 8.95]),
+        ("aaw-table2", "No FL, T1", "weighted mean", [0.8223, 0.7203, 0.8507, 0.8100, 3.4022, 0.9351]),
+    ],
+)
+def test_printed_numbers_are_those_of_the_paper(
+    name: str, label: str, column: str, values: list[float]
+) -> None:
+    entry = load(name).published.rows[label][column]
+    assert [value.mean for value in entry.values()] == values
+
+
+def test_means_come_with_their_spread() -> None:
+    published = load("fedevi-table1").published
+    assert published.rows["FedEvi"]["mean"]["dice"] == Value(mean=86.65, sd=4.51)
+    comparable = published.comparable("FedEvi", "mean", "dice")
+    assert comparable is not None
+    assert comparable.sd is not None
+    assert (comparable.mean, comparable.sd) == pytest.approx((0.8665, 0.0451))
+    assert published.comparable("FedEvi", "mean", "hd95_pooled") == Value(mean=23.81, sd=11.98)
+    assert published.comparable("FedEvi", "mean", "iou") is None
+
+
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_clients_of_fedevi_average_to_the_printed_mean(number: int) -> None:
+    published = load(f"fedevi-table{number}").published
+    for label, metric in (("FedEvi", "dice"), ("FedEvi", "hd95_pooled"), ("FedAvg", "dice")):
+        row = published.rows[label]
+        clients = [entry[metric].mean for column, entry in row.items() if column != "mean"]
+        assert sum(clients) / len(clients) == pytest.approx(row["mean"][metric].mean, abs=0.011)
+
+
+def test_centres_of_aaw_average_to_the_printed_mean() -> None:
+    preset = load("aaw-table2")
+    for label, row in preset.published.rows.items():
+        clients = preset.datasets[label[-2:]].clients
+        tests = {name: math.ceil(0.2 * (source.printed or 0)) for name, source in clients.items()}
+        assert tests == {name: source.test for name, source in clients.items()}
+        weighted = sum(row[name]["dice"].mean * number for name, number in tests.items())
+        assert weighted / sum(tests.values()) == pytest.approx(row["weighted mean"]["dice"].mean, abs=1.5e-4)
+
+
+def test_counted_images_add_up_and_are_the_sizes_of_the_federations() -> None:
+    preset = load("aaw-table1")
+    for column, federation in preset.datasets.items():
+        counts = {label: row[column]["images"].mean for label, row in preset.published.rows.items()}
+        assert counts.pop("total") == sum(counts.values())
+        assert counts == {name: source.printed for name, source in federation.clients.items()}
+
+
+def test_tables_that_repeat_each_other_agree() -> None:
+    for client in ("UCSF-PDGM", "UPenn-GBM", "MSD Brain"):
+        last = printed("safcf-table1", "SAFCF, rounds=100", client)
+        assert last == printed("safcf-table3", "SAFCF", client)
+        assert last == printed("safcf-table4", "DSWA + CFSL", client)
+        first = printed("safcf-table1", "SAFCF, rounds=10", client)
+        assert first == printed("safcf-table11", "lam=0.5", client)
+        own = printed("fsf3a-table1", "FSF3A, rounds=120", client)
+        assert own == printed("fsf3a-table2", "FSF3A", client)
+        assert own == printed("fsf3a-table4", "ASWA + CLSL", client)
+        dice = printed("fsf3a-table1", "FedDice, rounds=120", client)
+        assert dice == printed("fsf3a-table4", "ASWA + Dice", client)
+    assert printed("safcf-table10", "learning_rate=1e-5", "MSD Brain") == printed(
+        "safcf-table1", "SAFCF, rounds=10", "MSD Brain"
+    )
+    for table, label in enumerate(("polyp", "prostate"), start=1):
+        assert printed("fedevi-table4", f"FedEvi, {label}", "mean") == printed(
+            f"fedevi-table{table}", "FedEvi", "mean"
+        )
+
+
+# Cautions
+
+
+def impossible(name: str) -> list[str]:
+    """Printed pairs with IoU below D/(2-D) or above D, rounding allowed for."""
+    found = []
+    for label, row in load(name).published.rows.items():
+        for column, entry in row.items():
+            if "iou" in entry:
+                dice, iou = entry["dice"].mean, entry["iou"].mean
+                low = (dice - 0.005) / (2 - (dice - 0.005))
+                if iou + 0.005 < low or iou - 0.005 > dice + 0.005:
+                    found.append(f"{label} {column}")
+    return found
+
+
+def test_a_table_with_impossible_pairs_says_so() -> None:
+    pairs = {name: impossible(name) for name in NAMES}
+    assert [len(pairs[f"safcf-table{number}"]) for number in (5, 6, 7, 8)] == [3, 3, 1, 1]
+    assert "SAFCF, rounds=100 UPenn-GBM" in pairs["safcf-table1"]
+    above = [found for found in pairs["fsf3a-table1"] if "rounds=40" in found]
+    assert len(above) == 4
+    assert not pairs["aaw-table2"]
+    for name, found in pairs.items():
+        if found:
+            assert any("mean IoU" in caution for caution in load(name).published.cautions), name
+
+
+@pytest.mark.parametrize(
+    ("name", "word"),
+    [
+        ("safcf-table4", "FedSimCLR"),
+        ("fsf3a-table2", "identical"),
+        ("fsf3a-table4", "identical"),
+        ("safcf-table2", "FedAvg stands"),
+        ("fsf3a-table3", "FedAvg stands"),
+        ("safcf-table8", "76%"),
+        ("safcf-table11", "no supervised term"),
+        ("aaw-table2", "not uniformly better"),
+    ],
+)
+def test_cautions_stand_beside_the_tables_they_concern(name: str, word: str) -> None:
+    assert any(word in caution for caution in load(name).published.cautions)
+
+
+def test_every_table_with_msd_brain_says_how_many_cases_have_labels() -> None:
+    for name in NAMES:
+        preset = load(name)
+        sources = [source for data in preset.datasets.values() for source in data.clients.values()]
+        uses = any(source.dataset == "msd_brain" for source in sources)
+        assert uses == any("484 of its 750" in caution for caution in preset.published.cautions)
+        assert all(source.cases == 484 for source in sources if source.dataset == "msd_brain")
+
+
+# What is missing
+
+
+def test_a_method_of_a_later_version_is_named_and_the_rest_still_checked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delitem(METHODS, "safcf")
+    dswa = cell("safcf-table2", "DSWA")
+    assert missing_parts(dswa) == ["method 'safcf' needs a later version."]
+    dswa.settings["optimizer"]["learning_rat"] = 1
+    with pytest.raises(ConfigError, match="learning_rat is not a setting"):
+        papers.check(dswa.settings)
+    assert "learning_rat" in missing_parts(dswa)[1]
+
+
+def test_a_row_becomes_runnable_the_day_its_method_is_registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(METHODS, "scaffold", FedAvg)
+    assert missing_parts(cell("safcf-table2", "Scaffold")) == []
+
+
+def test_an_unknown_network_is_named_and_a_wrong_setting_of_a_known_one_refused() -> None:
+    assert papers.unknown_parts({"model": {"name": "nosuchnet"}}) == {"model": "nosuchnet"}
+    assert papers.unknown_parts({"model": {"name": "monai:SegResNet"}}) == {}
+    with pytest.raises(ConfigError, match=r"T2, A: model.arguments is for"):
+        papers.check({"model": {"name": "unet2d", "arguments": {"a": 1}}}, "T2, A: ")
+
+
+def test_the_data_sets_a_run_lacks_are_named() -> None:
+    preset = load("fedevi-table1")
+    assert papers.missing_data(preset, preset.cells()[0]) == ["kvasir", "etis", "colondb", "clinicdb"]
+    assert any("kvasir" in sentence for sentence in papers.remarks(preset)["Missing"])
+
+
+# Files
+
+
+def test_a_misspelt_preset_gets_a_suggestion() -> None:
+    with pytest.raises(ConfigError, match="Did you mean 'safcf-table2'"):
+        load("safcf-tabel2")
+
+
+def test_presets_of_the_package_come_before_those_of_the_checkout(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert papers.folder() == ROOT / "configs" / "papers"
+    packaged = tmp_path / "papers"
+    packaged.mkdir()
+    shutil.copy(papers.CHECKOUT / "safcf-table2.yaml", packaged)
+    monkeypatch.setattr(papers, "PACKAGED", packaged)
+    assert names() == ["safcf-table2"]
+
+
+def test_the_wheel_takes_the_presets_along() -> None:
+    build = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]
+    place = papers.PACKAGED.relative_to(ROOT / "src").as_posix()
+    assert build["wheel"]["force-include"] == {"configs/papers": place}
+    assert "configs" in build["sdist"]["include"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"about": ""}, "about is ''"),
+        ({"sweep": {"row": {}}}, "sweep.row is not a setting"),
+        ({"datasets": {"brain": {"dimensions": 4}}}, "datasets.brain"),
+    ],
+)
+def test_a_broken_preset_file_is_explained(
+    change: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    broken = papers.read_yaml(papers.CHECKOUT / "safcf-table2.yaml") | change
+    (tmp_path / "safcf-table2.yaml").write_text(json.dumps(broken))
+    monkeypatch.setattr(papers, "PACKAGED", tmp_path)
+    with pytest.raises(ConfigError, match=message):
+        load("safcf-table2")
+
+
+def test_a_sweep_over_an_unknown_federation_is_refused() -> None:
+    whole = load("fedevi-table5")
+    preset = Preset(**{**vars(whole), "grid": {"datasets": ("polyps",)}})
+    with pytest.raises(ConfigError, match="Did you mean 'polyp'"):
+        preset.cells()
+
+
+# Runs
+
+
+@pytest.mark.parametrize(
+    ("name", "label", "dimensions"), [("safcf-table2", "DSWA", 3), ("fedevi-table5", "uniform, polyp", 2)]
+)
+def test_a_run_of_a_preset_trains_on_made_up_hospitals(
+    name: str, label: str, dimensions: int, tmp_path: Path
+) -> None:
+    settings = expand(load(name))[label]
+    small = ["rounds=1", "local_epochs=1", "model.base_filters=2", "model.levels=2", "evaluate.overlays=0"]
+    small += [f"data.phantom={{dimensions: {dimensions}, size: 16, cases: 8}}", f"output={tmp_path / 'run'}"]
+    result = wr.run(settings, overrides=small)
+    assert result.status == "done"
+    assert result.config.name == f"{name} {label}"
+
+
+# The command line
+
+
+def shown(*arguments: str) -> str:
+    result = CliRunner().invoke(app, ["papers", *arguments])
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def test_papers_lists_every_preset() -> None:
+    text = shown()
+    assert all(f"| {name} |" in text for name in NAMES)
+    assert [row["name"] for row in json.loads(shown("--json"))] == NAMES
+
+
+def test_show_prints_what_runs_what_was_published_and_what_is_missing() -> None:
+    text = shown("show", "safcf-table2")
+    assert "rounds: 100" in text
+    assert "| DSWA | objective.name=dice | yes |" in text
+    assert "| DSWA | merged test set | 0.79 | 0.64 | 0.78 | 0.81 |" in text
+    assert "Data sets: ucsf_pdgm, upenn_gbm, msd_brain." in text
+    assert "FedAvg stands at .51 Dice" in text
+
+
+def test_show_keeps_the_printed_digits_and_spread() -> None:
+    assert "| FedAvg | mean | 76.84 ± 12.46 | 40.12 ± 14.50 |" in shown("show", "fedevi-table1")
+
+
+def test_show_of_a_table_of_data_says_that_nothing_is_trained() -> None:
+    text = shown("show", "aaw-table1")
+    assert "| total | 723 | 738 |" in text
+    assert "no run belongs to it" in text
+
+
+def test_show_as_json_holds_runs_data_and_numbers() -> None:
+    facts = json.loads(shown("show", "fedevi-table4", "--json"))
+    assert [run["label"] for run in facts["runs"]][:2] == ["FedAvg, polyp", "FedAvg, prostate"]
+    assert facts["runs"][1]["datasets"] == "prostate"
+    assert facts["runs"][1]["missing_data"][0] == "prostate_bidmc"
+    assert facts["datasets"]["polyp"]["clients"]["Kvasir"]["train"] == 700
+    assert facts["published"]["rows"]["with G, polyp"]["mean"]["dice"] == {"mean": 85.15}
+
+
+def test_showing_a_misspelt_preset_is_an_error_of_the_user(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["wardround", "papers", "show", "safcf-tabel2"])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    assert stop.value.code == 2
+    assert "Did you mean 'safcf-table2'?" in capsys.readouterr().err
