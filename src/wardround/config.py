@@ -17,6 +17,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator
 
 from wardround.data.augment import Augmentation
+from wardround.data.folders import FolderSettings
 from wardround.data.phantom import PhantomSettings
 from wardround.engine.optimizers import OptimizerSettings
 from wardround.errors import ConfigError
@@ -34,9 +35,10 @@ class Settings(BaseModel):
 
 
 class DataSettings(Settings):
-    """Where the cases come from."""
+    """Where the cases come from: folders of real ones, or made-up hospitals."""
 
     phantom: PhantomSettings = PhantomSettings()
+    folders: FolderSettings | None = None
 
 
 class EvaluateSettings(Settings):
@@ -53,6 +55,9 @@ class EvaluateSettings(Settings):
     batch_size: int = Field(16, ge=1)
     tolerance: float = Field(1.0, gt=0, description="millimetres for surface Dice")
     empty_policy: Literal["defined", "nan", "smooth"] = "defined"
+    postprocess: Literal["none", "largest_component"] = Field(
+        "none", description="largest_component keeps the largest connected part of each class"
+    )
     surface_penalty: Literal["inf", "diagonal"] = "inf"
     cross_site: bool = Field(False, description="also test each client's own model at every other client")
     overlays: int = Field(3, ge=0, description="cases of each client in overlays.png")

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from pydantic import ValidationError
+from scipy import ndimage
 
 from wardround.data import phantom
 from wardround.data.cases import ClientData
@@ -135,19 +136,20 @@ def test_further_hospitals_are_drawn_from_the_seed() -> None:
 
 def test_hospitals_look_different() -> None:
     settings = PhantomSettings(hospitals=4)
-    contrast, noise, volume = {}, {}, {}
+    contrast, noise, size = {}, {}, {}
     for name in phantom.hospital_names(settings):
         cases = [scan for scan in scans(settings, name, 12) if scan.label.any()]
         contrast[name] = np.median([lesion_contrast(scan) for scan in cases])
         corners = [scan.image[0, :6, :6] / np.percentile(scan.image, 99) for scan in cases]
         noise[name] = np.median([corner.std() for corner in corners])
-        volume[name] = np.median([(scan.label > 0).mean() for scan in cases])
+        lesions = [(ndimage.label(scan.label)[1], (scan.label > 0).sum()) for scan in cases]
+        size[name] = sum(voxels for _, voxels in lesions) / sum(count for count, _ in lesions)
 
     assert contrast["north"] > 0.3
     assert contrast["south"] > 0.3
     assert contrast["west"] < -0.2  # the same disease is dark there
     assert noise["south"] > 1.5 * noise["north"]
-    assert max(volume.values()) > 1.2 * min(volume.values())
+    assert size["north"] > 1.2 * size["south"]
 
 
 def test_without_heterogeneity_hospitals_look_alike() -> None:

@@ -6,6 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+from scipy import ndimage
+
 from wardround.config import EvaluateSettings
 from wardround.data.cases import TensorSplit
 from wardround.engine.clients import Client
@@ -30,6 +34,8 @@ def score_cases(
     for logits, batch in client.predictions(split, params):
         losses = objective.sample_losses(logits, batch.label).tolist()
         predicted = objective.predict(logits).cpu().numpy()
+        if settings.postprocess == "largest_component":
+            predicted = np.stack([largest_components(labels) for labels in predicted])
         truth = batch.label.cpu().numpy()
         for number, loss in enumerate(losses):
             index = len(rows)
@@ -45,6 +51,17 @@ def score_cases(
             )
             rows.append({"case": split.names[index], "loss": loss, "regions": scores})
     return rows
+
+
+def largest_components(labels: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Only the largest connected part of each class."""
+    kept = np.zeros_like(labels)
+    for value in np.unique(labels[labels > 0]):
+        parts, _ = ndimage.label(labels == value)
+        sizes = np.bincount(parts.ravel())
+        sizes[0] = 0
+        kept[parts == sizes.argmax()] = value
+    return kept
 
 
 @dataclass(frozen=True)
