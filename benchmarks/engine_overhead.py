@@ -131,7 +131,7 @@ def main() -> None:
     if options.json:
         print(json.dumps(result))
         return
-    print(f"U-Net with {parameters:,} parameters, 4 clients, {result['batches_a_client']} batches each, 64x64")
+    print(f"U-Net, {parameters:,} parameters, 4 clients, {result['batches_a_client']} batches each, 64x64")
     print(f"plain loop   {result['plain_seconds_a_round']:.3f} s a round")
     print(f"wardround    {result['wardround_seconds_a_round']:.3f} s a round")
     print(f"ratio        {result['ratio']:.3f}")

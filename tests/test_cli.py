@@ -83,7 +83,11 @@ def test_quiet_shows_the_result_alone(
     ],
 )
 def test_a_users_mistake_is_one_sentence_and_exit_code_2(
-    arguments: list[str], sentence: str, config_file: Path, monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
+    arguments: list[str],
+    sentence: str,
+    config_file: Path,
+    monkeypatch: MonkeyPatch,
+    capsys: CaptureFixture[str],
 ) -> None:
     filled = [a.format(config=config_file, folder=config_file.parent / "new") for a in arguments]
 
@@ -102,7 +106,9 @@ def test_debug_adds_the_traceback(
     assert code == 2 and "Traceback" in err
 
 
-def test_unknown_options_and_no_command_show_help(monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]) -> None:
+def test_unknown_options_and_no_command_show_help(
+    monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
+) -> None:
     assert call(monkeypatch, capsys, "train", "--nope")[0] == 2
     assert "Usage" in call(monkeypatch, capsys, "--help")[1]
     assert call(monkeypatch, capsys, "--version")[1].startswith("wardround 0.")
@@ -118,10 +124,12 @@ def test_catalogues_list_and_show_everything(
     assert code == 0 and len(names) >= 3
     for name in [name for name in names if ":" not in name]:
         code, out, _ = call(monkeypatch, capsys, what, name)
-        assert code == 0 and "setting" in out or name in out
+        assert (code == 0 and "setting" in out) or name in out
 
 
-def test_a_card_shows_settings_with_their_defaults(monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]) -> None:
+def test_a_card_shows_settings_with_their_defaults(
+    monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
+) -> None:
     _, out, _ = call(monkeypatch, capsys, "methods", "fedavg")
 
     assert "setting weighting" in out and "'samples' (samples" in out.replace("\\|", "|")
@@ -151,7 +159,9 @@ def start(config_file: Path, *more: str) -> subprocess.Popen[str]:
     )
 
 
-def test_ctrl_c_ends_the_round_with_a_checkpoint_and_says_how_to_resume(config_file: Path, tmp_path: Path) -> None:
+def test_ctrl_c_ends_the_round_with_a_checkpoint_and_says_how_to_resume(
+    config_file: Path, tmp_path: Path
+) -> None:
     process = start(config_file, "--set", "rounds=500")
     records = tmp_path / "run/records.jsonl"
     deadline = time.monotonic() + 60
@@ -168,7 +178,11 @@ def test_ctrl_c_ends_the_round_with_a_checkpoint_and_says_how_to_resume(config_f
 
 def test_a_pipe_that_closes_early_is_no_error() -> None:
     done = subprocess.run(
-        f"{sys.executable} -m wardround methods | head -1", shell=True, capture_output=True, text=True, timeout=60
+        f"{sys.executable} -m wardround methods | head -1",
+        shell=True,
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
 
     assert done.returncode == 0 and "Traceback" not in done.stderr

@@ -25,19 +25,34 @@ def test_the_quickstart_is_valid() -> None:
 @mark.parametrize(
     ("values", "sentence"),
     [
-        ({"method": {"name": "fedavgg"}}, "method.name is 'fedavgg'. Did you mean 'fedavg'? List all: wardround"),
+        (
+            {"method": {"name": "fedavgg"}},
+            "method.name is 'fedavgg'. Did you mean 'fedavg'? List all: wardround",
+        ),
         ({"objective": {"name": "dise"}}, "objective.name is 'dise'. Did you mean 'dice'?"),
         ({"roundz": 3}, "roundz is not a setting. Did you mean 'rounds'?"),
-        ({"optimizer": {"learning_rat": 3}}, "optimizer.learning_rat is not a setting. Did you mean 'learning_rate'?"),
-        ({"method": {"weightin": "uniform"}}, "method.weightin is not a setting of 'fedavg'. Did you mean 'weighting'?"),
+        (
+            {"optimizer": {"learning_rat": 3}},
+            "optimizer.learning_rat is not a setting. Did you mean 'learning_rate'?",
+        ),
+        (
+            {"method": {"weightin": "uniform"}},
+            "method.weightin is not a setting of 'fedavg'. Did you mean 'weighting'?",
+        ),
         ({"method": {"weighting": "size"}}, "method.weighting is 'size'; it must be 'samples' or 'uniform'."),
         ({"rounds": -5}, "rounds is -5; it must be greater than or equal to 1."),
         ({"rounds": "many"}, "rounds is 'many'; it must be a valid integer"),
         ({"participation": 1.5}, "participation: it must be above 0 and at most 1"),
-        ({"evaluate": {"metrics": ["dise"]}}, "evaluate.metrics: 'dise' is not a metric. Did you mean 'dice'?"),
+        (
+            {"evaluate": {"metrics": ["dise"]}},
+            "evaluate.metrics: 'dise' is not a metric. Did you mean 'dice'?",
+        ),
         ({"evaluate": {"select": "x"}}, "evaluate.select: 'x' is not a metric."),
         ({"optimizer": {"name": "adamm"}}, "optimizer.name is 'adamm'; it must be 'adam', 'adamw' or 'sgd'."),
-        ({"data": {"phantom": {"hospital": 3}}}, "data.phantom.hospital is not a setting. Did you mean 'hospitals'?"),
+        (
+            {"data": {"phantom": {"hospital": 3}}},
+            "data.phantom.hospital is not a setting. Did you mean 'hospitals'?",
+        ),
         ({"name": ""}, "name is ''"),
     ],
 )
@@ -87,7 +102,9 @@ def test_an_empty_file_is_all_defaults(tmp_path: Path) -> None:
 
 
 def test_overrides_reach_any_depth() -> None:
-    config = load_config({}, ["rounds=3", "optimizer.schedule.name=cosine", "model.base_filters=4", "seed=1e1"])
+    config = load_config(
+        {}, ["rounds=3", "optimizer.schedule.name=cosine", "model.base_filters=4", "seed=1e1"]
+    )
 
     assert config.rounds == 3 and config.seed == 10
     assert config.optimizer.schedule.name == "cosine"

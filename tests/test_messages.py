@@ -83,7 +83,9 @@ def test_the_next_state_keeps_what_is_not_given() -> None:
     assert state.next(memory={"c": 2}).params is state.params
 
 
-@mark.parametrize("name", ["../../etc/passwd", "a b", "<script>", "x" * 300, "", "é", "נורת'", "a/b", ".hidden"])
+@mark.parametrize(
+    "name", ["../../etc/passwd", "a b", "<script>", "x" * 300, "", "é", "נורת'", "a/b", ".hidden"]
+)
 def test_any_name_becomes_a_harmless_file_name(name: str) -> None:
     made = file_name(name)
 

@@ -14,8 +14,10 @@ from torch import nn
 from wardround.config import Config, load_config
 from wardround.engine.checkpoint import Checkpoints
 from wardround.engine.evaluation import Evaluation
-from wardround.engine.experiment import Experiment, Listener, Outcome
+from wardround.engine.experiment import Experiment, Listener, Outcome, Progress
 from wardround.engine.host import build_model
+from wardround.errors import CheckpointError
+from wardround.messages import ServerState
 from wardround.models.norm import from_moments, running_stats
 from wardround.params import Params
 from wardround.reporting.records import read_lines
@@ -31,6 +33,23 @@ class Result:
 
     config: Config
     outcome: Outcome
+
+    @classmethod
+    def load(cls, folder: str | Path) -> Result:
+        """A run that is already on disk."""
+        folder = Path(folder)
+        if not (folder / "result.json").exists():
+            raise CheckpointError(f"{folder} holds no finished run (there is no result.json).")
+        config = load_config(folder / "config.yaml", [f"output={json.dumps(str(folder))}"])
+        summary = json.loads((folder / "result.json").read_text())
+        facts, params, memory = Checkpoints(folder / "checkpoints").load()
+        progress = Progress(facts["best_round"], facts["best_value"], facts["best_file"], facts["seconds"])
+        outcome = Outcome(summary["status"], ServerState(params, memory, facts["round"]), progress)
+        if summary["test"] is not None:
+            outcome.test = Evaluation.from_dict(summary["test"])
+        crossed = summary["cross_site"].items()
+        outcome.cross_site = {name: Evaluation.from_dict(entry) for name, entry in crossed}
+        return cls(config, outcome)
 
     @property
     def folder(self) -> Path:

@@ -27,6 +27,10 @@ from rich.table import Table as RichTable
 from wardround import __version__
 from wardround.errors import WardroundError
 
+# Threads that wait must sleep, not spin: on a busy machine spinning makes training many times slower.
+# It counts only if it is set before torch starts its threads, so here.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 app = typer.Typer(
     name="wardround",
     help="One segmentation model, every hospital: federated training of medical image segmentation.",
@@ -125,17 +129,19 @@ def demo(
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Three made-up hospitals: each alone, together (federated), and with all data in one place."""
+    """Three made-up hospitals: each alone, together, with all data in one place, and four papers' methods."""
     configure_logging(debug, quiet or json_)
     from wardround.demo import run_demo
 
     with live(quiet or json_) as screen:
-        shown = run_demo(output, seed=seed, listener=screen)
+        shown = run_demo(output, seed=seed, watch=screen)
     if json_:
         out.print_json(json.dumps(shown.facts))
         return
-    print_table(shown.table)
-    out.print(f"\n{escape(shown.sentence)}")
+    print_table(shown.references)
+    out.print(f"\n{escape(shown.sentence)}\n")
+    print_table(shown.papers)
+    out.print()
     out.print(f"Pictures: [bold]{escape(str(shown.picture))}[/]   Runs: {escape(str(output))}")
 
 
@@ -322,9 +328,20 @@ class Screen:
         assert self._rounds is not None
         self._progress.update(self._rounds, completed=record["round"], note=running_note(record))
 
+    def on_rounds(self, name: str, done: int, rounds: int) -> None:
+        """One bar for each of several runs."""
+        if name not in self._clients:
+            self._clients[name] = self._progress.add_task(escape(name), total=rounds, note="rounds")
+        self._progress.update(self._clients[name], completed=done)
+
 
 class Lines:
     """Progress in a pipe or a log file: one plain line a round."""
+
+    def __init__(self) -> None:
+        self._title = ""
+        self._rounds = 0
+        self._shown: dict[str, int] = {}
 
     def on_start(self, config: Any, first_round: int) -> None:
         self._title = f"{config.name}: "
@@ -337,6 +354,11 @@ class Lines:
     def on_record(self, record: Mapping[str, Any]) -> None:
         text = f"{self._title}round {record['round']}/{self._rounds} {running_note(record)}"
         err.print(escape(text), markup=True)
+
+    def on_rounds(self, name: str, done: int, rounds: int) -> None:
+        if done and self._shown.get(name) != done and (done == rounds or done % 10 == 0):
+            self._shown[name] = done
+            err.print(f"{name}: round {done} of {rounds}")
 
 
 def running_note(record: Mapping[str, Any]) -> str:

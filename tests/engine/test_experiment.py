@@ -38,7 +38,6 @@ def test_the_order_in_which_clients_are_listed_does_not_matter(
 ) -> None:
     first = run(tmp_path / "a", optimizer=KEEP)
 
-
     def reversed_names(*arguments: Any) -> Federation:
         federation = open_federation(*arguments)
         return replace(federation, names=federation.names[::-1])

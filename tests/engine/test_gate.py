@@ -41,9 +41,15 @@ BAD = {
     "NaN": (put(math.nan), f"tensor '{NAME}' holds NaN"),
     "Inf": (put(math.inf), f"tensor '{NAME}' holds an infinite value"),
     "wrong shape": (tampered(lambda t: t.update({NAME: t[NAME][..., :0]})), f"tensor '{NAME}' has shape"),
-    "wrong dtype": (tampered(lambda t: t.update({NAME: t[NAME].double()})), "has type float64, registered float32"),
+    "wrong dtype": (
+        tampered(lambda t: t.update({NAME: t[NAME].double()})),
+        "has type float64, registered float32",
+    ),
     "missing tensor": (tampered(lambda t: t.pop(NAME)), f"tensor '{NAME}' is missing"),
-    "extra tensor": (tampered(lambda t: t.update(extra=torch.ones(1))), "tensor 'extra' was never registered"),
+    "extra tensor": (
+        tampered(lambda t: t.update(extra=torch.ones(1))),
+        "tensor 'extra' was never registered",
+    ),
     "no tensors": (lambda a: replace(a, message=Message()), "is missing"),
     "count 0": (lambda a: replace(a, num_examples=0), "num_examples is 0"),
     "count -1": (lambda a: replace(a, num_examples=-1), "num_examples is -1"),
@@ -159,7 +165,9 @@ def test_scalars_of_any_depth_are_checked() -> None:
     assert scalar_complaint({"a": object()}) == "scalar 'a' has type object"
 
 
-def test_weights_of_the_remaining_clients_follow_their_cases(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
+def test_weights_of_the_remaining_clients_follow_their_cases(
+    tmp_path: Path, monkeypatch: MonkeyPatch
+) -> None:
     spoil(monkeypatch, "east", put(math.nan))
     result = run(
         tmp_path / "run", rounds=1, data={"phantom": {"hospitals": 3, "size": 16, "cases": [6, 12, 24]}}

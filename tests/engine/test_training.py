@@ -31,7 +31,13 @@ def test_fit_equals_a_plain_loop(tmp_path: Path, name: str) -> None:
     here = host(
         tmp_path,
         local_epochs=2,
-        optimizer={"name": name, "learning_rate": 0.01, "weight_decay": 0.01, "momentum": 0.5, "clip_norm": 1.0},
+        optimizer={
+            "name": name,
+            "learning_rate": 0.01,
+            "weight_decay": 0.01,
+            "momentum": 0.5,
+            "clip_norm": 1.0,
+        },
         augmentation={"flip": 0, "intensity": 0},
     )
     client = here.client("north")
@@ -120,7 +126,9 @@ def test_replacing_the_loss_replaces_the_objective(tmp_path: Path) -> None:
 
 
 def test_evaluation_leaves_model_mode_and_random_streams_untouched(tmp_path: Path) -> None:
-    client = host(tmp_path, model={"name": "unet2d", "base_filters": 2, "levels": 2, "norm": "batch"}).client("north")
+    client = host(tmp_path, model={"name": "unet2d", "base_filters": 2, "levels": 2, "norm": "batch"}).client(
+        "north"
+    )
     other = Params.of(client.model) * 0.5
     client.model.train()
     before, stream = Params.of(client.model).sha256(), torch.get_rng_state()
@@ -134,7 +142,9 @@ def test_evaluation_leaves_model_mode_and_random_streams_untouched(tmp_path: Pat
 
 
 def test_without_validation_cases_the_training_cases_serve_or_the_answer_is_none(tmp_path: Path) -> None:
-    client = host(tmp_path, data={"phantom": {"hospitals": 3, "size": 16, "cases": [2, 0, 8]}}).client("north")
+    client = host(tmp_path, data={"phantom": {"hospitals": 3, "size": 16, "cases": [2, 0, 8]}}).client(
+        "north"
+    )
 
     assert len(client.data.val) == 0
     assert client.evaluate() is not None
@@ -288,16 +298,24 @@ def test_every_policy_for_norm_statistics_trains_and_resumes(tmp_path: Path) -> 
 
     weights = {p: r.outcome.state.params["encoder.0.first.conv.weight"] for p, r in results.items()}
     assert torch.equal(weights["average"], weights["pooled"])  # statistics do not touch training itself
-    counts = {p: r.outcome.state.params["encoder.0.first.norm.num_batches_tracked"] for p, r in results.items()}
-    assert {int(count) for count in counts.values()} == {4}  # two rounds of two steps: counted, never averaged
+    counts = {
+        p: r.outcome.state.params["encoder.0.first.norm.num_batches_tracked"] for p, r in results.items()
+    }
+    assert {int(count) for count in counts.values()} == {
+        4
+    }  # two rounds of two steps: counted, never averaged
     assert len({r.summary["test"]["loss"]["mean"] for r in results.values()}) == 4
 
 
 def test_pooled_statistics_hold_the_spread_between_clients(tmp_path: Path) -> None:
     """On the wire second moments travel; the tested model has variances again, larger than the average's."""
     model = {"phantom": {"hospitals": 3, "size": 16, "cases": 8}}
-    pooled = run(tmp_path / "p", data=model, model={**BATCH, "bn_stats": "pooled"}, rounds=1).model.state_dict()
-    average = run(tmp_path / "a", data=model, model={**BATCH, "bn_stats": "average"}, rounds=1).model.state_dict()
+    pooled = run(
+        tmp_path / "p", data=model, model={**BATCH, "bn_stats": "pooled"}, rounds=1
+    ).model.state_dict()
+    average = run(
+        tmp_path / "a", data=model, model={**BATCH, "bn_stats": "average"}, rounds=1
+    ).model.state_dict()
 
     names = [name for name in pooled if name.endswith("running_var")]
     assert names

@@ -46,9 +46,7 @@ def test_a_worker_that_dies_loses_its_clients_for_one_round_and_comes_back(
     Worker.ensure = remember  # type: ignore[method-assign]
     try:
         # long enough local training that a progress line comes before the answer
-        result = wr.run(
-            settings(tmp_path / "run", rounds=3, compute=TWO, local_epochs=40), listener=Killer()
-        )
+        result = wr.run(settings(tmp_path / "run", rounds=3, compute=TWO, local_epochs=40), listener=Killer())
     finally:
         Worker.ensure = ensure  # type: ignore[method-assign]
         del Worker.all  # type: ignore[attr-defined]
@@ -69,7 +67,13 @@ def test_a_worker_that_cannot_start_says_why(tmp_path: Path) -> None:
     bad: dict[str, Any] = {"method": {"name": "nothing"}}
     (tmp_path / "config.yaml").write_text(json.dumps(bad))
     workers = Workers(
-        tmp_path / "config.yaml", tmp_path, tmp_path / "exchange", {"north": 1, "east": 1}, 2, threads=1, deadline=9
+        tmp_path / "config.yaml",
+        tmp_path,
+        tmp_path / "exchange",
+        {"north": 1, "east": 1},
+        2,
+        threads=1,
+        deadline=9,
     )
     try:
         with raises(WardroundError, match="worker 0 could not start: .*method.name is 'nothing'"):

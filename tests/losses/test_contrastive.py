@@ -2,11 +2,11 @@
 
 import math
 
+import helpers
 import numpy as np
 import pytest
 import torch
 
-import helpers
 from wardround.losses.contrastive import (
     cosines,
     info_nce,

@@ -4,10 +4,10 @@ import json
 import logging
 import math
 
+import helpers
 import pytest
 import torch
 
-import helpers
 import wardround as wr
 from wardround.data.augment import Augmentation, Shading, blurred, curved
 from wardround.data.cases import Batch

@@ -6,9 +6,9 @@ import mpmath
 import pytest
 import torch
 import torch.nn.functional as F
+from helpers import vectors
 from torch.distributions import Dirichlet, kl_divergence
 
-from helpers import vectors
 from wardround.losses import evidential
 from wardround.losses.evidential import (
     dirichlet_dice_loss,

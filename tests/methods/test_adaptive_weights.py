@@ -5,12 +5,12 @@ import math
 
 import pytest
 import torch
+from helpers import Watcher, run, settings, spoil, vectors
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 import wardround as wr
-from helpers import Watcher, run, settings, spoil, vectors
 from wardround.aggregation.mean import mean
 from wardround.engine.clients import Answer, Clients
 from wardround.engine.gate import Registration

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers import Watcher, run, settings, spoil, vectors
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 import wardround as wr
-from helpers import Watcher, run, settings, spoil, vectors
 from wardround.aggregation.weights import joined
 from wardround.data.cases import Batch
 from wardround.engine.checkpoint import MemoryStore

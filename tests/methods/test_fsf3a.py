@@ -5,13 +5,13 @@ import logging
 import math
 from pathlib import Path
 
+import helpers
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import helpers
 import wardround as wr
 from wardround.data.cases import Batch
 from wardround.engine.clients import Answer, Clients

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from helpers import Watcher, config, run, settings, spoil, vectors
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import wardround as wr
-from helpers import Watcher, config, run, settings, spoil, vectors
 from wardround.data.cases import Batch
 from wardround.engine.checkpoint import MemoryStore
 from wardround.engine.clients import Answer, Clients

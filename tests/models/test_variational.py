@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
+from helpers import config, run, vectors
 from pydantic import ValidationError
 from torch import Tensor
 
-from helpers import config, run, vectors
 from wardround.errors import ConfigError
 from wardround.messages import Reply
 from wardround.methods.safcf import SAFCF, matched_rho

@@ -5,11 +5,11 @@ import math
 import mpmath
 import pytest
 import torch
+from helpers import vectors
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributions import Dirichlet
 
-from helpers import vectors
 from wardround.uncertainty.evidential import case_means, decompose
 
 GOLDEN = vectors("fedevi")

@@ -16,7 +16,7 @@ from wardround.engine.clients import Client
 from wardround.losses.objective import Objective
 from wardround.messages import Reply
 from wardround.metrics import METRICS, measure
-from wardround.metrics.summary import ClientsSummary, Summary, across_clients, summarise
+from wardround.metrics.summary import ClientsSummary, Summary, WorstClient, across_clients, summarise
 from wardround.params import Params
 
 
@@ -76,6 +76,22 @@ class Evaluation:
     clients: Mapping[str, Mapping[str, Summary]]
     overall: Mapping[str, ClientsSummary]
 
+    @classmethod
+    def from_dict(cls, stored: Mapping[str, Any]) -> Evaluation:
+        """Read back what `as_dict` wrote to result.json; the rows of the cases are in cases.csv."""
+        clients: dict[str, dict[str, Summary]] = {}
+        overall: dict[str, ClientsSummary] = {}
+        for metric, entry in stored.items():
+            facts = {key: number(value) for key, value in entry.items() if key != "clients"}
+            worst = facts.pop("worst")
+            facts["worst"] = None if worst is None else WorstClient(worst[0], number(worst[1]))
+            overall[metric] = ClientsSummary(**facts)
+            clients[metric] = {
+                name: Summary(**{key: number(value) for key, value in summary.items()})
+                for name, summary in entry["clients"].items()
+            }
+        return cls({}, clients, overall)
+
     def value(self, metric: str) -> float:
         """The mean over clients."""
         return self.overall[metric].mean
@@ -88,6 +104,11 @@ class Evaluation:
             }
             for metric, by_client in self.clients.items()
         }
+
+
+def number(value: Any) -> Any:
+    """A number written as a word ("nan", "inf") as a number again."""
+    return float(value) if value in ("nan", "inf", "-inf") else value
 
 
 def vars_of(record: Any) -> dict[str, Any]:
