@@ -21,6 +21,10 @@ RUNS: dict[str, dict[str, Any]] = {
     "fedavg-dice": {"method": {"name": "fedavg"}, "objective": {"name": "dice"}},
     "fedavg-evidential": {"method": {"name": "fedavg"}, "objective": {"name": "evidential"}},
     "fedevi": {"method": {"name": "fedevi"}},
+    "fedevi-as-released": {
+        "method": {"name": "fedevi", "reliability": "ratio", "floor_renormalise": False},
+        "objective": {"name": "evidential", "cap": 80.0, "cap_kind": "hard", "dice_mode": "plug_in"},
+    },
     "aaw": {"method": {"name": "aaw"}},
     "safcf": {"method": {"name": "safcf"}},
     "fsf3a": {"method": {"name": "fsf3a"}},
@@ -88,7 +92,8 @@ def main() -> None:
     parser.add_argument("--only", help="names of runs, with commas; default all")
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--side", type=int)
-    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--seeds", default="1", help="with commas")
+    parser.add_argument("--model", default="best", choices=["best", "last"], help="which round is tested")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--threads", type=int, default=max(1, (os.cpu_count() or 2) // 2))
     parser.add_argument("--precision", default="tf32")
@@ -99,15 +104,16 @@ def main() -> None:
     base = build(options.data, options.rounds or rounds, options.side or side)
     chosen = options.only.split(",") if options.only else list(RUNS)
     runs = {
-        f"{options.set}-{name}-seed{options.seed}": {
+        f"{options.set}-{name}-seed{seed}": {
             **base,
             **RUNS[name],
-            "name": name,
-            "seed": options.seed,
-            "evaluate": {"metrics": ["dice", "hd95"], "overlays": 2},
+            "name": f"{name}-seed{seed}" if "," in options.seeds else name,
+            "seed": int(seed),
+            "evaluate": {"metrics": ["dice", "hd95"], "overlays": 2, "model": options.model},
             "compute": {"precision": options.precision, "threads": options.threads},
         }
         for name in chosen
+        for seed in options.seeds.split(",")
     }
     results = run_all(runs, options.out, jobs=options.jobs, watch=Lines(), keep_going=True)
     tables = {}
