@@ -188,7 +188,7 @@ def test_a_pipe_that_closes_early_is_no_error() -> None:
     assert done.returncode == 0 and "Traceback" not in done.stderr
 
 
-def test_the_demo_compares_alone_together_and_pooled(
+def test_the_demo_compares_alone_together_pooled_and_the_papers(
     tmp_path: Path, monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
 ) -> None:
     from wardround import demo
@@ -197,10 +197,43 @@ def test_the_demo_compares_alone_together_and_pooled(
     for key in ("name", "output"):
         small.pop(key)
     monkeypatch.setattr(demo, "SETTINGS", {**small, "evaluate": {"metrics": ["dice"], "overlays": 1}})
+    monkeypatch.setattr(demo, "PAPERS", {"fedevi": "FedEvi"})
 
-    code, out, _ = call(monkeypatch, capsys, "demo", "--output", str(tmp_path / "demo"))
-    assert code == 0
-    for row in ("each alone", "together (FedAvg)", "all data pooled", "at other hospitals", "overlays.png"):
+    code, out, err = call(monkeypatch, capsys, "demo", "--output", str(tmp_path / "demo"))
+
+    assert code == 0 and "fedevi: round 1 of 1" in err
+    for row in ("each alone", "together (FedAvg)", "all data pooled", "at other hospitals", "| FedEvi |"):
         assert row in out
-    code, out, _ = call(monkeypatch, capsys, "demo", "--output", str(tmp_path / "demo"), "--json")
-    assert set(json.loads(out)["dice"]) == {"local", "fedavg", "centralised"}
+    assert (tmp_path / "demo/fedavg/overlays.png").exists()
+
+
+def test_progress_on_a_terminal_shows_rounds_and_clients() -> None:
+    import io
+
+    console = cli.Console(file=io.StringIO(), force_terminal=True, width=100)
+    with cli.Progress(cli.TextColumn("{task.description} {task.fields[note]}"), console=console) as bars:
+        screen = cli.Screen(bars)
+        screen.on_start(type("Config", (), {"name": "[b]run", "rounds": 2})(), 0)
+        screen.on_round(1, ["north"])
+        screen.on_progress("north", 1, 2)
+        screen.on_progress("north", 2, 2)
+        record = {"round": 1, "seconds": 1.0, "refused": {"train/east": "x"}, "lost": {}}
+        screen.on_record({**record, "validation": {"loss": {}, "dice": {"mean": 0.5}}})
+        screen.on_rounds("fedavg", 1, 2)
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+
+    assert "[b]run" in shown and "north" in shown
+    assert "validation dice 0.500, 1.0 s, 1 replies refused or lost" in shown
+
+
+def test_tables_on_a_terminal_are_drawn(monkeypatch: MonkeyPatch) -> None:
+    import io
+
+    from wardround.reporting.tables import Table
+
+    console = cli.Console(file=io.StringIO(), force_terminal=True, width=100)
+    monkeypatch.setattr(cli, "out", console)
+    cli.print_table(Table("T", ["client", "Dice"], [["[north]", 0.5], ["east", float("nan")]], "caption"))
+
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "[north]" in shown and "0.500" in shown and "n/a" in shown

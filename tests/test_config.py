@@ -19,7 +19,7 @@ def test_the_quickstart_is_valid() -> None:
     config = load_config(Path(__file__).parents[1] / "configs/quickstart.yaml")
 
     assert config.name == "quickstart"
-    assert config.optimizer.learning_rate == 3e-3
+    assert config.optimizer.learning_rate == 8e-3
 
 
 @mark.parametrize(

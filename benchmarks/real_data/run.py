@@ -17,13 +17,22 @@ from typing import Any
 
 from wardround.batch import run_all
 
+RELEASED = {"name": "evidential", "cap": 80.0, "cap_kind": "hard", "dice_mode": "plug_in"}
+
 RUNS: dict[str, dict[str, Any]] = {
     "fedavg-dice": {"method": {"name": "fedavg"}, "objective": {"name": "dice"}},
     "fedavg-evidential": {"method": {"name": "fedavg"}, "objective": {"name": "evidential"}},
     "fedevi": {"method": {"name": "fedevi"}},
     "fedevi-as-released": {
         "method": {"name": "fedevi", "reliability": "ratio", "floor_renormalise": False},
-        "objective": {"name": "evidential", "cap": 80.0, "cap_kind": "hard", "dice_mode": "plug_in"},
+        "objective": RELEASED,
+    },
+    "fedavg-released-objective": {"method": {"name": "fedavg"}, "objective": RELEASED},
+    "fedevi-released-objective": {"method": {"name": "fedevi"}, "objective": RELEASED},
+    "fedevi-ratio": {"method": {"name": "fedevi", "reliability": "ratio"}},
+    "fedevi-plug-in": {
+        "method": {"name": "fedevi"},
+        "objective": {"name": "evidential", "dice_mode": "plug_in"},
     },
     "aaw": {"method": {"name": "aaw"}},
     "safcf": {"method": {"name": "safcf"}},

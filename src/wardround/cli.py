@@ -102,7 +102,10 @@ def train(
     from wardround.engine.experiment import Experiment
 
     overrides = list(set_ or [])
-    source = config / "config.yaml" if config.is_dir() else config
+    source = config
+    if config.is_dir():  # a run folder, wherever it lies by now
+        source = config / "config.yaml"
+        overrides.insert(0, f"output={json.dumps(str(config))}")
     checked = load_config(source, overrides)
     with live(quiet or json_) as screen:
         experiment = Experiment(checked, listener=screen)

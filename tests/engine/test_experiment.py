@@ -158,6 +158,17 @@ def test_resuming_a_finished_run_repeats_only_its_test(tmp_path: Path) -> None:
 
     assert again.summary["test"] == first.summary["test"]
     assert len(again.records) == 2
+    lines = [json.loads(line) for line in (tmp_path / "run/egress.jsonl").read_text().splitlines()]
+    assert len([line for line in lines if line["phase"] == "test"]) == 3  # once a client, not twice
+
+
+def test_a_run_folder_that_was_moved_resumes_where_it_lies_now(tmp_path: Path) -> None:
+    first = run(tmp_path / "run")
+    (tmp_path / "run").rename(tmp_path / "moved")
+
+    again = wr.Result.load(tmp_path / "moved")
+
+    assert again.folder == tmp_path / "moved" and again.table.rows == first.table.rows
 
 
 def test_an_existing_run_is_never_replaced_unasked(tmp_path: Path) -> None:

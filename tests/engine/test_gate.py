@@ -128,7 +128,10 @@ def test_a_round_repeated_after_a_passing_fault_gives_the_same_bytes(
 
     spoil(monkeypatch, "east", fail_once)
 
-    assert run(tmp_path / "faulty", optimizer=keep, min_clients=3).params_sha256 == clean.params_sha256
+    faulty = run(tmp_path / "faulty", optimizer=keep, min_clients=3)
+
+    assert faulty.params_sha256 == clean.params_sha256
+    assert list(faulty.records[1]["refused"]) == ["train/east"]  # the failed attempt is not forgotten
 
 
 def test_a_client_that_crashes_is_lost_for_the_round_only(

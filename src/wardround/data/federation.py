@@ -37,7 +37,7 @@ class Federation:
         """All cases of one client; the pooled one has everybody's, without their test cases."""
         if name != POOLED:
             return self.load_one(name)
-        every = [self.load_one(client) for client in self.names]
+        every = [self.load_one(client) for client in sorted(self.names)]
         return ClientData(
             train=TensorSplit.join([data.train for data in every]),
             val=TensorSplit.join([data.val for data in every]),

@@ -68,6 +68,7 @@ class Folders:
         except (UnicodeDecodeError, csv.Error) as error:
             raise DataError(f"{path} is not a CSV file ({error}).") from None
         found: dict[str, list[tuple[str, str]]] = {}
+        seen: set[tuple[str, str]] = set()
         for number, row in enumerate(rows, start=2):
             centre, stem, split = row.get("centre"), row.get("stem"), row.get("split")
             if not centre or not stem or split not in SPLITS:
@@ -75,6 +76,11 @@ class Folders:
                     f"{path}, line {number}: needs centre, stem and split (train, val or test), "
                     f"found {centre!r}, {stem!r}, {split!r}."
                 )
+            if "/" in centre or "\\" in centre or centre.startswith("."):
+                raise DataError(f"{path}, line {number}: '{centre}' is not the name of a folder.")
+            if (centre, stem) in seen:
+                raise DataError(f"{path}, line {number}: case '{stem}' of '{centre}' is listed twice.")
+            seen.add((centre, stem))
             found.setdefault(centre, []).append((stem, split))
         return {centre: sorted(cases) for centre, cases in found.items()}
 
@@ -83,13 +89,19 @@ class Folders:
         """The clients: those asked for, or every centre that has training cases."""
         chosen = self.settings.clients
         if chosen is None:
-            return sorted(c for c, cases in self.index.items() if any(split == "train" for _, split in cases))
+            chosen = self._with_training_cases()
+        if not chosen:
+            raise DataError(f"{self.settings.root}: no centre has training cases (split train in index.csv).")
         for name in chosen:
             if name not in self.index:
                 raise DataError(
                     f"{self.settings.root} has no centre '{name}'; it has {', '.join(sorted(self.index))}."
                 )
         return list(chosen)
+
+    def _with_training_cases(self) -> tuple[str, ...]:
+        found = (c for c, cases in self.index.items() if any(split == "train" for _, split in cases))
+        return tuple(sorted(found))
 
     @cached_property
     def channels(self) -> int:
@@ -182,20 +194,24 @@ def read_label(path: Path) -> Tensor:
     """(*spatial) whole class values."""
     values, _, with_channels = read_array(path)
     label = values[..., 0] if with_channels else values
-    if not bool((label == label.round()).all()) or float(label.min()) < 0:
+    if not bool(((label == label.round()) & label.isfinite()).all()) or float(label.min()) < 0:
         raise DataError(f"{path} holds label values that are not 0, 1, 2 ...")
     return label.long()
 
 
 def normalised(image: Tensor, how: str) -> Tensor:
-    """Intensities of one case, scaled by themselves; a constant image becomes 0."""
+    """Intensities of one case, scaled by themselves; a constant channel becomes 0 (maximum: 1 or -1)."""
     axes = tuple(range(1, image.ndim))
+    largest = image.abs().amax()
     if how == "maximum":
-        return image / image.amax().clamp_min(1e-6)
+        return image / largest.clamp_min(1e-6)
+    least = (1e-5 * largest).clamp_min(1e-12)  # below it, differences are rounding
     if how == "minmax":
         low, high = image.amin(axes, keepdim=True), image.amax(axes, keepdim=True)
-        return (image - low) / (high - low).clamp_min(1e-6)
-    return (image - image.mean(axes, keepdim=True)) / image.std(axes, keepdim=True).clamp_min(1e-6)
+        return torch.where(high - low > least, (image - low) / (high - low).clamp_min(least), 0.0)
+    deviation = image.std(axes, keepdim=True)
+    centred = image - image.mean(axes, keepdim=True)
+    return torch.where(deviation > least, centred / deviation.clamp_min(least), 0.0)
 
 
 def shape(tensor: Tensor) -> str:

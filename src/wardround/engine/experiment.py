@@ -142,6 +142,7 @@ class Experiment:
             if not self.checkpoints.exists():
                 raise CheckpointError(f"{self.folder} has no checkpoint to resume. Leave --resume out.")
             self._compare_with(taken)
+            self._write_config()  # worker processes read it; compute settings may have changed
             return
         if taken.exists():
             if not overwrite:
@@ -157,10 +158,14 @@ class Experiment:
                     path.unlink(missing_ok=True)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            write_text(taken, yaml.safe_dump(self.config.as_dict(), sort_keys=False, allow_unicode=True))
+            self._write_config()
         except OSError as error:
             raise ConfigError(f"output folder {self.folder} cannot be written: {error.strerror}.") from None
         write_json(self.folder / "environment.json", environment(self.config))
+
+    def _write_config(self) -> None:
+        text = yaml.safe_dump(self.config.as_dict(), sort_keys=False, allow_unicode=True)
+        write_text(self.folder / "config.yaml", text)
 
     def _compare_with(self, path: Path) -> None:
         """A resumed run must be the same run."""
@@ -248,7 +253,9 @@ class Experiment:
             done = int(facts["round"])
             self._rewind(done)
             keep_lines(self.folder / "records.jsonl", lambda line: line["round"] <= done)
-            keep_lines(self.folder / "egress.jsonl", lambda line: line["round"] <= done)
+            keep_lines(
+                self.folder / "egress.jsonl", lambda line: line["round"] <= done and line["phase"] == "round"
+            )
             progress = Progress(
                 facts["best_round"], facts["best_value"], facts["best_file"], facts["seconds"]
             )
@@ -289,12 +296,15 @@ class Experiment:
         """One round of the method; with too few answers it is repeated, then the run stops."""
         present = self.present(clients, state.round)
         self.listener.on_round(state.round + 1, present)
+        earlier: list[Exchange] = []  # of attempts that failed; the records show them too
         for attempt in range(self.config.retries + 1):
             clients.begin_round(state.round, present)
             try:
                 after = self.method.run_round(state, clients)
+                clients.exchanges[:0] = earlier
                 break
             except TooFewClients as error:
+                earlier += clients.exchanges
                 self._rewind(state.round)
                 if attempt == self.config.retries:
                     raise TooFewClients(
@@ -360,6 +370,7 @@ class Experiment:
             params = self.checkpoints.load_best(progress.best_file)
             chosen = {"memory_of_round": int(progress.best_round or 0) - 1}
         clients.begin_round(state.round, [])
+        egress.round, egress.phase = state.round, "test"
         test = self._evaluate(clients, params, "test", settings.metrics, **chosen)
         outcome = Outcome("done", state, progress, test)
         if settings.cross_site:

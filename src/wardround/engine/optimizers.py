@@ -14,7 +14,8 @@ class Schedule(BaseModel):
     """How the learning rate changes with the round.
 
     constant; step: times gamma every `every` rounds; exponential: times gamma each round;
-    polynomial: (1 - round/rounds)^power; cosine: half a cosine to zero. `warmup` rounds rise linearly.
+    polynomial: (1 - round/rounds)^power; cosine: half a cosine to zero. `warmup` rounds rise linearly;
+    polynomial and cosine then start, step and exponential count from the first round.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)

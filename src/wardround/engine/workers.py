@@ -149,6 +149,7 @@ class Workers:
         self._deadline = deadline
         self._on_progress = on_progress
         self._count = 0
+        self._round: int | None = None
 
     def register(self) -> list[Registration]:
         """Start all workers and collect what their clients register."""
@@ -178,6 +179,7 @@ class Workers:
 
     def deliver(self, task: str, round: int, messages: Mapping[str, Message]) -> Iterator[Answer]:
         """Hand each worker its clients' requests at once; yield answers as they come."""
+        self._forget_replies_before(round)
         paths: dict[int, Path] = {}  # one file for a message that several clients get
         waiting: dict[Worker, list[str]] = {}
         for name, message in messages.items():
@@ -206,6 +208,13 @@ class Workers:
             yield from self._answers(worker, names, task)
         for path in paths.values():
             path.unlink(missing_ok=True)
+
+    def _forget_replies_before(self, round: int) -> None:
+        """A new round no longer needs the replies of the last one."""
+        if round != self._round:
+            self._round = round
+            for path in self._exchange.glob("up-*.safetensors"):
+                path.unlink()
 
     def _wake(self, worker: Worker) -> None:
         """A worker that died is started again and must register before it works."""

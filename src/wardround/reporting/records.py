@@ -49,12 +49,14 @@ class Egress:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="egress")
         self._pending: list[tuple[dict[str, Any], Future[str]]] = []
         self.round = 0
+        self.phase = "round"  # or "test", after the last one
 
     def record(self, task: str, reply: Reply) -> None:
         """Note a reply; its line is written by the next `flush`."""
         line = {
             "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
             "round": self.round,
+            "phase": self.phase,
             "client": reply.client,
             "task": task,
             "bytes": reply.num_bytes,

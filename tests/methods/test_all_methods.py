@@ -1,0 +1,302 @@
+"""Promises every method keeps; a new one is covered the day it is listed in METHODS."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from helpers import Watcher, config, run, settings, spoil
+from pytest import MonkeyPatch, TempPathFactory, fixture, mark, raises
+
+import wardround as wr
+from wardround.data.federation import POOLED, Federation, open_federation
+from wardround.engine.clients import Answer
+from wardround.engine.host import Host, build_model
+from wardround.errors import ConfigError
+from wardround.messages import Message
+from wardround.methods import METHODS, OBJECTIVES
+from wardround.params import Params
+
+EXCEPT = {
+    ("local", "weights"): "nothing is averaged, so there are no weights to record",
+    ("centralised", "alone"): "its only client is called 'pooled', and batches are drawn by client name",
+    ("centralised", "lost"): "only 'pooled' is asked to train, and a round without it cannot go on",
+    ("centralised", "refused"): "only 'pooled' is asked to train, and a round without it cannot go on",
+    ("fedevi", "dice"): "its scores need a Dirichlet model, so its check refuses any other objective",
+}
+PROMISES: set[str] = set()
+
+KINDS = {"reference", "objective", "aggregation", "personal", "robust", "server optimizer"}
+DATA = {"phantom": {"hospitals": 3, "size": 16, "cases": [8, 10, 14]}}
+KEEP = {"learning_rate": 0.01, "state": "keep"}
+
+
+def promise(name: str) -> Any:
+    """Parametrise a test over all methods that make this promise."""
+    PROMISES.add(name)
+    return mark.parametrize("method", [method for method in METHODS if (method, name) not in EXCEPT])
+
+
+def plain(folder: Path, method: str, **changes: Any) -> dict[str, Any]:
+    """Settings of a tiny run of one method with its own objective; kept moments show memory that is lost."""
+    return settings(folder, **{"method": {"name": method}, "data": DATA, "optimizer": KEEP, **changes})
+
+
+@fixture(scope="module")
+def whole(tmp_path_factory: TempPathFactory) -> Callable[[str], Any]:
+    """One uninterrupted run a method, made when it is first asked for."""
+    made: dict[str, Any] = {}
+
+    def given(method: str) -> Any:
+        if method not in made:
+            made[method] = wr.run(plain(tmp_path_factory.mktemp(method) / "run", method, rounds=3))
+        return made[method]
+
+    return given
+
+
+def final_models(result: Any) -> dict[str, Params]:
+    """The model each client ends with: its own where the method gives it one, else the global one."""
+    names = list(open_federation(result.config.data, result.config.seed).names)
+    host = Host(result.config, result.folder / "clients", names)
+    ask = Message(params=result.outcome.state.params)
+    answers = {name: host.run(name, "personal_model", result.config.rounds, ask) for name in names}
+    assert all(answer.failure is None for answer in answers.values())
+    return {name: answer.message.extras["model"] for name, answer in answers.items()}
+
+
+def fingerprints(result: Any) -> dict[str, str]:
+    """Of the server's model and of every client's."""
+    own = {name: model.sha256() for name, model in final_models(result).items()}
+    return {"the server": result.params_sha256, **own}
+
+
+def all_finite(result: Any) -> bool:
+    models = [result.outcome.state.params, *final_models(result).values()]
+    return all(bool(torch.isfinite(tensor).all()) for model in models for tensor in model.values())
+
+
+def valid(weights: Mapping[str, float]) -> bool:
+    return min(weights.values()) >= 0 and abs(math.fsum(weights.values()) - 1) <= 1e-12
+
+
+def recorded_weights(method: str, result: Any) -> list[dict[str, float]]:
+    """The weights of each round; of a method that records none, none."""
+    if (method, "weights") in EXCEPT:
+        assert all("weights" not in record for record in result.records)
+        return []
+    return [record["weights"] for record in result.records]
+
+
+def timeless(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{k: v for k, v in record.items() if k not in ("seconds", "exchanges")} for record in records]
+
+
+# The card
+
+
+@mark.parametrize("method", METHODS)
+def test_a_method_has_a_card(method: str) -> None:
+    kind = METHODS[method]
+
+    assert kind.title and kind.sends and kind.kind in KINDS
+    assert kind.__doc__ and not kind.__doc__.startswith(f"{kind.__name__}(")  # written, not a dataclass's own
+    assert kind.objective in OBJECTIVES
+    assert all(callable(getattr(kind, task)) for task in kind.tasks)
+
+
+@mark.parametrize("objective", OBJECTIVES)
+def test_an_objective_has_a_card(objective: str) -> None:
+    kind = OBJECTIVES[objective]
+
+    assert kind.title
+    assert kind.__doc__ and not kind.__doc__.startswith(f"{kind.__name__}(")
+
+
+def test_titles_are_told_apart() -> None:
+    for listed in (METHODS, OBJECTIVES):
+        assert len({kind.title for kind in listed.values()}) == len(listed)
+
+
+# The promises
+
+
+@promise("weights")
+def test_weights_are_not_negative_and_sum_to_one(method: str, whole: Callable[[str], Any]) -> None:
+    records = whole(method).records
+
+    assert len(records) == 3
+    for record in records:
+        assert valid(record["weights"])
+        assert set(record["weights"]) == ({POOLED} if METHODS[method].pooled else {"east", "north", "south"})
+
+
+@promise("identical")
+def test_identical_replies_leave_the_model_as_it_is(method: str, tmp_path: Path) -> None:
+    result = wr.run(plain(tmp_path / "run", method, optimizer={"name": "sgd", "learning_rate": 0.0}))
+
+    first = Params.trainable(build_model(result.config))
+    for model in [result.outcome.state.params, *final_models(result).values()]:
+        assert model.only(first).sha256() == first.sha256()
+
+
+@promise("order")
+def test_the_order_of_clients_does_not_matter(
+    method: str, whole: Callable[[str], Any], tmp_path: Path, monkeypatch: MonkeyPatch
+) -> None:
+    before = fingerprints(whole(method))
+
+    def reversed_names(*arguments: Any) -> Federation:
+        federation = open_federation(*arguments)
+        return replace(federation, names=federation.names[::-1])
+
+    for user in ("host", "experiment"):
+        monkeypatch.setattr(f"wardround.engine.{user}.open_federation", reversed_names)
+
+    assert fingerprints(wr.run(plain(tmp_path / "run", method, rounds=3))) == before
+
+
+@promise("alone")
+def test_one_client_alone_equals_local_training_with_the_same_objective(method: str, tmp_path: Path) -> None:
+    one = {"data": {"phantom": {"hospitals": 1, "size": 16, "cases": 8}}}
+    together = wr.run(plain(tmp_path / "together", method, **one))
+    objective = {"name": METHODS[method].objective}
+    alone = wr.run(plain(tmp_path / "alone", "local", objective=objective, **one))
+
+    own = {name: model.sha256() for name, model in final_models(alone).items()}
+    assert {name: model.sha256() for name, model in final_models(together).items()} == own
+    assert together.table.rows == alone.table.rows
+
+
+@promise("bytes")
+def test_same_seed_gives_the_same_bytes(method: str, whole: Callable[[str], Any], tmp_path: Path) -> None:
+    again = wr.run(plain(tmp_path / "run", method, rounds=3))
+
+    assert fingerprints(again) == fingerprints(whole(method))
+    assert timeless(again.records) == timeless(whole(method).records)
+
+
+@promise("resume")
+def test_saved_and_resumed_equals_uninterrupted(
+    method: str, whole: Callable[[str], Any], tmp_path: Path
+) -> None:
+    broken = plain(tmp_path / "run", method, rounds=3)
+    crash_at = POOLED if METHODS[method].pooled else "north"
+    with raises(KeyboardInterrupt):
+        wr.run(broken, listener=Watcher(crash_in_round=2, crash_at=crash_at))
+
+    resumed = wr.run(broken, resume=True)
+
+    assert fingerprints(resumed) == fingerprints(whole(method))
+    assert timeless(resumed.records) == timeless(whole(method).records)
+    assert resumed.table.rows == whole(method).table.rows
+
+
+@promise("participation")
+def test_half_of_the_clients_are_enough_for_a_round(method: str, tmp_path: Path) -> None:
+    four = {"phantom": {"hospitals": 4, "size": 16, "cases": [6, 8, 10, 6]}}
+    result = wr.run(plain(tmp_path / "run", method, rounds=6, participation=0.5, data=four))
+
+    assert len(result.records) == 6 and all_finite(result)
+    for weights in recorded_weights(method, result):
+        assert valid(weights) and len(weights) == (1 if METHODS[method].pooled else 2)
+
+
+@promise("lost")
+def test_a_lost_client_is_counted_and_the_rest_make_a_finite_model(
+    method: str, tmp_path: Path, monkeypatch: MonkeyPatch
+) -> None:
+    for task in METHODS[method].tasks:
+        with monkeypatch.context() as patch:
+            spoil(patch, "east", lambda answer: Answer("east", failure="RuntimeError: boom"), task)
+            result = wr.run(plain(tmp_path / task, method))
+
+        asked = [e for record in result.records for e in record["exchanges"] if e["task"] == task]
+        assert result.summary["num_lost"] == len(asked) and result.summary["num_refused"] == 0
+        assert asked or task != "train"
+        assert all_finite(result)
+        for weights in recorded_weights(method, result):
+            assert valid(weights) and ("east" in weights) == (task != "train")
+
+
+def with_nan(answer: Answer) -> Answer:
+    """NaN in the first tensor that was sent, or in a number where none was."""
+    sent = dict(answer.message.params or {})
+    if not sent:
+        return replace(answer, message=replace(answer.message, scalars={"number": math.nan}))
+    name = next(name for name, tensor in sent.items() if tensor.is_floating_point())
+    sent[name] = torch.full_like(sent[name], math.nan)
+    return replace(answer, message=replace(answer.message, params=Params(sent)))
+
+
+@promise("refused")
+def test_a_reply_of_nan_is_counted_and_the_rest_make_a_finite_model(
+    method: str, tmp_path: Path, monkeypatch: MonkeyPatch
+) -> None:
+    spoil(monkeypatch, "east", with_nan)
+    result = wr.run(plain(tmp_path / "run", method))
+
+    assert [list(record["refused"]) for record in result.records] == [["train/east"]] * 2
+    assert result.summary["num_refused"] == 2 and all_finite(result)
+    for weights in recorded_weights(method, result):
+        assert valid(weights) and "east" not in weights
+
+
+@promise("3D")
+def test_a_method_also_runs_on_volumes(method: str, tmp_path: Path) -> None:
+    result = wr.run(
+        plain(
+            tmp_path / "run",
+            method,
+            rounds=1,
+            batch_size=2,
+            data={"phantom": {"hospitals": 2, "dimensions": 3, "size": 16, "cases": 4}},
+            model={"name": "unet3d", "base_filters": 2, "levels": 2},
+        )
+    )
+
+    assert all_finite(result)
+    assert all(valid(weights) for weights in recorded_weights(method, result))
+
+
+@promise("dice")
+def test_a_method_works_with_the_plain_dice_objective(method: str, tmp_path: Path) -> None:
+    result = wr.run(plain(tmp_path / "run", method, rounds=1, objective={"name": "dice"}))
+
+    assert all_finite(result)
+    assert all(valid(weights) for weights in recorded_weights(method, result))
+
+
+@mark.parametrize("method", [method for method, promised in EXCEPT if promised == "dice"])
+def test_a_method_that_cannot_use_dice_says_so_when_the_configuration_is_read(
+    method: str, tmp_path: Path
+) -> None:
+    with raises(ConfigError, match=f"method '{method}'.*'dice'"):
+        config(tmp_path, method={"name": method}, objective={"name": "dice"})
+
+
+def test_exceptions_name_a_method_and_a_promise() -> None:
+    assert {method for method, _ in EXCEPT} <= set(METHODS)
+    assert {promised for _, promised in EXCEPT} <= PROMISES
+
+
+# Objectives
+
+
+@mark.parametrize("objective", OBJECTIVES)
+def test_an_objective_trains_a_round_under_fedavg(objective: str, tmp_path: Path) -> None:
+    result = run(tmp_path / "run", rounds=1, objective={"name": objective})
+
+    assert all_finite(result)
+    assert all(math.isfinite(value) for value in flat(result.records[0]["loss"]))
+    before = Params.of(build_model(result.config))
+    assert result.params_sha256 != before.sha256()
+
+
+def flat(values: Any) -> list[float]:
+    """The numbers of nested dictionaries."""
+    if isinstance(values, Mapping):
+        return [number for value in values.values() for number in flat(value)]
+    return [float(values)]

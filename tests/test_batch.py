@@ -1,0 +1,135 @@
+"""Several runs side by side give what each gives alone; a finished run can be read back."""
+
+import json
+import logging
+import shutil
+from pathlib import Path
+from typing import Any
+
+import yaml
+from helpers import run, settings
+from pytest import LogCaptureFixture, fixture, raises
+
+from wardround.api import Result
+from wardround.batch import rounds_done, run_all
+from wardround.errors import CheckpointError, ConfigError, WardroundError
+
+BREAKS: dict[str, Any] = {
+    "optimizer": {"name": "sgd", "learning_rate": 1e30},
+    "local_epochs": 3,
+    "retries": 0,
+}
+
+
+def plain(**changes: Any) -> dict[str, Any]:
+    """Settings of a tiny run without a folder; run_all gives it one."""
+    chosen = settings(Path("unused"), **changes)
+    del chosen["output"]
+    return chosen
+
+
+class Seen:
+    """Remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, int, int]] = []
+
+    def on_rounds(self, name: str, done: int, rounds: int) -> None:
+        self.calls.append((name, done, rounds))
+
+
+# Side by side
+
+
+def test_two_runs_side_by_side_give_what_each_gives_alone(tmp_path: Path) -> None:
+    runs = {"mean": plain(), "alone": plain(method={"name": "local"}, rounds=1)}
+    seen = Seen()
+
+    results = run_all(runs, tmp_path / "all", jobs=2, watch=seen)
+
+    assert list(results) == ["mean", "alone"]
+    for name, chosen in runs.items():
+        expected = run(tmp_path / "one" / name, **chosen)
+        assert results[name].params_sha256 == expected.params_sha256
+        assert results[name].table.rows == expected.table.rows
+        assert results[name].folder == tmp_path / "all" / name
+    assert {(name, rounds) for name, _, rounds in seen.calls} == {("mean", 2), ("alone", 1)}
+    assert all(0 <= done <= rounds for _, done, rounds in seen.calls)
+    written = yaml.safe_load((tmp_path / "all/mean.yaml").read_text())
+    assert written == {**runs["mean"], "output": str(tmp_path / "all/mean")}
+
+
+def test_a_failing_run_is_named(tmp_path: Path) -> None:
+    with raises(WardroundError, match=r"run 'bad' failed: .*the loss became NaN") as caught:
+        run_all({"bad": plain(**BREAKS)}, tmp_path)
+
+    assert "\n" not in str(caught.value)
+
+
+def test_keep_going_leaves_the_failing_run_out(tmp_path: Path, caplog: LogCaptureFixture) -> None:
+    with caplog.at_level(logging.ERROR, logger="wardround.batch"):
+        results = run_all({"bad": plain(**BREAKS), "good": plain(rounds=1)}, tmp_path, keep_going=True)
+
+    assert list(results) == ["good"] and results["good"].status == "done"
+    assert "run 'bad' failed" in caplog.text
+
+
+def test_a_mistake_in_the_settings_is_found_before_anything_runs(tmp_path: Path) -> None:
+    with raises(ConfigError, match="rounds"):
+        run_all({"good": plain(), "bad": plain(rounds=0)}, tmp_path)
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_rounds_done_counts_whole_records(tmp_path: Path) -> None:
+    assert rounds_done(tmp_path) == 0
+    (tmp_path / "records.jsonl").write_text('{"round": 1}\n{"round": 2}\n{"rou')
+
+    assert rounds_done(tmp_path) == 2
+
+
+# Reading back
+
+
+@fixture(scope="module")
+def finished(tmp_path_factory: Any) -> Result:
+    evaluate = {"metrics": ["dice", "hd95"], "cross_site": True, "overlays": 0}
+    result: Result = run(
+        tmp_path_factory.mktemp("batch") / "run", method={"name": "local"}, evaluate=evaluate
+    )
+    return result
+
+
+def test_a_finished_run_is_read_back_whole(finished: Result) -> None:
+    back = Result.load(finished.folder)
+
+    assert str(back.table) == str(finished.table)
+    assert json.dumps(back.table.rows) == json.dumps(finished.table.rows)  # NaN equals NaN in text
+    assert back.status == "done" and back.records == finished.records
+    assert back.params_sha256 == finished.params_sha256 == back.outcome.state.params.sha256()
+    assert back.outcome.state.round == finished.outcome.state.round
+    assert back.outcome.state.memory == finished.outcome.state.memory
+    assert back.outcome.progress == finished.outcome.progress
+    assert back.params.sha256() == finished.params.sha256()
+    assert back.config.as_dict() == finished.config.as_dict()
+
+
+def test_the_cross_site_scores_are_read_back(finished: Result) -> None:
+    back = Result.load(str(finished.folder))
+
+    def told(result: Result) -> str:
+        return json.dumps({name: entry.as_dict() for name, entry in result.outcome.cross_site.items()})
+
+    assert set(back.outcome.cross_site) == {"east", "north", "south"}
+    assert told(back) == told(finished)
+
+
+def test_a_run_that_was_moved_is_read_where_it_is_now(finished: Result, tmp_path: Path) -> None:
+    shutil.copytree(finished.folder, tmp_path / "moved")
+
+    assert Result.load(tmp_path / "moved").folder == tmp_path / "moved"
+
+
+def test_an_empty_folder_is_no_run(tmp_path: Path) -> None:
+    with raises(CheckpointError, match="holds no finished run"):
+        Result.load(tmp_path)
