@@ -103,3 +103,28 @@ def test_non_finite_numbers_are_written_as_words() -> None:
         "a": ["nan", "inf", "-inf", 1.5],
         "p": "x",
     }
+
+
+def test_files_are_plain_safetensors_for_the_librarys_own_reader(tmp_path: Path) -> None:
+    from safetensors import safe_open
+    from safetensors.torch import load_file, save_file
+
+    tensors = {
+        "flag": torch.tensor([True, False, True]),
+        "half": torch.randn(3, dtype=torch.bfloat16),
+        "wide": torch.randn(2, 2, dtype=torch.float64),
+        "count": torch.tensor(7),
+        "empty": torch.zeros(0, 4),
+        "odd": torch.arange(5, dtype=torch.uint8),
+    }
+    tensors["twin"] = tensors["wide"]
+    save_tensors(tmp_path / "ours.safetensors", tensors, {"who": "wardround"})
+    save_file({k: v.clone() for k, v in tensors.items()}, tmp_path / "theirs.safetensors")
+
+    theirs = load_file(tmp_path / "ours.safetensors")
+    ours = StoredTensors(tmp_path / "theirs.safetensors")
+    for name, tensor in tensors.items():
+        for read in (theirs[name], ours[name], StoredTensors(tmp_path / "ours.safetensors")[name]):
+            assert torch.equal(read, tensor) and read.dtype == tensor.dtype and read.shape == tensor.shape
+    with safe_open(tmp_path / "ours.safetensors", "pt") as file:
+        assert file.metadata() == {"who": "wardround"}

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from wardround.errors import CheckpointError
 from wardround.params import Params
-from wardround.storage import StoredTensors, jsonable, tensor_bytes, write_bytes
+from wardround.storage import StoredTensors, jsonable, save_tensors, tensor_bytes
 
 SCHEMA = "wardround-message-1"
 
@@ -68,21 +68,25 @@ class Message:
     # Wire and disk
 
     def to_bytes(self) -> bytes:
+        return tensor_bytes(*self._flat())
+
+    def _flat(self) -> tuple[dict[str, Tensor], dict[str, str]]:
+        """All tensors under one set of names, and the header's strings that lead back."""
         flat: dict[str, Tensor] = {}
         layout: dict[str, list[str]] = {}
         for label, group in self.tensors().items():
             layout[label] = list(group)
             for name in group:
                 flat[f"{label}/{name}"] = group[name]
-        metadata = {"schema": SCHEMA, "layout": json.dumps(layout), "scalars": json.dumps(dict(self.scalars))}
-        return tensor_bytes(flat, metadata)
+        scalars = json.dumps(dict(self.scalars))
+        return flat, {"schema": SCHEMA, "layout": json.dumps(layout), "scalars": scalars}
 
     @classmethod
     def from_bytes(cls, content: bytes) -> Message:
         return cls._of(StoredTensors(content))
 
     def save(self, path: Path, *, durable: bool = True) -> None:
-        write_bytes(path, self.to_bytes(), durable=durable)
+        save_tensors(path, *self._flat(), durable=durable)
 
     @classmethod
     def load(cls, path: Path) -> Message:

@@ -12,12 +12,11 @@ import math
 import os
 import re
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save as safetensors_bytes
 from torch import Tensor
 
 from wardround.errors import CheckpointError
@@ -37,12 +36,18 @@ DTYPES = {
 MAX_HEADER_BYTES = 100_000_000  # the limit of the format itself
 
 
-def write_bytes(path: Path, content: bytes, *, durable: bool = True) -> None:
-    """Write a file that another process sees whole or not at all; durable: even after a power cut."""
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write a file that another process sees whole or not at all."""
+    write_parts(path, [content])
+
+
+def write_parts(path: Path, parts: Iterable[bytes | memoryview], *, durable: bool = True) -> None:
+    """Write a file from its parts, whole or not at all; durable: even after a power cut."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     with partial.open("wb") as file:
-        file.write(content)
+        for part in parts:
+            file.write(part)
         if durable:
             file.flush()
             os.fsync(file.fileno())
@@ -82,21 +87,43 @@ def file_name(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9_-]", "_", name)[:48] + "-" + digest
 
 
-def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+def save_tensors(
+    path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str], *, durable: bool = True
+) -> None:
     """Write tensors and a few strings into one safetensors file, atomically."""
-    write_bytes(path, tensor_bytes(tensors, metadata))
+    write_parts(path, tensor_parts(tensors, metadata), durable=durable)
 
 
 def tensor_bytes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
-    plain: dict[str, Tensor] = {}
-    places: set[int] = set()
-    for name, tensor in tensors.items():
-        tensor = tensor.detach().cpu().contiguous()
-        place = tensor.untyped_storage().data_ptr()
-        plain[name] = tensor.clone() if place in places else tensor  # the format refuses shared memory
-        places.add(place)
-    content: bytes = safetensors_bytes(plain, metadata=dict(metadata))
-    return content
+    return b"".join(tensor_parts(tensors, metadata))
+
+
+def tensor_parts(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> Iterator[bytes | memoryview]:
+    """The safetensors format piece by piece, each tensor from where it lies: large models are not copied.
+
+    Eight bytes of header length, the header as JSON, then all values; wide types first, so that every
+    tensor starts at a multiple of its element size.
+    """
+    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    names = sorted(plain, key=lambda name: -plain[name].element_size())
+    kinds = {dtype: kind for kind, dtype in DTYPES.items()}
+    header: dict[str, Any] = {"__metadata__": dict(metadata)}
+    place = 0
+    for name in names:
+        tensor = plain[name]
+        end = place + tensor.numel() * tensor.element_size()
+        header[name] = {
+            "dtype": kinds[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [place, end],
+        }
+        place = end
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    yield struct.pack("<Q", len(text)) + text
+    for name in names:
+        if plain[name].numel():
+            yield plain[name].reshape(-1).view(torch.uint8).numpy().data
 
 
 class StoredTensors(Mapping[str, Tensor]):
