@@ -132,3 +132,8 @@ def test_scientific_notation_without_a_dot_is_a_number(tmp_path: Path) -> None:
 
 def test_a_name_with_slashes_stays_inside_the_runs_folder() -> None:
     assert Config(name="../../etc").folder.parent == Path("runs")
+
+
+def test_a_papers_preset_is_not_a_single_run() -> None:
+    with raises(ConfigError, match="describes a paper's table"):
+        load_config(Path(__file__).parents[1] / "configs/papers/safcf-table2.yaml")

@@ -240,6 +240,11 @@ def apply_override(values: dict[str, Any], override: str) -> None:
 
 def parse(values: Mapping[str, Any], label: str = "") -> Config:
     """Check everything that can be checked before a run, with one sentence for the first mistake."""
+    if "datasets" in values and "about" in values:
+        raise ConfigError(
+            f"{label}this describes a paper's table, which is several runs on data of your own. "
+            "See what it needs with: wardround papers show NAME"
+        )
     try:
         config = Config.model_validate(values)
         method, objective = config.build_method(), config.build_objective()

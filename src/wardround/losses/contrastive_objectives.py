@@ -14,6 +14,7 @@ Local CL.
 from __future__ import annotations
 
 import logging
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -72,13 +73,13 @@ class Contrastive(Objective):
 
     # What differs
 
+    @abstractmethod
     def projection(self, output: Output) -> Projection:
         """A fresh head that fits what the network puts out."""
-        raise NotImplementedError
 
+    @abstractmethod
     def contrast(self, model: Segmenter, head: Projection, second: Tensor, context: Context) -> Tensor:
         """The contrastive loss of the present forward pass against the second view."""
-        raise NotImplementedError
 
     # What they share
 
@@ -139,9 +140,9 @@ class Pooled(Contrastive):
         other = head(contrastive.mean_over_voxels(model.encode(second)))
         return self.compare(first, other).mean()
 
+    @abstractmethod
     def compare(self, first: Tensor, second: Tensor) -> Tensor:
         """The loss of each vector, positives row by row."""
-        raise NotImplementedError
 
     def check(self, config: Config) -> None:
         super().check(config)

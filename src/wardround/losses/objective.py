@@ -7,6 +7,7 @@ through the `Context`.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -110,7 +111,7 @@ class Reference:
 
 
 @dataclass(frozen=True)
-class Objective:
+class Objective(ABC):
     """Base of all objectives: probabilities by sigmoid (two classes) or softmax (more)."""
 
     title: ClassVar[str] = ""
@@ -134,13 +135,13 @@ class Objective:
             return (logits[:, 0] > 0).to(torch.uint8)
         return logits.argmax(dim=1).to(torch.uint8)
 
+    @abstractmethod
     def loss(self, model: nn.Module, batch: Batch, context: Context) -> Tensor:
         """The scalar to minimise on one batch."""
-        raise NotImplementedError
 
+    @abstractmethod
     def sample_losses(self, logits: Tensor, label: Tensor) -> Tensor:
         """The supervised loss of each case (B,), for validation."""
-        raise NotImplementedError
 
     def start_model(self, model: nn.Module) -> None:
         """Add what the objective trains beside the network (projection heads); default nothing."""
@@ -160,8 +161,9 @@ class Objective:
 class Supervised(Objective):
     """An objective that is one function of logits and labels."""
 
+    @abstractmethod
     def function(self) -> Callable[..., Tensor]:
-        raise NotImplementedError
+        """The loss, its settings filled in."""
 
     def loss(self, model: nn.Module, batch: Batch, context: Context) -> Tensor:
         return self.function()(context.forward(model, batch.image).logits, batch.label)
