@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -26,6 +27,9 @@ from wardround.models import ModelSettings, offers_features
 if TYPE_CHECKING:
     from wardround.losses.objective import Objective
     from wardround.methods.base import Method
+
+
+log = logging.getLogger(__name__)
 
 
 class Settings(BaseModel):
@@ -251,6 +255,8 @@ def parse(values: Mapping[str, Any], label: str = "") -> Config:
         check_features(config, method, objective)
         method.check(config, objective)
         objective.check(config)
+        for warning in objective.warnings(config):
+            log.warning(warning)
     except ValidationError as error:
         raise ConfigError(label + explained(error)) from None
     except ConfigError as error:

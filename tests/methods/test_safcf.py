@@ -893,6 +893,12 @@ def test_what_is_allowed_but_unwise_is_said(
     assert sentence in caplog.text
 
 
+def test_a_lambda_of_one_stands_in_every_record(tmp_path: Path) -> None:
+    result = run(tmp_path, **SAFCF_RUN, objective={"lam": 1}, rounds=2)
+    for record in result.records:
+        assert any("cannot train the decoder" in warning for warning in record["warnings"])
+
+
 def test_the_resolved_settings_are_written_out(tmp_path: Path) -> None:
     plain = config(tmp_path, **SAFCF_RUN).as_dict()
     assert plain["method"]["scale_mode"] == "complement" and plain["objective"]["contrast"] == "margin"

@@ -114,6 +114,7 @@ class Experiment:
         self.checkpoints = Checkpoints(self.folder / "checkpoints")
         self.listener = listener or Silent()
         self.stop_requested = False
+        self._warnings = config.build_objective().warnings(config)
         self._names = [*self.federation.names, *([POOLED] if self.method.pooled else [])]
         self._check_participation()
 
@@ -419,6 +420,7 @@ class Experiment:
             "loss": {name: loss for exchange in trained for name, loss in exchange.loss.items()},
             **state.notes,
         }
+        record["warnings"] = [*record.get("warnings", []), *self._warnings]
         if validation is not None:
             record["validation"] = validation.as_dict()
             record["best_round"] = progress.best_round

@@ -13,7 +13,6 @@ Local CL.
 
 from __future__ import annotations
 
-import logging
 from abc import abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -31,8 +30,6 @@ from wardround.models.base import Output, Segmenter
 
 if TYPE_CHECKING:
     from wardround.config import Config
-
-log = logging.getLogger(__name__)
 
 Temperature = Annotated[float, Field(gt=0, description="similarities are divided by it")]
 Dimension = Annotated[int, Field(ge=1, description="length of the projected vectors")]
@@ -122,8 +119,11 @@ class Contrastive(Objective):
                 f"objective.pretrain_rounds is {self.pretrain_rounds}, but there are only {config.rounds} "
                 "rounds, so none is left for the masks. Lower it, or raise rounds."
             )
+
+    def warnings(self, config: Config) -> list[str]:
         if self.schedule == "joint" and self.lam == 1:
-            log.warning("objective.lam is 1: no supervised term, so the masks are never learned.")
+            return ["objective.lam is 1: no supervised term, so the masks are never learned."]
+        return []
 
 
 @dataclass(frozen=True)

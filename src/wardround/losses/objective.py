@@ -156,6 +156,10 @@ class Objective(ABC):
     def check(self, config: Config) -> None:
         """Refuse what cannot work, with the reason, when the configuration is read."""
 
+    def warnings(self, config: Config) -> list[str]:
+        """What is allowed but odd, each in a sentence: logged at the start, shown in every record."""
+        return []
+
 
 @dataclass(frozen=True)
 class Supervised(Objective):

@@ -23,7 +23,6 @@ prev, and serv only sets how far (F3). `pairing: moon` aligns with the received 
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -43,8 +42,6 @@ from wardround.methods.base import Method
 
 if TYPE_CHECKING:
     from wardround.config import Config
-
-log = logging.getLogger(__name__)
 
 Pairing = Literal["paper", "moon", "anchor_pres"]
 Border = Literal["valid", "pad"]
@@ -137,14 +134,16 @@ class CLSL(Objective):
         if self.prev_scope == "epoch" and context.epoch > 0:
             context.previous.copy_from(model)
 
-    def check(self, config: Config) -> None:
+    def warnings(self, config: Config) -> list[str]:
+        found = []
         if self.gamma and config.model.norm == "batch":
-            log.warning(
+            found.append(
                 "objective clsl compares the trained network's features with those of frozen ones; BatchNorm "
                 "makes them differ even where the weights are equal. Prefer model.norm instance or group."
             )
         if self.gamma and self.prev_scope == "epoch" and config.local_epochs == 1:
-            log.warning("objective.prev_scope is epoch, but local_epochs is 1: it is the same as round.")
+            found.append("objective.prev_scope is epoch, but local_epochs is 1: it is the same as round.")
+        return found
 
 
 def linear_dice(p: Tensor, y: Tensor, eps: float, smooth_nr: bool = False) -> Tensor:

@@ -157,22 +157,24 @@ class CFSL(Objective):
             return alpha_share(h_c.detach(), h_p, h_s, self.eps_dist)
         return torch.zeros((), device=h_c.device)
 
-    def check(self, config: Config) -> None:
-        """What is allowed, with a warning: S1, S8, BatchNorm."""
+    def warnings(self, config: Config) -> list[str]:
+        """S1, S8, BatchNorm."""
+        found = []
         if self.dice_literal:
-            log.warning(
+            found.append(
                 "objective.dice_literal minimises Eq. 13 as printed, so training makes the overlap smaller."
             )
         if self.lam == 1:
-            log.warning(
+            found.append(
                 "objective.lam is 1: the contrastive term alone cannot train the decoder. Use less than 1."
             )
         if self.lam and config.model.norm == "batch":
-            log.warning(
+            found.append(
                 "objective cfsl compares features of the trained network with those of frozen ones, and "
                 "BatchNorm makes them differ even where the weights are equal. "
                 "Prefer model.norm instance or group."
             )
+        return found
 
 
 class Contrast(NamedTuple):

@@ -90,10 +90,12 @@ class Segmenter(nn.Module):
         return pad(x, self.padded_size(x.shape[2:]))
 
     def _output(self, x: Tensor) -> Output:
-        raise NotImplementedError
+        """What a subclass computes from an image whose sides fit its poolings."""
+        raise TypeError(f"{type(self).__name__} must write _output")
 
     def _bottleneck(self, x: Tensor) -> Tensor:
-        raise NotImplementedError
+        """The deepest features alone; a network without features has none to give."""
+        raise TypeError(f"{type(self).__name__} offers no features")
 
 
 def pad(x: Tensor, size: Sequence[int]) -> Tensor:
