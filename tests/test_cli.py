@@ -76,6 +76,7 @@ def test_quiet_shows_the_result_alone(
         (["train", "{config}", "--set", "compute.device=quantum"], "compute.device is 'quantum'"),
         (["train", "{config}", "--set", "model.name=unet3d"], "unet3d"),
         (["train", "{config}", "--set", "model.name=monai:UNett"], "monai"),
+        (["demo", "--output", "/proc/nope"], "cannot be written"),
         (["methods", "fedavgg"], "'fedavgg' is not a method. Did you mean 'fedavg'?"),
         (["models", "unet"], "is not a model"),
         (["data", "phantom", "{folder}", "--format", "tiff"], "use nifti or png"),
@@ -237,3 +238,24 @@ def test_tables_on_a_terminal_are_drawn(monkeypatch: MonkeyPatch) -> None:
 
     shown = console.file.getvalue()  # type: ignore[attr-defined]
     assert "[north]" in shown and "0.500" in shown and "n/a" in shown
+
+
+def test_a_run_that_failed_before_its_first_checkpoint_can_simply_be_started_again(
+    config_file: Path, monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
+) -> None:
+    wrong = ["train", str(config_file), "--set", "model.name=unet3d"]
+    assert call(monkeypatch, capsys, *wrong)[0] == 2
+
+    assert call(monkeypatch, capsys, "train", str(config_file), "--quiet")[0] == 0
+
+
+def test_a_full_disk_is_one_sentence(
+    config_file: Path, monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
+) -> None:
+    def full(*arguments: Any, **settings: Any) -> None:
+        raise OSError(28, "No space left on device", "latest.json")
+
+    monkeypatch.setattr("wardround.engine.checkpoint.Checkpoints.save", full)
+    code, _, err = call(monkeypatch, capsys, "train", str(config_file), "--quiet")
+
+    assert code == 1 and err.strip() == "error latest.json: No space left on device."

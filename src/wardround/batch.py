@@ -14,7 +14,7 @@ import yaml
 
 from wardround.api import Result
 from wardround.config import load_config
-from wardround.errors import WardroundError
+from wardround.errors import ConfigError, WardroundError
 from wardround.storage import write_text
 
 log = logging.getLogger(__name__)
@@ -71,7 +71,10 @@ def run_all(
 def start(settings: Mapping[str, Any], folder: Path, name: str) -> subprocess.Popen[str]:
     """`wardround train` on a file that can be run again by hand."""
     path = folder / f"{name}.yaml"
-    write_text(path, yaml.safe_dump({**settings, "output": str(folder / name)}, sort_keys=False))
+    try:
+        write_text(path, yaml.safe_dump({**settings, "output": str(folder / name)}, sort_keys=False))
+    except OSError as error:
+        raise ConfigError(f"folder {folder} cannot be written: {error.strerror}.") from None
     (folder / name / "records.jsonl").unlink(missing_ok=True)  # an earlier run's rounds are not this one's
     command: Sequence[str] = [sys.executable, "-m", "wardround", "train", str(path), "--quiet", "--overwrite"]
     return subprocess.Popen(

@@ -64,9 +64,20 @@ def main() -> None:
             err.print_exception()
         err.print(f"[bold red]error[/] {escape(str(error))}")
         sys.exit(error.exit_code)
-    except BrokenPipeError:  # the reader of our output went away, as with `| head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
+    except OSError as error:
+        if isinstance(error, BrokenPipeError):
+            leave_quietly()
+        if "--debug" in sys.argv:
+            err.print_exception()
+        where = f"{error.filename}: " if error.filename else ""
+        err.print(f"[bold red]error[/] {escape(where + str(error.strerror or error))}.")
+        sys.exit(1)
+
+
+def leave_quietly() -> None:
+    """The reader of our output went away, as with `| head`: that is no error."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(0)
 
 
 def show_version(wanted: bool) -> None:

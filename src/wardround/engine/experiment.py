@@ -114,6 +114,7 @@ class Experiment:
         self.checkpoints = Checkpoints(self.folder / "checkpoints")
         self.listener = listener or Silent()
         self.stop_requested = False
+        choose_device(config.compute)  # refused before anything is written
         self._warnings = config.build_objective().warnings(config)
         self._names = [*self.federation.names, *([POOLED] if self.method.pooled else [])]
         self._check_participation()
@@ -146,7 +147,7 @@ class Experiment:
             self._write_config()  # worker processes read it; compute settings may have changed
             return
         if taken.exists():
-            if not overwrite:
+            if self.checkpoints.exists() and not overwrite:  # what failed before its first one is no loss
                 raise ConfigError(
                     f"{self.folder} already holds a run. Add --resume to continue it, --overwrite to replace "
                     "it, or --set output=... to write elsewhere."
