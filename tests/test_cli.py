@@ -259,3 +259,15 @@ def test_a_full_disk_is_one_sentence(
     code, _, err = call(monkeypatch, capsys, "train", str(config_file), "--quiet")
 
     assert code == 1 and err.strip() == "error latest.json: No space left on device."
+
+
+def test_ctrl_c_in_the_demo_ends_its_runs_and_says_so(
+    tmp_path: Path, monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
+) -> None:
+    def interrupted(*arguments: Any, **settings: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("wardround.demo.run_demo", interrupted)
+    code, _, err = call(monkeypatch, capsys, "demo", "--output", str(tmp_path / "demo"))
+
+    assert code == 130 and err.strip().startswith("Stopped.")

@@ -147,8 +147,12 @@ def demo(
     configure_logging(debug, quiet or json_)
     from wardround.demo import run_demo
 
-    with live(quiet or json_) as screen:
-        shown = run_demo(output, seed=seed, watch=screen)
+    try:
+        with live(quiet or json_) as screen:
+            shown = run_demo(output, seed=seed, watch=screen)
+    except KeyboardInterrupt:
+        err.print("Stopped. The demo starts from the beginning when you call it again.")
+        raise typer.Exit(130) from None
     if json_:
         out.print_json(json.dumps(shown.facts))
         return
