@@ -43,6 +43,9 @@ class DataSettings(Settings):
 
     phantom: PhantomSettings = PhantomSettings()
     folders: FolderSettings | None = None
+    proxy: str | None = Field(
+        None, description="centre whose cases are at the server, for methods that need some; not a client"
+    )
 
 
 class EvaluateSettings(Settings):

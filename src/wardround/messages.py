@@ -141,13 +141,15 @@ class ServerState:
     """What the server knows after a round.
 
     memory: what a method remembers between rounds (Params, numbers, strings, lists, dictionaries);
-    notes: what this round should show in the records: weights by client, and their ingredients.
+    notes: what this round should show in the records: weights by client, and their ingredients;
+    trainable: names of the tensors that learn, the rest being buffers.
     """
 
     params: Params
     memory: Mapping[str, Any] = field(default_factory=dict)
     round: int = 0
     notes: Mapping[str, Any] = field(default_factory=dict)
+    trainable: tuple[str, ...] = ()
 
     def next(
         self,

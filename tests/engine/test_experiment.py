@@ -327,7 +327,7 @@ def test_one_client_alone_is_local_training(tmp_path: Path) -> None:
     together = run(tmp_path / "fedavg", data=one)
     alone = run(tmp_path / "local", data=one, method={"name": "local"}, evaluate={"metrics": ["dice"]})
 
-    own = load_memory(sorted((tmp_path / "local/clients/north").glob("memory-*"))[-1])["model"]
+    own = load_memory(sorted((tmp_path / "local/clients/north").glob("memory-*"))[-1])["own"]
     assert own.sha256() == together.outcome.state.params.sha256()
     assert alone.table.rows == together.table.rows
 

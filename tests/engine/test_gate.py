@@ -65,6 +65,14 @@ BAD = {
         lambda a: replace(a, message=Message(a.message.params, {"c": Params({"x": torch.tensor(math.nan)})})),
         "tensor 'x' of extras/c holds NaN",
     ),
+    "undeclared scalar": (
+        lambda a: replace(a, message=Message(a.message.params, scalars={"age": 71.0})),
+        "'age' is not among what the method's card says it sends",
+    ),
+    "undeclared tensors": (
+        lambda a: replace(a, message=Message(a.message.params, {"scan": Params({"x": torch.ones(3)})})),
+        "'scan' is not among what the method's card says it sends",
+    ),
     "unknown client": (lambda a: replace(a, client="stranger"), "never registered"),
 }
 

@@ -337,3 +337,71 @@ def test_reestimated_statistics_cost_one_more_exchange(tmp_path: Path) -> None:
     result = run(tmp_path / "run", model={**BATCH, "bn_stats": "reestimate"})
 
     assert [exchange["task"] for exchange in result.records[0]["exchanges"]] == ["train", "norm_stats"]
+
+
+# Steps taken apart, second models, the server's own cases
+
+
+def test_passes_at_shifted_parameters_leave_everything_but_gradients_alone(tmp_path: Path) -> None:
+    model = {"name": "unet2d", "base_filters": 2, "levels": 2, "norm": "batch", "dropout": 0.5}
+    client = host(tmp_path, model=model).client("north")
+    seen: list[tuple[float, float, float]] = []
+
+    def step(this: Step) -> None:
+        before = float(this.backward())
+        state, terms = Params.of(this.model), dict(this.context.terms)
+        stream = torch.get_rng_state()
+        zero = {name: torch.zeros_like(p) for name, p in this.model.named_parameters()}
+        with this.shifted(zero):
+            same = float(this.backward())
+        with this.shifted({name: torch.full_like(p, 0.1) for name, p in this.model.named_parameters()}):
+            other = float(this.backward())
+        assert Params.of(this.model).sha256() == state.sha256()
+        assert torch.equal(torch.get_rng_state(), stream)
+        assert this.context.terms.keys() == terms.keys()
+        seen.append((before, same, other))
+        this.apply()
+
+    client.fit(Params.of(client.model), step=step)
+
+    assert seen and all(before == same != other for before, same, other in seen)  # the same dropout mask
+
+
+def test_gradients_of_two_passes_add_up(tmp_path: Path) -> None:
+    client = host(tmp_path).client("north")
+
+    def gradients(model: nn.Module) -> Params:
+        return Params({name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None})
+
+    def step(this: Step) -> None:
+        this.backward()
+        once = gradients(this.model)
+        this.backward(accumulate=True)
+        twice = gradients(this.model)
+        this.backward(add=lambda model, batch, context: 0.0 * context.output.logits.sum())
+        assert gradients(this.model).sha256() == once.sha256()
+        assert all(torch.allclose(twice[name], 2 * once[name], atol=1e-6) for name in once)
+
+    client.fit(Params.of(client.model), step=step)
+
+
+def test_a_second_model_has_its_own_moments_and_leaves_the_first_alone(tmp_path: Path) -> None:
+    here = host(tmp_path, optimizer={"learning_rate": 0.01, "state": "keep"})
+    client = here.client("north")
+    start = Params.of(client.model)
+    first = client.fit(start)
+    moments = client.memory["optimizer"].sha256()
+
+    second = client.fit(start, second=True)
+
+    assert client.fitted is first and client.memory["optimizer"].sha256() == moments
+    assert client.memory["optimizer_second"].sha256() != moments  # other batches
+    assert second.params.sha256() != first.params.sha256()
+
+
+def test_other_cases_can_be_trained_on(tmp_path: Path) -> None:
+    client = host(tmp_path).client("north")
+    one = client.data.train
+    chosen = TensorSplit(one.names[:2], one.images[:2], one.labels[:2], [(1.0, 1.0)] * 2)
+
+    assert client.fit(Params.of(client.model), split=chosen).num_examples == 2

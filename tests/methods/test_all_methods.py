@@ -12,6 +12,7 @@ from pytest import MonkeyPatch, TempPathFactory, fixture, mark, raises
 
 import wardround as wr
 from wardround.data.federation import POOLED, Federation, open_federation
+from wardround.data.phantom import PhantomSettings, hospital_names
 from wardround.engine.clients import Answer
 from wardround.engine.host import Host, build_model
 from wardround.errors import ConfigError
@@ -29,7 +30,6 @@ EXCEPT = {
 PROMISES: set[str] = set()
 
 KINDS = {"reference", "objective", "aggregation", "personal", "robust", "server optimizer"}
-DATA = {"phantom": {"hospitals": 3, "size": 16, "cases": [8, 10, 14]}}
 KEEP = {"learning_rate": 0.01, "state": "keep"}
 
 
@@ -39,9 +39,18 @@ def promise(name: str) -> Any:
     return mark.parametrize("method", [method for method in METHODS if (method, name) not in EXCEPT])
 
 
+def hospitals(method: str, *cases: int, **changes: Any) -> dict[str, Any]:
+    """A hospital for each number of cases, and the server's own cases for a method that needs some."""
+    all_cases = [*cases, *([8] if "proxy" in METHODS[method].needs else [])]
+    made = PhantomSettings(hospitals=len(all_cases), size=16, cases=all_cases, **changes)
+    proxy = hospital_names(made)[-1] if len(all_cases) > len(cases) else None
+    return {"phantom": made.model_dump(), "proxy": proxy}
+
+
 def plain(folder: Path, method: str, **changes: Any) -> dict[str, Any]:
     """Settings of a tiny run of one method with its own objective; kept moments show memory that is lost."""
-    return settings(folder, **{"method": {"name": method}, "data": DATA, "optimizer": KEEP, **changes})
+    data = hospitals(method, 8, 10, 14)
+    return settings(folder, **{"method": {"name": method}, "data": data, "optimizer": KEEP, **changes})
 
 
 @fixture(scope="module")
@@ -160,7 +169,7 @@ def test_the_order_of_clients_does_not_matter(
 
 @promise("alone")
 def test_one_client_alone_equals_local_training_with_the_same_objective(method: str, tmp_path: Path) -> None:
-    one = {"data": {"phantom": {"hospitals": 1, "size": 16, "cases": 8}}}
+    one = {"data": hospitals(method, 8)}
     together = wr.run(plain(tmp_path / "together", method, **one))
     objective = {"name": METHODS[method].objective}
     alone = wr.run(plain(tmp_path / "alone", "local", objective=objective, **one))
@@ -196,7 +205,7 @@ def test_saved_and_resumed_equals_uninterrupted(
 
 @promise("participation")
 def test_half_of_the_clients_are_enough_for_a_round(method: str, tmp_path: Path) -> None:
-    four = {"phantom": {"hospitals": 4, "size": 16, "cases": [6, 8, 10, 6]}}
+    four = hospitals(method, 6, 8, 10, 6)
     result = wr.run(plain(tmp_path / "run", method, rounds=6, participation=0.5, data=four))
 
     assert len(result.records) == 6 and all_finite(result)
@@ -252,7 +261,7 @@ def test_a_method_also_runs_on_volumes(method: str, tmp_path: Path) -> None:
             method,
             rounds=1,
             batch_size=2,
-            data={"phantom": {"hospitals": 2, "dimensions": 3, "size": 16, "cases": 4}},
+            data=hospitals(method, 4, 4, dimensions=3),
             model={"name": "unet3d", "base_filters": 2, "levels": 2},
         )
     )

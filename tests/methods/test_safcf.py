@@ -426,7 +426,7 @@ def two_tensors(row: list[float]) -> Params:
 
 
 def state_of(params: Params, trainable: tuple[str, ...] = ("a", "b")) -> ServerState:
-    return ServerState(params, memory={"trainable": list(trainable), "variational": []})
+    return ServerState(params, memory={"variational": []}, trainable=trainable)
 
 
 def replies_of(rows: list[Params], sizes: list[int]) -> list[Reply]:
@@ -912,5 +912,5 @@ def test_only_trainable_tensors_are_remembered(tmp_path: Path) -> None:
 
     state = SAFCF().start(network)
 
-    assert state.memory["trainable"] == ["0.weight", "1.weight", "1.bias"]
+    assert state.trainable == ("0.weight", "1.weight", "1.bias")
     assert "1.running_var" in state.params

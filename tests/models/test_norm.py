@@ -9,6 +9,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from wardround.models import ModelSettings, build
 from wardround.models.norm import (
     from_moments,
+    frozen_statistics,
     make_norm,
     norm_names,
     reestimate,
@@ -226,3 +227,16 @@ def test_reestimating_without_batches_or_statistics_changes_nothing():
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     untouched = iter([torch.randn(1, 1, 16, 16)])
     reestimate(unet("instance"), untouched)
+
+
+def test_frozen_statistics_normalise_by_the_batch_but_remember_nothing():
+    model = unet().train()
+    images = torch.randn(3, 1, 16, 16) + 2
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+    with frozen_statistics(model):
+        frozen = model(images)
+
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert torch.equal(model(images), frozen)  # in training mode the batch's own statistics count
+    assert any(not torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())

@@ -6,15 +6,18 @@ Any client can be loaded alone, so a worker process or a hospital holds only its
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from wardround.config import DataSettings
+from wardround.config import DataSettings, suggestion
 from wardround.data import phantom
 from wardround.data.cases import ClientData, TensorSplit
 from wardround.data.folders import Folders
 from wardround.engine.seeding import derive
+from wardround.errors import ConfigError
 
 POOLED = "pooled"  # the pseudo-client of the centralised reference
+PROXY = "proxy"  # the server's own labelled cases, where a method needs some
+NOT_HOSPITALS = frozenset({POOLED, PROXY})
 
 
 @dataclass(frozen=True)
@@ -22,7 +25,7 @@ class Federation:
     """Names of the clients and the facts they must agree on.
 
     counts: cases of each client, known without loading them; regions: what is measured, each a set of
-    label values (regions may overlap).
+    label values (regions may overlap); proxy: the centre whose cases are at the server, not a client.
     """
 
     names: Sequence[str]
@@ -32,9 +35,13 @@ class Federation:
     num_classes: int
     regions: Mapping[str, Sequence[int]]
     load_one: Callable[[str], ClientData]
+    proxy: str | None = None
 
     def load(self, name: str) -> ClientData:
         """All cases of one client; the pooled one has everybody's, without their test cases."""
+        if name == PROXY and self.proxy is not None:
+            data, none = self.load_one(self.proxy), TensorSplit.of([])
+            return ClientData(train=TensorSplit.join([data.train, data.val]), val=none, test=none)
         if name != POOLED:
             return self.load_one(name)
         every = [self.load_one(client) for client in sorted(self.names)]
@@ -51,6 +58,22 @@ class Federation:
 
 def open_federation(settings: DataSettings, seed: int) -> Federation:
     """Look at the data without loading it."""
+    found = all_centres(settings, seed)
+    if settings.proxy is None:
+        return found
+    if settings.proxy not in found.names:
+        raise ConfigError(
+            f"data.proxy is '{settings.proxy}', which is not a centre."
+            f"{suggestion(settings.proxy, found.names)} There are: {', '.join(found.names)}."
+        )
+    clients = [name for name in found.names if name != settings.proxy]
+    if not clients:
+        raise ConfigError(f"data.proxy is '{settings.proxy}', the only centre; no client is left.")
+    return replace(found, names=clients, proxy=settings.proxy)
+
+
+def all_centres(settings: DataSettings, seed: int) -> Federation:
+    """Every centre of the data, the server's own included."""
     if settings.folders is not None:
         found = Folders(settings.folders)
         return Federation(

@@ -16,7 +16,14 @@ from torch import Tensor, nn
 
 from wardround.config import Config
 from wardround.data.cases import Batch, ClientData, TensorSplit
-from wardround.engine.gate import Registration, complaint, content_complaint, count_complaint
+from wardround.engine.gate import (
+    Registration,
+    complaint,
+    content_complaint,
+    count_complaint,
+    names_complaint,
+)
+from wardround.engine.optimizers import OptimizerSettings
 from wardround.engine.seeding import derive, generator
 from wardround.engine.training import Fitted, Loss, Step, Workbench, in_order
 from wardround.errors import TooFewClients
@@ -70,6 +77,14 @@ class Client:
         return len(self.data.train)
 
     @property
+    def local_epochs(self) -> int:
+        return self._config.local_epochs
+
+    @property
+    def optimizer(self) -> OptimizerSettings:
+        return self._config.optimizer
+
+    @property
     def learning_rate(self) -> float:
         """The rate of the present round."""
         optimizer = self._config.optimizer
@@ -98,26 +113,33 @@ class Client:
         after_backward: Callable[[nn.Module], None] | None = None,
         step: Callable[[Step], None] | None = None,
         epochs: int | None = None,
+        split: TensorSplit | None = None,
+        second: bool = False,
     ) -> Fitted:
         """Train from `start` for this round's epochs and return the result; nothing is sent.
 
         loss replaces the objective, add comes on top of it; on_batch changes a batch before the
         forward pass; after_backward may edit gradients; step takes the whole optimizer step apart.
+        split: other cases than the client's training cases. second: a further model trained in the same
+        task (a personal one), with random streams and optimizer state of its own, which starts from
+        `start` alone and is not reported as the round's training.
         """
         config, bench, memory = self._config, self._bench, self.memory
+        stream = ("train", self.name, self.round, *(["second"] if second else []))
+        moments = "optimizer_second" if second else "optimizer"
         fitted = bench.fit(
-            self.data.train,
+            self.data.train if split is None else split,
             start,
             where=f"round {self.round + 1}, client '{self.name}', train",
             seed=config.seed,
-            stream=("train", self.name, self.round),
+            stream=stream,
             context=self._context(start),
             rate=self.learning_rate,
             epochs=config.local_epochs if epochs is None else epochs,
             batch_size=config.batch_size,
             augmentation=config.augmentation,
-            own=memory.get("own"),
-            optimizer_state=dict(memory.get("optimizer", {})),
+            own=None if second else memory.get("own"),
+            optimizer_state=dict(memory.get(moments, {})),
             loss=loss,
             add=add,
             on_batch=on_batch,
@@ -126,7 +148,9 @@ class Client:
             on_progress=self.on_progress,
         )
         if config.optimizer.state == "keep":
-            memory["optimizer"] = Params(bench.optimizer_state())
+            memory[moments] = Params(bench.optimizer_state())
+        if second:
+            return fitted
         if bench.own_names:
             memory["own"] = bench.own()
         if "previous" in self._needs:
@@ -161,6 +185,11 @@ class Client:
         return self._bench.predictions(
             in_order(split, self._config.evaluate.batch_size), params, self.memory.get("own")
         )
+
+    def with_own_statistics(self, params: Params) -> Params:
+        """The params with running statistics measured on this client's training images, without labels."""
+        measured = self._bench.reestimate_statistics(self.data.train, params, self._config.batch_size)
+        return params.updated(measured)
 
     def _context(self, start: Params) -> Context:
         bench, needs = self._bench, self._needs
@@ -214,7 +243,7 @@ class Clients:
     """The server's view of the hospitals.
 
     names: everyone who registered, sorted; present: who takes part in this round;
-    sizes: training cases of each.
+    sizes: training cases of each; tasks: the method's, and what a reply to them may hold beside the model.
     """
 
     def __init__(
@@ -224,6 +253,7 @@ class Clients:
         *,
         rounds: int,
         min_clients: int,
+        tasks: Mapping[str, frozenset[str]] | None = None,
         on_reply: Callable[[str, Reply], None] | None = None,
     ) -> None:
         self.registered = {entry.client: entry for entry in sorted(registrations, key=lambda e: e.client)}
@@ -233,6 +263,7 @@ class Clients:
         self.exchanges: list[Exchange] = []
         self._transport = transport
         self._min_clients = min_clients
+        self._tasks = tasks or {}
         self._on_reply = on_reply
 
     @property
@@ -322,12 +353,16 @@ class Clients:
         registration = self.registered.get(answer.client)
         if registration is None:
             return "the client never registered"
-        if task == "train":
-            return complaint(registration, answer.message, answer.num_examples, answer.num_steps)
         if task == "evaluate":  # surface distances may rightly be infinite
             return None
-        return count_complaint("num_examples", answer.num_examples, 0, None) or content_complaint(
-            answer.message
+        if task == "train":
+            reason = complaint(registration, answer.message, answer.num_examples, answer.num_steps)
+        else:
+            reason = count_complaint("num_examples", answer.num_examples, 0, None)
+        return (
+            reason
+            or content_complaint(answer.message)
+            or names_complaint(self._tasks.get(task), answer.message)
         )
 
     def _shortage(self, task: str, num_good: int, exchange: Exchange) -> str:

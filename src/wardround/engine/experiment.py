@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -25,7 +25,7 @@ from wardround import __version__
 from wardround.aggregation.mean import mean
 from wardround.aggregation.weights import by_samples
 from wardround.config import Config, load_config, suggestion
-from wardround.data.federation import POOLED, open_federation
+from wardround.data.federation import NOT_HOSPITALS, POOLED, PROXY, open_federation
 from wardround.engine.checkpoint import Checkpoints, MemoryStore, in_memory
 from wardround.engine.clients import Clients, Exchange
 from wardround.engine.device import choose_device, set_threads, threads_for
@@ -116,7 +116,10 @@ class Experiment:
         self.stop_requested = False
         choose_device(config.compute)  # refused before anything is written
         self._warnings = config.build_objective().warnings(config)
+        self._warnings += self.method.warnings(config, build_model(config))
         self._names = [*self.federation.names, *([POOLED] if self.method.pooled else [])]
+        if "proxy" in self.method.needs and self.federation.proxy is not None:
+            self._names.append(PROXY)
         self._check_participation()
 
     # Opening the run folder
@@ -218,6 +221,7 @@ class Experiment:
             transport.register(),
             rounds=self.config.rounds,
             min_clients=self.config.min_clients,
+            tasks=dict.fromkeys(self.method.tasks, self.method.up),
             on_reply=egress.record,
         )
 
@@ -262,12 +266,15 @@ class Experiment:
                 facts["best_round"], facts["best_value"], facts["best_file"], facts["seconds"]
             )
             log.info("resuming after round %d of %d", done, self.config.rounds)
-            return ServerState(params, memory, round=done), progress
+            start = self.method.start(build_model(self.config))
+            return replace(start, params=params, memory=memory, round=done), progress
         for name in ("records.jsonl", "egress.jsonl"):
             write_text(self.folder / name, "")
         clients.begin_round(-1, self.present(clients, -1))
         state = self.method.prepare(self.method.start(build_model(self.config)), clients)
-        state = ServerState(in_memory(state.params), in_memory(state.memory))
+        state = replace(state, params=in_memory(state.params), memory=in_memory(state.memory))
+        if clients.exchanges:  # what some methods exchange before the first round
+            write_json(self.folder / "setup.json", {"exchanges": exchange_facts(clients.exchanges)})
         self.checkpoints.save(0, state.params, state.memory, Progress().facts())
         return state, Progress()
 
@@ -315,7 +322,7 @@ class Experiment:
                     ) from None
                 log.warning("%s Trying the round again.", error)
         after = self._reestimated(clients, after)
-        return ServerState(in_memory(after.params), in_memory(after.memory), after.round, after.notes)
+        return replace(after, params=in_memory(after.params), memory=in_memory(after.memory))
 
     def _reestimated(self, clients: Clients, state: ServerState) -> ServerState:
         """`bn_stats: reestimate`: every client measures the new model's statistics; they are pooled."""
@@ -327,7 +334,7 @@ class Experiment:
         pairs = running_stats(build_model(self.config))
         moments = [Params(to_moments(reply.extras["stats"], pairs)) for reply in replies]
         pooled = from_moments(mean(moments, by_samples(replies)), pairs)
-        return ServerState(state.params.updated(pooled), state.memory, state.round, state.notes)
+        return replace(state, params=state.params.updated(pooled))
 
     def _rewind(self, round: int) -> None:
         for name in self._names:
@@ -360,7 +367,7 @@ class Experiment:
         self, clients: Clients, params: Params, split: str, metrics: Sequence[str], **scalars: Any
     ) -> Evaluation:
         message = Message(params=params, scalars={"split": split, "metrics": list(metrics), **scalars})
-        names = [name for name in clients.names if name != POOLED]
+        names = [name for name in clients.names if name not in NOT_HOSPITALS]
         return gather(clients.ask("evaluate", message, to=names), metrics)
 
     def _finish(self, clients: Clients, egress: Egress, state: ServerState, progress: Progress) -> Outcome:
@@ -388,7 +395,7 @@ class Experiment:
         self, clients: Clients, params: Params, chosen: Mapping[str, Any]
     ) -> dict[str, Evaluation]:
         """Every client's own model on the test cases of all (simulation only: models travel for it)."""
-        names = [name for name in clients.names if name != POOLED]
+        names = [name for name in clients.names if name not in NOT_HOSPITALS]
         ask = Message(params=params, scalars=dict(chosen))
         return {
             reply.client: self._evaluate(
@@ -398,7 +405,7 @@ class Experiment:
         }
 
     def _draw(self, clients: Clients, params: Params, chosen: Mapping[str, Any]) -> None:
-        names = [name for name in clients.names if name != POOLED]
+        names = [name for name in clients.names if name not in NOT_HOSPITALS]
         clients.ask("pictures", Message(params=params, scalars=dict(chosen)), to=names)
         sources = {n: self.folder / "clients" / file_name(n) / "pictures.safetensors" for n in names}
         draw_overlays(sources, self.folder / "overlays.png", f"{self.config.name}: {self.method.title}")
@@ -426,15 +433,7 @@ class Experiment:
             record["validation"] = validation.as_dict()
             record["best_round"] = progress.best_round
         record["seconds"] = seconds
-        record["exchanges"] = [
-            {
-                "task": exchange.task,
-                "seconds": exchange.seconds,
-                "bytes_down": exchange.bytes_down,
-                "bytes_up": exchange.bytes_up,
-            }
-            for exchange in exchanges
-        ]
+        record["exchanges"] = exchange_facts(exchanges)
         for kind in ("refused", "lost"):
             record[kind] = {
                 f"{exchange.task}/{name}": reason
@@ -464,9 +463,23 @@ class Experiment:
         write_json(self.folder / "result.json", result)
 
 
+def exchange_facts(exchanges: Sequence[Exchange]) -> list[dict[str, Any]]:
+    """Time and bytes of each exchange, by client."""
+    return [
+        {
+            "task": exchange.task,
+            "seconds": exchange.seconds,
+            "bytes_down": exchange.bytes_down,
+            "bytes_up": exchange.bytes_up,
+        }
+        for exchange in exchanges
+    ]
+
+
 RUN_ENTRIES = (
     "config.yaml",
     "environment.json",
+    "setup.json",
     "records.jsonl",
     "egress.jsonl",
     "cases.csv",

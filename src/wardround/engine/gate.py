@@ -8,7 +8,7 @@ tensor or number, and the round goes on with the rest.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,7 +37,6 @@ def complaint(registration: Registration, message: Message, num_examples: Any, n
         count_complaint("num_examples", num_examples, 1, registration.num_train)
         or count_complaint("num_steps", num_steps, 0, None)
         or params_complaint(registration.tensors, message.params)
-        or content_complaint(message)
     )
 
 
@@ -65,6 +64,14 @@ def params_complaint(expected: Mapping[str, Spec], params: Params | None) -> str
             return f"tensor '{name}' has type {_short(got_dtype)}, registered {_short(dtype)}"
     extra = next((name for name in given if name not in expected), None)
     return None if extra is None else f"tensor '{extra}' was never registered"
+
+
+def names_complaint(declared: Collection[str] | None, message: Message) -> str | None:
+    """Beside the model, a reply holds only what the method's card names; None: no card applies."""
+    if declared is None:
+        return None
+    odd = next((name for name in [*message.extras, *message.scalars] if name not in declared), None)
+    return None if odd is None else f"'{odd}' is not among what the method's card says it sends (`up`)"
 
 
 def content_complaint(message: Message) -> str | None:

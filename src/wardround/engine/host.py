@@ -16,7 +16,7 @@ import torch
 from wardround import models
 from wardround.config import Config
 from wardround.data.cases import ClientData
-from wardround.data.federation import POOLED, open_federation
+from wardround.data.federation import POOLED, PROXY, open_federation
 from wardround.engine.checkpoint import MemoryStore
 from wardround.engine.clients import Answer, Client
 from wardround.engine.device import autocast_dtype, choose_device
@@ -49,13 +49,15 @@ def build_model(config: Config) -> Segmenter:
         dimensions=federation.dimensions,
     )
     objective.start_model(model)
+    config.build_method().start_model(model)
     return model
 
 
 class Host:
     """Some clients, one workbench.
 
-    folder: where each client keeps its own files; on_progress: called with client, step, steps.
+    folder: where each client keeps its own files; on_progress: called with client, step, steps;
+    shared: names of the tensors that travel.
     """
 
     def __init__(
@@ -69,16 +71,18 @@ class Host:
         self._folder = folder
         self._on_progress = on_progress
         device = choose_device(config.compute)
+        model = build_model(config)
+        kept = set(self.objective.local_names(model))
+        self.shared = [name for name in self.method.shared(model) if name not in kept]
         self.bench = Workbench(
-            build_model(config),
+            model,
             self.objective,
             config.optimizer,
             device=device,
+            shared=self.shared,
             bn_stats=config.model.bn_stats,
             autocast_dtype=autocast_dtype(config.compute, device),
         )
-        kept = set(self.objective.local_names(self.bench.model))
-        self.shared = [name for name in self.method.shared(self.bench.model) if name not in kept]
         self._clients: dict[str, Client] = {}
 
     # Registration and bookkeeping
@@ -87,7 +91,7 @@ class Host:
         """What the gate will hold this client's replies against."""
         data = self.client(name).data
         everything = Params(self.bench.model.state_dict())
-        only_judged = self.method.pooled and name != POOLED
+        only_judged = name == PROXY or (self.method.pooled and name != POOLED)
         return Registration(
             client=name,
             num_train=0 if only_judged else len(data.train),

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 
 import torch
+from torch import Tensor
 
 
 def derive(seed: int, *purpose: object) -> int:
@@ -26,3 +27,18 @@ def generator(seed: int, *purpose: object, device: torch.device | str = "cpu") -
 def seed_everything(seed: int, *purpose: object) -> None:
     """Seed torch's global streams (dropout, initialisation) for the task that starts now."""
     torch.manual_seed(derive(seed, *purpose))
+
+
+def random_state(device: torch.device) -> Tensor:
+    """Where torch's global stream of a device stands."""
+    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+
+
+def restore_random_state(device: torch.device, state: Tensor | None) -> None:
+    """Go back to where a stream stood; None changes nothing."""
+    if state is None:
+        return
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(state, device)
+    else:
+        torch.set_rng_state(state)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,11 +19,11 @@ from wardround.data.augment import Augmentation
 from wardround.data.cases import Batch, TensorSplit
 from wardround.engine import optimizers
 from wardround.engine.optimizers import OptimizerSettings
-from wardround.engine.seeding import generator, seed_everything
+from wardround.engine.seeding import generator, random_state, restore_random_state, seed_everything
 from wardround.errors import ClientError
 from wardround.losses.objective import Context, Objective, Reference
 from wardround.models.base import Segmenter
-from wardround.models.norm import from_moments, reestimate, running_stats, to_moments
+from wardround.models.norm import from_moments, frozen_statistics, reestimate, running_stats, to_moments
 from wardround.params import Params
 
 Loss = Callable[[nn.Module, Batch, Context], Tensor]
@@ -47,24 +47,60 @@ class Fitted:
 class Step:
     """One optimizer step, for methods that take it apart (sharpness-aware, episodic)."""
 
-    def __init__(self, bench: Workbench, batch: Batch, context: Context, loss: Loss) -> None:
+    def __init__(
+        self, bench: Workbench, batch: Batch, context: Context, loss: Loss, *, taken_apart: bool
+    ) -> None:
         self.model = bench.model
         self.optimizer = bench.optimizer
         self.batch = batch
         self.context = context
+        self.value: Tensor | None = None
         self._bench = bench
         self._loss = loss
-        self.value: Tensor | None = None
+        self._random = random_state(bench.device) if taken_apart else None
 
-    def backward(self) -> Tensor:
-        """Fresh gradients of the loss on this batch; the first value is the one recorded."""
-        self.optimizer.zero_grad(set_to_none=True)
+    def backward(
+        self, batch: Batch | None = None, *, add: Loss | None = None, accumulate: bool = False
+    ) -> Tensor:
+        """Gradients of the loss (plus `add`) on this step's batch, or another; the first value is recorded.
+
+        accumulate: on top of the gradients that are there, instead of fresh.
+        """
+        if not accumulate:
+            self.optimizer.zero_grad(set_to_none=True)
+        batch = self.batch if batch is None else batch
         with self._bench.autocast():
-            loss = self._loss(self.model, self.batch, self.context)
+            loss = self._loss(self.model, batch, self.context)
+            if add is not None:
+                loss = loss + add(self.model, batch, self.context)
         loss.backward()  # type: ignore[no-untyped-call]
         if self.value is None:
             self.value = loss.detach()
         return loss.detach()
+
+    @contextlib.contextmanager
+    def shifted(self, offsets: Mapping[str, Tensor]) -> Iterator[None]:
+        """Run passes at shifted parameters, then come back to the exact bytes; gradients stay.
+
+        The same dropout mask as in the first pass; running statistics and noted terms are left alone.
+        """
+        before = {name: p.detach().clone() for name, p in self.model.named_parameters() if name in offsets}
+        terms, after = dict(self.context.terms), random_state(self._bench.device)
+        with torch.no_grad():
+            for name, parameter in self.model.named_parameters():
+                if name in offsets:
+                    parameter.add_(offsets[name])
+        restore_random_state(self._bench.device, self._random)
+        try:
+            with frozen_statistics(self.model):
+                yield
+        finally:
+            with torch.no_grad():
+                for name, parameter in self.model.named_parameters():
+                    if name in before:
+                        parameter.copy_(before[name])
+            self.context.terms = terms
+            restore_random_state(self._bench.device, after)
 
     def apply(self) -> None:
         """Clip if asked, then let the optimizer move."""
@@ -84,6 +120,7 @@ class Workbench:
         settings: OptimizerSettings,
         *,
         device: torch.device,
+        shared: Iterable[str] | None = None,
         bn_stats: str = "average",
         autocast_dtype: torch.dtype | None = None,
     ) -> None:
@@ -95,8 +132,11 @@ class Workbench:
         self.autocast_dtype = autocast_dtype
         self.bn_stats = bn_stats
         self.stats = running_stats(self.model)
-        statistics = [name for pair in self.stats for name in pair] if bn_stats == "local" else []
-        self.own_names = [*objective.local_names(self.model), *statistics]
+        everything = list(self.model.state_dict())
+        travelling = set(everything if shared is None else shared) - set(objective.local_names(self.model))
+        if bn_stats == "local":
+            travelling -= {name for pair in self.stats for name in pair}
+        self.own_names = [name for name in everything if name not in travelling]
         self._references: dict[str, Reference] = {}
 
     # Tensors in and out
@@ -115,7 +155,7 @@ class Workbench:
         return Params(to_moments(params, self.stats)) if self.bn_stats == "pooled" else params
 
     def own(self) -> Params:
-        """What stays at the client whatever the method: local statistics, local heads."""
+        """What stays at the client: local statistics and heads, and what the method does not share."""
         return Params.of(self.model).only(self.own_names)
 
     def optimizer_state(self) -> dict[str, Tensor]:
@@ -222,7 +262,7 @@ class Workbench:
                 )
                 if on_batch is not None:
                     batch = on_batch(batch, context)
-                this = Step(self, batch, context, total_loss)
+                this = Step(self, batch, context, total_loss, taken_apart=step is not None)
                 take(this)
                 if this.value is not None:
                     values.append(this.value)

@@ -53,6 +53,7 @@ class AAW(Method):
     sends = "two validation losses (P, Q)"
     needs = frozenset({"validation"})
     tasks = ("train", "score")
+    up = frozenset({"P", "Q"})
 
     step0: Annotated[float, Field(ge=0, le=1)] = 0.1
     step_scale: Literal["none", "1/K"] = "none"
@@ -85,7 +86,7 @@ class AAW(Method):
                 q = numbers(clients.ask("score", Message(params=params), to=trained), "Q")
             gaps, step = differences(q, p), self.step(state.round, clients)
             state = replace(state, memory={"weights": adapt(a, gaps, step)})
-        warnings = self.warnings(state.round, clients)
+        warnings = self.sampling_warnings(state.round, clients)
         notes = self.notes(replies, weights, P=p, Q=q, gap=gaps, step=step if gaps else 0.0)
         return state.next(params=params, notes=notes | ({"warnings": warnings} if warnings else {}))
 
@@ -105,7 +106,7 @@ class AAW(Method):
         scale = 1 / clients.num_total if self.step_scale == "1/K" else 1.0
         return self.step0 * (1 - round / clients.rounds) * scale
 
-    def warnings(self, round: int, clients: Clients) -> list[str]:
+    def sampling_warnings(self, round: int, clients: Clients) -> list[str]:
         """Once: with client sampling, a gap needs a client that is drawn twice in a row."""
         if round or not self.waits or len(clients.present) == clients.num_total:
             return []

@@ -48,6 +48,7 @@ class Method:
         frozenset()
     )  # features, global, previous, validation, proxy, full, state
     tasks: ClassVar[tuple[str, ...]] = ("train",)  # functions a client may be asked for
+    up: ClassVar[frozenset[str]] = frozenset()  # extras and scalars a reply may hold; the gate refuses others
     pooled: ClassVar[bool] = False  # trains on the union of all cases, as a reference only
     objective: ClassVar[str] = "dice_bce"  # what clients minimise unless the configuration says otherwise
 
@@ -55,7 +56,7 @@ class Method:
 
     def start(self, model: nn.Module) -> ServerState:
         """The state before round 0."""
-        return ServerState(params=Params.of(model))
+        return ServerState(params=Params.of(model), trainable=tuple(Params.trainable(model)))
 
     def prepare(self, state: ServerState, clients: Clients) -> ServerState:
         """Exchanges before round 0 (image statistics, prototypes); default none."""
@@ -86,14 +87,21 @@ class Method:
         return Message(params=client.fit(start=message.params).params)
 
     def personal(self, client: Client, params: Params) -> Params:
-        """The model this client uses, given the global one; default the global one itself."""
-        return params
+        """The model this client uses, given the global one; default that one, with what never travels."""
+        return params.updated(client.memory.get("own", {}))
 
     # Both
 
+    def start_model(self, model: nn.Module) -> None:
+        """Add what the method trains beside the network (a second network, a projection); default nothing."""
+
     def shared(self, model: nn.Module) -> list[str]:
-        """State-dict names that travel; the rest stays at the client."""
+        """State-dict names that travel; the engine keeps the rest in the client's memory."""
         return list(model.state_dict())
 
     def check(self, config: Config, objective: Objective) -> None:
         """Refuse what cannot work, with the reason, when the configuration is read."""
+
+    def warnings(self, config: Config, model: nn.Module) -> list[str]:
+        """What is allowed but odd, each in a sentence: logged at the start, shown in every record."""
+        return []

@@ -152,6 +152,7 @@ class FedEvi(Method):
     sends = "two numbers (G, R), in a second exchange"
     needs = frozenset({"validation", "state"})
     tasks = ("train", "score")
+    up = frozenset({"G", "R"})
     objective = "evidential"
 
     delta: Annotated[float, Field(ge=0)] = 1.0

@@ -39,13 +39,8 @@ class Local(Method):
         return state.next(memory={"started": sorted(started | {reply.client for reply in replies})})
 
     def train(self, client: Client, message: Message) -> Message:
-        start: Params = client.memory["model"] if "model" in client.memory else given(message)
-        client.memory["model"] = client.fit(start=start).params
+        client.fit(start=client.memory["own"] if "own" in client.memory else given(message))
         return Message()
-
-    def personal(self, client: Client, params: Params) -> Params:
-        own: Params = client.memory.get("model", params)
-        return own
 
     def shared(self, model: nn.Module) -> list[str]:
         return []

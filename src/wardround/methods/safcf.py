@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
@@ -295,10 +295,8 @@ class SAFCF(Method):
     variational: Literal["mean", "moment_match"] = "mean"
 
     def start(self, model: nn.Module) -> ServerState:
-        """Buffers do not count in U (S12), so the names of trainable tensors are remembered."""
-        trainable = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
         pairs = [list(pair) for pair in variational_pairs(model)]
-        return ServerState(params=Params.of(model), memory={"trainable": trainable, "variational": pairs})
+        return replace(super().start(model), memory={"variational": pairs})
 
     def run_round(self, state: ServerState, clients: Clients) -> ServerState:
         replies = with_cases(clients.ask("train", Message(params=state.params)))
@@ -333,7 +331,7 @@ class SAFCF(Method):
         if self.uncertainty == "off":
             return Dswa(gamma, shares, self.capped(shares))
         items = [reply.params for reply in replies if reply.params is not None]
-        trainable = set(state.memory["trainable"])
+        trainable = set(state.trainable)  # buffers do not count in U (S12)
         names = [name for name in items[0] if name in trainable]
         totals = torch.stack([squared_distances(items, shares, name) for name in names]).cpu()  # (tensors, K)
         counts = torch.tensor([prod(items[0].spec(name)[0]) for name in names], dtype=torch.float64)

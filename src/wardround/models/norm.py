@@ -131,3 +131,19 @@ def _collecting(model: nn.Module, layers: Sequence[_NormBase]) -> Iterator[None]
             module.training = flag
         for layer, value in momentum.items():
             layer.momentum = value
+
+
+@contextmanager
+def frozen_statistics(model: nn.Module) -> Iterator[None]:
+    """Let norm layers go on using batch statistics in training, without remembering them."""
+    layers = [m for m in model.modules() if isinstance(m, _NormBase) and keeps_statistics(m)]
+    kept = [(layer, layer.momentum, layer.num_batches_tracked) for layer in layers]
+    try:
+        for layer in layers:
+            layer.momentum = 0.0
+            if layer.num_batches_tracked is not None:
+                layer.num_batches_tracked = layer.num_batches_tracked.clone()
+        yield
+    finally:
+        for layer, momentum, count in kept:
+            layer.momentum, layer.num_batches_tracked = momentum, count
