@@ -13,8 +13,12 @@ import nibabel
 import yaml
 from helpers import settings
 from pytest import CaptureFixture, MonkeyPatch, fixture, mark, raises
+from rich.console import Console
+from rich.progress import Progress, TextColumn
 
 from wardround import cli
+from wardround.cli import common
+from wardround.cli.progress import Screen
 
 
 @fixture
@@ -27,8 +31,8 @@ def config_file(tmp_path: Path) -> Path:
 def call(monkeypatch: MonkeyPatch, capsys: CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
     """Run the command line in this process and give exit code, output and error output."""
     monkeypatch.setattr(sys, "argv", ["wardround", *arguments])
-    monkeypatch.setattr(cli, "out", cli.Console(highlight=False, soft_wrap=True))
-    monkeypatch.setattr(cli, "err", cli.Console(stderr=True, highlight=False, soft_wrap=True))
+    for console in (common.out, common.err):
+        monkeypatch.setattr(console, "soft_wrap", True)
     with raises(SystemExit) as ended:
         cli.main()
         raise SystemExit(0)
@@ -211,9 +215,9 @@ def test_the_demo_compares_alone_together_pooled_and_the_papers(
 def test_progress_on_a_terminal_shows_rounds_and_clients() -> None:
     import io
 
-    console = cli.Console(file=io.StringIO(), force_terminal=True, width=100)
-    with cli.Progress(cli.TextColumn("{task.description} {task.fields[note]}"), console=console) as bars:
-        screen = cli.Screen(bars)
+    console = Console(file=io.StringIO(), force_terminal=True, width=100)
+    with Progress(TextColumn("{task.description} {task.fields[note]}"), console=console) as bars:
+        screen = Screen(bars)
         screen.on_start(type("Config", (), {"name": "[b]run", "rounds": 2})(), 0)
         screen.on_round(1, ["north"])
         screen.on_progress("north", 1, 2)
@@ -232,9 +236,9 @@ def test_tables_on_a_terminal_are_drawn(monkeypatch: MonkeyPatch) -> None:
 
     from wardround.reporting.tables import Table
 
-    console = cli.Console(file=io.StringIO(), force_terminal=True, width=100)
-    monkeypatch.setattr(cli, "out", console)
-    cli.print_table(Table("T", ["client", "Dice"], [["[north]", 0.5], ["east", float("nan")]], "caption"))
+    console = Console(file=io.StringIO(), force_terminal=True, width=100)
+    monkeypatch.setattr(common, "out", console)
+    common.print_table(Table("T", ["client", "Dice"], [["[north]", 0.5], ["east", float("nan")]], "caption"))
 
     shown = console.file.getvalue()  # type: ignore[attr-defined]
     assert "[north]" in shown and "0.500" in shown and "n/a" in shown

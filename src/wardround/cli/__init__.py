@@ -1,0 +1,62 @@
+"""The command line: parses, calls, prints. One file for each family of commands.
+
+Exit codes: 0 done, 2 the user's input is wrong, 130 stopped by Ctrl-C, 1 anything else.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+# Threads that wait must sleep, not spin: on a busy machine spinning makes training many times slower.
+# It counts only if it is set before torch starts its threads, so here.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+from wardround import __version__
+from wardround.cli import catalogues, data, runs
+from wardround.cli.common import app, err, out
+from wardround.errors import WardroundError
+
+__all__ = ["app", "catalogues", "data", "main", "runs"]
+
+
+def main() -> None:
+    """Run the command line; an error of the user's becomes one sentence and exit code 2."""
+    try:
+        app()
+    except WardroundError as error:
+        if "--debug" in sys.argv:
+            err.print_exception()
+        err.print(f"[bold red]error[/] {escape(str(error))}")
+        sys.exit(error.exit_code)
+    except OSError as error:
+        if isinstance(error, BrokenPipeError):
+            leave_quietly()
+        if "--debug" in sys.argv:
+            err.print_exception()
+        where = f"{error.filename}: " if error.filename else ""
+        err.print(f"[bold red]error[/] {escape(where + str(error.strerror or error))}.")
+        sys.exit(1)
+
+
+def leave_quietly() -> None:
+    """The reader of our output went away, as with `| head`: that is no error."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(0)
+
+
+def show_version(wanted: bool) -> None:
+    if wanted:
+        out.print(f"wardround {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[bool, typer.Option("--version", callback=show_version, is_eager=True)] = False,
+) -> None:
+    """One segmentation model, every hospital."""

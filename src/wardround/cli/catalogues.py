@@ -1,0 +1,107 @@
+"""methods, objectives, models and papers: what there is to choose from."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+
+from wardround.cli.common import Json, app, configure_logging, out, print_rows, print_table
+
+papers_app = typer.Typer(name="papers", invoke_without_command=True)
+app.add_typer(papers_app)
+
+
+@app.command()
+def methods(
+    name: Annotated[str | None, typer.Argument(help="Show the card of one method.")] = None,
+    json_: Json = False,
+) -> None:
+    """List the methods, or show one with its settings."""
+    from wardround.methods import METHODS
+    from wardround.reporting.catalogue import method_card, method_list
+
+    catalogue(name, json_, METHODS, method_list, method_card, "method")
+
+
+@app.command()
+def objectives(
+    name: Annotated[str | None, typer.Argument(help="Show one objective.")] = None, json_: Json = False
+) -> None:
+    """List what clients can minimise, or show one objective with its settings."""
+    from wardround.methods import OBJECTIVES
+    from wardround.reporting.catalogue import objective_card, objective_list
+
+    catalogue(name, json_, OBJECTIVES, objective_list, objective_card, "objective")
+
+
+@app.command()
+def models(
+    name: Annotated[str | None, typer.Argument(help="Show one network.")] = None, json_: Json = False
+) -> None:
+    """List the networks."""
+    from wardround.models import MODELS
+    from wardround.reporting.catalogue import model_card, model_list
+
+    catalogue(name, json_, MODELS, model_list, model_card, "model")
+
+
+def catalogue(
+    name: str | None,
+    as_json: bool,
+    registry: Mapping[str, Any],
+    list_all: Callable[[], Any],
+    show_one: Callable[[str], Any],
+    kind: str,
+) -> None:
+    from wardround.config import suggestion
+    from wardround.errors import ConfigError
+
+    if name is not None and name not in registry:
+        raise ConfigError(
+            f"'{name}' is not a {kind}.{suggestion(name, registry)} List all: wardround {kind}s"
+        )
+    print_rows(list_all() if name is None else show_one(name), as_json)
+
+
+# Papers
+
+
+@papers_app.callback()
+def papers(context: typer.Context, json_: Json = False) -> None:
+    """List the tables of the papers that can be run as presets, or show one."""
+    if context.invoked_subcommand is not None:
+        return
+    configure_logging(debug=False, quiet=True)
+    from wardround.papers import preset_list
+
+    print_rows(preset_list(), json_)
+
+
+@papers_app.command()
+def show(
+    name: Annotated[str, typer.Argument(help="A preset, such as safcf-table2.")],
+    json_: Json = False,
+) -> None:
+    """Show what a preset runs, what it still needs, and what was published."""
+    configure_logging(debug=False, quiet=True)
+    from wardround import papers
+
+    preset = papers.load(name)
+    if json_:
+        out.print_json(json.dumps(papers.as_dict(preset)))
+        return
+    out.print(f"[bold]{escape(preset.name)}[/]  {escape(preset.paper)}, {escape(preset.table)}")
+    out.print(escape(preset.about))
+    out.print(f"\n{escape(papers.settings_text(preset))}")
+    for table in papers.tables(preset):
+        out.print(f"\n[bold]{escape(table.title)}[/]\n")
+        print_table(dataclasses.replace(table, title=""))
+    for heading, sentences in papers.remarks(preset).items():
+        out.print(f"\n[bold]{escape(heading)}[/]")
+        for sentence in sentences:
+            out.print(f"- {escape(sentence)}")

@@ -1,0 +1,64 @@
+"""What all commands share: the program, its two consoles, common options, tables and the log."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.logging import RichHandler
+from rich.markup import escape
+from rich.table import Table as RichTable
+
+app = typer.Typer(
+    name="wardround",
+    help="One segmentation model, every hospital: federated training of medical image segmentation.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+
+out = Console(highlight=False, soft_wrap=not sys.stdout.isatty())
+err = Console(stderr=True, highlight=False, soft_wrap=not sys.stderr.isatty())
+
+Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks and debug messages.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only the result.")]
+Set = Annotated[
+    list[str] | None, typer.Option("--set", metavar="a.b=c", help="Override a setting; may be repeated.")
+]
+
+
+def configure_logging(debug: bool, quiet: bool) -> None:
+    level = logging.DEBUG if debug else logging.ERROR if quiet else logging.WARNING
+    handler = RichHandler(console=err, show_time=False, show_path=debug, markup=False)
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[handler], force=True)
+    logging.getLogger("wardround").setLevel(level)
+
+
+def print_table(table: Any) -> None:
+    if not out.is_terminal:
+        out.print(table.markdown(), markup=False)
+        return
+    shown = RichTable(
+        title=escape(table.title) or None, title_justify="left", caption=escape(table.caption) or None
+    )
+    for number, column in enumerate(table.columns):
+        numeric = bool(table.rows) and all(isinstance(row[number], int | float) for row in table.rows)
+        shown.add_column(escape(column), justify="right" if numeric else "left", overflow="fold")
+    for row in table.cells():
+        shown.add_row(*(escape(cell) for cell in row))
+    out.print(shown)
+
+
+def print_rows(table: Any, as_json: bool) -> None:
+    """A table, or its rows as JSON objects."""
+    if as_json:
+        rows = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
+        out.print_json(json.dumps(rows))
+    else:
+        print_table(table)

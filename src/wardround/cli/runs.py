@@ -1,0 +1,93 @@
+"""train and demo."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+
+from wardround.cli.common import Debug, Json, Quiet, Set, app, configure_logging, err, out, print_table
+from wardround.cli.progress import live, stopping_at_a_round_end
+
+
+@app.command()
+def train(
+    config: Annotated[Path, typer.Argument(help="A YAML file, or the folder of a run to resume.")],
+    set_: Set = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue from the last checkpoint.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier run.")] = False,
+    json_: Json = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Train one model across all clients and test it at each of them."""
+    configure_logging(debug, quiet or json_)
+    from wardround.api import Result
+    from wardround.config import load_config
+    from wardround.engine.experiment import Experiment
+
+    overrides = list(set_ or [])
+    source = config
+    if config.is_dir():  # a run folder, wherever it lies by now
+        source = config / "config.yaml"
+        overrides.insert(0, f"output={json.dumps(str(config))}")
+    checked = load_config(source, overrides)
+    with live(quiet or json_) as screen:
+        experiment = Experiment(checked, listener=screen)
+        with stopping_at_a_round_end(lambda: setattr(experiment, "stop_requested", True)):
+            outcome = experiment.run(resume=resume, overwrite=overwrite)
+    result = Result(checked, outcome)
+    if json_:
+        out.print_json(json.dumps(result.summary))
+    elif outcome.status == "done":
+        show_result(result)
+    if outcome.status == "stopped":
+        err.print(
+            f"Stopped after round {outcome.state.round} of {checked.rounds}; nothing is lost. Continue with: "
+            f"wardround train {escape(str(checked.folder))} --resume"
+        )
+        raise typer.Exit(130)
+
+
+@app.command()
+def demo(
+    output: Annotated[Path, typer.Option("--output", "-o", help="Where the runs go.")] = Path("runs/demo"),
+    seed: Annotated[int, typer.Option(help="One seed for data and training.")] = 42,
+    json_: Json = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Three made-up hospitals: each alone, together, with all data in one place, and four papers' methods."""
+    configure_logging(debug, quiet or json_)
+    from wardround.demo import run_demo
+
+    try:
+        with live(quiet or json_) as screen:
+            shown = run_demo(output, seed=seed, watch=screen)
+    except KeyboardInterrupt:
+        err.print("Stopped. The demo starts from the beginning when you call it again.")
+        raise typer.Exit(130) from None
+    if json_:
+        out.print_json(json.dumps(shown.facts))
+        return
+    print_table(shown.references)
+    out.print(f"\n{escape(shown.sentence)}\n")
+    print_table(shown.papers)
+    out.print()
+    out.print(f"Pictures: [bold]{escape(str(shown.picture))}[/]   Runs: {escape(str(output))}")
+
+
+def show_result(result: Any) -> None:
+    config, outcome = result.config, result.outcome
+    print_table(result.table)
+    summary = result.summary
+    out.print(
+        f"\nBest round {outcome.progress.best_round} of {config.rounds} (chosen on validation cases); "
+        f"{summary['num_refused']} replies refused, {summary['num_lost']} lost; "
+        f"{outcome.progress.seconds:.1f} s in rounds."
+    )
+    out.print(f"Final parameters: sha256 {summary['params_sha256'][:16]}...")
+    out.print(f"Everything is in [bold]{escape(str(config.folder))}[/]; pictures in overlays.png")
