@@ -13,6 +13,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from wardround.errors import DataError
+
 
 @dataclass(frozen=True)
 class Case:
@@ -40,20 +42,32 @@ class Batch:
 
 
 class Split(Protocol):
-    """What training and evaluation need of a set of cases."""
+    """What training and evaluation need of a set of cases.
+
+    names: of the cases; one_shape: whether cases stack, else they are judged one at a time;
+    draws: whether a training batch is drawn anew each time (patches of volumes).
+    """
+
+    names: list[str]
+    one_shape: bool
+    draws: bool
 
     def __len__(self) -> int: ...
 
-    @property
-    def names(self) -> Sequence[str]: ...
-
     def spacing(self, index: int) -> tuple[float, ...]: ...
 
-    def batch(self, indices: Sequence[int] | Tensor) -> Batch: ...
+    def batch(self, indices: Sequence[int] | Tensor, draw: torch.Generator | None = None) -> Batch:
+        """Cases by index: whole, or parts of them chosen by `draw`."""
+        ...
+
+    def to(self, device: torch.device) -> Split: ...
 
 
 class TensorSplit:
     """Cases of one shape, stacked in memory or on the device."""
+
+    one_shape = True
+    draws = False
 
     def __init__(
         self,
@@ -98,7 +112,7 @@ class TensorSplit:
     def spacing(self, index: int) -> tuple[float, ...]:
         return self._spacings[index]
 
-    def batch(self, indices: Sequence[int] | Tensor) -> Batch:
+    def batch(self, indices: Sequence[int] | Tensor, draw: torch.Generator | None = None) -> Batch:
         index = torch.as_tensor(indices, dtype=torch.long, device=self.images.device)
         return Batch(self.images.index_select(0, index), self.labels.index_select(0, index))
 
@@ -106,10 +120,53 @@ class TensorSplit:
         return TensorSplit(self.names, self.images.to(device), self.labels.to(device), self._spacings)
 
 
+class JoinedSplit:
+    """Several splits one after the other, whose cases need not have one shape."""
+
+    one_shape = False
+
+    def __init__(self, parts: Sequence[Split]) -> None:
+        self.parts = list(parts)
+        self.names = [name for part in self.parts for name in part.names]
+        self.draws = any(part.draws for part in self.parts)
+        self._places = [(part, index) for part in self.parts for index in range(len(part))]
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def spacing(self, index: int) -> tuple[float, ...]:
+        part, place = self._places[index]
+        return part.spacing(place)
+
+    def batch(self, indices: Sequence[int] | Tensor, draw: torch.Generator | None = None) -> Batch:
+        places = [self._places[int(index)] for index in indices]
+        batches = [part.batch([place], draw) for part, place in places]
+        return Batch(torch.cat([b.image for b in batches]), torch.cat([b.label for b in batches]))
+
+    def to(self, device: torch.device) -> JoinedSplit:
+        return JoinedSplit([part.to(device) for part in self.parts])
+
+
+def join(splits: Sequence[Split]) -> Split:
+    """All cases of several splits; stacked again where they have one shape."""
+    filled = [split for split in splits if len(split)]
+    stacks = [split for split in filled if isinstance(split, TensorSplit)]
+    if len(stacks) == len(filled) and len({stack.images.shape[1:] for stack in stacks}) <= 1:
+        return TensorSplit.join(stacks)
+    return JoinedSplit(filled)
+
+
+def stacked(split: Split, who: str) -> TensorSplit:
+    """The split as one stack of images, for a method that averages or transforms whole images."""
+    if isinstance(split, TensorSplit):
+        return split
+    raise DataError(f"{who} needs images of one size; bring them to one with prepare.size.")
+
+
 @dataclass(frozen=True)
 class ClientData:
     """What one hospital has: cases to train on, to choose by, and to report."""
 
-    train: TensorSplit
-    val: TensorSplit
-    test: TensorSplit
+    train: Split
+    val: Split
+    test: Split

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from wardround.config import DataSettings, suggestion
 from wardround.data import phantom
-from wardround.data.cases import ClientData, TensorSplit
+from wardround.data.cases import ClientData, TensorSplit, join
 from wardround.data.folders import Folders
 from wardround.engine.seeding import derive
 from wardround.errors import ConfigError
@@ -41,13 +41,13 @@ class Federation:
         """All cases of one client; the pooled one has everybody's, without their test cases."""
         if name == PROXY and self.proxy is not None:
             data, none = self.load_one(self.proxy), TensorSplit.of([])
-            return ClientData(train=TensorSplit.join([data.train, data.val]), val=none, test=none)
+            return ClientData(train=join([data.train, data.val]), val=none, test=none)
         if name != POOLED:
             return self.load_one(name)
         every = [self.load_one(client) for client in sorted(self.names)]
         return ClientData(
-            train=TensorSplit.join([data.train for data in every]),
-            val=TensorSplit.join([data.val for data in every]),
+            train=join([data.train for data in every]),
+            val=join([data.val for data in every]),
             test=TensorSplit.of([]),
         )
 

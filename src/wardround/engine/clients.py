@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from wardround.config import Config
-from wardround.data.cases import Batch, ClientData, TensorSplit
+from wardround.data.cases import Batch, ClientData, Split
 from wardround.engine.gate import (
     Registration,
     complaint,
@@ -113,7 +113,7 @@ class Client:
         after_backward: Callable[[nn.Module], None] | None = None,
         step: Callable[[Step], None] | None = None,
         epochs: int | None = None,
-        split: TensorSplit | None = None,
+        split: Split | None = None,
         second: bool = False,
     ) -> Fitted:
         """Train from `start` for this round's epochs and return the result; nothing is sent.
@@ -180,7 +180,7 @@ class Client:
         totals = [value(logits, batch).double().sum() for logits, batch in self.predictions(split, params)]
         return float(torch.stack(totals).sum()) / len(split)
 
-    def predictions(self, split: TensorSplit, params: Params | None = None) -> Iterator[tuple[Tensor, Batch]]:
+    def predictions(self, split: Split, params: Params | None = None) -> Iterator[tuple[Tensor, Batch]]:
         """Logits of a split, batch by batch, by these params (default: the model as it stands)."""
         return self._bench.predictions(
             in_order(split, self._config.evaluate.batch_size), params, self.memory.get("own")

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from scipy import ndimage
 
 from wardround.config import EvaluateSettings
-from wardround.data.cases import TensorSplit
+from wardround.data.cases import Split
 from wardround.engine.clients import Client
 from wardround.losses.objective import Objective
 from wardround.messages import Reply
@@ -23,7 +23,7 @@ from wardround.params import Params
 def score_cases(
     client: Client,
     params: Params,
-    split: TensorSplit,
+    split: Split,
     objective: Objective,
     regions: Mapping[str, Sequence[int]],
     metrics: Sequence[str],

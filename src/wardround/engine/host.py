@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from wardround import models
 from wardround.config import Config
@@ -215,13 +216,11 @@ class Host:
         split = client.data.test
         count = min(self.config.evaluate.overlays, len(split))
         chosen = [round(position) for position in torch.linspace(0, len(split) - 1, count).tolist()]
-        predicted = []
+        predicted: list[Tensor] = []
         for logits, _ in client.predictions(split, params):
-            predicted.append(self.objective.predict(logits).cpu())
+            predicted.extend(self.objective.predict(logits).cpu())
         if chosen:
-            save_pictures(
-                self.folder(client.name) / "pictures.safetensors", split, chosen, torch.cat(predicted)
-            )
+            save_pictures(self.folder(client.name) / "pictures.safetensors", split, chosen, predicted)
         return Message()
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from wardround.data.augment import Augmentation
-from wardround.data.cases import Batch, TensorSplit
+from wardround.data.cases import Batch, Split
 from wardround.engine import optimizers
 from wardround.engine.optimizers import OptimizerSettings
 from wardround.engine.seeding import generator, random_state, restore_random_state, seed_everything
@@ -202,7 +202,7 @@ class Workbench:
 
     def fit(
         self,
-        split: TensorSplit,
+        split: Split,
         start: Params,
         *,
         where: str,
@@ -256,7 +256,8 @@ class Workbench:
             context.epoch = epoch
             self.objective.start_epoch(self.model, context)
             for indices in shuffled(len(split), batch_size, seed, *stream, "order", epoch):
-                batch = split.batch(indices)
+                draw = generator(seed, *stream, "patch", epoch, context.step) if split.draws else None
+                batch = split.batch(indices, draw)
                 batch, context.second_view = augmentation(
                     batch, seed, (*stream, "augment", epoch, context.step), views
                 )
@@ -276,7 +277,7 @@ class Workbench:
         losses |= {term: float(value) / num_steps for term, value in context.terms.items()}
         return Fitted(self.export(), num_steps, len(split), rate * num_steps, losses)
 
-    def reestimate_statistics(self, split: TensorSplit, params: Params, batch_size: int) -> Params:
+    def reestimate_statistics(self, split: Split, params: Params, batch_size: int) -> Params:
         """Running statistics of a model on a split, from one pass without gradients."""
         self.load(params)
         reestimate(self.model, (batch.image for batch in in_order(split, batch_size)))
@@ -290,7 +291,9 @@ def shuffled(count: int, batch_size: int, seed: int, *stream: object) -> Iterato
         yield order[start : start + batch_size]
 
 
-def in_order(split: TensorSplit, batch_size: int) -> Iterator[Batch]:
+def in_order(split: Split, batch_size: int) -> Iterator[Batch]:
+    """Whole cases, one after the other; those of different shapes one at a time."""
+    batch_size = batch_size if split.one_shape else 1
     for start in range(0, len(split), batch_size):
         yield split.batch(range(start, min(start + batch_size, len(split))))
 

@@ -16,13 +16,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from wardround.data.cases import TensorSplit
+from wardround.data.cases import Split
 from wardround.storage import StoredTensors, save_tensors, write_bytes
 
 COLOURS = ("#19a7ce", "#ff7a45", "#b37feb", "#ffd666")
 
 
-def save_pictures(path: Path, split: TensorSplit, chosen: Sequence[int], predicted: Tensor) -> None:
+def save_pictures(path: Path, split: Split, chosen: Sequence[int], predicted: Sequence[Tensor]) -> None:
     """Store one slice of each chosen case: where the truth (or the prediction) is largest."""
     tensors: dict[str, Tensor] = {}
     names = []

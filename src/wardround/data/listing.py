@@ -1,0 +1,59 @@
+"""Listing: what any reader finds on disk, before a single image is opened.
+
+A reader (`data/readers/`) knows one folder layout and gives a `Listing`; everything after it, checking,
+splitting, preparing, is the same for all layouts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+SPLITS = ("train", "val", "test")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One case.
+
+    name: unique within its client; images: one file with all channels, or one file a channel in channel
+    order; label: None for a case nobody drew; group: the patient (or video), never split apart;
+    split: where the list fixes it; columns: what else the list says.
+    """
+
+    client: str
+    name: str
+    images: tuple[Path, ...]
+    label: Path | None
+    group: str
+    split: str | None = None
+    columns: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def where(self) -> str:
+        """How messages call it."""
+        return f"client '{self.client}', case '{self.name}'"
+
+
+@dataclass(frozen=True)
+class Listing:
+    """All cases of some folders, sorted by client and name.
+
+    reader: the layout that was recognised; channels: their names, where the layout tells them;
+    labels: class name -> the values in the files that mean it, background left out, where the layout
+    tells them; notes: what a person should know of how it was read, each a sentence.
+    """
+
+    reader: str
+    entries: tuple[Entry, ...]
+    channels: tuple[str, ...] = ()
+    labels: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    @property
+    def clients(self) -> list[str]:
+        return sorted({entry.client for entry in self.entries})
+
+    def of(self, client: str) -> list[Entry]:
+        return [entry for entry in self.entries if entry.client == client]
