@@ -1,6 +1,6 @@
-"""Prints docs/reference/configuration.md, written from the settings' own classes.
+"""Writes docs/reference/configuration.md and the tables of docs/methods/README.md from the classes themselves.
 
-    python docs/make_reference.py > docs/reference/configuration.md
+    python docs/make_reference.py --write      # without --write the reference is printed
 
 A meaning comes from a field's description, from its entry in the class's docstring ("rounds: how many"), or
 from MEANINGS below, in this order.
@@ -22,6 +22,10 @@ from pydantic.fields import FieldInfo
 
 from wardround.config import Config
 from wardround.methods import METHODS, OBJECTIVES
+from wardround.reporting.catalogue import method_list, objective_list
+
+DOCS = Path(__file__).resolve().parent
+METHODS_PAGE = DOCS / "methods/README.md"
 
 HEAD = """\
 # Configuration
@@ -290,5 +294,44 @@ def anchor(heading: str) -> str:
     return heading.lower().replace(".", "")
 
 
+# The tables of the methods page
+
+
+def methods_page() -> str:
+    """docs/methods/README.md as it stands, its two tables written anew."""
+    text = METHODS_PAGE.read_text(encoding="utf-8")
+    for name, table in (("methods", method_rows()), ("objectives", objective_rows())):
+        start, end = f"<!-- {name}: written by docs/make_reference.py -->\n", f"\n<!-- end of {name} -->"
+        before, _, rest = text.partition(start)
+        _, _, after = rest.partition(end)
+        text = before + start + table + end + after
+    return text
+
+
+def method_rows() -> str:
+    columns = method_list().columns
+    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
+    for name, *cells in method_list().rows:
+        kind = METHODS[name]
+        page = METHODS_PAGE.parent / f"{name}.md"
+        source = Path(inspect.getfile(kind)).name
+        where = page.name if page.exists() else f"../../src/wardround/methods/{source}"
+        title, paper, *rest = [str(cell).replace("|", "\\|") for cell in cells]
+        linked = f"[{paper}]({kind.link})" if kind.link else paper
+        lines.append("| " + " | ".join([f"[`{name}`]({where})", title, linked, *rest]) + " |")
+    return "\n".join(lines)
+
+
+def objective_rows() -> str:
+    table = objective_list()
+    lines = ["| " + " | ".join(table.columns) + " |", "|" + "---|" * len(table.columns)]
+    lines += ["| " + " | ".join([f"`{name}`", *map(str, cells)]) + " |" for name, *cells in table.rows]
+    return "\n".join(lines)
+
+
 if __name__ == "__main__":
-    sys.stdout.write(reference())
+    if "--write" in sys.argv:
+        (DOCS / "reference/configuration.md").write_text(reference(), encoding="utf-8")
+        METHODS_PAGE.write_text(methods_page(), encoding="utf-8")
+    else:
+        sys.stdout.write(reference())

@@ -8,13 +8,12 @@ from types import ModuleType
 
 from pytest import MonkeyPatch, fixture, mark
 
-from wardround.methods import METHODS
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted(
     [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *ROOT.glob("docs/**/*.md")]
 )
-COMMAND = "python docs/make_reference.py > docs/reference/configuration.md"
+COMMAND = "python docs/make_reference.py --write"
 
 
 def load(path: Path, monkeypatch: MonkeyPatch) -> ModuleType:
@@ -59,13 +58,23 @@ def test_every_setting_of_a_run_has_a_meaning(monkeypatch: MonkeyPatch) -> None:
 
 @fixture
 def example(tmp_path: Path, monkeypatch: MonkeyPatch) -> ModuleType:
-    """The method of docs/how-to/add-a-method.md, registered; the module is the page's own test."""
-    method, test = python_blocks(ROOT / "docs/how-to/add-a-method.md")
-    (tmp_path / "documented_method.py").write_text(method, encoding="utf-8")
+    """The test that docs/how-to/add-a-method.md shows, as a module."""
+    _, test = python_blocks(ROOT / "docs/how-to/add-a-method.md")
     (tmp_path / "documented_test.py").write_text(test, encoding="utf-8")
-    kind = load(tmp_path / "documented_method.py", monkeypatch).FedProx
-    monkeypatch.setitem(METHODS, "fedprox", kind)
     return load(tmp_path / "documented_test.py", monkeypatch)
+
+
+def test_the_example_of_a_new_method_is_the_file_itself() -> None:
+    method, _ = python_blocks(ROOT / "docs/how-to/add-a-method.md")
+
+    assert method == (ROOT / "src/wardround/methods/fedprox.py").read_text(encoding="utf-8")
+
+
+def test_the_methods_page_has_the_current_tables(monkeypatch: MonkeyPatch) -> None:
+    made = load(ROOT / "docs" / "make_reference.py", monkeypatch).methods_page()
+    page = ROOT / "docs/methods/README.md"
+
+    assert page.read_text(encoding="utf-8") == made, "run: python docs/make_reference.py --write"
 
 
 def test_the_example_of_a_new_method_passes_its_own_tests(example: ModuleType, tmp_path: Path) -> None:

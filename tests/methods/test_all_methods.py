@@ -1,5 +1,6 @@
 """Promises every method keeps; a new one is covered the day it is listed in METHODS."""
 
+import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -18,6 +19,7 @@ from wardround.engine.host import Host, build_model
 from wardround.errors import ConfigError
 from wardround.messages import Message
 from wardround.methods import METHODS, OBJECTIVES
+from wardround.methods.base import Method
 from wardround.params import Params
 
 EXCEPT = {
@@ -25,6 +27,27 @@ EXCEPT = {
     ("centralised", "alone"): "its only client is called 'pooled', and batches are drawn by client name",
     ("centralised", "lost"): "only 'pooled' is asked to train, and a round without it cannot go on",
     ("centralised", "refused"): "only 'pooled' is asked to train, and a round without it cannot go on",
+    (
+        "fedma",
+        "identical",
+    ): "clients start from networks of their own (independent_init), so first replies differ",
+    ("fedlaw", "identical"): "its learned gamma scales the model even when all replies are alike",
+    ("fedprox", "alone"): "the pull towards the received model acts on one client too",
+    ("feddyn", "alone"): "its penalty acts on one client too, and the server adds h",
+    ("fedsam", "alone"): "it takes its gradient at the worst point nearby, one client or many",
+    ("ditto", "alone"): "the personal model is tied to the global one and draws batches of its own",
+    ("fedproto", "alone"): "from the second round on its loss has the prototype term",
+    ("fedrcl", "alone"): "its loss has a contrastive term",
+    (
+        "fedmix_supervision",
+        "alone",
+    ): "its model holds a second network; the first equals FedAvg's, see its own test",
+    ("fedavgm", "alone"): "the server's momentum carries the model beyond what its only client returned",
+    ("fedadam", "alone"): "the server steps along the client's change with an optimizer of its own",
+    ("fedyogi", "alone"): "the server steps along the client's change with an optimizer of its own",
+    ("fedadagrad", "alone"): "the server steps along the client's change with an optimizer of its own",
+    ("harmofl", "alone"): "its steps are perturbed, and the common amplitude is a tensor of its model",
+    ("feduaa", "dice"): "its threshold needs a Dirichlet model, so its check refuses any other objective",
     ("fedevi", "dice"): "its scores need a Dirichlet model, so its check refuses any other objective",
 }
 PROMISES: set[str] = set()
@@ -142,6 +165,32 @@ def test_weights_are_not_negative_and_sum_to_one(method: str, whole: Callable[[s
         assert set(record["weights"]) == ({POOLED} if METHODS[method].pooled else {"east", "north", "south"})
 
 
+@promise("traffic")
+def test_what_leaves_a_client_is_counted_and_is_what_the_card_says(
+    method: str, whole: Callable[[str], Any]
+) -> None:
+    result, kind = whole(method), METHODS[method]
+    lines = [json.loads(line) for line in (result.folder / "egress.jsonl").read_text().splitlines()]
+    sent = [line for line in lines if line["phase"] == "round" and line["task"] in kind.tasks]
+    extras = {name.split("/")[1] for line in sent for name in line["tensors"] if name.startswith("extras/")}
+    scalars = {name for line in sent for name in line["scalars"] if not name.startswith("loss/")}
+    exchanges = [(r["round"], e) for r in result.records for e in r["exchanges"]]
+    setup = result.folder / "setup.json"
+    before = json.loads(setup.read_text())["exchanges"] if setup.exists() else []
+    counted = [
+        (number, e["task"], name, size)
+        for number, e in [*((0, e) for e in before), *exchanges]
+        for name, size in e["bytes_up"].items()
+    ]
+
+    assert extras | scalars <= kind.up
+    assert bool(kind.up) or kind.sends.startswith("nothing") or kind.pooled
+    assert sorted(counted) == sorted((x["round"], x["task"], x["client"], x["bytes"]) for x in sent)
+    if not kind.up and kind.shared is Method.shared:  # the model and nothing else
+        model = Params.of(build_model(result.config)).num_bytes
+        assert {size for _, _, _, size in counted} == {model}
+
+
 @promise("identical")
 def test_identical_replies_leave_the_model_as_it_is(method: str, tmp_path: Path) -> None:
     result = wr.run(plain(tmp_path / "run", method, optimizer={"name": "sgd", "learning_rate": 0.0}))
@@ -222,7 +271,8 @@ def test_a_lost_client_is_counted_and_the_rest_make_a_finite_model(
             spoil(patch, "east", lambda answer: Answer("east", failure="RuntimeError: boom"), task)
             result = wr.run(plain(tmp_path / task, method))
 
-        asked = [e for record in result.records for e in record["exchanges"] if e["task"] == task]
+        exchanges = [e for record in result.records for e in record["exchanges"]]
+        asked = [e for e in exchanges if e["task"] == task and "east" in e["bytes_down"]]
         assert result.summary["num_lost"] == len(asked) and result.summary["num_refused"] == 0
         assert asked or task != "train"
         assert all_finite(result)

@@ -35,6 +35,13 @@ def uniform(replies: Sequence[Reply]) -> list[float]:
     return [1.0 / len(replies)] * len(replies)
 
 
+def weighted_mean(weights: Sequence[float], values: Sequence[float]) -> float:
+    """Σ w_k x_k; of equal numbers it is that number, to the last bit."""
+    if min(values) == max(values):
+        return float(values[0])
+    return math.fsum(weight * value for weight, value in zip(weights, values, strict=True))
+
+
 def named(replies: Sequence[Reply], weights: Sequence[float]) -> dict[str, float]:
     """Weights by client name, for memory and records."""
     return {reply.client: float(weight) for reply, weight in zip(replies, weights, strict=True)}
@@ -55,6 +62,23 @@ def numbers(
 def for_present(known: Mapping[str, float], replies: Sequence[Reply]) -> list[float]:
     """Remembered weights of the clients that answered, renormalised over them."""
     return normalised([known[reply.client] for reply in replies])
+
+
+def remembered(known: Mapping[str, float], replies: Sequence[Reply]) -> list[float]:
+    """`for_present`, or by size if all of theirs are 0."""
+    if not any(known[reply.client] > 0 for reply in replies):
+        return by_samples(replies)
+    return for_present(known, replies)
+
+
+def softmax(values: Sequence[float]) -> list[float]:
+    """Weights from any real numbers, the larger the more.
+
+    >>> softmax([0.0, 0.0])
+    [0.5, 0.5]
+    """
+    largest = max(values)
+    return normalised([math.exp(value - largest) for value in values])
 
 
 def joined(known: Mapping[str, float], shares: Mapping[str, float]) -> dict[str, float]:

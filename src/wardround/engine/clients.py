@@ -28,6 +28,7 @@ from wardround.engine.seeding import derive, generator
 from wardround.engine.training import Fitted, Loss, Step, Workbench, in_order
 from wardround.errors import TooFewClients
 from wardround.losses.objective import Context, Objective
+from wardround.losses.segmentation import mask_dice
 from wardround.messages import Message, Reply
 from wardround.params import Params
 
@@ -133,7 +134,7 @@ class Client:
             where=f"round {self.round + 1}, client '{self.name}', train",
             seed=config.seed,
             stream=stream,
-            context=self._context(start),
+            context=self._context(start, second),
             rate=self.learning_rate,
             epochs=config.local_epochs if epochs is None else epochs,
             batch_size=config.batch_size,
@@ -180,6 +181,13 @@ class Client:
         totals = [value(logits, batch).double().sum() for logits, batch in self.predictions(split, params)]
         return float(torch.stack(totals).sum()) / len(split)
 
+    def dice(self, params: Params) -> float | None:
+        """The mean Dice of predicted masks over validation cases (training cases if there are none)."""
+        predict = self.objective.predict
+        return self.evaluate(
+            params, lambda logits, batch: mask_dice(predict(logits), batch.label, logits.shape[1])
+        )
+
     def predictions(self, split: Split, params: Params | None = None) -> Iterator[tuple[Tensor, Batch]]:
         """Logits of a split, batch by batch, by these params (default: the model as it stands)."""
         return self._bench.predictions(
@@ -191,14 +199,14 @@ class Client:
         measured = self._bench.reestimate_statistics(self.data.train, params, self._config.batch_size)
         return params.updated(measured)
 
-    def _context(self, start: Params) -> Context:
+    def _context(self, start: Params, second: bool) -> Context:
         bench, needs = self._bench, self._needs
-        previous = self.memory.get("previous")
+        previous = None if second else self.memory.get("previous")
         return Context(
             round=self.round,
             rounds=self.rounds,
             num_examples=self.num_examples,
-            memory=self.memory.setdefault("objective", {}),
+            memory=self.memory.setdefault("objective_second" if second else "objective", {}),
             generator=generator(self._config.seed, "objective", self.name, self.round),
             with_features="features" in needs,
             global_=bench.reference("global", start) if "global" in needs else None,
@@ -243,7 +251,8 @@ class Clients:
     """The server's view of the hospitals.
 
     names: everyone who registered, sorted; present: who takes part in this round;
-    sizes: training cases of each; tasks: the method's, and what a reply to them may hold beside the model.
+    sizes: training cases of each; tasks: the method's, and what a reply to them may hold beside the model;
+    judge: the method's own complaint about a reply, if any.
     """
 
     def __init__(
@@ -254,6 +263,7 @@ class Clients:
         rounds: int,
         min_clients: int,
         tasks: Mapping[str, frozenset[str]] | None = None,
+        judge: Callable[[str, Message, Registration], str | None] | None = None,
         on_reply: Callable[[str, Reply], None] | None = None,
     ) -> None:
         self.registered = {entry.client: entry for entry in sorted(registrations, key=lambda e: e.client)}
@@ -264,6 +274,7 @@ class Clients:
         self._transport = transport
         self._min_clients = min_clients
         self._tasks = tasks or {}
+        self._judge = judge
         self._on_reply = on_reply
 
     @property
@@ -359,11 +370,19 @@ class Clients:
             reason = complaint(registration, answer.message, answer.num_examples, answer.num_steps)
         else:
             reason = count_complaint("num_examples", answer.num_examples, 0, None)
-        return (
-            reason
-            or content_complaint(answer.message)
-            or names_complaint(self._tasks.get(task), answer.message)
-        )
+        reason = reason or content_complaint(answer.message)
+        if reason is not None or task not in self._tasks:
+            return reason
+        return names_complaint(self._tasks[task], answer.message) or self._judged(task, answer, registration)
+
+    def _judged(self, task: str, answer: Answer, registration: Registration) -> str | None:
+        """The method's own complaint; a reply it cannot even look at is bad too."""
+        if self._judge is None:
+            return None
+        try:
+            return self._judge(task, answer.message, registration)
+        except Exception as error:
+            return f"its content cannot be checked ({type(error).__name__}: {error})"
 
     def _shortage(self, task: str, num_good: int, exchange: Exchange) -> str:
         problems = exchange.lost | exchange.refused

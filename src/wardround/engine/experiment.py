@@ -222,6 +222,7 @@ class Experiment:
             rounds=self.config.rounds,
             min_clients=self.config.min_clients,
             tasks=dict.fromkeys(self.method.tasks, self.method.up),
+            judge=self.method.complaint,
             on_reply=egress.record,
         )
 
@@ -274,7 +275,7 @@ class Experiment:
         state = self.method.prepare(self.method.start(build_model(self.config)), clients)
         state = replace(state, params=in_memory(state.params), memory=in_memory(state.memory))
         if clients.exchanges:  # what some methods exchange before the first round
-            write_json(self.folder / "setup.json", {"exchanges": exchange_facts(clients.exchanges)})
+            write_json(self.folder / "setup.json", exchange_facts(clients.exchanges))
         self.checkpoints.save(0, state.params, state.memory, Progress().facts())
         return state, Progress()
 
@@ -433,14 +434,7 @@ class Experiment:
             record["validation"] = validation.as_dict()
             record["best_round"] = progress.best_round
         record["seconds"] = seconds
-        record["exchanges"] = exchange_facts(exchanges)
-        for kind in ("refused", "lost"):
-            record[kind] = {
-                f"{exchange.task}/{name}": reason
-                for exchange in exchanges
-                for name, reason in getattr(exchange, kind).items()
-            }
-        return record
+        return record | exchange_facts(exchanges)
 
     def _write_result(self, outcome: Outcome) -> None:
         progress, test = outcome.progress, outcome.test
@@ -463,17 +457,26 @@ class Experiment:
         write_json(self.folder / "result.json", result)
 
 
-def exchange_facts(exchanges: Sequence[Exchange]) -> list[dict[str, Any]]:
-    """Time and bytes of each exchange, by client."""
-    return [
-        {
-            "task": exchange.task,
-            "seconds": exchange.seconds,
-            "bytes_down": exchange.bytes_down,
-            "bytes_up": exchange.bytes_up,
+def exchange_facts(exchanges: Sequence[Exchange]) -> dict[str, Any]:
+    """Time and bytes of each exchange, by client, and why replies are missing."""
+    facts: dict[str, Any] = {
+        "exchanges": [
+            {
+                "task": exchange.task,
+                "seconds": exchange.seconds,
+                "bytes_down": exchange.bytes_down,
+                "bytes_up": exchange.bytes_up,
+            }
+            for exchange in exchanges
+        ]
+    }
+    for kind in ("refused", "lost"):
+        facts[kind] = {
+            f"{exchange.task}/{name}": reason
+            for exchange in exchanges
+            for name, reason in getattr(exchange, kind).items()
         }
-        for exchange in exchanges
-    ]
+    return facts
 
 
 RUN_ENTRIES = (

@@ -22,13 +22,24 @@ Spec = tuple[tuple[int, ...], torch.dtype]
 
 @dataclass(frozen=True)
 class Registration:
-    """What a client said of itself before round 0."""
+    """What a client said of itself before round 0.
+
+    tensors: shape and type of what it will send; trainable: names of those that learn; kept: of what the
+    method leaves at the client.
+    """
 
     client: str
     num_train: int
     num_val: int = 0
     num_test: int = 0
     tensors: Mapping[str, Spec] = field(default_factory=dict)
+    trainable: tuple[str, ...] = ()
+    kept: Mapping[str, Spec] = field(default_factory=dict)
+
+    @property
+    def learned(self) -> dict[str, Spec]:
+        """The tensors that learn, without running statistics and counters."""
+        return {name: self.tensors[name] for name in self.trainable}
 
 
 def complaint(registration: Registration, message: Message, num_examples: Any, num_steps: Any) -> str | None:
@@ -66,10 +77,8 @@ def params_complaint(expected: Mapping[str, Spec], params: Params | None) -> str
     return None if extra is None else f"tensor '{extra}' was never registered"
 
 
-def names_complaint(declared: Collection[str] | None, message: Message) -> str | None:
-    """Beside the model, a reply holds only what the method's card names; None: no card applies."""
-    if declared is None:
-        return None
+def names_complaint(declared: Collection[str], message: Message) -> str | None:
+    """Beside the model, a reply holds only what the method's card names."""
     odd = next((name for name in [*message.extras, *message.scalars] if name not in declared), None)
     return None if odd is None else f"'{odd}' is not among what the method's card says it sends (`up`)"
 

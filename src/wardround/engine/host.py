@@ -11,9 +11,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import torch
-from torch import Tensor
-
 from wardround import models
 from wardround.config import Config
 from wardround.data.cases import ClientData
@@ -21,7 +18,7 @@ from wardround.data.federation import POOLED, PROXY, open_federation
 from wardround.engine.checkpoint import MemoryStore
 from wardround.engine.clients import Answer, Client
 from wardround.engine.device import autocast_dtype, choose_device
-from wardround.engine.evaluation import score_cases
+from wardround.engine.evaluation import largest_components, score_cases
 from wardround.engine.gate import Registration
 from wardround.engine.seeding import seed_everything
 from wardround.engine.training import Workbench
@@ -30,7 +27,7 @@ from wardround.messages import Message
 from wardround.metrics import METRICS
 from wardround.models.base import Segmenter
 from wardround.params import Params
-from wardround.reporting.pictures import save_pictures
+from wardround.reporting.pictures import Album
 from wardround.storage import file_name
 
 log = logging.getLogger(__name__)
@@ -58,7 +55,7 @@ class Host:
     """Some clients, one workbench.
 
     folder: where each client keeps its own files; on_progress: called with client, step, steps;
-    shared: names of the tensors that travel.
+    shared: names of the tensors that travel; kept: of those that the method leaves at the client.
     """
 
     def __init__(
@@ -73,8 +70,9 @@ class Host:
         self._on_progress = on_progress
         device = choose_device(config.compute)
         model = build_model(config)
-        kept = set(self.objective.local_names(model))
-        self.shared = [name for name in self.method.shared(model) if name not in kept]
+        travelling, heads = set(self.method.shared(model)), set(self.objective.local_names(model))
+        self.shared = [name for name in model.state_dict() if name in travelling - heads]
+        self.kept = [name for name in model.state_dict() if name not in travelling | heads]
         self.bench = Workbench(
             model,
             self.objective,
@@ -99,6 +97,8 @@ class Host:
             num_val=len(data.val),
             num_test=len(data.test),
             tensors={tensor: everything.spec(tensor) for tensor in self.shared},
+            trainable=tuple(t for t in Params.trainable(self.bench.model) if t in self.shared),
+            kept={tensor: everything.spec(tensor) for tensor in self.kept},
         )
 
     def client(self, name: str) -> Client:
@@ -158,8 +158,9 @@ class Host:
     def _remember(self, client: Client, task: str, round: int) -> None:
         """Methods' tasks may change memory; the engine's own never do."""
         if task in self.method.tasks:
-            if not client.memory.get("objective"):
-                client.memory.pop("objective", None)
+            for name in ("objective", "objective_second"):
+                if not client.memory.get(name):
+                    client.memory.pop(name, None)
             self.store(client.name).save(round, client.memory)
         client.memory = {}
 
@@ -211,16 +212,17 @@ class Host:
         return Message(extras={"stats": stats})
 
     def _pictures(self, client: Client, message: Message) -> Message:
-        """Image, truth and prediction of a few test cases, written to the client's own folder."""
+        """A few test cases to look at and how sure the model was, written to the client's own folder."""
         params = self._model_for(client, message)
-        split = client.data.test
-        count = min(self.config.evaluate.overlays, len(split))
-        chosen = [round(position) for position in torch.linspace(0, len(split) - 1, count).tolist()]
-        predicted: list[Tensor] = []
-        for logits, _ in client.predictions(split, params):
-            predicted.extend(self.objective.predict(logits).cpu())
-        if chosen:
-            save_pictures(self.folder(client.name) / "pictures.safetensors", split, chosen, predicted)
+        split, settings = client.data.test, self.config.evaluate
+        album = Album(split, self.federation.regions, settings.empty_policy)
+        for logits, batch in client.predictions(split, params):
+            for number, labels in enumerate(self.objective.predict(logits).cpu().numpy()):
+                if settings.postprocess == "largest_component":
+                    labels = largest_components(labels)
+                probabilities = self.objective.probabilities(logits[number : number + 1])[0]
+                album.add(batch.image[number], batch.label[number], probabilities, labels)
+        album.save(self.folder(client.name) / "pictures.safetensors", settings.overlays)
         return Message()
 
 

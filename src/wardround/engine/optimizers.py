@@ -77,6 +77,24 @@ def build(settings: OptimizerSettings, model: nn.Module) -> torch.optim.Optimize
     return kind(parameters, lr=rate, weight_decay=decay, betas=settings.betas, fused=True)
 
 
+def accumulated(steps: int, momentum: float = 0.0, pull: float = 0.0, *, nesterov: bool = False) -> float:
+    """How far `steps` SGD steps at rate 1 go along a gradient of 1; pull: rate times proximal strength.
+
+    >>> accumulated(5), round(accumulated(2, momentum=0.9), 12), accumulated(2, pull=0.5)
+    (5.0, 2.9, 1.5)
+    """
+    m, a = 0.0, 0.0
+    for _ in range(steps):
+        if momentum:
+            m = momentum * m + 1
+            a += 1 + momentum * m if nesterov else m
+        if pull:
+            a = a * (1 - pull) + 1
+        if not momentum and not pull:
+            a += 1
+    return a
+
+
 def export_state(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """Moments and step counts as named tensors: "<parameter number>.<slot>"."""
     exported: dict[str, Tensor] = {}

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from wardround.config import load_config
-from wardround.engine.gate import Registration
+from wardround.engine.gate import Registration, Spec
 from wardround.engine.host import Host
 from wardround.errors import WardroundError
 from wardround.messages import Message
@@ -71,12 +72,18 @@ def serve(host: Host, request: dict[str, Any]) -> dict[str, Any]:
 
 def as_json(entry: Registration) -> dict[str, Any]:
     names = {dtype: name for name, dtype in DTYPES.items()}
+
+    def specs(tensors: Mapping[str, Spec]) -> dict[str, Any]:
+        return {name: [list(shape), names[dtype]] for name, (shape, dtype) in tensors.items()}
+
     return {
         "client": entry.client,
         "num_train": entry.num_train,
         "num_val": entry.num_val,
         "num_test": entry.num_test,
-        "tensors": {name: [list(shape), names[dtype]] for name, (shape, dtype) in entry.tensors.items()},
+        "tensors": specs(entry.tensors),
+        "trainable": list(entry.trainable),
+        "kept": specs(entry.kept),
     }
 
 

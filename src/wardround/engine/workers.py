@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from wardround.engine.clients import Answer
-from wardround.engine.gate import Registration
+from wardround.engine.gate import Registration, Spec
 from wardround.engine.host import Progress
 from wardround.errors import WardroundError
 from wardround.messages import Message
@@ -159,10 +159,8 @@ class Workers:
         for worker in self._workers:
             ready = self._ready(worker)
             for entry in ready["clients"]:
-                tensors = {
-                    name: (tuple(shape), DTYPES[dtype]) for name, (shape, dtype) in entry["tensors"].items()
-                }
-                entries.append(Registration(**{**entry, "tensors": tensors}))
+                read = {key: specs(entry[key]) for key in ("tensors", "kept")}
+                entries.append(Registration(**{**entry, **read, "trainable": tuple(entry["trainable"])}))
         return entries
 
     def _ready(self, worker: Worker) -> dict[str, Any]:
@@ -271,3 +269,8 @@ class Workers:
     def close(self) -> None:
         for worker in self._workers:
             worker.stop()
+
+
+def specs(tensors: Mapping[str, Any]) -> dict[str, Spec]:
+    """Shapes and types as a worker writes them, as the gate wants them."""
+    return {name: (tuple(shape), DTYPES[dtype]) for name, (shape, dtype) in tensors.items()}

@@ -195,3 +195,14 @@ def divide(numerator: Tensor, denominator: Tensor) -> Tensor:
 
 def finish(samples: Tensor, reduce: bool) -> Tensor:
     return samples.mean() if reduce else samples
+
+
+def mask_dice(predicted: Tensor, label: Tensor, num_outputs: int) -> Tensor:
+    """Dice of two label maps, case by case (B,), mean over foreground classes; two empty masks give 1.
+
+    num_outputs: channels of the network, which tell the number of classes.
+    """
+    masks = [targets(values, num_outputs, torch.float32) for values in (predicted, label)]
+    p, y = choose_classes(masks[0], masks[1], include_background=False)
+    total, overlap = sums("per_sample", p + y, p * y)
+    return 1 - divide(total - 2 * overlap, total).mean(dim=1)

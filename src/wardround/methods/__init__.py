@@ -11,20 +11,87 @@ from wardround.losses.objective import (
 )
 from wardround.methods.adaptive_weights import AAW
 from wardround.methods.base import Method
+from wardround.methods.ditto import Ditto
 from wardround.methods.fedavg import FedAvg
+from wardround.methods.fedbn import FedBN
+from wardround.methods.fedbr import FedBR
+from wardround.methods.fedce import FedCE
+from wardround.methods.feddg import FedDG
+from wardround.methods.feddyn import FedDyn
 from wardround.methods.fedevi import Evidential, FedEvi
+from wardround.methods.fedga import FedGA
+from wardround.methods.fedlaw import FedLAW
+from wardround.methods.fedma import FedMA
+from wardround.methods.fedmix import FedMix
+from wardround.methods.fedmix_supervision import FedMixSupervision
+from wardround.methods.fednova import FedNova
+from wardround.methods.fedopt import FedAdagrad, FedAdam, FedAvgM, FedYogi
+from wardround.methods.fedper import FedPer
+from wardround.methods.fedproto import FedProto
+from wardround.methods.fedprox import FedProx
+from wardround.methods.fedrcl import FedRCL
+from wardround.methods.fedsam import FedSAM
+from wardround.methods.feduaa import FedUAA, FedUAAEvidential
 from wardround.methods.fsf3a import CLSL, FSF3A
+from wardround.methods.geometric_median import GeometricMedian
+from wardround.methods.harmofl import HarmoFL
+from wardround.methods.krum import Krum, MultiKrum
+from wardround.methods.ldawa import LDAWA
+from wardround.methods.moon import MOON
 from wardround.methods.references import Centralised, Local
 from wardround.methods.safcf import CFSL, SAFCF
+from wardround.methods.scaffold import SCAFFOLD
+from wardround.methods.trimmed_mean import Median, TrimmedMean
 
 METHODS: dict[str, type[Method]] = {
+    # References
     "local": Local,
     "centralised": Centralised,
     "fedavg": FedAvg,
+    # The four papers
     "fedevi": FedEvi,
     "aaw": AAW,
     "safcf": SAFCF,
     "fsf3a": FSF3A,
+    # Local training that drifts less
+    "fedprox": FedProx,
+    "scaffold": SCAFFOLD,
+    "feddyn": FedDyn,
+    "fedsam": FedSAM,
+    # Features that agree
+    "moon": MOON,
+    "fedrcl": FedRCL,
+    "fedproto": FedProto,
+    "fedbr": FedBR,
+    # Images that look alike, or are mixed
+    "fedmix": FedMix,
+    "feddg": FedDG,
+    "harmofl": HarmoFL,
+    # Mixed supervision
+    "fedmix_supervision": FedMixSupervision,
+    # Other weights and means
+    "fednova": FedNova,
+    "fedma": FedMA,
+    "fedlaw": FedLAW,
+    "fedce": FedCE,
+    "fedga": FedGA,
+    "ldawa": LDAWA,
+    "feduaa": FedUAA,
+    # An optimizer at the server
+    "fedavgm": FedAvgM,
+    "fedadam": FedAdam,
+    "fedyogi": FedYogi,
+    "fedadagrad": FedAdagrad,
+    # Against bad updates
+    "trimmed_mean": TrimmedMean,
+    "median": Median,
+    "krum": Krum,
+    "multikrum": MultiKrum,
+    "geometric_median": GeometricMedian,
+    # A model of its own for each client
+    "fedbn": FedBN,
+    "fedper": FedPer,
+    "ditto": Ditto,
 }
 
 OBJECTIVES: dict[str, type[Objective]] = {
@@ -34,6 +101,7 @@ OBJECTIVES: dict[str, type[Objective]] = {
     "focal_tversky": FocalTversky,
     "cross_entropy": CrossEntropy,
     "evidential": Evidential,
+    "feduaa_evidential": FedUAAEvidential,
     "cfsl": CFSL,
     "clsl": CLSL,
     "infonce": InfoNCE,

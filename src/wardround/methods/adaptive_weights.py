@@ -27,7 +27,7 @@ from typing import Annotated, Literal
 import torch
 from pydantic import Field
 
-from wardround.aggregation.weights import by_samples, for_present, joined, moved, normalised, numbers
+from wardround.aggregation.weights import joined, moved, normalised, numbers, remembered
 from wardround.engine.clients import Client, Clients
 from wardround.messages import Message, Reply, ServerState
 from wardround.methods.base import Method
@@ -95,11 +95,7 @@ class AAW(Method):
         return dict(zip(clients.sizes, normalised(list(clients.sizes.values())), strict=True))
 
     def weigh(self, state: ServerState, replies: Sequence[Reply]) -> list[float]:
-        """Remembered weights of those who answered; by size if all of theirs are 0."""
-        a = state.memory["weights"]
-        if not any(a[reply.client] > 0 for reply in replies):
-            return by_samples(replies)
-        return for_present(a, replies)
+        return remembered(state.memory["weights"], replies)
 
     def step(self, round: int, clients: Clients) -> float:
         """s_t = step0 (1 - t/T), by choice over K (A5)."""

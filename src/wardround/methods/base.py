@@ -20,6 +20,7 @@ from torch import nn
 from wardround.aggregation.mean import mean
 from wardround.aggregation.weights import by_samples, named
 from wardround.engine.clients import Client, Clients
+from wardround.engine.gate import Registration
 from wardround.messages import Message, Reply, ServerState
 from wardround.params import Params
 
@@ -79,6 +80,10 @@ class Method:
     def notes(self, replies: Sequence[Reply], weights: Sequence[float], **ingredients: Any) -> dict[str, Any]:
         """Weights and their ingredients for the records."""
         return {"weights": named(replies, weights), **ingredients}
+
+    def complaint(self, task: str, message: Message, registration: Registration) -> str | None:
+        """Why a reply's extras or scalars cannot be used, or None; the gate asks after its own checks."""
+        return None
 
     # Client
 

@@ -1,43 +1,234 @@
 """Pictures a person can judge: image, truth and prediction side by side.
 
-A client writes slices of its own cases to its own folder; in a simulation, on one machine, the run
-joins them to `overlays.png`. Nothing of this is a message, so nothing of it leaves a hospital.
+A client writes slices of its own test cases, and how sure the model was of them, to its own folder; in a
+simulation, on one machine, the run joins them to `overlays.png` and the report shows them. Nothing of this
+is a message, so nothing of it leaves a hospital.
+
+    clients/<name>/pictures.safetensors
+      <n>/image, truth, prediction, uncertainty    (slices, H, W) uint8; uncertainty: 255 is an even guess
+      calibration                                  (bins, 3): voxels, sum of probabilities, true foreground
+      foreground                                   share of foreground in every test case
+      metadata: names, cases                       as JSON; `Picture` has the facts of a case
 """
 
 from __future__ import annotations
 
 import io
 import json
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional
 
 from wardround.data.cases import Split
+from wardround.metrics import EmptyPolicy, measure, summarise
 from wardround.storage import StoredTensors, save_tensors, write_bytes
 
 COLOURS = ("#19a7ce", "#ff7a45", "#b37feb", "#ffd666")
+LAYERS = ("image", "truth", "prediction", "uncertainty")
+MOST_SLICES = 24
+MOST_PIXELS = {2: 320, 3: 160}  # of a side; larger pictures shrink
+NUM_BINS = 10
+
+Layer = NDArray[np.uint8]
 
 
-def save_pictures(path: Path, split: Split, chosen: Sequence[int], predicted: Sequence[Tensor]) -> None:
-    """Store one slice of each chosen case: where the truth (or the prediction) is largest."""
-    tensors: dict[str, Tensor] = {}
-    names = []
-    for number, index in enumerate(chosen):
-        batch = split.batch([index])
-        image, truth, guess = batch.image[0, 0].cpu(), batch.label[0].cpu(), predicted[index]
-        if truth.ndim == 3:
-            size = (truth if bool((truth > 0).any()) else guess).gt(0).sum(dim=(1, 2))
-            place = int(size.argmax()) if int(size.max()) else truth.shape[0] // 2
-            image, truth, guess = image[place], truth[place], guess[place]
-        tensors[f"{number}/image"] = image.float().contiguous()
-        tensors[f"{number}/truth"] = truth.to(torch.uint8).contiguous()
-        tensors[f"{number}/prediction"] = guess.to(torch.uint8).contiguous()
-        names.append(split.names[index])
-    save_tensors(path, tensors, {"names": json.dumps(names)})
+@dataclass(frozen=True)
+class Picture:
+    """One test case to look at; layers (slices, H, W).
+
+    kind: best, median, worst, or "" for another place in the order by Dice; places: where in the volume the
+    slices were, of `depth`; shown: the slice with most foreground, where one looks first;
+    aspect: height of a pixel divided by its width; uncertainty: None in runs before it was kept.
+    """
+
+    name: str
+    image: Layer
+    truth: Layer
+    prediction: Layer
+    uncertainty: Layer | None
+    kind: str = ""
+    dice: float = math.nan
+    places: Sequence[int] = (0,)
+    depth: int = 1
+    shown: int = 0
+    aspect: float = 1.0
+
+
+# Written by a client
+
+
+class Album:
+    """Takes the test cases of one client one after the other; keeps each small, then the chosen ones."""
+
+    def __init__(self, split: Split, regions: Mapping[str, Sequence[int]], empty_policy: EmptyPolicy) -> None:
+        self._split, self._regions, self._empty_policy = split, regions, empty_policy
+        self._pictures: list[Picture] = []
+        self._shares: list[float] = []
+        self._calibration = torch.zeros(NUM_BINS, 3, dtype=torch.float64)
+
+    def add(self, image: Tensor, truth: Tensor, probabilities: Tensor, labels: NDArray[np.uint8]) -> None:
+        """The next case of the split. probabilities: (classes, *spatial); labels: as they were scored."""
+        name, spacing = self._split.names[len(self._pictures)], self._split.spacing(len(self._pictures))
+        truth, probabilities = truth.cpu(), probabilities.float().cpu()
+        scores = measure(
+            labels, truth.numpy(), self._regions, ["dice"], spacing, empty_policy=self._empty_policy
+        )
+        picture = picture_of(
+            name, image, truth, torch.from_numpy(labels), entropy_bytes(probabilities), spacing
+        )
+        dice = summarise([region["dice"] for region in scores.values()]).mean
+        self._pictures.append(replace(picture, dice=dice))
+        self._shares.append(float((truth > 0).double().mean()))
+        self._calibration += calibration_of(probabilities, truth)
+
+    def save(self, path: Path, count: int) -> None:
+        """Write `count` of the cases, and what is known of all; nothing for a client without test cases."""
+        chosen = choose(self._pictures, count)
+        if chosen:
+            save_pictures(path, chosen, self._calibration, self._shares)
+
+
+def picture_of(
+    name: str, image: Tensor, truth: Tensor, predicted: Tensor, entropy: Tensor, spacing: Sequence[float]
+) -> Picture:
+    """A case made small: a few slices of the first channel, at most some hundred pixels wide."""
+    dimensions = truth.ndim
+    scan = to_bytes(normalised(image[0].float().cpu().numpy()))
+    volumes = [
+        torch.from_numpy(scan),
+        *(layer.to(torch.uint8).cpu() for layer in (truth, predicted, entropy)),
+    ]
+    if dimensions == 2:
+        volumes = [volume[None] for volume in volumes]
+    depth = len(volumes[0])
+    largest = fullest_slice(volumes[1], volumes[2])
+    places = spaced(depth, MOST_SLICES, largest)
+    scan, labels, guess, unsure = (
+        shrunk(volume[places], MOST_PIXELS[dimensions], smooth=number in (0, 3))
+        for number, volume in enumerate(volumes)
+    )
+    return Picture(
+        name,
+        scan,
+        labels,
+        guess,
+        unsure,
+        places=places,
+        depth=depth,
+        shown=places.index(largest),
+        aspect=spacing[-2] / spacing[-1],
+    )
+
+
+def to_bytes(values: NDArray[np.float32]) -> Layer:
+    return np.round(255 * values).astype(np.uint8)
+
+
+def fullest_slice(truth: Tensor, guess: Tensor) -> int:
+    """Where the truth (or else the prediction) is largest."""
+    size = (truth if bool((truth > 0).any()) else guess).gt(0).sum(dim=(1, 2))
+    return int(size.argmax()) if int(size.max()) else len(truth) // 2
+
+
+def spaced(depth: int, most: int, wanted: int) -> list[int]:
+    """Evenly spaced slices; the nearest of them gives way to the wanted one.
+
+    >>> spaced(3, 24, 1), spaced(100, 3, 60)
+    ([0, 1, 2], [0, 60, 99])
+    """
+    if depth <= most:
+        return list(range(depth))
+    places = [round(step * (depth - 1) / (most - 1)) for step in range(most)]
+    places[min(range(most), key=lambda step: abs(places[step] - wanted))] = wanted
+    return places
+
+
+def shrunk(layer: Tensor, most: int, smooth: bool) -> Layer:
+    """At most so many pixels a side; label maps keep whole labels."""
+    height, width = layer.shape[1:]
+    longest = max(height, width)
+    if longest > most:
+        size = (max(1, round(height * most / longest)), max(1, round(width * most / longest)))
+        grey = layer[:, None].float()
+        small = functional.adaptive_avg_pool2d(grey, size) if smooth else functional.interpolate(grey, size)
+        layer = small[:, 0].round().to(torch.uint8)
+    return layer.contiguous().numpy()
+
+
+def entropy_bytes(probabilities: Tensor) -> Tensor:
+    """How undecided the model is at each voxel, 0 to 255; (C, *spatial) -> (*spatial)."""
+    entropy: Tensor = torch.special.entr(probabilities).sum(dim=0) / math.log(len(probabilities))
+    return (255 * entropy.clamp(0, 1)).round().to(torch.uint8)
+
+
+def calibration_of(probabilities: Tensor, truth: Tensor) -> Tensor:
+    """For bins of the foreground's probability: voxels, sum of probabilities, truly foreground."""
+    foreground = 1 - probabilities[0].double().flatten()
+    index = (foreground * NUM_BINS).long().clamp(0, NUM_BINS - 1)
+    hit = (truth > 0).flatten().double()
+    columns = [torch.ones_like(hit), foreground, hit]
+    return torch.stack([torch.bincount(index, column, NUM_BINS) for column in columns], dim=1)
+
+
+def choose(pictures: Sequence[Picture], count: int) -> list[Picture]:
+    """Best, median and worst by Dice (for three); one alone is the median. Cases without a Dice come last."""
+    order = sorted(pictures, key=lambda picture: math.inf if math.isnan(picture.dice) else -picture.dice)
+    last, count = len(order) - 1, min(count, len(order))
+    if count < 2:
+        return [replace(order[last // 2], kind="median")] if count else []
+    steps = [round(step * last / (count - 1)) for step in range(count)]
+    kinds = {last // 2: "median", (last + 1) // 2: "median", 0: "best", last: "worst"}
+    return [replace(order[step], kind=kinds.get(step, "")) for step in steps]
+
+
+def save_pictures(
+    path: Path, chosen: Sequence[Picture], calibration: Tensor, shares: Sequence[float]
+) -> None:
+    """Store the pictures, the calibration and the foreground shares of one client."""
+    tensors = {"calibration": calibration, "foreground": torch.tensor(shares, dtype=torch.float64)}
+    for number, picture in enumerate(chosen):
+        for layer in LAYERS:
+            tensors[f"{number}/{layer}"] = torch.from_numpy(getattr(picture, layer))
+    facts = [
+        {key: getattr(picture, key) for key in ("kind", "dice", "places", "depth", "shown", "aspect")}
+        for picture in chosen
+    ]
+    names = [picture.name for picture in chosen]
+    save_tensors(path, tensors, {"names": json.dumps(names), "cases": json.dumps(facts)})
+
+
+# Read again
+
+
+def read_pictures(stored: StoredTensors) -> list[Picture]:
+    """The pictures of a client; runs before uncertainty was kept have one slice a case, as floats."""
+    names = json.loads(stored.metadata["names"])
+    facts: list[dict[str, Any]] = json.loads(stored.metadata.get("cases", "[]")) or [{} for _ in names]
+    pictures = []
+    for number, (name, entry) in enumerate(zip(names, facts, strict=True)):
+        image, truth, prediction = (slices(stored[f"{number}/{layer}"]) for layer in LAYERS[:3])
+        unsure = stored.get(f"{number}/{LAYERS[3]}")
+        if image.dtype != np.uint8:
+            image = to_bytes(normalised(image))
+        uncertainty = None if unsure is None else slices(unsure)
+        pictures.append(Picture(name, image, truth, prediction, uncertainty, **entry))
+    return pictures
+
+
+def slices(layer: Tensor) -> NDArray[Any]:
+    """(H, W) or (slices, H, W) -> (slices, H, W)."""
+    return layer.numpy().reshape(-1, *layer.shape[-2:])
+
+
+# overlays.png
 
 
 def draw_overlays(sources: Mapping[str, Path], target: Path, title: str) -> bool:
@@ -50,21 +241,25 @@ def draw_overlays(sources: Mapping[str, Path], target: Path, title: str) -> bool
     loaded = {name: StoredTensors(path) for name, path in sources.items() if path.exists()}
     if not loaded:
         return False
-    cases = {name: json.loads(stored.metadata["names"]) for name, stored in loaded.items()}
-    columns = 3 * max(len(names) for names in cases.values())
+    cases = {name: read_pictures(stored) for name, stored in loaded.items()}
+    columns = 3 * max(len(pictures) for pictures in cases.values())
+    if not columns:
+        return False
     figure = Figure(figsize=(1.5 * columns + 0.9, 1.72 * len(loaded) + 0.7), dpi=110, facecolor="white")
     axes = figure.subplots(len(loaded), columns, squeeze=False)
     for axis in axes.flat:
         axis.set_axis_off()
-    for row, (client, stored) in enumerate(loaded.items()):
-        for number, case in enumerate(cases[client]):
-            image = stored[f"{number}/image"].numpy()
-            panels = {case: None, "truth": "truth", "prediction": "prediction"}
-            for offset, (heading, layer) in enumerate(panels.items()):
+    for row, (client, pictures) in enumerate(cases.items()):
+        for number, picture in enumerate(pictures):
+            panels = [(picture.name, None), ("truth", picture.truth), ("prediction", picture.prediction)]
+            for offset, (heading, layer) in enumerate(panels):
                 axis = axes[row][3 * number + offset]
-                axis.imshow(normalised(image), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
+                image = picture.image[picture.shown]
+                axis.imshow(
+                    image, cmap="gray", vmin=0, vmax=255, interpolation="nearest", aspect=picture.aspect
+                )
                 if layer is not None:
-                    add_contours(axis, stored[f"{number}/{layer}"].numpy())
+                    add_contours(axis, layer[picture.shown], picture.aspect)
                 axis.set_title(clipped(heading), fontsize=7, pad=2)
         axes[row][0].text(
             -0.12,
@@ -83,7 +278,7 @@ def draw_overlays(sources: Mapping[str, Path], target: Path, title: str) -> bool
     return True
 
 
-def add_contours(axis: object, labels: NDArray[np.uint8]) -> None:
+def add_contours(axis: object, labels: Layer, aspect: float = 1.0) -> None:
     """Outline and tint every class of a label map."""
     from matplotlib.colors import to_rgba
 
@@ -92,7 +287,7 @@ def add_contours(axis: object, labels: NDArray[np.uint8]) -> None:
         colour = COLOURS[(int(value) - 1) % len(COLOURS)]
         tint[labels == value] = (*to_rgba(colour)[:3], 0.35)
         axis.contour(labels == value, levels=[0.5], colors=[colour], linewidths=1.0)  # type: ignore[attr-defined]
-    axis.imshow(tint, interpolation="nearest")  # type: ignore[attr-defined]
+    axis.imshow(tint, interpolation="nearest", aspect=aspect)  # type: ignore[attr-defined]
 
 
 def normalised(image: NDArray[np.float32]) -> NDArray[np.float32]:

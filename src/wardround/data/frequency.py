@@ -1,0 +1,93 @@
+"""Amplitude and phase of images: the style of a scanner, and where things are.
+
+A window holds the amplitudes of the frequencies -b..b along every spatial axis, 0 in the middle: the mean
+intensity and slow shading. Images are (B, C, *spatial), 2D or 3D; windows (B, C, 2b+1, ...). Amplitudes
+are per voxel, so that images of different sizes compare: the middle one is |mean intensity|.
+
+>>> window = amplitude_window(torch.full((1, 1, 4, 4), -3.0), half_width=1)
+>>> window.shape, window[0, 0, 1, 1]
+(torch.Size([1, 1, 3, 3]), tensor(3.))
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from types import EllipsisType
+
+import torch
+from torch import Tensor
+
+from wardround.errors import DataError
+
+NOTHING = 1e-5  # below it, a mean intensity is rounding
+
+
+def half_width(sides: Sequence[int], share: float) -> int:
+    """b = floor(L · shortest side); what floating point lost of a whole number is given back.
+
+    >>> half_width((384, 400), 0.01), half_width((100, 100), 0.29)
+    (3, 29)
+    """
+    return math.floor(round(share * min(sides), 9))
+
+
+def amplitude_window(image: Tensor, half_width: int) -> Tensor:
+    """|F| at the lowest frequencies of each case and channel: (B, C, *spatial) -> (B, C, 2b+1, ...)."""
+    return _transform(image)[low_frequencies(image.shape[2:], half_width, image.device)].abs()
+
+
+def restyled(image: Tensor, amplitude: Tensor, share: Tensor | float = 1.0) -> Tensor:
+    """The image with its window's amplitudes moved by `share` towards others; every phase is kept.
+
+    Re F⁻¹([(1-λ)A + λA'] e^{iP}) inside the window, the rest as it is. Only the change is transformed
+    back, so a share of 0 gives the image itself, bit for bit. amplitude: (B or 1, C, 2b+1, ...); share: one
+    number, or one a case.
+    """
+    if isinstance(share, Tensor):
+        share = share.reshape(-1, *[1] * (image.ndim - 1))
+    index = low_frequencies(image.shape[2:], amplitude.shape[-1] // 2, image.device)
+    own = _transform(image)[index]
+    change = share * (amplitude - own.abs())
+    spectrum = torch.zeros(image.shape, dtype=own.dtype, device=image.device)
+    spectrum[index] = torch.polar(change, own.angle())
+    moved: Tensor = torch.fft.ifftn(spectrum, dim=_spatial(image), norm="forward").real
+    return image + moved
+
+
+def within_range(image: Tensor, like: Tensor) -> Tensor:
+    """The image, clipped to the darkest and brightest voxel each case and channel of another has."""
+    axes = _spatial(like)
+    return image.clamp(like.amin(axes, keepdim=True), like.amax(axes, keepdim=True))
+
+
+def says_nothing(window: Tensor) -> bool:
+    """Whether a window holds the mean intensity alone, and that is 0, as in z-scored images."""
+    return window.shape[-1] == 1 and float(window.max()) < NOTHING
+
+
+def low_frequencies(
+    sides: Sequence[int], half_width: int, device: torch.device | None = None
+) -> tuple[EllipsisType | Tensor, ...]:
+    """Where the frequencies -b..b of every axis lie in a spectrum, whose first entry is frequency 0."""
+    if 2 * half_width + 1 > min(sides):
+        size = "x".join(map(str, sides))
+        raise DataError(
+            f"a window of {2 * half_width + 1} frequencies does not fit an image of {size}. "
+            "Set method.window smaller."
+        )
+    steps = torch.arange(-half_width, half_width + 1, device=device)
+    places = [
+        (steps % side).reshape([-1 if other == axis else 1 for other in range(len(sides))])
+        for axis, side in enumerate(sides)
+    ]
+    return (..., *places)
+
+
+def _transform(image: Tensor) -> Tensor:
+    spectrum: Tensor = torch.fft.fftn(image, dim=_spatial(image), norm="forward")
+    return spectrum
+
+
+def _spatial(image: Tensor) -> tuple[int, ...]:
+    return tuple(range(2, image.ndim))

@@ -1,0 +1,115 @@
+"""FedBN: Federated Learning on Non-IID Features via Local Batch Normalization.
+
+Li et al., ICLR 2021. https://arxiv.org/abs/2102.07623
+
+Every client keeps its batch norm layers to itself, scale, shift and statistics; all other tensors are
+averaged. Scanners differ in brightness and contrast, and each hospital's norm layers take that up.
+
+What leaves a client: its model without norm tensors; beside it the norm tensors, whose weighted mean serves
+clients that have none of their own (never those that trained).
+
+Differs: layers are found by type; the authors' code looks for "bn" in names, which misses many.
+Differs: by number of cases, where the authors' code weighs its equal-sized clients alike.
+Differs: `norm_types` beyond batch carry the idea to layers without statistics; a variant of ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import Field
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm
+
+from wardround.aggregation.mean import mean
+from wardround.engine.clients import Client
+from wardround.engine.gate import Registration, params_complaint
+from wardround.errors import ConfigError
+from wardround.messages import Message, Reply, ServerState
+from wardround.methods.base import Method
+from wardround.models.norm import norm_names
+from wardround.params import Params
+
+if TYPE_CHECKING:
+    from wardround.config import Config
+    from wardround.losses.objective import Objective
+
+NormType = Literal["batch", "instance_affine", "group"]
+KINDS: dict[NormType, type[nn.Module]] = {
+    "batch": _BatchNorm,
+    "instance_affine": _InstanceNorm,  # one that learns nothing has no tensors to keep
+    "group": nn.GroupNorm,
+}
+
+
+@dataclass(frozen=True)
+class FedBN(Method):
+    """Leaves norm layers at the clients and averages the rest.
+
+    norm_types: kinds of layers that stay; the paper's is batch. unseen_norm: what a client that never
+    trained uses, the mean of the others' norm tensors, or their mean scale and shift with statistics
+    measured on its own training images (no labels needed).
+    """
+
+    title = "FedBN"
+    paper = "Li et al., ICLR"
+    year = 2021
+    link = "https://arxiv.org/abs/2102.07623"
+    kind = "personal"
+    sends = "its norm tensors, for clients that never train"
+    needs = frozenset({"state"})
+    up = frozenset({"norm"})
+
+    norm_types: Annotated[tuple[NormType, ...], Field(min_length=1)] = ("batch",)
+    unseen_norm: Literal["average", "reestimate"] = "average"
+
+    # Server
+
+    def average(self, state: ServerState, replies: Sequence[Reply], weights: Sequence[float]) -> Params:
+        """The mean of the shared tensors, and beside it that of the norm tensors."""
+        params = super().average(state, replies, weights)
+        norms = [reply.extras["norm"] for reply in replies if "norm" in reply.extras]
+        return params.updated(mean(norms, weights)) if norms else params
+
+    def complaint(self, task: str, message: Message, registration: Registration) -> str | None:
+        return params_complaint(registration.kept, message.extras.get("norm"))
+
+    # Client
+
+    def train(self, client: Client, message: Message) -> Message:
+        assert message.params is not None
+        params = client.fit(start=message.params).params
+        norm = params.only(self.kept(client.model)).without(client.objective.local_names(client.model))
+        return Message(params=params, extras={"norm": norm} if norm else {})
+
+    def personal(self, client: Client, params: Params) -> Params:
+        if "own" in client.memory or self.unseen_norm == "average":
+            return super().personal(client, params)
+        return client.with_own_statistics(params)
+
+    # Both
+
+    def kept(self, model: nn.Module) -> list[str]:
+        """State-dict names of the norm layers that stay."""
+        return norm_names(model, tuple(KINDS[kind] for kind in self.norm_types))
+
+    def shared(self, model: nn.Module) -> list[str]:
+        kept = set(self.kept(model))
+        return [name for name in model.state_dict() if name not in kept]
+
+    def check(self, config: Config, objective: Objective) -> None:
+        if config.model.bn_stats != "average":
+            raise ConfigError(
+                f"method 'fedbn' keeps norm layers whole, statistics too, but model.bn_stats is "
+                f"'{config.model.bn_stats}'. Leave model.bn_stats out."
+            )
+
+    def warnings(self, config: Config, model: nn.Module) -> list[str]:
+        kinds = " or ".join(self.norm_types)
+        none = f"FedBN: the network has no {kinds} norm with tensors of its own, so this is FedAvg. "
+        variant = f"FedBN: {kinds} norm stays local; the paper keeps batch norm alone, so report a variant."
+        found = [] if self.kept(model) else [none + "Choose model.norm=batch."]
+        return found + ([variant] if self.norm_types != ("batch",) else [])

@@ -1,0 +1,135 @@
+"""FedPer: which layers stay, what travels, clients that never trained, other networks."""
+
+from pathlib import Path
+from typing import Any
+
+from helpers import config, run
+from pytest import fixture, mark, raises
+
+from wardround.data.federation import open_federation
+from wardround.engine.checkpoint import MemoryStore
+from wardround.engine.host import Host, build_model
+from wardround.errors import ConfigError
+from wardround.messages import Message
+from wardround.methods.fedper import FedPer
+from wardround.models.base import Segmenter
+from wardround.params import Params
+
+
+def own(result: Any, client: str) -> Params:
+    memory = MemoryStore(result.folder / "clients" / client).load()
+    return Params(memory.get("own", {}))
+
+
+def personal(result: Any) -> dict[str, Params]:
+    """The model each client is judged with."""
+    names = list(open_federation(result.config.data, result.config.seed).names)
+    host = Host(result.config, result.folder / "clients", names)
+    ask = Message(params=result.outcome.state.params)
+    return {
+        n: host.run(n, "personal_model", result.config.rounds, ask).message.extras["model"] for n in names
+    }
+
+
+def equal(a: Params, b: Params) -> bool:
+    return a.sha256() == b.sha256()
+
+
+@fixture(scope="module", params=["head", "decoder"])
+def result(request: Any, tmp_path_factory: Any) -> Any:
+    folder = tmp_path_factory.mktemp(request.param) / "run"
+    return run(folder, method={"name": "fedper", "layers": request.param})
+
+
+# Which layers stay
+
+
+def test_head_and_decoder_of_our_networks(tmp_path: Path) -> None:
+    model = build_model(config(tmp_path))
+    head, decoder = FedPer().kept(model), FedPer(layers="decoder").kept(model)
+
+    assert head == ["head.weight", "head.bias"]
+    assert set(head) < set(decoder)
+    assert {name.split(".")[0] for name in decoder} == {"decoder", "head"}
+    assert {name.split(".")[0] for name in FedPer(layers="decoder").shared(model)} == {"encoder"}
+
+
+def test_a_stem_in_front_stays_common(tmp_path: Path) -> None:
+    stem = {"name": "unet2d", "base_filters": 2, "levels": 2, "stem": "variational"}
+    model = build_model(config(tmp_path, model=stem))
+
+    assert FedPer().kept(model) == ["backbone.head.weight", "backbone.head.bias"]
+    shared = FedPer(layers="decoder").shared(model)
+    assert {name.split(".")[0] for name in shared} == {"stem", "backbone"}
+    assert not any(part in name for name in shared for part in ("decoder.", "head."))
+
+
+def test_the_head_of_a_monai_network_is_its_output_layer(tmp_path: Path) -> None:
+    monai = {"name": "monai:BasicUNet", "arguments": {"features": [4] * 6}}
+    model = build_model(config(tmp_path, model=monai))
+    kept = FedPer().kept(model)
+
+    assert isinstance(model, Segmenter) and len(kept) == 2
+    assert all(model.state_dict()[name].shape[0] == model.num_outputs for name in kept)
+    result = run(tmp_path / "run", model=monai, method={"name": "fedper"}, rounds=1)
+    assert set(own(result, "north")) == set(kept)
+
+
+def test_the_decoder_of_a_monai_network_is_not_known(tmp_path: Path) -> None:
+    monai = {"name": "monai:BasicUNet", "arguments": {"features": [4] * 6}}
+    with raises(
+        ConfigError, match="method.layers is 'decoder'.*'monai:BasicUNet'.*Choose method.layers=head"
+    ):
+        config(tmp_path, model=monai, method={"name": "fedper", "layers": "decoder"})
+    with raises(ConfigError, match="MonaiSegmenter"):
+        FedPer(layers="decoder").shared(build_model(config(tmp_path, model=monai)))
+
+
+# Rounds
+
+
+def test_personal_layers_stay_and_the_rest_is_common(result: Any) -> None:
+    state, models = result.outcome.state, personal(result)
+    kept = result.config.build_method().kept(build_model(result.config))
+
+    for name, model in models.items():
+        assert equal(model.only(kept), own(result, name))
+        assert equal(model.without(kept), state.params.without(kept))
+    assert not equal(models["north"].only(kept), models["east"].only(kept))
+
+
+def test_personal_layers_are_not_sent(result: Any) -> None:
+    kept = own(result, "north")
+    up = [size for r in result.records for e in r["exchanges"] for size in e["bytes_up"].values()]
+
+    assert set(up) == {result.outcome.state.params.num_bytes - kept.num_bytes}
+    first = Params.of(build_model(result.config))
+    assert equal(result.outcome.state.params.only(kept), first.only(kept))  # the server never saw others
+
+
+@mark.parametrize("layers", ["head", "decoder"])
+def test_one_client_alone_trains_locally(layers: str, tmp_path: Path) -> None:
+    one = {"phantom": {"hospitals": 1, "size": 16, "cases": 8}}
+    fedper = run(tmp_path / "fedper", data=one, method={"name": "fedper", "layers": layers})
+    local = run(tmp_path / "local", data=one, method={"name": "local"})
+
+    assert equal(personal(fedper)["north"], personal(local)["north"])
+
+
+def test_a_client_that_never_trained_uses_the_initial_layers_and_the_records_say_so(tmp_path: Path) -> None:
+    result = run(tmp_path / "run", method={"name": "fedper"}, participation=["north", "east"])
+
+    first = Params.of(build_model(result.config)).only(FedPer().kept(build_model(result.config)))
+    assert not own(result, "south")
+    assert equal(personal(result)["south"].only(first), first)
+    (warning,) = result.records[0]["warnings"]
+    assert "a client that never took part is tested with the initial head" in warning
+
+
+def test_with_everybody_there_is_nothing_to_warn_of(result: Any) -> None:
+    assert all(not record["warnings"] for record in result.records)
+
+
+def test_other_layers_are_refused(tmp_path: Path) -> None:
+    with raises(ConfigError, match="method.layers"):
+        config(tmp_path, method={"name": "fedper", "layers": "encoder"})
