@@ -33,7 +33,7 @@ PHANTOM = {
 def polyp4(data: Path, rounds: int, side: int) -> dict[str, Any]:
     return {
         "rounds": rounds,
-        "local_epochs": 2,
+        "local_epochs": 1,
         "batch_size": 8,
         "data": {"folders": {"root": str(data / "polyp4"), "size": [side, side], "normalise": "maximum"}},
         "model": {"name": "unet2d_fedevi", "norm": "batch"},
@@ -92,7 +92,7 @@ def main() -> None:
     options = parser.parse_args()
 
     polyps = options.set == "polyp4"
-    base = polyp4(options.data, options.rounds or 10, options.side) if polyps else dict(PHANTOM)
+    base = polyp4(options.data, options.rounds or 12, options.side) if polyps else dict(PHANTOM)
     if options.rounds:
         base["rounds"] = options.rounds
     names = options.only.split(",") if options.only else list(METHODS)
