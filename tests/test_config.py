@@ -137,3 +137,8 @@ def test_a_name_with_slashes_stays_inside_the_runs_folder() -> None:
 def test_a_papers_preset_is_not_a_single_run() -> None:
     with raises(ConfigError, match="describes a paper's table"):
         load_config(Path(__file__).parents[1] / "configs/papers/safcf-table2.yaml")
+
+
+def test_a_comparison_is_not_a_single_run(tmp_path: Path) -> None:
+    with raises(ConfigError, match="wardround compare"):
+        load_config({"rounds": 1, "sweep": {"seeds": 3}})

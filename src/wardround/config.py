@@ -12,10 +12,18 @@ import logging
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from wardround.data.augment import Augmentation
 from wardround.data.folders import FolderSettings
@@ -39,13 +47,47 @@ class Settings(BaseModel):
 
 
 class DataSettings(Settings):
-    """Where the cases come from: folders of real ones, or made-up hospitals."""
+    """Where the cases come from: a federation.yaml, folders of one layout, or made-up hospitals.
+
+    prepare, splits: settings laid over those of federation.yaml, such as {size: [128, 128]}; patch: voxels
+    of the parts of volumes that are trained on, null takes whole images where they have one shape;
+    foreground: share of patches around something labelled; resident: where prepared cases are while a
+    client trains, auto takes the fastest that has room (the results are the same).
+    """
 
     phantom: PhantomSettings = PhantomSettings()
     folders: FolderSettings | None = None
+    federation: Path | None = Field(
+        None, description="federation.yaml of real data, relative to the current directory"
+    )
+    prepare: dict[str, Any] | None = None
+    splits: dict[str, Any] | None = None
+    patch: tuple[Annotated[int, Field(ge=1)], ...] | None = None
+    foreground: float = Field(0.5, ge=0, le=1)
+    resident: Literal["auto", "device", "host", "disk"] = "auto"
     proxy: str | None = Field(
         None, description="centre whose cases are at the server, for methods that need some; not a client"
     )
+
+    @model_validator(mode="after")
+    def one_source(self) -> Self:
+        given = {
+            "phantom": self.phantom != PhantomSettings(),
+            "folders": self.folders is not None,
+            "federation": self.federation is not None,
+        }
+        named = [name for name, is_given in given.items() if is_given]
+        if len(named) > 1:
+            raise ValueError(
+                f"{' and '.join(named)} are both given, but cases come from one. Keep that alone, "
+                f"for example data: {{{named[-1]}: ...}}"
+            )
+        for name in ("prepare", "splits", "patch"):
+            if getattr(self, name) is not None and self.federation is None:
+                raise ValueError(f"{name} needs real data: set data.federation to a federation.yaml")
+        if self.patch is not None and len(self.patch) not in (2, 3):
+            raise ValueError(f"patch is {list(self.patch)}; give two numbers for images, three for volumes")
+        return self
 
 
 class EvaluateSettings(Settings):
@@ -251,6 +293,10 @@ def parse(values: Mapping[str, Any], label: str = "") -> Config:
         raise ConfigError(
             f"{label}this describes a paper's table, which is several runs on data of your own. "
             "See what it needs with: wardround papers show NAME"
+        )
+    if "sweep" in values:
+        raise ConfigError(
+            f"{label}this has a `sweep:` and is several runs. Run it with: wardround compare FILE"
         )
     try:
         config = Config.model_validate(values)

@@ -429,3 +429,10 @@ def test_better_follows_the_metric() -> None:
     assert better("dice", 0.9, 0.8) and not better("dice", 0.7, 0.8)
     assert better("hd95", 3.0, 4.0)
     assert better("volume_difference", -0.1, 0.5)
+
+
+def test_a_hospital_that_takes_no_part_does_not_choose_the_best_round(tmp_path: Path) -> None:
+    result = run(tmp_path / "run", participation=["north", "east"])
+
+    assert all(set(r["validation"]["dice"]["clients"]) == {"north", "east"} for r in result.records)
+    assert set(result.summary["test"]["dice"]["clients"]) == {"north", "east", "south"}

@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+import json
+import os
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 from rich.markup import escape
 
-from wardround.cli.common import Debug, Set, app, configure_logging, out
+from wardround.cli.common import (
+    Debug,
+    Json,
+    Quiet,
+    Set,
+    app,
+    configure_logging,
+    out,
+    print_rows,
+    print_table,
+)
+from wardround.cli.progress import counting
 
 data_app = typer.Typer(name="data", help="Make and look at data.", no_args_is_help=True)
 app.add_typer(data_app)
+datasets_app = typer.Typer(name="datasets", invoke_without_command=True)
+app.add_typer(datasets_app)
 
 
 @data_app.command()
@@ -41,3 +56,284 @@ def phantom(
     out.print(
         f"Wrote {checked.hospitals} hospitals to [bold]{escape(str(folder))}[/] (index.csv lists the cases)."
     )
+
+
+# From folders to a federation
+
+File = Annotated[Path, typer.Argument(help="A federation.yaml, as `wardround data init` writes it.")]
+Jobs = Annotated[int | None, typer.Option("--jobs", "-j", min=1, help="Processes; default all cores.")]
+
+
+@data_app.command()
+def init(
+    folders: Annotated[list[Path], typer.Argument(help="Folders of scans, one or several.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The file to write.")] = Path(
+        "federation.yaml"
+    ),
+    dataset: Annotated[
+        str | None, typer.Option("--dataset", help="A published data set; see `wardround datasets`.")
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier file.")] = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Look at folders of scans and write a federation.yaml, ready to train."""
+    configure_logging(debug, quiet)
+    from wardround.data import datasets
+    from wardround.data.federation_file import write
+    from wardround.data.init import describe, propose
+    from wardround.errors import ConfigError
+
+    if dataset is None:
+        proposal = propose(folders, watch=lambda what: None)
+        file, sentences = proposal.file, describe(proposal)
+    elif len(folders) == 1:
+        file = datasets.federation_file(dataset, folders[0])
+        sentences = [f"The data set {dataset} as published; its card: wardround datasets show {dataset}"]
+    else:
+        raise ConfigError("--dataset reads one folder, the one that holds the whole data set.")
+    write(file, output, notes=sentences, overwrite=overwrite)
+    if not quiet:
+        for sentence in sentences:
+            out.print(f"- {escape(sentence)}")
+    out.print(f"\nWrote [bold]{escape(str(output))}[/]. Next: wardround data check {escape(str(output))}")
+
+
+@data_app.command()
+def check(
+    file: File,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit 2 if any case is bad.")] = False,
+    jobs: Jobs = None,
+    json_: Json = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Open every scan and say which cannot be used, and how the clients differ."""
+    configure_logging(debug, quiet or json_)
+    from wardround.data.check import check as check_all
+    from wardround.data.federation_file import listing_of, load
+
+    settings = load(file)
+    listing = listing_of(settings, file.parent)
+    with counting("checking", quiet or json_) as watch:
+        report = check_all(listing, settings, base=file.parent, jobs=jobs or cores(), watch=watch)
+    if json_:
+        out.print_json(json.dumps(report.as_json()))
+    else:
+        for note in report.notes:
+            out.print(f"- {escape(note)}")
+        for sentence in report.sentences():
+            out.print(f"- {escape(sentence)}")
+        print_table(report.table())
+    if strict and not report.ok:
+        raise typer.Exit(2)
+
+
+@data_app.command()
+def prepare(
+    file: File,
+    set_: Set = None,
+    json_: Json = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Orient, resample, crop and normalise every case once, into the cache beside the file."""
+    configure_logging(debug, quiet or json_)
+    from wardround.data.loading import RealData
+    from wardround.reporting.tables import Table
+
+    data = RealData(file, data_settings(file, set_))
+    with counting("preparing", quiet or json_) as watch:
+        ready = data.prepare(watch=watch)
+    left_out = {name: [list(pair) for pair in found.left_out] for name, found in ready.items()}
+    if json_:
+        cases = {name: len(found.paths) for name, found in ready.items()}
+        out.print_json(json.dumps({"cache": str(data.cache.folder), "prepared": cases, "left_out": left_out}))
+        return
+    rows = [[name, len(found.paths), len(found.left_out)] for name, found in ready.items()]
+    print_table(Table("Prepared", ["client", "cases", "left out"], rows))
+    for found in ready.values():
+        for _, reason in found.left_out[:3]:
+            out.print(f"- {escape(reason)}")
+    out.print(f"\nThe cache is in [bold]{escape(str(data.cache.folder))}[/].")
+
+
+@data_app.command()
+def split(
+    file: File,
+    output: Annotated[Path, typer.Option("--output", "-o", help="The file to write.")] = Path("splits.json"),
+    set_: Set = None,
+    debug: Debug = False,
+) -> None:
+    """Write who is trained on, chosen by and tested, to be edited; splits: {by: file, file: ...} uses it."""
+    configure_logging(debug, False)
+    from wardround.data.federation_file import SplitSettings, listing_of, load
+    from wardround.data.partitions import summary
+    from wardround.data.splits import assign, write_splits
+    from wardround.errors import ConfigError
+
+    settings = load(file)
+    chosen = settings.splits.model_dump()
+    for override in set_ or []:
+        apply_override(chosen, override)
+    checked = checked_section(SplitSettings, chosen, "splits.")
+    entries = assign(
+        listing_of(settings, file.parent).entries, checked, file.parent, held_out=settings.held_out
+    )
+    if output.exists():
+        raise ConfigError(f"{output} exists; choose another name with -o, or remove it.")
+    write_splits(entries, output)
+    print_table(summary(entries))
+    out.print(f"\nWrote [bold]{escape(str(output))}[/].")
+
+
+@data_app.command()
+def partition(
+    file: File,
+    picture: Annotated[Path | None, typer.Option("--picture", help="Also draw it, as a PNG.")] = None,
+    set_: Set = None,
+    json_: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Show which client gets which cases: natural, or dealt as `partition:` in the file says."""
+    configure_logging(debug, json_)
+    from wardround.data import partitions
+    from wardround.data.loading import RealData
+
+    data = RealData(file, data_settings(file, set_))
+    table = partitions.summary(data.listing.entries, data.describe)
+    print_rows(table, json_)
+    if picture is not None:
+        partitions.picture(data.listing.entries, data.describe, picture)
+        out.print(f"\nPicture: [bold]{escape(str(picture))}[/]")
+
+
+@data_app.command()
+def fingerprint(
+    file: File,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="A JSON file to write.")] = None,
+    picture: Annotated[Path | None, typer.Option("--picture", help="Also draw it, as a PNG.")] = None,
+    minimum: Annotated[int, typer.Option(help="Fewest patients about whom anything is told.")] = 5,
+    json_: Json = False,
+    debug: Debug = False,
+) -> None:
+    """What a hospital may share before training, and how unlike the hospitals are."""
+    configure_logging(debug, json_)
+    from wardround.data.federation_file import listing_of, load
+    from wardround.data.files import read_image, read_label
+    from wardround.data.fingerprint import compare, fingerprints
+    from wardround.storage import write_json
+
+    settings = load(file)
+    listing = listing_of(settings, file.parent)
+
+    def read(entry: Any) -> Any:
+        return read_image(entry.images), None if entry.label is None else read_label(entry.label)
+
+    found = compare(fingerprints(listing.entries, read, minimum=minimum, labels=listing.labels or None))
+    if output is not None:
+        write_json(output, found.as_json())
+    if picture is not None:
+        found.picture(picture)
+    if json_:
+        out.print_json(json.dumps(found.as_json()))
+        return
+    print_table(found.table())
+    out.print(f"\n{escape(found.verdict)}")
+    for path in (output, picture):
+        if path is not None:
+            out.print(f"Wrote [bold]{escape(str(path))}[/].")
+
+
+@data_app.command("import-dicom")
+def import_dicom(
+    source: Annotated[Path, typer.Argument(help="A folder of DICOM series.")],
+    target: Annotated[Path, typer.Argument(help="A centre's folder to fill.")],
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Turn DICOM series into NIfTI (or PNG) files under pseudonyms; needs wardround[dicom]."""
+    configure_logging(debug, quiet)
+    from wardround.data.dicom import import_dicom as bring_in
+
+    done = bring_in(source, target)
+    for note in done.notes:
+        out.print(f"- {escape(note)}")
+    out.print(f"Wrote {len(done.written)} files to [bold]{escape(str(target))}[/].")
+
+
+# Published data sets
+
+
+@datasets_app.callback()
+def list_datasets(context: typer.Context, json_: Json = False) -> None:
+    """List published data sets that can be read as they are, or show one."""
+    if context.invoked_subcommand is None:
+        from wardround.data.datasets import dataset_list
+
+        print_rows(dataset_list(), json_)
+
+
+@datasets_app.command("show")
+def show_dataset(
+    name: Annotated[str, typer.Argument(help="A data set, such as polyp.")], json_: Json = False
+) -> None:
+    """Tell how to get a data set, how to lay it out, what its labels mean, and what to cite."""
+    from wardround.data.datasets import dataset_card
+
+    print_rows(dataset_card(name), json_)
+
+
+@datasets_app.command("labels")
+def write_dataset_labels(
+    name: Annotated[str, typer.Argument(help="A data set whose masks need joining or sorting out.")],
+    folder: Annotated[Path, typer.Argument(help="Where it lies, as published.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="A new folder for labels and a list.")],
+    debug: Debug = False,
+) -> None:
+    """Write labels of one meaning for a data set that has several masks an image, or greys."""
+    configure_logging(debug, False)
+    from wardround.data.datasets import write_labels
+
+    done = write_labels(name, folder, output)
+    for note in done.notes:
+        out.print(f"- {escape(note)}")
+    out.print(
+        f"Wrote labels of {done.num_cases} cases to [bold]{escape(str(done.path))}[/]. Next: "
+        f"wardround data init {escape(str(output))} --dataset {escape(name)}"
+    )
+
+
+# Helpers
+
+
+def data_settings(file: Path, overrides: list[str] | None) -> Any:
+    """The `data:` section that names this file, with overrides such as prepare.size=[96,96] on top."""
+    from wardround.config import DataSettings
+
+    values: dict[str, Any] = {"federation": str(file)}
+    for override in overrides or []:
+        apply_override(values, override)
+    return checked_section(DataSettings, values, "data.")
+
+
+def checked_section(kind: Any, values: dict[str, Any], where: str) -> Any:
+    from pydantic import ValidationError
+
+    from wardround.config import explained
+    from wardround.errors import ConfigError
+
+    try:
+        return kind.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError(explained(error, where)) from None
+
+
+def apply_override(values: dict[str, Any], override: str) -> None:
+    from wardround.config import apply_override as apply
+
+    apply(values, override)
+
+
+def cores() -> int:
+    return len(os.sched_getaffinity(0))

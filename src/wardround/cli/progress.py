@@ -114,6 +114,34 @@ def live(hidden: bool) -> Iterator[Any]:
 
 
 @contextmanager
+def counting(what: str, hidden: bool) -> Iterator[Callable[[int, int, str], None] | None]:
+    """Progress of a pass over cases: a bar on a terminal, a line for every tenth part in a pipe."""
+    if hidden:
+        yield None
+        return
+    if not err.is_terminal:
+        shown: set[int] = set()
+
+        def line(done: int, total: int, where: str) -> None:
+            tenth = 10 * done // max(1, total)
+            if tenth not in shown:
+                shown.add(tenth)
+                err.print(f"{what}: {done} of {total} cases")
+
+        yield line
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=28),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=err) as bars:
+        task = bars.add_task(what, total=None)
+        yield lambda done, total, where: bars.update(task, completed=done, total=total)
+
+
+@contextmanager
 def stopping_at_a_round_end(request: Callable[[], None]) -> Iterator[None]:
     """Ctrl-C once: finish the round, write a checkpoint, say how to go on. Twice: stop now."""
 

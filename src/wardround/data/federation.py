@@ -25,7 +25,9 @@ class Federation:
     """Names of the clients and the facts they must agree on.
 
     counts: cases of each client, known without loading them; regions: what is measured, each a set of
-    label values (regions may overlap); proxy: the centre whose cases are at the server, not a client.
+    label values (regions may overlap); proxy: the centre whose cases are at the server, not a client;
+    left_out_of: cases of a client that are not used, each with its reason; prepare_all: checks and prepares
+    every client's cases, where that is to be done once.
     """
 
     names: Sequence[str]
@@ -36,6 +38,8 @@ class Federation:
     regions: Mapping[str, Sequence[int]]
     load_one: Callable[[str], ClientData]
     proxy: str | None = None
+    left_out_of: Callable[[str], Sequence[tuple[str, str]]] | None = None
+    prepare_all: Callable[[], object] | None = None
 
     def load(self, name: str) -> ClientData:
         """All cases of one client; the pooled one has everybody's, without their test cases."""
@@ -50,6 +54,17 @@ class Federation:
             val=join([data.val for data in every]),
             test=TensorSplit.of([]),
         )
+
+    def get_ready(self) -> None:
+        """Do what need be done once for all clients, before worker processes each ask for it."""
+        if self.prepare_all is not None:
+            self.prepare_all()
+
+    def left_out(self, name: str) -> list[tuple[str, str]]:
+        """Cases of a client that are not used, and why; the pooled one's are told with their clients."""
+        if self.left_out_of is None or name == POOLED:
+            return []
+        return list(self.left_out_of(self.proxy if name == PROXY and self.proxy is not None else name))
 
     def sizes(self, names: Sequence[str]) -> dict[str, int]:
         """Cases of each client, for dealing work evenly."""
@@ -74,6 +89,10 @@ def open_federation(settings: DataSettings, seed: int) -> Federation:
 
 def all_centres(settings: DataSettings, seed: int) -> Federation:
     """Every centre of the data, the server's own included."""
+    if settings.federation is not None:
+        from wardround.data.loading import federation_of  # it needs this module
+
+        return federation_of(settings.federation, settings, seed)
     if settings.folders is not None:
         found = Folders(settings.folders)
         return Federation(

@@ -16,10 +16,19 @@ Every section has a default, so a short file is a good file.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from wardround.data.listing import Entry, Listing
+from wardround.data.readers import joining, read
+from wardround.data.readers.common import checked_name, named
+from wardround.data.yaml_text import commented, dumped, seen_from
+from wardround.errors import ConfigError, DataError
+from wardround.storage import write_text
 
 
 class Section(BaseModel):
@@ -118,3 +127,203 @@ class FederationFile(Section):
     about: dict[str, Any] = Field(
         default_factory=dict, description="citation, licence: carried along, not used"
     )
+
+
+# Reading the file
+
+
+def load(path: Path) -> FederationFile:
+    """The checked file; the first mistake is named with its key."""
+    from wardround.config import read_yaml  # config knows this module too
+
+    path = Path(path)
+    if not path.exists():
+        raise ConfigError(
+            f"{path} does not exist. Write one with: wardround data init FOLDER... -o {path.name}"
+        )
+    values = read_yaml(path)
+    try:
+        file = FederationFile.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError(f"{path}: {explained(error)}") from None
+    try:
+        check_sense(file)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
+    return file
+
+
+def explained(error: ValidationError) -> str:
+    """The first mistake in words, as `config.explained` does it for a run's settings."""
+    from wardround import config
+
+    first = error.errors()[0]
+    place = [str(part) for part in first["loc"]]
+    where = ".".join(place)
+    if first["type"] == "extra_forbidden":
+        return f"{where} is not a setting.{config.suggestion(place[-1], known_keys(place[:-1]))}"
+    if first["type"] == "missing":
+        return f"{where} is missing."
+    if first["type"] == "too_short":
+        return f"{where} is too short: {first['msg']}."
+    return config.explained(error)
+
+
+def known_keys(place: Sequence[str]) -> list[str]:
+    """The keys inside a section of the file; numbers in the place are members of a list."""
+    section: Any = FederationFile
+    for part in place:
+        if part.isdecimal():
+            continue
+        field = section.model_fields.get(part)
+        kinds = [field.annotation, *get_args(field.annotation)] if field is not None else []
+        section = next(
+            (kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None
+        )
+        if section is None:
+            return []
+    return list(section.model_fields)
+
+
+def check_sense(file: FederationFile) -> None:
+    """What types cannot say: classes do not share values, regions name classes, no client is both."""
+    meaning: dict[int, str] = {}
+    for name, values in file.labels.items():
+        if not values or min(values) < 0:
+            raise ConfigError(f"labels.{name} is {list(values)}; give the values in the files, 0 or more.")
+        for value in values:
+            if meaning.setdefault(value, name) != name:
+                raise ConfigError(
+                    f"labels: value {value} is both '{meaning[value]}' and '{name}'. A value has one class; "
+                    "join classes under regions."
+                )
+    for name, classes in file.regions.items():
+        if not classes or (file.labels and not set(classes) <= set(range(1, len(file.labels) + 1))):
+            raise ConfigError(
+                f"regions.{name} is {list(classes)}; give class numbers from 1 to "
+                f"{len(file.labels) or '...'} "
+                f"({named(file.labels)})."
+            )
+    both = sorted(set(file.clients or ()) & set(file.held_out))
+    if both:
+        raise ConfigError(f"'{both[0]}' is in clients and in held_out; a client is one of them.")
+
+
+# The cases it speaks of
+
+
+def listing_of(file: FederationFile, base: Path) -> Listing:
+    """Every source read and joined, then the clients chosen; base: the folder of federation.yaml.
+
+    Cases of held-out clients come with split test.
+    """
+    found = joining.join([read(source, base) for source in file.sources], file.channels, file.labels)
+    known = set(found.clients)
+    for name in (*(file.clients or ()), *file.held_out):
+        if name not in known:
+            from wardround.config import suggestion
+
+            raise ConfigError(
+                f"federation.yaml names client '{name}', which has no cases.{suggestion(name, known)} "
+                f"There are: {named(sorted(known), 20)}."
+            )
+    check_names(found.clients)
+    notes = list(found.notes)
+    training = set(file.clients) if file.clients is not None else with_training(file, found, notes)
+    if not training:
+        raise DataError("No client has training cases; mark some rows of the list with split train.")
+    entries = [
+        replace(entry, split="test") if entry.client in file.held_out else entry
+        for entry in found.entries
+        if entry.client in training or entry.client in file.held_out
+    ]
+    return replace(found, entries=tuple(entries), notes=tuple(notes))
+
+
+def check_names(clients: Sequence[str]) -> None:
+    from wardround.data.federation import NOT_HOSPITALS
+
+    for name in clients:
+        checked_name(name, "federation.yaml")
+        if name in NOT_HOSPITALS:
+            raise DataError(
+                f"A client cannot be called '{name}', which wardround uses itself; rename its folder."
+            )
+
+
+def with_training(file: FederationFile, found: Listing, notes: list[str]) -> set[str]:
+    """All clients but the held out and those whose list leaves nothing to train on."""
+    clients = [name for name in found.clients if name not in file.held_out]
+    if file.splits.by != "column":
+        return set(clients)
+    idle = [name for name in clients if never_trains(found.of(name))]
+    if idle:
+        notes.append(
+            f"No training cases, so left out: {named(idle)}. To test on them, name them in held_out."
+        )
+    return set(clients) - set(idle)
+
+
+def never_trains(entries: Sequence[Entry]) -> bool:
+    """Whether the list fixes every case, and none for training."""
+    return all(entry.split is not None and entry.split != "train" for entry in entries)
+
+
+# Writing the file
+
+ABOUT = """\
+# Who takes part, with what data. Written by `wardround data init`; made to be edited.
+# Check it: wardround data check {name}    Prepare: wardround data prepare {name}
+"""
+COMMENTS = {
+    "sources": "Folders or lists of cases, relative to this file. Readers: auto, nnunet, msd, "
+    "bids, centres, table.",
+    "clients": "Who trains; leave it out for all that have training cases.",
+    "held_out": "Never train, only ever tested: an unseen hospital.",
+    "channels": "What the channels of an image show, in their order.",
+    "labels": "Class name: the values in the label files that mean it. Everything else is background.",
+    "regions": "What is measured: class numbers (1 is the first of labels) joined under a name.",
+    "splits": "Cases to train on, to choose by, to report; a patient is never split apart.\n"
+    "by: column (what the list says, the rest drawn), ratios, file, kfold, repeated.",
+    "partition": "How cases become clients: natural (as they are), iid, quantity, dirichlet, "
+    "column, feature.",
+    "prepare": "Done once to every case: orientation, spacing (mm), size (voxels), crop, normalise.",
+    "cache": "Where prepared cases are kept.",
+    "about": "Where the data come from; carried along.",
+}
+ALWAYS = ("splits", "partition", "prepare")  # written even where they are the defaults, to be found
+
+
+def write(file: FederationFile, path: Path, *, notes: Sequence[str] = (), overwrite: bool = False) -> None:
+    """Write the file with comments for people, whole or not at all; notes become comments on top."""
+    path = Path(path)
+    if path.exists() and not overwrite:
+        raise ConfigError(
+            f"{path} already exists and may hold edits of yours; give another name or remove it."
+        )
+    write_text(path, as_text(file, path, notes))
+
+
+def as_text(file: FederationFile, path: Path, notes: Sequence[str] = ()) -> str:
+    """The file as YAML, its paths relative to `path` where that is sensible."""
+    plain = file.model_dump(mode="json", exclude_defaults=True)
+    plain |= {name: short(getattr(file, name)) for name in ALWAYS}
+    plain["sources"] = [
+        {**source.model_dump(mode="json", exclude_none=True), "path": seen_from(source.path, path.parent)}
+        for source in file.sources
+    ]
+    parts = [ABOUT.format(name=path.name) + "".join(commented(note) for note in notes), "version: 1\n"]
+    for name in FederationFile.model_fields:
+        if name in plain and name != "version":
+            parts.append(commented(COMMENTS[name]) + dumped(name, plain[name]))
+    return "\n".join(parts)
+
+
+def short(section: Section) -> dict[str, Any]:
+    """A section with the settings that matter to it: those that differ, and the ones a person looks for."""
+    everything = section.model_dump(mode="json")
+    shown = {"by", "ratios", "seed"} if isinstance(section, SplitSettings) else {"kind", "normalise"}
+    if isinstance(section, PartitionSettings) and section.kind not in ("natural", "column"):
+        shown |= {"clients", "seed"}
+    differ = section.model_dump(mode="json", exclude_defaults=True)
+    return {name: value for name, value in everything.items() if name in differ or name in shown}

@@ -42,7 +42,8 @@ class Listing:
 
     reader: the layout that was recognised; channels: their names, where the layout tells them;
     labels: class name -> the values in the files that mean it, background left out, where the layout
-    tells them; notes: what a person should know of how it was read, each a sentence.
+    tells them; notes: what a person should know of how it was read, each a sentence; regions: class
+    numbers (1 is the first of labels) joined under a name, where the layout tells them.
     """
 
     reader: str
@@ -50,6 +51,7 @@ class Listing:
     channels: tuple[str, ...] = ()
     labels: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    regions: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     @property
     def clients(self) -> list[str]:

@@ -130,10 +130,12 @@ class Experiment:
         self._open_folder(resume, overwrite)
         with self._locked():
             set_threads(config.compute)
+            self.federation.get_ready()  # once, on all cores, before worker processes ask for it
             egress = Egress(self.folder / "egress.jsonl")
             transport = self._transport()
             try:
                 clients = self._clients(transport, egress)
+                self._list_left_out()
                 state, progress = self._first_state(clients, resume)
                 return self._rounds(clients, egress, state, progress)
             finally:
@@ -225,6 +227,12 @@ class Experiment:
             judge=self.method.complaint,
             on_reply=egress.record,
         )
+
+    def _list_left_out(self) -> None:
+        """left_out.json: cases that could not be used, each with its reason; no file when there are none."""
+        found = {name: dict(self.federation.left_out(name)) for name in self.federation.names}
+        if any(found.values()):
+            write_json(self.folder / "left_out.json", {name: cases for name, cases in found.items() if cases})
 
     def _check_participation(self) -> None:
         config = self.config
@@ -353,7 +361,7 @@ class Experiment:
             return None
         metrics = [name for name in settings.metrics if not METRICS[name].is_surface]
         metrics = list(dict.fromkeys([settings.select, *metrics]))
-        validation = self._evaluate(clients, state.params, "val", metrics)
+        validation = self._evaluate(clients, state.params, "val", metrics, names=self._judges(clients))
         value = validation.value(settings.select)
         if not math.isfinite(value):
             return validation
@@ -364,11 +372,24 @@ class Experiment:
                 self._store(name).keep_best(done - 1)  # files carry the number of the round, from 0
         return validation
 
+    def _judges(self, clients: Clients) -> list[str]:
+        """Who chooses the best round: not a hospital that takes no part, which must stay unseen."""
+        share = self.config.participation
+        hospitals = [name for name in clients.names if name not in NOT_HOSPITALS]
+        return hospitals if isinstance(share, float) else [name for name in hospitals if name in share]
+
     def _evaluate(
-        self, clients: Clients, params: Params, split: str, metrics: Sequence[str], **scalars: Any
+        self,
+        clients: Clients,
+        params: Params,
+        split: str,
+        metrics: Sequence[str],
+        names: Sequence[str] | None = None,
+        **scalars: Any,
     ) -> Evaluation:
         message = Message(params=params, scalars={"split": split, "metrics": list(metrics), **scalars})
-        names = [name for name in clients.names if name not in NOT_HOSPITALS]
+        if names is None:
+            names = [name for name in clients.names if name not in NOT_HOSPITALS]
         return gather(clients.ask("evaluate", message, to=names), metrics)
 
     def _finish(self, clients: Clients, egress: Egress, state: ServerState, progress: Progress) -> Outcome:
@@ -483,6 +504,7 @@ RUN_ENTRIES = (
     "config.yaml",
     "environment.json",
     "setup.json",
+    "left_out.json",
     "records.jsonl",
     "egress.jsonl",
     "cases.csv",

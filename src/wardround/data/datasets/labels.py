@@ -1,0 +1,139 @@
+"""Label files of one meaning for data sets whose masks cannot be used as they are.
+
+    write_labels("fundus", Path("Fundus"), Path("fundus_labels"))
+
+Masks that are grey pictures are cut to the nearest value, several masks of a case are joined, values that
+mean different things in different sets become one class number. Images stay where they are; the list
+names them.
+
+    <out>/list.csv                       image, label, case, patient, centre and what the names tell
+    <out>/labels/<centre>/<case>.png     0 background, 1, 2 ... the classes of the preset
+"""
+
+from __future__ import annotations
+
+import csv
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from wardround.data.datasets.preset import Part, Preset, load
+from wardround.data.datasets.reading import Found, find
+from wardround.data.files import read_label
+from wardround.errors import ConfigError, DataError
+from wardround.storage import file_name
+
+LIST = "list.csv"
+HEADS = ("image", "label", "case", "patient", "centre")
+
+
+@dataclass(frozen=True)
+class Written:
+    """The list, how many cases it has, and what could not be used."""
+
+    path: Path
+    num_cases: int
+    notes: tuple[str, ...]
+
+
+def write_labels(name: str, root: Path, out: Path, *, watch: Callable[[str], None] | None = None) -> Written:
+    """Labels and list in a new or empty folder, which appears when complete; watch: is told each case."""
+    preset = load(name)
+    if not preset.needs_labels:
+        raise ConfigError(f"The labels of {preset.name} can be used as they are; there is nothing to write.")
+    out = Path(out).absolute()
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise DataError(f"{out} already exists and is not an empty folder; name a new one.")
+    cases, notes = find(preset, root)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as workplace:
+        unfinished = Path(workplace) / out.name
+        unfinished.mkdir()
+        rows = written(preset, cases, unfinished, notes, watch)
+        if out.exists():
+            out.rmdir()
+        unfinished.rename(out)
+    return Written(out / LIST, len(rows), tuple(notes))
+
+
+def written(
+    preset: Preset,
+    cases: list[Found],
+    folder: Path,
+    notes: list[str],
+    watch: Callable[[str], None] | None,
+) -> list[dict[str, str]]:
+    """The label of every case, then the list."""
+    rows = []
+    for case in sorted(cases, key=lambda found: (found.entry.client, found.entry.name)):
+        if watch is not None:
+            watch(case.entry.where)
+        try:
+            rows.append(row_of(preset, case, folder))
+        except DataError as error:
+            notes.append(f"{case.entry.where} is left out: {error}")
+    if not rows:
+        raise DataError(" ".join(["No label could be written.", *notes[-2:]]))
+    more = sorted({head for row in rows for head in row} - set(HEADS))
+    with (folder / LIST).open("w", newline="", encoding="utf-8") as file:
+        table = csv.DictWriter(file, [*HEADS, *more], lineterminator="\n")
+        table.writeheader()
+        table.writerows(rows)
+    return rows
+
+
+def row_of(preset: Preset, case: Found, folder: Path) -> dict[str, str]:
+    entry = case.entry
+    if not case.masks:
+        raise DataError("it has no mask.")
+    if any(";" in str(image) for image in entry.images):
+        raise DataError("its path has a semicolon, which separates channels in a list; rename the folder.")
+    masks = [classes(preset, case.part, mask) for mask in case.masks]
+    if len({mask.shape for mask in masks}) > 1:
+        raise DataError("its masks have different sizes.")
+    path = Path("labels") / file_name(entry.client) / f"{file_name(entry.name)}.png"
+    (folder / path.parent).mkdir(parents=True, exist_ok=True)
+    Image.fromarray(np.maximum.reduce(masks)).save(folder / path)
+    return {
+        **entry.columns,
+        "image": ";".join(str(image) for image in entry.images),
+        "label": path.as_posix(),
+        "case": entry.name,
+        "patient": entry.group,
+        "centre": entry.client,
+    }
+
+
+def classes(preset: Preset, part: Part, mask: Path) -> NDArray[np.uint8]:
+    """A mask's class numbers (row, column)."""
+    data: NDArray[Any] = read_label(mask).data[0]
+    if data.ndim != 2:
+        raise DataError(f"{mask} is not a picture of two axes.")
+    number = numbers(preset.values_of(part))
+    if part.grey:
+        # A repacked copy may store 0 and 1, which the nearest value would make all black.
+        whole = data * 255 if data.max() == 1 and list(number) == [255] else data
+        data = nearest(whole, sorted({0, 255, *number}))
+    result = np.zeros(data.shape, dtype=np.uint8)
+    for value, index in number.items():
+        result[data == value] = index
+    return result
+
+
+def numbers(values: Mapping[str, tuple[int, ...]]) -> dict[int, int]:
+    """Value in the files -> class number."""
+    return {value: index for index, own in enumerate(values.values(), start=1) for value in own}
+
+
+def nearest(data: NDArray[Any], levels: Sequence[int]) -> NDArray[Any]:
+    """Every value as the nearest of some levels, which rise."""
+    ordered = np.array(levels)
+    between = (ordered[1:] + ordered[:-1]) / 2
+    snapped: NDArray[Any] = ordered[np.searchsorted(between, data)]
+    return snapped

@@ -1,0 +1,279 @@
+"""DICOM as an import step: every series becomes one NIfTI file, or a PNG a picture, in a centre's folder.
+
+    <folder>/images/<name>.nii.gz | .png
+    <folder>/index.csv           stem, patient (a pseudonym), modality, series
+
+Volumes (CT, MR, PET ...) are ordered by where their slices lie, and keep their geometry. Single pictures
+(X-ray, ultrasound, endoscopy, fundus) become 8 or 16 bit PNG. Names follow the folders the files lie in.
+Labels are not made here: put them into <folder>/labels under the same names.
+
+Needs pydicom: pip install wardround[dicom]
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import hashlib
+import hmac
+import io
+import os
+import re
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wardround.data.readers import is_dicom
+from wardround.data.readers.common import files_in, named, read_rows
+from wardround.errors import DataError
+from wardround.storage import file_name, write_bytes, write_text
+
+UNEVEN = 0.05  # of the slice distance: more is a missing slice
+SAME_DIRECTION = 1e-3
+TO_NIFTI = np.diag(
+    [-1.0, -1.0, 1.0, 1.0]
+)  # DICOM counts to the patient's left and back, NIfTI to right and front
+HEADS = ("stem", "patient", "modality", "series")
+KEY = ".patient-key"
+Row = tuple[str, str, str, str]
+
+
+@dataclass
+class Imported:
+    """What an import wrote, and what it left out and why."""
+
+    written: list[Path] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Series:
+    """The files of one series, by the folder they lie in."""
+
+    folder: Path
+    uid: str
+    files: list[Path] = field(default_factory=list)
+
+
+def import_dicom(
+    source: Path, target: Path, *, series: str | None = None, watch: Callable[[str], None] = lambda name: None
+) -> Imported:
+    """Bring all series below `source` into the centre's folder `target`.
+
+    series: only those whose description has this text (flair); watch: is told each name. A series that
+    cannot be used, or is there already, is noted and the others go on.
+    """
+    pydicom = library()
+    if not source.is_dir():
+        raise DataError(f"{source} is not a folder of DICOM files.")
+    index = read_index(target / "index.csv")
+    key = b""
+    result = Imported()
+    wanted = (series or "").casefold()
+    taken: set[str] = set()
+    for found in all_series(source, pydicom, result.notes):
+        heads = [pydicom.dcmread(file, stop_before_pixels=True) for file in found.files]
+        description = str(heads[0].get("SeriesDescription", ""))
+        if wanted not in description.casefold():
+            continue
+        key = key or secret(target / KEY)
+        patient = pseudonym(str(heads[0].get("PatientID", "")) or found.uid, key)
+        for stem, content, ending in pictures_or_volume(found, heads, source, taken, pydicom, result.notes):
+            watch(stem)
+            store(target / "images" / f"{stem}{ending}", content, result)
+            index.setdefault(stem, (stem, patient, str(heads[0].get("Modality", "")), description))
+    if not index:
+        raise DataError(" ".join([f"{source}: no DICOM series could be imported.", *result.notes[:3]]))
+    write_index(target, index)
+    return result
+
+
+def library() -> Any:
+    try:
+        import pydicom  # type: ignore[import-not-found,unused-ignore]
+    except ImportError:
+        raise DataError(
+            "Reading DICOM needs pydicom. Install it with: pip install 'wardround[dicom]'"
+        ) from None
+    return pydicom
+
+
+def all_series(source: Path, pydicom: Any, notes: list[str]) -> Iterator[Series]:
+    """Every series below a folder, in the order of folders; links to folders are not followed."""
+    found: dict[tuple[str, str], Series] = {}
+    broken = []
+    for place, folders, names in os.walk(source, followlinks=False):
+        folders.sort()
+        for name in sorted(names):
+            file = Path(place) / name
+            if name == "DICOMDIR" or not (is_dicom(file) or name.lower().endswith(".dcm")):
+                continue
+            try:
+                head = pydicom.dcmread(
+                    file, stop_before_pixels=True, specific_tags=["SeriesInstanceUID", "Rows"]
+                )
+                uid = str(head.SeriesInstanceUID)
+                head.Rows  # noqa: B018 - reports and structure sets have none
+            except Exception:  # a broken file may break the library in any way
+                broken.append(str(file.relative_to(source)))
+                continue
+            series = found.setdefault((place, uid), Series(Path(place), uid))
+            series.files.append(file)
+    if broken:
+        notes.append(f"{len(broken)} files are no DICOM images: {named(broken)}; left out.")
+    yield from found.values()
+
+
+def pictures_or_volume(
+    series: Series, heads: Sequence[Any], source: Path, taken: set[str], pydicom: Any, notes: list[str]
+) -> Iterator[tuple[str, bytes, str]]:
+    """Names and contents of the files a series becomes."""
+    stem = free_name(series, heads[0], source, taken)
+    try:
+        if any(int(head.get("NumberOfFrames", 1) or 1) > 1 for head in heads):
+            raise DataError("it is multi-frame; convert it with dcm2niix")
+        if "ImagePositionPatient" in heads[0] and len(heads) > 1:
+            yield stem, volume(series, heads, pydicom), ".nii.gz"
+            return
+        for number, file in enumerate(series.files, start=1):
+            name = stem if len(series.files) == 1 else f"{stem}_{number:04d}"
+            yield name, picture(pydicom.dcmread(file), pydicom), ".png"
+    except Exception as error:  # a broken file may break the library in any way
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        notes.append(f"{series.folder.relative_to(source)}, series {stem}: {reason.rstrip('.')}; left out.")
+
+
+def free_name(series: Series, head: Any, source: Path, taken: set[str]) -> str:
+    """The folders' names joined; with the series' number where a folder holds several."""
+    parts = series.folder.relative_to(source).parts or (source.resolve().name,)
+    stem = file_name(re.sub(r"\s+", "_", "_".join(parts)))
+    if stem in taken:
+        stem = file_name(f"{stem}_s{head.get('SeriesNumber', '') or len(taken)}")
+    base, number = stem, 1
+    while stem in taken:
+        number += 1
+        stem = f"{base}_{number}"
+    taken.add(stem)
+    return stem
+
+
+def volume(series: Series, heads: Sequence[Any], pydicom: Any) -> bytes:
+    """A stack of slices in the order they lie, as compressed NIfTI with its geometry."""
+    import nibabel
+
+    shapes = {(int(head.Rows), int(head.Columns)) for head in heads}
+    if len(shapes) > 1:
+        raise DataError(f"slices have different sizes: {sorted(shapes)}")
+    directions = np.asarray([[float(v) for v in head.ImageOrientationPatient] for head in heads])
+    if np.abs(directions - directions[0]).max() > SAME_DIRECTION:
+        raise DataError("slices lie in different directions (a scout?)")
+    normal = np.cross(directions[0, :3], directions[0, 3:])
+    places = np.asarray([[float(v) for v in head.ImagePositionPatient] for head in heads])
+    heights = places @ normal
+    order = np.argsort(heights)
+    steps = np.diff(heights[order])
+    step = float(np.median(steps))
+    if step <= 0 or np.abs(steps - step).max() > UNEVEN * step:
+        raise DataError(
+            f"slices are missing or doubled: distances from {steps.min():.2f} to {steps.max():.2f} mm"
+        )
+    slices = [scaled(pydicom.dcmread(series.files[place]), pydicom) for place in order]
+    values = np.stack(slices, axis=-1).swapaxes(0, 1)  # (row, column, slice) -> (column, row, slice)
+    image = nibabel.Nifti1Image(compact(values), geometry(heads[0], directions[0], places[order], step))  # type: ignore[no-untyped-call]
+    image.header.set_xyzt_units("mm")  # type: ignore[no-untyped-call]
+    return gzip.compress(image.to_bytes(), 6, mtime=0)
+
+
+def geometry(
+    head: Any, direction: NDArray[np.float64], places: NDArray[np.float64], step: float
+) -> NDArray[np.float64]:
+    """Voxel to millimetres, DICOM PS3.3 C.7.6.2.1.1, turned to NIfTI's directions."""
+    row_distance, column_distance = (float(v) for v in head.PixelSpacing)
+    affine = np.eye(4)
+    affine[:3, 0] = direction[:3] * column_distance
+    affine[:3, 1] = direction[3:] * row_distance
+    affine[:3, 2] = (places[-1] - places[0]) / (len(places) - 1)  # a tilted gantry shears the stack
+    affine[:3, 3] = places[0]
+    return TO_NIFTI @ affine
+
+
+def scaled(data: Any, pydicom: Any) -> NDArray[np.float32]:
+    """Stored values in the unit of the modality (Hounsfield for CT)."""
+    values = pydicom.pixels.apply_rescale(data.pixel_array, data)
+    return np.asarray(values, dtype=np.float32)
+
+
+def compact(values: NDArray[np.float32]) -> NDArray[Any]:
+    """Whole numbers that fit 16 bit are stored so; anything else as float32."""
+    rounded = np.rint(values)
+    if np.array_equal(rounded, values) and values.min() >= -32768 and values.max() <= 32767:
+        return rounded.astype(np.int16)
+    return values
+
+
+def picture(data: Any, pydicom: Any) -> bytes:
+    """One picture as PNG: colour in 8 bit, grey in 8 bit where it fits, else 16; white bones stay white."""
+    from PIL import Image
+
+    values = data.pixel_array
+    kind = str(data.PhotometricInterpretation)
+    if kind.startswith("YBR"):
+        values = pydicom.pixels.convert_color_space(values, kind, "RGB")
+    elif kind == "PALETTE COLOR":
+        values = pydicom.pixels.apply_color_lut(values, data) >> 8
+    elif kind.startswith("MONOCHROME"):
+        values = np.asarray(values, dtype=np.int64)
+        values = values.max() - values if kind == "MONOCHROME1" else values - min(0, int(values.min()))
+    highest = int(values.max(initial=0))
+    if highest > 65535 or (values.ndim == 3 and highest > 255):
+        raise DataError(f"values up to {highest} do not fit a PNG")
+    buffer = io.BytesIO()
+    Image.fromarray(values.astype(np.uint8 if highest <= 255 else np.uint16)).save(buffer, format="PNG")
+    return buffer.getvalue()
+
+
+def store(path: Path, content: bytes, result: Imported) -> None:
+    if path.exists():
+        result.notes.append(f"{path} is there already and is kept.")
+        return
+    write_bytes(path, content)
+    result.written.append(path)
+
+
+def read_index(path: Path) -> dict[str, Row]:
+    """The rows of an earlier import; a list that was not written here is refused before anything is."""
+    if not path.exists():
+        return {}
+    rows = read_rows(path)
+    if any(tuple(row) != HEADS for row in rows):
+        raise DataError(
+            f"{path} is a list of yours and is not replaced; choose another folder for the import."
+        )
+    return {row["stem"]: (row["stem"], row["patient"], row["modality"], row["series"]) for row in rows}
+
+
+def write_index(target: Path, rows: dict[str, Row]) -> None:
+    """The list of the centre. Images that were there before stay in it: what is not listed is not used."""
+    others = {stem: (stem, "", "", "") for stem in files_in(target / "images", [])}
+    text = io.StringIO(newline="")
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(HEADS)
+    table.writerows(row for _, row in sorted({**others, **rows}.items()))
+    write_text(target / "index.csv", text.getvalue())
+
+
+def secret(path: Path) -> bytes:
+    """A random key that stays in the centre's folder, so that later imports call a patient the same."""
+    if not path.exists():
+        write_text(path, secrets.token_hex(16) + "\n")
+    return path.read_bytes().strip()
+
+
+def pseudonym(patient: str, key: bytes) -> str:
+    """A patient's name for the list: the same for the same ID, and no way back without the key."""
+    return "patient_" + hmac.new(key, patient.encode("utf-8", "replace"), hashlib.sha256).hexdigest()[:10]

@@ -1,0 +1,186 @@
+"""One folder for each centre, with images and labels of the same stems; or one such centre alone.
+
+    <root>/<centre>/images/<stem>.nii.gz | .png | .jpg | .tif | .npy ...
+    <root>/<centre>/labels/<stem>.nii.gz | .png ...     or <stem>_mask.png, <stem>_seg.nii.gz ...
+    <root>/index.csv                                    optional: centre, stem, split, patient, ...
+
+The folders may also be called image(s), img(s), scans and label(s), mask(s), gt, segmentations. Several
+channels may be several files, `<stem>_0000.nii.gz`, `<stem>_0001.nii.gz`. Where there is an index.csv, its
+rows are the cases; all its columns are carried along.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from wardround.data.listing import Entry, Listing
+from wardround.data.readers.common import (
+    CASE,
+    CLIENT,
+    GROUP,
+    SPLIT,
+    cell,
+    checked_name,
+    files_in,
+    first_of,
+    folders_in,
+    is_file,
+    is_safe,
+    named,
+    read_rows,
+    split_word,
+)
+from wardround.errors import DataError
+
+IMAGES = ("images", "image", "imgs", "img", "scans")
+LABELS = (
+    "labels",
+    "label",
+    "masks",
+    "mask",
+    "gt",
+    "ground_truth",
+    "segmentations",
+    "segmentation",
+    "annotations",
+)
+LABEL_MARKS = re.compile(r"[_-](mask|label|labels|seg|segmentation|gt|annotation|roi)$", re.IGNORECASE)
+CHANNEL_MARK = re.compile(r"^(?P<case>.+)_(?P<channel>\d{4})$")
+Pairs = dict[str, tuple[tuple[Path, ...], Path | None]]
+
+
+def recognise(path: Path) -> str | None:
+    if not path.is_dir():
+        return None
+    if parts(path, []) is not None:
+        return f"{path.name or path} has a folder of images and one of labels: one centre"
+    found = [child.name for child in folders_in(path, []) if parts(child, []) is not None]
+    return f"folders with images and labels ({len(found)}): {named(found)}" if found else None
+
+
+def read(path: Path, client: str | None = None) -> Listing:
+    """All centres of a folder, or the one centre it is; client: the name of a single centre."""
+    notes: list[str] = []
+    root = path.resolve()
+    if parts(root, []) is not None:
+        name = checked_name(client or root.name, str(path))
+        lone, source = lone_index(root)
+        return Listing("centres", tuple(centre(root, name, lone, source, notes)), notes=tuple(notes))
+    index, source = read_index(root / "index.csv")
+    entries: list[Entry] = []
+    for folder in folders_in(root, notes):
+        if parts(folder, notes) is None:
+            continue
+        if not is_safe(folder.name):
+            notes.append(f"{folder.name!a} cannot be the name of a client; left out.")
+            continue
+        rows = index.get(folder.name) or {} if index is not None else None
+        entries += centre(folder, folder.name, rows, source, notes)
+    for missing in sorted(set(index or {}) - {entry.client for entry in entries}):
+        notes.append(f"{source} lists centre '{missing}', which has no cases here.")
+    return Listing("centres", tuple(entries), notes=tuple(notes))
+
+
+def parts(folder: Path, notes: list[str]) -> tuple[Path, Path] | None:
+    """A centre's folders of images and of labels, whatever they are called."""
+    children = {child.name.lower(): child for child in folders_in(folder, notes)}
+    images, labels = first_of(IMAGES, children), first_of(LABELS, children)
+    return (children[images], children[labels]) if images and labels else None
+
+
+def centre(
+    folder: Path, client: str, index: Mapping[str, Mapping[str, str]] | None, source: str, notes: list[str]
+) -> list[Entry]:
+    """The cases of one centre; with an index, only those it lists."""
+    found = parts(folder, [])
+    assert found is not None
+    cases = pairs(*found, client, notes)
+    if index is not None:
+        absent, extra = sorted(set(index) - set(cases)), sorted(set(cases) - set(index))
+        if absent:
+            notes.append(
+                f"client '{client}': {source} lists cases without an image: {named(absent)}; left out."
+            )
+        if extra:
+            notes.append(
+                f"client '{client}': {len(extra)} images are not in {source}: {named(extra)}; left out."
+            )
+        cases = {stem: pair for stem, pair in cases.items() if stem in index}
+    rows = index or {}
+    return [entry_of(client, stem, *cases[stem], rows.get(stem, {})) for stem in sorted(cases)]
+
+
+def entry_of(
+    client: str, stem: str, images: tuple[Path, ...], label: Path | None, row: Mapping[str, str]
+) -> Entry:
+    group = cell(row, first_of(GROUP, row)) or stem
+    known = {first_of(CLIENT, row), first_of(CASE, row), first_of(SPLIT, row)}
+    columns = {name: value for name, value in row.items() if name not in known}
+    return Entry(
+        client, stem, images, label, group, split_word(cell(row, first_of(SPLIT, row)), stem), columns
+    )
+
+
+def pairs(images: Path, labels: Path, client: str, notes: list[str]) -> Pairs:
+    """Stem -> images and label. What has no partner is noted; an image alone stays, without label."""
+    pictures, drawn = files_in(images, notes), files_in(labels, notes)
+    exact = {stem: path for stem, path in drawn.items() if stem in pictures}
+    marked = {LABEL_MARKS.sub("", stem): path for stem, path in drawn.items() if stem not in pictures}
+    found = {**marked, **exact}
+    cases: Pairs = {}
+    for case, files in channels(pictures, found).items():
+        cases[case] = (files, found.get(case))
+    bare = sorted(case for case, (_, label) in cases.items() if label is None)
+    if bare:
+        notes.append(f"client '{client}': {len(bare)} images have no label: {named(bare)}.")
+    lost = sorted(path.name for stem, path in found.items() if stem not in cases)
+    if lost:
+        notes.append(f"client '{client}': {len(lost)} labels have no image: {named(lost)}; left out.")
+    return cases
+
+
+def channels(pictures: Mapping[str, Path], labels: Mapping[str, Path]) -> dict[str, tuple[Path, ...]]:
+    """Files by case: `x_0000` and `x_0001` are channels of `x` where the label is called `x`."""
+    cases: dict[str, list[Path]] = {}
+    for stem in sorted(pictures):
+        match = CHANNEL_MARK.match(stem) if stem not in labels else None
+        case = match["case"] if match and match["case"] in labels else stem
+        cases.setdefault(case, []).append(pictures[stem])
+    return {case: tuple(files) for case, files in cases.items()}
+
+
+def read_index(path: Path) -> tuple[dict[str, dict[str, dict[str, str]]] | None, str]:
+    """index.csv as centre -> stem -> row, None where there is none; a list without centres has centre ''."""
+    if not is_file(path):
+        return None, ""
+    found: dict[str, dict[str, dict[str, str]]] = {}
+    for number, row in enumerate(read_rows(path), start=2):
+        where = f"{path}, line {number}"
+        stem, site = cell(row, first_of(CASE, row)), cell(row, first_of(CLIENT, row))
+        if not stem:
+            raise DataError(
+                f"{where}: no stem. An index.csv needs the columns centre and stem; split is optional."
+            )
+        split_word(cell(row, first_of(SPLIT, row)), where)
+        cases = found.setdefault(site, {})
+        if stem in cases:
+            raise DataError(f"{where}: case '{stem}' of '{site}' is listed twice; keep one line.")
+        cases[stem] = row
+    return found, path.name
+
+
+def lone_index(folder: Path) -> tuple[Mapping[str, Mapping[str, str]] | None, str]:
+    """The rows of one centre: from its own index.csv, or from the one beside it that names this centre."""
+    own, source = read_index(folder / "index.csv")
+    if own is not None:
+        return (own.get(folder.name) or own.get("", {})) if len(own) > 1 else next(
+            iter(own.values()), {}
+        ), source
+    try:
+        beside, source = read_index(folder.parent / "index.csv")
+    except DataError:  # somebody else's file
+        return None, ""
+    rows = (beside or {}).get(folder.name)
+    return (rows, f"../{source}") if rows is not None else (None, "")

@@ -1,0 +1,217 @@
+"""federation.yaml: read with kind errors, written for people, and the cases it speaks of."""
+
+from pathlib import Path
+from typing import Any
+
+from pytest import mark, raises
+
+from wardround.data.federation_file import (
+    FederationFile,
+    PartitionSettings,
+    PrepareSettings,
+    Source,
+    SplitSettings,
+    listing_of,
+    load,
+    write,
+)
+from wardround.errors import ConfigError, DataError
+
+
+def centre(root: Path, *stems: str) -> None:
+    for part in ("images", "labels"):
+        (root / part).mkdir(parents=True, exist_ok=True)
+        for stem in stems:
+            (root / part / f"{stem}.png").write_bytes(b"")
+
+
+def of(*paths: str, **settings: Any) -> FederationFile:
+    return FederationFile(sources=tuple(Source(path=Path(path)) for path in paths), **settings)
+
+
+def written(tmp_path: Path, text: str) -> Path:
+    (tmp_path / "federation.yaml").write_text(text, encoding="utf-8")
+    return tmp_path / "federation.yaml"
+
+
+# load
+
+
+@mark.parametrize(
+    ("text", "reason"),
+    [
+        ("sources: [{path: a}]\nlables: {x: [1]}\n", "lables is not a setting. Did you mean 'labels'"),
+        (
+            "sources: [{pth: a}]\n",
+            "sources.0.path is missing|sources.0.pth is not a setting. Did you mean 'path'",
+        ),
+        ("sources: [{path: a, readr: msd}]\n", "sources.0.readr is not a setting. Did you mean 'reader'"),
+        (
+            "sources: [{path: a}]\nprepare: {sise: [1]}\n",
+            "prepare.sise is not a setting. Did you mean 'size'",
+        ),
+        ("sources: [{path: a}]\nsplits: {by: random}\n", "splits.by is 'random'; it must be"),
+        ("sources: []\n", "sources is too short"),
+        ("version: 1\n", "sources is missing"),
+        ("- a\n", "found a list"),
+        ("sources: [{path: a}\n", "line"),
+        ("sources: [{path: a}]\nlabels: {a: [1], b: [1]}\n", "value 1 is both 'a' and 'b'"),
+        ("sources: [{path: a}]\nlabels: {a: [-1]}\n", "0 or more"),
+        ("sources: [{path: a}]\nlabels: {a: [5]}\nregions: {a: [5]}\n", "class numbers from 1 to 1"),
+        ("sources: [{path: a}]\nclients: [n]\nheld_out: [n]\n", "in clients and in held_out"),
+    ],
+)
+def test_a_mistake_is_named_with_its_key(tmp_path: Path, text: str, reason: str) -> None:
+    with raises(ConfigError, match=reason) as caught:
+        load(written(tmp_path, text))
+    assert "federation.yaml" in str(caught.value)
+
+
+def test_a_missing_file_says_how_to_write_one(tmp_path: Path) -> None:
+    with raises(ConfigError, match="wardround data init"):
+        load(tmp_path / "federation.yaml")
+
+
+# write
+
+
+def test_what_is_written_is_read_again(tmp_path: Path) -> None:
+    file = of(
+        "data/a b",
+        clients=("1e3", "no", "Süd", "0x1F"),
+        held_out=("1.5",),
+        channels=("t1", "t2"),
+        labels={"1": (1, 4), "core": (2,)},
+        regions={"whole": (1, 2)},
+        splits=SplitSettings(by="kfold", fold=2, file=Path("splits.json")),
+        partition=PartitionSettings(kind="dirichlet", alpha=0.1),
+        prepare=PrepareSettings(
+            spacing=(1.0, 1.0, 3.5), orientation=None, normalise="window", window=(40.0, 400.0)
+        ),
+        cache=Path("cache"),
+        about={"licence": "CC BY 4.0"},
+    )
+    path = tmp_path / "deep" / "federation.yaml"
+    write(file, path, notes=["A name with\na break: {x"])
+    assert load(path) == file
+    text = path.read_text(encoding="utf-8")
+    assert "# A name with\n# a break" in text and "# What is measured" in text and "Süd" in text
+
+
+def test_a_short_file_shows_what_people_look_for(tmp_path: Path) -> None:
+    write(of("x"), tmp_path / "f.yaml")
+    text = (tmp_path / "f.yaml").read_text()
+    assert (
+        "by: column" in text
+        and "kind: natural" in text
+        and "normalise: zscore" in text
+        and "held_out" not in text
+    )
+
+
+def test_edits_are_not_overwritten(tmp_path: Path) -> None:
+    path = written(tmp_path, "mine")
+    with raises(ConfigError, match="already exists"):
+        write(of("x"), path)
+    assert path.read_text() == "mine"
+    write(of("x"), path, overwrite=True)
+    assert load(path) == of("x")
+
+
+def test_paths_are_relative_where_that_is_sensible(tmp_path: Path) -> None:
+    centre(tmp_path / "data" / "north", "a")
+    path = tmp_path / "run" / "federation.yaml"
+    write(of(str(tmp_path / "data"), "/usr"), path)
+    assert [str(source.path) for source in load(path).sources] == ["../data", "/usr"]
+    assert len(listing_of(of("../data"), path.parent).entries) == 1
+
+
+def test_a_folder_reached_through_a_link_is_still_found(tmp_path: Path) -> None:
+    centre(tmp_path / "a" / "real" / "north", "a")
+    (tmp_path / "link").symlink_to(tmp_path / "a" / "real")
+    write(of(str(tmp_path / "link")), tmp_path / "f.yaml")
+    assert listing_of(load(tmp_path / "f.yaml"), tmp_path).clients == ["north"]
+
+
+# listing_of
+
+
+def test_sources_are_joined_and_clients_chosen(tmp_path: Path) -> None:
+    for name in ("north", "south", "west"):
+        centre(tmp_path / "one" / name, "a", "b")
+    centre(tmp_path / "two" / "east", "a")
+    file = of("one", "two", clients=("north", "east"), held_out=("west",))
+    found = listing_of(file, tmp_path)
+    assert found.clients == ["east", "north", "west"]
+    assert {entry.split for entry in found.of("west")} == {"test"}
+    assert listing_of(of("one", "two"), tmp_path).clients == ["east", "north", "south", "west"]
+    with raises(ConfigError, match="'noth', which has no cases. Did you mean 'north'"):
+        listing_of(of("one", clients=("noth",)), tmp_path)
+
+
+def test_clients_without_training_cases_are_left_out_with_a_note(tmp_path: Path) -> None:
+    centre(tmp_path / "north", "a")
+    centre(tmp_path / "south", "b")
+    (tmp_path / "index.csv").write_text("centre,stem,split\nnorth,a,train\nsouth,b,test\n")
+    found = listing_of(of("."), tmp_path)
+    assert found.clients == ["north"] and "left out: south" in " ".join(found.notes)
+    assert listing_of(of(".", held_out=("south",)), tmp_path).clients == ["north", "south"]
+    (tmp_path / "index.csv").write_text("centre,stem,split\nnorth,a,val\nsouth,b,test\n")
+    with raises(DataError, match="No client has training cases"):
+        listing_of(of("."), tmp_path)
+
+
+def test_one_client_in_two_sources_is_joined_and_the_same_case_refused(tmp_path: Path) -> None:
+    centre(tmp_path / "one" / "north", "a")
+    centre(tmp_path / "two" / "north", "b")
+    found = listing_of(of("one", "two"), tmp_path)
+    assert len(found.of("north")) == 2 and "more than one source" in " ".join(found.notes)
+    centre(tmp_path / "two" / "north", "a")
+    with raises(DataError, match="client 'north', case 'a' is there twice"):
+        listing_of(of("one", "two"), tmp_path)
+
+
+@mark.parametrize("name", ["pooled", "proxy"])
+def test_names_wardround_uses_itself_are_refused(tmp_path: Path, name: str) -> None:
+    centre(tmp_path / name, "a")
+    with raises(DataError, match="cannot be called"):
+        listing_of(of("."), tmp_path)
+
+
+def test_names_that_differ_in_capitals_are_refused(tmp_path: Path) -> None:
+    centre(tmp_path / "one" / "north", "a")
+    centre(tmp_path / "two" / "North", "a")
+    with raises(DataError, match="capitals"):
+        listing_of(of("one", "two"), tmp_path)
+
+
+def raw(root: Path, channels: str, label: str) -> None:
+    (root / "imagesTr").mkdir(parents=True)
+    (root / "labelsTr").mkdir()
+    names = ", ".join(f'"{n}": "{c}"' for n, c in enumerate(channels))
+    (root / "dataset.json").write_text(
+        f'{{"channel_names": {{{names}}}, "labels": {{"background": 0, "{label}": 1}}}}'
+    )
+    for n in range(len(channels)):
+        (root / "imagesTr" / f"x_{n:04d}.nii.gz").write_bytes(b"")
+    (root / "labelsTr" / "x.nii.gz").write_bytes(b"")
+
+
+def test_channels_in_another_order_are_brought_into_one(tmp_path: Path) -> None:
+    raw(tmp_path / "A", "ab", "tumour")
+    raw(tmp_path / "B", "ba", "tumour")
+    found = listing_of(of("A", "B"), tmp_path)
+    assert found.channels == ("a", "b") and [p.name for p in found.of("B")[0].images] == [
+        "x_0001.nii.gz",
+        "x_0000.nii.gz",
+    ]
+    assert found.labels == {"tumour": (1,)} and "order a, b" in " ".join(found.notes)
+
+
+def test_a_label_value_of_two_meanings_is_refused_until_the_file_decides(tmp_path: Path) -> None:
+    raw(tmp_path / "A", "a", "tumour")
+    raw(tmp_path / "B", "a", "oedema")
+    with raises(DataError, match="label value 1 is 'tumour' at client 'A' and 'oedema' at client 'B'"):
+        listing_of(of("A", "B"), tmp_path)
+    found = listing_of(of("A", "B", labels={"tumour": (1,)}), tmp_path)
+    assert found.labels == {"tumour": (1,)} and "calls label value 1 'oedema'" in " ".join(found.notes)

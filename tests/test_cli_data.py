@@ -1,0 +1,89 @@
+"""From folders to a federation through the command line: init, check, prepare, split, partition, fingerprint."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import yaml
+from pytest import CaptureFixture, MonkeyPatch, fixture, mark
+
+from test_cli import call
+from wardround.data.phantom import PhantomSettings
+from wardround.data.phantom_files import write
+
+
+@fixture
+def folder(tmp_path: Path, monkeypatch: MonkeyPatch) -> Path:
+    """Two made-up hospitals as PNG folders, and the current directory beside them."""
+    made = PhantomSettings(hospitals=2, size=32, cases=10)
+    write(made, tmp_path / "data", "png", seed=1)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_from_folders_to_a_table_in_two_commands(
+    folder: Path, monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
+) -> None:
+    code, out, err = call(monkeypatch, capsys, "data", "init", "data")
+    assert code == 0, err
+    assert "Found 20 cases of 2 clients" in out and (folder / "federation.yaml").exists()
+
+    settings = {"rounds": 1, "model": {"base_filters": 2, "levels": 2}, "evaluate": {"metrics": ["dice"]}}
+    (folder / "run.yaml").write_text(yaml.safe_dump({**settings, "data": {"federation": "federation.yaml"}}))
+    code, out, err = call(monkeypatch, capsys, "train", "run.yaml", "--quiet")
+    assert code == 0, err
+    assert "| north |" in out and "| east |" in out
+
+
+def test_every_step_by_itself(folder: Path, monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]) -> None:
+    def done(*arguments: str) -> str:
+        code, out, err = call(monkeypatch, capsys, *arguments)
+        assert code == 0, err
+        return out
+
+    done("data", "init", "data", "--quiet")
+    assert "20 of 20 cases are usable" in done("data", "check", "federation.yaml", "--strict")
+    prepared = json.loads(done("data", "prepare", "federation.yaml", "--json"))
+    assert prepared["prepared"] == {"east": 10, "north": 10}
+    done("data", "split", "federation.yaml", "-o", "splits.json", "--set", "by=ratios")
+    assert set(json.loads((folder / "splits.json").read_text())) >= {"north", "east"}
+    rows = json.loads(done("data", "partition", "federation.yaml", "--json", "--picture", "who.png"
+                           ).rpartition("]")[0] + "]")  # fmt: skip
+    assert {row["client"] for row in rows} >= {"north", "east"}
+    assert (folder / "who.png").stat().st_size > 1000
+    told = done("data", "fingerprint", "federation.yaml", "-o", "told.json", "--picture", "told.png")
+    assert "Wrote" in told and json.loads((folder / "told.json").read_text())
+
+
+@mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["data", "init", "nowhere"], "nowhere does not exist"),
+        (["data", "check", "none.yaml"], "none.yaml"),
+        (["data", "init", "data", "data"], "given twice"),
+        (["datasets", "show", "polypp"], "Did you mean 'polyp'?"),
+        (["data", "split", "federation.yaml", "--set", "folds=1"], "folds"),
+        (["data", "prepare", "federation.yaml", "--set", "prepare.sizes=[8,8]"], "Did you mean 'size'?"),
+    ],
+)
+def test_a_mistake_is_one_sentence(
+    arguments: list[str],
+    sentence: str,
+    folder: Path,
+    monkeypatch: MonkeyPatch,
+    capsys: CaptureFixture[str],
+) -> None:
+    call(monkeypatch, capsys, "data", "init", "data", "--quiet")
+    code, _, err = call(monkeypatch, capsys, *arguments)
+
+    assert code == 2 and sentence in err and "Traceback" not in err
+
+
+def test_published_data_sets_are_listed_and_shown(
+    monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
+) -> None:
+    code, out, _ = call(monkeypatch, capsys, "datasets", "--json")
+    assert code == 0 and len(json.loads(out)) >= 15
+    code, out, _ = call(monkeypatch, capsys, "datasets", "show", "polyp")
+    assert code == 0 and "Kvasir-SEG" in out
