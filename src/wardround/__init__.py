@@ -11,18 +11,21 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-__all__ = ["METHODS", "OBJECTIVES", "Config", "Result", "load_config", "run"]
+__all__ = ["METHODS", "OBJECTIVES", "Comparison", "Config", "Result", "compare", "load_config", "run"]
 
 if TYPE_CHECKING:
     from wardround.api import Result, run
+    from wardround.comparison import Comparison, compare
     from wardround.config import Config, load_config
     from wardround.methods import METHODS, OBJECTIVES
 
 _HOMES = {
     "METHODS": "wardround.methods",
     "OBJECTIVES": "wardround.methods",
+    "Comparison": "wardround.comparison",
     "Config": "wardround.config",
     "Result": "wardround.api",
+    "compare": "wardround.comparison",
     "load_config": "wardround.config",
     "run": "wardround.api",
 }

@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import fcntl
+import json
 import logging
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import yaml
 
 from wardround.api import Result
-from wardround.config import load_config
-from wardround.errors import ConfigError, WardroundError
+from wardround.config import Config, load_config
+from wardround.engine.checkpoint import Checkpoints
+from wardround.errors import CheckpointError, ConfigError, WardroundError
 from wardround.storage import write_text
 
 log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.2
+MAY_DIFFER = ("output", "name", "compute", "deadline", "retries")  # a resumed run may change these
+
+Standing = Literal["new", "unfinished", "done"]
+Runs = Mapping[str, Mapping[str, Any]]
 
 
 class Watch(Protocol):
@@ -29,56 +36,138 @@ class Watch(Protocol):
 
 
 def run_all(
-    runs: Mapping[str, Mapping[str, Any]],
+    runs: Runs,
     folder: Path,
     *,
     jobs: int = 2,
     watch: Watch | None = None,
     keep_going: bool = False,
+    resume: bool = False,
 ) -> dict[str, Result]:
     """Train every named configuration into `folder/<name>`, `jobs` at a time.
 
     The first failure stops all, unless keep_going: then it is logged and the run is left out.
+    resume: what is finished is not run again, what was interrupted goes on.
     """
     failed: set[str] = set()
-    waiting = list(runs)
+    for name, error in run_each(runs, folder, jobs=jobs, watch=watch, resume=resume):
+        if error is None:
+            continue
+        if not keep_going:
+            raise error
+        log.error("%s", error)
+        failed.add(name)
+    return {name: Result.load(folder / name) for name in runs if name not in failed}
+
+
+def run_each(
+    runs: Runs, folder: Path, *, jobs: int = 2, watch: Watch | None = None, resume: bool = False
+) -> Generator[tuple[str, WardroundError | None], None, None]:
+    """As `run_all`, telling of each run when it ends: its name, and what went wrong if anything did.
+
+    All settings are checked before the first run starts. Closing the iterator ends the runs under way;
+    their last whole rounds are safe.
+    """
+    configs = {name: load_config(settings) for name, settings in runs.items()}
+    waiting, blocked = list(runs), set[str]()
     running: dict[str, subprocess.Popen[str]] = {}
-    rounds = {name: load_config(runs[name]).rounds for name in runs}
     try:
         while waiting or running:
-            while waiting and len(running) < jobs:
-                name = waiting.pop(0)
-                running[name] = start(runs[name], folder, name)
+            for name in list(waiting):
+                if len(running) >= jobs:
+                    break
+                if resume and in_use(folder / name):  # by a run that outlived its parent: it will end
+                    if name not in blocked:
+                        log.warning("%s is in use by another process; waiting for it.", folder / name)
+                        blocked.add(name)
+                    continue
+                waiting.remove(name)
+                standing = standing_of(folder / name, configs[name]) if resume else "new"
+                if standing == "done":
+                    yield name, None
+                else:
+                    running[name] = start(runs[name], folder, name, resume=standing == "unfinished")
             time.sleep(POLL_SECONDS)
             for name, process in list(running.items()):
                 if watch is not None:
-                    watch.on_rounds(name, rounds_done(folder / name), rounds[name])
+                    watch.on_rounds(name, rounds_done(folder / name), configs[name].rounds)
                 if process.poll() is not None:
-                    try:
-                        finish(name, running.pop(name))
-                    except WardroundError as error:
-                        if not keep_going:
-                            raise
-                        log.error("%s", error)
-                        failed.add(name)
+                    yield name, problem(name, running.pop(name))
     finally:
         for process in running.values():
             process.kill()
             process.communicate()
-    return {name: Result.load(folder / name) for name in runs if name not in failed}
 
 
-def start(settings: Mapping[str, Any], folder: Path, name: str) -> subprocess.Popen[str]:
-    """`wardround train` on a file that can be run again by hand."""
+# One run
+
+
+def standing_of(folder: Path, config: Config) -> Standing:
+    """How far a run folder is, given the configuration it should have; another one is refused."""
+    path = folder / "config.yaml"
+    if not path.exists():
+        return "new"
+    before, now = load_config(path).as_dict(), config.as_dict()
+    for key in now:
+        if key not in MAY_DIFFER and in_json(before[key]) != in_json(now[key]):
+            raise CheckpointError(
+                f"{folder} was run with other settings: '{key}' was {before[key]!r} and is {now[key]!r} now. "
+                "Add --overwrite to run it anew, or write elsewhere."
+            )
+    if status_of(folder) == "done":
+        return "done"
+    return "unfinished" if Checkpoints(folder / "checkpoints").exists() else "new"
+
+
+def in_json(value: Any) -> str:
+    return json.dumps(value, default=str)
+
+
+def status_of(folder: Path) -> str | None:
+    """What result.json says: done, stopped, or None while there is none."""
+    try:
+        status = json.loads((folder / "result.json").read_text(encoding="utf-8"))["status"]
+    except (OSError, ValueError, KeyError):
+        return None
+    return str(status)
+
+
+def in_use(folder: Path) -> bool:
+    """Whether a process trains in this folder."""
+    try:
+        with (folder / ".lock").open("r") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    return False
+
+
+def start(
+    settings: Mapping[str, Any], folder: Path, name: str, *, resume: bool = False
+) -> subprocess.Popen[str]:
+    """`wardround train` on a file that can be run again by hand.
+
+    It stays in our process group, so that ending the group ends everything.
+    """
     path = folder / f"{name}.yaml"
     try:
         write_text(path, yaml.safe_dump({**settings, "output": str(folder / name)}, sort_keys=False))
     except OSError as error:
         raise ConfigError(f"folder {folder} cannot be written: {error.strerror}.") from None
-    (folder / name / "records.jsonl").unlink(missing_ok=True)  # an earlier run's rounds are not this one's
-    command: Sequence[str] = [sys.executable, "-m", "wardround", "train", str(path), "--quiet", "--overwrite"]
+    if not resume:
+        (folder / name / "records.jsonl").unlink(
+            missing_ok=True
+        )  # an earlier run's rounds are not this one's
+    command = [sys.executable, "-m", "wardround", "train", str(path), "--quiet"]
+    command.append("--resume" if resume else "--overwrite")
+    return launch(command)
+
+
+def launch(command: Sequence[str]) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     )
 
 
@@ -89,8 +178,10 @@ def rounds_done(folder: Path) -> int:
         return 0
 
 
-def finish(name: str, process: subprocess.Popen[str]) -> None:
+def problem(name: str, process: subprocess.Popen[str]) -> WardroundError | None:
+    """What an ended run died of, or None."""
     _, errors = process.communicate()
-    if process.returncode:
-        last = errors.strip().splitlines()[-1] if errors.strip() else f"exit code {process.returncode}"
-        raise WardroundError(f"run '{name}' failed: {last.removeprefix('error ')}")
+    if not process.returncode:
+        return None
+    last = errors.strip().splitlines()[-1] if errors.strip() else f"exit code {process.returncode}"
+    return WardroundError(f"run '{name}' failed: {last.removeprefix('error ')}")

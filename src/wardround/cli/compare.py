@@ -1,0 +1,279 @@
+"""compare: a grid of runs, a table that fills in, statistics at the end."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import signal
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.live import Live
+from rich.markup import escape
+from rich.table import Table as RichTable
+
+from wardround.cli.common import Debug, Json, Quiet, Set, app, configure_logging, err, out
+
+MOST_COLUMNS = 6  # seeds and folds shown side by side while the runs go on; more become a count
+MARKS = ("{}", "[bold]{}[/]", "[underline]{}[/]")
+
+Names = Annotated[str | None, typer.Option(metavar="a,b", help="Names, or labels of the file's own entries.")]
+
+
+@app.command()
+def compare(
+    config: Annotated[
+        str, typer.Argument(help="A YAML file, with a sweep section or without; or a paper's preset.")
+    ],
+    methods: Names = None,
+    objectives: Names = None,
+    models: Names = None,
+    seeds: Annotated[str | None, typer.Option(metavar="3|1,2,3", help="How many, or which.")] = None,
+    folds: Annotated[int | None, typer.Option(help="Cross-validation with so many folds.")] = None,
+    reference: Annotated[
+        str | None, typer.Option(help="The row others are tested against; default FedAvg.")
+    ] = None,
+    hold_out: Annotated[
+        list[str] | None, typer.Option(metavar="CLIENT", help="Only ever tested; may be repeated.")
+    ] = None,
+    leave_one_out: Annotated[
+        bool, typer.Option("--leave-one-out", help="Every client in turn is only tested.")
+    ] = False,
+    jobs: Annotated[
+        int | None, typer.Option(help="Cells at a time; default as many as the cores bear.")
+    ] = None,
+    set_: Set = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Where everything goes.")] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Run cells anew whose settings changed.")
+    ] = False,
+    json_: Json = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Run methods, objectives, models and seeds side by side, and test the differences.
+
+    Finished cells are not run again: after Ctrl-C or a crash, give the same command.
+    """
+    configure_logging(debug, quiet or json_)
+    from wardround.comparison.grid import HoldOut
+    from wardround.comparison.run import plan, run_grid
+
+    options = {
+        "methods": listed(methods),
+        "objectives": listed(objectives),
+        "models": listed(models),
+        "seeds": seeds_from(seeds),
+        "folds": folds,
+        "reference": reference,
+    }
+    grid, folder = plan(config, options, HoldOut(tuple(hold_out or ()), leave_one_out), set_ or [], output)
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends cells under way, as Ctrl-C does
+    try:
+        with watching(quiet or json_) as watch:
+            found = run_grid(grid, folder, jobs=jobs, overwrite=overwrite, watch=watch)
+    except KeyboardInterrupt:
+        err.print(
+            f"Stopped. Finished cells and every whole round of the others are safe in {escape(str(folder))}; "
+            "the same command goes on from there."
+        )
+        raise typer.Exit(130) from None
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    if json_:
+        out.print_json(json.dumps(as_json(found)))
+    else:
+        show(found)
+    if found.failures:
+        raise typer.Exit(1)
+
+
+def listed(text: str | None) -> list[str] | None:
+    """
+    >>> listed("fedavg, fedevi"), listed(None)
+    (['fedavg', 'fedevi'], None)
+    """
+    return None if text is None else [part.strip() for part in text.split(",") if part.strip()]
+
+
+def seeds_from(text: str | None) -> int | list[int] | None:
+    """
+    >>> seeds_from("3"), seeds_from("1,2"), seeds_from("7,")
+    (3, [1, 2], [7])
+    """
+    from wardround.errors import ConfigError
+
+    if text is None:
+        return None
+    try:
+        return [int(part) for part in listed(text) or []] if "," in text else int(text)
+    except ValueError:
+        raise ConfigError(f"--seeds is '{text}'; give a number (3) or a list (1,2,3).") from None
+
+
+# While it runs
+
+
+@contextmanager
+def watching(hidden: bool) -> Iterator[Any]:
+    """Somebody who shows the cells, suited to where the output goes."""
+    if hidden:
+        yield None
+    elif not err.is_terminal:
+        yield Lines()
+    else:
+        screen = Screen()
+        with Live(console=err, get_renderable=screen.table, refresh_per_second=4):
+            yield screen
+
+
+class Cells:
+    """What is known of every cell while the comparison runs."""
+
+    def __init__(self) -> None:
+        self.grid: Any = None
+        self.titles: dict[str, str] = {}
+        self.values: dict[str, float] = {}
+        self.rounds: dict[str, str] = {}
+        self.errors: dict[str, str] = {}
+        self.started = time.monotonic()
+
+    def on_plan(self, grid: Any, standing: Mapping[str, str]) -> None:
+        self.grid = grid
+        self.titles = {cell.name: cell.title for cell in grid.cells}
+
+    def on_rounds(self, name: str, done: int, rounds: int) -> None:
+        self.rounds[name] = f"{done}/{rounds}"
+
+    def on_end(self, name: str, value: float | None, error: str | None) -> None:
+        if error is not None:
+            self.errors[name] = error
+        else:
+            self.values[name] = math.nan if value is None else value
+
+    def ended(self) -> str:
+        return f"{len(self.values) + len(self.errors)} of {len(self.titles)}"
+
+
+class Lines(Cells):
+    """In a pipe or a log file: one plain line a cell."""
+
+    def on_plan(self, grid: Any, standing: Mapping[str, str]) -> None:
+        super().on_plan(grid, standing)
+        done = sum(value == "done" for value in standing.values())
+        begun = sum(value == "unfinished" for value in standing.values())
+        text = f"{grid.name}: {len(grid.cells)} cells"
+        err.print(escape(text + (f", {done} done, {begun} to go on with" if done or begun else "")))
+
+    def on_end(self, name: str, value: float | None, error: str | None) -> None:
+        super().on_end(name, value, error)
+        told = f"failed: {error}" if error is not None else f"{self.grid.metrics[0]} {self.values[name]:.3f}"
+        err.print(escape(f"{self.titles[name]}: {told} ({self.ended()})"))
+
+
+class Screen(Cells):
+    """On a terminal: a table that fills in."""
+
+    def table(self) -> RichTable:
+        minutes, seconds = divmod(int(time.monotonic() - self.started), 60)
+        shown = RichTable(caption=f"{self.ended()} cells, {minutes}:{seconds:02d}", caption_justify="left")
+        if self.grid is None:
+            return shown
+        shown.add_column(f"{self.grid.metrics[0]}, mean over clients", overflow="fold")
+        columns = self.replicates()
+        for title in columns or ["cells"]:
+            shown.add_column(escape(title), justify="right")
+        if len(columns) != 1:
+            shown.add_column("mean", justify="right")
+        for row in self.grid.rows:
+            shown.add_row(escape(row.label), *self.row(row.label, columns))
+        return shown
+
+    def replicates(self) -> list[str]:
+        """Headings for seeds, folds and held-out clients; none if they are too many to show."""
+        titles = dict.fromkeys(replicate_title(cell) for cell in self.grid.cells)
+        return list(titles) if len(titles) <= MOST_COLUMNS else []
+
+    def row(self, label: str, columns: Sequence[str]) -> list[str]:
+        cells = [cell for cell in self.grid.cells if cell.row == label]
+        values = [self.values[cell.name] for cell in cells if cell.name in self.values]
+        mean = f"{sum(values) / len(values):.3f}" if values else ""
+        if not columns:
+            failed = sum(cell.name in self.errors for cell in cells)
+            note = f", [red]{failed} failed[/]" if failed else ""
+            return [f"{len(values)} of {len(cells)}{note}", mean]
+        states = [self.state(cell.name) for cell in cells]
+        return states if len(columns) == 1 else [*states, mean]
+
+    def state(self, name: str) -> str:
+        if name in self.errors:
+            return "[red]failed[/]"
+        if name in self.values:
+            return f"{self.values[name]:.3f}"
+        return f"[dim]{self.rounds.get(name, 'waits')}[/]"
+
+
+def replicate_title(cell: Any) -> str:
+    """What tells a row's cells apart: seed, fold, who is held out."""
+    return str(dataclasses.replace(cell, row="").title).removeprefix(", ")
+
+
+# At the end
+
+
+def show(found: Any) -> None:
+    """The main table of every metric, the tests, and where everything is."""
+    if len(found.results):
+        for metric in found.metrics:
+            print_marked(found.table(metric))
+            out.print()
+            if len(found.rows) > 1:
+                print_marked(found.significance(metric))
+                out.print()
+            crossed = found.cross_site(metric)
+            if crossed is not None:
+                print_marked(crossed)
+                out.print()
+        out.print(f"Tables, statistics and all runs: [bold]{escape(str(found.folder))}[/]")
+    titles = {cell.name: cell.title for cell in found.cells}
+    if found.failures:
+        err.print(f"[bold red]{len(found.failures)} of {len(found.cells)} cells failed[/]")
+    for name, reason in found.failures.items():
+        err.print(f"- {escape(titles[name])}: {escape(reason)}")
+
+
+def print_marked(table: Any) -> None:
+    """A table with the best bold and the second underlined; Markdown in a pipe."""
+    if not out.is_terminal:
+        out.print(f"{table.title}\n\n{table.markdown()}", markup=False)
+        return
+    shown = RichTable(
+        title=escape(table.title), title_justify="left", caption=escape(table.caption), caption_justify="left"
+    )
+    for number, head in enumerate(table.heads()):
+        shown.add_column(escape(head), justify="right" if number else "left", overflow="fold")
+    for cells, ranks in zip(table.cells(), table.ranks(), strict=True):
+        shown.add_row(*(MARKS[rank].format(escape(cell)) for cell, rank in zip(cells, ranks, strict=True)))
+    out.print(shown)
+
+
+def as_json(found: Any) -> Any:
+    from wardround.storage import jsonable
+
+    done = bool(len(found.results))
+    return jsonable(
+        {
+            "folder": found.folder,
+            "name": found.name,
+            "reference": found.reference,
+            "cells": len(found.cells),
+            "done": len(found.results),
+            "failures": found.failures,
+            "metrics": {metric: found.numbers(metric) for metric in found.metrics} if done else {},
+        }
+    )

@@ -1,0 +1,340 @@
+"""The grid: every row with every seed, fold and held-out client is one cell, an ordinary run.
+
+    Grid
+      rows: Row      what stands in the table, one line each
+      cells: Cell    what is run: row x seed x fold x held-out clients
+
+Everything is checked here, before anything runs; a mistake is told with the cell it is in.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import logging
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import BaseModel
+
+from wardround.comparison.sweep import Axis, Point, Sweep, folds_of, laid_over, seeds_of
+from wardround.config import Config, DataSettings, load_config, suggestion
+from wardround.data.federation import open_federation
+from wardround.engine.experiment import Experiment
+from wardround.engine.host import build_model
+from wardround.engine.seeding import derive
+from wardround.errors import ConfigError, WardroundError
+from wardround.papers import put
+from wardround.reporting.tables import one_line
+from wardround.storage import file_name
+
+MOST_CELLS = 5000
+REAL_DATA = ("folders", "federation")  # sources of `data:` other than made-up hospitals
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the tables. settings: its configuration, before seed, fold and held-out clients."""
+
+    label: str
+    settings: Mapping[str, Any]
+    changes: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def method(self) -> str:
+        section = self.settings.get("method")
+        return str(section.get("name", "fedavg")) if isinstance(section, Mapping) else "fedavg"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run. name: its folder under cells/; held_out: clients that take no part in training."""
+
+    name: str
+    row: str
+    seed: int
+    fold: int | None
+    held_out: tuple[str, ...]
+    settings: Mapping[str, Any]
+
+    @property
+    def title(self) -> str:
+        return cell_title(self.row, self.seed, self.fold, self.held_out)
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A comparison before it runs. preset: the paper's table it follows; notes: for the captions."""
+
+    name: str
+    rows: Sequence[Row]
+    cells: Sequence[Cell]
+    reference: str
+    metrics: Sequence[str]
+    select: str
+    seeds: Sequence[int]
+    folds: Sequence[int]
+    held_out: Sequence[tuple[str, ...]]
+    preset: str | None = None
+    notes: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class HoldOut:
+    """Who is only ever tested: these clients together, or each client in turn."""
+
+    names: Sequence[str] = ()
+    each: bool = False
+
+
+# Rows
+
+
+def rows_of(sweep: Sweep) -> list[Row]:
+    """Every combination of the axes; an axis with one value is not in the labels."""
+    rows = []
+    for points in itertools.product(*(axis.points for axis in sweep.axes)):
+        settings = dict(sweep.settings)
+        label = row_label(sweep.axes, points) or method_name(settings)
+        changes: dict[str, Any] = {}
+        for point in points:
+            settings = laid_over(settings, point.changes, f"row '{one_line(label, 60)}'")
+            changes.update(point.changes)
+        rows.append(Row(label, settings, changes))
+    return rows
+
+
+def row_label(axes: Sequence[Axis], points: Sequence[Point]) -> str:
+    several = [point.label for axis, point in zip(axes, points, strict=True) if len(axis.points) > 1]
+    return ", ".join(several) or (points[0].label if points else "")
+
+
+def method_name(settings: Mapping[str, Any]) -> str:
+    return Row("", settings).method
+
+
+def find_reference(rows: Sequence[Row], wanted: str | None) -> str:
+    """The row all others are tested against: by label or method, else FedAvg, else the first."""
+    labels = [row.label for row in rows]
+    if wanted is None:
+        return next((row.label for row in rows if row.method == "fedavg"), labels[0])
+    if wanted in labels:
+        return wanted
+    for row in rows:
+        if row.method == wanted:
+            return row.label
+    raise ConfigError(
+        f"reference is '{one_line(wanted, 60)}', which is no row.{suggestion(wanted, labels)} "
+        f"Rows: {', '.join(one_line(label, 60) for label in labels)}."
+    )
+
+
+# Cells
+
+
+def build_grid(
+    rows: Sequence[Row],
+    *,
+    name: str = "",
+    seeds: Any = None,
+    folds: Any = None,
+    reference: str | None = None,
+    hold_out: HoldOut | None = None,
+    preset: str | None = None,
+    notes: Sequence[str] = (),
+) -> Grid:
+    """All cells, checked."""
+    if not rows:
+        raise ConfigError("there is nothing to compare: no row is left.")
+    configs = [checked(row.settings, f"row '{one_line(row.label, 60)}'") for row in rows]
+    first = configs[0]
+    chosen_seeds = seeds_of(seeds, first.seed)
+    num_folds = folds_of(folds)
+    fold_at = None if num_folds is None else fold_setting()
+    chosen_folds: list[int | None] = [None] if num_folds is None else list(range(num_folds))
+    hold_out = hold_out or HoldOut()
+    left_out = held_out_groups(first, hold_out)
+    number = len(rows) * len(chosen_seeds) * len(chosen_folds) * len(left_out)
+    if number > MOST_CELLS:
+        raise ConfigError(f"the comparison has {number} cells; the most are {MOST_CELLS}.")
+
+    cells = []
+    for row in rows:
+        pinned = with_fixed_patients(row.settings, first.seed)
+        for seed, fold, held_out in itertools.product(chosen_seeds, chosen_folds, left_out):
+            settings = copy.deepcopy(pinned)
+            settings.pop("output", None)
+            title = cell_title(row.label, seed, fold, held_out)
+            settings.update(name=one_line(title, 200), seed=seed)
+            if fold_at is not None and fold is not None:
+                for key, value in (("by", "kfold"), ("folds", num_folds), ("fold", fold)):
+                    put(settings, f"{fold_at}.{key}", value)
+            if held_out:
+                settings = without(settings, held_out, title)
+            cells.append(
+                Cell(cell_name(row.label, seed, fold, held_out), row.label, seed, fold, held_out, settings)
+            )
+    check_cells(cells)
+    return Grid(
+        name=name or first.name,
+        rows=rows,
+        cells=cells,
+        reference=find_reference(rows, reference),
+        metrics=[
+            m for m in first.evaluate.metrics if all(m in config.evaluate.metrics for config in configs)
+        ],
+        select=first.evaluate.select,
+        seeds=chosen_seeds,
+        folds=[fold for fold in chosen_folds if fold is not None],
+        held_out=[group for group in left_out if group],
+        preset=preset,
+        notes=notes,
+    )
+
+
+def cell_title(row: str, seed: int, fold: int | None, held_out: Sequence[str]) -> str:
+    parts = [row, f"seed {seed}"]
+    if fold is not None:
+        parts.append(f"fold {fold}")
+    if held_out:
+        parts.append(f"without {' and '.join(held_out)}")
+    return ", ".join(parts)
+
+
+def cell_name(row: str, seed: int, fold: int | None, held_out: Sequence[str]) -> str:
+    """A folder name a person can read; different cells never share one.
+
+    >>> cell_name("fedavg", 42, None, ["north"])
+    'fedavg-seed42-without-north'
+    """
+    parts = [file_name(row), f"seed{seed}"]
+    if fold is not None:
+        parts.append(f"fold{fold}")
+    if held_out:
+        parts.append(f"without-{file_name(held_out[0] if len(held_out) == 1 else repr(tuple(held_out)))}")
+    return "-".join(parts)
+
+
+def with_fixed_patients(settings: Mapping[str, Any], seed: int) -> dict[str, Any]:
+    """Made-up patients stay the same for all seeds: seeds vary the training, and cases can be paired."""
+    result = copy.deepcopy(dict(settings))
+    data = checked(settings, "").data
+    real = any(getattr(data, source, None) is not None for source in REAL_DATA)
+    if data.phantom.seed is None and not real:
+        put(result, "data.phantom.seed", derive(seed, "data"))
+    return result
+
+
+def fold_setting(model: type[BaseModel] = DataSettings, path: str = "data") -> str:
+    """Where the folds of the data are set: the dotted name of a section with `fold` and `folds`."""
+    found = f"{path}.splits" if "splits" in model.model_fields else find_section(model, path)
+    if found is None:
+        raise ConfigError(
+            "folds: no data setting knows folds yet (there is no data.splits.fold). Compare with --seeds, or "
+            "write one federation.yaml a fold and sweep data.federation over them."
+        )
+    return found
+
+
+def find_section(model: type[BaseModel], path: str) -> str | None:
+    if {"by", "fold", "folds"} <= set(model.model_fields):
+        return path
+    for name, entry in model.model_fields.items():
+        for kind in (entry.annotation, *getattr(entry.annotation, "__args__", ())):
+            if isinstance(kind, type) and issubclass(kind, BaseModel):
+                found = find_section(kind, f"{path}.{name}")
+                if found is not None:
+                    return found
+    return None
+
+
+# Held-out clients
+
+
+def held_out_groups(config: Config, hold_out: HoldOut) -> list[tuple[str, ...]]:
+    """Who is left out, run by run; one empty group where nobody is."""
+    if not hold_out.names and not hold_out.each:
+        return [()]
+    if hold_out.names and hold_out.each:
+        raise ConfigError("choose --leave-one-out or --hold-out, not both.")
+    names = open_federation(config.data, config.seed).names
+    for name in hold_out.names:
+        if name not in names:
+            raise ConfigError(
+                f"hold-out names '{one_line(name, 60)}', which is not a client.{suggestion(name, names)} "
+                f"Clients: {', '.join(one_line(known, 60) for known in names)}."
+            )
+    if len(names) <= len(set(hold_out.names)) or len(names) < 2:
+        raise ConfigError(f"nobody is left to train: there are {len(names)} clients in all.")
+    return [(name,) for name in names] if hold_out.each else [tuple(sorted(set(hold_out.names)))]
+
+
+def without(settings: Mapping[str, Any], held_out: Sequence[str], title: str) -> dict[str, Any]:
+    """The settings with some clients only ever tested; they do not choose the best round either."""
+    where = f"cell '{one_line(title, 80)}'"
+    result = copy.deepcopy(dict(settings))
+    config = checked(settings, where)
+    method = config.build_method()
+    if method.pooled or not method.shared(build_model(config)):
+        what = "trains on everybody's cases" if method.pooled else "gives no common model to a newcomer"
+        raise ConfigError(
+            f"{where}: method '{config.method.get('name')}' {what}, so it cannot be tested at unseen clients."
+        )
+    if isinstance(config.participation, float):
+        if config.participation != 1.0:
+            raise ConfigError(
+                f"{where}: participation is {config.participation}; with held-out clients it must be 1.0, or "
+                "names."
+            )
+        able = list(open_federation(config.data, config.seed).names)
+    else:
+        able = list(config.participation)
+    result["participation"] = [name for name in able if name not in held_out]
+    if not result["participation"]:
+        raise ConfigError(f"{where}: nobody is left to train.")
+    return result
+
+
+# Checking
+
+
+def check_cells(cells: Sequence[Cell]) -> None:
+    """One sentence for the first mistake, naming the cell; data and network are looked at once a row."""
+    looked_at = set()
+    for cell in cells:
+        where = f"cell '{one_line(cell.title, 80)}'"
+        config = checked(cell.settings, where, quiet=True)
+        if (cell.row, cell.fold, cell.held_out) not in looked_at:
+            looked_at.add((cell.row, cell.fold, cell.held_out))
+            try:
+                Experiment(config)
+            except WardroundError as error:
+                raise ConfigError(f"{where}: {error}") from None
+    names = Counter(cell.name for cell in cells)
+    for cell in cells:
+        if names[cell.name] > 1:
+            raise ConfigError(f"two rows are called '{one_line(cell.row, 60)}'. Give one another label.")
+
+
+def checked(settings: Mapping[str, Any], where: str, quiet: bool = False) -> Config:
+    try:
+        with unheard(quiet or not where):
+            return load_config(settings)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}" if where else str(error)) from None
+
+
+@contextmanager
+def unheard(hidden: bool) -> Iterator[None]:
+    """A warning about a row is told once, not for each of its cells."""
+    log = logging.getLogger("wardround.config")
+    before = log.level
+    if hidden:
+        log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(before)

@@ -1,0 +1,325 @@
+"""A comparison on disk: comparison.json, its cells, and the tables made from them.
+
+    FOLDER/
+      comparison.json         rows, seeds, folds, cells and their folders, failures
+      cells/<name>/           an ordinary run folder for each cell; cells/<name>.yaml is its configuration
+      table-<metric>.md .csv .tex
+      cross-site-<metric>.md .csv .tex   where cells have evaluate.cross_site
+      statistics.json         everything the tables say, with all digits
+
+comparison.json:
+
+    version     1
+    name, reference, metrics, select, preset, notes
+    seeds, folds, held_out    the axes that are averaged over (held_out: groups of client names)
+    rows        [{label, method, changes}]
+    cells       [{name, folder, row, seed, fold, held_out}]      folder is relative to FOLDER
+    failures    {cell name: sentence}                            of the last attempt
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from wardround import papers
+from wardround.api import Result
+from wardround.batch import status_of
+from wardround.comparison.grid import REAL_DATA, Grid, cell_title
+from wardround.comparison.presets import printed_values, published_note
+from wardround.config import read_yaml
+from wardround.engine.evaluation import Evaluation
+from wardround.errors import CheckpointError, ConfigError
+from wardround.metrics import METRICS
+from wardround.reporting.comparison import (
+    cross_site_table,
+    joined,
+    score_table,
+    significance_table,
+)
+from wardround.reporting.scores import (
+    Replicate,
+    ReplicateKey,
+    RowScores,
+    Sheet,
+    Statistics,
+    of_clients,
+    read_cases,
+    statistics_of,
+    summarise_row,
+)
+from wardround.reporting.statistics import CaseKey
+from wardround.reporting.tables import Table
+from wardround.storage import write_json, write_text
+
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class CellFacts:
+    """One cell as comparison.json knows it. folder: where its run is."""
+
+    name: str
+    folder: Path
+    row: str
+    seed: int
+    fold: int | None
+    held_out: tuple[str, ...]
+
+    @property
+    def title(self) -> str:
+        return cell_title(self.row, self.seed, self.fold, self.held_out)
+
+    @property
+    def is_done(self) -> bool:
+        return status_of(self.folder) == "done"
+
+
+class Results(Mapping[str, Result]):
+    """The finished runs by cell name, each read when it is asked for (a run holds its model)."""
+
+    def __init__(self, cells: Sequence[CellFacts]) -> None:
+        self._folders = {cell.name: cell.folder for cell in cells if cell.is_done}
+
+    def __getitem__(self, name: str) -> Result:
+        return Result.load(self._folders[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._folders)
+
+    def __len__(self) -> int:
+        return len(self._folders)
+
+
+class Comparison:
+    """What a comparison found.
+
+    rows: labels in the order of the tables; metrics: what was measured, the first is the main one.
+    """
+
+    def __init__(self, folder: Path, facts: Mapping[str, Any]) -> None:
+        self.folder = folder
+        self.facts = facts
+        self.name = str(facts["name"])
+        self.rows: list[str] = [row["label"] for row in facts["rows"]]
+        self.metrics: list[str] = list(facts["metrics"])
+        self.reference = str(facts["reference"])
+        self.failures: dict[str, str] = dict(facts["failures"])
+        self._statistics: dict[str, Statistics] = {}
+        self.cells = [
+            CellFacts(
+                entry["name"],
+                folder / entry["folder"],
+                entry["row"],
+                entry["seed"],
+                entry["fold"],
+                tuple(entry["held_out"]),
+            )
+            for entry in facts["cells"]
+        ]
+
+    @classmethod
+    def load(cls, folder: str | Path) -> Comparison:
+        """A comparison that is already on disk."""
+        path = Path(folder) / "comparison.json"
+        try:
+            facts = json.loads(path.read_text(encoding="utf-8"))
+            if facts["version"] != VERSION:
+                raise CheckpointError(f"{path} was written by another version of wardround.")
+            return cls(Path(folder), facts)
+        except FileNotFoundError:
+            raise CheckpointError(f"{folder} holds no comparison (there is no comparison.json).") from None
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise CheckpointError(f"{path} cannot be read ({error!r}).") from None
+
+    # What it says
+
+    @property
+    def results(self) -> Results:
+        """The finished runs by cell name."""
+        return Results(self.cells)
+
+    @cached_property
+    def sheet(self) -> Sheet:
+        """All case scores, row by row; read once, when first asked for."""
+        facts = self.facts
+        expected = len(facts["seeds"]) * max(1, len(facts["folds"]))
+        preset = papers.load(facts["preset"]) if facts["preset"] else None
+        rows = [self._row_scores(label) for label in self.rows]
+        notes = list(facts["notes"])
+        if preset is not None:
+            clients = {key.client for row in rows for part in row.scores(self.metrics[0]) for key in part}
+            made_up = any(is_made_up(json.loads(row.data)) for row in rows if row.data)
+            notes.append(published_note(preset, sorted(clients), made_up))
+        return Sheet(
+            title=self.name,
+            rows=rows,
+            reference=self.reference,
+            metrics=self.metrics,
+            expected=expected,
+            over="seeds"
+            if not facts["folds"]
+            else "folds"
+            if len(facts["seeds"]) == 1
+            else "seeds and folds",
+            held_out=bool(facts["held_out"]),
+            published={} if preset is None else printed_values(preset),
+            notes=notes,
+        )
+
+    def table(self, metric: str | None = None) -> Table:
+        """Rows methods; columns each client, mean, SD between clients, worst client, weighted mean."""
+        return score_table(self.sheet, self._metric(metric))
+
+    def statistics(self, metric: str | None = None) -> Statistics:
+        """Intervals, paired tests against the reference with Holm's correction, effect sizes."""
+        chosen = self._metric(metric)
+        if chosen not in self._statistics:
+            self._statistics[chosen] = statistics_of(self.sheet, chosen)
+        return self._statistics[chosen]
+
+    def significance(self, metric: str | None = None) -> Table:
+        """`statistics` as a table."""
+        return significance_table(self.sheet, self.statistics(metric))
+
+    def cross_site(self, metric: str | None = None) -> Table | None:
+        """The model of each client on the test cases of every client; None without evaluate.cross_site."""
+        chosen = self._metric(metric)
+        runs: dict[str, list[Mapping[str, Evaluation]]] = {}
+        for cell in self.cells:
+            if cell.is_done and not cell.held_out:
+                stored = json.loads((cell.folder / "result.json").read_text(encoding="utf-8"))["cross_site"]
+                if stored:
+                    run = {name: Evaluation.from_dict(entry) for name, entry in stored.items()}
+                    runs.setdefault(cell.row, []).append(run)
+        return cross_site_table(runs, chosen, f"{self.name}, cross-site") if runs else None
+
+    def _metric(self, name: str | None) -> str:
+        chosen = self.metrics[0] if name is None else name
+        if chosen not in self.metrics:
+            raise ConfigError(
+                f"'{chosen}' was not measured in {self.folder}. It has: {', '.join(self.metrics)}."
+            )
+        return chosen
+
+    # Reading the cells
+
+    def _row_scores(self, label: str) -> RowScores:
+        groups: dict[ReplicateKey, list[CellFacts]] = {}
+        for cell in self.cells:
+            if cell.row == label:
+                groups.setdefault((cell.seed, cell.fold), []).append(cell)
+        complete = {key: cells for key, cells in groups.items() if all(cell.is_done for cell in cells)}
+        replicates = {key: replicate(cells) for key, cells in complete.items()}
+        if not complete:
+            return RowScores(label, {})
+        settings = read_yaml(next(iter(complete.values()))[0].folder / "config.yaml")
+        return RowScores(
+            label,
+            replicates,
+            data=json.dumps(without_fold(settings["data"]), sort_keys=True),
+            empty_policy=settings["evaluate"]["empty_policy"],
+            tested=settings["evaluate"]["model"],
+        )
+
+    # Writing
+
+    def write(self) -> None:
+        """All tables and statistics.json, from the cells that are done."""
+        everything: dict[str, Any] = {"name": self.name, "reference": self.reference, "metrics": {}}
+        for metric in self.metrics:
+            scores, tests, crossed = self.table(metric), self.significance(metric), self.cross_site(metric)
+            shown = [scores, tests] if len(self.rows) > 1 else [scores]
+            self._write_tables(f"table-{metric}", shown, joined(scores, tests))
+            if crossed is not None:
+                self._write_tables(f"cross-site-{metric}", [crossed], crossed)
+            everything["metrics"][metric] = self.numbers(metric)
+        write_json(self.folder / "statistics.json", everything)
+
+    def _write_tables(self, name: str, tables: Sequence[Table], wide: Table) -> None:
+        markdown = "\n\n".join(f"## {table.title}\n\n{table.markdown()}" for table in tables)
+        write_text(self.folder / f"{name}.md", markdown + "\n")
+        write_text(self.folder / f"{name}.tex", "\n".join(table.latex() for table in tables))
+        write_text(self.folder / f"{name}.csv", wide.csv())
+
+    def numbers(self, metric: str) -> dict[str, Any]:
+        """Everything about a metric as plain values: summaries, tests, captions."""
+        statistics = self.statistics(metric)
+        clients = self.sheet.clients(metric)
+        entry = METRICS[metric]
+        return {
+            "label": entry.label,
+            "unit": entry.unit,
+            "higher_is_better": entry.higher_is_better,
+            "clients": clients,
+            "summaries": [dataclasses.asdict(summarise_row(row, metric, clients)) for row in self.sheet.rows],
+            "statistics": dataclasses.asdict(statistics),
+            "captions": [self.table(metric).caption, self.significance(metric).caption],
+        }
+
+
+def replicate(cells: Sequence[CellFacts]) -> Replicate:
+    """One seed and fold from its runs: one, or one for each held-out client."""
+    scores: dict[str, dict[CaseKey, float]] = {}
+    seen: dict[str, dict[CaseKey, float]] = {}
+    for cell in cells:
+        found = read_cases(cell.folder / "cases.csv")
+        out = set(cell.held_out)
+        unseen = of_clients(found, out.__contains__) if out else found
+        for metric, values in unseen.items():
+            scores.setdefault(metric, {}).update(values)
+        if out:
+            for metric, values in of_clients(found, lambda client, out=out: client not in out).items():  # type: ignore[misc]
+                # a client is seen in several runs: each of them counts
+                seen.setdefault(metric, {}).update(
+                    {key._replace(case=f"{key.case}\x1f{cell.name}"): value for key, value in values.items()}
+                )
+    return Replicate(cells[0].seed, cells[0].fold, scores, seen)
+
+
+def without_fold(settings: Any) -> Any:
+    """The data settings with the number of the fold left out: other folds have the same cases."""
+    if isinstance(settings, Mapping):
+        return {key: without_fold(value) for key, value in settings.items() if key != "fold"}
+    return settings
+
+
+def is_made_up(data: Mapping[str, Any]) -> bool:
+    """Whether data settings mean phantoms: no other source is named."""
+    return all(data.get(source) is None for source in REAL_DATA)
+
+
+def describe(grid: Grid, failures: Mapping[str, str]) -> dict[str, Any]:
+    """The content of comparison.json."""
+    return {
+        "version": VERSION,
+        "name": grid.name,
+        "reference": grid.reference,
+        "metrics": list(grid.metrics),
+        "select": grid.select,
+        "preset": grid.preset,
+        "notes": list(grid.notes),
+        "seeds": list(grid.seeds),
+        "folds": list(grid.folds),
+        "held_out": [list(group) for group in grid.held_out],
+        "rows": [
+            {"label": row.label, "method": row.method, "changes": dict(row.changes)} for row in grid.rows
+        ],
+        "cells": [
+            {
+                "name": cell.name,
+                "folder": f"cells/{cell.name}",
+                "row": cell.row,
+                "seed": cell.seed,
+                "fold": cell.fold,
+                "held_out": list(cell.held_out),
+            }
+            for cell in grid.cells
+        ],
+        "failures": dict(failures),
+    }

@@ -1,0 +1,128 @@
+"""A paper's table as a comparison: its rows, its seeds, and the printed numbers beside ours."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from wardround import papers
+from wardround.comparison.grid import Row, checked
+from wardround.config import apply_override, read_yaml, suggestion
+from wardround.errors import ConfigError
+from wardround.metrics import METRICS
+from wardround.reporting.comparison import MEAN, WEIGHTED
+from wardround.reporting.tables import Spread
+
+log = logging.getLogger(__name__)
+
+SHARES = ("share", "percent")  # what can stand beside our numbers, which are shares
+OURS = {"merged test set": WEIGHTED}  # all test cases pooled: every case counts the same
+
+
+def preset_name(source: Any) -> str | None:
+    """The preset a name (`safcf-table2`) or its file stands for, if it does."""
+    if not isinstance(source, str | Path):
+        return None
+    path = Path(source)
+    if not path.exists():
+        return str(source) if str(source) in papers.names() else None
+    if path.stem in papers.names() and path.is_file() and {"about", "datasets"} <= set(read_yaml(path)):
+        return path.stem
+    return None
+
+
+def preset_rows(
+    preset: papers.Preset, overrides: Sequence[str], only: Sequence[str] | None = None
+) -> tuple[list[Row], list[int], list[str]]:
+    """The rows this version can run on the data that the overrides name, the paper's seeds, and notes."""
+    chosen, rest = chosen_federation(preset, overrides)
+    if not any(override.partition("=")[0].strip().split(".")[0] == "data" for override in rest):
+        raise ConfigError(
+            f"{preset.name} needs data: its sets ({', '.join(preset.datasets[chosen].clients)}) do not come "
+            "with wardround. Name yours with --set data.federation=federation.yaml, or try made-up hospitals "
+            "with --set data.phantom.hospitals=3."
+        )
+    labels = [cell.label for cell in preset.cells()]
+    for label in only or ():
+        if label not in labels:
+            raise ConfigError(
+                f"{preset.name} has no row '{label}'.{suggestion(label, labels)} Rows: {', '.join(labels)}."
+            )
+    rows, notes = [], []
+    for cell in preset.cells():
+        if cell.datasets != chosen or (only is not None and cell.label not in only):
+            continue
+        settings = copy.deepcopy(cell.settings)
+        for override in rest:
+            apply_override(settings, override)
+        lacking = missing(settings)
+        if lacking:
+            notes.append(f"Not run: {cell.label} ({lacking.rstrip('.')}).")
+        else:
+            rows.append(Row(cell.label, settings, dict(cell.changes)))
+    if not rows:
+        raise ConfigError(f"{preset.name}: nothing can be run. {' '.join(notes[:1])}".strip())
+    for note in notes:
+        log.warning("%s", note)
+    return rows, list(preset.datasets[chosen].seeds), notes
+
+
+def missing(settings: dict[str, Any]) -> str:
+    """Why this version cannot run a row, or nothing."""
+    unknown = papers.unknown_parts(settings)
+    if unknown:
+        told = " and ".join(f"{section} '{name}'" for section, name in unknown.items())
+        return f"{told} needs a later version"
+    try:
+        checked(settings, "")
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+def chosen_federation(preset: papers.Preset, overrides: Sequence[str]) -> tuple[str, list[str]]:
+    """Which federation is compared (`--set datasets=NAME`, else the first), and the other overrides."""
+    chosen = next(iter(preset.datasets))
+    rest = []
+    for override in overrides:
+        key, _, value = override.partition("=")
+        if key.strip() == "datasets":
+            chosen = value.strip()
+        else:
+            rest.append(override)
+    if chosen not in preset.datasets:
+        raise ConfigError(
+            f"datasets is '{chosen}'.{suggestion(chosen, preset.datasets)} "
+            f"{preset.name} has: {', '.join(preset.datasets)}."
+        )
+    return chosen, rest
+
+
+def printed_values(preset: papers.Preset) -> dict[str, dict[str, dict[str, Spread]]]:
+    """label -> metric -> our column -> the printed number, as a share; other units are left out."""
+    published = preset.published
+    found: dict[str, dict[str, dict[str, Spread]]] = {}
+    for label, columns in published.rows.items():
+        for column, entries in columns.items():
+            for metric in entries:
+                value = published.comparable(label, column, metric)
+                if value is None or metric not in METRICS or published.unit[metric] not in SHARES:
+                    continue
+                place = found.setdefault(label, {}).setdefault(metric, {})
+                place[OURS.get(column, column)] = Spread(value.mean, value.sd)
+    return found
+
+
+def published_note(preset: papers.Preset, columns: Sequence[str], made_up: bool) -> str:
+    """What the caption says of the printed numbers: where they are from, and what to beware of."""
+    known = {MEAN, WEIGHTED, *columns}
+    unmatched = [name for name in preset.published.columns if OURS.get(name, name) not in known]
+    note = f"Published: {preset.paper}, {preset.table}."
+    if unmatched:
+        note += f" Printed for other clients than ours and left out: {', '.join(unmatched)}."
+    if made_up:
+        note += " Ours are on made-up hospitals: the two cannot be compared."
+    return note

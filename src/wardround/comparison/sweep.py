@@ -1,0 +1,200 @@
+"""The `sweep:` section: which values every axis of a comparison takes.
+
+    sweep:
+      methods: [fedavg, fedevi, {label: FedEvi 2, method: {name: fedevi, delta: 2}}]
+      objectives: [dice, dice_bce]
+      models: [unet2d]
+      seeds: 3                                # or [1, 2, 3]
+      folds: 5
+      reference: fedavg                       # the row all others are tested against
+      optimizer.learning_rate: [1e-3, 1e-2]   # any setting, by its dotted name
+
+A name stands for a section with that name alone (`method: {name: fedevi}`); where the configuration itself
+names the same method, its settings are kept. A mapping has a `label` and any settings, sections or dotted
+names; each replaces what stood there.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from wardround.config import Config, suggestion
+from wardround.errors import ConfigError
+from wardround.papers import point_label, put
+
+SECTIONS = {"methods": "method", "objectives": "objective", "models": "model"}
+COUNTED = ("seeds", "folds")
+SHORTHANDS = (*SECTIONS, *COUNTED, "reference")
+SINGULAR = {
+    "method": "methods",
+    "objective": "objectives",
+    "model": "models",
+    "seed": "seeds",
+    "fold": "folds",
+}
+
+
+@dataclass(frozen=True)
+class Point:
+    """One value of an axis: how it is called, and the settings it lays over the configuration."""
+
+    label: str
+    changes: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One direction of the grid. name: methods, objectives, models, or a dotted setting."""
+
+    name: str
+    points: Sequence[Point]
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """What is compared. seeds, folds: None where the file says nothing."""
+
+    axes: Sequence[Axis] = ()
+    seeds: Any = None
+    folds: Any = None
+    reference: str | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)  # the configuration without its sweep
+
+
+def read_sweep(values: Mapping[str, Any], options: Mapping[str, Any] | None = None) -> Sweep:
+    """The sweep of a configuration; `options` (the same keys) replace what the file says.
+
+    A name among the options means the file's entry of that label where there is one.
+    """
+    settings = {key: copy.deepcopy(value) for key, value in values.items() if key != "sweep"}
+    given = values.get("sweep") or {}
+    if not isinstance(given, Mapping):
+        raise ConfigError(
+            f"sweep is {given!r}; it must map settings to lists, for example methods: [fedavg]."
+        )
+    chosen = dict(given)
+    for key, value in (options or {}).items():
+        if value is not None:
+            chosen[key] = from_file(value, given.get(key)) if key in SECTIONS else value
+    axes = [
+        axis(str(key), value, settings) for key, value in chosen.items() if key not in (*COUNTED, "reference")
+    ]
+    axes.sort(key=lambda entry: [*SECTIONS, entry.name].index(entry.name))  # methods first, settings last
+    reference = chosen.get("reference")
+    return Sweep(
+        axes=axes,
+        seeds=chosen.get("seeds"),
+        folds=chosen.get("folds"),
+        reference=None if reference is None else str(reference),
+        settings=settings,
+    )
+
+
+def from_file(names: Iterable[Any], entries: Any) -> list[Any]:
+    """Names from the command line, each replaced by the file's entry of that label."""
+    if isinstance(names, str | Mapping):
+        names = [names]
+    known = entries if isinstance(entries, list | tuple) else []
+    labelled = {
+        str(entry["label"]): entry for entry in known if isinstance(entry, Mapping) and "label" in entry
+    }
+    return [labelled.get(name, name) if isinstance(name, str) else name for name in names]
+
+
+def axis(name: str, values: Any, settings: Mapping[str, Any]) -> Axis:
+    """One direction of the grid from its list."""
+    where = f"sweep.{name}"
+    if name in SINGULAR:
+        raise ConfigError(f"{where} is not an axis. Write sweep.{SINGULAR[name]}.")
+    if not isinstance(values, list | tuple) or not values:
+        hint = "" if "." in name or name in Config.model_fields else suggestion(name, SHORTHANDS)
+        raise ConfigError(f"{where} is {values!r}; it must be a list of values.{hint}")
+    if name in SECTIONS:
+        points = [section_point(SECTIONS[name], value, settings, where) for value in values]
+    else:
+        points = [Point(point_label(name, value), {name: value}) for value in values]
+    labels = [point.label for point in points]
+    for label in labels:
+        if labels.count(label) > 1:
+            raise ConfigError(f"{where} has '{label}' twice. Give one of them a label of its own.")
+    return Axis(name, points)
+
+
+def section_point(section: str, value: Any, settings: Mapping[str, Any], where: str) -> Point:
+    if isinstance(value, str) and value:
+        return Point(value, named(section, value, settings))
+    if (
+        not isinstance(value, Mapping)
+        or not isinstance(value.get("label"), str)
+        or not value["label"].strip()
+    ):
+        raise ConfigError(
+            f"{where} has {value!r}; write a name, or a mapping with a label and settings: "
+            f"{{label: mine, {section}: {{name: ...}}}}."
+        )
+    return Point(str(value["label"]), {key: item for key, item in value.items() if key != "label"})
+
+
+def named(section: str, name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The change a plain name stands for."""
+    if section == "model":
+        return {"model.name": name}  # size and norm are the same for every network
+    before = settings.get(section)
+    if isinstance(before, Mapping) and before.get("name") == name:
+        return {}
+    return {section: {"name": name}}
+
+
+def laid_over(settings: Mapping[str, Any], changes: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The settings with changes at dotted names; a whole section is replaced."""
+    result = copy.deepcopy(dict(settings))
+    for key, value in changes.items():
+        try:
+            put(result, str(key), copy.deepcopy(value))
+        except (AttributeError, TypeError):
+            raise ConfigError(f"{where}: '{key}' goes into a setting that is a single value.") from None
+    return result
+
+
+# Seeds and folds
+
+
+def seeds_of(given: Any, first: int) -> list[int]:
+    """A number counts from the configuration's seed; a list is taken as it is.
+
+    >>> seeds_of(3, 42), seeds_of([1, 5], 42), seeds_of(None, 42)
+    ([42, 43, 44], [1, 5], [42])
+    """
+    if given is None:
+        return [first]
+    if is_count(given):
+        return [first + number for number in range(given)]
+    return whole_numbers("seeds", given)
+
+
+def folds_of(given: Any) -> int | None:
+    """How many folds there are; None for no folds."""
+    if given is None:
+        return None
+    if is_count(given) and given >= 2:
+        return int(given)
+    raise ConfigError(f"folds is {given!r}; it must be a number of folds, at least 2.")
+
+
+def is_count(given: Any) -> bool:
+    if isinstance(given, bool) or not isinstance(given, int):
+        return False
+    if not 1 <= given <= 1000:
+        raise ConfigError(f"{given} seeds or folds; give 1 to 1000, or a list of seeds.")
+    return True
+
+
+def whole_numbers(what: str, given: Any) -> list[int]:
+    values = list(given) if isinstance(given, list | tuple) else []
+    good = all(isinstance(value, int) and not isinstance(value, bool) for value in values)
+    if not values or not good or len(set(values)) < len(values):
+        raise ConfigError(f"{what} is {given!r}; it must be a number, or a list of different whole numbers.")
+    return values

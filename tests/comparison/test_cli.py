@@ -1,0 +1,190 @@
+"""`wardround compare` as a person meets it: lines in a pipe, a table on a terminal, exit codes."""
+
+import io
+import json
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+from helpers import settings
+from pytest import CaptureFixture, MonkeyPatch, fixture, mark, raises
+from rich.console import Console
+
+import wardround as wr
+from wardround import batch, cli
+from wardround.cli import common
+from wardround.cli import compare as command
+from wardround.comparison import run
+from wardround.errors import WardroundError
+
+
+class Here:
+    """Stands in for a process: trains at once, in this one."""
+
+    returncode = 0
+
+    def __init__(self, words: list[str]) -> None:
+        self.errors = ""
+        try:
+            wr.run(words[4], resume="--resume" in words, overwrite="--overwrite" in words)
+        except WardroundError as error:
+            self.errors, self.returncode = f"error {error}\n", error.exit_code
+
+    def poll(self) -> int:
+        return self.returncode
+
+    def communicate(self) -> tuple[str, str]:
+        return "", self.errors
+
+
+@fixture(autouse=True)
+def quick(monkeypatch: MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(batch, "launch", Here)
+    monkeypatch.setattr(batch, "POLL_SECONDS", 0)
+    yield
+
+
+@fixture
+def config(tmp_path: Path) -> Path:
+    values = {**settings(tmp_path / "out", rounds=1), "sweep": {"methods": ["fedavg", "local"]}}
+    path = tmp_path / "sweep.yaml"
+    path.write_text(yaml.safe_dump(values))
+    return path
+
+
+def call(monkeypatch: MonkeyPatch, capsys: CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    monkeypatch.setattr(sys, "argv", ["wardround", "compare", *arguments])
+    for console in (common.out, common.err):
+        monkeypatch.setattr(console, "soft_wrap", True)
+    with raises(SystemExit) as ended:
+        cli.main()
+        raise SystemExit(0)
+    shown = capsys.readouterr()
+    return (ended.value.code if isinstance(ended.value.code, int) else 0), shown.out, shown.err
+
+
+def test_a_pipe_gets_a_line_a_cell_and_the_tables(
+    config: Path, monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
+) -> None:
+    code, out, err = call(monkeypatch, capsys, str(config), "--seeds", "1,2")
+
+    assert code == 0
+    assert "tiny: 4 cells" in err and "local, seed 2: dice 0." in err and "(4 of 4)" in err
+    assert "| method | east | north | south | mean |" in out and "p (Holm)" in out
+    again = call(monkeypatch, capsys, str(config), "--seeds", "1,2")
+    assert again[1] == out and "4 cells, 4 done, 0 to go on with" in again[2]
+
+
+def test_json_is_one_object(config: Path, monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]) -> None:
+    code, out, err = call(monkeypatch, capsys, str(config), "--json", "--methods", "fedavg")
+    found = json.loads(out)
+
+    assert code == 0 and err == ""
+    assert found["done"] == 1 and found["metrics"]["dice"]["summaries"][0]["label"] == "fedavg"
+
+
+def test_failures_are_listed_and_give_exit_code_1(
+    config: Path, monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
+) -> None:
+    bad = "{name: sgd, learning_rate: 1e30}"
+    code, out, err = call(
+        monkeypatch, capsys, str(config), "-q", "--set", f"sweep.optimizer=[{bad}, {{name: adam}}]",
+        "--set", "local_epochs=3", "--methods", "fedavg",
+    )  # fmt: skip
+
+    assert code == 1 and "1 of 2 cells failed" in err and "the loss became NaN" in err
+    assert "| method |" in out
+
+
+@mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["{config}", "--methods", "fedavg,fedprx"], "row 'fedprx': method.name is 'fedprx'"),
+        (["{config}", "--seeds", "x"], "--seeds is 'x'"),
+        (["{config}", "--folds", "3"], "splits needs real data"),
+        (["{config}", "--reference", "lokal"], "Did you mean 'local'"),
+        (["{config}", "--hold-out", "nort"], "Did you mean 'north'"),
+        (["{config}", "--leave-one-out"], "gives no common model"),
+        (["{config}", "--jobs", "0"], "jobs is 0"),
+        (["{config}", "-o", "/proc/nope"], "cannot be written"),
+        (["none.yaml"], "error none.yaml does not exist"),
+        (["safcf-table2"], "needs data"),
+    ],
+)
+def test_mistakes_are_one_sentence_and_exit_code_2(
+    arguments: list[str],
+    sentence: str,
+    config: Path,
+    monkeypatch: MonkeyPatch,
+    capsys: CaptureFixture[str],
+) -> None:
+    code, out, err = call(monkeypatch, capsys, *(word.format(config=config) for word in arguments))
+
+    assert code == 2 and sentence in err and "Traceback" not in err and out == ""
+
+
+def test_ctrl_c_says_how_to_go_on(
+    config: Path, monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
+) -> None:
+    def interrupted(*_: Any, **__: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run, "run_each", interrupted)
+    before = signal.getsignal(signal.SIGTERM)
+    code, _, err = call(monkeypatch, capsys, str(config))
+
+    assert code == 130 and "the same command goes on" in err
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+# On a terminal
+
+
+def screen_of(config: Path, tmp_path: Path, seeds: int) -> Any:
+    grid, _ = run.plan(
+        config,
+        dict.fromkeys(("methods", "objectives", "models", "folds", "reference"), None) | {"seeds": seeds},
+        run.HoldOut(),
+    )
+    screen = command.Screen()
+    screen.on_plan(grid, {})
+    return screen
+
+
+def drawn(screen: Any) -> str:
+    console = Console(width=120, record=True, file=io.StringIO())
+    console.print(screen.table())
+    return console.export_text()
+
+
+def test_the_live_table_fills_in(config: Path, tmp_path: Path) -> None:
+    screen = screen_of(config, tmp_path, 2)
+    screen.on_rounds("fedavg-seed42", 3, 10)
+    screen.on_end("local-seed42", 0.75, None)
+    screen.on_end("local-seed43", None, "boom")
+    text = drawn(screen)
+
+    assert "seed 42" in text and "3/10" in text and "0.750" in text and "failed" in text and "waits" in text
+    assert "2 of 4 cells" in text
+
+
+def test_many_seeds_become_a_count(config: Path, tmp_path: Path) -> None:
+    screen = screen_of(config, tmp_path, 9)
+    screen.on_end("local-seed42", 0.75, None)
+    text = drawn(screen)
+
+    assert "1 of 9" in text and "seed 44" not in text
+
+
+def test_the_table_is_marked_on_a_terminal(
+    config: Path, monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
+) -> None:
+    call(monkeypatch, capsys, str(config), "-q")
+    console = Console(force_terminal=True, width=200, color_system="standard")
+    monkeypatch.setattr(command, "out", console)
+    _, out, _ = call(monkeypatch, capsys, str(config), "-q")
+
+    assert "\x1b[1m0." in out and "\x1b[4m0." in out  # bold and underlined

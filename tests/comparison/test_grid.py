@@ -1,0 +1,279 @@
+"""Sweeps become rows and cells; every mistake is found before anything runs, and named."""
+
+from pathlib import Path
+from typing import Any
+
+from helpers import settings
+from pydantic import BaseModel
+from pytest import LogCaptureFixture, mark, raises
+
+from wardround.comparison.grid import HoldOut, build_grid, cell_name, fold_setting, rows_of
+from wardround.comparison.run import plan
+from wardround.comparison.sweep import read_sweep, seeds_of
+from wardround.config import load_config
+from wardround.errors import ConfigError
+
+NOTHING: dict[str, Any] = dict.fromkeys(
+    ("methods", "objectives", "models", "seeds", "folds", "reference"), None
+)
+
+
+def grid_of(sweep: Any = None, hold_out: HoldOut | None = None, options: Any = None, **changes: Any) -> Any:
+    values = {**settings(Path("unused"), **changes), "sweep": sweep or {}}
+    return plan(values, {**NOTHING, **(options or {})}, hold_out or HoldOut())[0]
+
+
+def labels(sweep: Any, **changes: Any) -> list[str]:
+    return [row.label for row in grid_of(sweep, **changes).rows]
+
+
+# Rows
+
+
+def test_axes_multiply_and_name_the_rows() -> None:
+    sweep = {
+        "methods": ["fedavg", "local"],
+        "objectives": ["dice", "dice_bce"],
+        "optimizer.learning_rate": [0.01],
+    }
+
+    assert labels(sweep) == ["fedavg, dice", "fedavg, dice_bce", "local, dice", "local, dice_bce"]
+
+
+def test_without_a_sweep_the_configuration_is_the_only_row() -> None:
+    assert labels({}, method={"name": "local"}) == ["local"]
+    assert labels({"objectives": ["dice"]}) == ["dice"]
+
+
+def test_any_setting_can_be_swept() -> None:
+    grid = grid_of({"optimizer.learning_rate": [1e-3, 1e-2], "rounds": [1, 2]})
+
+    assert grid.rows[0].label == "learning_rate=0.001, rounds=1" and len(grid.cells) == 4
+    assert grid.cells[3].settings["rounds"] == 2
+    assert grid.cells[3].settings["optimizer"]["learning_rate"] == 0.01
+
+
+def test_a_mapping_has_a_label_and_replaces_what_it_names() -> None:
+    entry = {"label": "mine", "method": {"name": "fedevi", "delta": 2.0}, "optimizer.learning_rate": 0.5}
+    row = grid_of({"methods": ["fedavg", entry]}).rows[1]
+
+    assert row.label == "mine" and row.method == "fedevi"
+    assert row.settings["method"] == {"name": "fedevi", "delta": 2.0}
+    assert row.settings["optimizer"] == {"learning_rate": 0.5}
+
+
+def test_a_name_keeps_the_settings_of_the_same_method_and_drops_those_of_others() -> None:
+    grid = grid_of({"methods": ["fedavg", "fedevi"]}, method={"name": "fedevi", "delta": 3.0})
+
+    assert [row.settings["method"] for row in grid.rows] == [
+        {"name": "fedavg"},
+        {"name": "fedevi", "delta": 3.0},
+    ]
+
+
+def test_options_replace_the_file_and_find_its_labels() -> None:
+    entry = {"label": "mine", "method": {"name": "fedevi", "delta": 2.0}}
+    grid = grid_of(
+        {"methods": ["fedavg", entry], "seeds": 5}, options={"methods": ["local", "mine"], "seeds": [7]}
+    )
+
+    assert [row.label for row in grid.rows] == ["local", "mine"]
+    assert grid.rows[1].settings["method"]["delta"] == 2.0 and list(grid.seeds) == [7]
+
+
+def test_the_configuration_is_not_changed() -> None:
+    values: dict[str, Any] = {
+        "optimizer": {"learning_rate": 1.0},
+        "sweep": {"optimizer.learning_rate": [2.0]},
+    }
+    rows_of(read_sweep(values))
+
+    assert values["optimizer"] == {"learning_rate": 1.0}
+
+
+# The reference
+
+
+@mark.parametrize(
+    ("methods", "wanted", "expected"),
+    [
+        (["local", "fedavg"], None, "fedavg"),
+        (["local", "fedevi"], None, "local"),
+        (["local", "fedevi"], "fedevi", "fedevi"),
+        (["fedavg", {"label": "mine", "method": {"name": "fedevi"}}], "fedevi", "mine"),
+    ],
+)
+def test_the_reference_is_found_by_label_or_method(methods: Any, wanted: Any, expected: str) -> None:
+    assert grid_of({"methods": methods, "reference": wanted}).reference == expected
+
+
+# Cells
+
+
+def test_seeds_count_from_the_seed_of_the_configuration() -> None:
+    assert seeds_of(2, 7) == [7, 8]
+    assert [cell.seed for cell in grid_of({"seeds": [3, 1]}).cells] == [3, 1]
+
+
+def test_made_up_patients_are_the_same_for_all_seeds() -> None:
+    cells = grid_of({"seeds": 2}, seed=5).cells
+    plain = load_config(settings(Path("unused"), seed=5))
+    first, second = (load_config(cell.settings) for cell in cells)
+
+    assert first.seed != second.seed and first.data == second.data
+    assert first.data.phantom.seed is not None and plain.data.phantom.seed is None
+    from wardround.data.federation import open_federation
+
+    one = open_federation(plain.data, 5).load("north").test.batch([0]).image
+    other = open_federation(second.data, 6).load("north").test.batch([0]).image
+    assert bool((one == other).all())  # those of the plain run
+
+
+def test_patients_of_a_fixed_seed_are_left_alone() -> None:
+    phantom = {"hospitals": 2, "size": 16, "cases": 8, "seed": 11}
+
+    assert grid_of({}, data={"phantom": phantom}).cells[0].settings["data"]["phantom"]["seed"] == 11
+
+
+@mark.parametrize("label", ["<script>", "../../x", "a" * 300, "a/b", "\u202ex", "..", "=1"])
+def test_hostile_labels_make_harmless_folder_names(label: str) -> None:
+    grid = grid_of({"methods": ["fedavg", {"label": label, "method": {"name": "local"}}]})
+    name = grid.cells[1].name
+
+    assert "/" not in name and not name.startswith(".") and len(name) < 100 and name.isascii()
+    assert len(load_config(grid.cells[1].settings).name) <= 200
+
+
+def test_different_cells_have_different_names() -> None:
+    names = [
+        cell_name(row, 1, fold, held)
+        for row in ("a", "a b", "a_b")
+        for fold in (None, 1)
+        for held in ((), ("n",), ("n", "m"))
+    ]
+
+    assert len(set(names)) == len(names)
+
+
+# Held-out clients
+
+
+def test_leave_one_out_has_a_cell_for_each_client_in_which_it_does_not_train() -> None:
+    grid = grid_of({}, HoldOut(each=True))
+
+    assert {cell.held_out for cell in grid.cells} == {("north",), ("east",), ("south",)}
+    for cell in grid.cells:
+        assert set(cell.settings["participation"]) == {"north", "east", "south"} - set(cell.held_out)
+
+
+def test_several_clients_are_held_out_together() -> None:
+    cells = grid_of({}, HoldOut(("south", "north"))).cells
+
+    assert len(cells) == 1 and cells[0].settings["participation"] == ["east"]
+
+
+def test_named_participants_stay_the_only_ones() -> None:
+    assert grid_of({}, HoldOut(("north",)), participation=["north", "east"]).cells[0].settings[
+        "participation"
+    ] == ["east"]
+
+
+# Mistakes
+
+
+@mark.parametrize(
+    ("sweep", "sentence"),
+    [
+        ({"methods": ["fedavg", "fedavgg"]}, "row 'fedavgg': method.name is 'fedavgg'. Did you mean 'fedavg'"),
+        ({"methods": "fedavg"}, "sweep.methods is 'fedavg'; it must be a list"),
+        ({"methods": []}, "sweep.methods is \\[\\]; it must be a list"),
+        ({"methods": ["fedavg", "fedavg"]}, "sweep.methods has 'fedavg' twice"),
+        ({"methods": [{"method": {"name": "local"}}]}, "a mapping with a label"),
+        ({"methods": [3]}, "write a name"),
+        ({"methods": [{"label": "x", "rounds.deep": 1}]}, "row 'x': 'rounds.deep' goes into a setting that is a single value"),
+        ({"method": ["fedavg"]}, "Write sweep.methods"),
+        ({"seed": [1]}, "Write sweep.seeds"),
+        ({"method_": 3}, "Did you mean 'methods'"),
+        ({"roundz": [1]}, "roundz is not a setting"),
+        ({"seeds": 0}, "0 seeds or folds"),
+        ({"seeds": [1, 1]}, "different whole numbers"),
+        ({"seeds": "three"}, "seeds is 'three'"),
+        ({"seeds": [True]}, "different whole numbers"),
+        ({"folds": 3}, "splits needs real data"),
+        ({"folds": 1}, "at least 2"),
+        ({"reference": "fedprox"}, "reference is 'fedprox', which is no row"),
+        ([1], "it must map settings to lists"),
+        ({"seeds": 1000, "rounds": [1, 2, 3, 4, 5, 6]}, "6000 cells"),
+    ],
+)  # fmt: skip
+def test_mistakes_are_one_sentence(sweep: Any, sentence: str) -> None:
+    with raises(ConfigError, match=sentence) as caught:
+        grid_of(sweep)
+
+    assert "\n" not in str(caught.value)
+
+
+@mark.parametrize(
+    ("hold_out", "changes", "sentence"),
+    [
+        (HoldOut(("nort",)), {}, "not a client. Did you mean 'north'"),
+        (HoldOut(("north", "east", "south")), {}, "nobody is left to train"),
+        (HoldOut(("north",), each=True), {}, "not both"),
+        (HoldOut(("north",)), {"method": {"name": "local"}}, "gives no common model"),
+        (HoldOut(("north",)), {"method": {"name": "centralised"}}, "trains on everybody's cases"),
+        (HoldOut(("north",)), {"participation": 0.5}, "participation is 0.5"),
+        (HoldOut(("north",)), {"participation": ["north"]}, "nobody is left to train"),
+    ],
+)
+def test_clients_that_cannot_be_held_out_are_refused(hold_out: HoldOut, changes: Any, sentence: str) -> None:
+    with raises(ConfigError, match=sentence):
+        grid_of({}, hold_out, **changes)
+
+
+def test_the_file_is_named_once(tmp_path: Path) -> None:
+    path = tmp_path / "bad.yaml"
+    path.write_text("rounds: 0")
+
+    with raises(ConfigError, match="bad.yaml: row 'fedavg': rounds is 0") as caught:
+        plan(path, NOTHING, HoldOut())
+    assert str(caught.value).count("bad.yaml") == 1
+
+
+def test_data_are_looked_at_before_anything_runs(tmp_path: Path) -> None:
+    with raises(ConfigError, match="cell 'fedavg, seed 42': .*nowhere"):
+        grid_of({}, data={"folders": {"root": str(tmp_path / "nowhere"), "size": [16, 16]}})
+
+
+def test_a_warning_is_told_once_a_row(caplog: LogCaptureFixture) -> None:
+    objective = {"name": "cfsl", "contrast": "literal"}
+    with caplog.at_level("WARNING", logger="wardround.config"):
+        grid_of({"seeds": 4}, method={"name": "safcf"}, objective=objective)
+
+    assert len({record.message for record in caplog.records}) == len(caplog.records)
+
+
+# Folds
+
+
+def test_folds_are_set_where_the_data_settings_have_them() -> None:
+    class Splits(BaseModel):
+        by: str = ""
+        fold: int = 0
+        folds: int = 5
+
+    class Source(BaseModel):
+        splits: Splits = Splits()
+
+    class Data(BaseModel):
+        phantom: int = 3
+        source: Source | None = None
+
+    class Laid(BaseModel):
+        splits: dict[str, int] | None = None  # laid over a file's own
+
+    assert fold_setting(Data) == "data.source.splits" and fold_setting(Laid) == "data.splits"
+
+
+def test_rows_are_needed() -> None:
+    with raises(ConfigError, match="nothing to compare"):
+        build_grid([])

@@ -1,0 +1,98 @@
+"""A paper's table as a comparison: its rows and seeds, and the printed numbers beside ours."""
+
+from pathlib import Path
+from typing import Any
+
+from pytest import approx, mark, raises
+
+from wardround import papers
+from wardround.comparison.grid import HoldOut
+from wardround.comparison.presets import preset_name, printed_values, published_note
+from wardround.comparison.run import plan
+from wardround.errors import ConfigError
+
+NOTHING: dict[str, Any] = dict.fromkeys(
+    ("methods", "objectives", "models", "seeds", "folds", "reference"), None
+)
+DATA = ["data.phantom.hospitals=4", "data.phantom.size=32", "data.phantom.cases=8", "model.levels=3"]
+TWO = {**NOTHING, "methods": ["FedAvg", "FedEvi"]}
+
+
+def planned(name: Any, options: Any = TWO, overrides: Any = DATA) -> Any:
+    return plan(name, options, HoldOut(), overrides)[0]
+
+
+def test_a_preset_brings_rows_and_seeds() -> None:
+    grid = planned("fedevi-table1")
+
+    assert [row.label for row in grid.rows] == ["FedAvg", "FedEvi"] and list(grid.seeds) == [1, 2, 3]
+    assert grid.reference == "FedAvg" and grid.preset == grid.name == "fedevi-table1"
+    assert grid.rows[0].settings["objective"] == {"name": "dice"} and len(grid.cells) == 6
+
+
+def test_the_file_of_a_preset_is_the_preset() -> None:
+    path = papers.folder() / "safcf-table2.yaml"
+
+    assert preset_name(path) == preset_name(str(path)) == preset_name("safcf-table2") == "safcf-table2"
+    assert preset_name("quickstart") is None and preset_name({}) is None
+
+
+def test_an_ordinary_file_of_the_same_name_is_no_preset(tmp_path: Path) -> None:
+    (tmp_path / "safcf-table2.yaml").write_text("rounds: 3")
+
+    assert preset_name(tmp_path / "safcf-table2.yaml") is None
+
+
+def test_one_federation_of_a_table_is_compared() -> None:
+    grid = planned("fedevi-table4", NOTHING, [*DATA, "datasets=prostate", "seed=5"])
+
+    assert all(row.label.endswith(", prostate") for row in grid.rows) and len(grid.rows) == 5
+
+
+def test_rows_that_cannot_run_are_left_out_and_told() -> None:
+    grid = planned("fedevi-table1", {**NOTHING, "methods": ["FedAvg", "FedLAW"], "seeds": 1})
+
+    assert [row.label for row in grid.rows] == ["FedAvg"] and "Not run: FedLAW" in grid.notes[0]
+
+
+@mark.parametrize(
+    ("options", "overrides", "sentence"),
+    [
+        (NOTHING, [], "needs data.*Kvasir.*data.federation"),
+        ({**NOTHING, "methods": ["FedAvgg"]}, DATA, "has no row 'FedAvgg'. Did you mean 'FedAvg'"),
+        ({**NOTHING, "objectives": ["dice"]}, DATA, "rows of its own"),
+        (NOTHING, [*DATA, "datasets=brain"], "datasets is 'brain'"),
+        (TWO, [*DATA, "rounds=0"], "nothing can be run. Not run: FedAvg .rounds is 0"),
+    ],
+)
+def test_mistakes_are_one_sentence(options: Any, overrides: Any, sentence: str) -> None:
+    with raises(ConfigError, match=sentence):
+        planned("fedevi-table1", options, overrides)
+
+
+def test_printed_percent_become_shares_and_other_units_are_left_out() -> None:
+    preset = papers.load("fedevi-table1")
+    printed = printed_values(preset)["FedAvg"]
+    value = preset.published.rows["FedAvg"]["mean"]["dice"]
+
+    assert printed["dice"]["mean"].mean == approx(value.mean / 100)
+    assert "hd95_pooled" not in printed  # in pixels
+
+
+def test_a_merged_test_set_stands_under_the_weighted_mean() -> None:
+    assert list(printed_values(papers.load("safcf-table2"))["FedAvg"]["dice"]) == ["weighted mean"]
+
+
+def test_the_note_names_the_paper_and_what_cannot_be_compared() -> None:
+    note = published_note(papers.load("fedevi-table1"), ["Kvasir"], made_up=True)
+
+    assert "FedEvi" in note and "Table 1" in note and "left out: ETIS, ColonDB, ClinicDB" in note
+    assert "cannot be compared" in note
+
+
+def test_every_preset_that_runs_something_can_be_planned() -> None:
+    for name in papers.names():
+        preset = papers.load(name)
+        printed_values(preset)
+        for cell in preset.cells():
+            assert cell.datasets in preset.datasets
