@@ -1,4 +1,4 @@
-"""Writes docs/reference/configuration.md and the tables of docs/methods/README.md from the classes themselves.
+"""Writes docs/reference/configuration.md and the tables of docs/methods/README.md from the classes.
 
     python docs/make_reference.py --write      # without --write the reference is printed
 

@@ -8,7 +8,6 @@ from types import ModuleType
 
 from pytest import MonkeyPatch, fixture, mark
 
-
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted(
     [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *ROOT.glob("docs/**/*.md")]

@@ -265,7 +265,7 @@ def broken_files(folder: Path) -> dict[str, str]:
     save_nifti(folder / "complex.nii.gz", np.ones((3, 4, 5), np.complex64))
     return {
         "empty.nii.gz": "empty", "empty.png": "empty", "truncated.nii.gz": "too early",
-        "truncated.nii": "cut off or damaged", "last_bytes.nii.gz": "too early", "flipped.nii.gz": "CRC",
+        "truncated.nii": "damaged", "last_bytes.nii.gz": "too early", "flipped.nii.gz": "CRC",
         "text.nii.gz": "not a NIfTI", "short.nii": "not a NIfTI", "text.png": "cannot identify",
         "truncated.png": "truncated", "truncated.jpg": "truncated", "objects.npy": "plain NumPy",
         "text.npy": "plain NumPy", "text.npz": "npz", "loop.nii.gz": "symbolic links", "dangling.nii.gz": "link",

@@ -222,7 +222,10 @@ def _nifti(stream: io.BufferedIOBase, path: Path, label: bool) -> Raw:
     claimed = math.prod(shape) * loaded.get_data_dtype().itemsize
     packed = isinstance(stream, gzip.GzipFile)
     if math.prod(shape) > MAX_VALUES or claimed > path.stat().st_size * (MOST_PACKED if packed else 1):
-        raise DataError(f"{path} claims to hold {_by(shape)} values, more than a file of its size can: it is cut off or damaged.")
+        raise DataError(
+            f"{path} claims to hold {_by(shape)} values, more than a file of its size can: it is cut off or "
+            "damaged."
+        )
     if loaded.get_data_dtype().fields is not None:
         parts = np.asanyarray(loaded.dataobj)
         values = np.stack([parts[colour] for colour in "RGB"], axis=-1)
