@@ -1,5 +1,6 @@
 # make demo   three made-up hospitals, a table and a picture
 # make test   formatting, types and all tests
+# make browser   the report in a real browser (Chromium), skipped where there is none
 # Both set up .venv on first use and start at once afterwards.
 
 PYTHON ?= python3
@@ -7,7 +8,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test check format bench clean
+.PHONY: help install demo test browser check format bench clean
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -42,6 +43,13 @@ check: $(VENV)/.installed-test
 format: $(VENV)/.installed-test
 	@$(BIN)/ruff format --quiet .
 	@$(BIN)/ruff check --quiet --fix .
+
+browser: $(VENV)/.installed-test
+	@command -v chromium >/dev/null || (apt-get update -qq && apt-get install -y -qq chromium) >/dev/null 2>&1 \
+	  || echo "Chromium cannot be installed here: the browser tests will be skipped."
+	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[browser]' \
+	  || echo "Playwright cannot be installed here: the browser tests will be skipped."
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -rs tests/browser
 
 bench: $(VENV)/.installed
 	@$(BIN)/python benchmarks/engine_overhead.py

@@ -129,9 +129,7 @@ def federation(
     transport = Loop(method, trained) if trained else Script([m for m in members if isinstance(m, Answer)])
     clients = Clients(
         transport,
-        [
-            Registration(name, count, tensors=tensors, trainable=("w",)) for name, count in everyone.items()
-        ],
+        [Registration(name, count, tensors=tensors, trainable=("w",)) for name, count in everyone.items()],
         rounds=10,
         min_clients=1,
         tasks=dict.fromkeys(method.tasks, method.up),

@@ -160,7 +160,7 @@ def start(
         (folder / name / "records.jsonl").unlink(
             missing_ok=True
         )  # an earlier run's rounds are not this one's
-    command = [sys.executable, "-m", "wardround", "train", str(path), "--quiet"]
+    command = [sys.executable, "-m", "wardround", "train", str(path), "--quiet", "--no-report"]
     command.append("--resume" if resume else "--overwrite")
     return launch(command)
 

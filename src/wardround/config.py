@@ -156,6 +156,9 @@ class Config(Settings):
     deadline: float = Field(3600.0, gt=0, description="seconds a client may take for one task")
     evaluate: EvaluateSettings = EvaluateSettings()
     compute: ComputeSettings = ComputeSettings()
+    trackers: tuple[Literal["tensorboard", "mlflow"], ...] = Field(
+        (), description="who else keeps the numbers; each needs its extra, for example wardround[mlflow]"
+    )
 
     @field_validator("participation")
     @classmethod

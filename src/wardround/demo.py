@@ -14,6 +14,7 @@ from typing import Any
 
 from wardround.api import Result
 from wardround.batch import Watch, run_all
+from wardround.reporting.report import write_report
 from wardround.reporting.tables import Table, method_table
 
 SETTINGS: dict[str, Any] = {
@@ -38,12 +39,13 @@ PAPERS = {"safcf": "SAFCF", "fsf3a": "FSF3A", "fedevi": "FedEvi", "aaw": "FedAvg
 
 @dataclass(frozen=True)
 class Demo:
-    """What the demo shows: two tables, a sentence, a picture, and the same as plain facts."""
+    """What the demo shows: two tables, a sentence, a picture, a page, and the same as plain facts."""
 
     references: Table
     papers: Table
     sentence: str
     picture: Path
+    report: Path
     facts: dict[str, Any]
 
 
@@ -74,7 +76,9 @@ def run_demo(folder: Path, *, seed: int = 42, watch: Watch | None = None) -> Dem
         "local_elsewhere": elsewhere,
         "fedavg_mean": fedavg,
     }
-    return Demo(references, papers, sentence, results["fedavg"].folder / "overlays.png", facts)
+    picture = results["fedavg"].folder / "overlays.png"
+    page = write_report([result.folder for result in results.values()], folder / "report.html")
+    return Demo(references, papers, sentence, picture, page, facts)
 
 
 def one_run(method: str, seed: int) -> dict[str, Any]:

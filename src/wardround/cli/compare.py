@@ -18,6 +18,7 @@ from rich.markup import escape
 from rich.table import Table as RichTable
 
 from wardround.cli.common import Debug, Json, Quiet, Set, app, configure_logging, err, out
+from wardround.cli.runs import write_page
 
 MOST_COLUMNS = 6  # seeds and folds shown side by side while the runs go on; more become a count
 MARKS = ("{}", "[bold]{}[/]", "[underline]{}[/]")
@@ -89,6 +90,7 @@ def compare(
         out.print_json(json.dumps(as_json(found)))
     else:
         show(found)
+    write_page(folder)
     if found.failures:
         raise typer.Exit(1)
 
@@ -239,7 +241,7 @@ def show(found: Any) -> None:
             if crossed is not None:
                 print_marked(crossed)
                 out.print()
-        out.print(f"Tables, statistics and all runs: [bold]{escape(str(found.folder))}[/]")
+        out.print(f"Report, tables, statistics and all runs: [bold]{escape(str(found.folder))}[/]")
     titles = {cell.name: cell.title for cell in found.cells}
     if found.failures:
         err.print(f"[bold red]{len(found.failures)} of {len(found.cells)} cells failed[/]")

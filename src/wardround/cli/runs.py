@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,6 +21,8 @@ def train(
     set_: Set = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue from the last checkpoint.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier run.")] = False,
+    open_: Annotated[bool, typer.Option("--open", help="Watch the run in the browser.")] = False,
+    page: Annotated[bool, typer.Option("--report/--no-report", help="Write report.html at the end.")] = True,
     json_: Json = False,
     quiet: Quiet = False,
     debug: Debug = False,
@@ -35,11 +39,13 @@ def train(
         source = config / "config.yaml"
         overrides.insert(0, f"output={json.dumps(str(config))}")
     checked = load_config(source, overrides)
-    with live(quiet or json_) as screen:
+    with watched(checked.folder, open_), live(quiet or json_) as screen:
         experiment = Experiment(checked, listener=screen)
         with stopping_at_a_round_end(lambda: setattr(experiment, "stop_requested", True)):
             outcome = experiment.run(resume=resume, overwrite=overwrite)
     result = Result(checked, outcome)
+    if outcome.status == "done" and page:
+        write_page(checked.folder)
     if json_:
         out.print_json(json.dumps(result.summary))
     elif outcome.status == "done":
@@ -77,7 +83,7 @@ def demo(
     out.print(f"\n{escape(shown.sentence)}\n")
     print_table(shown.papers)
     out.print()
-    out.print(f"Pictures: [bold]{escape(str(shown.picture))}[/]   Runs: {escape(str(output))}")
+    out.print(f"Report: [bold]{escape(str(shown.report))}[/]   Runs: {escape(str(output))}")
 
 
 def show_result(result: Any) -> None:
@@ -90,4 +96,27 @@ def show_result(result: Any) -> None:
         f"{outcome.progress.seconds:.1f} s in rounds."
     )
     out.print(f"Final parameters: sha256 {summary['params_sha256'][:16]}...")
-    out.print(f"Everything is in [bold]{escape(str(config.folder))}[/]; pictures in overlays.png")
+    out.print(f"Everything is in [bold]{escape(str(config.folder))}[/]; open report.html first.")
+
+
+def write_page(folder: Path) -> None:
+    """The run's page; a run that went well is not spoilt by a page that cannot be drawn."""
+    from wardround.reporting.report import write_report
+
+    try:
+        write_report([folder])
+    except Exception as error:
+        err.print(f"The report could not be written: {escape(str(error))}. Try: wardround report {folder}")
+
+
+@contextmanager
+def watched(folder: Path, wanted: bool) -> Iterator[None]:
+    """The run's page on this machine's own address while it goes on, if wanted."""
+    if not wanted:
+        yield
+        return
+    from wardround.reporting.watch import serve
+
+    with serve(folder, open_browser=True, until_done=False) as page:
+        err.print(f"Watch it at {page.url}")
+        yield

@@ -41,6 +41,7 @@ from wardround.params import Params
 from wardround.reporting.pictures import draw_overlays
 from wardround.reporting.records import Egress, append_lines, keep_lines, read_lines
 from wardround.reporting.tables import case_rows
+from wardround.reporting.trackers import open_trackers
 from wardround.storage import file_name, write_json, write_text
 
 log = logging.getLogger(__name__)
@@ -178,7 +179,7 @@ class Experiment:
         """A resumed run must be the same run."""
         before, now = load_config(path).as_dict(), self.config.as_dict()
         for key in now:
-            if key in ("output", "name", "compute", "deadline", "retries"):
+            if key in ("output", "name", "compute", "deadline", "retries", "trackers"):
                 continue
             if json.dumps(before[key], default=str) != json.dumps(now[key], default=str):
                 raise CheckpointError(
@@ -290,10 +291,11 @@ class Experiment:
     def _rounds(self, clients: Clients, egress: Egress, state: ServerState, progress: Progress) -> Outcome:
         config = self.config
         self.listener.on_start(config, state.round)
+        tracking = open_trackers(config.trackers, self.folder, config.as_dict(), state.round)
         while state.round < config.rounds:
             if self.stop_requested:
                 egress.flush()
-                self._write_result(Outcome("stopped", state, progress))
+                tracking.on_end(self._write_result(Outcome("stopped", state, progress)))
                 return Outcome("stopped", state, progress)
             started = time.perf_counter()
             number = state.round
@@ -308,7 +310,10 @@ class Experiment:
             self.checkpoints.save(state.round, state.params, state.memory, progress.facts())
             self.checkpoints.remove_other_best(progress.best_file)
             self.listener.on_record(record)
-        return self._finish(clients, egress, state, progress)
+            tracking.on_record(record)
+        outcome = self._finish(clients, egress, state, progress)
+        tracking.on_end(self._write_result(outcome))
+        return outcome
 
     def _one_round(self, clients: Clients, state: ServerState) -> ServerState:
         """One round of the method; with too few answers it is repeated, then the run stops."""
@@ -410,7 +415,6 @@ class Experiment:
         if settings.overlays:
             self._draw(clients, params, chosen)
         egress.flush()
-        self._write_result(outcome)
         return outcome
 
     def _cross_site(
@@ -457,7 +461,8 @@ class Experiment:
         record["seconds"] = seconds
         return record | exchange_facts(exchanges)
 
-    def _write_result(self, outcome: Outcome) -> None:
+    def _write_result(self, outcome: Outcome) -> dict[str, Any]:
+        """result.json, and what it says."""
         progress, test = outcome.progress, outcome.test
         records = read_lines(self.folder / "records.jsonl")
         result = {
@@ -476,6 +481,7 @@ class Experiment:
             "seconds": progress.seconds,
         }
         write_json(self.folder / "result.json", result)
+        return result
 
 
 def exchange_facts(exchanges: Sequence[Exchange]) -> dict[str, Any]:
@@ -511,6 +517,8 @@ RUN_ENTRIES = (
     "result.json",
     "overlays.png",
     "report.html",
+    "tensorboard",
+    "mlflow.json",
     "checkpoints",
     "clients",
     "exchange",
