@@ -259,7 +259,7 @@ def missing_parts(cell: Cell) -> list[str]:
 
 
 def missing_data(preset: Preset, cell: Cell) -> list[str]:
-    """The data sets of a cell that cannot be read; today all, since `data` knows made-up hospitals only."""
+    """The data sets of a cell: none comes with wardround, each must be given with `data.federation`."""
     return [source.dataset for source in preset.datasets[cell.datasets].clients.values()]
 
 
@@ -468,8 +468,9 @@ def remarks(preset: Preset) -> dict[str, list[str]]:
     data = list(dict.fromkeys(name for cell in cells for name in missing_data(preset, cell)))
     if data:
         lacking.append(
-            f"Data sets: {', '.join(data)}. This version reads made-up hospitals only (data.phantom); "
-            "until that changes, a run uses those."
+            f"Data sets: {', '.join(data)}. None comes with wardround: lay out your copy (wardround datasets), "
+            "then add --set data.federation=federation.yaml to wardround compare; without it made-up hospitals "
+            "stand in."
         )
     if not cells:
         lacking.append("Nothing: this table counts data, no run belongs to it.")

@@ -38,6 +38,9 @@ def method_card(name: str) -> Table:
             "link": kind.link,
             "kind": kind.kind,
             "sends beyond the model": kind.sends,
+            "names in its replies": ", ".join(sorted(kind.up)),
+            "needs": ", ".join(sorted(kind.needs)),
+            "works under secure summation": "yes" if kind.secure_sum else "no",
             "default objective": kind.objective,
         },
     )
