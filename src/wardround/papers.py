@@ -468,9 +468,9 @@ def remarks(preset: Preset) -> dict[str, list[str]]:
     data = list(dict.fromkeys(name for cell in cells for name in missing_data(preset, cell)))
     if data:
         lacking.append(
-            f"Data sets: {', '.join(data)}. None comes with wardround: lay out your copy (wardround datasets), "
-            "then add --set data.federation=federation.yaml to wardround compare; without it made-up hospitals "
-            "stand in."
+            f"Data sets: {', '.join(data)}. None comes with wardround: lay out yours (wardround datasets) "
+            "and add --set data.federation=federation.yaml to wardround compare; without it made-up "
+            "hospitals stand in."
         )
     if not cells:
         lacking.append("Nothing: this table counts data, no run belongs to it.")

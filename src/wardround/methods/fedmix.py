@@ -27,6 +27,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from wardround.data.cases import Batch, stacked
+from wardround.data.federation import open_federation
 from wardround.data.means import GroupSize, by_grid, group_means, grouped, one_grid, some
 from wardround.engine.clients import Client, Clients
 from wardround.engine.training import Loss
@@ -123,7 +124,7 @@ class FedMix(Banked):
         if not self.uses_bank():
             return
         name = config.objective.get("name", self.objective)
-        num_classes = (config.data.folders or config.data.phantom).num_classes
+        num_classes = open_federation(config.data, config.seed).num_classes
         logits = torch.linspace(-1, 1, 4 * objective.num_outputs(num_classes), dtype=torch.float64)
         logits = logits.reshape(1, -1, 2, 2)
         try:
