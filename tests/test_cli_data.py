@@ -48,8 +48,7 @@ def test_every_step_by_itself(folder: Path, monkeypatch: MonkeyPatch, capsys: Ca
     assert prepared["prepared"] == {"east": 10, "north": 10}
     done("data", "split", "federation.yaml", "-o", "splits.json", "--set", "by=ratios")
     assert set(json.loads((folder / "splits.json").read_text())) >= {"north", "east"}
-    rows = json.loads(done("data", "partition", "federation.yaml", "--json", "--picture", "who.png"
-                           ).rpartition("]")[0] + "]")  # fmt: skip
+    rows = json.loads(done("data", "partition", "federation.yaml", "--json", "--picture", "who.png"))
     assert {row["client"] for row in rows} >= {"north", "east"}
     assert (folder / "who.png").stat().st_size > 1000
     told = done("data", "fingerprint", "federation.yaml", "-o", "told.json", "--picture", "told.png")
@@ -65,6 +64,11 @@ def test_every_step_by_itself(folder: Path, monkeypatch: MonkeyPatch, capsys: Ca
         (["datasets", "show", "polypp"], "Did you mean 'polyp'?"),
         (["data", "split", "federation.yaml", "--set", "folds=1"], "folds"),
         (["data", "prepare", "federation.yaml", "--set", "prepare.sizes=[8,8]"], "Did you mean 'size'?"),
+        (["data", "partition", "federation.yaml", "--set", "partition.kind=iid"], "write it there"),
+        (["data", "init", "data", "-o", "/proc/f.yaml"], "/proc/f.yaml cannot be written"),
+        (["data", "split", "federation.yaml", "-o", "/proc/s.json"], "/proc/s.json cannot be written"),
+        (["data", "partition", "federation.yaml", "--picture", "/proc/p.png"], "/proc/p.png cannot be"),
+        (["data", "fingerprint", "federation.yaml", "--picture", "/proc/p.png"], "/proc/p.png cannot be"),
     ],
 )
 def test_a_mistake_is_one_sentence(
@@ -78,6 +82,45 @@ def test_a_mistake_is_one_sentence(
     code, _, err = call(monkeypatch, capsys, *arguments)
 
     assert code == 2 and sentence in err and "Traceback" not in err
+
+
+def test_settings_may_be_written_as_for_training(
+    folder: Path, monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
+) -> None:
+    call(monkeypatch, capsys, "data", "init", "data", "--quiet")
+    size = ["--set", "data.prepare.size=[16, 16]"]
+    assert call(monkeypatch, capsys, "data", "prepare", "federation.yaml", *size)[0] == 0
+    kept = [json.loads(path.read_text()) for path in folder.glob(".wardround-cache/*/settings.json")]
+    assert [settings["prepare"]["size"] for settings in kept] == [[16, 16]]
+    by = ["--set", "splits.by=kfold", "--set", "data.splits.fold=1"]
+    assert call(monkeypatch, capsys, "data", "split", "federation.yaml", *by)[0] == 0
+
+
+def test_the_next_command_can_be_copied(
+    folder: Path, monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
+) -> None:
+    _, out, _ = call(monkeypatch, capsys, "data", "init", "data", "-o", "my file.yaml")
+    assert "wardround data check 'my file.yaml'" in out
+
+
+def test_a_fingerprint_leaves_out_what_cannot_be_read_and_gives_its_verdict_once(
+    folder: Path, monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
+) -> None:
+    call(monkeypatch, capsys, "data", "init", "data", "--quiet")
+    next((folder / "data").glob("*/images/*")).write_bytes(b"broken")
+    code, out, err = call(monkeypatch, capsys, "data", "fingerprint", "federation.yaml")
+    assert code == 0, err
+    assert "1 case is left out" in out and out.count("These are summary numbers") == 1
+
+
+def test_a_fingerprint_of_nothing_usable_says_why(
+    folder: Path, monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
+) -> None:
+    call(monkeypatch, capsys, "data", "init", "data", "--quiet")
+    for path in (folder / "data").glob("*/images/*"):
+        path.write_bytes(b"broken")
+    code, _, err = call(monkeypatch, capsys, "data", "fingerprint", "federation.yaml")
+    assert code == 2 and "no case is usable" in err and "cannot be read" in err
 
 
 def test_published_data_sets_are_listed_and_shown(

@@ -17,6 +17,7 @@ from wardround.batch import Watch, run_all
 from wardround.reporting.report import write_report
 from wardround.reporting.tables import Table, method_table
 
+TITLE = "Three made-up hospitals"
 SETTINGS: dict[str, Any] = {
     "rounds": 32,
     "local_epochs": 1,
@@ -77,7 +78,8 @@ def run_demo(folder: Path, *, seed: int = 42, watch: Watch | None = None) -> Dem
         "fedavg_mean": fedavg,
     }
     picture = results["fedavg"].folder / "overlays.png"
-    page = write_report([result.folder for result in results.values()], folder / "report.html")
+    folders = [result.folder for result in results.values()]
+    page = write_report(folders, folder / "report.html", title=TITLE)
     return Demo(references, papers, sentence, picture, page, facts)
 
 

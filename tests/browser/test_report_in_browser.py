@@ -204,6 +204,18 @@ CONTRAST = """() => {
 }"""
 
 
+def test_names_of_rows_are_not_broken_on_a_phone(browser: Any, report: Path) -> None:
+    page = report.with_name("long.html")
+    page.write_text(report.read_text(encoding="utf-8").replace(">local<", ">centralised<"), encoding="utf-8")
+    height = "row => row.querySelector('th').getBoundingClientRect().height"
+    with Opened(browser, page.as_uri(), viewport={"width": 390, "height": 844}) as shown:
+        rows = shown.page.locator("main tbody tr", has=shown.page.locator("th"))
+        short = rows.filter(has_text="fedavg").first.evaluate(height)
+        long = rows.filter(has_text="centralised").first.evaluate(height)
+
+    assert long == pytest.approx(short, abs=2)
+
+
 def test_without_a_script_the_page_is_still_complete(browser: Any, report: Path) -> None:
     with Opened(browser, report.as_uri(), java_script_enabled=False) as opened:
         assert opened.page.locator("article.run").count() == 2

@@ -3,9 +3,10 @@
 from pathlib import Path
 from typing import Any
 
-from pytest import approx, mark, raises
+from pytest import MonkeyPatch, approx, mark, raises
 
 from wardround import papers
+from wardround.comparison import presets
 from wardround.comparison.grid import HoldOut
 from wardround.comparison.presets import preset_name, printed_values, published_note
 from wardround.comparison.run import plan
@@ -49,7 +50,9 @@ def test_one_federation_of_a_table_is_compared() -> None:
     assert all(row.label.endswith(", prostate") for row in grid.rows) and len(grid.rows) == 5
 
 
-def test_rows_that_cannot_run_are_left_out_and_told() -> None:
+def test_rows_that_cannot_run_are_left_out_and_told(monkeypatch: MonkeyPatch) -> None:
+    told = "there is no such method"
+    monkeypatch.setattr(presets, "missing", lambda row: told if row["method"]["name"] == "fedlaw" else "")
     grid = planned("fedevi-table1", {**NOTHING, "methods": ["FedAvg", "FedLAW"], "seeds": 1})
 
     assert [row.label for row in grid.rows] == ["FedAvg"] and "Not run: FedLAW" in grid.notes[0]

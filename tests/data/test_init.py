@@ -144,9 +144,9 @@ def test_small_centres_are_held_out_and_a_lone_one_is_dealt(tmp_path: Path) -> N
     proposal = propose([tmp_path / "d"])
     assert proposal.file.held_out == ("tiny",)
     assert proposal.file.partition.kind == "iid" and proposal.file.partition.clients == 2
-    assert "held out" in " ".join(describe(proposal)) and "artificially partitioned" in " ".join(
-        describe(proposal)
-    )
+    text = " ".join(describe(proposal))
+    assert "held out" in text and "artificially partitioned" in text
+    assert "Only one client has enough cases to train, 'big'" in text and "All cases" not in text
     again(proposal.file, tmp_path)
     pictures(tmp_path / "e" / "tiny", 2)
     assert look([tmp_path / "e"]).held_out == ()
@@ -158,6 +158,16 @@ def test_a_lone_client_is_told_of_columns_that_could_divide_it(tmp_path: Path) -
     (tmp_path / "d" / "index.csv").write_text("\n".join(["centre,stem,scanner,code,id", *rows]))
     text = " ".join(describe(propose([tmp_path / "d"])))
     assert "scanner (2 values)" in text and "code" not in text
+
+
+def test_a_list_beside_the_images_that_is_not_read_is_told(tmp_path: Path) -> None:
+    pictures(tmp_path / "x", 4)
+    (tmp_path / "x" / "cases.csv").write_text("stem,patient\nc0,p\nc1,p\nc2,q\nc3,q\n")
+    assert "cases.csv beside the images is not read" in " ".join(describe(propose([tmp_path / "x"])))
+    (tmp_path / "x" / "cases.csv").rename(tmp_path / "x" / "index.csv")
+    proposal = propose([tmp_path / "x"])
+    assert "is not read" not in " ".join(describe(proposal))
+    assert {entry.group for entry in proposal.listing.entries} == {"p", "q"}
 
 
 def test_a_decathlon_task_keeps_its_names(tmp_path: Path) -> None:

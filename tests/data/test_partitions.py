@@ -165,6 +165,12 @@ def test_a_column_that_makes_no_clients_is_refused(
         deal(cases, kind="column", column=column)
 
 
+@pytest.mark.parametrize("column", [None, "scanner"])
+def test_cases_without_columns_are_told_what_to_write(column: str | None) -> None:
+    with pytest.raises(ConfigError, match="There are: none; write a list with columns"):
+        deal(entries([1, 1]), kind="column", column=column)
+
+
 def test_a_patient_with_two_values_is_refused() -> None:
     first, second, other = entries([2, 1])
     cases = [replace(first, columns={"eye": "left"}), replace(second, columns={"eye": "right"}), other]

@@ -455,3 +455,9 @@ def test_the_shared_sets_are_listed_whole(name: str, cases: int, clients: int) -
     found = listing(SHARED / name)
     assert (len(found.entries), len(found.clients), found.notes) == (cases, clients, ())
     assert all(entry.split and entry.label for entry in found.entries)
+
+
+def test_a_list_from_an_old_excel_is_told_how_to_be_saved(tmp_path: Path) -> None:
+    (tmp_path / "list.csv").write_bytes("image;label\nMüller.png;Müller_mask.png\n".encode("latin-1"))
+    with raises(DataError, match="save it as such"):
+        READERS["table"].read(tmp_path / "list.csv", None)

@@ -237,6 +237,13 @@ def test_a_single_group_trains_in_every_fold() -> None:
     assert {counts(split(client([3]), by="kfold", fold=fold)) for fold in range(5)} == {(3, 0, 0)}
 
 
+def test_a_fold_that_tests_nothing_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    split(client([1] * 4), by="kfold", fold=3)
+    assert not caplog.records
+    split(client([1] * 4), by="kfold", fold=4)
+    assert "Fold 4 of 5 has no case to test" in caplog.text
+
+
 def test_a_fold_that_does_not_exist_is_refused() -> None:
     with pytest.raises(ConfigError, match="splits.fold is 5; with 5 folds it goes from 0 to 4"):
         split(client([1] * 9), by="kfold", fold=5)

@@ -65,6 +65,10 @@ BAD = {
         lambda a: replace(a, message=Message(a.message.params, {"c": Params({"x": torch.tensor(math.nan)})})),
         "tensor 'x' of extras/c holds NaN",
     ),
+    "a number of 5,000 digits": (
+        lambda a: replace(a, message=Message(a.message.params, scalars={"gap": 10**5000})),
+        "scalar 'gap' is a whole number of more than 64 bits",
+    ),
     "undeclared scalar": (
         lambda a: replace(a, message=Message(a.message.params, scalars={"age": 71.0})),
         "'age' is not among what the method's card says it sends",

@@ -110,6 +110,18 @@ def test_a_client_lost_before_the_first_round_gives_nothing_but_receives(
     assert list(kept(result, "east")) == ["north/numbers", "south/numbers"]
 
 
+def test_a_gift_with_a_name_that_looks_like_another_givers_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bad = Message(extras={"bank": Params({"north/numbers": torch.zeros(3)})})
+    spoil(monkeypatch, "east", lambda answer: replace(answer, message=bad), "contribute")
+    result = gift(tmp_path)
+
+    assert list(result.outcome.state.memory["bank"]) == ["north", "south"]
+    refused = json.loads((result.folder / "setup.json").read_text())["refused"]
+    assert refused == {"contribute/east": "'north/numbers' is no name for a gift"}
+
+
 def test_a_gift_of_nan_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bad = Message(extras={"bank": Params({"numbers": torch.full((3,), float("nan"))})})
     spoil(monkeypatch, "east", lambda answer: replace(answer, message=bad), "contribute")

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 from helpers import params, run, spoil
 from scipy import ndimage
+from torch import Tensor
 
 from wardround.data.augment import Augmentation
 from wardround.data.cases import ClientData, TensorSplit
@@ -379,16 +381,53 @@ def test_empty_masks_and_absent_classes_leave_a_finite_model(tmp_path: Path, mon
     assert all(torch.isfinite(tensor).all() for tensor in result.params.values())
 
 
-def test_amplitudes_of_other_sizes_are_refused_with_a_sentence(tmp_path: Path, monkeypatch: Any) -> None:
-    def too_large(answer: Any) -> Any:
-        bank = Params({"amplitude": torch.ones(1, 1, 9, 9)})
-        return Answer(answer.client, type(answer.message)(extras={"bank": bank}), num_examples=4)
+def giving(monkeypatch: Any, client: str, amplitude: Tensor, name: str = "amplitude") -> None:
+    """Let a client give these amplitudes in place of its own."""
+    message = Message(extras={"bank": Params({name: amplitude})})
+    spoil(monkeypatch, client, lambda answer: replace(answer, message=message), "contribute")
 
-    spoil(monkeypatch, "east", too_large, "contribute")
+
+def test_amplitudes_of_another_size_are_passed_over_by_the_others(
+    tmp_path: Path, monkeypatch: Any, caplog: Any
+) -> None:
+    giving(monkeypatch, "east", torch.ones(1, 1, 9, 9))
     result = run(tmp_path / "run", rounds=1, method=WIDE)
+
+    assert not result.records[0]["lost"] and len(result.records[0]["weights"]) == 3
+    assert "'east/amplitude' are (1, 9, 9), but those of its own images (1, 7, 7)" in caplog.text
+
+
+def test_a_client_whose_images_nobody_shares_is_lost_with_a_sentence(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
+    giving(monkeypatch, "east", torch.ones(1, 1, 9, 9))
+    giving(monkeypatch, "south", torch.ones(1, 1, 9, 9))
+    result = run(tmp_path / "run", rounds=1, method=WIDE)
+
     lost = result.records[0]["lost"]
-    assert sorted(lost) == ["train/north", "train/south"]
-    assert "'east/amplitude' are (1, 9, 9), but those of its own images (1, 7, 7)" in lost["train/north"]
+    assert list(lost) == ["train/north"] and "Bring all images to one size" in lost["train/north"]
+
+
+@pytest.mark.parametrize(
+    ("amplitude", "name"),
+    [
+        (torch.ones(1, 1, 7, 7), "other"),
+        (torch.ones(()), "amplitude"),
+        (torch.ones(0, 1, 7, 7), "amplitude"),
+        (torch.ones(99, 1, 7, 7), "amplitude"),
+        (torch.ones(1, 1, 7, 7).double(), "amplitude"),
+        (-torch.ones(1, 1, 7, 7), "amplitude"),
+        (torch.full((1, 1, 7, 7), 3e38), "amplitude"),
+    ],
+)
+def test_amplitudes_that_cannot_be_are_refused(
+    tmp_path: Path, monkeypatch: Any, amplitude: Tensor, name: str
+) -> None:
+    giving(monkeypatch, "east", amplitude, name)
+    result = run(tmp_path / "run", rounds=1, method=WIDE)
+
+    assert list(result.outcome.state.memory["bank"]) == ["north", "south"]
+    assert not result.records[0]["lost"] and len(result.records[0]["weights"]) == 3
 
 
 def test_softmax_of_several_classes_and_evidential_outputs_work_too(tmp_path: Path) -> None:

@@ -76,6 +76,17 @@ def test_the_released_rule_is_the_golden_one(name: str, metric: Any) -> None:
     assert close(after, GOLDEN[name]["expected"]["a_new"])
 
 
+@pytest.mark.parametrize("rule", ["code", "paper"])
+@pytest.mark.parametrize("lie", [1.7e308, -1.7e308, 9e299, -9e299])
+def test_huge_scores_of_a_client_give_weights_all_the_same(rule: Any, lie: float) -> None:
+    a = {"north": 0.25, "east": 0.25, "south": 0.5}
+    gaps = differences({"north": lie, "east": 1.0, "south": lie}, {"north": 0.0, "east": 0.5, "south": 0.0})
+    after = FedGA(rule=rule).adjusted(a, gaps, 0.1)
+
+    assert set(gaps) == ({"east"} if abs(lie) > 1e300 else set(a))
+    assert sum(after.values()) == pytest.approx(1) and min(after.values()) >= 0
+
+
 def test_without_the_scale_it_is_the_golden_step_of_aaw() -> None:
     inputs = GOLDEN["no_1_over_K_scale"]["inputs"]
     after = adapt(by_name(inputs["a"]), gaps_of("no_1_over_K_scale"), inputs["step"])

@@ -308,11 +308,22 @@ def test_what_several_clients_learned_is_averaged_and_nonsense_is_passed_over() 
         Reply(client="c"),
         Reply(client="d", scalars={"logits": [1.0], "log_gamma": 0.0, "loss": 1.0}),
         Reply(client="e", scalars={"logits": [1.0, None], "log_gamma": 0.0, "loss": 1.0}),
+        Reply(client="f", scalars={"logits": 1.0, "log_gamma": 0.0, "loss": 1.0}),
+        Reply(client="g", scalars={"logits": {"a": 1.0, "b": 1.0}, "log_gamma": 0.0, "loss": 1.0}),
+        Reply(client="h", scalars={"logits": [10**400, 1.0], "log_gamma": 0.0, "loss": 1.0}),
+        Reply(client="i", scalars={"logits": [1e308, 1e308], "log_gamma": 0.0, "loss": 1e308}),
     ]
     state, clients = one_round([1, 1], [], [*good, *bad])
     after = FedLAW(proxy="clients").run_round(state, clients)
     assert list(after.notes["weights"].values()) == pytest.approx(softmax([0.1, 0.2]))
     assert after.notes["gamma"] == pytest.approx(math.exp(0.1))
+
+
+@pytest.mark.parametrize(("g", "gamma"), [(1e29, 1.5), (-1e29, 0.5)])
+def test_a_huge_gamma_from_a_client_meets_its_limits(g: float, gamma: float) -> None:
+    sent = Reply(client="a", scalars={"logits": [0.0, 0.0], "log_gamma": g, "loss": 1.0})
+    state, clients = one_round([1, 1], [], [sent])
+    assert FedLAW(proxy="clients").run_round(state, clients).notes["gamma"] == gamma
 
 
 def test_one_client_alone_is_taken_as_it_is() -> None:

@@ -324,6 +324,60 @@ def test_groups_below_five_are_refused(tmp_path: Path) -> None:
         config(tmp_path, method={"name": "fedmix", "group": 4})
 
 
+def bank_of(image: Tensor, label: Tensor, **more: Tensor) -> Params:
+    return Params({"image": image.half(), "label": label.half(), **more})
+
+
+ONE_MEAN = torch.zeros(1, 1, 16, 16)
+
+
+@pytest.mark.parametrize("method", ["fedmix", "fedbr"])
+@pytest.mark.parametrize(
+    ("bank", "reason"),
+    [
+        (Params(), "not of image and label"),
+        (Params({"image": ONE_MEAN.half()}), "not of image and label"),
+        (bank_of(ONE_MEAN, ONE_MEAN, more=ONE_MEAN), "not of image and label"),
+        (bank_of(ONE_MEAN, ONE_MEAN[..., 0]), "do not belong together"),
+        (bank_of(torch.zeros(()), torch.zeros(())), "do not belong together"),
+        (bank_of(ONE_MEAN[:0], ONE_MEAN[:0]), "do not belong together"),
+        (bank_of(ONE_MEAN.expand(2, 1, 16, 16), ONE_MEAN.expand(2, 1, 16, 16)), "fewer than 5 each"),
+        (bank_of(ONE_MEAN, ONE_MEAN + 6e4), "not between 0 and 1"),
+        (Params({"image": ONE_MEAN, "label": ONE_MEAN}), "not float16"),
+    ],
+)
+def test_means_that_cannot_be_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, bank: Params, reason: str
+) -> None:
+    bad = Message(extras={"bank": bank})
+    spoil(monkeypatch, "east", lambda answer: replace(answer, message=bad), "contribute")
+    result = run(tmp_path, rounds=1, method={"name": method, "group": 5}, data=DATA)
+
+    refused = json.loads((result.folder / "setup.json").read_text())["refused"]
+    assert list(refused) == ["contribute/east"] and reason in refused["contribute/east"]
+    assert not result.records[0]["lost"] and len(result.records[0]["weights"]) == 3
+
+
+@pytest.mark.parametrize(
+    ("method", "image", "label"),
+    [
+        ("fedmix", (1, 1, 16, 16), (1, 3, 16, 16)),
+        ("fedbr", (1, 1, 16, 16), (1, 3, 16, 16)),
+        ("fedbr", (1, 2, 16, 16), (1, 1, 16, 16)),
+        ("fedbr", (1, 1, 16, 16, 16), (1, 1, 16, 16, 16)),
+    ],
+)
+def test_means_that_no_network_here_takes_are_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, image: Any, label: Any
+) -> None:
+    """Else one client could shut all others out, and the model would be its own."""
+    bad = Message(extras={"bank": bank_of(torch.zeros(image), torch.zeros(label))})
+    spoil(monkeypatch, "east", lambda answer: replace(answer, message=bad), "contribute")
+    result = run(tmp_path, rounds=1, method={"name": method, "group": 5}, data=DATA)
+
+    assert not result.records[0]["lost"] and len(result.records[0]["weights"]) == 3
+
+
 def halved(answer: Answer) -> Answer:
     """The same contribution on a coarser grid."""
     coarse = Params({name: tensor[..., ::2, ::2] for name, tensor in answer.message.extras["bank"].items()})

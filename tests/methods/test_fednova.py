@@ -157,6 +157,15 @@ def test_a_client_without_a_step_or_a_normaliser_is_left_out() -> None:
     assert weights(nobody.params) == [5.0, 5.0] and nobody.round == 1
 
 
+@mark.parametrize("lie", [1e30, 10**400, 5.1])
+def test_a_normaliser_that_so_few_steps_cannot_make_is_left_out(lie: float) -> None:
+    """Two steps accumulate less than 2 + 3 (Nesterov, momentum near 1); a larger a would scale the others up."""
+    members = answers([[1.0, 1.0], [9.0, 9.0]], [1, 1], [2, 2], [5.0, lie])
+    after = FedNova().run_round(state([0.0, 0.0]), federation(FedNova(), members))
+
+    assert weights(after.params) == [1.0, 1.0] and after.notes["weights"] == {"a": 1.0}
+
+
 def test_server_momentum_repeats_a_share_of_the_last_move() -> None:
     """Moves of 1 then 1 with 0.5: v = 1, x = 1; v = 0.5 + 1, x = 2.5."""
     method = FedNova(server_momentum=0.5)

@@ -182,6 +182,9 @@ def test_prototypes_that_do_not_fit_are_not_used(tmp_path: Path, monkeypatch: py
     assert not fitting(None, known) and not fitting(Params(), known)
     assert not fitting(held({"0": [1.0, 2.0, 3.0]}), known)
     assert not fitting(held({"0": [1.0, 2.0]}, {"0": -1}), known)
+    assert not fitting(held({"0": [1.0, 2.0]}, {"0": 1e300}), known)  # its mean would be infinite
+    for kind in (torch.complex64, torch.int64):
+        assert not fitting(Params({name: known[name].to(kind) for name in known}), known)
 
     def wrong(answer: Answer) -> Answer:
         return replace(answer, message=replace(answer.message, extras={"prototypes": held({"0": [1.0]})}))

@@ -2,6 +2,7 @@
 
 import copy
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import config, run, settings, spoil
+from torch import Tensor
 
 import wardround as wr
 from wardround.data.cases import TensorSplit, stacked
@@ -19,6 +21,7 @@ from wardround.engine.host import Host, build_model
 from wardround.engine.optimizers import OptimizerSettings
 from wardround.engine.training import Step, Workbench
 from wardround.losses.objective import Context, Dice
+from wardround.messages import Message
 from wardround.methods.harmofl import AMPLITUDE, HarmoFL
 from wardround.models import ModelSettings
 from wardround.models import build as build_network
@@ -223,6 +226,28 @@ def test_a_client_lost_at_first_leaves_the_mean_of_the_others(tmp_path: Path, mo
     spoil(monkeypatch, "east", lambda a: Answer(a.client, failure="gone"), "measure")
     result = run(tmp_path / "run", rounds=1, method=WIDE)
     assert result.params[AMPLITUDE].any() and set(result.records[0]["weights"]) == {"east", "north", "south"}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        (AMPLITUDE, torch.ones(())),
+        (AMPLITUDE, torch.ones(2, 5, 5)),
+        (AMPLITUDE, torch.ones(1, 5, 5, dtype=torch.complex64)),
+        (AMPLITUDE, -torch.ones(1, 5, 5)),
+        (AMPLITUDE, torch.full((1, 5, 5), 3e38)),
+        ("head.bias", torch.full((1,), 100.0)),  # a tensor of the model, which everybody would start from
+    ],
+)
+def test_what_is_no_amplitude_is_refused(tmp_path: Path, monkeypatch: Any, name: str, value: Tensor) -> None:
+    bad = Message(extras={"amplitude": Params({name: value})})
+    spoil(monkeypatch, "east", lambda a: replace(a, message=bad), "measure")
+    spoiled = run(tmp_path / "spoiled", rounds=1, method=WIDE)
+    spoil(monkeypatch, "east", lambda a: Answer(a.client, failure="gone"), "measure")
+    lost = run(tmp_path / "lost", rounds=1, method=WIDE)
+
+    assert spoiled.params_sha256 == lost.params_sha256
+    assert set(spoiled.records[0]["weights"]) == {"east", "north", "south"}
 
 
 def test_with_nobody_measuring_images_stay_as_they_are(tmp_path: Path, monkeypatch: Any) -> None:

@@ -1,6 +1,7 @@
 """The tables of a comparison: means over clients and seeds, ranks, captions, tests, the cross-site matrix."""
 
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from wardround.engine.evaluation import Evaluation
 from wardround.errors import CheckpointError
 from wardround.metrics import across_clients, summarise
 from wardround.reporting.comparison import cross_site_table, joined, score_table, significance_table
+from wardround.reporting.report.verdict import in_words
 from wardround.reporting.scores import Replicate, RowScores, Sheet, read_cases, statistics_of
 from wardround.reporting.statistics import CaseKey
 from wardround.reporting.tables import Spread
@@ -93,6 +95,39 @@ def test_a_mean_that_leaves_failures_out_is_not_the_best() -> None:
     assert cell(table, "fails", "mean") == Spread(1.0, None, 0, 1)
     assert cell(table, "works", "mean").rank == 1
     assert "infinite fails 1" in table.caption and "†" in table.caption
+
+
+def test_a_row_is_not_the_best_of_rows_that_never_ran() -> None:
+    table = score_table(sheet(row("a", scores(north=[0.5])), RowScores("failed", {})), "dice")
+
+    assert cell(table, "a", "mean").rank == 0
+
+
+def test_where_all_leave_failures_out_only_those_with_the_fewest_are_marked() -> None:
+    nothing = row("nothing", scores(north=[0.0, inf, inf], south=[inf]), metric="hd95")
+    once = row("once", scores(north=[5.0, 6.0, inf], south=[9.0]), metric="hd95")
+    again = row("again", scores(north=[inf, 4.0, 4.0], south=[9.0]), metric="hd95")
+    table = score_table(sheet(nothing, once, again, metric="hd95"), "hd95")
+
+    assert [cell(table, name, "mean").rank for name in ("nothing", "once", "again")] == [0, 2, 1]
+    assert [cell(table, name, "south").rank for name in ("nothing", "once", "again")] == [0, 1, 1]
+    assert "of rows with the fewest infinite values" in table.caption
+
+
+def test_the_mean_over_seen_clients_tells_of_its_failures_too() -> None:
+    seen = {"hd95": scores(south=[1.0, inf])}
+    fails = RowScores("fails", {(0, None): Replicate(0, None, {"hd95": scores(north=[2.0])}, seen)})
+    table = score_table(sheet(fails, metric="hd95", held_out=True), "hd95")
+
+    assert cell(table, "fails", "seen clients") == Spread(1.0, None, 0, 1)
+
+
+def test_the_sentence_does_not_praise_a_row_for_what_it_left_out() -> None:
+    fails = row("fails", scores(north=[0.0, inf]), metric="hd95")
+    works = row("works", scores(north=[5.0, 6.0]), metric="hd95")
+    found = sheet(fails, works, metric="hd95")
+
+    assert "works has the lowest" in re.sub("<[^>]*>", "", in_words(found, statistics_of(found, "hd95"), {}))
 
 
 def test_the_caption_counts_cases_undefined_and_infinite_values_and_names_the_rules() -> None:
@@ -206,6 +241,15 @@ def test_the_cross_site_matrix_has_the_owner_in_rows_and_the_site_in_columns() -
     assert list(table.columns) == ["method", "model of", "at east", "at north", "elsewhere"]
     assert [value.mean for value in table.rows[0][2:]] == approx([0.8, 0.5, 0.5])
     assert table.rows[1][1] == "north" and table.rows[1][4].mean == 0.4
+
+
+def test_the_cross_site_matrix_tells_of_infinite_values() -> None:
+    clients = {"east": summarise([3.0]), "north": summarise([2.0, inf])}
+    run = {"east": Evaluation({}, {"hd95": clients}, {"hd95": across_clients(clients, best=0.0)})}
+    table = cross_site_table({"local": [run]}, "hd95")
+
+    assert table.cells()[0][2:] == ["3.000", "2.000†", "2.000†"]
+    assert "infinite values are left out" in table.caption
 
 
 # Reading

@@ -201,6 +201,13 @@ def test_a_comparison_is_shown_with_its_tests(tmp_path: Path) -> None:
     assert "fedavg, seed 42" in found.text
 
 
+def test_a_title_of_its_own_is_shown_as_text(finished: Path, tmp_path: Path) -> None:
+    page = write_report([finished], tmp_path / "page.html", title="Three <b>hospitals</b>").read_text()
+
+    assert "<title>Three &lt;b&gt;hospitals&lt;/b&gt; · wardround</title>" in page
+    assert "Three <b>" not in page and "Three <b>hospitals</b>" in checked(page).text
+
+
 def test_runs_of_one_name_are_told_apart(finished: Path, tmp_path: Path) -> None:
     for folder in ("a", "b"):
         run(tmp_path / folder)

@@ -50,6 +50,11 @@ def test_latex_is_booktabs_with_the_same_marks() -> None:
         assert part in latex
 
 
+@mark.parametrize("name", ["[5cm] north", "*north"])
+def test_a_name_is_no_argument_of_the_latex_rule_above_it(name: str) -> None:
+    assert f"\\midrule\n{{}}{name} &" in table(name).latex()
+
+
 def test_csv_has_all_digits_and_a_column_for_each_number() -> None:
     first, second, third = csv.reader(io.StringIO(table().csv()))
 

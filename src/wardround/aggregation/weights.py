@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping, Sequence
+from typing import Any, TypeGuard
 
 from wardround.messages import Reply
 
@@ -53,10 +55,13 @@ def numbers(
     """A number by client, of the clients that sent a finite one inside the bounds."""
     sent = {reply.client: reply.scalars.get(name) for reply in replies}
     return {
-        client: float(value)
-        for client, value in sent.items()
-        if isinstance(value, int | float) and math.isfinite(value) and least <= value <= most
+        client: float(value) for client, value in sent.items() if is_number(value) and least <= value <= most
     }
+
+
+def is_number(value: Any) -> TypeGuard[float]:
+    """Whether this is a number that fits a float: no NaN, nothing infinite, no integer of 400 digits."""
+    return isinstance(value, int | float) and abs(value) <= sys.float_info.max
 
 
 def for_present(known: Mapping[str, float], replies: Sequence[Reply]) -> list[float]:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import shlex
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -92,11 +95,13 @@ def init(
         sentences = [f"The data set {dataset} as published; its card: wardround datasets show {dataset}"]
     else:
         raise ConfigError("--dataset reads one folder, the one that holds the whole data set.")
-    write(file, output, notes=sentences, overwrite=overwrite)
+    with writing(output):
+        write(file, output, notes=sentences, overwrite=overwrite)
     if not quiet:
         for sentence in sentences:
             out.print(f"- {escape(sentence)}")
-    out.print(f"\nWrote [bold]{escape(str(output))}[/]. Next: wardround data check {escape(str(output))}")
+    following = escape(f"wardround data check {shlex.quote(str(output))}")
+    out.print(f"\nWrote [bold]{escape(str(output))}[/]. Next: {following}")
 
 
 @data_app.command()
@@ -175,14 +180,15 @@ def split(
     settings = load(file)
     chosen = settings.splits.model_dump()
     for override in set_ or []:
-        apply_override(chosen, override)
+        apply_override(chosen, override.removeprefix("data.").removeprefix("splits."))
     checked = checked_section(SplitSettings, chosen, "splits.")
     entries = assign(
         listing_of(settings, file.parent).entries, checked, file.parent, held_out=settings.held_out
     )
     if output.exists():
         raise ConfigError(f"{output} exists; choose another name with -o, or remove it.")
-    write_splits(entries, output)
+    with writing(output):
+        write_splits(entries, output)
     print_table(summary(entries))
     out.print(f"\nWrote [bold]{escape(str(output))}[/].")
 
@@ -204,8 +210,10 @@ def partition(
     table = partitions.summary(data.listing.entries, data.describe)
     print_rows(table, json_)
     if picture is not None:
-        partitions.picture(data.listing.entries, data.describe, picture)
-        out.print(f"\nPicture: [bold]{escape(str(picture))}[/]")
+        with writing(picture):
+            partitions.picture(data.listing.entries, data.describe, picture)
+        if not json_:
+            out.print(f"\nPicture: [bold]{escape(str(picture))}[/]")
 
 
 @data_app.command()
@@ -219,27 +227,38 @@ def fingerprint(
 ) -> None:
     """What a hospital may share before training, and how unlike the hospitals are."""
     configure_logging(debug, json_)
+    from wardround.data.check import check as check_all
     from wardround.data.federation_file import listing_of, load
     from wardround.data.files import read_image, read_label
     from wardround.data.fingerprint import compare, fingerprints
+    from wardround.errors import DataError
     from wardround.storage import write_json
 
     settings = load(file)
     listing = listing_of(settings, file.parent)
+    with counting("checking", json_) as watch:
+        report = check_all(listing, settings, base=file.parent, jobs=cores(), watch=watch)
+    if not report.usable:
+        raise DataError(f"{file}: no case is usable. {report.sentences()[0]}")
 
     def read(entry: Any) -> Any:
         return read_image(entry.images), None if entry.label is None else read_label(entry.label)
 
-    found = compare(fingerprints(listing.entries, read, minimum=minimum, labels=listing.labels or None))
+    found = compare(fingerprints(report.usable, read, minimum=minimum, labels=listing.labels or None))
     if output is not None:
-        write_json(output, found.as_json())
+        with writing(output):
+            write_json(output, found.as_json())
     if picture is not None:
-        found.picture(picture)
+        with writing(picture):
+            found.picture(picture)
     if json_:
         out.print_json(json.dumps(found.as_json()))
         return
-    print_table(found.table())
-    out.print(f"\n{escape(found.verdict)}")
+    print_table(found.table())  # with the verdict below it
+    if report.left_out:
+        count = len(report.left_out)
+        cases = "1 case is" if count == 1 else f"{count} cases are"
+        out.print(f"\n{cases} left out; the reasons: wardround data check {escape(shlex.quote(str(file)))}")
     for path in (output, picture):
         if path is not None:
             out.print(f"Wrote [bold]{escape(str(path))}[/].")
@@ -310,10 +329,17 @@ def write_dataset_labels(
 def data_settings(file: Path, overrides: list[str] | None) -> Any:
     """The `data:` section that names this file, with overrides such as prepare.size=[96,96] on top."""
     from wardround.config import DataSettings
+    from wardround.errors import ConfigError
 
     values: dict[str, Any] = {"federation": str(file)}
     for override in overrides or []:
-        apply_override(values, override)
+        key = override.removeprefix("data.")  # as one writes it for `wardround train`
+        if key.startswith("partition"):
+            raise ConfigError(
+                f"--set {override}: who gets which cases stands in {file}, so that all runs deal alike; "
+                "write it there under partition."
+            )
+        apply_override(values, key)
     return checked_section(DataSettings, values, "data.")
 
 
@@ -333,6 +359,18 @@ def apply_override(values: dict[str, Any], override: str) -> None:
     from wardround.config import apply_override as apply
 
     apply(values, override)
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """A file that cannot be written, in a sentence that names it as the user did."""
+    from wardround.errors import ConfigError
+
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise ConfigError(f"{path} cannot be written: {reason}. Choose another place.") from None
 
 
 def cores() -> int:

@@ -21,6 +21,7 @@ from torch import Tensor
 from wardround.errors import DataError
 
 NOTHING = 1e-5  # below it, a mean intensity is rounding
+TOO_BRIGHT = 1e30  # beyond it, float32 overflows soon
 
 
 def half_width(sides: Sequence[int], share: float) -> int:
@@ -64,6 +65,12 @@ def within_range(image: Tensor, like: Tensor) -> Tensor:
 def says_nothing(window: Tensor) -> bool:
     """Whether a window holds the mean intensity alone, and that is 0, as in z-scored images."""
     return window.shape[-1] == 1 and float(window.max()) < NOTHING
+
+
+def amplitude_complaint(window: Tensor) -> str | None:
+    """Why these cannot be the amplitudes of any image, or None."""
+    least, most = float(window.min()), float(window.max())
+    return f"amplitudes from {least:g} to {most:g} cannot be" if least < 0 or most > TOO_BRIGHT else None
 
 
 def low_frequencies(

@@ -52,8 +52,7 @@ def look(folders: Sequence[Path], *, watch: Callable[[str], None] = log.info) ->
 
 
 def propose(folders: Sequence[Path], *, watch: Callable[[str], None] = log.info) -> Proposal:
-    """Look at folders, open a few files of each client, and choose; watch: is told what is "
-    "being looked at."""
+    """Look at folders, open a few files of each client, and choose; watch: told what is looked at."""
     if not folders:
         raise DataError("Give the folders to look at: wardround data init FOLDER... -o federation.yaml")
     places = [Path(folder).absolute() for folder in folders]
@@ -158,8 +157,7 @@ def choose_labels(listing: Listing, seen: Look, choices: list[str]) -> Labels:
 
 
 def choose_held_out(listing: Listing, choices: list[str]) -> list[str]:
-    """Clients that cannot train: the list fixes all their cases for testing, or they have a "
-    "patient or two."""
+    """Clients that cannot train: all their cases are fixed for testing, or they have a patient or two."""
     few = {name: num_patients(listing.of(name)) for name in listing.clients}
     held = [
         name
@@ -211,10 +209,11 @@ def choose_partition(listing: Listing, training: Sequence[str], choices: list[st
             f"There is one client, '{training[0]}', too small to be dealt into several; it trains alone."
         )
         return PartitionSettings()
+    alone = len(listing.clients) == 1
+    found = "All cases are of one client," if alone else "Only one client has enough cases to train,"
     choices.append(
-        f"All cases are of one client, '{training[0]}'. For a simulation they are dealt at random "
-        f"to {clients} "
-        "clients (partition: iid); report such results as artificially partitioned."
+        f"{found} '{training[0]}'. For a simulation {'they' if alone else 'its cases'} are dealt at random "
+        f"to {clients} clients (partition: iid); report such results as artificially partitioned."
     )
     columns = telling_columns(entries)
     if columns:

@@ -70,6 +70,41 @@ def group_means(split: TensorSplit, groups: Sequence[Tensor], num_outputs: int) 
     return Params({"image": image.half(), "label": label.half()})
 
 
+def means_complaint(given: Params, num_cases: int) -> str | None:
+    """Why the means of a client with so many cases cannot be handed out, or None.
+
+    >>> means_complaint(Params({"image": torch.zeros(1, 1, 4, 4).half()}), num_cases=5)
+    "means are of ['image'], not of image and label"
+    """
+    if set(given) != {"image", "label"}:
+        return f"means are of {sorted(given)}, not of image and label"
+    (image, image_type), (label, label_type) = given.spec("image"), given.spec("label")
+    if {image_type, label_type} != {torch.float16}:
+        return "means are not float16"
+    if len(image) < 3 or not all(image) or (image[:1], image[2:]) != (label[:1], label[2:]):
+        return f"mean images {image} and mean masks {label} do not belong together"
+    if image[0] > num_cases // LEAST_GROUP:
+        return f"{image[0]} means of {num_cases} cases are of fewer than {LEAST_GROUP} each"
+    if float(given["label"].min()) < 0 or float(given["label"].max()) > 1:
+        return "a mean mask is not between 0 and 1"
+    return None
+
+
+def for_network(
+    bank: Mapping[str, Tensor], channels: int, num_outputs: int, dimensions: int
+) -> dict[str, Tensor]:
+    """The means of a bank that a network can take; what does not fit it must not stop its training."""
+    expected = {"image": channels, "label": num_outputs}
+    givers = {name.rpartition("/")[0] for name in bank}
+    misfits = {
+        giver
+        for giver in givers
+        for part, count in expected.items()
+        if bank[f"{giver}/{part}"].shape[1] != count or bank[f"{giver}/{part}"].ndim != dimensions + 2
+    }
+    return {name: bank[name] for name in bank if name.rpartition("/")[0] not in misfits}
+
+
 def by_grid(bank: Mapping[str, Tensor]) -> list[Batch]:
     """All means of a bank (`<giver>/image`, `<giver>/label`), those of one grid together.
 

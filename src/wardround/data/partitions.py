@@ -260,13 +260,14 @@ def by_column(entries: Sequence[Entry], column: str | None) -> list[Entry]:
     known = sorted({name for entry in entries for name in entry.columns})
     if column is None:
         raise ConfigError(
-            f"partition.kind is column; name one in partition.column. There are: {named(known, 20)}."
+            "partition.kind is column; name one in partition.column. "
+            f"There are: {named(known, 20) or 'none; write a list with columns'}."
         )
     key = column if column in known else column.lower()  # readers store heads in lower case
     if key not in known:
         raise ConfigError(
             f"partition.column is '{column}', which no list has.{suggestion(column, known)} "
-            f"There are: {named(known, 20)}."
+            f"There are: {named(known, 20) or 'none; write a list with columns'}."
         )
     value_of: dict[tuple[str, str], str] = {}
     for entry in entries:

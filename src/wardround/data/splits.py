@@ -12,6 +12,7 @@ new patient does not reshuffle the others.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +25,8 @@ from wardround.data.readers.common import named, read_text
 from wardround.engine.seeding import derive
 from wardround.errors import ConfigError, DataError
 from wardround.storage import write_json
+
+log = logging.getLogger(__name__)
 
 ENOUGH_GROUPS = 1000  # to choose from; with more, a closer sum is not worth the time
 Groups = dict[str, list[Entry]]  # group -> its cases
@@ -48,6 +51,11 @@ def assign(
             clients.setdefault(entry.client, []).append(entry)
         for client, cases in clients.items():
             placed |= divide(client, cases, settings)
+        if settings.by == "kfold" and "test" not in placed.values():
+            log.warning(
+                "Fold %d of %d has no case to test: clients have fewer patients. Take fewer splits.folds.",
+                settings.fold, settings.folds,
+            )  # fmt: skip
     return [replace(entry, split=placed[entry.client, entry.name]) for entry in entries]
 
 

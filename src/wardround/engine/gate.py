@@ -108,6 +108,8 @@ def scalar_complaint(value: Any, where: str = "scalars") -> str | None:
         return next((text for text in found if text), None)
     if isinstance(value, list | tuple):
         return next((text for text in (scalar_complaint(item, where) for item in value) if text), None)
+    if isinstance(value, int) and abs(value) >= 2**63:
+        return f"{where} is a whole number of more than 64 bits"
     if value is None or isinstance(value, str | int | float):
         return None
     return f"{where} has type {type(value).__name__}"

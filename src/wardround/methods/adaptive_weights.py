@@ -35,6 +35,8 @@ from wardround.params import Params
 
 log = logging.getLogger(__name__)
 
+TOO_LARGE = 1e300  # beyond it, sums of gaps may overflow
+
 
 @dataclass(frozen=True)
 class AAW(Method):
@@ -144,8 +146,9 @@ class AAW(Method):
 
 
 def differences(q: Mapping[str, float], p: Mapping[str, float]) -> dict[str, float]:
-    """G_i = Q_i - P_i of the clients that have both, Eq. 6."""
-    return {name: q[name] - p[name] for name in q if name in p}
+    """G_i = Q_i - P_i of the clients that have both, Eq. 6; without those that no loss can have."""
+    gaps = {name: q[name] - p[name] for name in q if name in p}
+    return {name: gap for name, gap in gaps.items() if abs(gap) < TOO_LARGE}
 
 
 def adapt(a: Mapping[str, float], gaps: Mapping[str, float], step: float) -> dict[str, float]:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from wardround.engine.clients import Client, Clients
+from wardround.engine.gate import Registration
 from wardround.messages import Message, ServerState
 from wardround.methods.base import Method
 from wardround.params import Params
@@ -67,6 +68,17 @@ class Banked(Method):
         """What a client gets: everything the others gave, under names that tell them apart."""
         others = {giver: part for giver, part in bank.items() if giver != name}
         return Params({f"{giver}/{key}": part[key] for giver, part in others.items() for key in part})
+
+    def complaint(self, task: str, message: Message, registration: Registration) -> str | None:
+        given = message.extras.get("bank")
+        if task != "contribute" or given is None:
+            return None
+        odd = next((name for name in given if "/" in name), None)
+        return self.bank_complaint(given, registration) if odd is None else f"'{odd}' is no name for a gift"
+
+    def bank_complaint(self, given: Params, registration: Registration) -> str | None:
+        """Why a contribution cannot be handed out, or None; a bad one would shut out all who receive it."""
+        return None
 
     # Client
 

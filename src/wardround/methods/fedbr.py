@@ -28,8 +28,18 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from wardround.data.cases import Batch, stacked
-from wardround.data.means import GroupSize, by_grid, group_means, grouped, shared_out, some
+from wardround.data.means import (
+    GroupSize,
+    by_grid,
+    for_network,
+    group_means,
+    grouped,
+    means_complaint,
+    shared_out,
+    some,
+)
 from wardround.engine.clients import Client, Clients
+from wardround.engine.gate import Registration
 from wardround.engine.training import Step
 from wardround.losses.contrastive import cosines, mean_over_voxels, unit
 from wardround.losses.contrastive_objectives import Projection, bottleneck, trial_output
@@ -78,6 +88,9 @@ class FedBR(Banked):
         shares = shared_out(able, self.pseudo)
         return {name: Message(scalars={"count": count}) for name, count in shares.items() if count}
 
+    def bank_complaint(self, given: Params, registration: Registration) -> str | None:
+        return means_complaint(given, registration.num_train)
+
     # Client
 
     def uses_bank(self) -> bool:
@@ -93,7 +106,10 @@ class FedBR(Banked):
         return Message(extras={"bank": given}) if given else Message()
 
     def train(self, client: Client, message: Message) -> Message:
+        model = client.model
+        assert isinstance(model, Segmenter)
         bank = self.bank(client, message)
+        bank = for_network(bank, model.in_channels, model.num_outputs, model.dimensions)
         if not bank:
             return super().train(client, message)
         given = client.memory.get("given", Params())

@@ -33,8 +33,16 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from wardround.data.cases import Batch
-from wardround.data.frequency import amplitude_window, half_width, restyled, says_nothing, within_range
+from wardround.data.frequency import (
+    amplitude_complaint,
+    amplitude_window,
+    half_width,
+    restyled,
+    says_nothing,
+    within_range,
+)
 from wardround.engine.clients import Client, Clients
+from wardround.engine.gate import Registration
 from wardround.engine.training import Step
 from wardround.errors import ClientError
 from wardround.losses.contrastive import cosines
@@ -93,6 +101,14 @@ class FedDG(Banked):
         log.warning(warning)
         return replace(after, notes={**after.notes, "warnings": [warning]})
 
+    def bank_complaint(self, given: Params, registration: Registration) -> str | None:
+        if list(given) != ["amplitude"]:
+            return f"amplitudes are called {list(given)}"
+        shape, kind = given.spec("amplitude")
+        if len(shape) < 3 or not all(shape) or shape[0] > registration.num_train or kind != torch.float32:
+            return f"amplitudes {shape} of {registration.num_train} cases, as {kind}, cannot be"
+        return amplitude_complaint(given["amplitude"])
+
     # Client
 
     def uses_bank(self) -> bool:
@@ -112,16 +128,19 @@ class FedDG(Banked):
         return amplitude_window(images, half_width(images.shape[2:], self.window))
 
     def styles(self, client: Client, message: Message) -> list[Tensor]:
-        """The amplitudes of every other client that gave some."""
+        """The amplitudes of every other client that gave some of the own images' shape."""
         given = self.bank(client, message) if self.outer else {}
         own = self.amplitudes(client, torch.tensor([0])).shape[1:] if given else ()
-        for name, amplitudes in given.items():
-            if amplitudes.shape[1:] != own:
-                raise ClientError(
-                    f"client '{client.name}': the amplitudes '{name}' are {tuple(amplitudes.shape[1:])}, but "
-                    f"those of its own images {tuple(own)}. Bring all images to one size."
-                )
-        return list(given.values())
+        misfits = {name: tuple(given[name].shape[1:]) for name in given if given[name].shape[1:] != own}
+        for name, shape in misfits.items():
+            problem = (
+                f"client '{client.name}': the amplitudes '{name}' are {shape}, but those of its own images "
+                f"{tuple(own)}. Bring all images to one size."
+            )
+            if len(misfits) == len(given):
+                raise ClientError(problem)
+            log.warning(problem)  # one client's must not stop the others
+        return [given[name] for name in given if name not in misfits]
 
     def train(self, client: Client, message: Message) -> Message:
         assert message.params is not None

@@ -34,7 +34,7 @@ from torch.func import functional_call
 
 from wardround.aggregation.mean import layerwise_mean
 from wardround.aggregation.updates import models
-from wardround.aggregation.weights import by_samples, softmax
+from wardround.aggregation.weights import by_samples, is_number, softmax
 from wardround.data.cases import Batch
 from wardround.data.federation import PROXY
 from wardround.engine.clients import Client, Clients
@@ -53,6 +53,7 @@ log = logging.getLogger(__name__)
 BETAS = (0.5, 0.999)  # of Adam, as released
 HALVED_AFTER = 20  # epochs after which the learning rate is halved, as released
 AVERAGED_AFTER = 5  # epochs of a phase before iterates are averaged, variant swa
+TOO_LARGE = 1e30  # nothing learned is; sums of larger numbers may overflow
 NOT_LEARNED = (
     "FedLAW: nothing was learned on the server's cases in this round, so weights go by training cases and "
     "gamma is 1."
@@ -101,7 +102,7 @@ class FedLAW(Method):
                 more["warnings"] = [NOT_LEARNED]
             else:
                 *logits, g, more["proxy_loss"] = learned
-                weights, gamma = softmax(logits), min(max(math.exp(g), self.gamma_min), self.gamma_max)
+                weights, gamma = softmax(logits), self.limited(g)
                 log.info("round %d: gamma is %.4g", state.round + 1, gamma)
         params = state.params.updated(combined(models(replies), weights, gamma, state.trainable))
         return state.next(params=params, notes=self.notes(replies, weights, gamma=gamma, **more))
@@ -120,6 +121,10 @@ class FedLAW(Method):
         answers = clients.ask("tune", message, to=[PROXY] if self.proxy == "server" else names)
         rows = [row for row in map(numbers_of, answers) if len(row) == len(names) + 2]
         return [fmean(column) for column in zip(*rows, strict=True)] or None
+
+    def limited(self, g: float) -> float:
+        """γ = e^g inside its limits; beyond those of floating point, e^g need not be known."""
+        return min(max(math.exp(min(g, 700.0)), self.gamma_min), self.gamma_max)
 
     # Where the cases are: the server, or each client
 
@@ -274,6 +279,6 @@ def first_logits(weights: Sequence[float]) -> list[float]:
 
 def numbers_of(answer: Reply) -> list[float]:
     """ℓ, g and the loss of an answer in one row; empty if something is missing."""
-    sent = answer.scalars
-    values = [*(sent.get("logits") or []), sent.get("log_gamma"), sent.get("loss")]
-    return values if all(isinstance(value, int | float) for value in values) else []
+    sent, logits = answer.scalars, answer.scalars.get("logits")
+    values = [*(logits if isinstance(logits, list) else []), sent.get("log_gamma"), sent.get("loss")]
+    return values if all(is_number(value) and abs(value) < TOO_LARGE for value in values) else []

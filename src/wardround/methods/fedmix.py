@@ -28,8 +28,18 @@ from torch import Tensor, nn
 
 from wardround.data.cases import Batch, stacked
 from wardround.data.federation import open_federation
-from wardround.data.means import GroupSize, by_grid, group_means, grouped, one_grid, some
+from wardround.data.means import (
+    GroupSize,
+    by_grid,
+    for_network,
+    group_means,
+    grouped,
+    means_complaint,
+    one_grid,
+    some,
+)
 from wardround.engine.clients import Client, Clients
+from wardround.engine.gate import Registration
 from wardround.engine.training import Loss
 from wardround.errors import ConfigError
 from wardround.losses.objective import Context, Objective
@@ -71,6 +81,9 @@ class FedMix(Banked):
         one_grid("fedmix", {giver: part.spec("image")[0][1:] for giver, part in bank.items()})
         return state
 
+    def bank_complaint(self, given: Params, registration: Registration) -> str | None:
+        return means_complaint(given, registration.num_train)
+
     # Client
 
     def uses_bank(self) -> bool:
@@ -83,7 +96,10 @@ class FedMix(Banked):
         return group_means(stacked(client.data.train, "method 'fedmix'"), groups, client.model.num_outputs)
 
     def train(self, client: Client, message: Message) -> Message:
-        pools = by_grid(self.bank(client, message))
+        model = client.model
+        assert isinstance(model, Segmenter)
+        given = self.bank(client, message)
+        pools = by_grid(for_network(given, model.in_channels, model.num_outputs, model.dimensions))
         if not pools:  # one client, or no other may give a mean
             return super().train(client, message)
         own = stacked(client.data.train, "method 'fedmix'").images.shape[1:]

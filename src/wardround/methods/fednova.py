@@ -16,6 +16,7 @@ Differs: Nesterov momentum has a normaliser too, made the same way: what a gradi
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
@@ -60,7 +61,7 @@ class FedNova(Method):
     def run_round(self, state: ServerState, clients: Clients) -> ServerState:
         answers = clients.ask("train", Message(params=state.params))
         a = numbers(answers, "a", least=1)  # the first step alone makes it 1
-        replies = [reply for reply in answers if reply.client in a and reply.num_steps > 0]
+        replies = [reply for reply in answers if a.get(reply.client, math.inf) <= most(reply.num_steps)]
         if not replies:
             return state.next()
         p = self.weigh(state, replies)
@@ -112,3 +113,8 @@ class FedNova(Method):
         if used.momentum and used.state == "keep":
             return ["FedNova: its normaliser assumes momentum that starts afresh; use optimizer.state=reset."]
         return []
+
+
+def most(num_steps: int) -> float:
+    """The largest a_k of so many steps, that of Nesterov momentum near 1; 0 for none."""
+    return num_steps * (num_steps + 3) / 2

@@ -37,6 +37,8 @@ from wardround.params import Params
 
 Distance = Literal["mse", "kl"]
 
+MOST_VOXELS = 2.0**53  # float64 counts no further
+
 
 @dataclass(frozen=True)
 class FedProto(Method):
@@ -166,7 +168,7 @@ def joint(held: Sequence[Params], last: Params, *, by_voxels: bool) -> Params:
 
 
 def fitting(sent: Params | None, known: Params) -> bool:
-    """Whether prototypes that came in have the names, shapes and counts that can be."""
-    if sent is None or set(sent) != set(known) or any(sent.spec(n)[0] != known.spec(n)[0] for n in known):
+    """Whether prototypes that came in have the names, shapes, types and counts that can be."""
+    if sent is None or set(sent) != set(known) or any(sent.spec(n) != known.spec(n) for n in known):
         return False
-    return bool((sent["counts"] >= 0).all())
+    return bool(((sent["counts"] >= 0) & (sent["counts"] <= MOST_VOXELS)).all())

@@ -28,8 +28,9 @@ from torch import Tensor, nn
 
 from wardround.aggregation.mean import mean
 from wardround.aggregation.weights import uniform
-from wardround.data.frequency import amplitude_window, restyled, says_nothing
+from wardround.data.frequency import amplitude_complaint, amplitude_window, restyled, says_nothing
 from wardround.engine.clients import Client, Clients
+from wardround.engine.gate import Registration, params_complaint
 from wardround.engine.training import Step
 from wardround.messages import Message, Reply, ServerState
 from wardround.methods.base import Method
@@ -92,6 +93,14 @@ class HarmoFL(Method):
 
     def weigh(self, state: ServerState, replies: Sequence[Reply]) -> list[float]:
         return uniform(replies)
+
+    def complaint(self, task: str, message: Message, registration: Registration) -> str | None:
+        """The amplitude is laid over the model, so it may hold nothing else."""
+        sent = message.extras.get("amplitude")
+        if task != "measure" or sent is None:
+            return None
+        reason = params_complaint({AMPLITUDE: registration.tensors[AMPLITUDE]}, sent)
+        return reason or amplitude_complaint(sent[AMPLITUDE])
 
     # Client
 

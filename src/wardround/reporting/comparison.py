@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from wardround.engine.evaluation import Evaluation
-from wardround.metrics import METRICS
+from wardround.metrics import METRICS, Summary
 from wardround.reporting.scores import RowStatistics, RowSummary, Sheet, Statistics, spread, summarise_row
 from wardround.reporting.statistics import distance_to_best
 from wardround.reporting.tables import PValue, Spread, Table
@@ -29,6 +29,7 @@ EMPTY = {
     "nan": "scores that empty masks leave undefined are skipped",
     "smooth": "Dice is smoothed by 1e-5, so two empty masks give 1",
 }
+FLATTERS = "†: infinite values are left out, which flatters."
 TESTED = {
     "best": "the round that was best on validation cases",
     "last": "the last round",
@@ -87,13 +88,13 @@ def loss_of(metric: str, is_sd: bool) -> Callable[[float], float]:
 def ranked(values: Sequence[Spread], loss: Callable[[float], float]) -> list[Spread]:
     """Mark the best and the second best; values that look equal share their mark. One value gets none.
 
-    A mean that leaves infinite values out is not the best of a column where others have none.
+    A mean that leaves infinite values out flatters: only rows that leave out the fewest are marked.
     """
-    if len(values) < 2:
+    if sum(value.num_infinite > 0 or not math.isnan(value.mean) for value in values) < 2:
         return list(values)
-    whole = any(not value.num_infinite and math.isfinite(value.mean) for value in values)
+    fewest = min((value.num_infinite for value in values if math.isfinite(value.mean)), default=0)
     losses = [
-        math.nan if whole and value.num_infinite else round(loss(value.mean), DECIMALS) for value in values
+        math.nan if value.num_infinite > fewest else round(loss(value.mean), DECIMALS) for value in values
     ]
     best = sorted({entry for entry in losses if math.isfinite(entry)})[:2]
     places = {entry: place for place, entry in enumerate(best, start=1)}
@@ -128,10 +129,11 @@ def score_caption(sheet: Sheet, metric: str, summaries: Sequence[RowSummary]) ->
     sentences.append(stated("Tested", TESTED, {row.label: row.tested for row in sheet.rows}))
     infinite = any(summary.num_infinite for summary in summaries)
     if infinite:
-        sentences.append("†: infinite values are left out, which flatters.")
+        sentences.append(FLATTERS)
     if len(sheet.rows) > 1:
         sentences.append(
-            "Best bold, second underlined" + (", † only where all have it." if infinite else ".")
+            "Best bold, second underlined"
+            + (", of rows with the fewest infinite values." if infinite else ".")
         )
     return " ".join([*sentences, *sheet.notes])
 
@@ -249,12 +251,20 @@ def cross_site_table(
     for label, seeds in runs.items():
         for owner in sorted({name for run in seeds for name in run}):
             found = [run[owner].clients[metric] for run in seeds if owner in run]
-            values = [spread([entry[site].mean for entry in found if site in entry]) for site in sites]
-            away = [[e[site].mean for site in sites if site in e and site != owner] for e in found]
-            elsewhere = spread([spread(means).mean for means in away])
+            values = [over_runs([entry[site] for entry in found if site in entry]) for site in sites]
+            away = [[e[site] for site in sites if site in e and site != owner] for e in found]
+            infinite = sum(entry.num_infinite for entries in away for entry in entries)
+            elsewhere = spread([over_runs(entries).mean for entries in away], infinite)
             rows.append([label, owner, *values, elsewhere])
     most = max((len(seeds) for seeds in runs.values()), default=1)
     over = f" Mean ± SD over {most} seeds." if most > 1 else ""
     caption = f"Row: whose model; column: whose test cases; elsewhere: mean over the other clients.{over}"
+    if any(isinstance(value, Spread) and value.num_infinite for row in rows for value in row):
+        caption += f" {FLATTERS}"
     columns = ["method", "model of", *(f"at {site}" for site in sites), "elsewhere"]
     return Table(f"{title}: {METRICS[metric].title}", columns, rows, caption, WIDTH)
+
+
+def over_runs(found: Sequence[Summary]) -> Spread:
+    """The mean of some means, with the infinite values none of them has."""
+    return spread([entry.mean for entry in found], sum(entry.num_infinite for entry in found))

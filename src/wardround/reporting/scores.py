@@ -150,7 +150,7 @@ def summarise_row(row: RowScores, metric: str, clients: Sequence[str]) -> RowSum
     """Client by client, then over clients, then over seeds and folds."""
     parts = row.scores(metric)
     overall = [over_clients(part, metric) for part in parts]
-    seen = [over_clients(r.seen[metric], metric).mean for r in row.replicates.values() if r.seen.get(metric)]
+    seen = [over_clients(r.seen[metric], metric) for r in row.replicates.values() if r.seen.get(metric)]
     infinite = sum(entry.num_infinite for entry in overall)
     worst = [entry.worst for entry in overall if entry.worst is not None]
     return RowSummary(
@@ -161,7 +161,7 @@ def summarise_row(row: RowScores, metric: str, clients: Sequence[str]) -> RowSum
         worst=spread([entry.value for entry in worst], infinite),
         weighted=spread([entry.weighted_mean for entry in overall], infinite),
         worst_clients=[entry.client for entry in worst],
-        seen=spread(seen) if seen else None,
+        seen=spread([e.mean for e in seen], sum(e.num_infinite for e in seen)) if seen else None,
         num_replicates=len(parts),
         num_values=sum(len(part) for part in parts),
         num_skipped=sum(entry.num_skipped for entry in overall),

@@ -31,7 +31,7 @@ from scipy.stats import rankdata
 Array = NDArray[np.float64]
 
 EXACT_PAIRS = 50
-RESAMPLES = 2000
+RESAMPLES = 10_000
 CHUNK = 250  # resamples drawn at once: bounds the memory, and the stream of random numbers stays the same
 SEED = 20_240_607
 

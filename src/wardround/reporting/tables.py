@@ -85,7 +85,7 @@ class Table:
             r"\toprule",
             " & ".join(latex_escaped(column) for column in self.heads()) + r" \\",
             r"\midrule",
-            *(" & ".join(row) + r" \\" for row in rows),
+            *(unread_by_rule(" & ".join(row)) + r" \\" for row in rows),
             r"\bottomrule",
             r"\end{tabular}",
             r"\end{table}",
@@ -216,6 +216,11 @@ def latex_escaped(text: str) -> str:
     50 \\% of a\\_b
     """
     return "".join(LATEX.get(character, character) for character in one_line(text))
+
+
+def unread_by_rule(line: str) -> str:
+    """A row that begins with [ or * is no argument of the rule or line end above it."""
+    return "{}" + line if line.startswith(("[", "*")) else line
 
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r", "'")

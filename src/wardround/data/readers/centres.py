@@ -23,6 +23,7 @@ from wardround.data.readers.common import (
     SPLIT,
     cell,
     checked_name,
+    entries_of,
     files_in,
     first_of,
     folders_in,
@@ -67,6 +68,8 @@ def read(path: Path, client: str | None = None) -> Listing:
     if parts(root, []) is not None:
         name = checked_name(client or root.name, str(path))
         lone, source = lone_index(root)
+        if lone is None:
+            notes += unread_lists(root, name)
         return Listing("centres", tuple(centre(root, name, lone, source, notes)), notes=tuple(notes))
     index, source = read_index(root / "index.csv")
     entries: list[Entry] = []
@@ -169,6 +172,17 @@ def read_index(path: Path) -> tuple[dict[str, dict[str, dict[str, str]]] | None,
             raise DataError(f"{where}: case '{stem}' of '{site}' is listed twice; keep one line.")
         cases[stem] = row
     return found, path.name
+
+
+def unread_lists(folder: Path, client: str) -> list[str]:
+    """Lists beside the images that nobody reads: the patients they name would not be kept together."""
+    found = [entry.name for entry in entries_of(folder, []) if entry.name.lower().endswith(".csv")]
+    if not found:
+        return []
+    return [
+        f"client '{client}': {named(found)} beside the images is not read. If it tells the patients, "
+        "give it to `wardround data init` itself, or call it index.csv."
+    ]
 
 
 def lone_index(folder: Path) -> tuple[Mapping[str, Mapping[str, str]] | None, str]:

@@ -152,7 +152,7 @@ def read_text(path: Path) -> str:
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}.") from None
     except UnicodeDecodeError:
-        raise DataError(f"{path} is not a text file in UTF-8.") from None
+        raise DataError(f"{path} is not a text file in UTF-8; save it as such (Excel: CSV UTF-8).") from None
 
 
 def read_json(path: Path) -> Any:

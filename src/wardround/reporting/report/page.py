@@ -36,7 +36,9 @@ DETAILS = {
 }
 
 
-def write_report(folders: Sequence[str | Path], output: Path | None = None) -> Path:
+def write_report(
+    folders: Sequence[str | Path], output: Path | None = None, *, title: str | None = None
+) -> Path:
     """Write the page about some runs and comparisons; the default is report.html in the only folder."""
     if not folders:
         raise ConfigError("report: name the folder of a run or of a comparison, for example runs/quickstart.")
@@ -44,7 +46,7 @@ def write_report(folders: Sequence[str | Path], output: Path | None = None) -> P
     target = output or (sources[0].folder if len(sources) == 1 else Path()) / "report.html"
     if target.is_dir():
         target = target / "report.html"
-    page = build_page(sources)
+    page = build_page(sources, title=title)
     try:
         write_text(target, page)
     except OSError as error:
@@ -52,8 +54,12 @@ def write_report(folders: Sequence[str | Path], output: Path | None = None) -> P
     return target
 
 
-def build_page(sources: Sequence[Source], *, live: str | None = None) -> str:
-    """The whole page as text. live: what it shows, for a page that asks its own server for news."""
+def build_page(sources: Sequence[Source], *, title: str | None = None, live: str | None = None) -> str:
+    """The whole page as text.
+
+    title: default the names of what it shows; live: what it shows, for a page that asks its own server for
+    news.
+    """
     groups = groups_of(sources)
     runs = [run for group in groups for run in group.runs]
     pictures = {
@@ -72,7 +78,7 @@ def build_page(sources: Sequence[Source], *, live: str | None = None) -> str:
         main.append(how_to_cite(runs))
     if not groups:
         main = [tag("p", "Waiting for the run to begin.", class_="notice", role="status")]
-    title = " and ".join(plain(group.title, 90) for group in groups) or "waiting"
+    title = title or " and ".join(plain(group.title, 90) for group in groups) or "waiting"
     style, script = asset("report.css"), asset("report.js")
     return Template(asset("page.html")).substitute(
         policy=escaped(policy(style, script, live=live is not None)),

@@ -25,7 +25,9 @@ def in_words(sheet: Sheet, statistics: Statistics, methods: Mapping[str, str]) -
     if len(summaries) == 1:
         return one_row(summaries[0], metric, len(clients))
     federated = [summary for summary in summaries if not is_reference(methods.get(summary.label, ""))]
-    best = min(federated or summaries, key=lambda summary: value_loss(metric, summary.mean))
+    best = min(
+        federated or summaries, key=lambda summary: (summary.num_infinite, value_loss(metric, summary.mean))
+    )
     aside = [summary for summary in summaries if federated and summary not in federated]
     entry = METRICS[metric]
     extreme = "highest" if entry.higher_is_better else "lowest" if entry.higher_is_better is False else "best"
