@@ -12,7 +12,7 @@ import torch
 import yaml
 from helpers import run, settings
 from PIL import Image
-from pytest import MonkeyPatch, fixture, mark, raises
+from pytest import LogCaptureFixture, MonkeyPatch, fixture, mark, raises
 
 import wardround.data.ready as ready_module
 import wardround.data.resident as resident
@@ -193,32 +193,35 @@ def test_the_first_image_may_be_broken(tmp_path: Path, pictures: Path) -> None:
     assert opened(path).dimensions == 2
 
 
-def test_a_client_without_a_usable_case_is_named_with_the_first_reason(
-    tmp_path: Path, pictures: Path
+def test_a_client_without_a_usable_case_is_named_and_the_others_go_on(
+    tmp_path: Path, pictures: Path, caplog: LogCaptureFixture
 ) -> None:
     path = written(tmp_path, pictures)
     for file in (tmp_path / "scans/north/images").iterdir():
         file.write_bytes(b"")
     found = opened(path)
 
-    with raises(
-        DataError, match=r"client 'north' has no usable case of 8. client 'north', case .*empty.* leave it"
-    ):
-        found.load("north")
+    assert not everything(found.load("north"))
+    assert "client 'north' has no usable case of 8 and takes no part" in caplog.text
     assert len(everything(found.load("east"))) == 8
+    result = run(tmp_path / "run", rounds=1, data={"federation": str(path)})
+    assert set(result.summary["test"]["dice"]["clients"]) == {"east"}
+    assert result.records[0]["clients"] == ["east"]
     for file in (tmp_path / "scans/east/images").iterdir():
         file.write_bytes(b"")
     with raises(DataError, match="none of 16 images can be read"):
         opened(path)
 
 
-def test_a_client_with_other_channels_than_the_federation_is_refused(tmp_path: Path, pictures: Path) -> None:
+def test_a_client_with_other_channels_than_the_federation_is_left_out(
+    tmp_path: Path, pictures: Path, caplog: LogCaptureFixture
+) -> None:
     path = written(tmp_path, pictures)
     for file in (tmp_path / "scans/north/images").iterdir():
         Image.open(file).convert("RGB").save(file)
 
-    with raises(DataError, match="has 3 channels, but the federation's images have 1"):
-        opened(path).load("north")
+    assert not everything(opened(path).load("north"))
+    assert "has 3 channels, but the federation's images have 1" in caplog.text
 
 
 # The next process

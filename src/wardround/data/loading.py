@@ -147,10 +147,11 @@ class RealData:
             )  # fmt: skip
         if not count:
             reason = ready.left_out[0][1] if ready.left_out else "It has none."
-            raise DataError(
-                f"client '{name}' has no usable case of {len(ready.left_out)}. {reason} "
-                f"Correct its files, or leave it out of clients in {self.path.name}."
-            )
+            log.warning(
+                "client '%s' has no usable case of %d and takes no part. %s "
+                "Correct its files, or leave it out of clients in %s.",
+                name, len(ready.left_out), reason, self.path.name,
+            )  # fmt: skip
 
     def _stored(self, name: str, ready: Ready) -> dict[str, list[Stored]]:
         """The prepared cases by split, mapped from their files."""
