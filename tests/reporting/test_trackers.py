@@ -14,6 +14,7 @@ from pytest import fixture, mark, raises
 
 from wardround.errors import ConfigError
 from wardround.reporting.trackers import (
+    TRACKERS,
     Tracking,
     evaluation_scalars,
     open_trackers,
@@ -216,3 +217,12 @@ def test_no_case_is_named(tmp_path: Path) -> None:
 
     cases = [line.split(",")[1] for line in (tmp_path / "run/cases.csv").read_text().splitlines()[1:]]
     assert not [name for name in names for case in cases if case in name]
+
+
+def test_a_tracker_that_cannot_be_opened_is_one_sentence(monkeypatch: Any, tmp_path: Path) -> None:
+    def broken(folder: Path, config: Any, first_round: int) -> Any:
+        raise RuntimeError("no such store\nwith a long story")
+
+    monkeypatch.setitem(TRACKERS, "mlflow", broken)
+    with raises(ConfigError, match="tracker 'mlflow' cannot be opened: no such store. Leave it out"):
+        open_trackers(["mlflow"], tmp_path, {})

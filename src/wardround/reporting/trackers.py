@@ -192,4 +192,15 @@ def open_trackers(
     for name in names:
         if name not in TRACKERS:
             raise ConfigError(f"trackers names '{name}'. There are: {', '.join(TRACKERS)}.")
-    return Tracking({name: TRACKERS[name](folder, config, first_round) for name in dict.fromkeys(names)})
+    opened: dict[str, Tracker] = {}
+    for name in dict.fromkeys(names):
+        try:
+            opened[name] = TRACKERS[name](folder, config, first_round)
+        except ConfigError:
+            raise
+        except Exception as error:
+            reason = str(error).partition("\n")[0].rstrip(".") + "."
+            raise ConfigError(
+                f"tracker '{name}' cannot be opened: {reason} Leave it out of `trackers` or mend it."
+            ) from None
+    return Tracking(opened)
