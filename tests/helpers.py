@@ -10,11 +10,17 @@ import torch
 
 import wardround as wr
 from wardround.config import Config, load_config
+from wardround.data.federation import open_federation
+from wardround.engine.checkpoint import MemoryStore
 from wardround.engine.clients import Answer
 from wardround.engine.host import Host
+from wardround.messages import Message
 from wardround.params import Params
 
 VECTORS = Path(__file__).parent / "vectors"
+SHARED = (
+    Path(__file__).resolve().parents[2] / "shared" / "data"
+)  # real sets, where they lie beside the project
 
 
 def vectors(name: str) -> dict[str, dict[str, Any]]:
@@ -60,6 +66,22 @@ def spoil(monkeypatch: Any, client: str, change: Any, task: str = "train") -> No
 
 def params(**tensors: Any) -> Params:
     return Params({name: torch.as_tensor(value) for name, value in tensors.items()})
+
+
+def own_tensors(result: Any, client: str) -> Params:
+    """What a client of a run kept to itself."""
+    memory = MemoryStore(result.folder / "clients" / client).load()
+    return Params(memory.get("own", {}))
+
+
+def personal_models(result: Any) -> dict[str, Params]:
+    """The model each client of a run is judged with."""
+    names = list(open_federation(result.config.data, result.config.seed).names)
+    host = Host(result.config, result.folder / "clients", names)
+    ask = Message(params=result.outcome.state.params)
+    answers = {name: host.run(name, "personal_model", result.config.rounds, ask) for name in names}
+    assert all(answer.failure is None for answer in answers.values())
+    return {name: answer.message.extras["model"] for name, answer in answers.items()}
 
 
 class Stop(Exception):

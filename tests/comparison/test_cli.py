@@ -13,31 +13,11 @@ from helpers import settings
 from pytest import CaptureFixture, MonkeyPatch, fixture, mark, raises
 from rich.console import Console
 
-import wardround as wr
+from comparison.here import Here
 from wardround import batch, cli
 from wardround.cli import common
 from wardround.cli import compare as command
 from wardround.comparison import run
-from wardround.errors import WardroundError
-
-
-class Here:
-    """Stands in for a process: trains at once, in this one."""
-
-    returncode = 0
-
-    def __init__(self, words: list[str]) -> None:
-        self.errors = ""
-        try:
-            wr.run(words[4], resume="--resume" in words, overwrite="--overwrite" in words)
-        except WardroundError as error:
-            self.errors, self.returncode = f"error {error}\n", error.exit_code
-
-    def poll(self) -> int:
-        return self.returncode
-
-    def communicate(self) -> tuple[str, str]:
-        return "", self.errors
 
 
 @fixture(autouse=True)

@@ -18,6 +18,7 @@ from helpers import settings
 from pytest import LogCaptureFixture, MonkeyPatch, approx, fixture, mark, raises
 
 import wardround as wr
+from comparison.here import Here
 from wardround import batch
 from wardround.api import Result
 from wardround.batch import in_use, standing_of
@@ -36,27 +37,6 @@ TABLES = ("table-dice.md", "table-dice.csv", "table-dice.tex", "statistics.json"
 
 def values(sweep: Any, **changes: Any) -> dict[str, Any]:
     return {**settings(Path("unused"), **{"rounds": 1, **changes}), "sweep": sweep}
-
-
-class Here:
-    """Stands in for a process: trains at once, in this one."""
-
-    returncode = 0
-
-    def __init__(self, command: list[str]) -> None:
-        self.errors = ""
-        try:
-            wr.run(command[4], resume="--resume" in command, overwrite="--overwrite" in command)
-        except WardroundError as error:
-            self.errors, self.returncode = f"error {error}\n", error.exit_code
-
-    def poll(self) -> int:
-        return self.returncode
-
-    def communicate(self) -> tuple[str, str]:
-        return "", self.errors
-
-    def kill(self) -> None: ...
 
 
 @fixture

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers import SHARED
 
 from data.broken_files import (
     KINDS,
@@ -27,8 +28,6 @@ from wardround.data import facts
 from wardround.data.check import CheckReport, check, quick
 from wardround.data.federation_file import FederationFile, PrepareSettings, Source, SplitSettings, listing_of
 from wardround.data.listing import Entry, Listing
-
-SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
 
 
 def file_with(**settings: Any) -> FederationFile:

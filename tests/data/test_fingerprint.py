@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers import SHARED
 
 from wardround.data import phantom
 from wardround.data.files import Volume, read_image, read_label
@@ -28,7 +29,6 @@ from wardround.data.listing import Entry
 from wardround.data.phantom import PhantomSettings
 from wardround.errors import DataError
 
-REAL = Path("/work/shared/data")
 Read = Callable[[Entry], tuple[Volume, Volume | None]]
 
 
@@ -318,12 +318,12 @@ def test_words_are_listed_as_people_write_them() -> None:
     assert [listed(words) for words in (["a"], ["a", "b"], ["a", "b", "c"])] == ["a", "a and b", "a, b and c"]
 
 
-@pytest.mark.skipif(not (REAL / "lgg3d").exists(), reason="the shared data are not here")
+@pytest.mark.skipif(not (SHARED / "lgg3d").exists(), reason="the shared data are not here")
 def test_the_single_patient_centre_of_lgg3d_is_withheld() -> None:
     from wardround.data.federation_file import Source
     from wardround.data.readers import read as listing
 
-    entries = listing(Source(path=REAL / "lgg3d"), Path(__file__).parent).entries
+    entries = listing(Source(path=SHARED / "lgg3d"), Path(__file__).parent).entries
     some = [entry for entry in entries if entry.client in ("TCGA_CS", "TCGA_EZ", "TCGA_FG")]
 
     def read(entry: Entry) -> tuple[Volume, Volume | None]:

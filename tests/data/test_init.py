@@ -6,6 +6,7 @@ from typing import Any
 
 import nibabel
 import numpy as np
+from helpers import SHARED
 from numpy.typing import NDArray
 from PIL import Image
 from pytest import mark, raises
@@ -13,8 +14,6 @@ from pytest import mark, raises
 from wardround.data.federation_file import FederationFile, listing_of, load, write
 from wardround.data.init import describe, look, propose
 from wardround.errors import DataError
-
-SHARED = Path("/work/shared/data")
 
 
 def png(path: Path, shape: tuple[int, ...], value: int = 1) -> None:

@@ -1,11 +1,11 @@
 """Preparing a case, and the way back to its own grid."""
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from helpers import SHARED
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.spatial.transform import Rotation
@@ -22,7 +22,6 @@ from wardround.data.prepare import (
 )
 from wardround.errors import ConfigError, DataError
 
-SHARED = Path(__file__).parents[3] / "shared" / "data"
 PLAIN = PrepareSettings(normalise="none")
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from helpers import SHARED
 from pytest import mark, raises
 
 from wardround.data.federation_file import Source
@@ -13,8 +14,6 @@ from wardround.data.listing import Listing
 from wardround.data.readers import READERS, detect, read
 from wardround.data.readers.common import is_safe, stem_of
 from wardround.errors import ConfigError, DataError
-
-SHARED = Path("/work/shared/data")
 
 
 def touch(root: Path, *names: str) -> None:

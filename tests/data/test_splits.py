@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers import SHARED
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,7 +19,6 @@ from wardround.data.splits import assign, read_splits, subset, write_splits
 from wardround.errors import ConfigError, DataError
 
 HERE = Path(__file__).parent
-REAL = Path("/work/shared/data")
 sizes_of_groups = st.lists(st.integers(1, 12), min_size=1, max_size=25)
 
 
@@ -330,13 +330,13 @@ def test_cases_without_a_split_cannot_be_written(tmp_path: Path) -> None:
 # Real lists
 
 
-@pytest.mark.skipif(not (REAL / "polyp4").exists(), reason="the shared data are not here")
+@pytest.mark.skipif(not (SHARED / "polyp4").exists(), reason="the shared data are not here")
 @pytest.mark.parametrize("name", ["polyp4", "fundus_odoc", "lgg3d", "hippocampus"])
 def test_the_shared_sets_are_divided_as_they_say_and_anew(name: str) -> None:
     from wardround.data.federation_file import Source
     from wardround.data.readers import read
 
-    entries = list(read(Source(path=REAL / name), HERE).entries)
+    entries = list(read(Source(path=SHARED / name), HERE).entries)
     assert split(entries, by="column") == entries
     assert not leaks(split(entries))
     for who in {entry.client for entry in entries}:

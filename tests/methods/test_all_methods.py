@@ -8,16 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from helpers import Watcher, config, run, settings, spoil
+from helpers import Watcher, config, personal_models, run, settings, spoil
 from pytest import MonkeyPatch, TempPathFactory, fixture, mark, raises
 
 import wardround as wr
 from wardround.data.federation import POOLED, Federation, open_federation
 from wardround.data.phantom import PhantomSettings, hospital_names
 from wardround.engine.clients import Answer
-from wardround.engine.host import Host, build_model
+from wardround.engine.host import build_model
 from wardround.errors import ConfigError
-from wardround.messages import Message
 from wardround.methods import METHODS, OBJECTIVES
 from wardround.methods.base import Method
 from wardround.params import Params
@@ -89,24 +88,14 @@ def whole(tmp_path_factory: TempPathFactory) -> Callable[[str], Any]:
     return given
 
 
-def final_models(result: Any) -> dict[str, Params]:
-    """The model each client ends with: its own where the method gives it one, else the global one."""
-    names = list(open_federation(result.config.data, result.config.seed).names)
-    host = Host(result.config, result.folder / "clients", names)
-    ask = Message(params=result.outcome.state.params)
-    answers = {name: host.run(name, "personal_model", result.config.rounds, ask) for name in names}
-    assert all(answer.failure is None for answer in answers.values())
-    return {name: answer.message.extras["model"] for name, answer in answers.items()}
-
-
 def fingerprints(result: Any) -> dict[str, str]:
     """Of the server's model and of every client's."""
-    own = {name: model.sha256() for name, model in final_models(result).items()}
+    own = {name: model.sha256() for name, model in personal_models(result).items()}
     return {"the server": result.params_sha256, **own}
 
 
 def all_finite(result: Any) -> bool:
-    models = [result.outcome.state.params, *final_models(result).values()]
+    models = [result.outcome.state.params, *personal_models(result).values()]
     return all(bool(torch.isfinite(tensor).all()) for model in models for tensor in model.values())
 
 
@@ -196,7 +185,7 @@ def test_identical_replies_leave_the_model_as_it_is(method: str, tmp_path: Path)
     result = wr.run(plain(tmp_path / "run", method, optimizer={"name": "sgd", "learning_rate": 0.0}))
 
     first = Params.trainable(build_model(result.config))
-    for model in [result.outcome.state.params, *final_models(result).values()]:
+    for model in [result.outcome.state.params, *personal_models(result).values()]:
         assert model.only(first).sha256() == first.sha256()
 
 
@@ -223,8 +212,8 @@ def test_one_client_alone_equals_local_training_with_the_same_objective(method: 
     objective = {"name": METHODS[method].objective}
     alone = wr.run(plain(tmp_path / "alone", "local", objective=objective, **one))
 
-    own = {name: model.sha256() for name, model in final_models(alone).items()}
-    assert {name: model.sha256() for name, model in final_models(together).items()} == own
+    own = {name: model.sha256() for name, model in personal_models(alone).items()}
+    assert {name: model.sha256() for name, model in personal_models(together).items()} == own
     assert together.table.rows == alone.table.rows
 
 

@@ -33,7 +33,7 @@ class Gift(Banked):
     def uses_bank(self) -> bool:
         return self.pooling
 
-    def contribution(self, client: Client) -> Params:
+    def contribution(self, client: Client, message: Message) -> Params:
         if client.num_examples < self.least:
             return Params()
         return Params({"numbers": torch.full((3,), float(client.num_examples))})

@@ -5,18 +5,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from helpers import config, run, spoil
+from helpers import config, own_tensors, personal_models, run, spoil
 from pytest import MonkeyPatch, fixture, mark, raises
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from wardround.aggregation.mean import mean
-from wardround.data.federation import open_federation
-from wardround.engine.checkpoint import MemoryStore
 from wardround.engine.clients import Answer
 from wardround.engine.host import Host, build_model
 from wardround.errors import ConfigError
-from wardround.messages import Message
 from wardround.methods.fedbn import FedBN
 from wardround.params import Params
 
@@ -30,21 +27,6 @@ MONAI: dict[str, dict[str, Any]] = {
 
 def trained(folder: Path, **changes: Any) -> Any:
     return run(folder, **{"method": {"name": "fedbn"}, "model": BATCH, "data": UNEVEN, **changes})
-
-
-def own(result: Any, client: str) -> Params:
-    memory = MemoryStore(result.folder / "clients" / client).load()
-    return Params(memory.get("own", {}))
-
-
-def personal(result: Any) -> dict[str, Params]:
-    """The model each client is judged with."""
-    names = list(open_federation(result.config.data, result.config.seed).names)
-    host = Host(result.config, result.folder / "clients", names)
-    ask = Message(params=result.outcome.state.params)
-    return {
-        n: host.run(n, "personal_model", result.config.rounds, ask).message.extras["model"] for n in names
-    }
 
 
 def equal(a: Params, b: Params) -> bool:
@@ -92,7 +74,7 @@ def test_monais_networks_train(name: str, tmp_path: Path) -> None:
         optimizer={"learning_rate": 0.01},
     )
 
-    north, east = own(result, "north"), own(result, "east")
+    north, east = own_tensors(result, "north"), own_tensors(result, "east")
     assert set(north) == set(FedBN().kept(build_model(result.config)))
     assert not equal(north, east)
 
@@ -108,18 +90,18 @@ def test_a_batch_norm_inside_a_sequential_stays() -> None:
 
 
 def test_norm_tensors_stay_at_the_clients_and_the_rest_is_common(result: Any) -> None:
-    state, models = result.outcome.state, personal(result)
+    state, models = result.outcome.state, personal_models(result)
     kept = FedBN().kept(build_model(result.config))
 
     for name, model in models.items():
-        assert equal(model.only(kept), own(result, name))
+        assert equal(model.only(kept), own_tensors(result, name))
         assert equal(model.without(kept), state.params.without(kept))
     assert not equal(models["north"].only(kept), models["east"].only(kept))
 
 
 def test_the_server_holds_the_weighted_mean_of_the_norm_tensors(result: Any) -> None:
     weights = result.records[-1]["weights"]
-    expected = mean([own(result, name) for name in weights], list(weights.values()))
+    expected = mean([own_tensors(result, name) for name in weights], list(weights.values()))
 
     assert len(set(weights.values())) > 1
     assert equal(result.outcome.state.params.only(expected), expected)
@@ -132,8 +114,8 @@ def test_the_mean_of_norm_tensors_never_reaches_a_client_that_trained(tmp_path: 
     alone = trained(tmp_path / "alone", optimizer=still, rounds=3, method={"name": "local"})
 
     for name in ("north", "east", "south"):
-        theirs = personal(alone)[name].only(own(together, name))
-        assert equal(own(together, name), theirs)
+        theirs = personal_models(alone)[name].only(own_tensors(together, name))
+        assert equal(own_tensors(together, name), theirs)
 
 
 def test_one_client_alone_trains_locally(tmp_path: Path) -> None:
@@ -141,8 +123,8 @@ def test_one_client_alone_trains_locally(tmp_path: Path) -> None:
     fedbn = trained(tmp_path / "fedbn", data=one)
     local = trained(tmp_path / "local", data=one, method={"name": "local"})
 
-    assert equal(personal(fedbn)["north"], personal(local)["north"])
-    assert equal(personal(fedbn)["north"], fedbn.outcome.state.params)
+    assert equal(personal_models(fedbn)["north"], personal_models(local)["north"])
+    assert equal(personal_models(fedbn)["north"], fedbn.outcome.state.params)
 
 
 def test_norm_tensors_that_do_not_fit_are_refused_and_the_rest_go_on(
@@ -165,8 +147,8 @@ def test_norm_tensors_that_do_not_fit_are_refused_and_the_rest_go_on(
 def test_an_unseen_client_gets_the_mean_of_the_others_norm_tensors(tmp_path: Path) -> None:
     result = trained(tmp_path / "run", participation=["north", "east"])
 
-    assert not own(result, "south")
-    assert equal(personal(result)["south"], result.outcome.state.params)
+    assert not own_tensors(result, "south")
+    assert equal(personal_models(result)["south"], result.outcome.state.params)
     model = build_model(result.config)
     first = Params.of(model).only(FedBN().kept(model))
     assert not equal(result.outcome.state.params.only(first), first)
@@ -175,14 +157,16 @@ def test_an_unseen_client_gets_the_mean_of_the_others_norm_tensors(tmp_path: Pat
 def test_an_unseen_client_may_measure_statistics_on_its_own_images(tmp_path: Path) -> None:
     method = {"name": "fedbn", "unseen_norm": "reestimate"}
     result = trained(tmp_path / "run", participation=["north", "east"], method=method)
-    state, south = result.outcome.state, personal(result)["south"]
+    state, south = result.outcome.state, personal_models(result)["south"]
 
     measured = {name for name in state.params if "running" in name}
     host = Host(result.config, tmp_path / "other", ["south"])
     assert equal(south, host.client("south").with_own_statistics(state.params))
     assert equal(south.without(measured), state.params.without(measured))
     assert not any(torch.equal(south[name], state.params[name]) for name in measured)
-    assert equal(personal(result)["north"].only(own(result, "north")), own(result, "north"))
+    assert equal(
+        personal_models(result)["north"].only(own_tensors(result, "north")), own_tensors(result, "north")
+    )
 
 
 @mark.parametrize("unseen_norm", ["average", "reestimate"])
@@ -191,7 +175,7 @@ def test_a_client_without_cases_has_the_mean_too(unseen_norm: str, tmp_path: Pat
     method = {"name": "fedbn", "unseen_norm": unseen_norm}
     result = trained(tmp_path / "run", data=data, method=method, rounds=1)
 
-    assert equal(personal(result)["south"], result.outcome.state.params)
+    assert equal(personal_models(result)["south"], result.outcome.state.params)
 
 
 # What is odd, and what is refused
@@ -216,7 +200,7 @@ def test_other_norms_may_stay_too_which_is_reported_as_a_variant(
 
     (warning,) = result.records[0]["warnings"]
     assert f"{kind} norm stays local" in warning and "report a variant" in warning
-    assert {name.rpartition(".")[2] for name in own(result, "north")} == {"weight", "bias"}
+    assert {name.rpartition(".")[2] for name in own_tensors(result, "north")} == {"weight", "bias"}
 
 
 def test_affine_free_instance_norm_has_nothing_to_keep(tmp_path: Path) -> None:

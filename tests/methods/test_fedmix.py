@@ -205,7 +205,9 @@ def test_an_objective_without_second_derivative_is_refused_in_the_expansion(tmp_
 def test_every_other_objective_is_accepted(name: str, num_classes: int, tmp_path: Path) -> None:
     form = "naive" if (name, num_classes) in WITHOUT_SECOND_DERIVATIVE else "taylor"
     data = {"phantom": {"num_classes": num_classes}}
-    config(tmp_path, method={"name": "fedmix", "form": form}, objective={"name": name}, data=data)
+    made = config(tmp_path, method={"name": "fedmix", "form": form}, objective={"name": name}, data=data)
+
+    assert isinstance(made.build_objective(), OBJECTIVES[name])
 
 
 def test_the_trial_tells_true_second_derivatives_from_missing_ones() -> None:

@@ -3,32 +3,14 @@
 from pathlib import Path
 from typing import Any
 
-from helpers import config, run
+from helpers import config, own_tensors, personal_models, run
 from pytest import fixture, mark, raises
 
-from wardround.data.federation import open_federation
-from wardround.engine.checkpoint import MemoryStore
-from wardround.engine.host import Host, build_model
+from wardround.engine.host import build_model
 from wardround.errors import ConfigError
-from wardround.messages import Message
 from wardround.methods.fedper import FedPer
 from wardround.models.base import Segmenter
 from wardround.params import Params
-
-
-def own(result: Any, client: str) -> Params:
-    memory = MemoryStore(result.folder / "clients" / client).load()
-    return Params(memory.get("own", {}))
-
-
-def personal(result: Any) -> dict[str, Params]:
-    """The model each client is judged with."""
-    names = list(open_federation(result.config.data, result.config.seed).names)
-    host = Host(result.config, result.folder / "clients", names)
-    ask = Message(params=result.outcome.state.params)
-    return {
-        n: host.run(n, "personal_model", result.config.rounds, ask).message.extras["model"] for n in names
-    }
 
 
 def equal(a: Params, b: Params) -> bool:
@@ -72,7 +54,7 @@ def test_the_head_of_a_monai_network_is_its_output_layer(tmp_path: Path) -> None
     assert isinstance(model, Segmenter) and len(kept) == 2
     assert all(model.state_dict()[name].shape[0] == model.num_outputs for name in kept)
     result = run(tmp_path / "run", model=monai, method={"name": "fedper"}, rounds=1)
-    assert set(own(result, "north")) == set(kept)
+    assert set(own_tensors(result, "north")) == set(kept)
 
 
 def test_the_decoder_of_a_monai_network_is_not_known(tmp_path: Path) -> None:
@@ -89,17 +71,17 @@ def test_the_decoder_of_a_monai_network_is_not_known(tmp_path: Path) -> None:
 
 
 def test_personal_layers_stay_and_the_rest_is_common(result: Any) -> None:
-    state, models = result.outcome.state, personal(result)
+    state, models = result.outcome.state, personal_models(result)
     kept = result.config.build_method().kept(build_model(result.config))
 
     for name, model in models.items():
-        assert equal(model.only(kept), own(result, name))
+        assert equal(model.only(kept), own_tensors(result, name))
         assert equal(model.without(kept), state.params.without(kept))
     assert not equal(models["north"].only(kept), models["east"].only(kept))
 
 
 def test_personal_layers_are_not_sent(result: Any) -> None:
-    kept = own(result, "north")
+    kept = own_tensors(result, "north")
     up = [size for r in result.records for e in r["exchanges"] for size in e["bytes_up"].values()]
 
     assert set(up) == {result.outcome.state.params.num_bytes - kept.num_bytes}
@@ -113,15 +95,15 @@ def test_one_client_alone_trains_locally(layers: str, tmp_path: Path) -> None:
     fedper = run(tmp_path / "fedper", data=one, method={"name": "fedper", "layers": layers})
     local = run(tmp_path / "local", data=one, method={"name": "local"})
 
-    assert equal(personal(fedper)["north"], personal(local)["north"])
+    assert equal(personal_models(fedper)["north"], personal_models(local)["north"])
 
 
 def test_a_client_that_never_trained_uses_the_initial_layers_and_the_records_say_so(tmp_path: Path) -> None:
     result = run(tmp_path / "run", method={"name": "fedper"}, participation=["north", "east"])
 
     first = Params.of(build_model(result.config)).only(FedPer().kept(build_model(result.config)))
-    assert not own(result, "south")
-    assert equal(personal(result)["south"].only(first), first)
+    assert not own_tensors(result, "south")
+    assert equal(personal_models(result)["south"].only(first), first)
     (warning,) = result.records[0]["warnings"]
     assert "a client that never took part is tested with the initial head" in warning
 

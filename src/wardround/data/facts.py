@@ -169,7 +169,7 @@ def label_code(path: Path) -> str:
         return known
     try:
         values = read_image([path]).data
-    except Exception:
+    except DataError:
         return "unreadable"
     with np.errstate(invalid="ignore"):
         whole = bool((np.abs(values - np.rint(values)) <= 1e-4).all())

@@ -9,6 +9,7 @@ or refused receives again, since nobody knows what it kept.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -22,7 +23,7 @@ from wardround.params import Params
 
 
 @dataclass(frozen=True)
-class Banked(Method):
+class Banked(Method, ABC):
     """FedAvg with a bank; a subclass writes `contribution` and reads `bank(client, message)` in its training.
 
     Names inside a contribution hold no "/": it divides them from the giver's name.
@@ -86,12 +87,12 @@ class Banked(Method):
         """Whether anything needs to be pooled; an off switch answers no."""
         return True
 
-    def contribution(self, client: Client) -> Params:
+    @abstractmethod
+    def contribution(self, client: Client, message: Message) -> Params:
         """What a client gives to the bank; empty if it may not give any."""
-        raise NotImplementedError
 
     def contribute(self, client: Client, message: Message) -> Message:
-        given = self.contribution(client)
+        given = self.contribution(client, message)
         return Message(extras={"bank": given}) if given else Message()
 
     def bank(self, client: Client, message: Message) -> dict[str, Tensor]:

@@ -96,14 +96,14 @@ class FedBR(Banked):
     def uses_bank(self) -> bool:
         return self.mu > 0 or self.lam > 0
 
-    def contribute(self, client: Client, message: Message) -> Message:
+    def contribution(self, client: Client, message: Message) -> Params:
         assert isinstance(client.model, Segmenter)
         groups = grouped(client.num_examples, self.group, client.generator("groups"))
         chosen = groups[: int(message.scalars["count"])]
         cases = stacked(client.data.train, "method 'fedbr'")
         given = group_means(cases, chosen, client.model.num_outputs)
         client.memory["given"] = given  # it learns from its own too, and they need not come back
-        return Message(extras={"bank": given}) if given else Message()
+        return given
 
     def train(self, client: Client, message: Message) -> Message:
         model = client.model

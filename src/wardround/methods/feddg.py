@@ -114,7 +114,7 @@ class FedDG(Banked):
     def uses_bank(self) -> bool:
         return self.outer
 
-    def contribution(self, client: Client) -> Params:
+    def contribution(self, client: Client, message: Message) -> Params:
         """Amplitudes of a random part of the training images, without augmentation."""
         if not client.num_examples:
             return Params()

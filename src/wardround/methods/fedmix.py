@@ -89,7 +89,7 @@ class FedMix(Banked):
     def uses_bank(self) -> bool:
         return self.lam > 0
 
-    def contribution(self, client: Client) -> Params:
+    def contribution(self, client: Client, message: Message) -> Params:
         assert isinstance(client.model, Segmenter)
         size = max(self.group, -(-client.num_examples // self.max_means))
         groups = grouped(client.num_examples, size, client.generator("groups"))
