@@ -51,8 +51,7 @@ class DataSettings(Settings):
 
     prepare, splits: settings laid over those of federation.yaml, such as {size: [128, 128]}; patch: voxels
     of the parts of volumes that are trained on, null takes whole images where they have one shape;
-    foreground: share of patches around something labelled; resident: where prepared cases are while a
-    client trains, auto takes the fastest that has room (the results are the same).
+    foreground: share of patches around something labelled.
     """
 
     phantom: PhantomSettings = PhantomSettings()
@@ -64,7 +63,6 @@ class DataSettings(Settings):
     splits: dict[str, Any] | None = None
     patch: tuple[Annotated[int, Field(ge=1)], ...] | None = None
     foreground: float = Field(0.5, ge=0, le=1)
-    resident: Literal["auto", "device", "host", "disk"] = "auto"
     proxy: str | None = Field(
         None, description="centre whose cases are at the server, for methods that need some; not a client"
     )
@@ -123,16 +121,29 @@ class EvaluateSettings(Settings):
 
 
 class ComputeSettings(Settings):
-    """Where and how the work is done.
+    """Where and how the work is done; `wardround plan` and environment.json say what `auto` chose.
 
-    workers: processes that share a round's clients; threads: of each process, null lets the cores be
-    shared evenly. Results are the same bytes for any number of workers with the same threads.
+    precision: of the network; losses that need more take more. memory_format: channels_last is the faster
+    one on a GPU. compile: record training steps as CUDA graphs, build kernels for the network (inductor),
+    or both (full); auto does what pays for itself. micro_batch: cases that go through the network at once,
+    gradients of a batch are added up; null takes whole batches and smaller ones when memory is short.
+    checkpointing: compute activations again in the backward pass instead of keeping them. workers:
+    processes that share a round's clients; threads: of each process, null lets the cores be shared evenly.
+    Results are the same bytes for any number of workers with the same threads. resident: where prepared
+    cases are while a client trains, auto takes the fastest that has room (the results are the same).
+    deterministic: the same bytes every time on one kind of GPU too, at some cost.
     """
 
     device: str = "auto"
     precision: Literal["auto", "float32", "tf32", "bfloat16"] = "auto"
+    memory_format: Literal["auto", "contiguous", "channels_last"] = "auto"
+    compile: Literal["auto", "off", "graphs", "inductor", "full"] = "auto"
+    micro_batch: int | None = Field(None, ge=1)
+    checkpointing: bool = False
     workers: int = Field(1, ge=1)
     threads: int | None = Field(None, ge=1)
+    resident: Literal["auto", "device", "host", "disk"] = "auto"
+    deterministic: bool = False
 
 
 class Config(Settings):

@@ -15,14 +15,14 @@ from PIL import Image
 from pytest import LogCaptureFixture, MonkeyPatch, fixture, mark, raises
 
 import wardround.data.ready as ready_module
-import wardround.data.resident as resident
+import wardround.data.resident as residence
 from wardround.config import DataSettings, load_config
 from wardround.data import phantom_files
 from wardround.data.cases import ClientData, TensorSplit
 from wardround.data.federation import POOLED, Federation, open_federation
 from wardround.data.patches import PatchSplit
 from wardround.data.phantom import PhantomSettings
-from wardround.data.resident import CachedSplit, HostSplit
+from wardround.data.resident import CachedSplit, HostSplit, Residence
 from wardround.errors import ConfigError, DataError
 
 
@@ -57,8 +57,8 @@ def written(folder: Path, scans: Path, **changes: Any) -> Path:
     return path
 
 
-def opened(path: Path, **changes: Any) -> Federation:
-    return open_federation(DataSettings.model_validate({"federation": path, **changes}), 1)
+def opened(path: Path, resident: Residence = "auto", **changes: Any) -> Federation:
+    return open_federation(DataSettings.model_validate({"federation": path, **changes}), 1, resident)
 
 
 def everything(data: ClientData) -> list[str]:
@@ -136,13 +136,17 @@ def test_settings_that_do_not_fit_are_refused_when_opening(
         ({"patch": [8, 8]}, "patch needs real data: set data.federation"),
         ({"federation": "f.yaml", "patch": [8]}, r"patch is \[8\]; give two numbers for images"),
         ({"federation": "f.yaml", "patch": [8, 0]}, "data.patch.1 is 0"),
-        ({"federation": "f.yaml", "resident": "gpu"}, "data.resident is 'gpu'"),
     ],
     ids=lambda value: None if isinstance(value, str) else json.dumps(value),
 )
 def test_cases_come_from_one_place(data: dict[str, Any], message: str) -> None:
     with raises(ConfigError, match=message):
         load_config({"data": data})
+
+
+def test_where_cases_live_is_one_of_four() -> None:
+    with raises(ConfigError, match="compute.resident is 'gpu'"):
+        load_config({"compute": {"resident": "gpu"}})
 
 
 def test_a_written_out_configuration_reads_back() -> None:
@@ -348,7 +352,7 @@ def test_auto_leaves_on_disk_what_is_too_large_for_memory(
 ) -> None:
     path = written(tmp_path, pictures)
     assert isinstance(opened(path).load("north").train, HostSplit)
-    monkeypatch.setattr(resident, "free_memory", lambda: 20_000)
+    monkeypatch.setattr(residence, "free_memory", lambda: 20_000)
 
     split = opened(path).load("north").train
 
@@ -358,7 +362,7 @@ def test_auto_leaves_on_disk_what_is_too_large_for_memory(
 
 
 def test_free_memory_is_a_sensible_number() -> None:
-    assert 2**20 < resident.free_memory() < 2**50
+    assert 2**20 < residence.free_memory() < 2**50
 
 
 @mark.parametrize("where, moves", [("auto", False), ("device", True), ("host", False), ("disk", False)])
@@ -366,8 +370,8 @@ def test_a_gpu_without_room_leaves_cases_in_memory(where: Any, moves: bool, monk
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1000, 10_000))
     gpu = torch.device("cuda")
 
-    assert resident.may_move(251, gpu, where) == moves
-    assert resident.may_move(249, gpu, where) == (moves or where == "auto")
+    assert residence.may_move(251, gpu, where) == moves
+    assert residence.may_move(249, gpu, where) == (moves or where == "auto")
     split = HostSplit(["a"], torch.zeros(1, 1, 9, 9), torch.zeros(1, 9, 9).long(), [(1.0, 1.0)], where)
     if not moves:
         stayed = split.to(gpu)
@@ -401,7 +405,7 @@ def test_a_run_on_real_folders_is_the_same_bytes_from_memory_and_from_disk(
     spoil(path)
 
     results = [
-        run(tmp_path / where, data={"federation": str(path), "resident": where}, rounds=1)
+        run(tmp_path / where, data={"federation": str(path)}, compute={"resident": where}, rounds=1)
         for where in ("auto", "disk")
     ]
 

@@ -12,6 +12,7 @@ from wardround.config import DataSettings, suggestion
 from wardround.data import phantom
 from wardround.data.cases import ClientData, TensorSplit, join
 from wardround.data.folders import Folders
+from wardround.data.resident import Residence
 from wardround.engine.seeding import derive
 from wardround.errors import ConfigError
 
@@ -71,9 +72,9 @@ class Federation:
         return {name: self.counts.get(name, sum(self.counts.values())) for name in names}
 
 
-def open_federation(settings: DataSettings, seed: int) -> Federation:
-    """Look at the data without loading it."""
-    found = all_centres(settings, seed)
+def open_federation(settings: DataSettings, seed: int, resident: Residence = "auto") -> Federation:
+    """Look at the data without loading it; resident: where loaded cases will be."""
+    found = all_centres(settings, seed, resident)
     if settings.proxy is None:
         return found
     if settings.proxy not in found.names:
@@ -87,12 +88,12 @@ def open_federation(settings: DataSettings, seed: int) -> Federation:
     return replace(found, names=clients, proxy=settings.proxy)
 
 
-def all_centres(settings: DataSettings, seed: int) -> Federation:
+def all_centres(settings: DataSettings, seed: int, resident: Residence) -> Federation:
     """Every centre of the data, the server's own included."""
     if settings.federation is not None:
         from wardround.data.loading import federation_of  # it needs this module
 
-        return federation_of(settings.federation, settings, seed)
+        return federation_of(settings.federation, settings, seed, resident)
     if settings.folders is not None:
         found = Folders(settings.folders)
         return Federation(

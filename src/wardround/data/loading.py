@@ -32,7 +32,7 @@ from wardround.data.listing import SPLITS, Entry, Listing
 from wardround.data.looking import oriented
 from wardround.data.patches import PatchSplit, usual_patch
 from wardround.data.ready import Described, Kitchen, LeftOut, Ready
-from wardround.data.resident import CachedSplit, HostSplit, Stored, stays_in_memory
+from wardround.data.resident import CachedSplit, HostSplit, Residence, Stored, stays_in_memory
 from wardround.errors import ConfigError, DataError
 
 __all__ = ["CachedSplit", "RealData", "federation_of"]
@@ -40,13 +40,13 @@ __all__ = ["CachedSplit", "RealData", "federation_of"]
 log = logging.getLogger(__name__)
 
 
-def federation_of(path: Path, settings: DataSettings, seed: int) -> Federation:
+def federation_of(path: Path, settings: DataSettings, seed: int, resident: Residence = "auto") -> Federation:
     """The federation a file speaks of, cheap to open; each client is checked and prepared when loaded.
 
     seed: of the run. It changes nothing here: splits and partitions have seeds in the file, so that runs of
     all seeds have the same cases at the same clients.
     """
-    data = RealData(Path(path), settings)
+    data = RealData(Path(path), settings, resident)
     names = data.listing.clients
     return Federation(
         names=names,
@@ -64,9 +64,10 @@ def federation_of(path: Path, settings: DataSettings, seed: int) -> Federation:
 class RealData:
     """The cases of a federation.yaml, each at its client and in its split."""
 
-    def __init__(self, path: Path, settings: DataSettings) -> None:
+    def __init__(self, path: Path, settings: DataSettings, resident: Residence = "auto") -> None:
         self.path = path
         self.settings = settings
+        self.resident: Residence = resident
         file = overridden(load(path), settings)
         found = listing_of(file, path.parent)
         self.file = with_meaning(file, found, path)
@@ -128,7 +129,7 @@ class RealData:
         every = [case for cases in stored.values() for case in cases]
         self._say(name, ready, len(every))
         patch = self._patch(every)
-        in_memory = stays_in_memory(every, self.settings.resident)
+        in_memory = stays_in_memory(every, self.resident)
         return ClientData(
             train=self._split(stored["train"], patch, in_memory, trains=True),
             val=self._split(stored["val"], patch, in_memory),
@@ -175,7 +176,7 @@ class RealData:
     def _split(
         self, cases: Sequence[Stored], patch: tuple[int, ...] | None, in_memory: bool, *, trains: bool = False
     ) -> Split:
-        residence = self.settings.resident
+        residence = self.resident
         if not cases:
             return TensorSplit.of([])
         if patch is None and in_memory:

@@ -64,7 +64,7 @@ class Host:
         self.config = config
         self.method = config.build_method()
         self.objective = config.build_objective()
-        self.federation = open_federation(config.data, config.seed)
+        self.federation = open_federation(config.data, config.seed, config.compute.resident)
         self.names = list(names)
         self._folder = folder
         self._on_progress = on_progress

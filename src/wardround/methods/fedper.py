@@ -23,7 +23,8 @@ from torch import nn
 from wardround.errors import ConfigError
 from wardround.methods.base import Method
 from wardround.models import offers_features
-from wardround.models.base import full_name, head_names
+from wardround.models.base import head_names
+from wardround.models.names import full_name
 from wardround.models.unet import UNet
 
 if TYPE_CHECKING:

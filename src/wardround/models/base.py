@@ -7,13 +7,18 @@ it is given divide by `divisor`: padding and cropping happen here, once.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
+from torch.utils.checkpoint import checkpoint
 
 from wardround.errors import ConfigError
+from wardround.models.names import state_names
+from wardround.models.norm import frozen_statistics
 
 
 @dataclass
@@ -39,9 +44,11 @@ class Segmenter(nn.Module):
 
     divisor: sides are padded up to a multiple of it.
     has_features: whether `forward_features` fills more than the logits.
+    checkpointing: whether parts run through `block` are computed again instead of kept.
     """
 
     has_features: bool = True
+    checkpointing: bool = False
 
     def __init__(self, *, in_channels: int, num_outputs: int, dimensions: int, divisor: int) -> None:
         super().__init__()
@@ -78,6 +85,20 @@ class Segmenter(nn.Module):
         """
         return {}
 
+    def notes(self) -> dict[str, Tensor]:
+        """Numbers about the last forward pass in training for the records, by name; default none."""
+        return {}
+
+    def block(self, module: nn.Module, *inputs: Tensor) -> Tensor:
+        """Run a part of the network; with `checkpointing` it runs again in the backward pass instead of
+        keeping its activations. Running statistics move once."""
+        if not (self.checkpointing and self.training and torch.is_grad_enabled()):
+            result: Tensor = module(*inputs)
+            return result
+        again = partial(_twice, module)
+        kept: Tensor = checkpoint(module, *inputs, use_reentrant=False, context_fn=again)
+        return kept
+
     def output_layer(self) -> nn.Module:
         """The layer that makes the logits."""
         return last_layer(self, self.num_outputs)
@@ -96,6 +117,11 @@ class Segmenter(nn.Module):
     def _bottleneck(self, x: Tensor) -> Tensor:
         """The deepest features alone; a network without features has none to give."""
         raise TypeError(f"{type(self).__name__} offers no features")
+
+
+def _twice(module: nn.Module) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+    """What surrounds the first and the second run of a checkpointed part."""
+    return nullcontext(), frozen_statistics(module)
 
 
 def pad(x: Tensor, size: Sequence[int]) -> Tensor:
@@ -130,17 +156,6 @@ def head_names(model: nn.Module) -> list[str]:
     """
     layer = model.output_layer() if isinstance(model, Segmenter) else last_layer(model)
     return state_names(model, layer)
-
-
-def state_names(model: nn.Module, layer: nn.Module) -> list[str]:
-    """State-dict names of one layer's own tensors; a layer registered twice has them twice."""
-    prefixes = [name for name, module in model.named_modules(remove_duplicate=False) if module is layer]
-    return [full_name(prefix, name) for prefix in prefixes for name in layer.state_dict()]
-
-
-def full_name(prefix: str, name: str) -> str:
-    """A tensor's state-dict name; the model itself has the prefix ""."""
-    return f"{prefix}.{name}" if prefix else name
 
 
 def last_layer(model: nn.Module, num_outputs: int | None = None) -> nn.Module:

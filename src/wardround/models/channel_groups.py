@@ -20,7 +20,7 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from wardround.errors import ConfigError
-from wardround.models.base import full_name
+from wardround.models.names import full_name
 from wardround.models.unet import NearestStage, UNet, UpStage
 from wardround.models.variational import VariationalSegmenter
 from wardround.params import Params

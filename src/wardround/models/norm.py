@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.instancenorm import _InstanceNorm
 
-from wardround.models.base import full_name, state_names
+from wardround.models.names import full_name, state_names
 
 Norm = Literal["batch", "instance", "instance_affine", "group", "none"]
 

@@ -73,7 +73,7 @@ class UNet(Segmenter):
         x = self.dropout(bottleneck)
         stages = []
         for stage in self.decoder:
-            x = stage(x, maps.pop())
+            x = self.block(stage, x, maps.pop())
             stages.append(x)
         logits = self.head(self.dropout(x))
         return Output(logits=logits, bottleneck=bottleneck, decoder=x, stages=tuple(stages))
@@ -85,7 +85,7 @@ class UNet(Segmenter):
         """The output of every encoder level, fine to coarse."""
         maps: list[Tensor] = []
         for level in self.encoder:
-            x = level(self.pool(x) if maps else x)
+            x = self.block(level, self.pool(x) if maps else x)
             maps.append(x)
         return maps
 

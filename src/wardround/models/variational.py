@@ -21,7 +21,8 @@ import torch.nn.functional as F
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 from torch import Tensor, nn
 
-from wardround.models.base import Output, Segmenter, full_name
+from wardround.models.base import Output, Segmenter
+from wardround.models.names import full_name
 
 EVALUATION_SEED = 20  # of the draws when evaluation takes several: the same weights for every batch
 
