@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pytest import raises
+from torch import Tensor, nn
 
 import wardround as wr
 from wardround.config import Config, load_config
 from wardround.data.federation import open_federation
+from wardround.data.phantom import PhantomSettings, make_client
 from wardround.engine.checkpoint import MemoryStore
 from wardround.engine.clients import Answer
 from wardround.engine.host import Host
@@ -82,6 +85,43 @@ def personal_models(result: Any) -> dict[str, Params]:
     answers = {name: host.run(name, "personal_model", result.config.rounds, ask) for name in names}
     assert all(answer.failure is None for answer in answers.values())
     return {name: answer.message.extras["model"] for name, answer in answers.items()}
+
+
+def four_cases(dimensions: int, size: int) -> tuple[Tensor, Tensor]:
+    """Images and lesion masks, (4, 1, *spatial) each, of made-up cases that have a lesion."""
+    made = PhantomSettings(hospitals=1, dimensions=dimensions, size=size, cases=12)
+    split = make_client(made, "north", seed=0).train
+    batch = split.batch([number for number in range(len(split)) if split.batch([number]).label.any()][:4])
+    return batch.image, (batch.label > 0).float()[:, None]
+
+
+def dice_after_fitting(
+    model: nn.Module, image: Tensor, label: Tensor, *, steps: int, learning_rate: float
+) -> float:
+    """Train on the same cases again and again; their mean Dice in evaluation mode."""
+    axes = tuple(range(1, image.dim()))
+
+    def dice(mask: Tensor) -> Tensor:
+        return (2 * (mask * label).sum(axes) / (mask + label).sum(axes)).mean()
+
+    optimizer = torch.optim.Adam(model.parameters(), lr=learning_rate)
+    for _ in range(steps):
+        logits = model.train()(image)
+        entropy = nn.functional.binary_cross_entropy_with_logits(logits, label)
+        optimizer.zero_grad()
+        (entropy + 1 - dice(logits.sigmoid())).backward()
+        optimizer.step()
+    with torch.no_grad():
+        return float(dice((model.eval()(image) > 0).float()))
+
+
+def whole_and_resumed(folder: Path, **changes: Any) -> tuple[Any, Any]:
+    """The same run twice: in one go, and resumed after a crash in its second round."""
+    whole = run(folder / "whole", **changes)
+    broken = settings(folder / "broken", **changes)
+    with raises(KeyboardInterrupt):
+        wr.run(broken, listener=Watcher(crash_in_round=2))
+    return whole, wr.run(broken, resume=True)
 
 
 class Stop(Exception):

@@ -341,7 +341,7 @@ def test_a_row_becomes_runnable_the_day_its_method_is_registered(monkeypatch: py
 def test_an_unknown_network_is_named_and_a_wrong_setting_of_a_known_one_refused() -> None:
     assert papers.unknown_parts({"model": {"name": "nosuchnet"}}) == {"model": "nosuchnet"}
     assert papers.unknown_parts({"model": {"name": "monai:SegResNet"}}) == {}
-    with pytest.raises(ConfigError, match=r"T2, A: model.arguments is for"):
+    with pytest.raises(ConfigError, match=r"T2, A: model.arguments.a is not known"):
         papers.check({"model": {"name": "unet2d", "arguments": {"a": 1}}}, "T2, A: ")
 
 

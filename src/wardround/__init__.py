@@ -11,22 +11,40 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-__all__ = ["METHODS", "OBJECTIVES", "Comparison", "Config", "Result", "compare", "load_config", "run"]
+__all__ = [
+    "METHODS",
+    "OBJECTIVES",
+    "Comparison",
+    "Config",
+    "Prediction",
+    "Result",
+    "compare",
+    "evaluate",
+    "load_config",
+    "predict",
+    "run",
+]
 
 if TYPE_CHECKING:
     from wardround.api import Result, run
     from wardround.comparison import Comparison, compare
     from wardround.config import Config, load_config
     from wardround.methods import METHODS, OBJECTIVES
+    from wardround.prediction.evaluating import evaluate
+    from wardround.prediction.predicting import Prediction
+    from wardround.prediction.session import predict
 
 _HOMES = {
     "METHODS": "wardround.methods",
     "OBJECTIVES": "wardround.methods",
     "Comparison": "wardround.comparison",
     "Config": "wardround.config",
+    "Prediction": "wardround.prediction.predicting",
     "Result": "wardround.api",
     "compare": "wardround.comparison",
+    "evaluate": "wardround.prediction.evaluating",
     "load_config": "wardround.config",
+    "predict": "wardround.prediction.session",
     "run": "wardround.api",
 }
 

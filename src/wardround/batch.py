@@ -86,7 +86,12 @@ def run_each(
                 if standing == "done":
                     yield name, None
                 else:
-                    running[name] = start(runs[name], folder, name, resume=standing == "unfinished")
+                    # side by side they fill the machine, so none starts workers unless told to
+                    alone = jobs == 1 or configs[name].compute.workers != "auto"
+                    options = [] if alone else ["--set", "compute.workers=1"]
+                    running[name] = start(
+                        runs[name], folder, name, resume=standing == "unfinished", options=options
+                    )
             time.sleep(POLL_SECONDS)
             for name, process in list(running.items()):
                 if watch is not None:
@@ -145,7 +150,12 @@ def in_use(folder: Path) -> bool:
 
 
 def start(
-    settings: Mapping[str, Any], folder: Path, name: str, *, resume: bool = False
+    settings: Mapping[str, Any],
+    folder: Path,
+    name: str,
+    *,
+    resume: bool = False,
+    options: Sequence[str] = (),
 ) -> subprocess.Popen[str]:
     """`wardround train` on a file that can be run again by hand.
 
@@ -162,7 +172,7 @@ def start(
         )  # an earlier run's rounds are not this one's
     command = [sys.executable, "-m", "wardround", "train", str(path), "--quiet", "--no-report"]
     command.append("--resume" if resume else "--overwrite")
-    return launch(command)
+    return launch([*command, *options])
 
 
 def launch(command: Sequence[str]) -> subprocess.Popen[str]:

@@ -30,11 +30,13 @@ from wardround.data.folders import FolderSettings
 from wardround.data.phantom import PhantomSettings
 from wardround.engine.optimizers import OptimizerSettings
 from wardround.errors import ConfigError
-from wardround.models import ModelSettings, offers_features
+from wardround.models import MODELS, ModelSettings, check_dimensions, is_foreign, resolve
+from wardround.models.user_networks import NotHere
 
 if TYPE_CHECKING:
     from wardround.losses.objective import Objective
     from wardround.methods.base import Method
+    from wardround.models.base import Segmenter
 
 
 log = logging.getLogger(__name__)
@@ -87,6 +89,19 @@ class DataSettings(Settings):
             raise ValueError(f"patch is {list(self.patch)}; give two numbers for images, three for volumes")
         return self
 
+    @property
+    def is_phantom(self) -> bool:
+        """Whether made-up hospitals are asked for, rather than left in place by settings without data."""
+        return self.phantom != PhantomSettings()
+
+    @property
+    def dimensions(self) -> int | None:
+        """2 or 3 where the settings alone say it."""
+        if self.is_phantom:
+            return self.phantom.dimensions
+        sides = self.folders.size if self.folders is not None else self.patch
+        return None if sides is None else len(sides)
+
 
 class EvaluateSettings(Settings):
     """When and how models are judged.
@@ -108,6 +123,13 @@ class EvaluateSettings(Settings):
     surface_penalty: Literal["inf", "diagonal"] = "inf"
     cross_site: bool = Field(False, description="also test each client's own model at every other client")
     overlays: int = Field(3, ge=0, description="cases of each client in overlays.png")
+    calibrate: bool = Field(
+        True,
+        description="write calibration.json: a common temperature, and whether the model is rightly sure",
+    )
+    passes: int = Field(
+        8, ge=2, description="passes a scan for the uncertainty of a variational stem or of dropout"
+    )
 
     @field_validator("metrics", "select")
     @classmethod
@@ -128,10 +150,12 @@ class ComputeSettings(Settings):
     or both (full); auto does what pays for itself. micro_batch: cases that go through the network at once,
     gradients of a batch are added up; null takes whole batches and smaller ones when memory is short.
     checkpointing: compute activations again in the backward pass instead of keeping them. workers:
-    processes that share a round's clients; threads: of each process, null lets the cores be shared evenly.
-    Results are the same bytes for any number of workers with the same threads. resident: where prepared
-    cases are while a client trains, auto takes the fastest that has room (the results are the same).
-    deterministic: the same bytes every time on one kind of GPU too, at some cost.
+    processes that share a round's clients, on several GPUs one device each; auto starts them where the work
+    to come is worth it. threads: of each process, null shares the cores evenly among the workers. Results
+    are the same bytes for any number of workers with the same threads; null follows the machine, so set
+    threads where a result must be repeated elsewhere. resident: where prepared cases are while a client
+    trains, auto takes the fastest that has room (the results are the same). deterministic: the same bytes
+    every time on one kind of GPU too, at some cost.
     """
 
     device: str = "auto"
@@ -140,10 +164,17 @@ class ComputeSettings(Settings):
     compile: Literal["auto", "off", "graphs", "inductor", "full"] = "auto"
     micro_batch: int | None = Field(None, ge=1)
     checkpointing: bool = False
-    workers: int = Field(1, ge=1)
+    workers: int | Literal["auto"] = "auto"
     threads: int | None = Field(None, ge=1)
     resident: Literal["auto", "device", "host", "disk"] = "auto"
     deterministic: bool = False
+
+    @field_validator("workers", mode="before")
+    @classmethod
+    def counted(cls, value: Any) -> Any:
+        if value == "auto" or (type(value) is int and value >= 1):
+            return value
+        raise ValueError(f"it is {value!r}; give auto, or a number from 1 on")
 
 
 class Config(Settings):
@@ -199,6 +230,32 @@ class Config(Settings):
             chosen["name"] = self.build_method().objective
         objective: Objective = build_named(OBJECTIVES, chosen, "objective")
         return objective
+
+    def sketch_model(self) -> Segmenter | None:
+        """The network without numbers, for checks before any data are read.
+
+        None for one that cannot be built yet: its module lies elsewhere, or it fits only data we do not know.
+        """
+        from wardround.models.measure import sketch
+
+        phantom = self.data.phantom if self.data.is_phantom else PhantomSettings()
+        num_outputs = self.build_objective().num_outputs(phantom.num_classes)
+        known, info = self.data.dimensions, MODELS.get(self.model.name)
+        guesses = (known,) if known is not None else info.dimensions if info is not None else (2, 3)
+        for dimensions in guesses:
+            try:
+                return sketch(
+                    self.model,
+                    in_channels=phantom.channels,
+                    num_outputs=num_outputs,
+                    dimensions=dimensions,
+                )
+            except NotHere:
+                return None
+            except ConfigError:
+                if self.data.is_phantom or not is_foreign(self.model):
+                    raise
+        return None
 
     def as_dict(self) -> dict[str, Any]:
         """Every setting written out, defaults and the method's own included."""
@@ -315,6 +372,7 @@ def parse(values: Mapping[str, Any], label: str = "") -> Config:
     try:
         config = Config.model_validate(values)
         method, objective = config.build_method(), config.build_objective()
+        check_model(config)
         check_features(config, method, objective)
         method.check(config, objective)
         objective.check(config)
@@ -327,12 +385,37 @@ def parse(values: Mapping[str, Any], label: str = "") -> Config:
     return config
 
 
+def check_model(config: Config) -> None:
+    """Refuse a network that is not there, its settings, and data it is not made for.
+
+    A network of the user's may lie elsewhere, as when an old run is looked at: then building it says so.
+    """
+    try:
+        resolve(config.model)
+    except NotHere as error:
+        log.debug("%s", error)
+    if config.data.dimensions is not None:
+        check_dimensions(config.model, config.data.dimensions)
+
+
 def check_features(config: Config, method: Method, objective: Objective) -> None:
-    """Refuse a network that shows no encoder features to somebody who compares them."""
-    if "features" in method.needs | objective.needs and not offers_features(config.model):
+    """Refuse a network that does not show the features somebody compares."""
+    from wardround.losses.contrastive_objectives import trial_output
+    from wardround.models.measure import features_text
+
+    needs = method.needs | objective.needs
+    model = config.sketch_model() if "features" in needs else None
+    if model is None:
+        return
+    if not model.has_features:
         raise ConfigError(
-            f"objective or method needs encoder features, which model '{config.model.name}' does not offer. "
-            "Choose one of wardround's own networks, for example unet2d."
+            f"objective or method needs encoder features, which model '{config.model.name}' does not offer "
+            f"({features_text(model)}). Name a module in model.features, or choose another network."
+        )
+    if "decoder" in needs and trial_output(model).decoder is None:
+        raise ConfigError(
+            f"objective or method needs decoder features of the image's size, but the output layer of model "
+            f"'{config.model.name}' is given smaller ones. Choose another network, for example unet2d."
         )
 
 

@@ -31,7 +31,8 @@ class Params(Mapping[str, Tensor]):
     @classmethod
     def of(cls, model: nn.Module) -> Params:
         """A copy of everything a model's state dict holds."""
-        return cls({name: tensor.detach().clone() for name, tensor in model.state_dict().items()})
+        plain = torch.contiguous_format  # whatever the layout in which the model computes
+        return cls({n: t.detach().clone(memory_format=plain) for n, t in model.state_dict().items()})
 
     @classmethod
     def trainable(cls, model: nn.Module) -> Params:
@@ -68,6 +69,17 @@ class Params(Mapping[str, Tensor]):
             return self._tensors.spec(name)
         tensor = self._tensors[name]
         return tuple(tensor.shape), tensor.dtype
+
+    def part(self, name: str, start: int, stop: int) -> Tensor:
+        """Some numbers of a tensor, counted row by row, with one axis; of a stored one no others are read."""
+        if isinstance(self._tensors, StoredTensors):
+            return self._tensors.part(name, start, stop)
+        return self._tensors[name].reshape(-1)[start:stop]
+
+    def device(self, name: str) -> torch.device:
+        """Where a tensor is; a stored one is read to the host."""
+        stored = isinstance(self._tensors, StoredTensors)
+        return torch.device("cpu") if stored else self._tensors[name].device
 
     @property
     def num_bytes(self) -> int:

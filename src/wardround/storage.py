@@ -148,33 +148,49 @@ class StoredTensors(Mapping[str, Tensor]):
     def _label(self) -> str:
         return str(self._source) if isinstance(self._source, Path) else "the received message"
 
-    def _read(self, start: int, length: int) -> bytes:
-        if isinstance(self._source, bytes):
-            content = self._source[start : start + length]
-        else:
-            try:
-                with self._source.open("rb", buffering=0) as file:
-                    content = os.pread(file.fileno(), length, start)
-                    while 0 < len(content) < length:  # one call reads at most 2 GiB
-                        more = os.pread(file.fileno(), length - len(content), start + len(content))
-                        if not more:
-                            break
-                        content += more
-            except OSError as error:
-                raise CheckpointError(f"{self._source} cannot be read: {error.strerror}.") from None
-        if len(content) != length:
-            raise ValueError("file ends too early")
+    def _read(self, start: int, length: int) -> bytearray:
+        content = bytearray(length)
+        self._fill(content, start)
         return content
 
+    def _fill(self, place: bytearray | memoryview, start: int) -> None:
+        """Copy the bytes from `start` on to a place, as many as it holds."""
+        view = memoryview(place)
+        if isinstance(self._source, bytes):
+            content = self._source[start : start + len(view)]
+            done = len(content)
+            view[:done] = content
+        else:
+            try:
+                file = os.open(self._source, os.O_RDONLY)
+                try:
+                    done = count = os.preadv(file, [view], start)
+                    while count and done < len(view):  # one call reads at most 2 GiB
+                        done += (count := os.preadv(file, [view[done:]], start + done))
+                finally:
+                    os.close(file)
+            except OSError as error:
+                raise CheckpointError(f"{self._source} cannot be read: {error.strerror}.") from None
+        if done != len(view):
+            raise ValueError("file ends too early")
+
     def __getitem__(self, name: str) -> Tensor:
-        dtype, shape, start, end = self._entries[name]
-        if end == start:
-            return torch.zeros(shape, dtype=dtype)
+        shape, _ = self.spec(name)
+        return self.part(name, 0, math.prod(shape)).reshape(shape)
+
+    def part(self, name: str, start: int, stop: int) -> Tensor:
+        """Some numbers of a tensor, counted row by row, with one axis; no others are read."""
+        dtype, shape, first, end = self._entries[name]
         try:
-            raw = bytearray(self._read(self._data_start + start, end - start))
-            return torch.frombuffer(raw, dtype=dtype).reshape(shape)
+            if end - first != math.prod(shape) * dtype.itemsize:
+                raise ValueError(f"{end - first} bytes do not make the shape {shape}")
+            part = torch.empty(stop - start, dtype=dtype)
+            if part.numel():
+                place = self._data_start + first + start * dtype.itemsize
+                self._fill(part.view(torch.uint8).numpy().data, place)
         except (ValueError, RuntimeError) as error:
             raise CheckpointError(f"{self._label()}, tensor '{name}': {error}.") from None
+        return part
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._entries)

@@ -159,7 +159,9 @@ def test_resuming_a_finished_run_repeats_only_its_test(tmp_path: Path) -> None:
     assert again.summary["test"] == first.summary["test"]
     assert len(again.records) == 2
     lines = [json.loads(line) for line in (tmp_path / "run/egress.jsonl").read_text().splitlines()]
-    assert len([line for line in lines if line["phase"] == "test"]) == 3  # once a client, not twice
+    tested = [line for line in lines if line["phase"] == "test"]
+    assert len([line for line in tested if line["task"] == "evaluate"]) == 3  # once a client, not twice
+    assert len([line for line in tested if line["task"] == "calibrate"]) == 6  # two exchanges
 
 
 def test_a_run_folder_that_was_moved_resumes_where_it_lies_now(tmp_path: Path) -> None:
@@ -197,6 +199,7 @@ def test_the_run_folder_holds_the_facts(tmp_path: Path) -> None:
     folder = tmp_path / "run"
 
     assert sorted(path.name for path in folder.iterdir() if not path.name.startswith(".")) == [
+        "calibration.json",
         "cases.csv",
         "checkpoints",
         "clients",
@@ -204,6 +207,7 @@ def test_the_run_folder_holds_the_facts(tmp_path: Path) -> None:
         "egress.jsonl",
         "environment.json",
         "overlays.png",
+        "preparation.json",
         "records.jsonl",
         "result.json",
     ]
@@ -229,7 +233,7 @@ def test_the_ledger_has_a_line_for_every_message_that_left(tmp_path: Path) -> No
     ]
     assert trained[0]["tensors"]["params/head.weight"] == [1, 2, 1, 1]
     assert all(len(line["sha256"]) == 64 for line in lines)
-    assert {line["task"] for line in lines} == {"train", "evaluate"}
+    assert {line["task"] for line in lines} == {"train", "evaluate", "calibrate"}
 
 
 def test_records_count_bytes_both_ways(tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ def test_a_worker_that_cannot_start_says_why(tmp_path: Path) -> None:
         tmp_path,
         tmp_path / "exchange",
         {"north": 1, "east": 1},
-        2,
+        ["cpu", "cpu"],
         threads=1,
         deadline=9,
     )

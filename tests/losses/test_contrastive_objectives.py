@@ -493,7 +493,7 @@ def test_a_network_without_features_is_refused(tmp_path, name):
         helpers.run(
             tmp_path / "run",
             objective=chosen(name),
-            model={"name": "monai:BasicUNet", "arguments": {"features": [4] * 6}},
+            model={"name": "user_nets:Flat"},
         )
 
 

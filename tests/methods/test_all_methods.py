@@ -71,8 +71,14 @@ def hospitals(method: str, *cases: int, **changes: Any) -> dict[str, Any]:
 
 def plain(folder: Path, method: str, **changes: Any) -> dict[str, Any]:
     """Settings of a tiny run of one method with its own objective; kept moments show memory that is lost."""
-    data = hospitals(method, 8, 10, 14)
-    return settings(folder, **{"method": {"name": method}, "data": data, "optimizer": KEEP, **changes})
+    given = {"method": {"name": method}, "data": hospitals(method, 8, 10, 14), "optimizer": KEEP}
+    return settings(folder, **{**given, **network(method), **changes})
+
+
+def network(method: str, name: str = "unet2d") -> dict[str, Any]:
+    """The tiny U-Net, with batch norm for the method that keeps it."""
+    norm = {"norm": "batch"} if method == "fedbn" else {}
+    return {"model": {"name": name, "base_filters": 2, "levels": 2, **norm}}
 
 
 @fixture(scope="module")
@@ -207,7 +213,7 @@ def test_the_order_of_clients_does_not_matter(
 
 @promise("alone")
 def test_one_client_alone_equals_local_training_with_the_same_objective(method: str, tmp_path: Path) -> None:
-    one = {"data": hospitals(method, 8)}
+    one = {"data": hospitals(method, 8), **network(method)}
     together = wr.run(plain(tmp_path / "together", method, **one))
     objective = {"name": METHODS[method].objective}
     alone = wr.run(plain(tmp_path / "alone", "local", objective=objective, **one))
@@ -301,7 +307,7 @@ def test_a_method_also_runs_on_volumes(method: str, tmp_path: Path) -> None:
             rounds=1,
             batch_size=2,
             data=hospitals(method, 4, 4, dimensions=3),
-            model={"name": "unet3d", "base_filters": 2, "levels": 2},
+            **network(method, "unet3d"),
         )
     )
 

@@ -182,13 +182,9 @@ def test_a_client_without_cases_has_the_mean_too(unseen_norm: str, tmp_path: Pat
 
 
 @mark.parametrize("norm", ["instance", "none", "group"])
-def test_without_batch_norm_it_is_fedavg_and_says_so(norm: str, tmp_path: Path) -> None:
-    model = {**BATCH, "norm": norm}
-    fedbn = trained(tmp_path / "fedbn", model=model)
-    fedavg = trained(tmp_path / "fedavg", model=model, method={"name": "fedavg"})
-
-    assert fedbn.params_sha256 == fedavg.params_sha256
-    assert "no batch norm with tensors of its own, so this is FedAvg" in fedbn.records[0]["warnings"][0]
+def test_without_batch_norm_it_would_be_fedavg_and_is_refused(norm: str, tmp_path: Path) -> None:
+    with raises(ConfigError, match="has no such layer .* so this would be FedAvg. Choose model.norm=batch"):
+        config(tmp_path, method={"name": "fedbn"}, model={**BATCH, "norm": norm})
 
 
 @mark.parametrize(("kind", "norm"), [("group", "group"), ("instance_affine", "instance_affine")])
@@ -205,9 +201,10 @@ def test_other_norms_may_stay_too_which_is_reported_as_a_variant(
 
 def test_affine_free_instance_norm_has_nothing_to_keep(tmp_path: Path) -> None:
     method = {"name": "fedbn", "norm_types": ["instance_affine"]}
-    result = trained(tmp_path / "run", model={**BATCH, "norm": "instance"}, method=method, rounds=1)
-
-    assert "so this is FedAvg" in result.records[0]["warnings"][0]
+    with raises(
+        ConfigError, match="keeps instance_affine norm at the clients, but model 'unet2d' has no such"
+    ):
+        config(tmp_path, method=method, model={**BATCH, "norm": "instance"})
 
 
 def test_batch_norm_itself_gives_no_warning(result: Any) -> None:

@@ -147,7 +147,7 @@ def test_equal_channels_stay_where_they_are() -> None:
 def test_a_reordered_and_noised_copy_is_recovered_exactly(name: str, norm: Any) -> None:
     torch.manual_seed(0)
     chosen = ModelSettings(name=name, base_filters=8, levels=3, norm=norm)
-    model = models.build(chosen, in_channels=1, num_outputs=1, dimensions=models.MODELS[name].dimensions)
+    model = models.build(chosen, in_channels=1, num_outputs=1, dimensions=models.MODELS[name].dimensions[0])
     groups, reference, names = channel_groups(model), Params.of(model), list(Params.trainable(model))
     for tensor_name in reference:
         if tensor_name.endswith(("running_mean", "running_var")):

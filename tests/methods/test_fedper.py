@@ -57,14 +57,21 @@ def test_the_head_of_a_monai_network_is_its_output_layer(tmp_path: Path) -> None
     assert set(own_tensors(result, "north")) == set(kept)
 
 
-def test_the_decoder_of_a_monai_network_is_not_known(tmp_path: Path) -> None:
+def test_the_decoder_of_a_monai_network_runs_behind_its_encoder(tmp_path: Path) -> None:
     monai = {"name": "monai:BasicUNet", "arguments": {"features": [4] * 6}}
-    with raises(
-        ConfigError, match="method.layers is 'decoder'.*'monai:BasicUNet'.*Choose method.layers=head"
-    ):
-        config(tmp_path, model=monai, method={"name": "fedper", "layers": "decoder"})
-    with raises(ConfigError, match="MonaiSegmenter"):
-        FedPer(layers="decoder").shared(build_model(config(tmp_path, model=monai)))
+    model = build_model(config(tmp_path, model=monai, method={"name": "fedper", "layers": "decoder"}))
+    kept = FedPer(layers="decoder").kept(model)
+    assert {name.split(".")[1] for name in kept} == {"upcat_4", "upcat_3", "upcat_2", "upcat_1", "final_conv"}
+    shared = FedPer(layers="decoder").shared(model)
+    assert {name.split(".")[1] for name in shared} == {"conv_0", "down_1", "down_2", "down_3", "down_4"}
+
+
+def test_a_network_whose_decoder_is_not_known_is_refused(tmp_path: Path) -> None:
+    flat = {"name": "user_nets:Flat"}
+    with raises(ConfigError, match="method.layers is 'decoder'.*'user_nets:Flat'.*Choose method.layers=head"):
+        config(tmp_path, model=flat, method={"name": "fedper", "layers": "decoder"})
+    with raises(ConfigError, match="TappedSegmenter"):
+        FedPer(layers="decoder").shared(build_model(config(tmp_path, model=flat)))
 
 
 # Rounds

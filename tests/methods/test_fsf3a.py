@@ -721,4 +721,4 @@ def test_epoch_scope_with_one_local_epoch_is_warned_of(caplog):
 
 def test_a_network_without_features_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="encoder features"):
-        run(tmp_path / "run", model={"name": "monai:BasicUNet", "arguments": {"features": [4] * 6}})
+        run(tmp_path / "run", model={"name": "user_nets:Flat"})

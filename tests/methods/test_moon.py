@@ -153,4 +153,4 @@ def test_impossible_settings_are_refused(key: str, value: Any, tmp_path: Path) -
 
 def test_a_network_without_features_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="features"):
-        config(tmp_path, method={"name": "moon"}, model={"name": "monai:SegResNet"})
+        config(tmp_path, method={"name": "moon"}, model={"name": "user_nets:Flat"})

@@ -667,7 +667,7 @@ def test_squared_distances_are_those_from_the_weighted_mean() -> None:
     centre = (torch.tensor(shares, dtype=torch.float64)[:, None] * stacked).sum(dim=0)
     expected = (stacked - centre).square().sum(dim=1)
 
-    assert squared_distances(rows, shares, "b").tolist() == pytest.approx(expected.tolist(), rel=1e-9)
+    assert squared_distances(rows, shares, ["b"])[0].tolist() == pytest.approx(expected.tolist(), rel=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -841,10 +841,10 @@ def test_a_concentrated_weight_is_recorded_and_logged(
 
 
 def test_a_network_without_features_is_refused_when_the_configuration_is_read(tmp_path: Path) -> None:
-    model = {"name": "monai:BasicUNet", "stem": "variational"}
+    model = {"name": "user_nets:Flat", "stem": "variational"}
     for changes in (SAFCF_RUN, {"objective": {"name": "cfsl"}}):
         with pytest.raises(
-            ConfigError, match="needs encoder features, which model 'monai:BasicUNet' does not"
+            ConfigError, match="needs encoder features, which model 'user_nets:Flat' does not"
         ):
             config(tmp_path, **changes, model=model)
     config(tmp_path, **SAFCF_RUN, objective={"name": "dice"}, model=model)

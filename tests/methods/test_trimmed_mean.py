@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pytest import MonkeyPatch, approx, mark, raises
 
-from wardround.aggregation import robust as module
+from wardround.aggregation import pieces as module
 from wardround.aggregation.robust import middle, trimmed_mean
 from wardround.engine.clients import Clients
 from wardround.errors import ConfigError
@@ -87,7 +87,7 @@ def test_an_outlier_has_no_weight_and_no_effect_however_large() -> None:
 def test_a_large_tensor_is_sorted_in_parts_with_the_same_result(monkeypatch: MonkeyPatch) -> None:
     sent = [Params({"w": torch.randn(5, 7, 3), "none": torch.empty(0)}) for _ in range(5)]
     whole = trimmed_mean(sent, 1)
-    monkeypatch.setattr(module, "CHUNK", 4)
+    monkeypatch.setattr(module, "PIECE", 4)
     parts = trimmed_mean(sent, 1)
 
     assert parts[0].sha256() == whole[0].sha256() and parts[1] == whole[1]

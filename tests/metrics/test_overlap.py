@@ -18,7 +18,9 @@ from wardround.metrics.overlap import (
     confusion,
     dice,
     iou,
+    label_pairs,
     precision,
+    region_confusion,
     relative_volume_difference,
     sensitivity,
     specificity,
@@ -165,3 +167,41 @@ def test_relative_volume_difference_is_infinite_if_only_the_truth_is_empty():
 def test_masks_of_different_shape_are_refused_rather_than_broadcast():
     with pytest.raises(DataError, match=r"prediction is 1x3 but the truth is 3x3"):
         confusion(np.ones((1, 3), dtype=bool), np.ones((3, 3), dtype=bool))
+
+
+# Counts on the device
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int64, torch.int32, torch.int16])
+@pytest.mark.parametrize("highest", [0, 3, 13, 14, 253, 254, 300])
+@pytest.mark.parametrize("shape", [(1, 50), (3, 7, 5), (2, 4, 5, 6)])
+def test_pairs_of_labels_are_counted_as_numpy_counts_them(dtype, highest, shape):
+    draw = torch.Generator().manual_seed(highest)
+    top = min(highest + 4, 255 if dtype == torch.uint8 else 32767)
+    least = 0 if dtype == torch.uint8 else -2
+    pred, truth = (torch.randint(least, top + 1, shape, generator=draw).to(dtype) for _ in range(2))
+
+    found = label_pairs(pred, truth, highest).numpy()
+
+    size = highest + 2
+    for case in range(shape[0]):
+        expected = np.zeros((size, size), dtype=np.int64)
+        for i, j in zip(truth[case].flatten().tolist(), pred[case].flatten().tolist(), strict=True):
+            row, column = (value if 0 <= value <= highest else highest + 1 for value in (i, j))
+            expected[row, column] += 1
+        assert np.array_equal(found[case], expected)
+
+
+@pytest.mark.parametrize("labels", [[1], [1, 2], [2, 2], [], [0], [0, 1, 2, 3], [3]])
+def test_a_region_read_from_pairs_has_the_counts_of_its_masks(labels):
+    draw = np.random.default_rng(len(labels))
+    pred, truth = draw.integers(0, 6, (2, 11, 7))  # 4 and 5 belong to no region
+
+    pairs = label_pairs(torch.from_numpy(pred)[None], torch.from_numpy(truth)[None], 3).numpy()[0]
+
+    assert region_confusion(pairs, labels) == confusion(np.isin(pred, labels), np.isin(truth, labels))
+
+
+def test_batches_of_different_shape_are_refused():
+    with pytest.raises(DataError, match="Resample"):
+        label_pairs(torch.zeros(1, 4), torch.zeros(1, 5), 1)

@@ -13,14 +13,15 @@ from wardround.models.channel_groups import Group, channel_groups, permuted
 from wardround.models.norm import Norm
 from wardround.params import Params
 
-NETWORKS = [(name, norm) for name in models.MODELS for norm in get_args(Norm)]
+UNETS = [name for name in models.MODELS if name.startswith("unet")]
+NETWORKS = [(name, norm) for name in UNETS for norm in get_args(Norm)]
 
 
 def network(name: str, norm: Any, **changes: Any) -> Segmenter:
     """A network in float64 whose tensors, statistics too, all differ from channel to channel."""
     torch.manual_seed(0)
     chosen = ModelSettings(name=name, norm=norm, **{"base_filters": 4, "levels": 3, **changes})
-    dimensions = models.MODELS[name].dimensions
+    dimensions = models.MODELS[name].dimensions[0]
     model = models.build(chosen, in_channels=2, num_outputs=3, dimensions=dimensions).double().eval()
     for name, tensor in model.state_dict().items():
         if tensor.is_floating_point():

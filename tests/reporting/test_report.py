@@ -461,7 +461,7 @@ def test_pictures_never_travel(finished: Path) -> None:
     sent = [json.loads(line) for line in (finished / "egress.jsonl").read_text().splitlines()]
 
     assert all(not line["tensors"] for line in sent if line["task"] == "pictures")
-    assert tasks <= {"train", "evaluate", "pictures", "score"}
+    assert tasks <= {"train", "evaluate", "pictures", "score", "calibrate"}
 
 
 def test_pictures_of_older_runs_are_still_read(tmp_path: Path) -> None:

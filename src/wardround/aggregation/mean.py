@@ -1,7 +1,7 @@
-"""Weighted means of Params, accumulated in float64, one tensor at a time.
+"""Weighted means of Params, accumulated in float64.
 
-Only one accumulator is alive, whatever the number of clients: replies that lie on disk are read
-tensor by tensor.
+Only one accumulator is alive, as long as a piece of a tensor: however many models there are, and wherever
+they lie, a mean needs the room of its result.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from wardround.aggregation.pieces import Piece, each, pieces
 from wardround.params import Params
 
 
@@ -22,28 +23,44 @@ def mean(items: Sequence[Params], weights: Sequence[float] | None = None) -> Par
     tensor([1.])
     """
     shares = checked_weights(items, weights)
-    return Params({name: mean_tensor(items, shares, name) for name in items[0]})
+    return layerwise_mean(items, dict.fromkeys(items[0], shares))
 
 
 def layerwise_mean(items: Sequence[Params], weights: Mapping[str, Sequence[float]]) -> Params:
     """A mean with its own weights for every tensor name."""
-    return Params(
-        {name: mean_tensor(items, checked_weights(items, weights[name]), name) for name in items[0]}
-    )
+    first = items[0]
+    result: dict[str, Tensor] = {}
+    shares: dict[str, list[float]] = {}
+    for name in first:
+        shape, dtype = first.spec(name)
+        if dtype.is_floating_point:
+            result[name] = torch.empty(shape, dtype=dtype, device=first.device(name))
+            shares[name] = checked_weights(items, weights[name])
+        else:
+            result[name] = maximum(items, name)
+
+    def fill(piece: Piece) -> None:
+        piece.within(result[piece.name]).copy_(mean_of_piece(items, shares[piece.name], piece))
+
+    each(fill, pieces(first, shares))
+    return Params(result)
 
 
-def mean_tensor(items: Sequence[Params], weights: Sequence[float], name: str) -> Tensor:
-    """The weighted mean of one tensor; a client of weight 0 is not even read."""
-    first = items[0][name]
-    if not first.is_floating_point():
-        for item in items[1:]:
-            first = torch.maximum(first, item[name].to(first.device))
-        return first.clone()
-    total = first.double() * weights[0]
+def mean_of_piece(items: Sequence[Params], weights: Sequence[float], piece: Piece) -> Tensor:
+    """The weighted mean of one piece, in float64; a client of weight 0 is not even read."""
+    total = piece.of(items[0]).double() * weights[0]
     for item, weight in zip(items[1:], weights[1:], strict=True):
         if weight:
-            total.add_(item[name].to(total.device), alpha=weight)  # a stored reply is on the host
-    return total.to(first.dtype)
+            total.add_(piece.of(item).to(total.device), alpha=weight)  # a stored reply is on the host
+    return total
+
+
+def maximum(items: Sequence[Params], name: str) -> Tensor:
+    """The largest of each number: counters ride along."""
+    largest = items[0][name]
+    for item in items[1:]:
+        largest = torch.maximum(largest, item[name].to(largest.device))
+    return largest.clone()
 
 
 def checked_weights(items: Sequence[Params], weights: Sequence[float] | None) -> list[float]:

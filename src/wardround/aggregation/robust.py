@@ -2,6 +2,9 @@
 
 Coordinate by coordinate (trimmed mean, median), by distances between models (Krum), or by the point whose
 distances to all add up to the least (geometric median). Numbers of cases play no part unless said.
+
+These rules need all models at once, so secure summation cannot serve them. They look at pieces: of K models,
+K pieces are in memory, however large the models are.
 """
 
 from __future__ import annotations
@@ -11,13 +14,15 @@ from collections.abc import Collection, Sequence
 import torch
 from torch import Tensor
 
-from wardround.aggregation.mean import mean, mean_tensor
+from wardround.aggregation.mean import maximum, mean
+from wardround.aggregation.pieces import Piece, each, pieces
 from wardround.aggregation.updates import models
 from wardround.aggregation.weights import normalised
 from wardround.messages import Reply, ServerState
 from wardround.params import Params
 
-CHUNK = 2**20  # coordinates sorted at a time; bounds the memory
+LONG = 2**18
+"""Numbers of a model at a time where products of all pairs are formed: 2 MiB of each as float64."""
 
 
 def middle(count: int) -> int:
@@ -32,24 +37,22 @@ def trimmed_mean(items: Sequence[Params], cut: int) -> tuple[Params, list[float]
     >>> trimmed_mean(items, 1)[0]["w"]
     tensor([ 2., -2.])
     """
-    even = [1 / len(items)] * len(items)
     if not cut:
-        return mean(items), even
+        return mean(items), [1 / len(items)] * len(items)
+    first, inner = items[0], slice(cut, len(items) - cut)
     taken = torch.zeros(len(items), dtype=torch.int64)
     result: dict[str, Tensor] = {}
-    for name in items[0]:
-        first = items[0][name]
-        if not first.is_floating_point():
-            result[name] = mean_tensor(items, even, name)  # the maximum
+    for name in first:
+        shape, dtype = first.spec(name)
+        if not dtype.is_floating_point:
+            result[name] = maximum(items, name)
             continue
-        rows = [item[name].to(first.device).flatten() for item in items]
-        parts = []
-        for start in range(0, first.numel(), CHUNK):
-            ranked = torch.stack([row[start : start + CHUNK] for row in rows]).sort(dim=0, stable=True)
-            inner = slice(cut, len(items) - cut)
-            parts.append(ranked.values[inner].double().mean(dim=0).to(first.dtype))
+        result[name] = torch.empty(shape, dtype=dtype, device=first.device(name))
+        for piece in pieces(first, [name]):
+            place = piece.within(result[name])
+            ranked = torch.stack([piece.of(item).to(place.device) for item in items]).sort(dim=0, stable=True)
+            place.copy_(ranked.values[inner].double().mean(dim=0))
             taken += torch.bincount(ranked.indices[inner].flatten(), minlength=len(items)).cpu()
-        result[name] = torch.cat(parts).reshape(first.shape) if parts else first.clone()
     return Params(result), normalised([float(count) for count in taken])
 
 
@@ -57,15 +60,19 @@ def trimmed_mean(items: Sequence[Params], cut: int) -> tuple[Params, list[float]
 
 
 def squared_distances(items: Sequence[Params], names: Collection[str]) -> Tensor:
-    """‖θ_i - θ_j‖² over these tensors, (K, K) in float64; one tensor of each model is in memory."""
-    total = torch.zeros(len(items), len(items), dtype=torch.float64)
-    for name in items[0]:
-        if name not in names:
-            continue
-        rows = [item[name].double().flatten().cpu() for item in items]
+    """‖θ_i - θ_j‖² over these tensors, (K, K) in float64."""
+
+    def between(piece: Piece) -> Tensor:
+        rows = [piece.of(item).double().cpu() for item in items]
+        found = torch.zeros(len(rows), len(rows), dtype=torch.float64)
         for i, row in enumerate(rows):
             for j in range(i):
-                total[i, j] += (row - rows[j]).square().sum()
+                found[i, j] = (row - rows[j]).square_().sum()
+        return found
+
+    total = torch.zeros(len(items), len(items), dtype=torch.float64)
+    for found in each(between, pieces(items[0], [name for name in items[0] if name in names])):
+        total += found
     return total + total.T
 
 
@@ -90,11 +97,10 @@ def inner_products(state: ServerState, replies: Sequence[Reply]) -> Tensor:
     """
     sent = models(replies)
     total = torch.zeros(len(sent), len(sent), dtype=torch.float64)
-    for name in state.trainable:
-        if name in sent[0]:
-            start = state.params[name].double().cpu()
-            changes = torch.stack([(item[name].cpu() - start).flatten() for item in sent])
-            total += changes @ changes.T
+    for piece in pieces(sent[0], [name for name in state.trainable if name in sent[0]], LONG):
+        start = piece.of(state.params).double().cpu()
+        changes = torch.stack([piece.of(item).cpu() - start for item in sent])
+        total += changes @ changes.T
     return total
 
 

@@ -17,11 +17,23 @@ from rich.markup import escape
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 from wardround import __version__
-from wardround.cli import catalogues, compare, data, report, runs
+from wardround.cli import catalogues, compare, data, export, models, plan, predict, report, runs
 from wardround.cli.common import app, err, out
 from wardround.errors import WardroundError
 
-__all__ = ["app", "catalogues", "compare", "data", "main", "report", "runs"]
+__all__ = [
+    "app",
+    "catalogues",
+    "compare",
+    "data",
+    "export",
+    "main",
+    "models",
+    "plan",
+    "predict",
+    "report",
+    "runs",
+]
 
 
 def main() -> None:

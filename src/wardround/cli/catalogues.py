@@ -1,4 +1,4 @@
-"""methods, objectives, models and papers: what there is to choose from."""
+"""methods, objectives and papers: what there is to choose from."""
 
 from __future__ import annotations
 
@@ -37,17 +37,6 @@ def objectives(
     from wardround.reporting.catalogue import objective_card, objective_list
 
     catalogue(name, json_, OBJECTIVES, objective_list, objective_card, "objective")
-
-
-@app.command()
-def models(
-    name: Annotated[str | None, typer.Argument(help="Show one network.")] = None, json_: Json = False
-) -> None:
-    """List the networks."""
-    from wardround.models import MODELS
-    from wardround.reporting.catalogue import model_card, model_list
-
-    catalogue(name, json_, MODELS, model_list, model_card, "model")
 
 
 def catalogue(

@@ -231,7 +231,8 @@ def default_jobs(grid: Grid) -> int:
     compute = checked(grid.cells[0].settings, "").compute
     if choose_device(compute).type != "cpu":
         return 1
-    return max(1, (os.cpu_count() or 1) // (compute.workers * (compute.threads or 1)))
+    workers = 1 if compute.workers == "auto" else compute.workers
+    return max(1, (os.cpu_count() or 1) // (workers * (compute.threads or 1)))
 
 
 def headline(folder: Path, metric: str) -> float | None:

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor
 
-from wardround.data.cases import Batch
+from wardround.data.cases import Batch, sent
 from wardround.engine.seeding import generator
 
 BENDS = 4  # stretches between the knots of the elastic grid, along each axis
@@ -40,6 +40,10 @@ class Shading(BaseModel):
     blur: float = Field(0.0, ge=0, le=10)
     bias: float = Field(0.0, ge=0, le=10)
 
+    @property
+    def _shades(self) -> bool:
+        return bool(self.intensity or self.noise or self.gamma or self.blur or self.bias)
+
     def _shaded(self, image: Tensor, draw: torch.Generator) -> Tensor:
         """The same scans seen by another scanner; a setting of 0 draws nothing and changes nothing."""
         if self.blur:
@@ -51,10 +55,10 @@ class Shading(BaseModel):
             image = uneven(image, math.log1p(self.bias), draw)
         if self.intensity:
             change = (torch.rand(2, len(image), generator=draw) * 2 - 1) * self.intensity
-            scale, shift = change.to(image.device)
+            scale, shift = sent(change, image.device)
             image = (image * (1 + _fit(scale, image))).add_(_fit(shift, image))
         if self.noise:
-            image = image + self.noise * torch.randn(image.shape, generator=draw).to(image.device)
+            image = image + self.noise * sent(torch.randn(image.shape, generator=draw), image.device)
         return image
 
 
@@ -87,6 +91,11 @@ class Augmentation(Shading):
             )
         return self
 
+    @property
+    def changes_nothing(self) -> bool:
+        """Whether every case looks the same in all epochs."""
+        return not (self.flip or self.spatial or self._shades)
+
     def __call__(
         self, batch: Batch, seed: int, stream: tuple[object, ...], views: int = 1
     ) -> tuple[Batch, Tensor | None]:
@@ -106,7 +115,7 @@ class Augmentation(Shading):
         axes = torch.randint(dimensions, (len(batch),), generator=draw)
         image, label = batch.image.clone(), batch.label.clone()
         for axis in range(dimensions):  # known here, not on the device: only chosen cases are touched
-            which = (chosen & (axes == axis)).nonzero()[:, 0].to(image.device)
+            which = sent((chosen & (axes == axis)).nonzero()[:, 0], image.device)
             image.index_copy_(0, which, batch.image[which].flip(axis + 2))
             label.index_copy_(0, which, batch.label[which].flip(axis + 1))
         return replace(batch, image=image, label=label)
@@ -124,7 +133,7 @@ class Augmentation(Shading):
             knots = (torch.rand(shape, generator=draw) * 2 - 1)[chosen] * self.elastic
         if not len(chosen):
             return batch
-        place = chosen.to(batch.image.device)
+        place = sent(chosen, batch.image.device)
         grid = source_grid((matrix / size.view(-1, 1, 1))[chosen], knots, batch.image[place])
         image = resampled(batch.image[place], grid, "bilinear")
         label = resampled(batch.label[place][:, None], grid, "nearest")[:, 0]

@@ -41,6 +41,13 @@ class Batch:
         return len(self.image)
 
 
+def sent(tensor: Tensor, device: torch.device) -> Tensor:
+    """A small tensor on its way to the device; a GPU is not waited for."""
+    if device.type == "cuda" and tensor.device.type == "cpu":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
+
+
 class Split(Protocol):
     """What training and evaluation need of a set of cases.
 
@@ -113,7 +120,7 @@ class TensorSplit:
         return self._spacings[index]
 
     def batch(self, indices: Sequence[int] | Tensor, draw: torch.Generator | None = None) -> Batch:
-        index = torch.as_tensor(indices, dtype=torch.long, device=self.images.device)
+        index = sent(torch.as_tensor(indices, dtype=torch.long), self.images.device)
         return Batch(self.images.index_select(0, index), self.labels.index_select(0, index))
 
     def to(self, device: torch.device) -> TensorSplit:

@@ -6,11 +6,13 @@ Any client can be loaded alone, so a worker process or a hospital holds only its
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 from wardround.config import DataSettings, suggestion
 from wardround.data import phantom
 from wardround.data.cases import ClientData, TensorSplit, join
+from wardround.data.federation_file import PrepareSettings
 from wardround.data.folders import Folders
 from wardround.data.resident import Residence
 from wardround.engine.seeding import derive
@@ -22,13 +24,28 @@ NOT_HOSPITALS = frozenset({POOLED, PROXY})
 
 
 @dataclass(frozen=True)
+class Seen:
+    """What the training scans were like.
+
+    patch: voxels of the parts that are trained on, None for whole images; shape: of the usual prepared scan;
+    spacing: lowest and highest voxel sides before preparing, in millimetres, along the prepared axes.
+    """
+
+    patch: tuple[int, ...] | None
+    shape: tuple[int, ...] | None
+    spacing: tuple[tuple[float, ...], tuple[float, ...]] | None = None
+
+
+@dataclass(frozen=True)
 class Federation:
     """Names of the clients and the facts they must agree on.
 
     counts: cases of each client, known without loading them; regions: what is measured, each a set of
     label values (regions may overlap); proxy: the centre whose cases are at the server, not a client;
     left_out_of: cases of a client that are not used, each with its reason; prepare_all: checks and prepares
-    every client's cases, where that is to be done once.
+    every client's cases, where that is to be done once; labels: class name -> its values in the files, in the
+    order of classes; channels: their names; prepare: what is done to a file before training; look_back: what
+    the training scans were like, known once they are prepared.
     """
 
     names: Sequence[str]
@@ -41,6 +58,10 @@ class Federation:
     proxy: str | None = None
     left_out_of: Callable[[str], Sequence[tuple[str, str]]] | None = None
     prepare_all: Callable[[], object] | None = None
+    labels: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    channels: Sequence[str] = ()
+    prepare: PrepareSettings | None = None
+    look_back: Callable[[], Seen] | None = None
 
     def load(self, name: str) -> ClientData:
         """All cases of one client; the pooled one has everybody's, without their test cases."""
@@ -104,6 +125,10 @@ def all_centres(settings: DataSettings, seed: int, resident: Residence) -> Feder
             num_classes=settings.folders.num_classes,
             regions=found.regions,
             load_one=found.load,
+            prepare=PrepareSettings(
+                orientation=None, size=settings.folders.size, normalise=settings.folders.normalise
+            ),
+            look_back=partial(Seen, None, settings.folders.size),
         )
     made = settings.phantom
     names = phantom.hospital_names(made)
@@ -116,4 +141,7 @@ def all_centres(settings: DataSettings, seed: int, resident: Residence) -> Feder
         num_classes=made.num_classes,
         regions={"lesion": [1]} if made.num_classes == 2 else {"lesion": [1, 2], "core": [2]},
         load_one=lambda name: phantom.make_client(made, name, data_seed),
+        labels={"lesion": [1]} if made.num_classes == 2 else {"rim": [1], "core": [2]},
+        prepare=PrepareSettings(orientation="PLS"),  # the axes of a made-up head, scaled like them
+        look_back=lambda: Seen(None, made.shape),
     )

@@ -24,7 +24,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import nibabel
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageSequence
@@ -215,6 +214,8 @@ def _nifti(stream: io.BufferedIOBase, path: Path, label: bool) -> Raw:
     stream.seek(0)
     if len(start) < 348 or not (start[344:347] == b"n+1" or start[4:7] == b"n+2"):
         raise DataError(f"{path} is not a NIfTI file, whatever its name says.")
+    import nibabel  # when a file is read: a run on made-up cases need not wait for it
+
     kind = nibabel.Nifti2Image if start[4:7] == b"n+2" else nibabel.Nifti1Image
     holder = nibabel.FileHolder(fileobj=stream)
     loaded = kind.from_file_map({"header": holder, "image": holder}, mmap=False)  # type: ignore[no-untyped-call]

@@ -17,7 +17,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import nibabel.orientations as orientations
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -147,7 +146,9 @@ def turning(affine: Array | None, axes: int, wanted: str | None) -> tuple[tuple[
     """Order and flips that bring a scan closest to an orientation such as RAS; 2D images stay as they are."""
     if affine is None or wanted is None or axes != 3:
         return tuple(range(axes)), (False,) * axes
-    tools: Any = orientations  # nibabel has no types here
+    import nibabel.orientations
+
+    tools: Any = nibabel.orientations  # it has no types here
     has, wants = tools.io_orientation(affine), tools.axcodes2ornt(tuple(wanted.upper()))
     steps = tools.ornt_transform(has, wants)  # axis i goes to steps[i, 0], reversed where -1
     goes = [int(axis) for axis in steps[:, 0]]

@@ -25,12 +25,13 @@ from wardround.data import cache, partitions
 from wardround.data.cases import ClientData, Split, TensorSplit
 from wardround.data.check import with_splits
 from wardround.data.facts import ImageFacts, Watch, facts_of
-from wardround.data.federation import Federation
+from wardround.data.federation import Federation, Seen
 from wardround.data.federation_file import FederationFile, PrepareSettings, Section, listing_of, load
 from wardround.data.files import Volume
 from wardround.data.listing import SPLITS, Entry, Listing
 from wardround.data.looking import oriented
 from wardround.data.patches import PatchSplit, usual_patch
+from wardround.data.prepared_file import describe
 from wardround.data.ready import Described, Kitchen, LeftOut, Ready
 from wardround.data.resident import CachedSplit, HostSplit, Residence, Stored, stays_in_memory
 from wardround.errors import ConfigError, DataError
@@ -58,6 +59,10 @@ def federation_of(path: Path, settings: DataSettings, seed: int, resident: Resid
         load_one=data.load,
         left_out_of=data.left_out,
         prepare_all=data.prepare,
+        labels=data.file.labels,
+        channels=data.file.channels,
+        prepare=data.file.prepare,
+        look_back=data.look_back,
     )
 
 
@@ -139,6 +144,27 @@ class RealData:
     def left_out(self, name: str) -> LeftOut:
         """Cases of a client that are not used, each with its reason."""
         return self._kitchen.ready(self.listing, name).left_out
+
+    def look_back(self) -> Seen:
+        """What the training scans were like, from the heads of the prepared files."""
+        shapes: list[tuple[int, ...]] = []
+        sides: list[list[float]] = []
+        differ = False
+        for name in self.listing.clients:
+            paths = self._kitchen.ready(self.listing, name).paths
+            about = {case: describe(path) for case, path in paths.items()}
+            differ |= len({tuple(facts["shape"]) for facts in about.values()}) > 1
+            for entry in self.listing.of(name):
+                if entry.split in (None, "train") and entry.name in about:
+                    geometry = about[entry.name]["geometry"]
+                    shapes.append(tuple(about[entry.name]["shape"][1:]))
+                    sides.append([geometry["spacing"][axis] for axis in geometry["order"]])
+        if not shapes:
+            return Seen(self.settings.patch, None)
+        usual = tuple(int(side) for side in np.median(shapes, axis=0))
+        low, high = np.min(sides, axis=0).tolist(), np.max(sides, axis=0).tolist()
+        patch = self.settings.patch or (self._usual_patch if differ else None)
+        return Seen(patch, usual, (tuple(low), tuple(high)))
 
     def _say(self, name: str, ready: Ready, count: int) -> None:
         if count and ready.left_out:

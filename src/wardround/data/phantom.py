@@ -24,7 +24,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
-from scipy import ndimage
 
 from wardround.data.cases import Case, ClientData, TensorSplit
 from wardround.errors import DataError
@@ -514,6 +513,8 @@ class _Grid:
         sigma = [width / self.spacing[0], width / self.spacing[1], 0.0]
         if not self.is_flat:
             sigma[2] = (width if through_plane is None else through_plane) / self.spacing[2]
+        from scipy import ndimage  # only who makes the cases waits for it
+
         smoothed = ndimage.gaussian_filter(values, sigma, mode="nearest", truncate=3.0)
         return np.asarray(smoothed, dtype=np.float32)
 

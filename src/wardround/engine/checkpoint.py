@@ -72,10 +72,10 @@ def in_memory(value: Any) -> Any:
     return value
 
 
-def save_memory(path: Path, memory: Mapping[str, Any]) -> None:
+def save_memory(path: Path, memory: Mapping[str, Any], *, durable: bool = True) -> None:
     tensors: dict[str, Tensor] = {}
     tree = pack(memory, tensors)
-    save_tensors(path, tensors, {"format": FORMAT, "tree": json.dumps(tree)})
+    save_tensors(path, tensors, {"format": FORMAT, "tree": json.dumps(tree)}, durable=durable)
 
 
 def load_memory(path: Path) -> dict[str, Any]:
@@ -103,10 +103,13 @@ class MemoryStore:
         return load_memory(path) if path.exists() else {}
 
     def save(self, round: int, memory: Mapping[str, Any]) -> None:
-        """Store the memory of this round; the newest of the rounds before stays for a rewind."""
+        """Store the memory of this round; the newest of the rounds before stays for a rewind.
+
+        It outlives the process at once, and a power cut from `settle` on.
+        """
         if not memory and not self._files("memory"):
             return
-        save_memory(self._path("memory", round), memory)
+        save_memory(self._path("memory", round), memory, durable=False)
         for kind in ("memory", "best"):
             for _, path in [entry for entry in self._files(kind) if entry[0] < round][:-1]:
                 path.unlink()
@@ -118,6 +121,13 @@ class MemoryStore:
             path = self._path("best", round)
             path.unlink(missing_ok=True)
             os.link(files[-1][1], path)
+
+    def settle(self) -> None:
+        """Bring the newest memory to the disk; called once a round, before the server's checkpoint."""
+        newest = self._files("memory")
+        if newest:
+            with newest[-1][1].open("rb") as file:
+                os.fsync(file.fileno())
 
     def rewind(self, round: int) -> None:
         """Forget what was written in this round or later."""

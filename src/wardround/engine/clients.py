@@ -26,7 +26,7 @@ from wardround.engine.gate import (
 from wardround.engine.optimizers import OptimizerSettings
 from wardround.engine.seeding import derive, generator
 from wardround.engine.training import Fitted, Loss, Step, Workbench, in_order
-from wardround.errors import TooFewClients
+from wardround.errors import ClientError, TooFewClients
 from wardround.losses.objective import Context, Objective
 from wardround.losses.segmentation import mask_dice
 from wardround.messages import Message, Reply
@@ -128,13 +128,14 @@ class Client:
         config, bench, memory = self._config, self._bench, self.memory
         stream = ("train", self.name, self.round, *(["second"] if second else []))
         moments = "optimizer_second" if second else "optimizer"
-        fitted = bench.fit(
+        where = f"round {self.round + 1}, client '{self.name}', train"
+        fitted = self._fitting(
             self.data.train if split is None else split,
             start,
-            where=f"round {self.round + 1}, client '{self.name}', train",
+            second,
+            where=where,
             seed=config.seed,
             stream=stream,
-            context=self._context(start, second),
             rate=self.learning_rate,
             epochs=config.local_epochs if epochs is None else epochs,
             batch_size=config.batch_size,
@@ -158,6 +159,28 @@ class Client:
             memory["previous"] = fitted.params
         self.fitted = fitted
         return fitted
+
+    def _fitting(self, split: Split, start: Params, second: bool, **how: Any) -> Fitted:
+        """Fit; where memory runs out, once more from the start with half as many cases at a time."""
+        bench, place = self._bench, "objective_second" if second else "objective"
+        while True:
+            before = dict(self.memory.get(place, {}))
+            try:
+                return bench.fit(split, start, context=self._context(start, second), **how)
+            except torch.OutOfMemoryError:
+                together = min(bench.micro_batch or how["batch_size"], how["batch_size"])
+                if together == 1:
+                    raise ClientError(
+                        f"{how['where']}: one case alone does not fit into the memory of {bench.device}. "
+                        "Try compute.checkpointing: true, a smaller patch or image, or a smaller network."
+                    ) from None
+            bench.micro_batch = -(-together // 2)
+            self.memory[place] = before
+            bench.free_memory()
+            log.warning(
+                "%s: out of memory on %s; from here on %d cases at a time, their gradients added up",
+                how["where"], bench.device, bench.micro_batch,
+            )  # fmt: skip
 
     def evaluate(
         self,
@@ -212,6 +235,8 @@ class Client:
             global_=bench.reference("global", start) if "global" in needs else None,
             previous=bench.reference("previous", previous or start) if "previous" in needs else None,
             has_previous=previous is not None,
+            run=bench.passes.run,
+            compiled=bench.passes.compiled,
         )
 
 

@@ -1,13 +1,82 @@
-"""Device, precision and threads from the `compute` settings."""
+"""Device, precision, layout, compilation and threads: what the `compute` settings come to on this machine.
+
+What `auto` chooses on a GPU follows from measurements (`benchmarks/train_step.py`, one H200): bfloat16
+and channels-last always pay; a CUDA graph pays where a step is so short that launching its kernels takes
+longer than running them; kernels made for the network (inductor) pay where the time they save in the
+steps to come exceeds the time to make them.
+"""
 
 from __future__ import annotations
 
+import logging
 import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
+from torch import nn
 
 from wardround.config import ComputeSettings
 from wardround.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+FLOPS_A_SECOND = 270e12  # a training step in bfloat16, all layers taken together
+LAUNCH_BOUND_SECONDS = 0.008  # shorter steps wait for the host
+LEAST_STEPS_TO_RECORD = 30
+INDUCTOR_SAVES = 0.15  # of a step that is not launch-bound
+INDUCTOR_SECONDS = {2: 60.0, 3: 75.0}  # to make the kernels of a network, by dimensions
+
+
+@dataclass(frozen=True)
+class Compute:
+    """How this process computes.
+
+    autocast: type of convolutions and matrix products, None: float32; record: training steps as CUDA
+    graphs; inductor: kernels made for the network; why: what `auto` weighed, in words.
+    """
+
+    device: torch.device
+    autocast: torch.dtype | None = None
+    tf32: bool = False
+    channels_last: bool = False
+    record: bool = False
+    inductor: bool = False
+    micro_batch: int | None = None
+    checkpointing: bool = False
+    deterministic: bool = False
+    why: str = ""
+
+    def __str__(self) -> str:
+        layout = "channels last" if self.channels_last else "contiguous"
+        reason = f" ({self.why})" if self.why else ""
+        return f"computing on {self.device} in {self.precision}, {layout}, compile {self.compile}{reason}"
+
+    @property
+    def precision(self) -> str:
+        if self.autocast is not None:
+            return str(self.autocast).removeprefix("torch.")
+        return "tf32" if self.tf32 else "float32"
+
+    @property
+    def compile(self) -> str:
+        if self.record:
+            return "full" if self.inductor else "graphs"
+        return "inductor" if self.inductor else "off"
+
+    def facts(self) -> dict[str, Any]:
+        """For environment.json."""
+        return {
+            "device": str(self.device),
+            "precision": self.precision,
+            "memory_format": "channels_last" if self.channels_last else "contiguous",
+            "compile": self.compile,
+            "why": self.why,
+            "micro_batch": self.micro_batch,
+            "checkpointing": self.checkpointing,
+            "deterministic": self.deterministic,
+        }
 
 
 def choose_device(settings: ComputeSettings) -> torch.device:
@@ -27,27 +96,101 @@ def choose_device(settings: ComputeSettings) -> torch.device:
 
 
 def autocast_dtype(settings: ComputeSettings, device: torch.device) -> torch.dtype | None:
-    """bfloat16 where it pays (a GPU), none otherwise; GPUs use TF32 unless float32 is asked."""
-    precision = settings.precision
-    if device.type == "cuda":
-        exact = precision == "float32"
-        torch.backends.cuda.matmul.allow_tf32 = not exact
-        torch.backends.cudnn.allow_tf32 = not exact
-    if precision == "bfloat16" or (precision == "auto" and device.type == "cuda"):
-        return torch.bfloat16
-    return None
+    """The type convolutions run in on this device: bfloat16 where it pays, None for float32."""
+    on_gpu = device.type == "cuda"
+    wanted = settings.precision == "bfloat16" or (settings.precision == "auto" and on_gpu)
+    return torch.bfloat16 if wanted else None
 
 
-def threads_for(settings: ComputeSettings) -> int:
+def choose(
+    settings: ComputeSettings,
+    model: nn.Module | None = None,
+    batch_shape: Sequence[int] | None = None,
+    steps: int = 0,
+) -> Compute:
+    """What the settings come to; model, batch_shape (B, C, *spatial) and steps let `auto` weigh."""
+    device = choose_device(settings)
+    on_gpu = device.type == "cuda"
+    layout, how, why = settings.memory_format, settings.compile, ""
+    record, inductor = how in ("graphs", "full"), how in ("inductor", "full")
+    if how == "auto":
+        record, inductor, why = weighed(on_gpu, model, batch_shape, steps)
+    if record and not on_gpu:
+        record, why = False, "CUDA graphs need a GPU"
+        log.info("compute.compile is '%s', but %s; steps run as written", how, why)
+    return Compute(
+        device=device,
+        autocast=autocast_dtype(settings, device),
+        tf32=on_gpu and settings.precision != "float32",
+        channels_last=layout == "channels_last" or (layout == "auto" and on_gpu),
+        record=record,
+        inductor=inductor,
+        micro_batch=settings.micro_batch,
+        checkpointing=settings.checkpointing,
+        deterministic=settings.deterministic,
+        why=why,
+    )
+
+
+def weighed(
+    on_gpu: bool, model: nn.Module | None, batch_shape: Sequence[int] | None, steps: int
+) -> tuple[bool, bool, str]:
+    """Whether to record steps, whether to make kernels, and why."""
+    if not on_gpu or model is None or batch_shape is None:
+        return False, False, "steps run as written" if not on_gpu else "nothing to weigh"
+    flops = 3 * forward_flops(model, batch_shape)  # backward costs twice the forward
+    seconds = flops / FLOPS_A_SECOND
+    short = seconds < LAUNCH_BOUND_SECONDS
+    saved = seconds * INDUCTOR_SAVES * steps
+    cost = INDUCTOR_SECONDS[3 if len(batch_shape) == 5 else 2]
+    sizes = f"about {seconds * 1000:.0f} ms a step, {steps} steps to come"
+    if short and steps >= LEAST_STEPS_TO_RECORD:
+        return True, False, f"{sizes}: launching kernels is what takes the time"
+    if saved > cost:
+        return False, True, f"{sizes}: saves about {saved:.0f} s for {cost:.0f} s of making kernels"
+    return False, False, f"{sizes}: making kernels would cost more than it saves"
+
+
+def forward_flops(model: nn.Module, batch_shape: Sequence[int]) -> float:
+    """Floating-point operations of one forward pass, counted without computing anything."""
+    import copy
+
+    from torch.utils.flop_counter import FlopCounterMode
+
+    ghost = copy.deepcopy(model).to("meta").eval()
+    counter = FlopCounterMode(display=False)
+    with counter, torch.no_grad():
+        ghost(torch.empty(tuple(batch_shape), device="meta"))
+    return float(counter.get_total_flops())
+
+
+def apply(compute: Compute) -> None:
+    """Set what torch keeps for the whole process."""
+    if compute.device.type == "cuda":
+        torch.backends.cuda.matmul.allow_tf32 = compute.tf32
+        torch.backends.cudnn.allow_tf32 = compute.tf32
+        torch.backends.cudnn.benchmark = False  # trying algorithms costs minutes on large volumes
+        if compute.deterministic:
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+            torch.backends.cudnn.deterministic = True
+            torch.use_deterministic_algorithms(True, warn_only=True)
+    if compute.inductor:
+        from torch._dynamo import config as dynamo
+
+        # one network is compiled for training and for its references, each a variant of its own
+        dynamo.recompile_limit = max(dynamo.recompile_limit, 32)
+
+
+def cores() -> int:
+    """Processor cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def threads_for(settings: ComputeSettings, workers: int) -> int:
     """Threads of each process: as asked, or the cores shared evenly among the workers."""
-    if settings.threads is not None:
-        return settings.threads
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, cores // settings.workers)
+    return settings.threads if settings.threads is not None else max(1, cores() // workers)
 
 
-def set_threads(settings: ComputeSettings) -> int:
+def set_threads(threads: int) -> None:
     """Fix the number of torch threads, so that sums are formed in the same order every time."""
-    threads = threads_for(settings)
     torch.set_num_threads(threads)
-    return threads

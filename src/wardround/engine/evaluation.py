@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
-from scipy import ndimage
+from torch import Tensor
 
 from wardround.config import EvaluateSettings
 from wardround.data.cases import Split
@@ -16,8 +20,14 @@ from wardround.engine.clients import Client
 from wardround.losses.objective import Objective
 from wardround.messages import Reply
 from wardround.metrics import METRICS, measure
+from wardround.metrics.overlap import bounded, label_pairs, region_confusion
 from wardround.metrics.summary import ClientsSummary, Summary, WorstClient, across_clients, summarise
 from wardround.params import Params
+
+Labels = NDArray[Any]
+Job = Callable[[], dict[str, Any]]
+
+MOST_WAITING = 8  # jobs a thread, before predicting waits for them
 
 
 def score_cases(
@@ -30,31 +40,127 @@ def score_cases(
     settings: EvaluateSettings,
 ) -> list[dict[str, Any]]:
     """One row a case: its name, its loss, and every metric of every region."""
-    rows: list[dict[str, Any]] = []
-    for logits, batch in client.predictions(split, params):
-        losses = objective.sample_losses(logits, batch.label).tolist()
-        predicted = objective.predict(logits).cpu().numpy()
-        if settings.postprocess == "largest_component":
-            predicted = np.stack([largest_components(labels) for labels in predicted])
-        truth = batch.label.cpu().numpy()
-        for number, loss in enumerate(losses):
-            index = len(rows)
-            scores = measure(
-                predicted[number],
-                truth[number],
-                regions,
-                metrics,
-                split.spacing(index),
-                tolerance=settings.tolerance,
-                empty_policy=settings.empty_policy,
-                surface_penalty=settings.surface_penalty,
+    scorer = Scorer(split, regions, metrics, settings)
+    with Turns(client.device, inline=not scorer.needs_masks) as turns:
+        for logits, batch in client.predictions(split, params):
+            losses = objective.sample_losses(logits, batch.label)
+            for job in scorer.jobs(objective.predict(logits), batch.label, losses):
+                turns.take(job)
+            turns.end_batch()
+        return turns.results()
+
+
+class Scorer:
+    """Scores the cases of a split, batch by batch and in their order.
+
+    Overlap is counted where the prediction is, and only counts leave the device. Masks follow if surface
+    metrics are asked for or predictions are tidied up first; that work is handed out case by case.
+    """
+
+    def __init__(
+        self,
+        split: Split,
+        regions: Mapping[str, Sequence[int]],
+        metrics: Sequence[str],
+        settings: EvaluateSettings,
+    ) -> None:
+        self._split, self._regions, self._metrics, self._settings = split, regions, metrics, settings
+        self._highest = max((label for labels in regions.values() for label in labels), default=0)
+        self._tidies = settings.postprocess == "largest_component"
+        self.needs_masks = self._tidies or any(METRICS[name].is_surface for name in metrics)
+        self._num_seen = 0
+
+    def jobs(self, predicted: Tensor, label: Tensor, losses: Tensor) -> list[Job]:
+        """What is left to do for each case of a batch; it needs nothing of the device."""
+        pairs = label_pairs(predicted, label, self._highest)
+        size = pairs.shape[1:]
+        numbers = torch.cat(
+            [losses.double()[:, None], pairs.flatten(1).double()], dim=1
+        ).cpu()  # one transfer
+        counted = numbers[:, 1:].long().reshape(-1, *size).numpy()
+        predicted_masks = truth_masks = np.zeros((len(losses), 0))
+        if self.needs_masks:
+            predicted_masks, truth_masks = (
+                bounded(labels, self._highest).cpu().numpy() for labels in (predicted, label)
             )
-            rows.append({"case": split.names[index], "loss": loss, "regions": scores})
-    return rows
+        start, self._num_seen = self._num_seen, self._num_seen + len(losses)
+        return [
+            partial(
+                self._row, start + k, float(numbers[k, 0]), counted[k], predicted_masks[k], truth_masks[k]
+            )
+            for k in range(len(losses))
+        ]
+
+    def _row(
+        self, index: int, loss: float, pairs: Labels, predicted: Labels, truth: Labels
+    ) -> dict[str, Any]:
+        """The row of one case."""
+        counts = None
+        if self._tidies:
+            predicted = largest_components(predicted)
+        else:
+            counts = {name: region_confusion(pairs, labels) for name, labels in self._regions.items()}
+        scores = measure(
+            predicted,
+            truth,
+            self._regions,
+            self._metrics,
+            self._split.spacing(index),
+            tolerance=self._settings.tolerance,
+            empty_policy=self._settings.empty_policy,
+            surface_penalty=self._settings.surface_penalty,
+            counts=counts,
+        )
+        return {"case": self._split.names[index], "loss": loss, "regions": scores}
 
 
-def largest_components(labels: NDArray[np.uint8]) -> NDArray[np.uint8]:
+class Turns:
+    """Does jobs in as many threads as torch may use; results come in the order of the jobs.
+
+    While a GPU predicts, the processor is free: jobs of one batch run during the next. Without one the
+    network needs the same cores, so the two take turns, and a run never uses more threads than it was given.
+    inline: jobs too small for threads are done at once.
+    """
+
+    def __init__(self, device: torch.device, *, inline: bool) -> None:
+        self._waits = device.type == "cpu"
+        self._threads = torch.get_num_threads()
+        self._inline = inline or (self._waits and self._threads == 1)
+        self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="score")
+        self._pending: deque[Future[dict[str, Any]]] = deque()
+        self._done: list[dict[str, Any]] = []
+
+    def __enter__(self) -> Turns:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._pool.shutdown(cancel_futures=True)
+
+    def take(self, job: Job) -> None:
+        if self._inline:
+            self._done.append(job())
+            return
+        self._pending.append(self._pool.submit(job))
+        self._collect(MOST_WAITING * self._threads)
+
+    def end_batch(self) -> None:
+        if self._waits:
+            self._collect(0)
+
+    def results(self) -> list[dict[str, Any]]:
+        self._collect(0)
+        return self._done
+
+    def _collect(self, most: int) -> None:
+        """Wait until at most so many jobs are left, so that their masks do not pile up."""
+        while len(self._pending) > most:
+            self._done.append(self._pending.popleft().result())
+
+
+def largest_components(labels: Labels) -> Labels:
     """Only the largest connected part of each class."""
+    from scipy import ndimage
+
     kept = np.zeros_like(labels)
     for value in np.unique(labels[labels > 0]):
         parts, _ = ndimage.label(labels == value)

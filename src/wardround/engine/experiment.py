@@ -26,17 +26,20 @@ from wardround.aggregation.mean import mean
 from wardround.aggregation.weights import by_samples
 from wardround.config import Config, load_config, suggestion
 from wardround.data.federation import NOT_HOSPITALS, POOLED, PROXY, open_federation
+from wardround.engine.calibration import calibrated
 from wardround.engine.checkpoint import Checkpoints, MemoryStore, in_memory
 from wardround.engine.clients import Clients, Exchange
-from wardround.engine.device import choose_device, set_threads, threads_for
+from wardround.engine.device import Compute, choose_device, cores, set_threads
 from wardround.engine.evaluation import Evaluation, gather
-from wardround.engine.host import Host, InProcess, Spilling, build_model
+from wardround.engine.host import Host, InProcess, Spilling, build_model, compute_for
+from wardround.engine.placement import Placement, place
 from wardround.engine.seeding import generator
 from wardround.engine.workers import Workers
 from wardround.errors import CheckpointError, ConfigError, TooFewClients
 from wardround.messages import Message, ServerState
 from wardround.metrics import METRICS
 from wardround.models.norm import from_moments, running_stats, to_moments
+from wardround.models.start_weights import Match
 from wardround.params import Params
 from wardround.reporting.pictures import draw_overlays
 from wardround.reporting.records import Egress, append_lines, keep_lines, read_lines
@@ -130,10 +133,17 @@ class Experiment:
         config = self.config
         self._open_folder(resume, overwrite)
         with self._locked():
-            set_threads(config.compute)
+            set_threads(config.compute.threads or cores())
             self.federation.get_ready()  # once, on all cores, before worker processes ask for it
+            self._write_preparation()
+            placement = place(config, self.federation, self._names)
+            set_threads(placement.threads)
+            if not resume:
+                compute = compute_for(config, self.federation, build_model(config), self._names)
+                write_json(self.folder / "environment.json", environment(config, placement, compute))
+                log.info("%s", compute)
             egress = Egress(self.folder / "egress.jsonl")
-            transport = self._transport()
+            transport = self._transport(placement)
             try:
                 clients = self._clients(transport, egress)
                 self._list_left_out()
@@ -169,11 +179,16 @@ class Experiment:
             self._write_config()
         except OSError as error:
             raise ConfigError(f"output folder {self.folder} cannot be written: {error.strerror}.") from None
-        write_json(self.folder / "environment.json", environment(self.config))
 
     def _write_config(self) -> None:
         text = yaml.safe_dump(self.config.as_dict(), sort_keys=False, allow_unicode=True)
         write_text(self.folder / "config.yaml", text)
+
+    def _write_preparation(self) -> None:
+        """preparation.json: how a scan became what the network sees, so that the model can go elsewhere."""
+        from wardround.prediction.trained import PREPARATION, Preparation  # it builds on the engine
+
+        Preparation.of(self.federation).save(self.folder / PREPARATION)
 
     def _compare_with(self, path: Path) -> None:
         """A resumed run must be the same run."""
@@ -199,12 +214,12 @@ class Experiment:
 
     # Clients
 
-    def _transport(self) -> InProcess | Workers:
+    def _transport(self, placement: Placement) -> InProcess | Workers:
         config, clients_folder = self.config, self.folder / "clients"
         exchange = self.folder / "exchange"
         shutil.rmtree(exchange, ignore_errors=True)
         exchange.mkdir(parents=True)
-        if config.compute.workers == 1 or len(self._names) == 1:
+        if placement.workers == 1:
             host = Host(config, clients_folder, self._names, self.listener.on_progress)
             return InProcess(host, Spilling(exchange))
         return Workers(
@@ -212,8 +227,8 @@ class Experiment:
             clients_folder,
             exchange,
             self.federation.sizes(self._names),
-            config.compute.workers,
-            threads=threads_for(config.compute),
+            placement.devices,
+            threads=placement.threads,
             deadline=config.deadline,
             on_progress=self.listener.on_progress,
         )
@@ -281,12 +296,20 @@ class Experiment:
         for name in ("records.jsonl", "egress.jsonl"):
             write_text(self.folder / name, "")
         clients.begin_round(-1, self.present(clients, -1))
-        state = self.method.prepare(self.method.start(build_model(self.config)), clients)
+        model = build_model(self.config)
+        self._tell_start_weights(model.start_weights)
+        state = self.method.prepare(self.method.start(model), clients)
         state = replace(state, params=in_memory(state.params), memory=in_memory(state.memory))
         if clients.exchanges:  # what some methods exchange before the first round
             write_json(self.folder / "setup.json", exchange_facts(clients.exchanges))
         self.checkpoints.save(0, state.params, state.memory, Progress().facts())
         return state, Progress()
+
+    def _tell_start_weights(self, match: Match | None) -> None:
+        """Write down which tensors began from a file, and say so where not all did."""
+        if match is not None:
+            write_json(self.folder / "start_weights.json", match.facts())
+            log.log(logging.WARNING if match.left else logging.INFO, "%s", match.sentence())
 
     def _rounds(self, clients: Clients, egress: Egress, state: ServerState, progress: Progress) -> Outcome:
         config = self.config
@@ -307,6 +330,8 @@ class Experiment:
             record = self._record(state, exchanges, validation, progress, time.perf_counter() - started)
             egress.flush()
             append_lines(self.folder / "records.jsonl", [record])
+            for name in self._names:
+                self._store(name).settle()
             self.checkpoints.save(state.round, state.params, state.memory, progress.facts())
             self.checkpoints.remove_other_best(progress.best_file)
             self.listener.on_record(record)
@@ -414,6 +439,8 @@ class Experiment:
         write_text(self.folder / "cases.csv", case_rows(test, settings.metrics).csv())
         if settings.overlays:
             self._draw(clients, params, chosen)
+        if settings.calibrate:
+            self._calibrate(clients, params, chosen)
         egress.flush()
         return outcome
 
@@ -435,6 +462,18 @@ class Experiment:
         clients.ask("pictures", Message(params=params, scalars=dict(chosen)), to=names)
         sources = {n: self.folder / "clients" / file_name(n) / "pictures.safetensors" for n in names}
         draw_overlays(sources, self.folder / "overlays.png", f"{self.config.name}: {self.method.title}")
+
+    def _calibrate(self, clients: Clients, params: Params, chosen: Mapping[str, Any]) -> None:
+        """calibration.json: whether the tested model is sure when it should be."""
+        found = calibrated(
+            clients,
+            params,
+            chosen,
+            judges=self._judges(clients),
+            hospitals=[name for name in clients.names if name not in NOT_HOSPITALS],
+            passes=self.config.evaluate.passes,
+        )
+        write_json(self.folder / "calibration.json", found)
 
     # Writing
 
@@ -509,11 +548,14 @@ def exchange_facts(exchanges: Sequence[Exchange]) -> dict[str, Any]:
 RUN_ENTRIES = (
     "config.yaml",
     "environment.json",
+    "preparation.json",
     "setup.json",
     "left_out.json",
     "records.jsonl",
     "egress.jsonl",
     "cases.csv",
+    "calibration.json",
+    "start_weights.json",
     "result.json",
     "overlays.png",
     "report.html",
@@ -536,7 +578,7 @@ def round_half_up(value: float) -> int:
     return math.floor(value + 0.5)
 
 
-def environment(config: Config) -> dict[str, Any]:
+def environment(config: Config, placement: Placement, compute: Compute) -> dict[str, Any]:
     """What a reader needs to repeat the run."""
     device = choose_device(config.compute)
     return {
@@ -546,8 +588,8 @@ def environment(config: Config) -> dict[str, Any]:
         "platform": platform.platform(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "cores": os.cpu_count(),
-        "threads": threads_for(config.compute),
-        "workers": config.compute.workers,
+        **placement.facts(),
+        "compute": compute.facts(),
         "commit": git_commit(),
         "seed": config.seed,
     }

@@ -14,10 +14,11 @@ from pathlib import Path
 from wardround import models
 from wardround.config import Config
 from wardround.data.cases import ClientData
-from wardround.data.federation import POOLED, PROXY, open_federation
-from wardround.engine.checkpoint import MemoryStore
+from wardround.data.federation import POOLED, PROXY, Federation, open_federation
+from wardround.engine.calibration import calibrate
+from wardround.engine.checkpoint import Checkpoints, MemoryStore
 from wardround.engine.clients import Answer, Client
-from wardround.engine.device import autocast_dtype, choose_device
+from wardround.engine.device import Compute, apply, choose, choose_device
 from wardround.engine.evaluation import largest_components, score_cases
 from wardround.engine.gate import Registration
 from wardround.engine.seeding import seed_everything
@@ -25,6 +26,7 @@ from wardround.engine.training import Workbench
 from wardround.errors import ClientError, WardroundError
 from wardround.messages import Message
 from wardround.metrics import METRICS
+from wardround.models import start_weights
 from wardround.models.base import Segmenter
 from wardround.params import Params
 from wardround.reporting.pictures import Album
@@ -37,39 +39,82 @@ Progress = Callable[[str, int, int], None]
 
 def build_model(config: Config) -> Segmenter:
     """The network this configuration asks for, freshly initialised from the run's seed."""
-    federation = open_federation(config.data, config.seed)
+    return network_for(config, open_federation(config.data, config.seed))
+
+
+def network_for(config: Config, federation: Federation) -> Segmenter:
+    """The same, for a federation that is open already."""
+    return build_network(
+        config,
+        in_channels=federation.in_channels,
+        num_classes=federation.num_classes,
+        dimensions=federation.dimensions,
+    )
+
+
+def build_network(config: Config, *, in_channels: int, num_classes: int, dimensions: int) -> Segmenter:
+    """The same for cases that need not be there."""
     objective = config.build_objective()
     seed_everything(config.seed, "init")
     model = models.build(
         config.model,
-        in_channels=federation.in_channels,
-        num_outputs=objective.num_outputs(federation.num_classes),
-        dimensions=federation.dimensions,
+        in_channels=in_channels,
+        num_outputs=objective.num_outputs(num_classes),
+        dimensions=dimensions,
     )
+    if config.model.weights is not None and needs_weights(config):
+        model.start_weights = start_weights.load_into(model, config.model.weights)
     objective.start_model(model)
     config.build_method().start_model(model)
     return model
+
+
+def needs_weights(config: Config) -> bool:
+    """Whether the file of start weights counts: not when it is gone and a checkpoint has what came of it."""
+    path = config.model.weights
+    return path is not None and (path.exists() or not Checkpoints(config.folder / "checkpoints").exists())
+
+
+def compute_for(config: Config, federation: Federation, model: Segmenter, names: Sequence[str]) -> Compute:
+    """How the process that has these clients computes; where there is a GPU, the work ahead is weighed."""
+    if choose_device(config.compute).type == "cpu" or federation.look_back is None:
+        return choose(config.compute)
+    seen = federation.look_back()
+    shape = seen.patch or seen.shape
+    if shape is None:
+        return choose(config.compute)
+    train_share = 0.6  # of a client's cases, about
+    batches = [
+        -(-int(count * train_share) // config.batch_size) for count in federation.sizes(names).values()
+    ]
+    steps = config.rounds * config.local_epochs * sum(batches)
+    return choose(config.compute, model, (config.batch_size, federation.in_channels, *shape), steps)
 
 
 class Host:
     """Some clients, one workbench.
 
     folder: where each client keeps its own files; on_progress: called with client, step, steps;
-    shared: names of the tensors that travel; kept: of those that the method leaves at the client.
+    shared: names of the tensors that travel; kept: of those that the method leaves at the client;
+    federation: other cases than the configuration names.
     """
 
     def __init__(
-        self, config: Config, folder: Path, names: Sequence[str], on_progress: Progress | None = None
+        self,
+        config: Config,
+        folder: Path,
+        names: Sequence[str],
+        on_progress: Progress | None = None,
+        federation: Federation | None = None,
     ) -> None:
         self.config = config
         self.method = config.build_method()
         self.objective = config.build_objective()
-        self.federation = open_federation(config.data, config.seed, config.compute.resident)
+        self.federation = federation or open_federation(config.data, config.seed, config.compute.resident)
         self.names = list(names)
         self._folder = folder
         self._on_progress = on_progress
-        device = choose_device(config.compute)
-        model = build_model(config)
+        model = network_for(config, self.federation)
         travelling, heads = set(self.method.shared(model)), set(self.objective.local_names(model))
         self.shared = [name for name in model.state_dict() if name in travelling - heads]
         self.kept = [name for name in model.state_dict() if name not in travelling | heads]
@@ -77,11 +122,11 @@ class Host:
             model,
             self.objective,
             config.optimizer,
-            device=device,
             shared=self.shared,
             bn_stats=config.model.bn_stats,
-            autocast_dtype=autocast_dtype(config.compute, device),
+            compute=compute_for(config, self.federation, model, self.names),
         )
+        apply(self.bench.compute)
         self._clients: dict[str, Client] = {}
 
     # Registration and bookkeeping
@@ -170,6 +215,7 @@ class Host:
             "personal_model": self._personal_model,
             "norm_stats": self._norm_stats,
             "pictures": self._pictures,
+            "calibrate": self._calibrate,
         }
         if task in own:
             return own[task]
@@ -210,6 +256,11 @@ class Host:
         assert message.params is not None
         stats = self.bench.reestimate_statistics(client.data.train, message.params, self.config.batch_size)
         return Message(extras={"stats": stats})
+
+    def _calibrate(self, client: Client, message: Message) -> Message:
+        """How sure the client's model is, and how often rightly: sums over its cases."""
+        params = self._model_for(client, message)
+        return calibrate(client, params, message, self.federation.regions, self.config.evaluate)
 
     def _pictures(self, client: Client, message: Message) -> Message:
         """A few test cases to look at and how sure the model was, written to the client's own folder."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -17,8 +17,11 @@ from torch import Tensor, nn
 
 from wardround.data.augment import Augmentation
 from wardround.data.cases import Batch, Split
+from wardround.data.resident import free_memory
 from wardround.engine import optimizers
+from wardround.engine.device import Compute
 from wardround.engine.optimizers import OptimizerSettings
+from wardround.engine.recording import Passes, Recorder
 from wardround.engine.seeding import generator, random_state, restore_random_state, seed_everything
 from wardround.errors import ClientError
 from wardround.losses.objective import Context, Objective, Reference
@@ -69,14 +72,10 @@ class Step:
         if not accumulate:
             self.optimizer.zero_grad(set_to_none=True)
         batch = self.batch if batch is None else batch
-        with self._bench.autocast():
-            loss = self._loss(self.model, batch, self.context)
-            if add is not None:
-                loss = loss + add(self.model, batch, self.context)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss = self._bench.backward(batch, self.context, with_added(self._loss, add))
         if self.value is None:
-            self.value = loss.detach()
-        return loss.detach()
+            self.value = loss
+        return loss
 
     @contextlib.contextmanager
     def shifted(self, offsets: Mapping[str, Tensor]) -> Iterator[None]:
@@ -104,14 +103,14 @@ class Step:
 
     def apply(self) -> None:
         """Clip if asked, then let the optimizer move."""
-        limit = self._bench.settings.clip_norm
-        if limit is not None:
-            nn.utils.clip_grad_norm_(self.model.parameters(), limit, foreach=True)
-        self.optimizer.step()
+        self._bench.move()
 
 
 class Workbench:
-    """Model, optimizer and references of one process, reused for every client and round."""
+    """Model, optimizer and references of one process, reused for every client and round.
+
+    micro_batch: cases that go through the network at once, None: all of a batch.
+    """
 
     def __init__(
         self,
@@ -119,17 +118,24 @@ class Workbench:
         objective: Objective,
         settings: OptimizerSettings,
         *,
-        device: torch.device,
+        device: torch.device | None = None,
         shared: Iterable[str] | None = None,
         bn_stats: str = "average",
-        autocast_dtype: torch.dtype | None = None,
+        compute: Compute | None = None,
     ) -> None:
-        self.device = device
-        self.model = model.to(device)
+        self.compute = compute or Compute(device or torch.device("cpu"))
+        self.device = self.compute.device
+        self.model = model.to(self.device)
+        if self.compute.channels_last:
+            for parameter in self.model.parameters():
+                parameter.data = in_layout(parameter.data)
+        for module in self.model.modules():  # a stem has its backbone inside
+            if isinstance(module, Segmenter):
+                module.checkpointing = self.compute.checkpointing
+        self.micro_batch = self.compute.micro_batch
         self.objective = objective
         self.settings = settings
         self.optimizer = optimizers.build(settings, self.model)
-        self.autocast_dtype = autocast_dtype
         self.bn_stats = bn_stats
         self.stats = running_stats(self.model)
         everything = list(self.model.state_dict())
@@ -137,7 +143,9 @@ class Workbench:
         if bn_stats == "local":
             travelling -= {name for pair in self.stats for name in pair}
         self.own_names = [name for name in everything if name not in travelling]
+        self.passes = Passes(inductor=self.compute.inductor)
         self._references: dict[str, Reference] = {}
+        self._recorder = Recorder(self) if self.compute.record else None
 
     # Tensors in and out
 
@@ -169,34 +177,40 @@ class Workbench:
         if params is not None:
             if self.bn_stats == "pooled":
                 params = Params(from_moments(params, self.stats))
-            tensors = {name: params[name].to(self.device) for name in params}
+            tensors = {name: self._laid_out(params[name].to(self.device)) for name in params}
         if own is not None:
-            tensors |= {name: own[name].to(self.device) for name in own}
+            tensors |= {name: self._laid_out(own[name].to(self.device)) for name in own}
         was_training = self.model.training
         self.model.eval()
         try:
             for batch in batches:
                 with torch.no_grad(), self.autocast():
-                    logits = torch.func.functional_call(self.model, tensors, (batch.image,))
-                yield logits.float(), batch
+                    image = self._laid_out(batch.image)
+                    logits = torch.func.functional_call(self.model, tensors, (image,))
+                yield logits.float().contiguous(), batch
         finally:
             self.model.train(was_training)
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
-        if self.autocast_dtype is None:
+        if self.compute.autocast is None:
             return contextlib.nullcontext()
-        return torch.autocast(self.device.type, dtype=self.autocast_dtype)
+        return torch.autocast(self.device.type, dtype=self.compute.autocast)
 
     def reference(self, role: str, params: Params) -> Reference:
         """A frozen model with these params; the object is kept for the next client."""
         if role not in self._references:
             frozen = copy.deepcopy(self.model).requires_grad_(False).eval()
-            self._references[role] = Reference(frozen)
+            self._references[role] = Reference(frozen, self.passes.encode)
         reference = self._references[role]
         if self.bn_stats == "pooled":
             params = Params(from_moments(params, self.stats))
         params.load_into(reference.model)
+        reference.forget()
         return reference
+
+    def _laid_out(self, tensor: Tensor) -> Tensor:
+        """In the memory layout the network likes."""
+        return in_layout(tensor) if self.compute.channels_last else tensor
 
     # Training
 
@@ -229,6 +243,8 @@ class Workbench:
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         objective_loss = loss or self.objective.loss
+        hooked = any(hook is not None for hook in (loss, add, after_backward, step))
+        recorder = None if hooked or self.micro_batch is not None else self._recorder
 
         def total_loss(model: nn.Module, batch: Batch, context: Context) -> Tensor:
             value = objective_loss(model, batch, context)
@@ -237,10 +253,15 @@ class Workbench:
             for term, extra in self.model.extra_losses(context.num_examples).items():
                 context.note(term, extra)
                 value = value + extra
+            for term, number in self.model.notes().items():
+                context.note(term, number)
             return value
 
         def plain_step(this: Step) -> None:
-            this.backward()
+            if recorder is not None:
+                this.value = recorder.backward(this.batch, context, total_loss)
+            else:
+                this.backward()
             if after_backward is not None:
                 after_backward(this.model)
             this.apply()
@@ -251,7 +272,16 @@ class Workbench:
         values: list[Tensor] = []
         num_steps = 0
         steps_an_epoch = -(-len(split) // batch_size)
+        self.passes.usual = min(self.micro_batch or batch_size, batch_size, len(split))
         views = 2 if "two_views" in self.objective.needs else 1
+        references = list(self._references.values())
+        comes_back = epochs > 1 and recorder is None and on_batch is None and not split.draws
+        comes_back = comes_back and self.micro_batch is None and augmentation.changes_nothing
+        context.memory.update(
+            {k: v.to(self.device).clone() for k, v in context.memory.items() if isinstance(v, Tensor)}
+        )
+        for reference in references:
+            reference.room = kept_room(self.device, len(references)) if comes_back else 0
         for epoch in range(epochs):
             context.epoch = epoch
             self.objective.start_epoch(self.model, context)
@@ -263,6 +293,9 @@ class Workbench:
                 )
                 if on_batch is not None:
                     batch = on_batch(batch, context)
+                batch = replace(batch, image=self._laid_out(batch.image))
+                for reference in references:
+                    reference.expect(batch.image if comes_back else None, indices.tolist())
                 this = Step(self, batch, context, total_loss, taken_apart=step is not None)
                 take(this)
                 if this.value is not None:
@@ -273,15 +306,80 @@ class Workbench:
                     on_progress(num_steps, epochs * steps_an_epoch)
             refuse_non_finite(values, where, rate)
         self.model.eval()
+        for reference in references:
+            reference.forget()
+        context.memory.update({k: v.clone() for k, v in context.memory.items() if isinstance(v, Tensor)})
         losses = {"total": float(torch.stack(values).double().mean())} if values else {}
         losses |= {term: float(value) / num_steps for term, value in context.terms.items()}
         return Fitted(self.export(), num_steps, len(split), rate * num_steps, losses)
 
+    def backward(self, batch: Batch, context: Context, loss: Loss) -> Tensor:
+        """Add the gradients of the loss, the whole batch at once or piece by piece; its value.
+
+        Pieces count by their cases: for losses that are means over cases the gradient is the same.
+        """
+        size = len(batch)
+        piece = self.micro_batch or size
+        second, total = context.second_view, None
+        for first in range(0, size, piece):
+            cut = slice(first, first + piece)
+            part = batch if piece >= size else replace(batch, image=batch.image[cut], label=batch.label[cut])
+            context.share = 1.0 if piece >= size else len(part) / size
+            if second is not None and piece < size:
+                context.second_view = second[cut]
+            with self.autocast():
+                value = loss(self.model, part, context)
+            if context.share != 1:
+                value = value * context.share
+            value.backward()  # type: ignore[no-untyped-call]
+            value = value.detach()
+            total = value if total is None else total + value
+        context.share, context.second_view = 1.0, second
+        assert total is not None, "a batch has cases"
+        return total
+
+    def move(self) -> None:
+        """One step of the optimizer along the gradients that are there."""
+        limit = self.settings.clip_norm
+        if limit is not None:
+            nn.utils.clip_grad_norm_(self.model.parameters(), limit, foreach=True)
+        self.optimizer.step()
+
+    def free_memory(self) -> None:
+        """Let go of what a failed step left behind."""
+        self.optimizer.zero_grad(set_to_none=True)
+        self.optimizer.state.clear()
+        if self._recorder is not None:
+            self._recorder.forget()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
     def reestimate_statistics(self, split: Split, params: Params, batch_size: int) -> Params:
         """Running statistics of a model on a split, from one pass without gradients."""
         self.load(params)
-        reestimate(self.model, (batch.image for batch in in_order(split, batch_size)))
+        reestimate(self.model, (self._laid_out(batch.image) for batch in in_order(split, batch_size)))
         return Params.of(self.model).only({name for pair in self.stats for name in pair})
+
+
+def with_added(loss: Loss, add: Loss | None) -> Loss:
+    """The sum of two losses."""
+    if add is None:
+        return loss
+    return lambda model, batch, context: loss(model, batch, context) + add(model, batch, context)
+
+
+def in_layout(tensor: Tensor) -> Tensor:
+    """Channels last, for images, volumes and the weights of convolutions over them."""
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    if tensor.dim() not in formats:
+        return tensor
+    return tensor.contiguous(memory_format=formats[tensor.dim()])
+
+
+def kept_room(device: torch.device, models: int) -> int:
+    """Bytes that each frozen model's features may take: a tenth of what is free, shared."""
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_memory()
+    return free // 10 // max(models, 1)
 
 
 def shuffled(count: int, batch_size: int, seed: int, *stream: object) -> Iterator[Tensor]:

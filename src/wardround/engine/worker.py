@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from wardround.config import load_config
+from wardround.engine.device import choose_device, set_threads
 from wardround.engine.gate import Registration, Spec
 from wardround.engine.host import Host
 from wardround.errors import WardroundError
@@ -38,9 +39,11 @@ def main() -> None:
             answer({"progress": [name, step, steps]})
 
     setup = json.loads(sys.stdin.readline())
-    torch.set_num_threads(setup["threads"])
+    set_threads(setup["threads"])
     try:
-        host = Host(load_config(setup["config"]), Path(setup["folder"]), setup["names"], progress)
+        config = load_config(setup["config"], [f"compute.device={setup['device']}"])
+        take(choose_device(config.compute))
+        host = Host(config, Path(setup["folder"]), setup["names"], progress)
         answer({"clients": [as_json(host.register(name)) for name in host.names]})
     except WardroundError as error:
         answer({"failure": str(error)})
@@ -48,6 +51,12 @@ def main() -> None:
     for line in sys.stdin:
         request = json.loads(line)
         answer(serve(host, request))
+
+
+def take(device: torch.device) -> None:
+    """Let everything that names no GPU of its own go to this worker's."""
+    if device.type == "cuda" and device.index is not None:
+        torch.cuda.set_device(device)
 
 
 def serve(host: Host, request: dict[str, Any]) -> dict[str, Any]:

@@ -128,7 +128,7 @@ class Worker:
 
 
 class Workers:
-    """A transport over worker processes."""
+    """A transport over worker processes; devices: of each of them."""
 
     def __init__(
         self,
@@ -136,14 +136,18 @@ class Workers:
         clients_folder: Path,
         exchange: Path,
         sizes: Mapping[str, int],
-        workers: int,
+        devices: Sequence[str],
         *,
         threads: int,
         deadline: float,
         on_progress: Progress | None = None,
     ) -> None:
         command = {"config": str(config_path), "folder": str(clients_folder), "threads": threads}
-        self._workers = [Worker(i, names, command) for i, names in enumerate(deal(sizes, workers))]
+        hands = deal(sizes, len(devices))
+        self._workers = [
+            Worker(number, names, {**command, "device": device})
+            for number, (names, device) in enumerate(zip(hands, devices, strict=False))
+        ]
         self._home = {name: worker for worker in self._workers for name in worker.names}
         self._exchange = exchange
         self._deadline = deadline

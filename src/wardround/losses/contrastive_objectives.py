@@ -100,6 +100,9 @@ class Contrastive(Objective):
             return self.lam, 1 - self.lam
         return (1.0, 0.0) if round < self.pretrain_rounds else (0.0, 1.0)
 
+    def constants(self, context: Context) -> tuple[object, ...] | None:
+        return self.shares(context.round)
+
     def sample_losses(self, logits: Tensor, label: Tensor) -> Tensor:
         return dice_loss(logits, label, smooth=self.smooth, reduce=False)
 
@@ -186,6 +189,7 @@ class LocalCL(Contrastive):
 
     title = "Local CL + Dice"
     paper = "Chaitanya et al., NeurIPS 2020"
+    needs = frozenset({"features", "decoder", "two_views"})
     tau: Temperature = 0.1
     blocks: Annotated[int, Field(ge=1)] = 3
 
@@ -230,10 +234,17 @@ class SwAV(Contrastive):
     def projection(self, output: Output) -> Projection:
         return Projection(bottleneck(output).shape[1], self.dimension, self.prototypes)
 
+    def constants(self, context: Context) -> tuple[object, ...] | None:
+        return *self.shares(context.round), self.resting(context)
+
+    def resting(self, context: Context) -> bool:
+        """Whether prototypes are left alone for now."""
+        return context.round == 0 and context.epoch < self.freeze_epochs
+
     def contrast(self, model: Segmenter, head: Projection, second: Tensor, context: Context) -> Tensor:
         # Prototypes have length one in the forward pass, so their mean over clients needs no repair.
         prototypes: Tensor = head.prototypes
-        if context.round == 0 and context.epoch < self.freeze_epochs:
+        if self.resting(context):
             prototypes = prototypes.detach()
         return contrastive.swav(
             head(contrastive.voxels_of(context.features)),

@@ -8,7 +8,7 @@ through the `Context`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 class Context:
     """What an objective, or a method's extra term, may know beside model and batch.
 
+    share: what part of the optimizer step's batch the present pass sees, 1 unless it was cut up;
     global_, previous: frozen copies of the model this round started from and of the one this client
     returned last (the global one again when there is none yet; `has_previous` tells);
     memory: the objective's own small state, kept between rounds and never sent;
@@ -46,6 +47,8 @@ class Context:
         global_: Reference | None = None,
         previous: Reference | None = None,
         has_previous: bool = False,
+        run: Run | None = None,
+        compiled: Callable[[Callable[..., Any], Tensor], Callable[..., Any]] | None = None,
     ) -> None:
         self.round = round
         self.rounds = rounds
@@ -56,11 +59,14 @@ class Context:
         self.has_previous = has_previous
         self.epoch = 0
         self.step = 0
+        self.share = 1.0
         self.second_view: Tensor | None = None
         self.output: Output = Output(logits=torch.empty(0))
         self.terms: dict[str, Tensor] = {}
         self._global = global_
         self._previous = previous
+        self._run = run or run_as_written
+        self._compiled = compiled
 
     @property
     def global_(self) -> Reference:
@@ -83,30 +89,70 @@ class Context:
 
     def forward(self, model: nn.Module, image: Tensor) -> Output:
         """One pass of the model, with features when somebody asked for them; kept in `output`."""
-        if self.with_features and isinstance(model, Segmenter):
-            self.output = model.forward_features(image)
-        else:
-            self.output = Output(logits=model(image))
+        self.output = self._run(model, image, self.with_features)
         return self.output
+
+    def pure(self, function: Callable[..., Any], logits: Tensor, *others: Tensor) -> Any:
+        """A function of tensors alone, compiled where the network is."""
+        if self._compiled is not None:
+            function = self._compiled(function, logits)
+        return function(logits, *others)
 
     def note(self, term: str, value: Tensor) -> None:
         """Show a loss term in the records (mean over steps); costs no synchronisation."""
-        value = value.detach()
+        value = value.detach() if self.share == 1 else value.detach() * self.share
         self.terms[term] = self.terms[term] + value if term in self.terms else value
 
 
-@dataclass
-class Reference:
-    """A frozen model: evaluation mode, no gradient, encoder only."""
+Run = Callable[[nn.Module, Tensor, bool], Output]
+"""A forward pass of a network, with features or without."""
 
-    model: Segmenter
+
+def run_as_written(model: nn.Module, image: Tensor, with_features: bool) -> Output:
+    if with_features and isinstance(model, Segmenter):
+        return model.forward_features(image)
+    return Output(logits=model(image))
+
+
+class Reference:
+    """A frozen model: evaluation mode, no gradient, encoder only.
+
+    Where the same images come back every epoch, their features are computed once and kept.
+    """
+
+    def __init__(self, model: Segmenter, encode: Callable[[Segmenter, Tensor], Tensor] | None = None) -> None:
+        self.model = model
+        self.room = 0  # bytes that kept features may take
+        self._encode = encode or (lambda model, image: model.encode(image))
+        self._kept: dict[int, Tensor] = {}
+        self._image: Tensor | None = None
+        self._cases: list[int] = []
 
     def encode(self, image: Tensor) -> Tensor:
-        with torch.no_grad():
-            return self.model.encode(image)
+        if image is not self._image:
+            with torch.no_grad():
+                return self._encode(self.model, image)
+        missing = any(case not in self._kept for case in self._cases)
+        if missing:
+            with torch.no_grad():
+                found = self._encode(self.model, image)
+            self.room -= found.nbytes
+            if self.room >= 0:
+                self._kept.update(zip(self._cases, found.unbind(), strict=True))
+            return found
+        return torch.stack([self._kept[case] for case in self._cases])
+
+    def expect(self, image: Tensor | None, cases: Sequence[int] = ()) -> None:
+        """The next batch holds these cases, unchanged; None: an image is never seen twice."""
+        self._image, self._cases = image, list(cases)
+
+    def forget(self) -> None:
+        """Drop kept features: the model, or the cases, are others now."""
+        self._kept, self._image = {}, None
 
     def copy_from(self, model: nn.Module) -> None:
         """Take over the present state of another model (for references that move within a round)."""
+        self.forget()
         self.model.load_state_dict(model.state_dict())
 
 
@@ -116,7 +162,7 @@ class Objective(ABC):
 
     title: ClassVar[str] = ""
     paper: ClassVar[str] = ""
-    needs: ClassVar[frozenset[str]] = frozenset()  # features, global, previous, two_views
+    needs: ClassVar[frozenset[str]] = frozenset()  # features, decoder, global, previous, two_views
 
     def num_outputs(self, num_classes: int) -> int:
         """Channels the network must put out."""
@@ -150,6 +196,14 @@ class Objective(ABC):
         """State-dict names that stay at the client (a local projection head); default none."""
         return []
 
+    def constants(self, context: Context) -> tuple[object, ...] | None:
+        """What `loss` takes from the context beside tensors, so that a recorded step can be used again.
+
+        Equal answers mean that one recording serves both. None, the default: the loss looks at values,
+        draws random numbers of its own or keeps state on the host, and is never recorded.
+        """
+        return None
+
     def start_epoch(self, model: nn.Module, context: Context) -> None:
         """Called before each local epoch (to move a reference within a round); default nothing."""
 
@@ -170,10 +224,15 @@ class Supervised(Objective):
         """The loss, its settings filled in."""
 
     def loss(self, model: nn.Module, batch: Batch, context: Context) -> Tensor:
-        return self.function()(context.forward(model, batch.image).logits, batch.label)
+        logits = context.forward(model, batch.image).logits
+        loss: Tensor = context.pure(self.function(), logits, batch.label)
+        return loss
 
     def sample_losses(self, logits: Tensor, label: Tensor) -> Tensor:
         return self.function()(logits, label, reduce=False)
+
+    def constants(self, context: Context) -> tuple[object, ...] | None:
+        return ()
 
 
 Smooth = Annotated[float, Field(ge=0, description="added to numerator and denominator")]

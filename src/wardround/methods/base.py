@@ -47,7 +47,7 @@ class Method:
     secure_sum: ClassVar[bool] = True  # works when the server sees only the weighted sum of updates
     needs: ClassVar[frozenset[str]] = (
         frozenset()
-    )  # features, global, previous, validation, proxy, full, state
+    )  # features, decoder, global, previous, validation, proxy, full, state
     tasks: ClassVar[tuple[str, ...]] = ("train",)  # functions a client may be asked for
     up: ClassVar[frozenset[str]] = frozenset()  # extras and scalars a reply may hold; the gate refuses others
     pooled: ClassVar[bool] = False  # trains on the union of all cases, as a reference only

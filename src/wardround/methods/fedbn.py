@@ -37,11 +37,12 @@ if TYPE_CHECKING:
     from wardround.config import Config
     from wardround.losses.objective import Objective
 
-NormType = Literal["batch", "instance_affine", "group"]
+NormType = Literal["batch", "instance_affine", "group", "layer"]
 KINDS: dict[NormType, type[nn.Module]] = {
     "batch": _BatchNorm,
     "instance_affine": _InstanceNorm,  # one that learns nothing has no tensors to keep
     "group": nn.GroupNorm,
+    "layer": nn.LayerNorm,
 }
 
 
@@ -106,10 +107,17 @@ class FedBN(Method):
                 f"method 'fedbn' keeps norm layers whole, statistics too, but model.bn_stats is "
                 f"'{config.model.bn_stats}'. Leave model.bn_stats out."
             )
+        model = config.sketch_model()
+        if model is not None and not self.kept(model):
+            kinds = " or ".join(self.norm_types)
+            raise ConfigError(
+                f"method 'fedbn' keeps {kinds} norm at the clients, but model '{config.model.name}' has no "
+                "such layer with tensors of its own, so this would be FedAvg. Choose model.norm=batch, or "
+                "another method.norm_types."
+            )
 
     def warnings(self, config: Config, model: nn.Module) -> list[str]:
+        if self.norm_types == ("batch",):
+            return []
         kinds = " or ".join(self.norm_types)
-        none = f"FedBN: the network has no {kinds} norm with tensors of its own, so this is FedAvg. "
-        variant = f"FedBN: {kinds} norm stays local; the paper keeps batch norm alone, so report a variant."
-        found = [] if self.kept(model) else [none + "Choose model.norm=batch."]
-        return found + ([variant] if self.norm_types != ("batch",) else [])
+        return [f"FedBN: {kinds} norm stays local; the paper keeps batch norm alone, so report a variant."]

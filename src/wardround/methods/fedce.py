@@ -8,6 +8,7 @@ space it is an error of the model made without the client on the client's own va
 Symbols: θ global model, θ_k client model, Δ_k = θ_k - θ; w_k aggregation weight; θ_-k the model without
 client k, v_k its Dice; g_k gradient score, e_k data score, both over all rounds so far.
 What leaves a client: θ_k and e_k.
+What the server needs: all models at once, a piece of each in memory at a time.
 
 Differs: the rest's update is weighted by w, as the text has it; the released code keeps it uniform
 (`consensus: uniform`).

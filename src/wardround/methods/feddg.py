@@ -76,7 +76,7 @@ class FedDG(Banked):
     link = "https://arxiv.org/abs/2103.06030"
     kind = "objective"
     sends = "low-frequency amplitudes of some images, once"
-    needs = frozenset({"features"})
+    needs = frozenset({"features", "decoder"})
 
     outer: bool = True
     window: Annotated[float, Field(ge=0, lt=0.5)] = 0.01

@@ -97,12 +97,14 @@ class Evidential(Objective):
 
     def loss(self, model: nn.Module, batch: Batch, context: Context) -> Tensor:
         logits = context.forward(model, batch.image).logits
-        dice, kl = self.terms(logits, batch.label)
+        dice, kl = context.pure(self.terms, logits, batch.label)
         context.note("dice", dice)
         if kl is None:
-            return dice
+            only: Tensor = dice
+            return only
         context.note("kl", kl)
-        return dice + self.lam * self.annealing(context.round) * kl  # Eq. 11
+        loss: Tensor = dice + self.lam * self.annealing(context.round) * kl  # Eq. 11
+        return loss
 
     def sample_losses(self, logits: Tensor, label: Tensor) -> Tensor:
         """Each case's own Dice and KL; the KL in full, so that rounds compare."""
@@ -122,6 +124,9 @@ class Evidential(Objective):
         voxels = misleading_kl(e, y, one_hot=not label.is_floating_point())
         kl = voxels.mean() if reduce else case_means(voxels)
         return dice, kl.to(dice.dtype)
+
+    def constants(self, context: Context) -> tuple[object, ...] | None:
+        return (self.annealing(context.round),)
 
     def annealing(self, round: int) -> float:
         """min(1, r / anneal_rounds), r the number of the round from 1."""

@@ -9,6 +9,7 @@ Symbols: θ_k client model, p_k its share of training cases; λ = softmax(ℓ) w
 θ = γ Σ λ_k θ_k the new model, L its loss on the server's cases.
 What leaves a client: θ_k. With `proxy: clients`, for simulation only, every client is sent all models and
 returns ℓ and g, which the server averages.
+What the server needs: memory for all models at once, on the device they are tried out on.
 
 Differs: buffers are the λ mean, which γ does not scale, and no gradient goes through them; the released code
 takes the running statistics of the server's cases (`model.bn_stats: reestimate` measures the clients').

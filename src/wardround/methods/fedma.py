@@ -8,6 +8,7 @@ neither. FedMA reorders each client's channels to match a reference, layer by la
 Symbols: w_k model of client k, n_k its training cases, p_k = n_k / n; a channel's vector: all weights that
 make it and read it; order[j]: the channel of a client that becomes channel j.
 What leaves a client: w_k.
+What the server needs: memory for all models at once, in their new order.
 
 Differs: widths stay. The paper's Beta-Bernoulli process may add channels to the global model, which the
 registered shapes of a federation forbid; ours is an assignment of equal numbers to the largest client's.
@@ -31,7 +32,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from pydantic import Field
-from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 
 from wardround import models
@@ -176,11 +176,9 @@ class FedMA(Method):
                 "method 'fedma' reorders channels, but model.bn_stats is local: their statistics would stay "
                 "at the clients in the old order. Use another bn_stats, or norm instance."
             )
-        thin = settings.model_copy(update={"base_filters": 1})  # the same layers, built in no time
-        dimensions = models.MODELS[settings.name].dimensions
-        with torch.random.fork_rng(devices=[]):
-            model = models.build(thin, in_channels=1, num_outputs=2, dimensions=dimensions)
-            objective.start_model(model)
+        model = config.sketch_model()
+        assert model is not None  # one of our own is always there
+        objective.start_model(model)
         try:
             channel_groups(model)
         except ConfigError as error:
@@ -251,6 +249,8 @@ def best_order(cost: NDArray[np.float64], blocks: int = 1) -> Tensor:
 
 def assignment(cost: NDArray[np.float64], blocks: int = 1) -> NDArray[np.int64]:
     """Where each channel goes: blocks of channels to blocks, and channels inside them, at least cost."""
+    from scipy.optimize import linear_sum_assignment  # for this method alone
+
     size = len(cost) // blocks
     parts = cost.reshape(blocks, size, blocks, size).transpose(0, 2, 1, 3)  # (from, to, size, size)
     inside = np.array([[linear_sum_assignment(part)[1] for part in row] for row in parts])

@@ -27,7 +27,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import torch
 from pydantic import Field
-from scipy import ndimage
 from torch import Tensor, nn
 
 from wardround.aggregation.weights import named, normalised, numbers
@@ -222,6 +221,8 @@ def allowed(truth: Tensor, kind: Annotation, num_classes: int) -> Tensor:
     if kind == "image":
         return masks.flatten(1).any(dim=1).view(-1, *[1] * (masks.ndim - 1)).expand_as(masks)
     boxes = masks.flatten(0, 1).cpu().numpy()
+    from scipy import ndimage  # boxes alone need it
+
     for mask in boxes:
         for box in ndimage.find_objects(ndimage.label(mask)[0]):
             mask[box] = True

@@ -9,8 +9,8 @@ Symbols: W_B base layers, averaged; W_Pk personalization layers of client k.
 What leaves a client: W_B.
 
 Differs: the paper cuts after the last blocks of a classifier; for a U-Net the cut is in front of the head,
-or in front of the decoder. A client that never trained has no W_P of its own: it uses the initial one,
-which no client ever trained.
+or in front of the decoder: all that runs behind the encoder. A client that never trained has no W_P of its
+own: it uses the initial one, which no client ever trained.
 """
 
 from __future__ import annotations
@@ -22,19 +22,12 @@ from torch import nn
 
 from wardround.errors import ConfigError
 from wardround.methods.base import Method
-from wardround.models import offers_features
 from wardround.models.base import head_names
-from wardround.models.names import full_name
-from wardround.models.unet import UNet
+from wardround.models.tap import decoder_names
 
 if TYPE_CHECKING:
     from wardround.config import Config
     from wardround.losses.objective import Objective
-
-NO_DECODER = (
-    "method.layers is 'decoder', but which layers of {network} are its decoder is not known. "
-    "Choose method.layers=head, or one of wardround's own networks, for example unet2d."
-)
 
 
 @dataclass(frozen=True)
@@ -55,18 +48,20 @@ class FedPer(Method):
 
     def kept(self, model: nn.Module) -> list[str]:
         """State-dict names of W_P."""
-        names = head_names(model) if self.layers == "head" else decoder_names(model)
-        if not names:
-            raise ConfigError(NO_DECODER.format(network=type(model).__name__))
-        return names
+        return head_names(model) if self.layers == "head" else decoder_names(model)
 
     def shared(self, model: nn.Module) -> list[str]:
         kept = set(self.kept(model))
         return [name for name in model.state_dict() if name not in kept]
 
     def check(self, config: Config, objective: Objective) -> None:
-        if self.layers == "decoder" and not offers_features(config.model):
-            raise ConfigError(NO_DECODER.format(network=f"model '{config.model.name}'"))
+        model = config.sketch_model() if self.layers == "decoder" else None
+        if model is not None and not model.has_features:
+            raise ConfigError(
+                f"method.layers is 'decoder', but which layers of model '{config.model.name}' are its "
+                "decoder is not known. Choose method.layers=head, or name the encoder's last module in "
+                "model.features."
+            )
 
     def warnings(self, config: Config, model: nn.Module) -> list[str]:
         if config.participation == 1.0:
@@ -75,14 +70,3 @@ class FedPer(Method):
             f"FedPer: a client that never took part is tested with the initial {self.layers}, which nobody "
             "trained; its scores mean nothing."
         ]
-
-
-def decoder_names(model: nn.Module) -> list[str]:
-    """State-dict names of decoder and head of our U-Net, also when it stands inside another network."""
-    parts = [
-        full_name(prefix, part)
-        for prefix, module in model.named_modules()
-        if isinstance(module, UNet)
-        for part in ("decoder.", "head.")
-    ]
-    return [name for name in model.state_dict() if name.startswith(tuple(parts))]

@@ -55,7 +55,7 @@ class FedProto(Method):
     link = "https://arxiv.org/abs/2105.00243"
     kind = "objective"
     sends = "a mean feature vector and a voxel count for each class"
-    needs = frozenset({"features"})
+    needs = frozenset({"features", "decoder"})
     up = frozenset({"prototypes"})
 
     lam: Annotated[float, Field(ge=0)] = 1.0

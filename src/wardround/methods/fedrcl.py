@@ -50,7 +50,7 @@ class FedRCL(Method):
     year = 2024
     link = "https://arxiv.org/abs/2401.04928"
     kind = "objective"
-    needs = frozenset({"features"})
+    needs = frozenset({"features", "decoder"})
 
     weight: Annotated[float, Field(ge=0)] = 0.1
     temperature: Annotated[float, Field(gt=0)] = 0.05

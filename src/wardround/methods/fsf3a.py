@@ -129,6 +129,10 @@ class CLSL(Objective):
         )
         return patches.mean()  # Eq. 11; every case has as many patches
 
+    def constants(self, context: Context) -> tuple[object, ...] | None:
+        has_moved = self.prev_scope == "epoch" and context.epoch > 0
+        return context.round >= self.lcp_warmup_rounds, context.has_previous or has_moved
+
     def start_epoch(self, model: nn.Module, context: Context) -> None:
         """`prev_scope: epoch` (F5): the model as the last epoch left it becomes the previous one."""
         if self.prev_scope == "epoch" and context.epoch > 0:

@@ -9,6 +9,7 @@ again, in which a model counts the less the farther it is from the last mean (sm
 Symbols: w_k client models, α_k their first weights, v the median so far, ν least distance that counts,
 β_k = α_k / max(ν, ‖v - w_k‖), v ← Σ β_k w_k / Σ β_k.
 What leaves a client: its model.
+What the server needs: all models at once, a piece of each in memory at a time.
 
 Differs: v is always a weighted mean of the models, so its distances follow from the inner products of the
 clients' changes: all iterations cost one pass over the models. The paper stops after 3 (each costs an

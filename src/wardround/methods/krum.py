@@ -9,6 +9,7 @@ is far from the honest crowd. Multi-Krum averages the m best, which wastes less 
 Symbols: K replies, f of them may be bad; s_i the sum of the K - f - 2 smallest squared distances from
 model i to others; m models that are kept.
 What leaves a client: its model. Numbers of cases play no part.
+What the server needs: all models at once, a piece of each in memory at a time.
 
 Differs: models instead of gradients; distances over the tensors that learn. The chosen models bring their
 running statistics along.

@@ -8,6 +8,7 @@ the plain mean is taken: a layer that turned away counts less, and disagreement 
 
 Symbols: θ^l tensor l of the last global model, θ_k^l of client k's; δ_k^l their cosine; K clients present.
 What leaves a client: θ_k. (It could scale θ_k itself, since it knows θ.)
+What the server needs: one tensor of one client at a time; all models are read twice.
 
 Differs: buffers are averaged, not scaled; the released code scales running statistics too, and a smaller
 variance is another network.
@@ -78,7 +79,11 @@ class LDAWA(Method):
 def cosines(state: ServerState, items: Sequence[Params]) -> dict[str, list[float]]:
     """δ_k^l by tensor and client, for all that learns."""
     names = [name for name in state.trainable if name in items[0]]
-    return {name: [cosine(state.params[name], item[name]) for item in items] for name in names}
+    found = {}
+    for name in names:
+        theta = state.params[name].double()
+        found[name] = [cosine(theta, item[name]) for item in items]
+    return found
 
 
 def cosine(a: Tensor, b: Tensor) -> float:

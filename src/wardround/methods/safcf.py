@@ -9,6 +9,7 @@ model; phi temperature-scaled cosine, beta = phi(h_s, h_c) - phi(h_c, h_p); alph
 term; lambda (`lam`) mixes it with Dice. Server: n_i cases, gamma_i = n_i / sum n, gamma~ its complement,
 w_i client parameters, w- their gamma~ mean, U_i mean squared distance from it, a_i the weights.
 What leaves a client: w_i. What stays: its last model (for h_p) and alpha.
+What the server needs: all models at once, a piece of each in memory at a time; they are read twice.
 A third part, the variational first layer, is `model: {stem: variational}` (models/variational.py).
 
 The equations have errors. Ids S1 to S15 name them, docs/methods/safcf.md tells each in full.
@@ -32,6 +33,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from wardround.aggregation.mean import layerwise_mean, mean
+from wardround.aggregation.pieces import Piece, each, pieces
 from wardround.aggregation.weights import named, normalised
 from wardround.data.cases import Batch
 from wardround.engine.clients import Clients
@@ -107,6 +109,9 @@ class CFSL(Objective):
     def sample_losses(self, logits: Tensor, label: Tensor) -> Tensor:
         return self.dice(logits, label, reduce=False)
 
+    def constants(self, context: Context) -> tuple[object, ...] | None:
+        return None if self.contrast == "literal" else (context.has_previous,)
+
     def dice(self, logits: Tensor, label: Tensor, *, reduce: bool = True) -> Tensor:
         return modified_dice(
             logits,
@@ -149,9 +154,11 @@ class CFSL(Objective):
     def next_alpha(self, h_c: Tensor, h_p: Tensor, h_s: Tensor, memory: dict[str, Any]) -> Tensor:
         """The alpha of this batch; no gradient. The literal one is client state, never reset (S7)."""
         if self.alpha_mode == "literal":
-            alpha: Tensor = memory.get("alpha", torch.tensor(self.alpha0, dtype=torch.float64))
-            alpha = alpha.to(h_c.device)
-            memory["alpha"] = alpha * ALPHA_RATIO  # Eqs. 10-12, for the next batch
+            if "alpha" not in memory:
+                memory["alpha"] = torch.full((), self.alpha0, dtype=torch.float64, device=h_c.device)
+            state: Tensor = memory["alpha"]  # changed in place, so that a recorded step finds it again
+            alpha = state.clone()
+            state.mul_(ALPHA_RATIO)  # Eqs. 10-12, for the next batch
             return alpha
         if self.alpha_mode == "share":
             return alpha_share(h_c.detach(), h_p, h_s, self.eps_dist)
@@ -333,7 +340,7 @@ class SAFCF(Method):
         items = [reply.params for reply in replies if reply.params is not None]
         trainable = set(state.trainable)  # buffers do not count in U (S12)
         names = [name for name in items[0] if name in trainable]
-        totals = torch.stack([squared_distances(items, shares, name) for name in names]).cpu()  # (tensors, K)
+        totals = squared_distances(items, shares, names)  # (tensors, K)
         counts = torch.tensor([prod(items[0].spec(name)[0]) for name in names], dtype=torch.float64)
         tensor_means = totals / counts[:, None]
         if self.uncertainty == "mean_of_tensor_means":
@@ -422,17 +429,29 @@ def scale_shares(
     return normalised([total - size for size in sizes])
 
 
-def squared_distances(items: Sequence[Params], shares: Sequence[float], name: str) -> Tensor:
-    """Sum of (w_i - w-)² over one tensor for each client (K,), in float64 (Eqs. 16, 17).
+def squared_distances(items: Sequence[Params], shares: Sequence[float], names: Sequence[str]) -> Tensor:
+    """Sums of (w_i - w-)² for each tensor and client, (tensors, K) in float64 (Eqs. 16, 17).
 
-    Clients are read one at a time, twice. Distances are taken from the first client's tensor, so
-    that equal models are at exactly 0.
+    A piece of all clients is in memory at a time, read once for both equations. Distances are taken from the
+    first client's tensor, so that equal models are at exactly 0.
     """
-    first = items[0][name].double()
-    centre = torch.zeros_like(first)  # w- less the first
-    for item, share in zip(items[1:], shares[1:], strict=True):
-        centre.add_(item[name].to(first) - first, alpha=share)
-    return torch.stack([(item[name].to(first) - first - centre).square_().sum() for item in items])
+
+    def spread(piece: Piece) -> Tensor:
+        size = piece.stop - piece.start
+        moved = torch.empty(len(items), size, dtype=torch.float64, device=items[0].device(piece.name))
+        for row, item in zip(moved, items, strict=True):
+            row.copy_(piece.of(item))
+        first = moved[0].clone()
+        centre = torch.zeros_like(first)  # w- less the first
+        for row, share in zip(moved, [0.0, *shares[1:]], strict=True):
+            centre.add_(row.sub_(first), alpha=share)
+        return torch.stack([row.sub_(centre).square_().sum() for row in moved])
+
+    found = pieces(items[0], names)
+    totals = {name: torch.zeros(len(items), dtype=torch.float64) for name in names}
+    for piece, squares in zip(found, each(spread, found), strict=True):
+        totals[piece.name] += squares.cpu()
+    return torch.stack(list(totals.values()))
 
 
 def capped(weights: Sequence[float], limit: float) -> list[float]:

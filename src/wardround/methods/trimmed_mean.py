@@ -7,6 +7,7 @@ or with the middle one alone (median), so that a few clients cannot pull it anyw
 
 Symbols: K replies; β share of them that is dropped at each end, floor(βK) values.
 What leaves a client: its model. Numbers of cases play no part.
+What the server needs: all models at once, a piece of each in memory at a time.
 
 Differs: models are averaged instead of gradients, and running statistics by the same rule; counters take
 the maximum. The recorded weight of a client is the share of coordinates its values were taken for.

@@ -54,24 +54,30 @@ __all__ = [
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """A predicted and a true mask; counts and distances are found when first asked for, and kept."""
+    """The masks of a region; masks, counts and distances are found when first asked for, and kept.
 
-    pred: Mask
-    truth: Mask
+    masks: gives the predicted and the true one; known: the counts, where they were found already.
+    """
+
+    masks: Callable[[], tuple[Mask, Mask]]
     spacing: Sequence[float]
     tolerance: float = 1.0
     empty_policy: EmptyPolicy = "defined"
     surface_penalty: SurfacePenalty = "inf"
+    known: Confusion | None = None
+
+    @cached_property
+    def pair(self) -> tuple[Mask, Mask]:
+        return self.masks()
 
     @cached_property
     def counts(self) -> Confusion:
-        return confusion(self.pred, self.truth)
+        return confusion(*self.pair) if self.known is None else self.known
 
     @cached_property
     def surface(self) -> SurfaceDistances:
         return SurfaceDistances.of(
-            self.pred,
-            self.truth,
+            *self.pair,
             self.spacing,
             empty_policy=self.empty_policy,
             surface_penalty=self.surface_penalty,
@@ -151,11 +157,13 @@ def measure(
     tolerance: float = 1.0,
     empty_policy: EmptyPolicy = "defined",
     surface_penalty: SurfacePenalty = "inf",
+    counts: Mapping[str, Confusion] | None = None,
 ) -> dict[str, dict[str, float]]:
     """Score one case: region name -> metric name -> value.
 
     regions: the label values each region joins; regions may overlap, as disc [1, 2] and cup [2] do.
     spacing: mm a voxel, in the order of the axes; tolerance: mm, for surface Dice.
+    counts: of each region, where they were found already; the labels then serve surface metrics alone.
 
     >>> scan = np.array([[0, 1, 2, 2]])
     >>> measure(scan, scan, {"disc": [1, 2], "cup": [2]}, ["dice"], spacing=(1.0, 1.0))
@@ -164,8 +172,12 @@ def measure(
     check_same_shape(pred_labels, true_labels)
     scores = {}
     for region, labels in regions.items():
-        pred, truth = _joined(pred_labels, labels), _joined(true_labels, labels)
-        comparison = Comparison(pred, truth, spacing, tolerance, empty_policy, surface_penalty)
+
+        def masks(labels: Sequence[int] = labels) -> tuple[Mask, Mask]:
+            return _joined(pred_labels, labels), _joined(true_labels, labels)
+
+        known = None if counts is None else counts[region]
+        comparison = Comparison(masks, spacing, tolerance, empty_policy, surface_penalty, known)
         scores[region] = {name: METRICS[name].of(comparison) for name in metrics}
     return scores
 

@@ -18,6 +18,9 @@ Empty masks. `empty_policy` says what a score is where its formula reads 0/0:
 Specificity is the sensitivity of the background and follows the same rule there: with truth
 and prediction both full it is 1, with only the truth full it is NaN. "smooth" is "defined", but
 Dice is (2 TP + s) / (2 TP + FP + FN + s) with s = 1e-5, as in the public code of FedEvi.
+
+A model's predictions are counted where they are: `label_pairs` of a batch on its device, from which
+`region_confusion` reads every region of a case, the same whole numbers as `confusion` finds.
 """
 
 from __future__ import annotations
@@ -28,7 +31,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from wardround.errors import DataError
 
@@ -55,6 +60,49 @@ def confusion(pred: Mask, truth: Mask) -> Confusion:
     fp = int(np.count_nonzero(pred)) - tp
     fn = int(np.count_nonzero(truth)) - tp
     return Confusion(tp, fp, fn, pred.size - tp - fp - fn)
+
+
+def label_pairs(pred: Tensor, truth: Tensor, highest: int) -> Tensor:
+    """How many voxels of each case have true label i and predicted label j, (B, i, j), where the labels are.
+
+    highest: of the labels that count; all others, above it or negative, are joined under `highest` + 1.
+    """
+    check_same_shape(pred, truth)
+    if pred.device.type == "cpu" and len(pred) > 1:  # a case at a time stays nearer to the cache
+        return torch.cat([label_pairs(pred[k : k + 1], truth[k : k + 1], highest) for k in range(len(pred))])
+    size = highest + 2
+    bins = len(pred) * size**2
+    kind = torch.uint8 if bins <= 256 else torch.int32
+    cases = torch.arange(len(pred), dtype=kind, device=pred.device).view(-1, *[1] * (pred.ndim - 1))
+    places = (cases * size + bounded(truth, highest)).mul_(size).add_(bounded(pred, highest))
+    return torch.bincount(places.flatten(), minlength=bins).view(-1, size, size)
+
+
+def bounded(labels: Tensor, highest: int) -> Tensor:
+    """Labels up to the highest one, and `highest` + 1 in place of all others; a byte each if they fit."""
+    other = highest + 1
+    if labels.dtype == torch.uint8 and other <= 255:
+        return labels.clamp(max=other)
+    if labels.dtype == torch.uint8:
+        labels = labels.int()
+    labels = labels.clamp(-1, other)
+    if other < 255:
+        return labels.to(torch.uint8).clamp(max=other)  # -1 as a byte is 255
+    return torch.where(labels < 0, other, labels)
+
+
+def region_confusion(pairs: NDArray[np.int64], labels: Sequence[int]) -> Confusion:
+    """The counts of a region that joins these labels, from one case's `label_pairs` (i, j).
+
+    >>> pairs = np.array([[5, 1, 0], [2, 3, 1], [0, 0, 4]])
+    >>> region_confusion(pairs, [1, 2])
+    Confusion(tp=8, fp=1, fn=2, tn=5)
+    """
+    inside = sorted(set(labels))
+    tp = int(pairs[np.ix_(inside, inside)].sum())
+    fp = int(pairs[:, inside].sum()) - tp
+    fn = int(pairs[inside].sum()) - tp
+    return Confusion(tp, fp, fn, int(pairs.sum()) - tp - fp - fn)
 
 
 def dice(counts: Confusion, empty_policy: EmptyPolicy = "defined") -> float:
@@ -105,7 +153,7 @@ def relative_volume_difference(counts: Confusion, empty_policy: EmptyPolicy = "d
     return (c.fp - c.fn) / (c.tp + c.fn)
 
 
-def check_same_shape(pred: NDArray[np.generic], truth: NDArray[np.generic]) -> None:
+def check_same_shape(pred: NDArray[np.generic] | Tensor, truth: NDArray[np.generic] | Tensor) -> None:
     """Refuse arrays that NumPy would silently broadcast."""
     if pred.shape != truth.shape:
         sizes = ["x".join(map(str, array.shape)) for array in (pred, truth)]

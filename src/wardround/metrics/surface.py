@@ -30,7 +30,6 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.spatial import cKDTree
 
 from wardround.errors import DataError
 from wardround.metrics.overlap import EmptyPolicy, Mask, check_same_shape
@@ -164,6 +163,8 @@ def _to_nearest(voxels: Indices, boundary: Mask, targets: Indices, spacing: tupl
         distances[left[found]] = distance
         left = left[~found]
     if left.size:
+        from scipy.spatial import cKDTree  # most masks never come here
+
         mm = np.array(spacing)
         positions = np.stack(np.unravel_index(targets, boundary.shape), axis=-1) * mm
         tree = cKDTree(positions, leafsize=64, balanced_tree=False, compact_nodes=False)

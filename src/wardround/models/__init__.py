@@ -1,18 +1,24 @@
-"""The networks: MODELS lists ours, `monai:<network>` names any of MONAI's."""
+"""The networks: MODELS lists ours, `monai:Network` names any of MONAI's, `package.module:Class` a user's."""
 
 from __future__ import annotations
 
+import importlib
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
+from torch import nn
 
 from wardround.errors import ConfigError
 from wardround.models.base import Output, Segmenter, head_names
-from wardround.models.monai_networks import PREFIX, build_monai, did_you_mean
+from wardround.models.monai_networks import DIVISOR, PREFIX, find_network
 from wardround.models.norm import Norm
-from wardround.models.unet import unet2d, unet2d_fedevi, unet3d
+from wardround.models.signature import check_arguments, checked, did_you_mean, parameters_of, types_of
+from wardround.models.user_networks import build_foreign, find_user_network, from_data, is_import_path
 from wardround.models.variational import VariationalSegmenter, VariationalSettings
 
 __all__ = [
@@ -20,7 +26,7 @@ __all__ = [
     "ModelInfo",
     "ModelSettings",
     "build",
-    "offers_features",
+    "is_foreign",
     "resolve",
     "Output",
     "Segmenter",
@@ -33,11 +39,13 @@ class ModelSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    name: Annotated[str, Field(description="see `wardround models`, or monai:<network>")] = "unet2d"
+    name: Annotated[
+        str, Field(description="see `wardround models`; or monai:<network>, package.module:Class")
+    ] = "unet2d"
     base_filters: Annotated[int | None, Field(ge=1, description="channels of the first convolution")] = None
     levels: Annotated[int | None, Field(ge=2, le=8, description="resolutions, the image's included")] = None
     norm: Annotated[Norm | None, Field(description="norm behind each convolution")] = None
-    dropout: Annotated[float, Field(ge=0, lt=1, description="chance of dropping a channel")] = 0.0
+    dropout: Annotated[float | None, Field(ge=0, lt=1, description="chance of dropping a channel")] = None
     bn_stats: Annotated[
         Literal["average", "pooled", "local", "reestimate"],
         Field(description="BatchNorm's running statistics: averaged, pooled exactly, kept, or measured anew"),
@@ -48,72 +56,138 @@ class ModelSettings(BaseModel):
     variational: Annotated[VariationalSettings, Field(description="the variational stem's own")] = (
         VariationalSettings()
     )
-    arguments: Annotated[dict[str, Any], Field(description="constructor arguments of a monai: network")] = {}
+    arguments: Annotated[dict[str, Any], Field(description="arguments of the network's own")] = {}
+    features: Annotated[
+        str | None,
+        Field(description="module that gives the features of a network not ours; null finds the deepest map"),
+    ] = None
+    divisor: Annotated[
+        int | None,
+        Field(ge=1, le=1024, description="images go to a network not ours padded to a multiple of it"),
+    ] = None
+    weights: Annotated[
+        Path | None,
+        Field(description="safetensors file to start from, as far as names and shapes match"),
+    ] = None
+
+
+COMMON = ("base_filters", "levels", "norm", "dropout")  # settings that several networks share
+FROM_DATA = ("in_channels", "num_outputs", "dimensions")
 
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """One network of ours. `defaults` holds its settings where the user gives none."""
+    """One network of ours.
+
+    source: "module:function" of its builder in this folder, imported when the network is first wanted.
+    The builder takes in_channels and num_outputs, dimensions if it can be both, those of `COMMON` that mean
+    something to it, and its own, which a user gives in `model.arguments`.
+    """
 
     title: str
     paper: str
-    dimensions: int
-    builder: Callable[..., Segmenter]
-    defaults: ModelSettings
+    dimensions: tuple[int, ...]
+    source: str
+
+    @cached_property
+    def builder(self) -> Callable[..., Segmenter]:
+        module, _, function = self.source.partition(":")
+        builder: Callable[..., Segmenter] = getattr(importlib.import_module(f"{__name__}.{module}"), function)
+        return builder
+
+    @cached_property
+    def parameters(self) -> dict[str, inspect.Parameter]:
+        """The settings a user may give: the common ones this network has, then its own."""
+        free = {key: p for key, p in parameters_of(self.builder).items() if key not in FROM_DATA}
+        common = {key: free.pop(key) for key in COMMON if key in free}
+        return common | free
+
+    @property
+    def arguments(self) -> list[str]:
+        """The names of its own settings, those of `model.arguments`."""
+        return [key for key in self.parameters if key not in COMMON]
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """What each setting is where the user gives none."""
+        return {key: parameter.default for key, parameter in self.parameters.items()}
 
 
-# InstanceNorm is the default throughout: it has no running statistics to average, and a frozen
-# reference model (SAFCF, FSF3A, MOON) then gives the features the trained one would. The U-Net
-# papers' own choices are one setting away: none (2015), batch (2016).
+# InstanceNorm is the default where a paper does not ask for batch norm: it has no running statistics to
+# average, and a frozen reference model (SAFCF, FSF3A, MOON) then gives the features the trained one would.
+# The U-Net papers' own choices are one setting away: none (2015), batch (2016).
 MODELS: dict[str, ModelInfo] = {
-    "unet2d": ModelInfo(
-        title="U-Net",
-        paper="Ronneberger et al., MICCAI 2015",
-        dimensions=2,
-        builder=unet2d,
-        defaults=ModelSettings(name="unet2d", base_filters=64, levels=5, norm="instance"),
-    ),
+    "unet2d": ModelInfo("U-Net", "Ronneberger et al., MICCAI 2015", (2,), "unet:unet2d"),
     "unet2d_fedevi": ModelInfo(
-        title="U-Net of FedEvi's authors, 16 filters",
-        paper="Chen et al., MICCAI 2024 (public code)",
-        dimensions=2,
-        builder=unet2d_fedevi,
-        defaults=ModelSettings(name="unet2d_fedevi", base_filters=16, levels=5, norm="instance"),
+        "U-Net of FedEvi's authors, 16 filters",
+        "Chen et al., MICCAI 2024 (public code)",
+        (2,),
+        "unet:unet2d_fedevi",
     ),
-    "unet3d": ModelInfo(
-        title="3D U-Net",
-        paper="Çiçek et al., MICCAI 2016",
-        dimensions=3,
-        builder=unet3d,
-        defaults=ModelSettings(name="unet3d", base_filters=32, levels=4, norm="instance"),
+    "unet3d": ModelInfo("3D U-Net", "Çiçek et al., MICCAI 2016", (3,), "unet:unet3d"),
+    "synergynet": ModelInfo("SynergyNet-8s2h", "Gorade et al., WACV 2024", (2, 3), "synergynet:synergynet"),
+    "autoencoder": ModelInfo("U-Net without skips", "-", (2, 3), "autoencoder:autoencoder"),
+    "sam3d": ModelInfo(
+        "SAM-style 3D transformer, no prompts", "Kirillov et al., ICCV 2023", (3,), "sam3d:sam3d"
+    ),
+    "gelan": ModelInfo(
+        "GELAN encoder with a mask head", "Wang et al., ECCV 2024 (YOLOv9)", (2, 3), "gelan:gelan"
     ),
 }
 
 
 def resolve(settings: ModelSettings) -> ModelSettings:
     """The settings with the network's own defaults written out."""
-    if settings.name.startswith(PREFIX):
-        check_monai(settings)
+    if is_foreign(settings):
+        check_foreign(settings)
         return settings
     if settings.name not in MODELS:
         hint = did_you_mean(settings.name, MODELS)
         raise ConfigError(
             f"model.name is '{settings.name}'.{hint} "
-            f"List all: wardround models. MONAI's networks are written '{PREFIX}SegResNet'."
+            f"List all: wardround models. MONAI's networks are written '{PREFIX}SegResNet', "
+            "yours 'package.module:Class'."
         )
-    if settings.arguments:
-        raise ConfigError(
-            f"model.arguments is for '{PREFIX}' networks, but model.name is '{settings.name}'. "
-            "Use base_filters, levels, norm and dropout."
-        )
-    defaults = MODELS[settings.name].defaults
-    open_ones = [key for key in ("base_filters", "levels", "norm") if getattr(settings, key) is None]
-    return settings.model_copy(update={key: getattr(defaults, key) for key in open_ones})
+    for key in ("features", "divisor"):
+        if getattr(settings, key) is not None:
+            raise ConfigError(
+                f"model.{key} is for networks of MONAI's or your own, but model.name is '{settings.name}', "
+                "which knows its own. Leave it out."
+            )
+    info = MODELS[settings.name]
+    check_common(settings, info)
+    arguments = check_arguments(
+        settings.name, info.builder, settings.arguments, dict.fromkeys(FROM_DATA), COMMON
+    )
+    open_ones = [key for key in COMMON if getattr(settings, key) is None]
+    defaults = {key: info.defaults[key] for key in open_ones if key in info.defaults}
+    return settings.model_copy(update={"arguments": arguments, **defaults})
 
 
-def offers_features(settings: ModelSettings) -> bool:
-    """Whether the network shows its inside; MONAI's do not."""
-    return not settings.name.startswith(PREFIX)
+def check_common(settings: ModelSettings, info: ModelInfo) -> None:
+    """Refuse a common setting that this network lacks, or cannot have with this value."""
+    types = types_of(info.builder)
+    for key in COMMON:
+        value = getattr(settings, key)
+        if value is None:
+            continue
+        if key not in info.parameters:
+            common = [name for name in info.parameters if name in COMMON]
+            own = f", and in model.arguments: {', '.join(info.arguments)}" if info.arguments else ""
+            raise ConfigError(
+                f"model.{key} is not a setting of '{settings.name}'. "
+                f"It has: {', '.join(common) or 'none of the common ones'}{own}."
+            )
+        checked(value, types.get(key), f"model.{key}")
+
+
+def is_foreign(settings: ModelSettings) -> bool:
+    """Whether the network is MONAI's or the user's."""
+    return settings.name.startswith(PREFIX) or is_import_path(settings.name)
+
+
+def foreign_class(name: str) -> type[nn.Module]:
+    return find_network(name) if name.startswith(PREFIX) else find_user_network(name)
 
 
 def build(settings: ModelSettings, *, in_channels: int, num_outputs: int, dimensions: int) -> Segmenter:
@@ -127,41 +201,46 @@ def build(settings: ModelSettings, *, in_channels: int, num_outputs: int, dimens
             dimensions=dimensions,
         )
         return VariationalSegmenter(backbone, settings.variational, in_channels=in_channels)
-    if settings.name.startswith(PREFIX):
-        return build_monai(
+    if is_foreign(settings):
+        return build_foreign(
             settings.name,
+            foreign_class(settings.name),
             settings.arguments,
             in_channels=in_channels,
             num_outputs=num_outputs,
             dimensions=dimensions,
+            divisor=settings.divisor or (DIVISOR if settings.name.startswith(PREFIX) else None),
+            features=settings.features,
         )
+    check_dimensions(settings, dimensions)
     info = MODELS[settings.name]
-    if info.dimensions != dimensions:
-        fitting = [f"'{name}'" for name, other in MODELS.items() if other.dimensions == dimensions]
-        raise ConfigError(
-            f"model.name is '{settings.name}', a {info.dimensions}D network, but the data are "
-            f"{dimensions}D. Use {' or '.join(fitting)}."
-        )
+    common = {key: getattr(settings, key) for key in COMMON if key in info.parameters}
+    both = {"dimensions": dimensions} if "dimensions" in parameters_of(info.builder) else {}
     return info.builder(
-        in_channels=in_channels,
-        num_outputs=num_outputs,
-        base_filters=settings.base_filters,
-        levels=settings.levels,
-        norm=settings.norm,
-        dropout=settings.dropout,
+        in_channels=in_channels, num_outputs=num_outputs, **both, **common, **settings.arguments
     )
 
 
-def check_monai(settings: ModelSettings) -> None:
-    """Refuse our own networks' settings for a MONAI network, which has its own names for them."""
-    for key in ("base_filters", "levels", "norm"):
+def check_dimensions(settings: ModelSettings, dimensions: int) -> None:
+    """Refuse one of our networks for data it is not made for; others are tried."""
+    info = MODELS.get(settings.name)
+    if info is not None and dimensions not in info.dimensions:
+        fitting = [f"'{name}'" for name, other in MODELS.items() if dimensions in other.dimensions]
+        kinds = " and ".join(f"{number}D" for number in info.dimensions)
+        raise ConfigError(
+            f"model.name is '{settings.name}', a {kinds} network, but the data are "
+            f"{dimensions}D. Use {' or '.join(fitting)}."
+        )
+
+
+def check_foreign(settings: ModelSettings) -> None:
+    """Hold the arguments against the network's signature; our own networks' settings are not for it."""
+    for key in COMMON:
         if getattr(settings, key) is not None:
             raise ConfigError(
                 f"model.{key} is for our own networks, but model.name is '{settings.name}'. "
-                "Give its constructor's arguments in model.arguments."
+                "Give its constructor's own, if it has one, in model.arguments."
             )
-    if settings.dropout:
-        raise ConfigError(
-            f"model.dropout is for our own networks, but model.name is '{settings.name}'. "
-            "Give its constructor's own, if it has one, in model.arguments."
-        )
+    network_class = foreign_class(settings.name)
+    fixed = from_data(network_class, dict.fromkeys(FROM_DATA, 0))
+    check_arguments(settings.name, network_class, settings.arguments, fixed)

@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from wardround.errors import ConfigError
 from wardround.models.names import state_names
 from wardround.models.norm import frozen_statistics
+from wardround.models.start_weights import Match
 
 
 @dataclass
@@ -45,10 +46,12 @@ class Segmenter(nn.Module):
     divisor: sides are padded up to a multiple of it.
     has_features: whether `forward_features` fills more than the logits.
     checkpointing: whether parts run through `block` are computed again instead of kept.
+    start_weights: what of a file its first weights came from; None if it had none.
     """
 
     has_features: bool = True
     checkpointing: bool = False
+    start_weights: Match | None = None
 
     def __init__(self, *, in_channels: int, num_outputs: int, dimensions: int, divisor: int) -> None:
         super().__init__()

@@ -5,7 +5,7 @@ that reads those channels index the group along one of their axes; reorder all o
 network's function stays. Pooling, upsampling, ReLU and channel dropout do not mind the order.
 
 Fixed are the image's channels and the classes. A skip by concatenation gives its reader two blocks of
-channels, [encoder | upsampled], each with a group of its own.
+channels, [encoder | upsampled], each with a group of its own; the autoencoder has no skips.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from wardround.errors import ConfigError
+from wardround.models.autoencoder import PlainStage
 from wardround.models.names import full_name
+from wardround.models.synergynet import SynergyNet
 from wardround.models.unet import NearestStage, UNet, UpStage
 from wardround.models.variational import VariationalSegmenter
 from wardround.params import Params
@@ -50,6 +52,13 @@ def channel_groups(model: nn.Module) -> dict[str, Group]:
     A network, or an addition to one, that is not understood is refused with a `ConfigError`.
     """
     walk = Walk()
+    backbone = model.backbone if isinstance(model, VariationalSegmenter) else model
+    if isinstance(backbone, SynergyNet):
+        raise ConfigError(
+            "the channels of SynergyNet cannot be matched: its skips are added, which ties the channels of "
+            "encoder and decoder together, and so do its attention heads and its codebook. "
+            "Choose a U-Net or the autoencoder."
+        )
     if isinstance(model, VariationalSegmenter) and isinstance(model.backbone, UNet):
         stem = model.stem
         channels = walk.group("stem", stem.bias.numel(), {"mu": 0, "rho": 0, "bias": 0})
@@ -58,8 +67,9 @@ def channel_groups(model: nn.Module) -> dict[str, Group]:
         walk.unet("", model, [(FIXED, model.in_channels)])
     else:
         raise ConfigError(
-            f"the channels of network '{type(model).__name__}' cannot be matched: how its layers hand them "
-            "on is not known. Choose one of wardround's own networks, for example unet2d."
+            f"the channels of network '{getattr(backbone, 'name', type(model).__name__)}' cannot be matched: "
+            "how its layers hand them on is not known. Choose one of wardround's own networks, for example "
+            "unet2d."
         )
     odd = next((name for name, _ in model.named_parameters() if name not in walk.known), None)
     if odd is not None:
@@ -105,6 +115,8 @@ class Walk:
         if isinstance(stage, UpStage):
             up = self.convolution(f"{name}.up", stage.up, x)
             return self.units(f"{name}.convs", stage.convs, skip + up)
+        if isinstance(stage, PlainStage):
+            return self.units(f"{name}.convs", stage.convs, self.convolution(f"{name}.up", stage.up, x))
         if isinstance(stage, NearestStage):
             if not isinstance(stage.reduce, nn.Identity):
                 x = self.unit(f"{name}.reduce", stage.reduce, x)

@@ -169,6 +169,9 @@ class VariationalSegmenter(Segmenter):
         weight = 1 / num_examples if isinstance(chosen, str) else chosen
         return {**losses, "kl": weight * self.stem.divergence()} if weight else losses
 
+    def notes(self) -> dict[str, Tensor]:
+        return self.backbone.notes()
+
     def output_layer(self) -> nn.Module:
         return self.backbone.output_layer()
 

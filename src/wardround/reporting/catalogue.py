@@ -1,4 +1,4 @@
-"""Lists and cards of methods, objectives and networks, written from the classes themselves."""
+"""Lists and cards of methods and objectives, written from the classes themselves."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import inspect
 from typing import Any, get_type_hints
 
 from wardround.methods import METHODS, OBJECTIVES
-from wardround.models import MODELS
 from wardround.reporting.tables import Table
 
 
@@ -82,39 +81,3 @@ def readable(hint: Any) -> str:
     if str(hint).startswith("typing.Literal"):
         return " | ".join(str(choice) for choice in choices)
     return getattr(hint, "__name__", None) or str(hint).replace("typing.", "")
-
-
-def model_list() -> Table:
-    rows = [
-        [
-            name,
-            info.title,
-            info.paper,
-            f"{info.dimensions}D",
-            str(info.defaults.base_filters),
-            info.defaults.norm,
-        ]
-        for name, info in MODELS.items()
-    ]
-    rows.append(["monai:NAME", "any network of MONAI", "-", "2D, 3D", "-", "-"])
-    return Table("Models", ["name", "network", "paper", "data", "base filters", "norm"], rows)
-
-
-def model_card(name: str) -> Table:
-    info = MODELS[name]
-    network = info.builder(in_channels=1, num_outputs=1, **settings_of(info))
-    rows = [["network", info.title], ["paper", info.paper], ["data", f"{info.dimensions}D"]]
-    rows.append(["parameters", f"{sum(p.numel() for p in network.parameters()):,} (1 channel in, 1 out)"])
-    for key, value in settings_of(info).items():
-        rows.append([f"setting {key}", repr(value)])
-    return Table(f"{info.title} ({name})", ["", name], rows)
-
-
-def settings_of(info: Any) -> dict[str, Any]:
-    chosen = info.defaults
-    return {
-        "base_filters": chosen.base_filters,
-        "levels": chosen.levels,
-        "norm": chosen.norm,
-        "dropout": chosen.dropout,
-    }

@@ -26,7 +26,6 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import rankdata
 
 Array = NDArray[np.float64]
 
@@ -134,6 +133,8 @@ def signed_rank(differences: Sequence[float]) -> SignedRank:
     zeros = len(given) - len(used)
     if not len(used):
         return SignedRank(1.0, 0.0, 0, 0, zeros, "none")
+    from scipy.stats import rankdata  # half a second, which training should not wait for
+
     ranks = np.asarray(rankdata(np.abs(used)), dtype=np.float64)
     total = float(ranks.sum())
     plus = float(ranks[used > 0].sum())

@@ -6,6 +6,7 @@ charts.py     small SVG charts; strips.py: one dot a case
 tabular.py    tables one can sort
 overlays.py   scans with outlines, and where the model was unsure
 sections.py   one run: curves, weights, losses, cases, pictures, calibration, traffic, trouble
+sureness.py   whether it is sure when it should be, from calibration.json
 heterogeneity.py   how the clients' data differ
 groups.py     which runs stand together, from folders on disk
 verdict.py    the result in a few sentences

@@ -355,7 +355,12 @@ def area_chart(
     )
 
 
-def reliability_chart(title: str, lines: Lines, places: Mapping[str, int]) -> Html:
+def reliability_chart(
+    title: str,
+    lines: Lines,
+    places: Mapping[str, int],
+    words: str = "Share of true foreground by predicted probability: ",
+) -> Html:
     """Predicted probability against the share that was true; on the diagonal the model means what it says."""
     axis = Axis(0.0, 1.0, [0, 0.25, 0.5, 0.75, 1])
     diagonal = tag("path", d="M0 1000L1000 0", class_="line diagonal")
@@ -373,7 +378,7 @@ def reliability_chart(title: str, lines: Lines, places: Mapping[str, int]) -> Ht
         for number, (label, points) in enumerate(lines.items())
         for at, value in points
     ]  # fmt: skip
-    words = "Share of true foreground by predicted probability: " + "; ".join(
+    words += "; ".join(
         f"{plain(label, 32)} " + ", ".join(f"{short(at)}: {short(value)}" for at, value in points)
         for label, points in list(lines.items())[:MOST_LEGEND]
     )

@@ -67,6 +67,7 @@ class Run:
     records: Sequence[Mapping[str, Any]]
     result: Mapping[str, Any]
     fingerprint: Mapping[str, Any] = field(default_factory=dict)
+    calibration: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def method(self) -> str:
@@ -252,6 +253,7 @@ def read_run(folder: Path, label: str | None = None) -> Run:
         records=read_lines(folder / "records.jsonl"),
         result=read_json(folder / "result.json"),
         fingerprint=read_json(folder / "fingerprint.json"),
+        calibration=read_json(folder / "calibration.json"),
     )
 
 

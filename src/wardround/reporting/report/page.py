@@ -29,6 +29,7 @@ DETAILS = {
     "cases": "Case by case",
     "pictures": "Cases to look at",
     "calibration": "Calibration",
+    "sure": "Is it sure when it should be?",
     "traffic": "Traffic and time",
     "trouble": "Refused and warned",
     "data": "How clients differ",

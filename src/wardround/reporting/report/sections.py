@@ -19,6 +19,7 @@ from wardround.reporting.report.heterogeneity import heterogeneity
 from wardround.reporting.report.html import Html, details, section, tag
 from wardround.reporting.report.overlays import Encoded, gallery
 from wardround.reporting.report.strips import Spot, strip_chart
+from wardround.reporting.report.sureness import sureness
 from wardround.reporting.report.tabular import Cell, plain_table, table_html
 from wardround.reporting.statistics import CaseKey
 from wardround.reporting.tables import client_table
@@ -43,6 +44,7 @@ def run_sections(
         cases(run, prefix, places),
         gallery(f"{prefix}-pictures", pictures),
         calibration(run, prefix, places),
+        sureness(run, prefix),
         traffic(run, prefix, places),
         trouble(run, prefix),
         heterogeneity(run, prefix, places),

@@ -1,0 +1,65 @@
+"""export: a run's model for other programs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from wardround.cli.common import Debug, Json, Quiet, app, configure_logging, err, out
+
+
+@app.command()
+def export(
+    run: Annotated[Path, typer.Argument(help="The folder of a finished run.", metavar="RUN")],
+    to: Annotated[str, typer.Option("--to", help="onnx, bundle (MONAI) or torch.", metavar="KIND")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The folder to write.", metavar="OUT")],
+    client: Annotated[
+        str | None, typer.Option("--client", metavar="NAME", help="The personal model of this client.")
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier export.")] = False,
+    anonymous: Annotated[
+        bool, typer.Option("--anonymous", help="Number the sites, and leave the run's name out.")
+    ] = False,
+    json_: Json = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Write a run's model as an ONNX graph, a MONAI bundle or a PyTorch folder, with its model card."""
+    configure_logging(debug, quiet=quiet or json_)
+    from wardround.exporting import export as write
+
+    def show(text: str) -> None:
+        if not (quiet or json_):
+            err.print(f"{text} ...")
+
+    done = write(run, to, output, client=client, overwrite=overwrite, anonymous=anonymous, say=show)
+    if json_:
+        out.print_json(json.dumps(done.as_dict()))
+        return
+    for warning in done.warnings:
+        err.print(f"[yellow]warning[/] {escape(warning)}")
+    out.print(f"Exported to [bold]{escape(str(done.folder))}[/]")
+    for file in done.files:
+        out.print(f"  {escape(str(file.relative_to(done.folder)))} ({size(file.stat().st_size)})")
+    for entry in done.differences:
+        shape = "x".join(map(str, entry.shape))
+        out.print(
+            f"Against PyTorch at {shape}: probabilities differ by at most {entry.probabilities:.1e}, "
+            f"logits by {entry.logits:.1e}"
+        )
+    out.print("Read MODEL_CARD.md and fill in the lines that say TODO before you pass the model on.")
+
+
+def size(count: int) -> str:
+    """
+    >>> size(532), size(1_250_000)
+    ('532 B', '1.2 MB')
+    """
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= scale:
+            return f"{count / scale:.1f} {unit}"
+    return f"{count} B"

@@ -1,0 +1,123 @@
+"""models: the networks, what they cost and what they support."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from wardround.cli.common import Json, Set, app, configure_logging, out, print_rows, print_table
+
+if TYPE_CHECKING:
+    from wardround.models import ModelSettings
+
+models_app = typer.Typer(name="models", invoke_without_command=True)
+app.add_typer(models_app)
+
+Size = Annotated[
+    str | None,
+    typer.Option("--size", metavar="H,W[,D]", help="Image size; by default 256,256 or 128,128,128."),
+]
+Channels = Annotated[int, typer.Option("--channels", min=1, help="Channels of the images.")]
+Classes = Annotated[int, typer.Option("--classes", min=1, help="Channels that the network gives.")]
+
+
+@models_app.callback()
+def models(
+    context: typer.Context,
+    size: Size = None,
+    channels: Channels = 1,
+    classes: Classes = 2,
+    json_: Json = False,
+) -> None:
+    """List the networks with what they cost, or show one."""
+    if context.invoked_subcommand is not None:
+        return
+    configure_logging(debug=False, quiet=True)
+    from wardround.reporting.networks import network_list
+
+    print_rows(network_list(sides(size), channels, classes), json_)
+
+
+@models_app.command()
+def show(
+    name: Annotated[str, typer.Argument(help="Such as unet3d, monai:SegResNet, package.module:Class.")],
+    size: Size = None,
+    channels: Channels = 1,
+    classes: Classes = 2,
+    weights: Annotated[
+        Path | None, typer.Option("--weights", help="A safetensors file: what of it fits the network.")
+    ] = None,
+    overrides: Set = None,
+    json_: Json = False,
+) -> None:
+    """Show one network: its parts, its costs, and what FedBN, FedMA and FedPer can do with it.
+
+    Its settings are given as in a configuration: --set model.base_filters=16, --set model.arguments.depth=2.
+    """
+    configure_logging(debug=False, quiet=True)
+    from wardround.models.start_weights import compare
+    from wardround.reporting import networks
+
+    settings = settings_of(name, overrides or [])
+    found = networks.measure(settings, sides(size) or default_size(settings), channels, classes)
+    facts = networks.network_facts(found)
+    path = weights or settings.weights
+    match = None if path is None else compare(found.model, path)
+    if json_:
+        parts = [vars(part) for part in found.costs.parts]
+        matched = {} if match is None else {"weights": match.facts()}
+        out.print_json(json.dumps({**facts, "parts": parts, **matched}, default=str))
+        return
+    print_table(networks.facts_table(facts))
+    out.print()
+    print_table(networks.parts_table(found))
+    if match is not None:
+        out.print()
+        print_table(networks.weights_table(match))
+
+
+def settings_of(name: str, overrides: list[str]) -> ModelSettings:
+    """The settings of a network by name, with `model.a=b` on top."""
+    from pydantic import ValidationError
+
+    from wardround.config import apply_override, explained
+    from wardround.errors import ConfigError
+    from wardround.models import ModelSettings, resolve
+
+    values: dict[str, Any] = {"model": {"name": name}}
+    for override in overrides:
+        apply_override(values, override)
+    others = [key for key in values if key != "model"]
+    if others or not isinstance(values["model"], dict):
+        raise ConfigError(
+            f"--set {others[0] if others else 'model'}: only settings of the network, model.a=b."
+        )
+    try:
+        settings = ModelSettings.model_validate(values["model"])
+    except ValidationError as error:
+        raise ConfigError(explained(error, "model.")) from None
+    resolve(settings)
+    return settings
+
+
+def sides(text: str | None) -> tuple[int, ...] | None:
+    """128,128,128 as numbers."""
+    from wardround.errors import ConfigError
+
+    if text is None:
+        return None
+    parts = text.replace("x", ",").split(",")
+    if len(parts) not in (2, 3) or not all(part.strip().isdigit() and int(part) > 0 for part in parts):
+        raise ConfigError(f"--size {text}: write two or three numbers of voxels, such as 128,128,128.")
+    return tuple(int(part) for part in parts)
+
+
+def default_size(settings: ModelSettings) -> tuple[int, ...]:
+    from wardround.models import MODELS
+    from wardround.reporting.networks import SIZES
+
+    info = MODELS.get(settings.name)
+    return SIZES[2 if info is None else info.dimensions[-1]]

@@ -1,0 +1,158 @@
+"""plan: what a run will take, before it is started."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.markup import escape
+
+from wardround.cli.common import Debug, Json, Quiet, Set, app, configure_logging, err, out, print_table
+
+if TYPE_CHECKING:
+    from wardround.planning import Plan
+    from wardround.reporting.tables import Table
+
+MOST_CLIENTS = 12  # shown one by one; more are summed up
+
+PARTS = {
+    "process": "Python and torch",
+    "parameters": "network",
+    "gradients": "gradients",
+    "optimizer": "optimizer",
+    "references": "frozen references",
+    "messages": "models received and sent",
+    "activations": "activations of a batch",
+    "cases": "cases",
+}
+
+
+@app.command()
+def plan(
+    config: Annotated[Path, typer.Argument(help="A YAML file, as for train.")],
+    set_: Set = None,
+    calibration: Annotated[
+        bool,
+        typer.Option("--calibration/--no-calibration", help="Rehearse some steps to know time and traffic."),
+    ] = True,
+    json_: Json = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Tell what a run will take: memory, traffic, disk, steps and time, and what would not fit."""
+    configure_logging(debug, quiet or json_)
+    from wardround.config import load_config
+    from wardround.planning import plan as make_plan
+
+    source = config / "config.yaml" if config.is_dir() else config
+    checked = load_config(source, set_ or [])
+    if json_ or quiet or not calibration or not err.is_terminal:
+        made = make_plan(checked, calibrate=calibration)
+    else:
+        with err.status("Rehearsing a few steps with random cases ..."):
+            made = make_plan(checked, calibrate=calibration)
+    if json_:
+        out.print_json(json.dumps(made.as_dict()))
+    else:
+        show(made)
+
+
+def show(made: Plan) -> None:
+    for table in (summary_table(made), clients_table(made), memory_table(made)):
+        print_table(table)
+        out.print()
+    for note in made.notes:
+        out.print(escape(note))
+    if not made.problems:
+        out.print("Everything fits.")
+    for problem in made.problems:
+        out.print(
+            f"[bold red]Does not fit:[/] {escape(problem.what)}. Suggestion: {escape(problem.suggestion)}."
+        )
+
+
+def summary_table(made: Plan) -> Table:
+    from wardround.planning import size
+    from wardround.reporting.tables import Table
+
+    config, placement, compute, traffic = made.config, made.placement, made.compute, made.traffic
+    sides = "x".join(str(side) for side in made.shape)
+    workers = f"{placement.workers} ({placement.why}), {placement.threads} threads each"
+    about = "" if traffic.measured else "about "
+    rows = [
+        ["network", f"{config.model.name}, {made.parameters:,} parameters, {size(made.model_bytes)}"],
+        ["rounds", f"{config.rounds}, {made.present} clients each"],
+        ["steps", f"{made.steps:,} of {config.batch_size} cases, {sides}"],
+        ["device", ", ".join(placement.devices if placement.workers > 1 else [str(compute.device)])],
+        ["workers", workers],
+        ["precision", f"{compute.precision}, {layout(compute.channels_last)}, compile {compute.compile}"],
+        ["down and up a round", f"{about}{size(traffic.down)} and {size(traffic.up)}"],
+        ["sent in all", f"{about}{size(traffic.total)}"],
+        ["disk", f"about {size(made.disk_bytes)} of {size(made.disk_free)} free"],
+    ]
+    if made.time is not None:
+        rows += [
+            ["a step", f"{1000 * made.time.step:.0f} ms"],
+            ["a round", f"about {duration(made.time.round)}"],
+            ["in all", f"about {duration(made.time.total)}"],
+        ]
+    return Table(f"{config.name}: {made.title}", ["what", "plan"], rows)
+
+
+def layout(channels_last: bool) -> str:
+    return "channels last" if channels_last else "channels first"
+
+
+def clients_table(made: Plan) -> Table:
+    from wardround.reporting.tables import Table
+
+    rows: list[list[Any]] = [[c.name, c.train, c.val, c.test, c.steps] for c in made.clients]
+    if len(rows) > MOST_CLIENTS:
+        rest = rows[MOST_CLIENTS - 1 :]
+        sums = [sum(row[column] for row in rest) for column in range(1, 5)]
+        rows = [*rows[: MOST_CLIENTS - 1], [f"{len(rest)} more", *sums]]
+    return Table("Clients", ["client", "train", "val", "test", "steps a round"], rows)
+
+
+def memory_table(made: Plan) -> Table:
+    from wardround.planning import size
+    from wardround.reporting.tables import Table
+
+    columns = ["memory", *(entry.device for entry in made.memory)]
+    rows = [
+        [title, *(told(entry.parts[part]) for entry in made.memory)]
+        for part, title in PARTS.items()
+        if any(entry.parts[part] != 0 for entry in made.memory)
+    ]
+    if any(entry.processes > 1 for entry in made.memory):
+        rows.append(["times processes", *(str(entry.processes) for entry in made.memory)])
+    if any(entry.server for entry in made.memory):
+        rows.append(["and the server", *(size(entry.server) for entry in made.memory)])
+    if any(entry.measured is not None for entry in made.memory):
+        rows.append(["peak in the rehearsal", *(told(entry.measured) for entry in made.memory)])
+    rows.append(["in all, about", *(size(entry.total) for entry in made.memory)])
+    rows.append(["free", *(size(entry.free) for entry in made.memory)])
+    return Table("Memory", columns, rows)
+
+
+def told(num_bytes: int | None) -> str:
+    from wardround.planning import size
+
+    return "unknown" if num_bytes is None else size(num_bytes)
+
+
+def duration(seconds: float) -> str:
+    """Seconds for people.
+
+    >>> duration(0.25), duration(42), duration(600), duration(9000), duration(400_000)
+    ('0.2 s', '42 s', '10 min', '2.5 h', '4.6 days')
+    """
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    if seconds < 7200:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h" if seconds < 48 * 3600 else f"{seconds / 86400:.1f} days"

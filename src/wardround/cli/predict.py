@@ -1,0 +1,203 @@
+"""predict and evaluate: a run's model on new scans, and on labelled ones."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from wardround.cli.common import Debug, Json, Quiet, app, configure_logging, err, out, print_table
+from wardround.cli.progress import counting
+
+Run = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run, such as runs/quickstart.")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:0.")]
+Client = Annotated[str | None, typer.Option(help="Use this client's personal model.")]
+Ensemble = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="RUN", help="A further run that joins in; may be repeated. all: every client's model."
+    ),
+]
+Flips = Annotated[bool, typer.Option("--flips", help="Take the mean over mirror images.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace files that are there.")]
+Kind = Literal["auto", "entropy", "evidential", "samples", "dropout", "ensemble"]
+MOST_SHOWN = 200
+
+
+@app.command()
+def predict(
+    run: Run,
+    inputs: Annotated[
+        list[Path],
+        typer.Argument(metavar="INPUT...", help="Scans, folders of scans, DICOM series, or lists (.txt)."),
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The folder masks go into.")],
+    probabilities: Annotated[
+        bool, typer.Option("--probabilities", help="Write the probability of every class.")
+    ] = False,
+    uncertainty: Annotated[
+        Kind | None, typer.Option(help="Write uncertainty maps; auto takes the best the model has.")
+    ] = None,
+    samples: Annotated[
+        int | None, typer.Option(min=1, help="Passes, for samples and dropout; default as in the run.")
+    ] = None,
+    client: Client = None,
+    ensemble: Ensemble = None,
+    flips: Flips = False,
+    device: Device = "auto",
+    overwrite: Overwrite = False,
+    json_: Json = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Segment scans with a run's model; masks keep each scan's shape, place and name."""
+    configure_logging(debug, quiet or json_)
+    from wardround.prediction.predicting import Predictor
+    from wardround.prediction.session import models_for, predict_into
+
+    predictor = Predictor(
+        models_for(run, client=client, ensemble=ensemble or [], device=device),
+        uncertainty=uncertainty,
+        samples=samples,
+        flips=flips,
+        probabilities=probabilities,
+    )
+    with scanning(quiet or json_) as watch:
+        done = predict_into(predictor, inputs, output, overwrite=overwrite, watch=watch)
+    if json_:
+        out.print_json(json.dumps(done.as_dict()))
+    else:
+        show(done)
+    if done.problems:
+        raise typer.Exit(2)
+
+
+@app.command()
+def evaluate(
+    run: Run,
+    data: Annotated[
+        Path, typer.Argument(metavar="DATA", help="A federation.yaml, or a folder of images and labels.")
+    ],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Where it goes; default runs/<run>-on-<data>.")
+    ] = None,
+    split: Annotated[
+        Literal["auto", "all", "train", "val", "test"],
+        typer.Option(help="Which cases; auto: the test cases of the run's own data, all of any other."),
+    ] = "auto",
+    client: Client = None,
+    ensemble: Ensemble = None,
+    flips: Flips = False,
+    device: Device = "auto",
+    overwrite: Overwrite = False,
+    page: Annotated[bool, typer.Option("--report/--no-report", help="Write report.html.")] = True,
+    json_: Json = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Judge a run's model on any labelled set, case by case; nothing is trained."""
+    configure_logging(debug, quiet or json_)
+    from wardround.prediction import evaluating
+
+    with counting("judging", quiet or json_) as watch:
+        judged = evaluating.evaluate(
+            run,
+            data,
+            output=output,
+            split=split,
+            client=client,
+            ensemble=ensemble or [],
+            flips=flips,
+            device=device,
+            overwrite=overwrite,
+            report=page,
+            watch=watch,
+        )
+    if json_:
+        out.print_json(json.dumps(judged.as_dict()))
+    else:
+        print_table(judged.table)
+        complain(judged.problems, judged.notes)
+        out.print(f"\n{judged.num_cases} cases judged, {len(judged.problems)} could not be.")
+        out.print(f"Everything is in [bold]{escape(str(judged.folder))}[/].")
+    if judged.problems:
+        raise typer.Exit(2)
+
+
+# What is shown
+
+
+def show(done: Any) -> None:
+    from wardround.reporting.tables import Table
+
+    if done.done:
+        rows = [row for name, facts in done.done.items() for row in rows_of(name, facts)]
+        note = "Uncertainty of a structure: about 1 - the Dice to expect; mean and maximum: nats a voxel."
+        if len(rows) > MOST_SHOWN:
+            note += f" {len(rows) - MOST_SHOWN} more rows are in predictions.json."
+        heads = ["mask", "structure", "size", "uncertainty", "mean", "maximum"]
+        print_table(Table("", heads, rows[:MOST_SHOWN], note))
+        for name, facts in done.done.items():
+            for warning in facts["warnings"]:
+                err.print(f"[yellow]{escape(name)}[/] {escape(warning)}.")
+    complain(done.problems, done.notes)
+    where = f" Masks and predictions.json are in [bold]{escape(str(done.folder))}[/]." if done.done else ""
+    out.print(f"\n{len(done.done)} predicted, {len(done.problems)} not.{where}")
+
+
+def rows_of(name: str, facts: Mapping[str, Any]) -> Iterator[list[Any]]:
+    scan = facts["uncertainty"]
+    for number, (structure, found) in enumerate(facts["classes"].items()):
+        whole = [round(scan["mean"], 4), round(scan["maximum"], 4)] if number == 0 else ["", ""]
+        yield [name if number == 0 else "", structure, size_of(found), round(found["uncertainty"], 4), *whole]
+
+
+def size_of(found: Mapping[str, float]) -> str:
+    if "ml" in found:
+        return f"{found['ml']:.3f} ml"
+    return f"{found['mm2']:.1f} mm²" if "mm2" in found else f"{found['voxels']} pixels"
+
+
+def complain(problems: Any, notes: Any) -> None:
+    for note in notes:
+        err.print(f"[yellow]note[/] {escape(note)}")
+    for problem in problems:
+        err.print(f"[bold red]error[/] {escape(problem.reason)}")
+
+
+@contextmanager
+def scanning(hidden: bool) -> Iterator[Callable[[str, int, int, int, int], None] | None]:
+    """Progress over scans and the windows of each: a bar on a terminal, a line a scan in a pipe."""
+    if hidden:
+        yield None
+        return
+    if not err.is_terminal:
+        begun: set[int] = set()
+
+        def line(where: str, number: int, total: int, done: int, windows: int) -> None:
+            if number not in begun:
+                begun.add(number)
+                err.print(f"scan {number} of {total}: {where}", markup=False)
+
+        yield line
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=28),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=err, transient=True) as bars:
+        scans, parts = bars.add_task("scans", total=None), bars.add_task("", total=None)
+
+        def bar(where: str, number: int, total: int, done: int, windows: int) -> None:
+            bars.update(scans, completed=number - 1 + done / windows, total=total)
+            bars.update(parts, description=escape(Path(where).name), completed=done, total=windows)
+
+        yield bar

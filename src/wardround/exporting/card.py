@@ -1,0 +1,444 @@
+"""MODEL_CARD.md: what a model is for, what it was made from, what it reached and where it fails.
+
+Everything is read from the run's folder. What no run can know (licence of the data, who answers for the
+model) is a line that starts with TODO. No name of a case, no path and no picture is on it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from wardround import __version__
+from wardround.exporting.package import Package
+from wardround.methods import METHODS, OBJECTIVES
+from wardround.methods.base import Method
+from wardround.metrics import METRICS
+from wardround.models import MODELS
+from wardround.reporting.report.facts import mapping, number
+from wardround.reporting.statistics import Interval, Scores, bootstrap, client_mean
+from wardround.reporting.tables import Table, escaped, shown
+from wardround.storage import write_text
+
+WORST_CASES = 5
+MOST_LINES = 10
+
+
+def write_card(path: Path, package: Package, *, kind: str, files: Mapping[str, Path]) -> None:
+    """files: name on the card -> exported file, for their hashes."""
+    write_text(path, card(package, kind=kind, files=files))
+
+
+def card(package: Package, *, kind: str, files: Mapping[str, Path]) -> str:
+    sections = [
+        ("", opening(package, kind)),
+        ("Intended use", intended_use(package)),
+        ("Data", data(package)),
+        ("Results", results(package)),
+        ("Uncertainty and calibration", uncertainty(package)),
+        ("Known failures and limits", failures(package)),
+        ("How it was trained", training(package)),
+        ("Methods, and whom to cite", citations(package)),
+        ("Licence", licence()),
+        ("Hashes", hashes(package, files)),
+    ]
+    parts = ["\n\n".join([*([f"## {title}"] if title else []), *lines]) for title, lines in sections]
+    return "\n\n".join(parts) + "\n"
+
+
+# What it is
+
+
+def opening(package: Package, kind: str) -> Iterator[str]:
+    trained = package.trained
+    whose = ""
+    if trained.client is not None:
+        whose = f" It is the personal model of {escaped(package.names[trained.client])}."
+    yield f"# Model card: {escaped(package.name)}"
+    method = package.run.method
+    title = METHODS[method].title if method in METHODS else method
+    sites = len(package.run.num_trained) or len(package.run.clients)
+    yield (
+        f"A segmentation network trained across {sites} sites with {title}"
+        f", exported as {kind} by wardround {__version__} from the records of its run.{whose} "
+        "Lines that start with **TODO** are for you to fill in: no run can know them."
+    )
+
+
+def intended_use(package: Package) -> Iterator[str]:
+    preparation = package.trained.preparation
+    what = ", ".join(preparation.classes[1:]) or "nothing"
+    image = "2D images" if preparation.dimensions == 2 else "3D scans"
+    channels = ", ".join(preparation.channels) or f"{preparation.in_channels} without names"
+    yield "**Research use only. This is not a medical device.**"
+    rows = [
+        ("task", f"draws {what} in {image}"),
+        ("channels", channels),
+        (
+            "values in a mask",
+            ", ".join(f"{v} {n}" for v, n in zip(preparation.values, preparation.classes, strict=True)),
+        ),
+        *((f"preparation, {key}", value) for key, value in preparing(preparation.prepare).items()),
+        ("seen at once", "whole image" if preparation.window is None else f"{by(preparation.window)} voxels"),
+    ]
+    if preparation.spacing is not None:
+        low, high = (" x ".join(f"{side:.3g}" for side in sides) for sides in preparation.spacing)
+        rows.append(("voxels of the training scans", f"{low} to {high} mm"))
+    yield listed(rows)
+    yield (
+        "Not for: diagnosis, treatment or any decision about a patient; scans of other body parts, "
+        "modalities or channels than those above; use without a person who looks at every mask. It was "
+        "tested at the sites below and nowhere else."
+    )
+    yield "**TODO** Say who answers for this model, and for which question it was made."
+
+
+def preparing(settings: Mapping[str, Any]) -> dict[str, str]:
+    """The settings that do something."""
+    normalise = settings.get("normalise")
+    unused = {"percentiles": "percentile", "window": "window"}
+    return {
+        key: str(value)
+        for key, value in settings.items()
+        if value is not None and unused.get(key, normalise) == normalise
+    }
+
+
+# What it was made from
+
+
+def data(package: Package) -> Iterator[str]:
+    run, names = package.run, package.names
+    validation = counts_of_validation(run.records)
+    tested = {
+        client: len({key.case for key in next(iter(run.cases.values()), {}) if key.client == client})
+        for client in names
+    }
+    rows: list[list[Any]] = [
+        [names[client], run.num_trained.get(client, 0), validation.get(client, 0), tested[client]]
+        for client in names
+    ]
+    rows.append(["all", *(sum(row[column] for row in rows) for column in (1, 2, 3))])
+    yield Table("", ["site", "training", "validation", "test"], [plain(row) for row in rows]).markdown()
+    yield "Numbers of cases; nothing else about them is kept here."
+    left_out = left_out_counts(package)
+    if left_out:
+        yield "Cases left out because they could not be used: " + ", ".join(left_out) + "."
+    if mapping(run.config.get("data")).get("federation") is None and "folders" not in used_data(run.config):
+        yield "The cases are made-up phantoms, not patients."
+    else:
+        yield "**TODO** Say where the cases come from: population, scanners, years, labels, consent."
+
+
+def used_data(config: Mapping[str, Any]) -> set[str]:
+    return {key for key, value in mapping(config.get("data")).items() if value is not None}
+
+
+def counts_of_validation(records: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """Validation cases of each client: as many as it has losses in the last round that has some."""
+    for record in reversed(records):
+        clients = mapping(mapping(mapping(record.get("validation")).get("loss")).get("clients"))
+        if clients:
+            keys = ("num", "num_skipped", "num_infinite")
+            return {name: sum(int(entry.get(key, 0)) for key in keys) for name, entry in clients.items()}
+    return {}
+
+
+def left_out_counts(package: Package) -> list[str]:
+    path = package.run.folder / "left_out.json"
+    if not path.exists():
+        return []
+    found = json.loads(path.read_text(encoding="utf-8"))
+    return [f"{escaped(package.names.get(name, name))} {len(cases)}" for name, cases in found.items()]
+
+
+# What it reached
+
+
+def results(package: Package) -> Iterator[str]:
+    run = package.run
+    if run.test is None or not run.cases:
+        yield "The run has no test cases, so nothing is known about how well this model does."
+        return
+    for metric in run.metrics:
+        if metric in run.cases and metric in run.test.clients:
+            yield from metric_results(package, metric)
+    yield (
+        "Intervals hold 95 % of the means that come out when the test cases of each site are drawn anew; "
+        "they tell how far the test cases decide the mean, not how another site would do. Infinite "
+        "distances (one mask is empty) are counted and not in the means."
+    )
+    yield from whose_results(package)
+
+
+def metric_results(package: Package, metric: str) -> Iterator[str]:
+    run, names, entry = package.run, package.names, METRICS[metric]
+    assert run.test is not None
+    scores, overall = run.cases[metric], run.test.overall[metric]
+    rows: list[list[Any]] = []
+    for client, summary in run.test.clients[metric].items():
+        own = of_client(scores, client)
+        rows.append(
+            [names.get(client, client), summary.mean, bootstrap(own), summary.num, summary.num_infinite]
+        )
+    rows.append(["mean over sites", overall.mean, bootstrap(scores), overall.num_cases, overall.num_infinite])
+    if overall.worst is not None:
+        worst = overall.worst
+        rows.append(
+            [
+                f"worst site: {names.get(worst.client, worst.client)}",
+                worst.value,
+                bootstrap(of_client(scores, worst.client)),
+                run.test.clients[metric][worst.client].num,
+                run.test.clients[metric][worst.client].num_infinite,
+            ]
+        )
+    better = {True: "higher is better", False: "lower is better", None: f"{entry.best:g} is best"}
+    yield f"### {entry.title}, {better[entry.higher_is_better]}"
+    heads = ["site", "mean", "95 % interval", "values", "infinite"]
+    yield Table("", heads, [plain(row) for row in rows]).markdown()
+
+
+def whose_results(package: Package) -> Iterator[str]:
+    """Where sites use models of their own, the table is not about one model."""
+    trained, method = package.trained, package.trained.method
+    if type(method).personal is Method.personal and not trained.warnings and trained.client is None:
+        return
+    if trained.client is not None:
+        name = escaped(package.names[trained.client])
+        yield f"Each site was tested with its own model: only the row of {name} is about this one."
+    elif type(method).personal is not Method.personal or method.kind == "personal":
+        yield "Each site was tested with its own personal model; the one exported here is the common one."
+
+
+def of_client(scores: Scores, client: str) -> Scores:
+    return {key: value for key, value in scores.items() if key.client == client}
+
+
+# How sure it is
+
+
+def uncertainty(package: Package) -> Iterator[str]:
+    known = package.trained.calibration
+    if known is None:
+        yield "The run has no calibration.json: how far its probabilities can be trusted was not measured."
+        return
+    temperature = package.temperature
+    yield (
+        f"Temperature {temperature:.4g}, fitted on validation cases; exported probabilities are after it."
+        if temperature != 1
+        else "No temperature is applied (it is 1)."
+    )
+    if known.get("temperature_note"):
+        yield f"Note: {escaped(str(known['temperature_note']))}."
+    overall = mapping(known.get("overall"))
+    before, after = mapping(overall.get("before")), mapping(overall.get("after"))
+    labels = {
+        "ece": "ECE",
+        "adaptive_ece": "adaptive ECE",
+        "brier": "Brier score",
+        "nll": "negative log-likelihood",
+    }
+    rows = [
+        [label, number(before.get(key)), number(after.get(key))]
+        for key, label in labels.items()
+        if key in before or key in after
+    ]
+    if rows:
+        yield Table(
+            "", ["test voxels, all sites", "before", "after temperature"], plain_rows(rows)
+        ).markdown()
+    sites = [
+        [
+            package.names.get(name, name),
+            *(number(mapping(mapping(entry).get(w)).get("ece")) for w in ("before", "after")),
+        ]
+        for name, entry in mapping(known.get("clients")).items()
+    ]
+    if sites:
+        yield Table("", ["ECE by site", "before", "after temperature"], plain_rows(sites)).markdown()
+    told = {
+        "spearman": "rank correlation of a case's uncertainty with its Dice",
+        "aurc": "area under the risk-coverage curve (cases)",
+        "aurc_chance": "the same if uncertainty said nothing",
+        "error_overlap": "overlap of uncertain and wrong voxels",
+    }
+    lines = [
+        f"- {text}: {shown(number(overall[key]))}"
+        for key, text in told.items()
+        if overall.get(key) is not None
+    ]
+    if lines:
+        yield "\n".join(lines)
+
+
+# Where it fails
+
+
+def failures(package: Package) -> Iterator[str]:
+    yield from worst_cases(package)
+    yield from weak_sites(package)
+    run = package.run
+    for kind, title in (("refused", "refused by the server's checks"), ("lost", "lost")):
+        found = run.trouble(kind)
+        if found:
+            what = Counter(package.said(who.rpartition("/")[2]) for _, who, _ in found)
+            told = ", ".join(f"{escaped(who)} {count}" for who, count in what.items())
+            yield f"Replies {title}: {len(found)} ({told})."
+        else:
+            yield f"Replies {title}: 0."
+    warnings = [
+        f"{text} (rounds {rounds[0]} to {rounds[-1]})" if len(rounds) > 1 else f"{text} (round {rounds[0]})"
+        for text, rounds in run.warnings().items()
+    ] + list(package.trained.warnings)
+    if warnings:
+        listed = [f"- {escaped(package.said(text))}" for text in warnings[:MOST_LINES]]
+        more = len(warnings) - len(listed)
+        yield "Warnings of the run:\n\n" + "\n".join(listed + ([f"- and {more} more"] if more > 0 else []))
+    yield "**TODO** Add what you have seen go wrong in use."
+
+
+def worst_cases(package: Package) -> Iterator[str]:
+    """The lowest values by themselves; names of cases stay in the run."""
+    run = package.run
+    for metric in run.metrics:
+        scores = {key: v for key, v in run.cases.get(metric, {}).items() if not math.isnan(v)}
+        if scores:
+            entry = METRICS[metric]
+            ranked = sorted(scores.items(), key=lambda item: -badness(metric, item[1]))[:WORST_CASES]
+            rows = [[package.names.get(k.client, k.client), k.region, value] for k, value in ranked]
+            yield f"The {len(rows)} worst test values of {entry.title}:"
+            yield Table("", ["site", "structure", entry.title], plain_rows(rows)).markdown()
+
+
+def weak_sites(package: Package) -> Iterator[str]:
+    """A site counts as far below where its whole interval is on the bad side of the mean over sites."""
+    run = package.run
+    for metric in run.metrics:
+        scores = run.cases.get(metric, {})
+        mean = client_mean(scores)
+        for client in package.names:
+            own = of_client(scores, client)
+            interval = bootstrap(own)
+            if own and not math.isnan(mean) and is_worse(metric, interval, mean):
+                here = f"{shown(client_mean(own))} {shown(interval)}"
+                yield (
+                    f"{escaped(package.names[client])} lies far from the mean over sites in "
+                    f"{METRICS[metric].label}: {here}, all of the interval on the bad side of {shown(mean)}."
+                )
+
+
+def is_worse(metric: str, interval: Interval, mean: float) -> bool:
+    higher = METRICS[metric].higher_is_better
+    if higher is None or math.isnan(interval.low):
+        return False
+    return interval.high < mean if higher else interval.low > mean
+
+
+def badness(metric: str, value: float) -> float:
+    entry = METRICS[metric]
+    if entry.higher_is_better is None:
+        return abs(value - entry.best)
+    return -value if entry.higher_is_better else value
+
+
+# How it was made
+
+
+def training(package: Package) -> Iterator[str]:
+    config, run = package.trained.config, package.run
+    best = run.result.get("best_round")
+    tested = (
+        "the last" if config.evaluate.model == "last" or best is None else f"round {best}, best on validation"
+    )
+    optimizer = config.optimizer.model_dump(mode="json")
+    rows = [
+        ("network", config.model.name),
+        ("parameters", f"{sum(tensor.numel() for tensor in package.network.parameters()):,}"),
+        ("method", run.method),
+        ("objective", run.objective),
+        ("rounds", f"{run.result.get('rounds')} (exported: {tested})"),
+        ("local epochs, batch size", f"{config.local_epochs}, {config.batch_size}"),
+        ("optimizer", f"{optimizer.get('name')}, learning rate {optimizer.get('learning_rate')}"),
+        ("seed", str(config.seed)),
+        ("seconds in rounds", shown(number(run.result.get("seconds")))),
+    ]
+    for key, value in run.environment.items():
+        if key != "seed":
+            rows.append((key, "not known" if value is None else str(value)))
+    yield listed(rows)
+    weights = list(mapping(run.records[-1].get("weights")).items()) if run.records else []
+    if weights:
+        told = ", ".join(f"{escaped(package.names.get(n, n))} {shown(number(w))}" for n, w in weights)
+        yield f"Weights of the sites in the last round: {told}."
+
+
+def citations(package: Package) -> Iterator[str]:
+    run, config = package.run, package.trained.config
+    items = []
+    method = METHODS.get(run.method)
+    if method is not None:
+        paper = " ".join(filter(None, [method.paper, str(method.year) if method.year else ""]))
+        said = paper or ("a reference, no paper" if method.kind == "reference" else "no paper named")
+        items.append(f"- Method: {method.title}. {said}." + (f" <{method.link}>" if method.link else ""))
+    objective = OBJECTIVES.get(run.objective)
+    if objective is not None:
+        items.append(f"- Objective: {objective.title}." + (f" {objective.paper}." if objective.paper else ""))
+    info = MODELS.get(config.model.name)
+    if info is not None:
+        items.append(f"- Network: {info.title}. {info.paper}.")
+    else:
+        items.append(f"- Network: {config.model.name}, of MONAI (Cardoso et al., 2022). <https://monai.io>")
+    items.append(f"- Software: wardround {run.environment.get('wardround', __version__)}.")
+    yield "\n".join(items)
+
+
+def licence() -> Iterator[str]:
+    lines = [
+        "- Code (wardround and what it wrote here): Apache-2.0.",
+        "- **TODO** Licence of these weights: wardround cannot know it; the data's terms may limit it.",
+        "- **TODO** Licence of the training data, site by site.",
+    ]
+    yield "\n".join(lines)
+
+
+def hashes(package: Package, files: Mapping[str, Path]) -> Iterator[str]:
+    run = package.run
+    config = run.folder / "config.yaml"
+    rows = [
+        ("exported parameters", package.params.sha256()),
+        ("parameters after the last round", str(run.result.get("params_sha256"))),
+        ("config.yaml of the run", file_sha256(config) if config.exists() else "not known"),
+        *((name, file_sha256(path)) for name, path in files.items()),
+    ]
+    yield "SHA-256:\n\n" + listed(rows)
+
+
+def file_sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+# Cells
+
+
+def listed(rows: Sequence[tuple[str, str]]) -> str:
+    return "\n".join(f"- {escaped(key)}: {escaped(value)}" for key, value in rows)
+
+
+def plain(row: Sequence[Any]) -> list[Any]:
+    """Whole numbers as text, so that the table does not give them decimals."""
+    return [str(value) if isinstance(value, int) else value for value in row]
+
+
+def plain_rows(rows: Sequence[Sequence[Any]]) -> list[list[Any]]:
+    return [plain(row) for row in rows]
+
+
+def by(sides: Sequence[int]) -> str:
+    return "x".join(str(side) for side in sides)

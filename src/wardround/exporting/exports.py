@@ -1,0 +1,146 @@
+"""`export`: one function for all kinds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from wardround import __version__
+from wardround.errors import ConfigError
+from wardround.exporting.bundle import write_bundle
+from wardround.exporting.card import write_card
+from wardround.exporting.folder import write_folder
+from wardround.exporting.onnx import Difference, check_installed, export_onnx
+from wardround.exporting.package import MODEL, WEIGHTS, Package
+from wardround.exporting.writing import CARD, check_place, whole_folder
+from wardround.storage import write_json, write_text
+
+KINDS = {
+    "onnx": ("an ONNX graph", "model.onnx"),
+    "bundle": ("a MONAI bundle", f"models/{WEIGHTS}"),
+    "torch": ("a PyTorch folder", WEIGHTS),
+}
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written. differences: of the ONNX graph from PyTorch, size by size; warnings: in sentences."""
+
+    folder: Path
+    files: list[Path]
+    differences: list[Difference] = field(default_factory=list)
+    warnings: tuple[str, ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        facts: dict[str, Any] = {
+            "folder": str(self.folder),
+            "files": {str(file.relative_to(self.folder)): file.stat().st_size for file in self.files},
+            "warnings": list(self.warnings),
+        }
+        if self.differences:
+            facts["differences"] = [
+                {"shape": list(d.shape), "probabilities": d.probabilities, "logits": d.logits}
+                for d in self.differences
+            ]
+            facts["largest_difference"] = max(d.largest for d in self.differences)
+        return facts
+
+
+def export(
+    run: Path | str,
+    to: str,
+    out: Path | str,
+    *,
+    client: str | None = None,
+    overwrite: bool = False,
+    anonymous: bool = False,
+    say: Say = lambda text: None,
+) -> Exported:
+    """Write a run's model into a folder, with its card; the folder is whole or not there.
+
+    to: onnx, bundle or torch; client: that hospital's personal model; anonymous: sites are numbered; say:
+    told what is done next.
+    """
+    if to not in KINDS:
+        raise ConfigError(f"--to is '{to}'; choose from {', '.join(KINDS)}.")
+    if to == "onnx":
+        check_installed()
+    out = Path(out)
+    check_place(out, Path(run), overwrite=overwrite)
+    say("Reading the run")
+    package = Package.of(run, client=client, anonymous=anonymous)
+    differences: list[Difference] = []
+    title, weights = KINDS[to]
+    with whole_folder(out) as folder:
+        if to == "onnx":
+            say("Building the graph and holding it against PyTorch")
+            differences = write_graph(folder, package)
+        elif to == "bundle":
+            write_bundle(folder, package)
+        else:
+            write_folder(folder, package)
+        say("Writing the card")
+        write_card(folder / CARD, package, kind=title, files={weights: folder / weights})
+    files = sorted(path for path in out.rglob("*") if path.is_file())
+    return Exported(out, files, differences, package.trained.warnings)
+
+
+def write_graph(folder: Path, package: Package) -> list[Difference]:
+    """model.onnx, with the facts of model.json inside and beside it."""
+    facts = package.facts()
+    inside = {
+        "made_by": facts["made_by"],
+        "classes": facts["classes"],
+        "values": facts["values"],
+        "channels": facts["channels"],
+        "preparation": facts["preparation"],
+        "temperature": package.temperature,
+        "params_sha256": facts["params_sha256"],
+        "use": "Research use only. This is not a medical device.",
+    }
+    found = export_onnx(
+        folder / "model.onnx",
+        package.network,
+        package.trained.objective,
+        temperature=package.temperature,
+        facts=inside,
+    )
+    write_json(folder / MODEL, facts)
+    write_text(folder / "README.md", graph_readme(package, found))
+    return found
+
+
+def graph_readme(package: Package, found: list[Difference]) -> str:
+    preparation = package.trained.preparation
+    rows = "\n".join(
+        f"| {'x'.join(map(str, d.shape))} | {d.probabilities:.1e} | {d.logits:.1e} |" for d in found
+    )
+    sides = "x".join(["batch", str(preparation.in_channels), *["any"] * preparation.dimensions])
+    return f"""# {package.name}: an ONNX graph
+
+Written by wardround {__version__}. What it is for, what it reached and where it fails:
+[MODEL_CARD.md](MODEL_CARD.md).
+
+```python
+import onnxruntime
+
+session = onnxruntime.InferenceSession("model.onnx", providers=["CPUExecutionProvider"])
+probabilities, logits = session.run(None, {{"image": image}})   # image: float32, {sides}
+```
+
+- `image`: prepared as `model.json` says under `preparation`. Batch and sides are free; the graph pads.
+- `probabilities`: {", ".join(preparation.classes)}. Temperature {package.temperature:.4g} is in them.
+- `logits`: as the network gives them.
+- Volumes larger than the window of the training are best seen in overlapping windows, which is up to you.
+
+Held against PyTorch when it was written. The limit is 1e-4; an image within one block of the network, where
+a norm sees two voxels and magnifies rounding, may differ by 1e-2:
+
+| image | largest difference of probabilities | of logits (of the largest one, where that is above 1) |
+|---|---:|---:|
+{rows}
+"""

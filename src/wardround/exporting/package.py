@@ -1,0 +1,206 @@
+"""Package: what every kind of export is made from, read from the run's folder alone.
+
+    model.json    settings of the network, objective, preparation, classes, temperature; no data paths, no
+                  names of clients
+
+Heads that only training uses (projections, a second network) are left out; `opened` reads a package back.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import TypeAdapter, ValidationError
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from wardround import __version__, models
+from wardround.config import ComputeSettings, Config, build_named
+from wardround.engine.device import autocast_dtype, choose_device
+from wardround.errors import CheckpointError, ConfigError
+from wardround.methods import METHODS
+from wardround.models.base import Segmenter
+from wardround.params import Params
+from wardround.prediction.trained import Preparation, TrainedModel, stored_status
+from wardround.reporting.report.facts import Run, read_run
+from wardround.storage import jsonable, save_tensors, write_json
+
+FORMAT = 1
+MODEL = "model.json"
+WEIGHTS = "model.safetensors"
+
+
+@dataclass(frozen=True)
+class Package:
+    """A run's model without what only training needs.
+
+    run: what its files say, for the card; network: on the CPU, in evaluation mode; layers_of: settings of the
+    method that put layers of its own in front of the network, or None; names: what clients are called.
+    """
+
+    trained: TrainedModel
+    run: Run
+    network: Segmenter
+    layers_of: Mapping[str, Any] | None
+    names: Mapping[str, str]
+    anonymous: bool
+
+    @classmethod
+    def of(cls, run: Path | str, *, client: str | None = None, anonymous: bool = False) -> Package:
+        """The tested model of a finished run, or a client's personal one."""
+        folder = Path(run)
+        trained = TrainedModel.load(folder, client=client, device="cpu")
+        status = stored_status(folder)
+        if status != "done":
+            said = "was stopped before its test" if status == "stopped" else "is not finished"
+            raise CheckpointError(
+                f"the run in {folder} {said}, so there is no result to write on a card. "
+                f"Finish it first: wardround train {folder} --resume"
+            )
+        network, layers_of = without_heads(trained)
+        facts = read_run(folder)
+        clients = sorted({*facts.clients, *facts.num_trained, *([] if client is None else [client])})
+        names = {n: f"site {k}" if anonymous else n for k, n in enumerate(clients, start=1)}
+        return cls(trained, facts, network, layers_of, names, anonymous)
+
+    @property
+    def name(self) -> str:
+        return "model" if self.anonymous else self.trained.config.name
+
+    @property
+    def params(self) -> Params:
+        return Params.of(self.network)
+
+    @property
+    def calibration(self) -> dict[str, Any] | None:
+        """What prediction needs of calibration.json; numbers of single clients stay in the run."""
+        known = self.trained.calibration
+        if known is None:
+            return None
+        return {key: known[key] for key in ("temperature", "quantiles") if known.get(key) is not None}
+
+    @property
+    def temperature(self) -> float:
+        return float((self.calibration or {}).get("temperature", 1.0))
+
+    def facts(self) -> dict[str, Any]:
+        """What model.json holds."""
+        trained, network = self.trained, self.network
+        settings = models.resolve(trained.config.model)
+        return {
+            "format": FORMAT,
+            "made_by": f"wardround {__version__}",
+            "name": self.name,
+            "network": {
+                "settings": settings.model_dump(mode="json"),
+                "in_channels": network.in_channels,
+                "num_outputs": network.num_outputs,
+                "dimensions": network.dimensions,
+            },
+            "layers_of": self.layers_of,
+            "objective": trained.config.as_dict()["objective"],
+            "classes": list(trained.preparation.classes),
+            "values": list(trained.preparation.values),
+            "channels": list(trained.preparation.channels),
+            "preparation": jsonable(asdict(trained.preparation)),
+            "postprocess": trained.config.evaluate.postprocess,
+            "calibration": self.calibration,
+            "params_sha256": self.params.sha256(),
+        }
+
+    def save(self, model: Path, weights: Path) -> None:
+        """model.json and the tensors."""
+        write_json(model, self.facts())
+        save_tensors(weights, self.params, {"format": "pt", "made_by": f"wardround {__version__}"})
+
+    def said(self, text: str) -> str:
+        """A text of the run, with clients called as the card calls them."""
+        if not self.anonymous or not self.names:
+            return text
+        longest_first = sorted(self.names, key=len, reverse=True)
+        pattern = r"(?<!\w)(" + "|".join(map(re.escape, longest_first)) + r")(?!\w)"
+        return re.sub(pattern, lambda found: self.names[found[1]], text)
+
+
+def without_heads(trained: TrainedModel) -> tuple[Segmenter, dict[str, Any] | None]:
+    """The network alone, and the settings of a method whose own layers it needs (HarmoFL's input layer)."""
+    config, preparation = trained.config, trained.preparation
+    with torch.random.fork_rng(devices=[]):
+        network = models.build(
+            config.model,
+            in_channels=preparation.in_channels,
+            num_outputs=trained.objective.num_outputs(preparation.num_classes),
+            dimensions=preparation.dimensions,
+        )
+        layers_of = None
+        if type(network) is not type(trained.model):
+            trained.method.start_model(network)
+            layers_of = config.as_dict()["method"]
+    Params(trained.model.state_dict()).only(network.state_dict()).load_into(network)
+    return network.eval().requires_grad_(False), layers_of
+
+
+# Reading one back
+
+
+def opened(model: Path | str, weights: Path | str, device: str = "cpu") -> TrainedModel:
+    """A packaged model, ready to predict; model: its model.json, weights: its safetensors file."""
+    model, weights = Path(model), Path(weights)
+    try:
+        facts = json.loads(model.read_text(encoding="utf-8"))
+        if facts["format"] != FORMAT:
+            raise ValueError(f"format {facts['format']}, and this wardround reads {FORMAT}")
+        preparation = TypeAdapter(Preparation).validate_python(facts["preparation"])
+        config = Config.model_validate(
+            {
+                "name": facts["name"],
+                "model": facts["network"]["settings"],
+                "method": facts["layers_of"] or {"name": "fedavg"},
+                "objective": facts["objective"],
+                "evaluate": {"postprocess": facts["postprocess"]},
+            }
+        )
+        network = network_of(facts)
+        network.load_state_dict(load_file(weights), strict=True)
+    except FileNotFoundError as error:
+        raise ConfigError(f"{error.filename} is missing; export the model again.") from None
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+        ValidationError,
+        SafetensorError,
+        RuntimeError,
+    ) as error:
+        reason = str(error).splitlines()[0]
+        raise CheckpointError(f"{model.parent} holds no model that can be used ({reason}).") from None
+    where = choose_device(ComputeSettings(device=device))
+    return TrainedModel(
+        folder=model.parent,
+        config=config,
+        method=config.build_method(),
+        objective=config.build_objective(),
+        model=network.to(where).eval().requires_grad_(False),
+        params=Params.of(network),
+        preparation=preparation,
+        device=where,
+        autocast=autocast_dtype(config.compute, where),
+        calibration=facts["calibration"],
+    )
+
+
+def network_of(facts: Mapping[str, Any]) -> Segmenter:
+    """The network that model.json describes, without its weights."""
+    shape = dict(facts["network"])
+    with torch.random.fork_rng(devices=[]):
+        network = models.build(models.ModelSettings(**shape.pop("settings")), **shape)
+        if facts["layers_of"] is not None:
+            build_named(METHODS, facts["layers_of"], "method").start_model(network)
+    return network

@@ -1,0 +1,146 @@
+"""The parts that a bundle's inference.json names: MONAI builds them, `wardround.prediction` does the work.
+
+    datalist -> preprocessing -> inferer(network) -> postprocessing -> masks
+
+So a bundle's mask is that of `wardround predict`, voxel by voxel, and MONAI's tools find every part under
+its usual name.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from wardround.data.prepare import prepare_case
+from wardround.engine.evaluation import largest_components
+from wardround.errors import DataError
+from wardround.exporting.package import network_of, opened
+from wardround.models.base import Segmenter
+from wardround.prediction.inputs import find_scans
+from wardround.prediction.predicting import Predictor, mask_on_grid
+from wardround.prediction.trained import TrainedModel
+from wardround.prediction.windows import Forward
+from wardround.prediction.writing import encoded
+from wardround.storage import write_bytes
+from wardround.uncertainty.maps import Accumulator
+
+log = logging.getLogger(__name__)
+
+Item = dict[str, Any]
+
+
+def network_def(model: str) -> Segmenter:
+    """The network that model.json describes, without weights."""
+    return network_of(json.loads(Path(model).read_text(encoding="utf-8")))
+
+
+def trained(model: str, weights: str, device: object = "cpu") -> TrainedModel:
+    """The network with its weights, and all that prediction needs beside it."""
+    return opened(model, weights, str(device))
+
+
+def datalist(inputs: str | Sequence[str], model: TrainedModel, workplace: str) -> list[Item]:
+    """Scans among files, folders and lists, as `wardround predict` finds them; a bad one is a DataError.
+
+    workplace: a folder for DICOM series brought to NIfTI.
+    """
+    given = [inputs] if isinstance(inputs, str) else list(inputs)
+    folder = Path(workplace)
+    folder.mkdir(parents=True, exist_ok=True)
+    found = find_scans(given, Predictor([model]).layout, folder)
+    if found.problems:
+        raise DataError(found.problems[0].reason)
+    return [{"scan": scan} for scan in found.scans]
+
+
+class ReadAndPrepare:
+    """{"scan"} -> also "image" (C, *spatial) as the network saw images in training, and "geometry"."""
+
+    def __init__(self, model: TrainedModel) -> None:
+        self.predictor = Predictor([model])
+
+    def __call__(self, item: Item) -> Item:
+        preparation = self.predictor.preparation
+        volume = self.predictor.read(item["scan"])
+        prepared = prepare_case(volume, None, preparation.settings, preparation.labels)
+        return {**item, "image": prepared.image, "geometry": prepared.geometry}
+
+
+class WindowInferer:
+    """Logits of prepared images (B, C, *spatial), window by window where they are large volumes."""
+
+    def __init__(self, model: TrainedModel) -> None:
+        self.model = model
+
+    def __call__(self, inputs: Tensor, network: torch.nn.Module, *args: Any, **kwargs: Any) -> Tensor:
+        preparation = self.model.preparation
+        forward = Forward(
+            network,
+            device=self.model.device,
+            window=preparation.window if preparation.dimensions == 3 else None,
+            autocast=self.model.autocast,
+        )
+        return torch.stack([forward(image.cpu()) for image in inputs])
+
+
+class MaskOnOwnGrid:
+    """{"logits", "geometry"} -> also "pred": the mask on the scan's own grid, with the labels' values."""
+
+    def __init__(self, model: TrainedModel) -> None:
+        self.predictor = Predictor([model])
+
+    def __call__(self, item: Item) -> Item:
+        model, preparation = self.predictor.models[0], self.predictor.preparation
+        together = Accumulator(model.objective, temperature=self.predictor.temperature)
+        together.add(item["logits"])
+        label = mask_on_grid(together.result(), item["geometry"])
+        if model.config.evaluate.postprocess == "largest_component":
+            label = largest_components(label)
+        return {**item, "pred": np.asarray(preparation.values).astype(np.uint8)[label]}
+
+
+class SaveMask:
+    """{"pred", "scan"} -> a file in the folder: the scan's name, format, shape and affine."""
+
+    def __init__(self, output_dir: str) -> None:
+        self.folder = Path(output_dir)
+
+    def __call__(self, item: Item) -> Item:
+        scan = item["scan"]
+        path = self.folder / scan.name
+        if path.resolve() in {file.resolve() for file in scan.files}:
+            raise DataError(f"{scan.where}: its mask would replace the scan itself; choose another folder.")
+        write_bytes(path, encoded(item["pred"], scan))
+        log.info("%s -> %s", scan.where, path)
+        return {**item, "saved": str(path)}
+
+
+class Evaluator:
+    """All scans, one after the other; `run` is what MONAI calls."""
+
+    def __init__(
+        self,
+        dataset: Iterable[Mapping[str, Any]],
+        network: torch.nn.Module,
+        inferer: Callable[..., Tensor],
+        postprocessing: Callable[[Item], Item],
+    ) -> None:
+        self.dataset = dataset
+        self.network = network
+        self.inferer = inferer
+        self.postprocessing = postprocessing
+
+    def run(self) -> list[str]:
+        """The files that were written."""
+        saved = []
+        for item in self.dataset:
+            logits = self.inferer(item["image"][None], self.network)[0]
+            saved.append(str(self.postprocessing({**item, "logits": logits})["saved"]))
+        return saved

@@ -1,0 +1,584 @@
+"""Tap: a network that somebody else wrote, with a view of its inside.
+
+Methods that compare features need the deepest encoder map of a network; MONAI's networks and those of users
+only give logits. One pass over an empty image, on the meta device and so at no cost, shows what every module
+takes and gives. From that follow
+
+  bottleneck  the last map of the smallest size before resolution grows again
+  stages      behind it the last map of every larger size
+  decoder     what the output layer is given, where that has the size of the image
+  head        the output layer: the convolution or linear layer that ran last
+
+What does not grow with the image (global pooling, attention) is no map. A module inside one that enlarges
+its input belongs to the decoder, whatever its size. A transformer's tokens (B, N, C) count as maps where
+the patches they stand for are found.
+
+Maps are caught by hooks that live as long as one forward pass, so a network at rest is as it was: it can be
+copied, exported and called with other tensors.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
+from torch.nn.modules.dropout import _DropoutNd
+
+from wardround.errors import ConfigError
+from wardround.models.base import Output, Segmenter, last_layer
+
+DIVISORS = (1, 2, 4, 8, 16, 32)
+PROBE_SIDE = 33  # of the images divisors are tried with, about: five halvings of it are possible
+NUM_CASES = 2  # in a probe: tells the cases from other axes of length one or three
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a map leaves a network: the output of a module, in its `call`-th call of a pass.
+
+    step: None for a map (B, C, *spatial); for tokens (B, N, C) the image voxels a token spans a side.
+    is_overwritten: whether a later module writes into it, so that it must be copied.
+    """
+
+    module: str
+    call: int = 0
+    step: int | None = None
+    is_overwritten: bool = False
+
+
+@dataclass(frozen=True)
+class Tap:
+    """What is known of a network's inside. why_not: why there is no bottleneck."""
+
+    head: str | None = None
+    bottleneck: Place | None = None
+    stages: tuple[Place, ...] = ()
+    has_decoder: bool = False
+    why_not: str = ""
+
+
+class TappedSegmenter(Segmenter):
+    """A network of MONAI's or a user's; of several outputs (deep supervision) the first counts.
+
+    name: as in `model.name`, for errors; divisor: None tries which one it needs; features: the module whose
+    output is the bottleneck, None finds it.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        *,
+        name: str,
+        in_channels: int,
+        num_outputs: int,
+        dimensions: int,
+        divisor: int | None = None,
+        features: str | None = None,
+    ) -> None:
+        super().__init__(in_channels=in_channels, num_outputs=num_outputs, dimensions=dimensions, divisor=1)
+        self.name = name
+        self.network = network
+        probe = Probe(network, name, in_channels=in_channels, num_outputs=num_outputs, dimensions=dimensions)
+        self.divisor = probe.find_divisor() if divisor is None else divisor
+        self.needs_two = not probe.takes(self.divisor)
+        self.tap = find_tap(probe, self.divisor, features)
+        self.has_features = self.tap.bottleneck is not None
+
+    def output_layer(self) -> nn.Module:
+        if self.tap.head is None:
+            return last_layer(self, self.num_outputs)
+        return self.network.get_submodule(self.tap.head)
+
+    def padded_size(self, size: Sequence[int]) -> list[int]:
+        """As in the base class; where the smallest image is too small, twice its last side."""
+        sides = super().padded_size(size)
+        if self.needs_two and all(side == self.divisor for side in sides):
+            sides[-1] *= 2
+        return sides
+
+    def _output(self, x: Tensor) -> Output:
+        if not self.has_features:
+            return Output(logits=self._logits(x))
+        places = [place for place in (self.tap.bottleneck, *self.tap.stages) if place is not None]
+        with caught(self.network, places, self.tap.head if self.tap.has_decoder else None) as maps:
+            logits = self._logits(x)
+        bottleneck, *stages = [as_map(maps[place], place, x) for place in places]
+        decoder = maps.get(self.tap.head)
+        return Output(
+            logits=logits,
+            bottleneck=bottleneck,
+            decoder=decoder,
+            stages=() if decoder is None else (*stages, decoder),
+        )
+
+    def _bottleneck(self, x: Tensor) -> Tensor:
+        place = self.tap.bottleneck
+        if place is None:
+            raise ConfigError(f"model.name is '{self.name}', which shows no features: {self.tap.why_not}")
+        with caught(self.network, [place], stop=True) as maps, suppress(_Reached):
+            self.network(x)
+        return as_map(maps[place], place, x)
+
+    def _logits(self, x: Tensor) -> Tensor:
+        logits = first_output(self.network(x), x)
+        expected = (x.shape[0], self.num_outputs, *x.shape[2:])
+        if logits is None or logits.shape != expected:
+            raise ConfigError(wrong_shape(self.name, x.shape, logits, expected))
+        return logits
+
+
+# Catching maps
+
+
+class _Reached(Exception):
+    """The wanted map is there; nothing behind it needs to run."""
+
+
+@contextmanager
+def caught(
+    network: nn.Module, places: Sequence[Place], head: str | None = None, *, stop: bool = False
+) -> Iterator[dict[Any, Tensor]]:
+    """The maps of one pass by place, and by its name what the head was given. stop: end at the first one."""
+    maps: dict[Any, Tensor] = {}
+    handles = [
+        network.get_submodule(place.module).register_forward_hook(_keep(maps, place, stop))
+        for place in places
+    ]
+    if head is not None:
+        layer = network.get_submodule(head)
+        handles.append(layer.register_forward_pre_hook(lambda _, inputs: maps.update({head: inputs[0]})))
+    try:
+        yield maps
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _keep(maps: dict[Any, Tensor], place: Place, stop: bool) -> Any:
+    calls = 0
+
+    def hook(module: nn.Module, inputs: Any, output: Tensor) -> None:
+        nonlocal calls
+        if calls == place.call:
+            maps[place] = output.clone() if place.is_overwritten else output
+            if stop:
+                raise _Reached
+        calls += 1
+
+    return hook
+
+
+def as_map(x: Tensor, place: Place, image: Tensor) -> Tensor:
+    """Tokens (B, N, C) as the map (B, C, *grid) they are; a map as it is."""
+    if place.step is None:
+        return x
+    grid = [side // place.step for side in image.shape[2:]]
+    return x.transpose(1, 2).reshape(x.shape[0], x.shape[2], *grid)
+
+
+def first_output(output: Any, x: Tensor) -> Tensor | None:
+    """The logits among what a network gives; None if there are none."""
+    if isinstance(output, list | tuple) and output:
+        output = output[0]
+    if not isinstance(output, Tensor):
+        return None
+    return output[:, 0] if output.dim() == x.dim() + 1 else output  # DynUNet: (B, outputs, C, *spatial)
+
+
+def wrong_shape(name: str, given: Sequence[int], logits: Tensor | None, expected: Sequence[int]) -> str:
+    gives = "something that is no tensor" if logits is None else f"{tuple(logits.shape)}"
+    return (
+        f"model.name is '{name}', which turns an image of {tuple(given)} into {gives}, "
+        f"not {tuple(expected)}. It is no segmentation network for these data; take another."
+    )
+
+
+# Probing
+
+
+@dataclass
+class Call:
+    """One call of a module: when it began and ended, what it was given and gave (the shapes of tensors)."""
+
+    module: str
+    number: int
+    kind: nn.Module
+    start: int
+    given: list[torch.Size]
+    end: int = -1
+    gave: list[torch.Size] = field(default_factory=list)
+    output: Tensor | None = None
+    version: int = 0
+
+    def is_inside(self, other: Call) -> bool:
+        return other.start < self.start and self.end < other.end
+
+
+class Probe:
+    """Passes of empty images through a copy of the network, which stays as it is.
+
+    The copy has shapes but no numbers (the meta device); a network that cannot work so gets real zeros.
+    """
+
+    def __init__(
+        self, network: nn.Module, name: str, *, in_channels: int, num_outputs: int, dimensions: int
+    ) -> None:
+        self.name = name
+        self.in_channels, self.num_outputs, self.dimensions = in_channels, num_outputs, dimensions
+        self._network = network
+        self._copy = ghost(network)
+        self.error: Exception | None = None
+        self.misshapen = ""
+
+    def takes(self, side: int) -> bool:
+        """Whether an image of this side comes out as logits of the same size."""
+        return self.calls(side) is not None
+
+    def calls(self, side: int) -> list[Call] | None:
+        """All calls of modules in the order they end; None if the pass fails, and `error` says how."""
+        shape = (NUM_CASES, self.in_channels, *[side] * self.dimensions)
+        for attempt in ("meta", "real"):
+            image = torch.zeros(shape, device="cpu" if attempt == "real" else self._device())
+            try:
+                return self._pass(image)
+            except (ConfigError, _Misshapen) as error:
+                self.misshapen = str(error)
+                return None
+            except Exception as error:
+                self.error = error
+                if self._device() == "cpu" or not is_about_meta(error):
+                    return None
+                self._copy = copy.deepcopy(self._network).eval()
+        return None
+
+    @property
+    def is_free(self) -> bool:
+        """Whether passes cost next to nothing."""
+        return self._device() == "meta"
+
+    def _device(self) -> str:
+        parameter = next(self._copy.parameters(), None)
+        return "cpu" if parameter is None else parameter.device.type
+
+    def _pass(self, image: Tensor) -> list[Call]:
+        with torch.random.fork_rng(devices=[]), torch.no_grad(), recorded(self._copy) as calls:
+            output = self._copy(image)
+        logits = first_output(output, image)
+        expected = (NUM_CASES, self.num_outputs, *image.shape[2:])
+        if logits is None or logits.shape != expected:
+            raise _Misshapen(wrong_shape(self.name, image.shape, logits, expected))
+        return calls
+
+    def find_divisor(self) -> int:
+        """The smallest of `DIVISORS` whose multiples the network takes; refused if there is none."""
+        for divisor in DIVISORS:
+            multiple = -(-PROBE_SIDE // divisor)
+            if self.takes(divisor * (multiple + 1 - multiple % 2)):  # an odd multiple: no larger one divides
+                return divisor
+        raise ConfigError(self.complaint() + " If it needs images of certain sizes, give model.divisor.")
+
+    def complaint(self) -> str:
+        if self.misshapen:
+            return self.misshapen
+        said = " ".join(str(self.error).split())[:300]
+        return (
+            f"model.name is '{self.name}', which cannot take an image of {self.in_channels} channels in "
+            f"{self.dimensions}D: {said}."
+        )
+
+
+class _Misshapen(Exception):
+    """The pass went through, but gave no logits of the image's size."""
+
+
+def is_about_meta(error: Exception) -> bool:
+    """Whether the lack of numbers may be what failed, rather than shapes."""
+    words = ("meta", "item()", "nonzero", "data-dependent", "device", "numpy", "no data", "bool")
+    return isinstance(error, NotImplementedError) or any(word in str(error).lower() for word in words)
+
+
+def ghost(network: nn.Module) -> nn.Module:
+    """A copy on the meta device in evaluation mode; the numbers are not copied even for a moment."""
+    memo: dict[int, Any] = {}
+    for parameter in network.parameters():
+        memo[id(parameter)] = nn.Parameter(parameter.detach().to("meta"), requires_grad=False)
+    for buffer in network.buffers():
+        memo[id(buffer)] = buffer.detach().to("meta")
+    return copy.deepcopy(network, memo).eval()
+
+
+@contextmanager
+def recorded(network: nn.Module) -> Iterator[list[Call]]:
+    """The calls of all modules inside, in the order they end."""
+    calls: list[Call] = []
+    running: list[Call] = []
+    numbers: Counter[str] = Counter()
+    clock = iter(range(10**9))
+
+    def before(name: str) -> Any:
+        def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
+            running.append(Call(name, numbers[name], module, next(clock), shapes([args, kwargs])))
+            numbers[name] += 1
+
+        return hook
+
+    def after(module: nn.Module, args: Any, output: Any) -> None:
+        call = running.pop()
+        call.end, call.gave = next(clock), shapes(output)
+        if isinstance(output, Tensor):
+            call.output, call.version = output, output._version
+        calls.append(call)
+
+    handles = []
+    for name, module in network.named_modules():
+        handles.append(module.register_forward_pre_hook(before(name), with_kwargs=True))
+        handles.append(module.register_forward_hook(after))
+    try:
+        yield calls
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def shapes(value: Any) -> list[torch.Size]:
+    """Of all tensors in nested lists, tuples and dictionaries."""
+    if isinstance(value, Tensor):
+        return [value.shape]
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        return [shape for entry in value for shape in shapes(entry)]
+    return []
+
+
+# Finding the places
+
+
+def find_tap(probe: Probe, divisor: int, features: str | None) -> Tap:
+    """Where to tap the network; its passes with two sizes tell maps from what only looks like one."""
+    doubled: list[Call] | None = None
+    calls = probe.calls(2 * divisor)
+    if calls is not None:
+        doubled = probe.calls(4 * divisor) if probe.is_free else None
+    else:
+        calls = probe.calls(divisor)
+    if calls is None:
+        raise ConfigError(probe.complaint())
+    if doubled is not None and [call.module for call in doubled] != [call.module for call in calls]:
+        doubled = None
+    return Finder(calls, doubled, probe.num_outputs).tap(features)
+
+
+class Finder:
+    """Reads the calls of one pass, and of one with the doubled image where there is one."""
+
+    def __init__(self, calls: list[Call], doubled: list[Call] | None, num_outputs: int) -> None:
+        self.calls = calls
+        self.image = calls[-1].given[0]
+        self.doubled = (
+            dict(zip(((c.module, c.number) for c in calls), doubled, strict=True)) if doubled else {}
+        )
+        self.num_outputs = num_outputs
+        self.head = self._head()
+        self.maps = [(call, size) for call in calls if (size := self.size_of(call)) is not None]
+
+    def tap(self, features: str | None) -> Tap:
+        head = None if self.head is None else self.head.module
+        if features is not None:
+            return Tap(head, self.named(features), (), self.has_decoder())
+        found = self.deepest()
+        if found is None:
+            return Tap(
+                head, why_not="no module gives a map that grows with the image. Name one in model.features."
+            )
+        place, size = found
+        return Tap(head, self.place(place), self.stages(place, size), self.has_decoder())
+
+    # The bottleneck
+
+    def deepest(self) -> tuple[Call, int] | None:
+        """The last map of the smallest size before resolution grows, and its voxels."""
+        before_head = [(call, size) for call, size in self.maps if self._is_before_head(call)]
+        if not before_head:
+            return None
+        smallest = min(size for _, size in before_head)
+        found = self.last(before_head, smallest, is_deepest=True)
+        return None if found is None else (found, smallest)
+
+    def last(self, maps: Sequence[tuple[Call, int]], size: int, *, is_deepest: bool = False) -> Call | None:
+        """The last map of this size that is no part of enlarging one; the deepest comes before all that."""
+        growing = [call for call in self.calls if self._enlarges(call, size)]
+        growth = min((call.start for call in growing), default=math.inf) if is_deepest else math.inf
+        fitting = [
+            call
+            for call, voxels in maps
+            if voxels == size
+            and call.end < growth
+            and not any(call.is_inside(other) for other in growing)
+            and not isinstance(call.kind, _DropoutNd)
+        ]
+        wide = [call for call in fitting if call.gave[0][1] != self.num_outputs]  # no head of its own
+        return (wide or fitting or [None])[-1]  # type: ignore[list-item]
+
+    def named(self, features: str) -> Place:
+        """The place a user names, refused with the reason if it shows no map."""
+        calls = [call for call in self.calls if call.module == features]
+        if not calls:
+            names = [call.module for call in self.calls if call.module]
+            raise ConfigError(
+                f"model.features is '{features}', which is no module that runs in a forward pass. "
+                f"Some that do: {', '.join(dict.fromkeys(names[:: max(1, len(names) // 12)]))}"
+            )
+        if self.size_of(calls[-1]) is None:
+            given = " and ".join(str(tuple(shape)) for shape in calls[-1].gave) or "no tensor"
+            raise ConfigError(
+                f"model.features is '{features}', which gives {given} for an image of {tuple(self.image)}: "
+                "neither a map (B, C, *spatial) nor one token (B, N, C) for each patch."
+            )
+        return self.place(calls[-1])
+
+    # Decoder
+
+    def stages(self, bottleneck: Call, size: int) -> tuple[Place, ...]:
+        """Behind the bottleneck the last map of every size up to the image's, coarse to fine."""
+        behind = [(c, s) for c, s in self.maps if c.start > bottleneck.end and self._is_before_head(c)]
+        sizes = sorted({s for _, s in behind if size < s < math.prod(self.image[2:])})
+        found = [self.last(behind, s) for s in sizes]
+        return tuple(self.place(call) for call in found if call is not None)
+
+    def has_decoder(self) -> bool:
+        """Whether the output layer is given a map of the image's size."""
+        if self.head is None or not self.head.given:
+            return False
+        shape = self.head.given[0]
+        return len(shape) == len(self.image) and shape[2:] == self.image[2:]
+
+    def _head(self) -> Call | None:
+        """The output layer: of those with as many outputs as there are logits, the one that ran last."""
+        layers = [call for call in self.calls if isinstance(call.kind, _ConvNd | nn.Linear)]
+        fitting = [call for call in layers if width(call.kind) == self.num_outputs]
+        return (fitting or layers or [None])[-1]  # type: ignore[list-item]
+
+    def _is_before_head(self, call: Call) -> bool:
+        return self.head is None or call.end < self.head.start
+
+    # Sizes
+
+    def size_of(self, call: Call) -> int | None:
+        """The voxels of the map a module gives; None if it gives none."""
+        if call.output is None:
+            return None
+        size = self.voxels(call.output.shape, self.image)
+        if size is None or not self.doubled:
+            return size
+        other = self.doubled[call.module, call.number].gave[0]
+        dimensions = len(self.image) - 2
+        larger = torch.Size([*self.image[:2], *(2 * side for side in self.image[2:])])
+        channel = 1 if len(other) == len(self.image) else 2
+        same = other[channel] == call.output.shape[channel]
+        return size if same and self.voxels(other, larger) == size * 2**dimensions else None
+
+    def voxels(self, shape: torch.Size, image: torch.Size) -> int | None:
+        if shape[:1] != image[:1]:
+            return None
+        if len(shape) == len(image):
+            return math.prod(shape[2:])
+        return shape[1] if len(shape) == 3 and step_of(shape[1], image[2:]) else None
+
+    def place(self, call: Call) -> Place:
+        assert call.output is not None
+        is_tokens = call.output.dim() != len(self.image)
+        return Place(
+            call.module,
+            call.number,
+            step_of(call.output.shape[1], self.image[2:]) if is_tokens else None,
+            is_overwritten=call.output._version != call.version,
+        )
+
+    def _enlarges(self, call: Call, size: int) -> bool:
+        """Whether a module makes larger maps of one of this size; padding, which adds rows, does not."""
+        given = [voxels for shape in call.given if (voxels := self.voxels(shape, self.image)) is not None]
+        if call.output is not None:
+            gave = [self.size_of(call) or 0]
+        else:
+            gave = [voxels for shape in call.gave if (voxels := self.voxels(shape, self.image)) is not None]
+        return bool(given and gave) and min(given) == size < min(gave) and call.module != ""
+
+
+def step_of(num_tokens: int, sides: Sequence[int]) -> int | None:
+    """The voxels a side of the patches that make so many tokens of an image; None if none do.
+
+    >>> step_of(16, (64, 64)), step_of(17, (64, 64))
+    (16, None)
+    """
+    for step in range(1, min(sides) + 1):
+        if (
+            all(side % step == 0 for side in sides)
+            and math.prod(side // step for side in sides) == num_tokens
+        ):
+            return step
+    return None
+
+
+def width(layer: nn.Module) -> int | None:
+    """The channels a convolution or linear layer gives."""
+    if isinstance(layer, _ConvNd):
+        return layer.out_channels
+    return layer.out_features if isinstance(layer, nn.Linear) else None
+
+
+# Encoder and decoder
+
+
+def decoder_names(model: nn.Module) -> list[str]:
+    """State-dict names of the layers that run behind the encoder, the head included.
+
+    They are those that a forward pass calls and `encode` does not; what a method or an objective added runs
+    in neither. Refused is a network without features, whose encoder nobody knows.
+    """
+    if not isinstance(model, Segmenter) or not model.has_features:
+        raise ConfigError(f"which layers of {type(model).__name__} are its decoder is not known")
+    copied = ghost(model)
+    assert isinstance(copied, Segmenter)
+    image = torch.zeros(
+        NUM_CASES,
+        model.in_channels,
+        *copied.padded_size([2 * model.divisor] * model.dimensions),
+        device="meta",
+    )
+    whole, encoder = (
+        called(copied, lambda: copied.forward_features(image)),
+        called(copied, lambda: copied.encode(image)),
+    )
+    names = []
+    for name in model.state_dict():
+        owner = name
+        while owner and owner not in whole:
+            owner = owner.rpartition(".")[0]
+        if owner and owner not in encoder:
+            names.append(name)
+    return names
+
+
+def called(network: nn.Module, run: Callable[[], Any]) -> set[str]:
+    """The names of the modules that something calls."""
+    names: set[str] = set()
+    handles = [
+        module.register_forward_pre_hook(lambda *_, name=name: names.add(name))
+        for name, module in network.named_modules(remove_duplicate=False)
+    ]
+    try:
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            run()
+    finally:
+        for handle in handles:
+            handle.remove()
+    return names

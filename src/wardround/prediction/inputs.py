@@ -1,0 +1,260 @@
+"""Inputs: from what a person names on the command line to scans, each with all of its channels.
+
+    scan.nii.gz  photo.png  ...    one scan, or one channel of it (<case>_0000, <case>_0001 or <case>_flair)
+    a folder of such files         all of them, in the order of their names; else its folders, one down
+    a folder of DICOM files        every series, brought to NIfTI (needs pydicom)
+    list.txt                       one scan a line, its channels apart by tabs; relative to the list
+
+What cannot be used becomes a `Problem`; the other scans go on.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from wardround.data.dicom import import_dicom
+from wardround.data.files import ENDINGS, NIFTI, NUMPY, has_known_ending
+from wardround.data.readers import holds_dicom, is_dicom
+from wardround.data.readers.common import named, stem_of
+from wardround.errors import DataError
+
+NUMBERED = re.compile(r"^(?P<case>.+)_(?P<channel>\d{4})$")
+NOT_SCANS = re.compile(r"^(labels?|masks?|seg|segmentations?|annotations?)(T[rs])?$", re.IGNORECASE)
+LISTS = (".txt", ".lst")
+MOST_LINES = 1_000_000
+
+
+@dataclass(frozen=True)
+class Scan:
+    """One scan: its files in channel order, the name its mask will have, how messages call it."""
+
+    files: tuple[Path, ...]
+    name: str
+    where: str
+
+    @property
+    def stem(self) -> str:
+        return stem_of(self.name) or self.name
+
+    @property
+    def ending(self) -> str:
+        return self.name[len(self.stem) :]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """An input that could not be used, and why, in a sentence."""
+
+    where: str
+    reason: str
+
+
+@dataclass
+class Found:
+    scans: list[Scan] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+
+    def refuse(self, where: object, reason: str) -> None:
+        self.problems.append(Problem(str(where), reason))
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the run's scans were stored: number of channels, and their names where they have some."""
+
+    channels: int
+    names: Sequence[str] = ()
+
+    def expected(self) -> str:
+        """What a person must give, in words."""
+        if self.channels == 1:
+            return "one channel (a grey image)"
+        of = f" ({', '.join(self.names)})" if self.names else ""
+        last = self.channels - 1
+        return (
+            f"{self.channels} channels{of}: one file with all of them (a fourth axis, or colours), or one "
+            f"file a channel, named <case>_0000 to <case>_{last:04d} and given together"
+        )
+
+    def channel_of(self, stem: str) -> tuple[str, int] | None:
+        """Case and channel of a file's stem, where it names one."""
+        match = NUMBERED.match(stem)
+        if match:
+            return match["case"], int(match["channel"])
+        for number, name in enumerate(self.names):
+            for mark in ("_", "-"):
+                if stem.casefold().endswith(f"{mark}{name}".casefold()):
+                    return stem[: -len(name) - 1], number
+        return None
+
+
+def find_scans(inputs: Sequence[str | Path], layout: Layout, workplace: Path) -> Found:
+    """Every scan the inputs speak of; workplace: an empty folder for DICOM series brought to NIfTI."""
+    found = Found()
+    single: list[Path] = []
+    for given in map(Path, inputs):
+        try:
+            if given.is_dir():
+                of_folder(given, layout, workplace, found)
+            elif not given.exists():
+                link = "is a link to a file that is not there" if given.is_symlink() else "does not exist"
+                found.refuse(given, f"{given} {link}.")
+            elif given.suffix.lower() in LISTS:
+                of_list(given, layout, found)
+            else:
+                single.append(given)
+        except DataError as error:
+            found.refuse(given, str(error))
+        except OSError as error:
+            found.refuse(given, f"{given} cannot be read: {error.strerror or error}.")
+    of_files(single, layout, found)
+    return replace(found, scans=told_apart(once(found.scans), found))
+
+
+def of_files(files: Sequence[Path], layout: Layout, found: Found) -> None:
+    """Files by themselves, or joined where their names say they are channels of one scan."""
+    cases: dict[tuple[Path, str, str], dict[int, Path]] = {}
+    for file in files:
+        if not has_known_ending(file):
+            if is_dicom(file):
+                found.refuse(file, f"{file} is one DICOM file; give the folder of its series.")
+            else:
+                found.refuse(file, f"{file} is of no kind wardround reads ({', '.join(ENDINGS)}).")
+            continue
+        stem = stem_of(file.name) or file.name
+        channel = layout.channel_of(stem) if layout.channels > 1 else None
+        if channel is None:
+            found.scans.append(Scan((file,), mask_name(file.name), str(file)))
+            continue
+        case, number = channel
+        ending = file.name[len(stem) :]
+        cases.setdefault((file.parent, case, ending), {})[number] = file
+    for (folder, case, ending), parts in cases.items():
+        where = str(folder / f"{case}{ending}")
+        if set(parts) == set(range(layout.channels)):
+            ordered = tuple(parts[number] for number in range(layout.channels))
+            found.scans.append(Scan(ordered, mask_name(f"{case}{ending}"), where))
+        elif len(parts) == 1:  # the mark may belong to its name: reading it will tell
+            (file,) = parts.values()
+            found.scans.append(Scan((file,), mask_name(file.name), str(file)))
+        else:
+            has = ", ".join(file.name for _, file in sorted(parts.items()))
+            found.refuse(where, f"{where}: there are {has}, but this run needs {layout.expected()}.")
+
+
+def of_folder(folder: Path, layout: Layout, workplace: Path, found: Found, *, deeper: bool = True) -> None:
+    files = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+    scans = [path for path in files if has_known_ending(path) and not path.is_dir()]
+    if scans:
+        of_files(scans, layout, found)
+        return
+    if any(is_dicom(path) for path in files if path.is_file()):
+        of_dicom(folder, workplace, found)
+        return
+    if (folder / "images").is_dir():  # a centre's folder, as wardround and its readers know it
+        of_folder(folder / "images", layout, workplace, found, deeper=deeper)
+        return
+    folders = [path for path in files if path.is_dir() and not NOT_SCANS.match(path.name)] if deeper else []
+    before = len(found.scans), len(found.problems)
+    for inner in folders:
+        centre = inner / "images" if (inner / "images").is_dir() else inner
+        if any(has_known_ending(path) for path in centre.iterdir()) or holds_dicom(centre):
+            of_folder(centre, layout, workplace, found, deeper=False)
+    if (len(found.scans), len(found.problems)) == before:
+        seen = named([path.name for path in files]) or "nothing"
+        raise DataError(
+            f"{folder} holds no scans ({', '.join(ENDINGS)}, or a DICOM series). It holds: {seen}."
+        )
+
+
+def of_dicom(folder: Path, workplace: Path, found: Found) -> None:
+    """Every series of a folder, as the importer of `data import-dicom` brings them over."""
+    target = workplace / f"series-{len(list(workplace.iterdir()))}"
+    imported = import_dicom(folder, target)
+    for note in imported.notes:
+        found.refuse(folder, f"{folder}: {note}")
+    for path in imported.written:
+        found.scans.append(Scan((path,), mask_name(path.name), str(folder)))
+
+
+def of_list(path: Path, layout: Layout, found: Found) -> None:
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()[:MOST_LINES]
+    except UnicodeDecodeError:
+        raise DataError(f"{path} is no text; a list names one scan a line.") from None
+    numbered = [(n, line.strip()) for n, line in enumerate(lines, start=1)]
+    numbered = [(n, line) for n, line in numbered if line and not line.startswith("#")]
+    if not numbered:
+        raise DataError(f"{path} is empty; a list names one scan a line.")
+    listed = [(n, [path.parent / part.strip() for part in line.split("\t")]) for n, line in numbered]
+    if not any(all(file.exists() for file in files) for _, files in listed):
+        number, line = numbered[0]
+        raise DataError(f"{path} is read as a list of scans, but line {number} ('{line[:60]}') is no file.")
+    for number, files in listed:
+        missing = [file for file in files if not file.is_file()]
+        if missing:
+            found.refuse(f"{path}, line {number}", f"{path}, line {number}: {missing[0]} does not exist.")
+        elif len(files) == 1:
+            of_files(files, Layout(1), found)
+        else:
+            found.scans.append(Scan(tuple(files), mask_name(common_name(files)), f"{path}, line {number}"))
+
+
+def common_name(files: Sequence[Path]) -> str:
+    """What the names of a scan's channels share, or the first one's."""
+    stems = [stem_of(file.name) or file.name for file in files]
+    shared = next(
+        (stems[0][:n] for n in range(len(stems[0]), 0, -1) if all(s[:n] == stems[0][:n] for s in stems)), ""
+    )
+    ending = files[0].name[len(stems[0]) :]
+    shared = shared.rstrip("_-. 0")
+    return f"{shared or stems[0]}{ending}"
+
+
+def mask_name(name: str) -> str:
+    """The name of a scan's mask: its own, with an ending that keeps class values exactly."""
+    lower = name.lower()
+    if lower.endswith((*NIFTI, ".png", ".tif", ".tiff")):
+        return name
+    stem = stem_of(name) or name
+    return f"{stem}.npy" if lower.endswith(NUMPY) else f"{stem}.png"
+
+
+def once(scans: Sequence[Scan]) -> list[Scan]:
+    """A file that is named twice is one scan."""
+    return list({tuple(file.resolve() for file in scan.files): scan for scan in reversed(scans)}.values())[
+        ::-1
+    ]
+
+
+def told_apart(scans: Sequence[Scan], found: Found) -> list[Scan]:
+    """Scans of one name get their folder's name in front; those that still share one are refused."""
+    scans = [prefixed(scan) if shares(scan, scans) else scan for scan in scans]
+    kept: list[Scan] = []
+    for scan in scans:
+        if shares(scan, scans):
+            others = [other.where for other in scans if other is not scan and clash(other, scan)]
+            found.refuse(
+                scan.where,
+                f"{scan.where} and {others[0]} would both become {scan.name}; predict them into two folders.",
+            )
+        else:
+            kept.append(scan)
+    return kept
+
+
+def shares(scan: Scan, scans: Sequence[Scan]) -> bool:
+    return any(other is not scan and clash(other, scan) for other in scans)
+
+
+def clash(one: Scan, other: Scan) -> bool:
+    """Whether two masks, or maps beside them, would have one name (on any file system)."""
+    return one.stem.casefold() == other.stem.casefold()
+
+
+def prefixed(scan: Scan) -> Scan:
+    folder = scan.files[0].resolve().parent.name
+    return replace(scan, name=f"{folder}_{scan.name}")

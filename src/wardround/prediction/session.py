@@ -1,0 +1,208 @@
+"""Session: many scans into one folder, one after the other; what fails is said and the rest goes on.
+
+predictions.json in that folder says of every mask where it came from, which model made it, the size of
+each structure, how sure the model was, and what a reader should be wary of.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from wardround import __version__
+from wardround.errors import ConfigError, DataError, WardroundError
+from wardround.prediction import writing
+from wardround.prediction.inputs import Problem, Scan, find_scans
+from wardround.prediction.predicting import Prediction, Predictor
+from wardround.prediction.trained import TrainedModel, clients_of
+from wardround.storage import jsonable, write_json
+
+log = logging.getLogger(__name__)
+
+PREDICTIONS = "predictions.json"
+FORMAT = "wardround-predictions-1"
+
+Input = str | os.PathLike[str]
+WatchScans = Callable[[str, int, int, int, int], None]  # scan, its number, of how many, window, of how many
+
+
+@dataclass
+class Report:
+    """What a session did: the facts of every mask, by its name, and every input that failed."""
+
+    folder: Path
+    done: dict[str, dict[str, Any]] = field(default_factory=dict)
+    problems: list[Problem] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def as_dict(self) -> dict[str, Any]:
+        plain: dict[str, Any] = jsonable(
+            {
+                "folder": str(self.folder),
+                "predicted": len(self.done),
+                "failed": len(self.problems),
+                "scans": self.done,
+                "problems": {problem.where: problem.reason for problem in self.problems},
+                "notes": self.notes,
+            }
+        )
+        return plain
+
+
+def models_for(
+    run: str | Path, *, client: str | None = None, ensemble: Sequence[str | Path] = (), device: str = "auto"
+) -> list[TrainedModel]:
+    """The run's model, and those that join it: further runs, or `all` for every client's personal model."""
+    everyone = [str(entry) for entry in ensemble] == ["all"]
+    if everyone:
+        if client is not None:
+            raise ConfigError("--ensemble all takes every client's model; leave --client out.")
+        names = clients_of(Path(run))
+        if not names:
+            raise ConfigError(f"{run} keeps no personal models; give further runs to --ensemble.")
+        return [TrainedModel.load(run, client=name, device=device) for name in names]
+    first = TrainedModel.load(run, client=client, device=device)
+    return [first, *(TrainedModel.load(other, client=client, device=device) for other in ensemble)]
+
+
+def predict_into(
+    predictor: Predictor,
+    inputs: Sequence[Input],
+    folder: Path,
+    *,
+    overwrite: bool = False,
+    watch: WatchScans | None = None,
+) -> Report:
+    """Predict every input into a folder. Inputs that fail are in the report; nothing is half written."""
+    check_writable(folder)
+    report = Report(folder, notes=[note for model in predictor.models for note in model.warnings])
+    before = earlier(folder / PREDICTIONS, overwrite)
+    origin = made_by(predictor)
+    with tempfile.TemporaryDirectory(prefix="wardround-") as workplace:
+        found = find_scans(list(map(Path, inputs)), predictor.layout, Path(workplace))
+        report.problems += found.problems
+        for number, scan in enumerate(found.scans, start=1):
+            try:
+                refuse_existing(scan, folder, predictor, overwrite)
+                shown = windows_of(watch, scan.where, number, len(found.scans))
+                prediction = predictor(scan, shown)
+                files = writing.write(prediction, folder)
+            except WardroundError as error:
+                report.problems.append(Problem(scan.where, str(error)))
+            except OSError as error:
+                reason = f"{scan.where}: {error.filename or folder}: {error.strerror or error}."
+                report.problems.append(Problem(scan.where, reason))
+            else:
+                facts = {"files": files, **prediction.facts(), **origin}
+                facts["inputs"] = [scan.where] if len(scan.files) == 1 else facts["inputs"]
+                report.done[scan.name] = facts
+                del prediction
+    if report.done:
+        scans = {**before, **report.done}
+        write_json(folder / PREDICTIONS, {"format": FORMAT, "wardround": __version__, "scans": scans})
+    return report
+
+
+def predictions(predictor: Predictor, inputs: Sequence[Input]) -> list[Prediction]:
+    """Every input's prediction in memory; the first that fails is a DataError."""
+    with tempfile.TemporaryDirectory(prefix="wardround-") as workplace:
+        found = find_scans(list(map(Path, inputs)), predictor.layout, Path(workplace))
+        if found.problems:
+            raise DataError(found.problems[0].reason)
+        return [predictor(scan) for scan in found.scans]
+
+
+def predict(
+    run: str | Path,
+    inputs: Input | Sequence[Input],
+    *,
+    client: str | None = None,
+    ensemble: Sequence[str | Path] = (),
+    probabilities: bool = True,
+    uncertainty: str | None = "auto",
+    samples: int | None = None,
+    flips: bool = False,
+    device: str = "auto",
+) -> list[Prediction]:
+    """Masks, probabilities and uncertainty of scans by the model of a run, on each scan's own grid.
+
+    inputs: files, folders or lists, as for `wardround predict`; client: that hospital's personal model;
+    ensemble: further runs, or ["all"] for the personal models of all clients; uncertainty: None for none.
+    """
+    predictor = Predictor(
+        models_for(run, client=client, ensemble=ensemble, device=device),
+        uncertainty=uncertainty,
+        samples=samples,
+        flips=flips,
+        probabilities=probabilities,
+    )
+    for model in predictor.models:
+        for warning in model.warnings:
+            log.warning(warning)
+    given = [inputs] if isinstance(inputs, str | os.PathLike) else list(inputs)
+    return predictions(predictor, given)
+
+
+# The folder
+
+
+def check_writable(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ConfigError(f"output folder {folder} cannot be written: {error.strerror or error}.") from None
+
+
+def refuse_existing(scan: Scan, folder: Path, predictor: Predictor, overwrite: bool) -> None:
+    """Nothing is replaced unasked, and never the scan itself."""
+    outputs = writing.outputs_of(
+        scan,
+        folder,
+        probabilities=predictor.probabilities,
+        uncertainty=predictor.uncertainty is not None,
+    )
+    sources = {file.resolve() for file in scan.files}
+    for path in outputs:
+        if path.resolve() in sources:
+            raise DataError(f"{scan.where}: its mask would replace the scan itself; choose another folder.")
+        if path.exists() and not overwrite:
+            raise DataError(f"{scan.where}: {path} exists already. Add --overwrite to replace it.")
+
+
+def earlier(path: Path, overwrite: bool) -> dict[str, Any]:
+    """What an earlier session wrote here; a file of somebody else is not touched."""
+    if not path.exists():
+        return {}
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if found["format"] == FORMAT:
+            return dict(found["scans"])
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    if overwrite:
+        return {}
+    raise ConfigError(f"{path} was not written by wardround predict. Add --overwrite to replace it.")
+
+
+def made_by(predictor: Predictor) -> dict[str, Any]:
+    models = [
+        {"run": str(model.folder), "client": model.client, "params_sha256": model.params.sha256()}
+        for model in predictor.models
+    ]
+    return {"models": models, "flips": predictor.flips, "temperature": predictor.temperature}
+
+
+def windows_of(
+    watch: WatchScans | None, where: str, number: int, total: int
+) -> Callable[[int, int], None] | None:
+    if watch is None:
+        return None
+    return lambda done, windows: watch(where, number, total, done, windows)

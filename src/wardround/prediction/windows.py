@@ -1,0 +1,167 @@
+"""Windows: a network over a whole scan, or over overlapping parts of it that are averaged.
+
+Volumes are seen through a window of the size the network was trained on; each voxel's logits are the mean
+over all windows that hold it, weighted by a Gaussian around the window's middle (MONAI). A window as large as
+the scan is one plain pass. Pictures are seen whole, up to a size no hospital's camera has.
+
+When memory runs out: fewer windows at a time, then smaller ones, then the processor; each is said once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from monai.inferers.utils import sliding_window_inference
+from torch import Tensor, nn
+
+from wardround.errors import DataError
+
+log = logging.getLogger(__name__)
+
+OVERLAP = 0.5
+HUGE_PICTURE = 2**23  # pixels; beyond, pictures are seen in tiles
+TILE = 1024
+SMALLEST = {2: 128, 3: 32}  # voxels along a side of the smallest window
+AT_ONCE = 4  # windows on a GPU
+LARGEST_VOLUME = (160, 160, 160)  # a window nobody chose
+
+Watch = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a scan is looked at; window: voxels along each side, None for all of it at once."""
+
+    device: torch.device
+    window: tuple[int, ...] | None
+    at_once: int
+
+
+class Forward:
+    """Logits of prepared scans by one model; remembers what memory allowed.
+
+    window: that of the training, None where it saw whole images; say: told when memory runs out.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        device: torch.device,
+        window: Sequence[int] | None,
+        autocast: torch.dtype | None = None,
+        say: Callable[[str], None] = log.warning,
+    ) -> None:
+        self.model = model
+        self.plan = Plan(
+            device, None if window is None else tuple(window), AT_ONCE if device.type == "cuda" else 1
+        )
+        self._wanted = self.plan.window
+        self._autocast = autocast
+        self._say = say
+
+    def __call__(self, image: Tensor, watch: Watch | None = None) -> Tensor:
+        """(C, *spatial) on the CPU -> (num_outputs, *spatial) float32 on the CPU."""
+        while True:
+            try:
+                return self._logits(image, watch)
+            except (MemoryError, RuntimeError) as error:
+                if not out_of_memory(error):
+                    raise
+            if self.plan.device.type == "cuda":
+                torch.cuda.empty_cache()
+            self.plan = self._smaller(image)  # outside the except: the failed tensors are freed by now
+
+    def _logits(self, image: Tensor, watch: Watch | None) -> Tensor:
+        plan, spatial = self.plan, tuple(image.shape[1:])
+        window = self.window_for(spatial)
+        if window == spatial:
+            found = self._pass(image[None])[0].float().cpu()
+            if watch is not None:
+                watch(1, 1)
+            return found
+        total = num_windows(spatial, window)
+        done = 0
+
+        def look(parts: Tensor) -> Tensor:
+            nonlocal done
+            logits = self._pass(parts).float()
+            done += len(parts)
+            if watch is not None:
+                watch(min(done, total), total)
+            return logits
+
+        with torch.no_grad():
+            summed = sliding_window_inference(
+                image[None],
+                roi_size=window,
+                sw_batch_size=plan.at_once,
+                predictor=look,
+                overlap=OVERLAP,
+                mode="gaussian",
+                sw_device=plan.device,
+                device=torch.device("cpu"),
+            )
+        assert isinstance(summed, Tensor)
+        return summed[0]
+
+    def _pass(self, batch: Tensor) -> Tensor:
+        device = self.plan.device
+        typed = self._autocast is not None and device.type == "cuda"
+        with torch.no_grad(), torch.autocast("cuda", self._autocast) if typed else contextlib.nullcontext():
+            logits: Tensor = self.model(batch.to(device))
+        return logits
+
+    def window_for(self, spatial: Sequence[int]) -> tuple[int, ...]:
+        """The window for a scan of this shape; never larger than it."""
+        window = self.plan.window
+        if window is None:
+            if len(spatial) == 2 and math.prod(spatial) > HUGE_PICTURE:
+                window = (TILE, TILE)
+            elif len(spatial) == 3:
+                window = LARGEST_VOLUME
+            else:
+                window = tuple(spatial)
+        return tuple(min(side, length) for side, length in zip(window, spatial, strict=True))
+
+    def _smaller(self, image: Tensor) -> Plan:
+        plan, spatial = self.plan, image.shape[1:]
+        window = self.window_for(spatial)
+        least = SMALLEST[len(spatial)]
+        if plan.at_once > 1:
+            self._say("The device is full; fewer windows are predicted at a time.")
+            return replace(plan, at_once=plan.at_once // 2)
+        if max(window) > least:
+            halved = tuple(max(min(least, side), side // 2) for side in window)
+            self._say(f"The device is full; windows of {by(halved)} instead of {by(window)} are used.")
+            return replace(plan, window=halved)
+        if plan.device.type == "cuda":
+            self._say("The device is full even for the smallest window; the processor takes over.")
+            self.model.to("cpu")
+            return Plan(torch.device("cpu"), self._wanted, 1)
+        raise DataError(f"a scan of {by(spatial)} voxels does not fit into memory, even in small parts.")
+
+
+def out_of_memory(error: BaseException) -> bool:
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    text = str(error).lower()
+    return "out of memory" in text or "can't allocate memory" in text or "not enough memory" in text
+
+
+def num_windows(spatial: Sequence[int], window: Sequence[int]) -> int:
+    """How many windows MONAI lays over a scan."""
+    count = 1
+    for side, length in zip(spatial, window, strict=True):
+        step = length if length == side else max(1, int(length * (1 - OVERLAP)))
+        count *= 1 if length >= side else math.ceil((side - length) / step) + 1
+    return count
+
+
+def by(shape: Sequence[int]) -> str:
+    return "x".join(str(side) for side in shape)

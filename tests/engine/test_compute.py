@@ -1,0 +1,318 @@
+"""Compute settings: what `auto` chooses, and that none of them changes what is trained."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers import config, run
+
+from wardround.config import ComputeSettings, load_config
+from wardround.data.cases import Batch, TensorSplit
+from wardround.engine import device, training
+from wardround.engine.device import Compute, choose, forward_flops, weighed
+from wardround.engine.host import Host, build_model
+from wardround.engine.optimizers import OptimizerSettings
+from wardround.engine.recording import Passes
+from wardround.engine.training import Workbench
+from wardround.errors import ConfigError
+from wardround.losses.objective import Context, Dice, DiceBCE, Reference
+from wardround.methods.safcf import CFSL
+from wardround.models.unet import unet2d, unet3d
+from wardround.params import Params
+
+STILL = {"flip": 0.0, "intensity": 0.0}
+
+
+def context(**changes: Any) -> Context:
+    plain = {"round": 0, "rounds": 1, "num_examples": 4, "memory": {}, "generator": torch.Generator()}
+    return Context(**{**plain, **changes})
+
+
+def bench(objective: Any = None, *, norm: Any = "instance", **compute: Any) -> Workbench:
+    torch.manual_seed(3)
+    model = unet2d(in_channels=1, num_outputs=1, base_filters=4, levels=3, norm=norm)
+    how = Compute(torch.device("cpu"), **compute)
+    return Workbench(model, objective or Dice(), OptimizerSettings(), compute=how)
+
+
+def batch(count: int = 4) -> Batch:
+    draw = torch.Generator().manual_seed(1)
+    image = torch.randn(count, 1, 16, 16, generator=draw)
+    return Batch(image, (image[:, 0] > 0.5).long())
+
+
+def gradients(chosen: Workbench, given: Context | None = None) -> tuple[float, dict[str, torch.Tensor]]:
+    given = given or context()
+    chosen.model.train()
+    chosen.optimizer.zero_grad(set_to_none=True)
+    value = chosen.backward(batch(), given, chosen.objective.loss)
+    return float(value), {n: p.grad for n, p in chosen.model.named_parameters() if p.grad is not None}
+
+
+# What auto chooses
+
+
+def test_a_cpu_computes_in_float32_as_written() -> None:
+    chosen = choose(ComputeSettings(device="cpu"))
+    assert (chosen.precision, chosen.compile, chosen.channels_last) == ("float32", "off", False)
+
+
+def test_a_small_network_is_recorded_and_a_large_one_compiled_when_that_pays() -> None:
+    small, large = unet2d(in_channels=3, num_outputs=2, base_filters=16), unet3d(in_channels=1, num_outputs=1)
+    cube = (8, 1, 128, 128, 128)
+    assert weighed(True, small, (8, 3, 160, 160), 5000)[:2] == (True, False)
+    assert weighed(True, small, (8, 3, 160, 160), 5)[:2] == (False, False)
+    assert weighed(True, large, cube, 100)[:2] == (False, False)
+    record, inductor, why = weighed(True, large, cube, 100_000)
+    assert not record and inductor and "saves about" in why
+    assert weighed(False, large, cube, 100_000)[:2] == (False, False)
+
+
+def test_the_operations_of_a_forward_pass_are_counted_without_computing_it() -> None:
+    layer = torch.nn.Conv2d(3, 5, 3, padding=1, bias=False)
+    assert forward_flops(layer, (2, 3, 8, 8)) == 2 * 2 * 5 * 3 * 9 * 64
+    assert next(layer.parameters()).device.type == "cpu"
+
+
+def test_graphs_on_a_cpu_are_left_out_with_a_word(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        chosen = choose(ComputeSettings(device="cpu", compile="graphs"))
+    assert chosen.compile == "off" and "need a GPU" in caplog.text
+
+
+def test_environment_json_says_what_was_chosen(tmp_path: Path) -> None:
+    import json
+
+    run(tmp_path / "run", rounds=1, compute={"micro_batch": 3})
+    facts = json.loads((tmp_path / "run" / "environment.json").read_text())["compute"]
+    assert facts["precision"] == "float32" and facts["compile"] == "off" and facts["micro_batch"] == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("precision", "half"), ("compile", "yes"), ("micro_batch", 0), ("memory_format", "nhwc")],
+)
+def test_a_wrong_setting_is_named(name: str, value: object) -> None:
+    with pytest.raises(ConfigError, match=f"compute.{name}"):
+        load_config({"compute": {name: value}})
+
+
+# Smaller pieces, the same gradient
+
+
+@pytest.mark.parametrize("micro_batch", [1, 2, 3, 4, 9])
+def test_gradients_of_pieces_add_up_to_those_of_the_batch(micro_batch: int) -> None:
+    value, expected = gradients(bench())
+    piece, found = gradients(bench(micro_batch=micro_batch))
+    assert piece == pytest.approx(value, rel=1e-6)
+    for name, gradient in expected.items():
+        torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-7)
+
+
+def test_noted_terms_of_pieces_are_those_of_the_batch() -> None:
+    def reference() -> Reference:
+        return Reference(bench().model.eval())
+
+    terms = []
+    for micro_batch in (None, 2):
+        given = context(with_features=True, global_=reference(), previous=reference(), has_previous=True)
+        gradients(bench(CFSL(alpha_mode="off"), micro_batch=micro_batch), given)
+        terms.append({name: float(value) for name, value in given.terms.items()})
+    assert terms[0] == pytest.approx(terms[1], rel=1e-5)
+    assert given.share == 1.0
+
+
+def test_a_second_view_is_cut_like_the_batch(tmp_path: Path) -> None:
+    whole = run(tmp_path / "a", rounds=1, objective={"name": "local_cl"})
+    pieces = run(tmp_path / "b", rounds=1, objective={"name": "local_cl"}, compute={"micro_batch": 1})
+    assert pieces.records[0]["loss"]["north"]["total"] == pytest.approx(
+        whole.records[0]["loss"]["north"]["total"], rel=1e-3
+    )
+
+
+# Checkpointing
+
+
+@pytest.mark.parametrize("norm", ["instance", "batch"])
+def test_activations_computed_again_give_the_same_bytes(norm: str) -> None:
+    plain, again = bench(norm=norm), bench(norm=norm, checkpointing=True)
+    (_, expected), (_, found) = gradients(plain), gradients(again)
+    for name, gradient in expected.items():
+        assert torch.equal(found[name], gradient)
+    for name, tensor in plain.model.state_dict().items():  # running statistics moved once
+        assert torch.equal(again.model.state_dict()[name], tensor)
+
+
+def test_checkpointing_keeps_less_for_the_backward_pass() -> None:
+    kept = []
+    for checkpointing in (False, True):
+        chosen, count = bench(checkpointing=checkpointing), 0
+
+        def note(tensor: torch.Tensor) -> torch.Tensor:
+            nonlocal count
+            count += tensor.nbytes
+            return tensor
+
+        chosen.model.train()
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+            chosen.model(batch().image)
+        kept.append(count)
+    assert kept[1] < 0.7 * kept[0]
+
+
+# Layout
+
+
+def test_channels_last_trains_the_same_model_and_sends_plain_tensors(tmp_path: Path) -> None:
+    plain = run(tmp_path / "a", rounds=1)
+    last = run(tmp_path / "b", rounds=1, compute={"memory_format": "channels_last"})
+    for name in plain.params:
+        assert last.params[name].is_contiguous()
+        torch.testing.assert_close(last.params[name], plain.params[name], rtol=1e-3, atol=2e-4)
+
+
+# Out of memory
+
+
+class Full(DiceBCE):
+    """A loss that takes no more than so many cases at once."""
+
+    room = 2
+
+    def loss(self, model: Any, batch: Batch, context: Context) -> torch.Tensor:
+        if len(batch) > self.room:
+            raise torch.OutOfMemoryError("no room")
+        return super().loss(model, batch, context)
+
+
+@pytest.fixture
+def little_room(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    from wardround.methods import OBJECTIVES
+
+    monkeypatch.setitem(OBJECTIVES, "dice_bce", Full)
+    yield
+    Full.room = 2
+
+
+@pytest.mark.usefixtures("little_room")
+def test_out_of_memory_backs_off_says_so_and_gives_the_same_model(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    backed_off = run(tmp_path / "a", rounds=1, batch_size=8)
+    Full.room = 100
+    plain = run(tmp_path / "b", rounds=1, batch_size=8)
+    assert "out of memory on cpu; from here on" in caplog.text and "2 cases at a time" in caplog.text
+    for name in plain.params:
+        torch.testing.assert_close(backed_off.params[name], plain.params[name], rtol=1e-3, atol=2e-4)
+    assert backed_off.records[0]["lost"] == {}
+
+
+@pytest.mark.usefixtures("little_room")
+def test_a_case_that_does_not_fit_alone_is_told(tmp_path: Path) -> None:
+    Full.room = 0
+    from wardround.errors import TooFewClients
+
+    with pytest.raises(TooFewClients, match=r"one case alone does not fit.*compute\.checkpointing"):
+        run(tmp_path / "a", rounds=1, retries=0)
+
+
+# Frozen references
+
+
+class Counting(Reference):
+    """Counts the images that went through the frozen encoder."""
+
+    seen = 0
+
+    def __init__(self, model: Any, encode: Any = None) -> None:
+        super().__init__(model, self.counted)
+
+    def counted(self, model: Any, image: torch.Tensor) -> torch.Tensor:
+        Counting.seen += len(image)
+        found: torch.Tensor = model.encode(image)
+        return found
+
+
+def encoded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, augmentation: dict[str, float]
+) -> tuple[int, Any]:
+    monkeypatch.setattr(training, "Reference", Counting)
+    Counting.seen = 0
+    folder = tmp_path / f"{augmentation['flip']}"
+    result = run(folder, rounds=1, local_epochs=3, objective={"name": "cfsl"}, augmentation=augmentation)
+    return Counting.seen, result
+
+
+def test_features_of_cases_that_come_back_are_computed_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    once, result = encoded(tmp_path, monkeypatch, STILL)
+    always, _ = encoded(tmp_path, monkeypatch, {"flip": 0.5, "intensity": 0.0})
+    assert always == 3 * once
+    monkeypatch.setattr(training, "kept_room", lambda *_: 0)
+    seen, again = encoded(tmp_path / "no", monkeypatch, STILL)
+    assert seen == always
+    for name in result.params:
+        torch.testing.assert_close(result.params[name], again.params[name], rtol=1e-3, atol=2e-4)
+
+
+def test_a_reference_that_moves_forgets_what_it_saw() -> None:
+    model = bench().model.eval()
+    reference = Reference(model)
+    reference.room = 10**9
+    image = batch(2).image
+    reference.expect(image, [0, 1])
+    first = reference.encode(image)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1)
+    assert torch.equal(reference.encode(image), first)
+    reference.copy_from(bench().model)
+    assert not torch.equal(reference.encode(image), torch.zeros(0)) and reference._kept == {}
+
+
+# Compiled passes
+
+
+def test_only_full_batches_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[str] = []
+
+    def fake(function: Any, dynamic: bool) -> Any:
+        def counted(*inputs: Any) -> Any:
+            compiled.append(function.__name__)
+            return function(*inputs)
+
+        return counted
+
+    monkeypatch.setattr(torch, "compile", fake)
+    passes, model = Passes(inductor=True), bench().model
+    passes.usual = 4
+    for count in (4, 3):
+        for with_features in (False, True):
+            passes.run(model, batch(count).image, with_features)
+        passes.encode(model, batch(count).image)
+    assert compiled == ["_logits", "_features", "_bottleneck"]
+    plain = passes.run(model, batch(3).image, True)
+    torch.testing.assert_close(passes.run(model, batch(4).image, True).logits[:3], plain.logits)
+
+
+def test_a_client_keeps_nothing_of_a_step_between_tasks(tmp_path: Path) -> None:
+    made = config(tmp_path, rounds=1)
+    host = Host(made, tmp_path / "clients", ["north"])
+    start = Params.of(build_model(made))
+    sizes = []
+    for _ in range(3):
+        host.client("north").fit(start)
+        sizes.append(len(host.bench._references))
+    assert sizes == [0, 0, 0]
+    assert isinstance(host.client("north").data.train, TensorSplit)
+
+
+def test_deterministic_is_asked_of_torch_on_a_gpu_alone() -> None:
+    device.apply(Compute(torch.device("cpu"), deterministic=True))
+    assert not torch.are_deterministic_algorithms_enabled()

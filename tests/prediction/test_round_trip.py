@@ -1,0 +1,152 @@
+"""Masks lie where the scans lie: fifty random geometries, and a network that is known by heart."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import nibabel
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+from PIL import Image
+from scipy.spatial.transform import Rotation
+
+from prediction.threshold import ball, predictor, save_nifti
+from wardround.prediction.session import predict_into, predictions
+
+
+def random_affine(draw: np.random.Generator, number: int) -> np.ndarray:
+    """Oblique or straight, flipped or not, axes in any order, voxels up to four times as long as wide."""
+    sides = draw.uniform(0.8, 2.0, 3)
+    if number % 3 == 0:
+        sides[draw.integers(3)] *= 2
+    directions = Rotation.random(random_state=int(draw.integers(2**31))).as_matrix()
+    if number % 4 == 0:
+        directions = np.eye(3)
+    directions = directions[:, draw.permutation(3)] * draw.choice([-1.0, 1.0], 3)
+    affine = np.eye(4)
+    affine[:3, :3] = directions * sides
+    affine[:3, 3] = draw.uniform(-50, 50, 3)
+    return affine
+
+
+def dice(one: np.ndarray, other: np.ndarray) -> float:
+    return float(2 * (one & other).sum() / max(1, one.sum() + other.sum()))
+
+
+@pytest.mark.parametrize("number", range(50))
+def test_fifty_random_affines(number: int, tmp_path: Path) -> None:
+    draw = np.random.default_rng(number)
+    kind = ("3D", "2D", "4D single-channel", "one slice", "3D")[number % 5]
+    affine = random_affine(draw, number)
+    shape = tuple(int(side) for side in draw.integers(18, 30, 3))
+    if kind == "2D":
+        shape = shape[:2]
+    elif kind == "one slice":
+        shape = (*shape[:2], 1)
+    middle = np.array([*(draw.uniform(0.35, 0.65, len(shape)) * (np.array(shape) - 1)), *[0.0] * 3])[:3]
+    middle[2] = 0 if kind == "one slice" else middle[2]
+    centre = affine[:3, :3] @ middle + affine[:3, 3]
+    sides = np.linalg.norm(affine[:3, :3], axis=0)
+    lesion = ball(shape, centre, 4.0 * float(sides.max()), affine)
+    stored = lesion[..., None] if kind == "4D single-channel" else lesion
+    ending = ".nii.gz" if number % 2 else ".nii"
+    scan = save_nifti(tmp_path / f"scan{ending}", stored * 900 + 100, affine)
+    dimensions = 2 if kind in ("2D", "one slice") else 3
+    prepare: dict[str, object] = {}
+    if number % 3 == 1:  # resampled: to one spacing, or to one size
+        prepare = {"spacing": [1.0] * dimensions} if number % 2 else {"size": [28] * dimensions}
+    if number % 7 == 0:
+        prepare["crop"] = "foreground"
+    model = predictor(dimensions, prepare=prepare, patch=(16, 16, 16) if number % 2 else None)
+    report = predict_into(model, [scan], tmp_path / "out")
+    assert not report.problems
+
+    before, after = nibabel.load(scan), nibabel.load(tmp_path / "out" / scan.name)
+    mask = np.asarray(after.dataobj)
+    assert mask.shape == before.shape
+    assert mask.dtype == np.uint8 and after.get_data_dtype() == np.uint8
+    assert_allclose(after.affine, before.affine, atol=1e-6)
+    for form in ("qform_code", "sform_code"):
+        assert after.header[form] == before.header[form]
+    found = mask.reshape(lesion.shape) > 0
+    here, there = (np.argwhere(part).mean(axis=0) for part in (found, lesion > 0))
+    assert np.abs(here - there).max() < 1  # voxels
+    own = predictor(dimensions, prepare={"orientation": None})  # on the grid as it is
+    reference = predictions(own, [scan])[0].mask.reshape(lesion.shape) > 0
+    assert dice(found, reference) > 0.95
+    assert np.array_equal(reference, lesion > 0)
+
+
+def test_volume_is_in_millilitres_even_of_a_sheared_grid(tmp_path: Path) -> None:
+    affine = np.array([[2.0, 0.5, 0, 0], [0, 2.0, 0, 0], [0, 0, 3.0, 0], [0, 0, 0, 1]])
+    values = np.zeros((10, 10, 10), dtype=np.float32)
+    values[2:7, 2:7, 2:6] = 1
+    scan = save_nifti(tmp_path / "scan.nii", values, affine)
+    found = predictions(predictor(prepare={"orientation": None}), [scan])[0]
+    assert found.sizes["lesion"]["voxels"] == 100
+    assert found.sizes["lesion"]["ml"] == pytest.approx(100 * 12 / 1000)
+
+
+def test_masks_have_the_values_of_the_training_labels(tmp_path: Path) -> None:
+    values = np.zeros((12, 12, 12), dtype=np.float32)
+    values[3:6, 3:6, 3:6] = 1
+    scan = save_nifti(tmp_path / "scan.nii.gz", values, np.eye(4))
+    model = predictor(labels={"lesion": (7, 8)})
+    mask = predictions(model, [scan])[0].mask
+    assert set(np.unique(mask)) == {0, 7}
+
+
+@pytest.mark.parametrize("name", ["photo.png", "photo.jpg", "photo.tif", "photo.bmp"])
+def test_pictures_become_masks_of_their_size(name: str, tmp_path: Path) -> None:
+    values = np.zeros((40, 30), dtype=np.uint8)
+    values[10:20, 5:15] = 255
+    Image.fromarray(values).save(tmp_path / name)
+    report = predict_into(predictor(2), [tmp_path / name], tmp_path / "out")
+    assert not report.problems
+    (mask,) = report.done
+    assert mask == {"photo.jpg": "photo.png", "photo.bmp": "photo.png"}.get(name, name)
+    found = np.asarray(Image.open(tmp_path / "out" / mask))
+    assert found.dtype == np.uint8
+    assert np.array_equal(found, (values > 127).astype(np.uint8))
+    assert report.done[mask]["classes"]["lesion"]["voxels"] == 100
+    assert "mm2" not in report.done[mask]["classes"]["lesion"]  # a picture has no millimetres
+
+
+def test_header_is_the_scans_own(tmp_path: Path) -> None:
+    image = nibabel.Nifti1Image(
+        np.zeros((8, 9, 10), dtype=np.int16) + np.arange(10, dtype=np.int16), np.eye(4)
+    )
+    image.header.set_xyzt_units("mm", "sec")
+    image.header["descrip"] = b"made by hand"
+    image.header.set_slope_inter(2.0, -5.0)
+    image.set_sform(np.diag([1.0, 2.0, 3.0, 1.0]), code=4)
+    image.set_qform(np.diag([1.0, 2.0, 3.0, 1.0]), code=1)
+    nibabel.save(image, tmp_path / "scan.nii")
+    predict_into(predictor(), [tmp_path / "scan.nii"], tmp_path / "out")
+    before, after = (nibabel.load(folder / "scan.nii").header for folder in (tmp_path, tmp_path / "out"))
+    for key in ("pixdim", "qform_code", "sform_code", "xyzt_units", "descrip", "srow_x", "quatern_b"):
+        assert np.array_equal(before[key], after[key])
+    assert set(np.unique(np.asarray(nibabel.load(tmp_path / "out" / "scan.nii").dataobj))) <= {0, 1}
+
+
+def test_probabilities_and_maps_lie_where_the_scan_lies(tmp_path: Path) -> None:
+    draw = np.random.default_rng(3)
+    affine = random_affine(draw, 1)
+    shape = (20, 18, 16)
+    scan = save_nifti(tmp_path / "scan.nii.gz", ball(shape, affine[:3] @ [9, 9, 8, 1], 6, affine), affine)
+    model = predictor(
+        prepare={"spacing": [1.2, 1.2, 1.2]}, options={"probabilities": True, "uncertainty": "auto"}
+    )
+    report = predict_into(model, [scan], tmp_path / "out")
+    assert not report.problems
+    files = report.done["scan.nii.gz"]["files"]
+    maps = {what: nibabel.load(tmp_path / "out" / name) for what, name in files.items()}
+    assert set(maps) == {"mask", "probabilities", "total"}
+    assert maps["probabilities"].shape == (*shape, 2)
+    assert maps["total"].shape == shape
+    for image in maps.values():
+        assert_allclose(image.affine, affine, atol=1e-6)
+    values = np.asarray(maps["probabilities"].dataobj)
+    assert_allclose(values.sum(axis=-1), 1, atol=1e-5)
+    assert np.array_equal(values.argmax(axis=-1), np.asarray(maps["mask"].dataobj))
