@@ -32,7 +32,7 @@ from wardround.config import Config, Settings, explained, parse, read_yaml, sugg
 from wardround.errors import ConfigError
 from wardround.methods import METHODS, OBJECTIVES
 from wardround.models import MODELS, resolve
-from wardround.models.monai_networks import PREFIX
+from wardround.models.user_networks import is_import_path
 from wardround.reporting.tables import Table
 
 PAPERS = {
@@ -242,7 +242,7 @@ def unknown_parts(settings: Mapping[str, Any]) -> dict[str, str]:
     unknown = {}
     for section, registry in registries.items():
         name = str(settings.get(section, {}).get("name", ""))
-        if name and name not in registry and not (section == "model" and name.startswith(PREFIX)):
+        if name and name not in registry and not (section == "model" and is_import_path(name)):
             unknown[section] = name
     return unknown
 

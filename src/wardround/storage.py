@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -184,13 +185,13 @@ class StoredTensors(Mapping[str, Tensor]):
         try:
             if end - first != math.prod(shape) * dtype.itemsize:
                 raise ValueError(f"{end - first} bytes do not make the shape {shape}")
-            part = torch.empty(stop - start, dtype=dtype)
-            if part.numel():
-                place = self._data_start + first + start * dtype.itemsize
-                self._fill(part.view(torch.uint8).numpy().data, place)
-        except (ValueError, RuntimeError) as error:
+            if start == stop:
+                return torch.empty(0, dtype=dtype)
+            raw = np.empty((stop - start) * dtype.itemsize, dtype=np.uint8)
+            self._fill(raw.data, self._data_start + first + start * dtype.itemsize)
+        except (ValueError, MemoryError) as error:
             raise CheckpointError(f"{self._label()}, tensor '{name}': {error}.") from None
-        return part
+        return torch.from_numpy(raw).view(dtype)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._entries)

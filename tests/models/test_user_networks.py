@@ -1,5 +1,6 @@
 """Networks by import path: found, checked, padded; and runs of them."""
 
+import importlib.util
 import subprocess
 import sys
 from pathlib import Path
@@ -85,6 +86,15 @@ def test_mistakes_in_the_users_file_are_told(tmp_path, monkeypatch):
     assert "broken_two cannot be imported: ZeroDivisionError: division by zero" in error_of("broken_two:Net")
     with pytest.raises(ConfigError):
         import_from_here("broken_two", "broken_two:Net")
+
+
+@pytest.mark.parametrize("name", ["SwinUNETR", "UNETR"])
+def test_a_package_that_is_missing_is_named(name):
+    if importlib.util.find_spec("einops") is not None:
+        pytest.skip("einops is here")
+    arguments = {"img_size": 32} if name == "UNETR" else {"feature_size": 12}
+    said = error_of(f"monai:{name}", arguments=arguments)
+    assert said.startswith(f"model.name is 'monai:{name}', which needs the package 'einops'. Install it.")
 
 
 # Arguments and sizes

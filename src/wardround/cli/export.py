@@ -49,7 +49,7 @@ def export(
         shape = "x".join(map(str, entry.shape))
         out.print(
             f"Against PyTorch at {shape}: probabilities differ by at most {entry.probabilities:.1e}, "
-            f"logits by {entry.logits:.1e}"
+            f"logits by {entry.logits:.1e} (limit {entry.limit:g})"
         )
     out.print("Read MODEL_CARD.md and fill in the lines that say TODO before you pass the model on.")
 

@@ -43,7 +43,12 @@ class Exported:
         }
         if self.differences:
             facts["differences"] = [
-                {"shape": list(d.shape), "probabilities": d.probabilities, "logits": d.logits}
+                {
+                    "shape": list(d.shape),
+                    "probabilities": d.probabilities,
+                    "logits": d.logits,
+                    "limit": d.limit,
+                }
                 for d in self.differences
             ]
             facts["largest_difference"] = max(d.largest for d in self.differences)
@@ -117,7 +122,8 @@ def write_graph(folder: Path, package: Package) -> list[Difference]:
 def graph_readme(package: Package, found: list[Difference]) -> str:
     preparation = package.trained.preparation
     rows = "\n".join(
-        f"| {'x'.join(map(str, d.shape))} | {d.probabilities:.1e} | {d.logits:.1e} |" for d in found
+        f"| {'x'.join(map(str, d.shape))} | {d.probabilities:.1e} | {d.logits:.1e} | {d.limit:g} |"
+        for d in found
     )
     sides = "x".join(["batch", str(preparation.in_channels), *["any"] * preparation.dimensions])
     return f"""# {package.name}: an ONNX graph
@@ -137,10 +143,10 @@ probabilities, logits = session.run(None, {{"image": image}})   # image: float32
 - `logits`: as the network gives them.
 - Volumes larger than the window of the training are best seen in overlapping windows, which is up to you.
 
-Held against PyTorch when it was written. The limit is 1e-4; an image within one block of the network, where
-a norm sees two voxels and magnifies rounding, may differ by 1e-2:
+Held against PyTorch when it was written, one random image batch a size. The limit is wider for an image
+within one block of the network, where a norm sees two voxels and magnifies rounding. Avoid that size.
 
-| image | largest difference of probabilities | of logits (of the largest one, where that is above 1) |
-|---|---:|---:|
+| image | difference of probabilities | of logits (of the largest one, where above 1) | limit |
+|---|---:|---:|---:|
 {rows}
 """

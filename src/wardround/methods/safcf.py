@@ -437,15 +437,12 @@ def squared_distances(items: Sequence[Params], shares: Sequence[float], names: S
     """
 
     def spread(piece: Piece) -> Tensor:
-        size = piece.stop - piece.start
-        moved = torch.empty(len(items), size, dtype=torch.float64, device=items[0].device(piece.name))
-        for row, item in zip(moved, items, strict=True):
-            row.copy_(piece.of(item))
-        first = moved[0].clone()
-        centre = torch.zeros_like(first)  # w- less the first
-        for row, share in zip(moved, [0.0, *shares[1:]], strict=True):
-            centre.add_(row.sub_(first), alpha=share)
-        return torch.stack([row.sub_(centre).square_().sum() for row in moved])
+        sent = [piece.of(item) for item in items]
+        first = sent[0].double()
+        centre, room = torch.zeros_like(first), torch.empty_like(first)  # w- less the first
+        for part, share in zip(sent[1:], shares[1:], strict=True):
+            centre.add_(room.copy_(part).sub_(first), alpha=share)
+        return torch.stack([room.copy_(part).sub_(first).sub_(centre).square_().sum() for part in sent])
 
     found = pieces(items[0], names)
     totals = {name: torch.zeros(len(items), dtype=torch.float64) for name in names}

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import copy
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -288,11 +289,19 @@ class Probe:
     def complaint(self) -> str:
         if self.misshapen:
             return self.misshapen
+        if (package := missing_package(self.error)) is not None:
+            return f"model.name is '{self.name}', which needs the package '{package}'. Install it."
         said = " ".join(str(self.error).split())[:300]
         return (
             f"model.name is '{self.name}', which cannot take an image of {self.in_channels} channels in "
             f"{self.dimensions}D: {said}."
         )
+
+
+def missing_package(error: Exception | None) -> str | None:
+    """The package that an error says is not installed."""
+    found = re.search(r"No module named '([\w.]+)'", str(error))
+    return None if found is None else found[1]
 
 
 class _Misshapen(Exception):

@@ -22,7 +22,7 @@ from torch import nn
 from wardround.errors import ConfigError
 from wardround.models.base import Segmenter
 from wardround.models.signature import check_arguments, did_you_mean, parameters_of
-from wardround.models.tap import TappedSegmenter
+from wardround.models.tap import TappedSegmenter, missing_package
 
 # Networks differ in what they call the three numbers that the data decide.
 DIMENSIONS = ("spatial_dims", "dimensions")
@@ -126,6 +126,10 @@ def build_foreign(
     try:
         network = network_class(**fixed, **arguments)
     except Exception as error:
+        if (package := missing_package(error)) is not None:
+            raise ConfigError(
+                f"model.name is '{name}', which needs the package '{package}'. Install it."
+            ) from error
         raise ConfigError(f"model.arguments: '{name}' cannot be built with them: {error}") from error
     if isinstance(network, Segmenter):
         return network
