@@ -75,6 +75,7 @@ def main() -> None:
         "graphs": {"compile": "graphs"},
         "eager": {"compile": "off"},
         "float32": {"precision": "float32", "compile": "off", "memory_format": "contiguous"},
+        "float32-graphs": {"precision": "float32", "compile": "graphs", "memory_format": "contiguous"},
     }
     rows = {}
     with tempfile.TemporaryDirectory() as folder:
