@@ -176,6 +176,15 @@ def test_channels_last_trains_the_same_model_and_sends_plain_tensors(tmp_path: P
         torch.testing.assert_close(last.params[name], plain.params[name], rtol=1e-3, atol=2e-4)
 
 
+def test_channels_last_takes_up_kept_optimizer_state(tmp_path: Path) -> None:
+    kept = {"learning_rate": 0.01, "state": "keep"}
+    plain = run(tmp_path / "a", optimizer=kept)
+    last = run(tmp_path / "b", optimizer=kept, compute={"memory_format": "channels_last"})
+    assert last.records[-1]["lost"] == {}
+    for name in plain.params:
+        torch.testing.assert_close(last.params[name], plain.params[name], rtol=1e-2, atol=2e-3)
+
+
 # Out of memory
 
 

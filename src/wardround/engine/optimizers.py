@@ -114,7 +114,10 @@ def import_state(optimizer: torch.optim.Optimizer, exported: dict[str, Tensor]) 
         parameter = parameters[int(number)]
         state: dict[str, Any] = optimizer.state[parameter]
         # the step counter lives where the optimizer put it: beside the parameter when fused
-        state[slot] = value.to(parameter.device).clone()
+        moved = value.to(parameter.device).clone()
+        if moved.shape == parameter.shape:  # moments lie in memory as their parameter does
+            moved = torch.empty_like(parameter).copy_(moved)
+        state[slot] = moved
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:

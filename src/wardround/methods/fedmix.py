@@ -114,7 +114,8 @@ class FedMix(Banked):
 
     def mixed_loss(self, loss: Loss, model: nn.Module, batch: Batch, mean: Batch, context: Context) -> Tensor:
         """(1-λ) ℓ(f(x'), y) + λ ℓ(f(x'), ȳ) + λ(1-λ) ⟨∂ℓ(f(x'), y)/∂x', x̄⟩, or mixup without the last."""
-        lam, taylor, x_bar, memory = self.lam, self.form == "taylor", mean.image, dict(context.memory)
+        lam, taylor, x_bar = self.lam, self.form == "taylor", mean.image
+        memory = {k: v.clone() if isinstance(v, Tensor) else v for k, v in context.memory.items()}
 
         def mix(image: Tensor) -> Tensor:
             return (1 - lam) * image if taylor else (1 - lam) * image + lam * x_bar
