@@ -119,6 +119,8 @@ class Turns:
 
     While a GPU predicts, the processor is free: jobs of one batch run during the next. Without one the
     network needs the same cores, so the two take turns, and a run never uses more threads than it was given.
+    Nothing is left over for the next round: validation leaves surface metrics out, unless one of them chooses
+    the best round, and then the round must wait for it.
     inline: jobs too small for threads are done at once.
     """
 
