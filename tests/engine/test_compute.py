@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from wardround.engine.recording import Passes
 from wardround.engine.training import Workbench
 from wardround.errors import ConfigError
 from wardround.losses.objective import Context, Dice, DiceBCE, Reference
+from wardround.methods import OBJECTIVES
 from wardround.methods.safcf import CFSL
 from wardround.models.unet import unet2d, unet3d
 from wardround.params import Params
@@ -201,8 +203,6 @@ class Full(DiceBCE):
 
 @pytest.fixture
 def little_room(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    from wardround.methods import OBJECTIVES
-
     monkeypatch.setitem(OBJECTIVES, "dice_bce", Full)
     yield
     Full.room = 2
@@ -308,6 +308,57 @@ def test_only_full_batches_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None
     assert compiled == ["_logits", "_features", "_bottleneck"]
     plain = passes.run(model, batch(3).image, True)
     torch.testing.assert_close(passes.run(model, batch(4).image, True).logits[:3], plain.logits)
+
+
+@pytest.mark.parametrize("name", list(OBJECTIVES))
+def test_equal_constants_mean_an_equal_loss(name: str) -> None:
+    """Else a step recorded in one round or epoch would be wrong in another."""
+    objective = OBJECTIVES[name]()
+    torch.manual_seed(3)
+    model = unet2d(in_channels=1, num_outputs=objective.num_outputs(2), base_filters=4, levels=3)
+    objective.start_model(model)
+    frozen = Reference(bench().model.eval())
+    found: dict[object, float] = {}
+    for round, epoch, has_previous in product((0, 1, 8), (0, 1), (False, True)):
+        given = context(
+            round=round,
+            rounds=10,
+            with_features=True,
+            global_=frozen,
+            previous=frozen,
+            has_previous=has_previous,
+        )
+        given.epoch, given.second_view = epoch, batch().image + 0.1
+        key = objective.constants(given)
+        assert key is not None
+        value = float(objective.loss(model, batch(), given).detach())
+        assert found.setdefault(key, value) == value
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a GPU")
+@pytest.mark.parametrize("objective", ["dice_bce", "evidential", "cfsl", "clsl", "swav"])
+def test_a_recorded_step_gives_the_bytes_of_a_written_one(tmp_path: Path, objective: str) -> None:
+    exact = {"precision": "float32", "memory_format": "contiguous", "deterministic": True}
+    results = [
+        run(
+            tmp_path / how,
+            rounds=3,
+            local_epochs=3,
+            objective={"name": objective},
+            compute={**exact, "compile": how},
+        )
+        for how in ("off", "graphs")
+    ]
+    assert results[0].params_sha256 == results[1].params_sha256
+    assert results[0].records[-1]["loss"] == results[1].records[-1]["loss"]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("state", ["keep", "reset"])
+def test_a_gpu_trains_with_what_auto_chooses(tmp_path: Path, state: str) -> None:
+    optimizer = {"learning_rate": 0.01, "state": state}
+    result = run(tmp_path, rounds=3, local_epochs=4, optimizer=optimizer, compute={"device": "cuda"})
+    assert result.records[-1]["lost"] == {}
 
 
 def test_a_client_keeps_nothing_of_a_step_between_tasks(tmp_path: Path) -> None:

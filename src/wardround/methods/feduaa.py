@@ -66,8 +66,14 @@ class FedUAAEvidential(Evidential):
     dice_mode: DiceMode = "plug_in"
 
     def loss(self, model: nn.Module, batch: Batch, context: Context) -> Tensor:
-        annealed = replace(self, anneal_rounds=self.anneal_rounds or context.rounds)  # min(1, t/R)
-        return super(FedUAAEvidential, annealed).loss(model, batch, context)
+        return super(FedUAAEvidential, self.over(context)).loss(model, batch, context)
+
+    def constants(self, context: Context) -> tuple[object, ...] | None:
+        return super(FedUAAEvidential, self.over(context)).constants(context)
+
+    def over(self, context: Context) -> FedUAAEvidential:
+        """With the run's own number of rounds where none is set: min(1, t/R)."""
+        return replace(self, anneal_rounds=self.anneal_rounds or context.rounds)
 
 
 @dataclass(frozen=True)
