@@ -46,13 +46,17 @@ def write_parts(path: Path, parts: Iterable[bytes | memoryview], *, durable: boo
     """Write a file from its parts, whole or not at all; durable: even after a power cut."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    with partial.open("wb") as file:
-        for part in parts:
-            file.write(part)
-        if durable:
-            file.flush()
-            os.fsync(file.fileno())
-    partial.replace(path)
+    try:
+        with partial.open("wb") as file:
+            for part in parts:
+                file.write(part)
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+        partial.replace(path)
+    except BaseException:  # Ctrl-C too
+        partial.unlink(missing_ok=True)
+        raise
 
 
 def write_text(path: Path, text: str) -> None:

@@ -351,3 +351,11 @@ def test_numbers_for_another_dimension_are_refused(name: str) -> None:
 def test_a_spacing_that_explodes_is_refused() -> None:
     with pytest.raises(DataError, match="look at its spacing"):
         prepare_case(volume(np.ones((40, 50))), None, PrepareSettings(spacing=(1e-4, 1e-4)), {})
+
+
+def test_a_flipped_axis_of_one_voxel_is_no_obstacle() -> None:
+    """NumPy calls such an axis contiguous although it runs backwards; torch refuses it."""
+    affine = np.diag([-1.0, -1.0, 1.0, 1.0])
+    data = np.arange(7, dtype=np.float32).reshape(1, 1, 1, 7)
+    prepared = prepare_case(Volume(data, affine, (1.0, 1.0, 1.0)), None, PrepareSettings(), {})
+    assert tuple(prepared.image.shape) == (1, 1, 1, 7)

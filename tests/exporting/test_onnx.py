@@ -65,6 +65,8 @@ def test_a_run_becomes_a_graph_for_every_size(
 
     assert largest(done.differences) < 1e-4
     says_what_it_is(done.folder)
+    sides = ", ".join(["any"] * trained.preparation.dimensions)
+    assert f"float32, (batch, 1, {sides})" in (done.folder / "README.md").read_text(encoding="utf-8")
     for shape in shapes:
         image = torch.randn(shape)
         logits = trained.model(image)

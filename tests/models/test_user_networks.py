@@ -88,6 +88,17 @@ def test_mistakes_in_the_users_file_are_told(tmp_path, monkeypatch):
         import_from_here("broken_two", "broken_two:Net")
 
 
+def test_a_users_file_cannot_end_the_command_without_a_word(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "a_script.py").write_text("import sys\nsys.exit(0)\n")
+    (tmp_path / "leaving.py").write_text(
+        "import sys\nfrom torch import nn\n\nclass Net(nn.Module):\n    def __init__(self):\n        sys.exit('no')\n"
+    )
+    assert "a_script cannot be imported: SystemExit: 0" in error_of("a_script:Net")
+    assert "'leaving:Net' cannot be built with them: no" in error_of("leaving:Net")
+
+
 @pytest.mark.parametrize("name", ["SwinUNETR", "UNETR"])
 def test_a_package_that_is_missing_is_named(name):
     if importlib.util.find_spec("einops") is not None:

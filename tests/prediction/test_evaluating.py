@@ -16,11 +16,14 @@ from helpers import run
 from prediction.threshold import ball, predictor, save_nifti
 from wardround import cli
 from wardround.cli import common
+from wardround.config import DataSettings
 from wardround.data import phantom_files
+from wardround.data.federation_file import write
+from wardround.data.init import propose
 from wardround.data.listing import Entry
 from wardround.data.phantom import PhantomSettings
 from wardround.errors import ConfigError, DataError
-from wardround.prediction.evaluating import evaluate, judge, open_labelled, values_of
+from wardround.prediction.evaluating import evaluate, holds_training_data, judge, open_labelled, values_of
 
 
 @pytest.fixture(scope="module")
@@ -147,3 +150,34 @@ def test_evaluate_prints_the_table_by_centre(
     )
     assert code == 0 and "north" in out and "8 cases judged, 0 could not be" in out
     assert not (tmp_path / "e" / "report.html").exists()
+
+
+def test_files_of_somebody_else_are_not_replaced_unasked(home: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("name: precious")
+    with pytest.raises(ConfigError, match=r"holds config\.yaml.*--overwrite"):
+        evaluate(home / "run", home / "data", output=tmp_path, report=False)
+    assert (tmp_path / "config.yaml").read_text() == "name: precious"
+
+
+def test_data_the_run_has_seen_are_said_to_be(tmp_path: Path) -> None:
+    phantom_files.write(PhantomSettings(size=16, cases=4, hospitals=2), tmp_path / "data", "nifti", seed=5)
+    write(propose([tmp_path / "data"]).file, tmp_path / "federation.yaml")
+    trained_on = DataSettings.model_validate({"federation": tmp_path / "federation.yaml"})
+    assert holds_training_data(tmp_path / "federation.yaml", trained_on)
+    assert holds_training_data(tmp_path / "data", trained_on)
+    assert holds_training_data(tmp_path / "data" / "north", trained_on)
+    assert not holds_training_data(tmp_path / "other", trained_on)
+    (tmp_path / "federation.yaml").unlink()
+    assert not holds_training_data(tmp_path / "data", trained_on)
+
+
+def test_what_no_check_foresaw_stops_one_case_only(home: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    def odd(predictor: Any, entry: Entry, classes: Any) -> dict[str, Any]:
+        if entry.name == "north-001":
+            raise ValueError("strides are negative.")
+        return judge(predictor, entry, classes)
+
+    monkeypatch.setattr("wardround.prediction.evaluating.judge", odd)
+    judged = evaluate(home / "run", home / "data", output=tmp_path / "out", report=False)
+    assert judged.num_cases == 7
+    assert ["strides are negative" in problem.reason for problem in judged.problems] == [True]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import os
 from pathlib import Path
 
@@ -13,8 +14,8 @@ from PIL import Image
 
 from prediction.threshold import ball, predictor, save_nifti
 from wardround.errors import ConfigError, DataError
-from wardround.prediction.inputs import Layout, find_scans
-from wardround.prediction.session import predict_into, predictions
+from wardround.prediction.inputs import Layout, Problem, find_scans
+from wardround.prediction.session import Report, predict_into, predictions
 
 SHAPE = (12, 12, 12)
 
@@ -265,6 +266,77 @@ def test_dicom_series_becomes_a_nifti_mask(tmp_path: Path) -> None:
     (name,) = report.done
     assert name.endswith(".nii.gz")
     assert nibabel.load(tmp_path / "out" / name).get_data_dtype() == np.uint8
+
+
+# Files of one session
+
+
+def test_a_map_and_a_mask_of_one_name_never_replace_each_other(tmp_path: Path) -> None:
+    scan(tmp_path / "in" / "x.nii.gz")
+    scan(tmp_path / "in" / "x_uncertainty.nii.gz")
+    asked = predictor(options={"uncertainty": "entropy"})
+    report = predict_into(asked, [tmp_path / "in"], tmp_path / "out", overwrite=True)
+    assert list(report.done) == ["x.nii.gz"]
+    assert "would replace a file of" in report.problems[0].reason
+    assert nibabel.load(tmp_path / "out" / "x_uncertainty.nii.gz").get_data_dtype() == np.float32
+
+
+def test_a_map_never_replaces_another_scan(tmp_path: Path) -> None:
+    kept = scan(tmp_path / "out" / "x_uncertainty.nii.gz")
+    before = kept.read_bytes()
+    inputs = [scan(tmp_path / "in" / "x.nii.gz"), kept]
+    asked = predictor(options={"uncertainty": "entropy"})
+    report = predict_into(asked, inputs, tmp_path / "out", overwrite=True)
+    assert len(report.problems) == 2 and kept.read_bytes() == before
+
+
+def test_what_no_check_foresaw_stops_one_scan_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = predictor()
+    look = asked.look
+
+    def odd(image: object, name: str = "", watch: object = None) -> object:
+        if name.startswith("a"):
+            raise ValueError("strides are negative.")
+        return look(image, name, watch)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(asked, "look", odd)
+    inputs = [scan(tmp_path / "a.nii"), scan(tmp_path / "b.nii")]
+    report = predict_into(asked, inputs, tmp_path / "out")
+    assert list(report.done) == ["b.nii"]
+    assert report.problems[0].reason.endswith("a.nii cannot be predicted: strides are negative.")
+
+
+def test_stopped_half_way_the_masks_there_have_their_facts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = predictor()
+    look = asked.look
+
+    def stopped(image: object, name: str = "", watch: object = None) -> object:
+        if name.startswith("b"):
+            raise KeyboardInterrupt
+        return look(image, name, watch)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(asked, "look", stopped)
+    inputs = [scan(tmp_path / "a.nii"), scan(tmp_path / "b.nii")]
+    with pytest.raises(KeyboardInterrupt):
+        predict_into(asked, inputs, tmp_path / "out")
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["a.nii", "predictions.json"]
+    assert list(json.loads((tmp_path / "out" / "predictions.json").read_text())["scans"]) == ["a.nii"]
+
+
+def test_a_list_saved_by_windows_and_a_folder_in_a_list(tmp_path: Path) -> None:
+    scan(tmp_path / "a.nii")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "list.txt").write_bytes(b"\xef\xbb\xbfa.nii\r\nfolder\r\n")
+    report = predict_into(predictor(), [tmp_path / "list.txt"], tmp_path / "out")
+    assert list(report.done) == ["a.nii"]
+    assert "folder is a folder; a list names files" in report.problems[0].reason
+
+
+def test_two_sentences_about_one_input_are_both_told(tmp_path: Path) -> None:
+    told = Report(tmp_path, problems=[Problem("x", "One."), Problem("x", "Two.")]).as_dict()
+    assert told["problems"] == {"x": "One. Two."} and told["failed"] == 2
 
 
 # The Python interface

@@ -17,6 +17,7 @@ from wardround.data.federation_file import write
 from wardround.data.init import propose
 from wardround.data.phantom import PhantomSettings
 from wardround.errors import CheckpointError, ConfigError
+from wardround.prediction.session import models_for
 from wardround.prediction.trained import PREPARATION, Preparation, TrainedModel
 from wardround.storage import write_json
 
@@ -187,3 +188,20 @@ def test_settings_of_runs_need_no_data(real: tuple[Path, Path]) -> None:
     folder, _ = real
     assert not Path(json.loads(json.dumps(str(TrainedModel.load(folder).config.data.federation)))).exists()
     assert settings(folder)["rounds"] == 2
+
+
+@pytest.mark.parametrize(
+    "text", ['{"temperature": "x"}', '{"temperature": -1}', '{"quantiles": 3}', "[]", "{"]
+)
+def test_damaged_calibration_is_a_sentence(plain: Any, tmp_path: Path, text: str) -> None:
+    folder = copied(plain, tmp_path)
+    (folder / "calibration.json").write_text(text)
+    with pytest.raises(CheckpointError, match="Remove it to do without"):
+        TrainedModel.load(folder)
+
+
+def test_an_ensemble_of_all_needs_personal_models(plain: Any, tmp_path: Path) -> None:
+    folder = copied(plain, tmp_path)
+    (folder / "clients" / "north").mkdir(parents=True, exist_ok=True)
+    with pytest.raises(ConfigError, match="--ensemble all needs a model of every client"):
+        models_for(folder, ensemble=["all"])

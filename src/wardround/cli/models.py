@@ -9,12 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from wardround.cli.common import Json, Set, app, configure_logging, out, print_rows, print_table
+from wardround.errors import ConfigError
 
 if TYPE_CHECKING:
     from wardround.models import ModelSettings
 
 models_app = typer.Typer(name="models", invoke_without_command=True)
 app.add_typer(models_app)
+
+MOST_VOXELS = 100_000  # a side; counts of more do not fit torch's numbers
 
 Size = Annotated[
     str | None,
@@ -34,6 +37,13 @@ def models(
 ) -> None:
     """List the networks with what they cost, or show one."""
     if context.invoked_subcommand is not None:
+        if (size, channels, classes, json_) != (
+            None,
+            1,
+            2,
+            False,
+        ):  # show has its own and would not see these
+            raise ConfigError("wardround models: write options behind show NAME, not in front of it.")
         return
     configure_logging(debug=False, quiet=True)
     from wardround.reporting.networks import network_list
@@ -84,7 +94,6 @@ def settings_of(name: str, overrides: list[str]) -> ModelSettings:
     from pydantic import ValidationError
 
     from wardround.config import apply_override, explained
-    from wardround.errors import ConfigError
     from wardround.models import ModelSettings, resolve
 
     values: dict[str, Any] = {"model": {"name": name}}
@@ -105,13 +114,15 @@ def settings_of(name: str, overrides: list[str]) -> ModelSettings:
 
 def sides(text: str | None) -> tuple[int, ...] | None:
     """128,128,128 as numbers."""
-    from wardround.errors import ConfigError
-
     if text is None:
         return None
     parts = text.replace("x", ",").split(",")
-    if len(parts) not in (2, 3) or not all(part.strip().isdigit() and int(part) > 0 for part in parts):
-        raise ConfigError(f"--size {text}: write two or three numbers of voxels, such as 128,128,128.")
+    if len(parts) not in (2, 3) or not all(
+        part.strip().isdecimal() and 0 < int(part) <= MOST_VOXELS for part in parts
+    ):
+        raise ConfigError(
+            f"--size {text}: write two or three numbers of voxels up to {MOST_VOXELS}, such as 128,128,128."
+        )
     return tuple(int(part) for part in parts)
 
 

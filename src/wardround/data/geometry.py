@@ -86,7 +86,8 @@ class Geometry:
 
     def cut(self, data: Array) -> Array:
         """(C, *file) -> (C, *box), in memory of its own."""
-        return np.ascontiguousarray(self.turn(data)[(slice(None), *(slice(*side) for side in self.box))])
+        # a copy: NumPy calls an axis of one voxel contiguous even when it runs backwards, torch does not
+        return self.turn(data)[(slice(None), *(slice(*side) for side in self.box))].copy(order="C")
 
     def place(self, data: Tensor, fill: Tensor) -> Tensor:
         """(C, *resampled) -> (C, *size); fill: (C,), what padding is made of."""

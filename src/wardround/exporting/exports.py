@@ -125,7 +125,7 @@ def graph_readme(package: Package, found: list[Difference]) -> str:
         f"| {'x'.join(map(str, d.shape))} | {d.probabilities:.1e} | {d.logits:.1e} | {d.limit:g} |"
         for d in found
     )
-    sides = "x".join(["batch", str(preparation.in_channels), *["any"] * preparation.dimensions])
+    sides = ", ".join(["batch", str(preparation.in_channels), *["any"] * preparation.dimensions])
     return f"""# {package.name}: an ONNX graph
 
 Written by wardround {__version__}. What it is for, what it reached and where it fails:
@@ -135,7 +135,7 @@ Written by wardround {__version__}. What it is for, what it reached and where it
 import onnxruntime
 
 session = onnxruntime.InferenceSession("model.onnx", providers=["CPUExecutionProvider"])
-probabilities, logits = session.run(None, {{"image": image}})   # image: float32, {sides}
+probabilities, logits = session.run(None, {{"image": image}})   # image: float32, ({sides})
 ```
 
 - `image`: prepared as `model.json` says under `preparation`. Batch and sides are free; the graph pads.

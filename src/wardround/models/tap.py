@@ -298,7 +298,7 @@ class Probe:
         )
 
 
-def missing_package(error: Exception | None) -> str | None:
+def missing_package(error: BaseException | None) -> str | None:
     """The package that an error says is not installed."""
     found = re.search(r"No module named '([\w.]+)'", str(error))
     return None if found is None else found[1]

@@ -76,7 +76,7 @@ def import_from_here(path: str, name: str) -> Any:
         raise ConfigError(
             f"model.name is '{name}', whose module {path} needs '{missing}', which is not installed."
         ) from None
-    except Exception as error:  # whatever the user's file does wrong
+    except (Exception, SystemExit) as error:  # whatever the user's file does wrong; a script may also exit
         raise ConfigError(
             f"model.name is '{name}', but {path} cannot be imported: {type(error).__name__}: {error}"
         ) from error
@@ -125,7 +125,7 @@ def build_foreign(
     arguments = check_arguments(name, network_class, arguments, fixed)
     try:
         network = network_class(**fixed, **arguments)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         if (package := missing_package(error)) is not None:
             raise ConfigError(
                 f"model.name is '{name}', which needs the package '{package}'. Install it."

@@ -21,6 +21,7 @@ import numpy as np
 import yaml
 from numpy.typing import NDArray
 
+from wardround.config import DataSettings
 from wardround.data.check import with_splits
 from wardround.data.federation_file import FederationFile, load
 from wardround.data.files import read_label, same_affine
@@ -30,12 +31,12 @@ from wardround.data.loading import with_meaning
 from wardround.data.prepare import to_classes
 from wardround.data.readers import joining, read
 from wardround.engine.evaluation import Evaluation, column
-from wardround.errors import ConfigError, DataError
+from wardround.errors import ConfigError, DataError, WardroundError
 from wardround.metrics import METRICS, measure
 from wardround.metrics.summary import across_clients, summarise
 from wardround.prediction.inputs import Problem, Scan
 from wardround.prediction.predicting import Predictor
-from wardround.prediction.session import check_writable, models_for
+from wardround.prediction.session import UNFORESEEN, by_input, check_writable, models_for, unforeseen
 from wardround.reporting.report import write_report
 from wardround.reporting.tables import Table, case_rows, client_table
 from wardround.storage import file_name, jsonable, write_json, write_text
@@ -43,6 +44,11 @@ from wardround.storage import file_name, jsonable, write_json, write_text
 log = logging.getLogger(__name__)
 
 Split = Literal["all", "train", "val", "test", "auto"]
+SEEN = (
+    "holds data this run was trained on, so cases it has seen are judged too; "
+    "its own federation.yaml with --split test leaves them out."
+)
+WRITTEN = ("cases.csv", "config.yaml", "environment.json", "records.jsonl", "report.html", "result.json")
 WatchCases = Callable[[int, int, str], None]
 
 
@@ -86,7 +92,7 @@ class Judged:
                     centre: {row["case"]: row["uncertainty"] for row in rows}
                     for centre, rows in self.evaluation.cases.items()
                 },
-                "problems": {problem.where: problem.reason for problem in self.problems},
+                "problems": by_input(self.problems),
                 "notes": self.notes,
             }
         )
@@ -117,6 +123,7 @@ def evaluate(
     if split == "auto":
         split = "test" if is_training_data(path, model.config.data.federation) else "all"
     labelled = open_labelled(path, split)
+    seen = [f"{path} {SEEN}"] if split == "all" and holds_training_data(path, model.config.data) else []
     classes, note = values_of(predictor.preparation.labels, labelled.labels, path)
     folder = Path(output) if output is not None else default_folder(Path(run), path)
     refuse_taken(folder, overwrite)
@@ -125,7 +132,7 @@ def evaluate(
         evaluation=Evaluation({}, {}, {}),
         metrics=tuple(model.config.evaluate.metrics),
         title=f"{model.name} on {path.name}",
-        notes=[*labelled.notes, *note, *(w for m in predictor.models for w in m.warnings)],
+        notes=[*labelled.notes, *seen, *note, *(w for m in predictor.models for w in m.warnings)],
     )
     rows: dict[str, list[dict[str, Any]]] = {}
     for number, entry in enumerate(labelled.entries, start=1):
@@ -133,6 +140,8 @@ def evaluate(
             rows.setdefault(entry.client, []).append(judge(predictor, entry, classes))
         except DataError as error:
             judged.problems.append(Problem(entry.where, str(error)))
+        except UNFORESEEN as error:
+            judged.problems.append(unforeseen(entry.where, error))
         if watch is not None:
             watch(number, len(labelled.entries), entry.where)
     if not any(rows.values()):
@@ -180,6 +189,23 @@ def of_file(path: Path) -> tuple[FederationFile, Listing]:
 
 def is_training_data(path: Path, trained_on: Path | None) -> bool:
     return trained_on is not None and path.resolve() == trained_on.resolve()
+
+
+def holds_training_data(path: Path, trained_on: DataSettings) -> bool:
+    """Whether data lie where the run's own did, as far as its federation.yaml is still there to tell."""
+    homes = [] if trained_on.folders is None else [trained_on.folders.root]
+    if trained_on.federation is not None:
+        if is_training_data(path, trained_on.federation):
+            return True
+        try:
+            file = load(trained_on.federation)
+        except (WardroundError, OSError):
+            return False
+        homes = [trained_on.federation.parent / source.path for source in file.sources]
+    here = path.resolve()
+    return any(
+        here == home or here in home.parents or home in here.parents for home in map(Path.resolve, homes)
+    )
 
 
 def values_of(
@@ -257,6 +283,12 @@ def refuse_taken(folder: Path, overwrite: bool) -> None:
         raise ConfigError(f"{folder} holds a run, which is not replaced; choose another folder with -o.")
     if (folder / "evaluation.json").exists() and not overwrite:
         raise ConfigError(f"{folder} holds an evaluation. Add --overwrite to replace it, or choose another.")
+    theirs = [name for name in WRITTEN if (folder / name).exists()]
+    if theirs and not overwrite:
+        raise ConfigError(
+            f"{folder} holds {theirs[0]}, which is of no evaluation. Choose another folder with -o, or add "
+            "--overwrite to replace it."
+        )
     check_writable(folder)
 
 

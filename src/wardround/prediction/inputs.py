@@ -182,7 +182,7 @@ def of_dicom(folder: Path, workplace: Path, found: Found) -> None:
 
 def of_list(path: Path, layout: Layout, found: Found) -> None:
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()[:MOST_LINES]
+        lines = path.read_text(encoding="utf-8-sig").splitlines()[:MOST_LINES]
     except UnicodeDecodeError:
         raise DataError(f"{path} is no text; a list names one scan a line.") from None
     numbered = [(n, line.strip()) for n, line in enumerate(lines, start=1)]
@@ -196,7 +196,8 @@ def of_list(path: Path, layout: Layout, found: Found) -> None:
     for number, files in listed:
         missing = [file for file in files if not file.is_file()]
         if missing:
-            found.refuse(f"{path}, line {number}", f"{path}, line {number}: {missing[0]} does not exist.")
+            reason = "is a folder; a list names files" if missing[0].is_dir() else "does not exist"
+            found.refuse(f"{path}, line {number}", f"{path}, line {number}: {missing[0]} {reason}.")
         elif len(files) == 1:
             of_files(files, Layout(1), found)
         else:

@@ -10,7 +10,7 @@ import json
 import logging
 import os
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ log = logging.getLogger(__name__)
 
 PREDICTIONS = "predictions.json"
 FORMAT = "wardround-predictions-1"
+UNFORESEEN = (ArithmeticError, LookupError, RuntimeError, ValueError)
 
 Input = str | os.PathLike[str]
 WatchScans = Callable[[str, int, int, int, int], None]  # scan, its number, of how many, window, of how many
@@ -48,11 +49,19 @@ class Report:
                 "predicted": len(self.done),
                 "failed": len(self.problems),
                 "scans": self.done,
-                "problems": {problem.where: problem.reason for problem in self.problems},
+                "problems": by_input(self.problems),
                 "notes": self.notes,
             }
         )
         return plain
+
+
+def by_input(problems: Sequence[Problem]) -> dict[str, str]:
+    """Input -> what is wrong with it, all sentences where there are several."""
+    reasons: dict[str, list[str]] = {}
+    for problem in problems:
+        reasons.setdefault(problem.where, []).append(problem.reason)
+    return {where: " ".join(said) for where, said in reasons.items()}
 
 
 def models_for(
@@ -66,7 +75,10 @@ def models_for(
         names = clients_of(Path(run))
         if not names:
             raise ConfigError(f"{run} keeps no personal models; give further runs to --ensemble.")
-        return [TrainedModel.load(run, client=name, device=device) for name in names]
+        try:
+            return [TrainedModel.load(run, client=name, device=device) for name in names]
+        except ConfigError as error:
+            raise ConfigError(f"--ensemble all needs a model of every client, but {error}") from None
     first = TrainedModel.load(run, client=client, device=device)
     return [first, *(TrainedModel.load(other, client=client, device=device) for other in ensemble)]
 
@@ -87,26 +99,53 @@ def predict_into(
     with tempfile.TemporaryDirectory(prefix="wardround-") as workplace:
         found = find_scans(list(map(Path, inputs)), predictor.layout, Path(workplace))
         report.problems += found.problems
-        for number, scan in enumerate(found.scans, start=1):
-            try:
-                refuse_existing(scan, folder, predictor, overwrite)
+        taken = {file.resolve(): f"the scan {file}" for scan in found.scans for file in scan.files}
+        try:
+            for number, scan in enumerate(found.scans, start=1):
                 shown = windows_of(watch, scan.where, number, len(found.scans))
-                prediction = predictor(scan, shown)
-                files = writing.write(prediction, folder)
-            except WardroundError as error:
-                report.problems.append(Problem(scan.where, str(error)))
-            except OSError as error:
-                reason = f"{scan.where}: {error.filename or folder}: {error.strerror or error}."
-                report.problems.append(Problem(scan.where, reason))
-            else:
-                facts = {"files": files, **prediction.facts(), **origin}
-                facts["inputs"] = [scan.where] if len(scan.files) == 1 else facts["inputs"]
-                report.done[scan.name] = facts
-                del prediction
-    if report.done:
-        scans = {**before, **report.done}
-        write_json(folder / PREDICTIONS, {"format": FORMAT, "wardround": __version__, "scans": scans})
+                one_into(predictor, scan, report, origin, overwrite=overwrite, taken=taken, watch=shown)
+        finally:  # stopped half-way, the masks that are there have their facts too
+            if report.done:
+                scans = {**before, **report.done}
+                write_json(folder / PREDICTIONS, {"format": FORMAT, "wardround": __version__, "scans": scans})
     return report
+
+
+def one_into(
+    predictor: Predictor,
+    scan: Scan,
+    report: Report,
+    origin: Mapping[str, Any],
+    *,
+    overwrite: bool,
+    taken: dict[Path, str],
+    watch: Callable[[int, int], None] | None,
+) -> None:
+    """Predict one scan into the report's folder; whatever is wrong with it leaves the others alone."""
+    folder = report.folder
+    try:
+        outputs = refuse_existing(scan, folder, predictor, overwrite, taken)
+        prediction = predictor(scan, watch)
+        files = writing.write(prediction, folder)
+    except WardroundError as error:
+        report.problems.append(Problem(scan.where, str(error)))
+    except OSError as error:
+        reason = f"{scan.where}: {error.filename or folder}: {error.strerror or error}."
+        report.problems.append(Problem(scan.where, reason))
+    except UNFORESEEN as error:
+        report.problems.append(unforeseen(scan.where, error))
+    else:
+        taken |= {path.resolve(): f"a file of {scan.where}" for path in outputs}
+        facts = {"files": files, **prediction.facts(), **origin}
+        facts["inputs"] = [scan.where] if len(scan.files) == 1 else facts["inputs"]
+        report.done[scan.name] = facts
+
+
+def unforeseen(where: str, error: Exception) -> Problem:
+    """What no check foresaw, such as an odd shape, in a sentence; --debug shows where it came from."""
+    log.debug("%s", where, exc_info=error)
+    said = (str(error).splitlines() or [""])[0].rstrip(". ") or type(error).__name__
+    return Problem(where, f"{where} cannot be predicted: {said[:200]}.")
 
 
 def predictions(predictor: Predictor, inputs: Sequence[Input]) -> list[Prediction]:
@@ -161,8 +200,14 @@ def check_writable(folder: Path) -> None:
         raise ConfigError(f"output folder {folder} cannot be written: {error.strerror or error}.") from None
 
 
-def refuse_existing(scan: Scan, folder: Path, predictor: Predictor, overwrite: bool) -> None:
-    """Nothing is replaced unasked, and never the scan itself."""
+def refuse_existing(
+    scan: Scan, folder: Path, predictor: Predictor, overwrite: bool, taken: Mapping[Path, str]
+) -> list[Path]:
+    """The files it may write. Nothing is replaced unasked, and never a scan, nor what was just made.
+
+    taken: files of this session, and what they are; the map of `x` may have the name of the mask of
+    `x_uncertainty`.
+    """
     outputs = writing.outputs_of(
         scan,
         folder,
@@ -173,8 +218,12 @@ def refuse_existing(scan: Scan, folder: Path, predictor: Predictor, overwrite: b
     for path in outputs:
         if path.resolve() in sources:
             raise DataError(f"{scan.where}: its mask would replace the scan itself; choose another folder.")
+        if path.resolve() in taken:
+            what = taken[path.resolve()]
+            raise DataError(f"{scan.where}: {path} would replace {what}; choose another folder.")
         if path.exists() and not overwrite:
             raise DataError(f"{scan.where}: {path} exists already. Add --overwrite to replace it.")
+    return outputs
 
 
 def earlier(path: Path, overwrite: bool) -> dict[str, Any]:

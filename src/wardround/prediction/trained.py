@@ -269,9 +269,21 @@ def stored_calibration(folder: Path) -> dict[str, Any] | None:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path} cannot be read ({error}). Remove it to do without.") from None
-    if not isinstance(found, dict):
+    if not isinstance(found, dict) or not sound_calibration(found):
         raise CheckpointError(f"{path} is no calibration of wardround. Remove it to do without.")
     return found
+
+
+def sound_calibration(found: Mapping[str, Any]) -> bool:
+    """Whether a prediction can use it: a temperature above 0, quantiles by kind, where there are any."""
+    temperature, quantiles = found.get("temperature"), found.get("quantiles") or {}
+    if temperature is not None and not (
+        isinstance(temperature, int | float) and 0 < temperature < float("inf")
+    ):
+        return False
+    return isinstance(quantiles, Mapping) and all(
+        kind is None or isinstance(kind, Mapping) for kind in quantiles.values()
+    )
 
 
 # Personal models
@@ -321,7 +333,7 @@ def personal_params(
     if not own and all(found[name] is params[name] for name in params):
         raise ConfigError(
             f"client '{client}' has no model of its own in {folder}: {method.title} gives all clients the "
-            "common one. Leave --client out."
+            "common one. Use that."
         )
     return found, own
 
