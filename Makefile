@@ -1,5 +1,6 @@
 # make demo   three made-up hospitals, a table and a picture
 # make test   formatting, types and all tests
+# make slow   what takes minutes: large networks and every variant of an export
 # make browser   the report in a real browser (Chromium), skipped where there is none
 # Both set up .venv on first use and start at once afterwards.
 
@@ -8,7 +9,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test browser check format bench clean
+.PHONY: help install demo test slow browser check format bench clean
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -33,7 +34,10 @@ demo: $(VENV)/.installed
 	@$(BIN)/wardround demo
 
 test: check
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal --cov --cov-report=term:skip-covered --cov-fail-under=90
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow" --cov --cov-report=term:skip-covered --cov-fail-under=90
+
+slow: $(VENV)/.installed-test
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m slow
 
 check: $(VENV)/.installed-test
 	@$(BIN)/ruff format --check --quiet . || { echo "Run: make format"; exit 1; }

@@ -237,6 +237,7 @@ def test_dropout_acts_in_training_only():
     assert torch.equal(model.eval()(x), model(x))
 
 
+@pytest.mark.slow
 def test_the_network_compiles_into_one_graph():
     model = small(3, levels=2).eval()
     x = image(model, 13, 9, 3)

@@ -263,6 +263,7 @@ def test_details_of_single_voxels_reach_the_logits_where_they_are():
     assert nearby > 3 * change.mean()
 
 
+@pytest.mark.slow
 @dimensions
 def test_the_network_compiles_into_one_graph(dimensions):
     model = small(dimensions).eval()
@@ -321,7 +322,9 @@ def test_settings_reach_the_network():
 # Learning
 
 
-@pytest.mark.parametrize(("dimensions", "size", "steps"), [(2, 32, 40), (3, 16, 80)])
+@pytest.mark.parametrize(
+    ("dimensions", "size", "steps"), [(2, 32, 40), pytest.param(3, 16, 80, marks=pytest.mark.slow)]
+)
 def test_four_cases_are_learnt_by_heart(dimensions, size, steps):
     model = small(dimensions, base_filters=32, levels=4)
     cases = four_cases(dimensions, size)

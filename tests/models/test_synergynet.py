@@ -282,6 +282,7 @@ def test_it_trains_in_bfloat16_with_its_loss_in_float32() -> None:
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
 
 
+@pytest.mark.slow
 def test_it_compiles_into_one_graph() -> None:
     model = tiny(dropout=0.0)
     x = image(model, 9, 9)
