@@ -18,6 +18,7 @@ from wardround.engine.checkpoint import MemoryStore
 from wardround.engine.clients import Answer
 from wardround.engine.host import Host
 from wardround.messages import Message
+from wardround.models.base import Segmenter
 from wardround.params import Params
 
 VECTORS = Path(__file__).parent / "vectors"
@@ -96,7 +97,7 @@ def four_cases(dimensions: int, size: int) -> tuple[Tensor, Tensor]:
 
 
 def dice_after_fitting(
-    model: nn.Module, image: Tensor, label: Tensor, *, steps: int, learning_rate: float
+    model: Segmenter, image: Tensor, label: Tensor, *, steps: int, learning_rate: float
 ) -> float:
     """Train on the same cases again and again; their mean Dice in evaluation mode."""
     axes = tuple(range(1, image.dim()))
@@ -109,7 +110,8 @@ def dice_after_fitting(
         logits = model.train()(image)
         entropy = nn.functional.binary_cross_entropy_with_logits(logits, label)
         optimizer.zero_grad()
-        (entropy + 1 - dice(logits.sigmoid())).backward()
+        loss = entropy + 1 - dice(logits.sigmoid())
+        torch.stack([loss, *model.extra_losses(len(image)).values()]).sum().backward()
         optimizer.step()
     with torch.no_grad():
         return float(dice((model.eval()(image) > 0).float()))

@@ -10,19 +10,21 @@ from pytest import MonkeyPatch, mark, raises
 
 from wardround.data.federation import POOLED, open_federation
 from wardround.engine import placement
-from wardround.engine.device import forward_flops, threads_for
+from wardround.engine.device import threads_for
 from wardround.engine.host import build_model
 from wardround.engine.placement import (
     Placement,
     Work,
     devices_for,
-    forward_cost,
     place,
     present_sizes,
     workers_on_cores,
     workers_on_gpus,
 )
 from wardround.errors import ConfigError
+from wardround.models.base import Output, Segmenter
+from wardround.models.forward_cost import forward_cost
+from wardround.models.measure import costs
 from wardround.planning.memory import activation_bytes
 
 FOUR = dict.fromkeys("abcd", 60)
@@ -138,10 +140,22 @@ def test_operations_of_a_small_image_scale_to_those_of_a_large_one(tmp_path: Pat
 
     counted, kept = forward_cost(network, (96, 96))
 
-    assert abs(counted / forward_flops(network, (1, 1, 96, 96)) - 1) < 0.01
+    assert abs(counted / costs(network, (96, 96)).flops - 1) < 0.01
     saved = activation_bytes(network, (1, 1, 96, 96), checkpointing=False)
     assert saved is not None and 0.5 < kept / saved < 2
     assert all(torch.equal(before[name], tensor) for name, tensor in network.state_dict().items())
+
+
+def test_the_operations_of_one_convolution_are_counted_by_hand() -> None:
+    class One(Segmenter):
+        def __init__(self) -> None:
+            super().__init__(in_channels=3, num_outputs=5, dimensions=2, divisor=1)
+            self.layer = torch.nn.Conv2d(3, 5, 3, padding=1, bias=False)
+
+        def _output(self, x: torch.Tensor) -> Output:
+            return Output(logits=self.layer(x))
+
+    assert forward_cost(One(), (8, 8))[0] == costs(One(), (8, 8)).flops == 2 * 5 * 3 * 9 * 64
 
 
 # Whole runs

@@ -10,8 +10,6 @@ import pytest
 import torch
 from torch import Tensor
 
-import overfitting
-import wardround as wr
 from wardround.models.autoencoder import Autoencoder, autoencoder
 from wardround.models.channel_groups import channel_groups, permuted
 from wardround.models.norm import Norm
@@ -144,12 +142,18 @@ def test_reordered_channels_leave_the_function_as_it_is(dimensions: int, norm: N
 
 
 def test_it_overfits_four_cases() -> None:
-    assert overfitting.dice(tiny(base_filters=4), steps=60) > 0.9
+    assert (
+        helpers.dice_after_fitting(
+            tiny(base_filters=4), *helpers.four_cases(2, 32), steps=60, learning_rate=0.01
+        )
+        > 0.9
+    )
 
 
 @pytest.mark.slow
 def test_it_overfits_four_volumes() -> None:
-    assert overfitting.dice(tiny(3, base_filters=4, levels=2), steps=90, learning_rate=0.03) > 0.9
+    model = tiny(3, base_filters=4, levels=2)
+    assert helpers.dice_after_fitting(model, *helpers.four_cases(3, 16), steps=90, learning_rate=0.03) > 0.9
 
 
 def test_its_state_goes_through_safetensors(tmp_path: Path) -> None:
@@ -168,8 +172,5 @@ def test_it_trains_federated_and_resumes_to_the_same_bytes(tmp_path: Path, metho
         "model": {"name": "autoencoder", "base_filters": 2, "levels": 2},
         "method": {"name": method},
     }
-    whole = helpers.run(tmp_path / "whole", **changes)
-    broken = helpers.settings(tmp_path / "broken", **changes)
-    with pytest.raises(KeyboardInterrupt):
-        wr.run(broken, listener=helpers.Watcher(crash_in_round=2))
-    assert wr.run(broken, resume=True).params_sha256 == whole.params_sha256
+    whole, resumed = helpers.whole_and_resumed(tmp_path, **changes)
+    assert resumed.params_sha256 == whole.params_sha256

@@ -12,8 +12,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import overfitting
-import wardround as wr
 from wardround.errors import ConfigError
 from wardround.models import head_names
 from wardround.models.channel_groups import channel_groups
@@ -316,7 +314,7 @@ def test_its_channels_cannot_be_matched_and_it_says_why(tmp_path: Path, stem: st
 @kinds
 def test_it_overfits_four_cases_with_more_than_two_codes(attention: str) -> None:
     model = tiny(base_filters=8, codes=256, dropout=0.0, attention=attention)
-    assert overfitting.dice(model, steps=50, learning_rate=0.02) > 0.9
+    assert helpers.dice_after_fitting(model, *helpers.four_cases(2, 32), steps=50, learning_rate=0.02) > 0.9
     assert model.notes()["codebook_perplexity"] > 2
 
 
@@ -324,14 +322,15 @@ def test_revival_uses_more_of_the_codebook() -> None:
     shares = []
     for revive in (0, 3):
         model = tiny(codes=64, dropout=0.0, revive=revive)
-        overfitting.dice(model, steps=12)
+        helpers.dice_after_fitting(model, *helpers.four_cases(2, 32), steps=12, learning_rate=0.01)
         shares.append(float(model.notes()["codebook_share"]))
     assert shares[1] > 1.5 * shares[0]
 
 
 @pytest.mark.slow
 def test_it_overfits_four_volumes() -> None:
-    assert overfitting.dice(tiny(3, base_filters=8, codes=256, dropout=0.0), steps=100) > 0.9
+    model = tiny(3, base_filters=8, codes=256, dropout=0.0)
+    assert helpers.dice_after_fitting(model, *helpers.four_cases(3, 16), steps=100, learning_rate=0.01) > 0.9
 
 
 def test_its_state_goes_through_safetensors(tmp_path: Path) -> None:
@@ -359,11 +358,8 @@ def test_it_trains_federated_and_resumes_to_the_same_bytes(tmp_path: Path, metho
         },
         "method": {"name": method},
     }
-    whole = helpers.run(tmp_path / "whole", **changes)
-    broken = helpers.settings(tmp_path / "broken", **changes)
-    with pytest.raises(KeyboardInterrupt):
-        wr.run(broken, listener=helpers.Watcher(crash_in_round=2))
-    assert wr.run(broken, resume=True).params_sha256 == whole.params_sha256
+    whole, resumed = helpers.whole_and_resumed(tmp_path, **changes)
+    assert resumed.params_sha256 == whole.params_sha256
     numbers = whole.records[-1]["loss"]["north"]
     assert numbers["quantiser"] > 0
     assert 1 <= numbers["codebook_perplexity"] <= 8

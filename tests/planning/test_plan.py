@@ -16,6 +16,7 @@ import wardround.planning as planning
 from wardround import cli
 from wardround.cli import common
 from wardround.engine.host import build_model
+from wardround.models.base import Output, Segmenter
 from wardround.planning import plan, size
 from wardround.planning.memory import activation_bytes, optimizer_bytes
 from wardround.planning.rehearsal import Rehearsal
@@ -98,18 +99,15 @@ def test_the_run_folder_grows_as_planned(tmp_path: Path) -> None:
 
 
 def test_activations_of_two_layers_by_hand() -> None:
-    class Two(nn.Module):
-        checkpointing = False
-
+    class Two(Segmenter):
         def __init__(self) -> None:
-            super().__init__()
+            super().__init__(in_channels=1, num_outputs=1, dimensions=2, divisor=1)
             self.layers = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 1, 1))
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            logits: torch.Tensor = self.layers(x)
-            return logits
+        def _output(self, x: torch.Tensor) -> Output:
+            return Output(logits=self.layers(x))
 
-    counted = activation_bytes(Two(), (2, 1, 8, 8), checkpointing=False)  # type: ignore[arg-type]
+    counted = activation_bytes(Two(), (2, 1, 8, 8), checkpointing=False)
 
     image, hidden = 2 * 64 * 4, 2 * 4 * 64 * 4  # what the convolutions and the ReLU look at again
     assert counted == image + hidden + 4 * image  # and the loss, about

@@ -15,10 +15,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
 
 from wardround.config import ComputeSettings
 from wardround.errors import ConfigError
+from wardround.models.base import Segmenter
+from wardround.models.forward_cost import forward_cost
 
 log = logging.getLogger(__name__)
 
@@ -104,17 +105,18 @@ def autocast_dtype(settings: ComputeSettings, device: torch.device) -> torch.dty
 
 def choose(
     settings: ComputeSettings,
-    model: nn.Module | None = None,
-    batch_shape: Sequence[int] | None = None,
+    model: Segmenter | None = None,
+    shape: Sequence[int] | None = None,
+    batch_size: int = 1,
     steps: int = 0,
 ) -> Compute:
-    """What the settings come to; model, batch_shape (B, C, *spatial) and steps let `auto` weigh."""
+    """What the settings come to; model, shape of a case, batch_size and steps let `auto` weigh."""
     device = choose_device(settings)
     on_gpu = device.type == "cuda"
     layout, how, why = settings.memory_format, settings.compile, ""
     record, inductor = how in ("graphs", "full"), how in ("inductor", "full")
     if how == "auto":
-        record, inductor, why = weighed(on_gpu, model, batch_shape, steps)
+        record, inductor, why = weighed(on_gpu, model, shape, batch_size, steps)
     if record and not on_gpu:
         record, why = False, "CUDA graphs need a GPU"
         log.info("compute.compile is '%s', but %s; steps run as written", how, why)
@@ -133,35 +135,22 @@ def choose(
 
 
 def weighed(
-    on_gpu: bool, model: nn.Module | None, batch_shape: Sequence[int] | None, steps: int
+    on_gpu: bool, model: Segmenter | None, shape: Sequence[int] | None, batch_size: int, steps: int
 ) -> tuple[bool, bool, str]:
     """Whether to record steps, whether to make kernels, and why."""
-    if not on_gpu or model is None or batch_shape is None:
+    if not on_gpu or model is None or shape is None:
         return False, False, "steps run as written" if not on_gpu else "nothing to weigh"
-    flops = 3 * forward_flops(model, batch_shape)  # backward costs twice the forward
+    flops = 3 * batch_size * forward_cost(model, shape)[0]  # backward costs twice the forward
     seconds = flops / FLOPS_A_SECOND
     short = seconds < LAUNCH_BOUND_SECONDS
     saved = seconds * INDUCTOR_SAVES * steps
-    cost = INDUCTOR_SECONDS[3 if len(batch_shape) == 5 else 2]
+    cost = INDUCTOR_SECONDS[len(shape)]
     sizes = f"about {seconds * 1000:.0f} ms a step, {steps} steps to come"
     if short and steps >= LEAST_STEPS_TO_RECORD:
         return True, False, f"{sizes}: launching kernels is what takes the time"
     if saved > cost:
         return False, True, f"{sizes}: saves about {saved:.0f} s for {cost:.0f} s of making kernels"
     return False, False, f"{sizes}: making kernels would cost more than it saves"
-
-
-def forward_flops(model: nn.Module, batch_shape: Sequence[int]) -> float:
-    """Floating-point operations of one forward pass, counted without computing anything."""
-    import copy
-
-    from torch.utils.flop_counter import FlopCounterMode
-
-    ghost = copy.deepcopy(model).to("meta").eval()
-    counter = FlopCounterMode(display=False)
-    with counter, torch.no_grad():
-        ghost(torch.empty(tuple(batch_shape), device="meta"))
-    return float(counter.get_total_flops())
 
 
 def apply(compute: Compute) -> None:

@@ -139,7 +139,7 @@ class Experiment:
             placement = place(config, self.federation, self._names)
             set_threads(placement.threads)
             if not resume:
-                compute = compute_for(config, self.federation, build_model(config), self._names)
+                compute = compute_for(config, self.federation, self._names)
                 write_json(self.folder / "environment.json", environment(config, placement, compute))
                 log.info("%s", compute)
             egress = Egress(self.folder / "egress.jsonl")

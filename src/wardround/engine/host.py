@@ -36,6 +36,8 @@ log = logging.getLogger(__name__)
 
 Progress = Callable[[str, int, int], None]
 
+TRAIN_SHARE = 0.6  # of a client's cases, about
+
 
 def build_model(config: Config) -> Segmenter:
     """The network this configuration asks for, freshly initialised from the run's seed."""
@@ -75,20 +77,26 @@ def needs_weights(config: Config) -> bool:
     return path is not None and (path.exists() or not Checkpoints(config.folder / "checkpoints").exists())
 
 
-def compute_for(config: Config, federation: Federation, model: Segmenter, names: Sequence[str]) -> Compute:
+def compute_for(
+    config: Config, federation: Federation, names: Sequence[str], model: Segmenter | None = None
+) -> Compute:
     """How the process that has these clients computes; where there is a GPU, the work ahead is weighed."""
-    if choose_device(config.compute).type == "cpu" or federation.look_back is None:
-        return choose(config.compute)
-    seen = federation.look_back()
-    shape = seen.patch or seen.shape
+    on_gpu = choose_device(config.compute).type == "cuda"
+    shape = training_shape(config, federation) if on_gpu else None
     if shape is None:
         return choose(config.compute)
-    train_share = 0.6  # of a client's cases, about
-    batches = [
-        -(-int(count * train_share) // config.batch_size) for count in federation.sizes(names).values()
-    ]
-    steps = config.rounds * config.local_epochs * sum(batches)
-    return choose(config.compute, model, (config.batch_size, federation.in_channels, *shape), steps)
+    counts = federation.sizes(names).values()
+    batches = sum(-(-int(TRAIN_SHARE * count) // config.batch_size) for count in counts)
+    steps = config.rounds * config.local_epochs * batches
+    return choose(config.compute, model or network_for(config, federation), shape, config.batch_size, steps)
+
+
+def training_shape(config: Config, federation: Federation) -> tuple[int, ...] | None:
+    """Voxels of what goes through the network in training, where that is known."""
+    if config.data.patch is not None:
+        return config.data.patch
+    seen = federation.look_back() if federation.look_back is not None else None
+    return None if seen is None else seen.patch or seen.shape
 
 
 class Host:
@@ -124,7 +132,7 @@ class Host:
             config.optimizer,
             shared=self.shared,
             bn_stats=config.model.bn_stats,
-            compute=compute_for(config, self.federation, model, self.names),
+            compute=compute_for(config, self.federation, self.names, model),
         )
         apply(self.bench.compute)
         self._clients: dict[str, Client] = {}

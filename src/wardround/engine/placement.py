@@ -20,15 +20,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import nn
-from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from wardround.config import Config
 from wardround.data.federation import NOT_HOSPITALS, POOLED, Federation
 from wardround.data.resident import text_of
 from wardround.engine.device import choose_device, cores, threads_for
-from wardround.engine.host import network_for
-from wardround.models.base import Segmenter
+from wardround.engine.host import TRAIN_SHARE, network_for, training_shape
+from wardround.models.forward_cost import forward_cost
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +36,6 @@ MEMORY_SHARE = 0.5  # of the machine's, for all workers together
 EXCHANGE_BYTES_A_SECOND = 500e6  # messages are files, written and read
 FLOPS_A_SECOND = 50e9  # of one core in float32, training; small networks reach half of it
 THREADS_POWER = 0.5  # n threads are about sqrt(n) times as fast as one
-TRAIN_SHARE = 0.6  # of a client's cases, about
 
 
 @dataclass(frozen=True)
@@ -200,46 +197,3 @@ def work_ahead(config: Config, federation: Federation, names: Sequence[str]) -> 
         seconds=3 * flops * cases / FLOPS_A_SECOND,  # backward costs twice the forward
         training_bytes=work.training_bytes + int(batch * kept),
     )
-
-
-def training_shape(config: Config, federation: Federation) -> tuple[int, ...] | None:
-    """Voxels of what goes through the network in training, where that is known."""
-    if config.data.patch is not None:
-        return config.data.patch
-    seen = federation.look_back() if federation.look_back is not None else None
-    return None if seen is None else seen.patch or seen.shape
-
-
-def forward_cost(model: Segmenter, shape: Sequence[int]) -> tuple[float, float]:
-    """About what one case costs in a forward pass: operations of convolutions and linear layers, and bytes
-    of what all layers put out. Counted on a small image and scaled.
-
-    Quicker than counting on torch's meta device, whose first use takes a second.
-    """
-    small = [min(side, max(2 * model.divisor, 16)) for side in shape]
-    operations, kept = 0.0, 0.0
-
-    def count(layer: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
-        nonlocal operations, kept
-        kept += output.nbytes if isinstance(output, torch.Tensor) else 0
-        if isinstance(layer, _ConvNd | nn.Linear):
-            weight = layer.weight
-            places = inputs[0].numel() if isinstance(layer, _ConvTransposeNd) else output.numel()
-            operations += 2 * (weight.numel() / len(weight)) * places
-
-    leaves = [layer for layer in model.modules() if not any(True for _ in layer.children())]
-    handles = [layer.register_forward_hook(count) for layer in leaves]
-    was_training = model.training
-    model.eval()
-    try:
-        with torch.no_grad():
-            model(torch.zeros(1, model.in_channels, *small))
-    except Exception:  # a network for one size only: every fourth weight at every voxel
-        weights = sum(parameter.numel() for parameter in model.parameters())
-        return 2 * weights / 4 * math.prod(shape), 0.0
-    finally:
-        model.train(was_training)
-        for handle in handles:
-            handle.remove()
-    scale = math.prod(model.padded_size(shape)) / math.prod(model.padded_size(small))
-    return operations * scale, kept * scale

@@ -46,11 +46,13 @@ class Segmenter(nn.Module):
     divisor: sides are padded up to a multiple of it.
     has_features: whether `forward_features` fills more than the logits.
     checkpointing: whether parts run through `block` are computed again instead of kept.
+    needs_two: whether the bottleneck must keep two voxels, because one alone cannot be normalised.
     start_weights: what of a file its first weights came from; None if it had none.
     """
 
     has_features: bool = True
     checkpointing: bool = False
+    needs_two: bool = False
     start_weights: Match | None = None
 
     def __init__(self, *, in_channels: int, num_outputs: int, dimensions: int, divisor: int) -> None:
@@ -108,7 +110,10 @@ class Segmenter(nn.Module):
 
     def padded_size(self, size: Sequence[int]) -> list[int]:
         """The sides the network sees for an image of this size."""
-        return [-(-side // self.divisor) * self.divisor for side in size]
+        sides = [-(-side // self.divisor) * self.divisor for side in size]
+        if self.needs_two and all(side == self.divisor for side in sides):
+            sides[-1] *= 2
+        return sides
 
     def _pad(self, x: Tensor) -> Tensor:
         return pad(x, self.padded_size(x.shape[2:]))

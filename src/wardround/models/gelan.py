@@ -49,6 +49,8 @@ class GELAN(Segmenter):
     dropout: chance of a whole channel being dropped, in front of the neck and of the head.
     """
 
+    needs_two = True
+
     def __init__(
         self,
         *,
@@ -90,12 +92,8 @@ class GELAN(Segmenter):
         return self.head
 
     def padded_size(self, size: Sequence[int]) -> list[int]:
-        """The sides of a slice are padded, slices are not added; and the bottleneck keeps two voxels a
-        slice: one alone cannot be normalised."""
-        sides = super().padded_size(size[:2])
-        if all(side == self.divisor for side in sides):
-            sides[-1] *= 2
-        return [*sides, *size[2:]]
+        """The sides of a slice are padded, slices are not added."""
+        return [*super().padded_size(size[:2]), *size[2:]]
 
     def _output(self, x: Tensor) -> Output:
         slices = x.shape[2:][2:]  # none in 2D

@@ -43,6 +43,8 @@ class SynergyNet(Segmenter):
     dropout: chance of a whole channel being dropped, in front of the quantiser and of the head.
     """
 
+    needs_two = True
+
     def __init__(
         self,
         *,
@@ -73,13 +75,6 @@ class SynergyNet(Segmenter):
 
     def output_layer(self) -> nn.Module:
         return self.head
-
-    def padded_size(self, size: Sequence[int]) -> list[int]:
-        """As in the base class, and the bottleneck keeps two voxels: one alone cannot be normalised."""
-        sides = super().padded_size(size)
-        if all(side == self.divisor for side in sides):
-            sides[-1] *= 2
-        return sides
 
     def start_fit(self) -> None:
         self.quantiser.start_fit()

@@ -98,13 +98,6 @@ class TappedSegmenter(Segmenter):
             return last_layer(self, self.num_outputs)
         return self.network.get_submodule(self.tap.head)
 
-    def padded_size(self, size: Sequence[int]) -> list[int]:
-        """As in the base class; where the smallest image is too small, twice its last side."""
-        sides = super().padded_size(size)
-        if self.needs_two and all(side == self.divisor for side in sides):
-            sides[-1] *= 2
-        return sides
-
     def _output(self, x: Tensor) -> Output:
         if not self.has_features:
             return Output(logits=self._logits(x))

@@ -33,6 +33,8 @@ class UNet(Segmenter):
     dropout: chance of a whole channel being dropped, in front of the decoder and of the head.
     """
 
+    needs_two = True
+
     def __init__(
         self,
         *,
@@ -59,13 +61,6 @@ class UNet(Segmenter):
 
     def output_layer(self) -> nn.Module:
         return self.head
-
-    def padded_size(self, size: Sequence[int]) -> list[int]:
-        """As in the base class, and the bottleneck keeps two voxels: one alone cannot be normalised."""
-        sides = super().padded_size(size)
-        if all(side == self.divisor for side in sides):
-            sides[-1] *= 2
-        return sides
 
     def _output(self, x: Tensor) -> Output:
         maps = self._encode(x)

@@ -171,7 +171,7 @@ def plan(config: Config, *, calibrate: bool = True) -> Plan:
     steps = round(config.rounds * share * sum(client.steps for client in clients))
 
     placement = place(config, known(federation, shape), [*federation.names, *([POOLED] * method.pooled)])
-    compute = choose(config.compute, model, (config.batch_size, model.in_channels, *shape), steps)
+    compute = choose(config.compute, model, shape, config.batch_size, steps)
     rehearsal = None
     if calibrate and names:
         set_threads(placement.threads)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
-from torch.autograd.graph import saved_tensors_hooks
 
 from wardround.engine.optimizers import OptimizerSettings
 from wardround.models.base import Segmenter
+from wardround.models.measure import as_ghost, kept_bytes
 
 PROCESS_BYTES = 300 * 2**20  # Python and torch; on a GPU, about what CUDA takes
 HALF = 0.6  # what autocast leaves of the activations: norms and losses stay in float32
@@ -54,27 +52,16 @@ class Memory:
 
 def activation_bytes(model: Segmenter, batch_shape: Sequence[int], *, checkpointing: bool) -> int | None:
     """What the backward pass keeps of one batch, counted without computing; None if the network resists."""
+    ghost = as_ghost(model)
+    for part in ghost.modules():  # a stem has its backbone inside
+        if isinstance(part, Segmenter):
+            part.checkpointing = checkpointing
     try:
-        ghost = copy.deepcopy(model).to("meta").train()
-        ghost.checkpointing = checkpointing
-        own = {address(tensor) for tensor in (*ghost.parameters(), *ghost.buffers())}
-        sizes: dict[int, int] = {}
-
-        def keep(tensor: Tensor) -> Tensor:
-            if address(tensor) not in own:
-                sizes[address(tensor)] = tensor.untyped_storage().nbytes()
-            return tensor
-
-        with saved_tensors_hooks(keep, lambda tensor: tensor):
-            logits = ghost(torch.empty(tuple(batch_shape), device="meta"))
+        kept = kept_bytes(ghost, torch.empty(tuple(batch_shape), device="meta"))
     except Exception:  # some networks look at values, which a ghost has none of
         return None
-    return sum(sizes.values()) + LOSS_COPIES * int(logits.nbytes)
-
-
-def address(tensor: Tensor) -> int:
-    """Which storage a tensor lies in; views share one."""
-    return int(tensor.untyped_storage()._cdata)
+    logits = batch_shape[0] * model.num_outputs * math.prod(batch_shape[2:]) * torch.float32.itemsize
+    return kept + LOSS_COPIES * logits
 
 
 def optimizer_bytes(settings: OptimizerSettings, trainable: int) -> int:
