@@ -61,8 +61,8 @@ def spoil(monkeypatch: Any, client: str, change: Any, task: str = "train") -> No
     """Let one client's answers pass through `change(answer)` before they reach the server."""
     honest = Host.run
 
-    def dishonest(self: Host, name: str, asked: str, round: int, message: Any) -> Answer:
-        answer = honest(self, name, asked, round, message)
+    def dishonest(self: Host, name: str, asked: str, round: int, message: Any, *rest: Any) -> Answer:
+        answer = honest(self, name, asked, round, message, *rest)
         return change(answer) if name == client and asked == task else answer
 
     monkeypatch.setattr(Host, "run", dishonest)

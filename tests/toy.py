@@ -90,7 +90,9 @@ class Loop:
         self.method = method
         self.clients = {client.name: client for client in clients}
 
-    def deliver(self, task: str, round: int, messages: Mapping[str, Message]) -> Iterator[Answer]:
+    def deliver(
+        self, task: str, round: int, messages: Mapping[str, Message], standing: Any
+    ) -> Iterator[Answer]:
         for name, message in messages.items():
             client = self.clients[name]
             client.round = round
@@ -105,7 +107,9 @@ class Script:
     def __init__(self, answers: Sequence[Answer]) -> None:
         self.answers = {answer.client: answer for answer in answers}
 
-    def deliver(self, task: str, round: int, messages: Mapping[str, Message]) -> Iterator[Answer]:
+    def deliver(
+        self, task: str, round: int, messages: Mapping[str, Message], standing: Any
+    ) -> Iterator[Answer]:
         yield from (self.answers[name] for name in messages)
 
 

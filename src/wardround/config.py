@@ -29,6 +29,7 @@ from wardround.data.augment import Augmentation
 from wardround.data.folders import FolderSettings
 from wardround.data.phantom import PhantomSettings
 from wardround.engine.optimizers import OptimizerSettings
+from wardround.engine.traffic import TrafficSettings
 from wardround.errors import ConfigError
 from wardround.models import MODELS, ModelSettings, check_dimensions, is_foreign, resolve
 from wardround.models.user_networks import NotHere
@@ -61,6 +62,9 @@ class DataSettings(Settings):
     federation: Path | None = Field(
         None, description="federation.yaml of real data, relative to the current directory"
     )
+    hospitals: bool = Field(
+        False, description="cases are at the hospitals, each with its own federation.yaml: wardround submit"
+    )
     prepare: dict[str, Any] | None = None
     splits: dict[str, Any] | None = None
     patch: tuple[Annotated[int, Field(ge=1)], ...] | None = None
@@ -75,6 +79,7 @@ class DataSettings(Settings):
             "phantom": self.phantom != PhantomSettings(),
             "folders": self.folders is not None,
             "federation": self.federation is not None,
+            "hospitals": self.hospitals,
         }
         named = [name for name, is_given in given.items() if is_given]
         if len(named) > 1:
@@ -83,7 +88,7 @@ class DataSettings(Settings):
                 f"for example data: {{{named[-1]}: ...}}"
             )
         for name in ("prepare", "splits", "patch"):
-            if getattr(self, name) is not None and self.federation is None:
+            if getattr(self, name) is not None and self.federation is None and not self.hospitals:
                 raise ValueError(f"{name} needs real data: set data.federation to a federation.yaml")
         if self.patch is not None and len(self.patch) not in (2, 3):
             raise ValueError(f"patch is {list(self.patch)}; give two numbers for images, three for volumes")
@@ -198,6 +203,7 @@ class Config(Settings):
     deadline: float = Field(3600.0, gt=0, description="seconds a client may take for one task")
     evaluate: EvaluateSettings = EvaluateSettings()
     compute: ComputeSettings = ComputeSettings()
+    traffic: TrafficSettings = TrafficSettings()
     trackers: tuple[Literal["tensorboard", "mlflow"], ...] = Field(
         (), description="who else keeps the numbers; each needs its extra, for example wardround[mlflow]"
     )

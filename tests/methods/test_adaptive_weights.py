@@ -157,7 +157,7 @@ class Fake:
     def loss(self, name, params):
         return float((params["w"] - NAMES.index(name)).abs().sum())
 
-    def deliver(self, task, round, messages):
+    def deliver(self, task, round, messages, standing):
         for name, message in messages.items():
             if (task, round, name) in self.lost:
                 yield Answer(name, failure="gone")
@@ -234,7 +234,7 @@ def test_identical_replies_leave_the_model_as_it_is():
     method, sizes = AAW(), {"a": 5}
     alone = played(method, sizes)[0].params["w"]
     same = server(SIZES, method)
-    same._transport.deliver = lambda task, round, messages: [
+    same._transport.deliver = lambda task, round, messages, standing: [
         Answer(name, Message(Params({"w": alone})), num_examples=SIZES[name], num_steps=1)
         for name in messages
     ]

@@ -45,8 +45,8 @@ def attack(monkeypatch: MonkeyPatch, client: str, factor: float) -> None:
     """Let one client return θ + factor (θ_k - θ) instead of the θ_k it trained."""
     honest = Host.run
 
-    def dishonest(self: Host, name: str, task: str, round: int, message: Message) -> Answer:
-        answer = honest(self, name, task, round, message)
+    def dishonest(self: Host, name: str, task: str, round: int, message: Message, *rest: Any) -> Answer:
+        answer = honest(self, name, task, round, message, *rest)
         if name != client or task != "train":
             return answer
         received, trained = message.params, answer.message.params

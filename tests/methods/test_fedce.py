@@ -45,7 +45,9 @@ class Fake:
         self.updates, self.errors, self.sent = updates, errors, {}  # type: ignore[var-annotated]
         self.lost: set[tuple[int, str]] = set()
 
-    def deliver(self, task: str, round: int, messages: Mapping[str, Message]) -> Iterator[Answer]:
+    def deliver(
+        self, task: str, round: int, messages: Mapping[str, Message], standing: Any
+    ) -> Iterator[Answer]:
         for name, message in messages.items():
             self.sent[round, name] = message.scalars
             if (round, name) in self.lost:

@@ -313,7 +313,7 @@ class Fake:
         self.models, self.scores, self.sizes = models, scores, sizes
         self.sent = []
 
-    def deliver(self, task, round, messages):
+    def deliver(self, task, round, messages, standing):
         for name, message in messages.items():
             self.sent.append((task, name, message.params))
             if task == "train":

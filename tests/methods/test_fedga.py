@@ -134,7 +134,9 @@ class Fake:
     def loss(self, name: str, params: Params) -> float:
         return float((params["w"] - NAMES.index(name)).abs().sum())
 
-    def deliver(self, task: str, round: int, messages: Mapping[str, Message]) -> Iterator[Answer]:
+    def deliver(
+        self, task: str, round: int, messages: Mapping[str, Message], standing: Any
+    ) -> Iterator[Answer]:
         for name, message in messages.items():
             assert message.params is not None
             model = Params({"w": 0.5 * message.params["w"] + 0.5 * NAMES.index(name) + 0.1 * round})

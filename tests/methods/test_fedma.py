@@ -375,11 +375,13 @@ def test_when_all_are_lost_between_layers_what_they_sent_is_matched(
 ) -> None:
     honest, calls = Host.run, []
 
-    def only_once(self: Host, name: str, task: str, round: int, message: Message) -> Answer:
+    def only_once(self: Host, name: str, task: str, round: int, message: Message, *rest: Any) -> Answer:
         calls.append(task)
         lost = task == "train" and calls.count("train") > 3
         return (
-            Answer(name, failure="RuntimeError: boom") if lost else honest(self, name, task, round, message)
+            Answer(name, failure="RuntimeError: boom")
+            if lost
+            else honest(self, name, task, round, message, *rest)
         )
 
     monkeypatch.setattr(Host, "run", only_once)

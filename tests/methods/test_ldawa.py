@@ -28,7 +28,9 @@ def after_round(
     names = "abcdef"[: len(items)]
 
     class Given:
-        def deliver(self, task: str, round: int, messages: Mapping[str, Message]) -> list[Answer]:
+        def deliver(
+            self, task: str, round: int, messages: Mapping[str, Message], standing: Any
+        ) -> list[Answer]:
             return [
                 Answer(name, Message(item), num_examples=1 + number, num_steps=1)
                 for number, (name, item) in enumerate(zip(names, items, strict=True))

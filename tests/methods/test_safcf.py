@@ -403,7 +403,7 @@ class Told:
     def __init__(self, params: dict[str, Params | None], sizes: dict[str, int]) -> None:
         self.params, self.sizes = params, sizes
 
-    def deliver(self, task: str, round: int, messages: Any) -> Any:
+    def deliver(self, task: str, round: int, messages: Any, standing: Any) -> Any:
         for name in messages:
             given = self.params[name]
             if given is None:

@@ -111,6 +111,11 @@ def open_federation(settings: DataSettings, seed: int, resident: Residence = "au
 
 def all_centres(settings: DataSettings, seed: int, resident: Residence) -> Federation:
     """Every centre of the data, the server's own included."""
+    if settings.hospitals:
+        raise ConfigError(
+            "data.hospitals: the cases are at the hospitals. Run it there with: wardround submit CONFIG; or "
+            "set data.federation to cases on this machine."
+        )
     if settings.federation is not None:
         from wardround.data.loading import federation_of  # it needs this module
 

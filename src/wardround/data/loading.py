@@ -41,13 +41,16 @@ __all__ = ["CachedSplit", "RealData", "federation_of"]
 log = logging.getLogger(__name__)
 
 
-def federation_of(path: Path, settings: DataSettings, seed: int, resident: Residence = "auto") -> Federation:
+def federation_of(
+    path: Path, settings: DataSettings, seed: int, resident: Residence = "auto", only: str | None = None
+) -> Federation:
     """The federation a file speaks of, cheap to open; each client is checked and prepared when loaded.
 
+    only: the one client that is here, as at a hospital.
     seed: of the run. It changes nothing here: splits and partitions have seeds in the file, so that runs of
     all seeds have the same cases at the same clients.
     """
-    data = RealData(Path(path), settings, resident)
+    data = RealData(Path(path), settings, resident, only)
     names = data.listing.clients
     return Federation(
         names=names,
@@ -69,7 +72,9 @@ def federation_of(path: Path, settings: DataSettings, seed: int, resident: Resid
 class RealData:
     """The cases of a federation.yaml, each at its client and in its split."""
 
-    def __init__(self, path: Path, settings: DataSettings, resident: Residence = "auto") -> None:
+    def __init__(
+        self, path: Path, settings: DataSettings, resident: Residence = "auto", only: str | None = None
+    ) -> None:
         self.path = path
         self.settings = settings
         self.resident: Residence = resident
@@ -80,6 +85,8 @@ class RealData:
         self.describe = Described(self.cache.folder / "labels.json", self.file.labels)
         self.listing = replace(found, entries=tuple(self._placed(found)))
         first = self._first_image()
+        if only is not None:  # after the split and the partition, which look at all
+            self.listing = replace(self.listing, entries=tuple(self.listing.of(only)))
         self.dimensions = len(first.shape)
         self.in_channels = len(self.file.channels) or first.channels
         self._check_numbers()

@@ -3,6 +3,7 @@
     checkpoints/latest.json                 points to the files below; replaced last, in one step
     checkpoints/round-00007.safetensors     server params and memory after round 7
     checkpoints/best-00005.safetensors      the model chosen on validation
+    checkpoints/rewinds.json                rounds that were begun again
     clients/<name>/memory-00006.safetensors what a client remembers; it never leaves the client
 
 A client writes its own memory, whichever process or machine it lives in. Files carry the round they
@@ -14,6 +15,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -72,10 +74,11 @@ def in_memory(value: Any) -> Any:
     return value
 
 
-def save_memory(path: Path, memory: Mapping[str, Any], *, durable: bool = True) -> None:
+def save_memory(path: Path, memory: Mapping[str, Any], *, durable: bool = True, rewinds: int = 0) -> None:
     tensors: dict[str, Tensor] = {}
     tree = pack(memory, tensors)
-    save_tensors(path, tensors, {"format": FORMAT, "tree": json.dumps(tree)}, durable=durable)
+    header = {"format": FORMAT, "tree": json.dumps(tree), "rewinds": str(rewinds)}
+    save_tensors(path, tensors, header, durable=durable)
 
 
 def load_memory(path: Path) -> dict[str, Any]:
@@ -86,11 +89,50 @@ def load_memory(path: Path) -> dict[str, Any]:
     return memory
 
 
-class MemoryStore:
-    """One client's memory on its own disk, a file for each round that changed it."""
+@dataclass(frozen=True)
+class Standing:
+    """What every request says about the run, so that a client's memory follows the server's.
 
-    def __init__(self, folder: Path) -> None:
+    rewinds: rounds that were begun again, in the order in which that happened; what a client remembers of
+    them since then does not count. best: the round (from 0) of the best model so far.
+    """
+
+    rewinds: tuple[int, ...] = ()
+    best: int | None = None
+
+    def facts(self) -> dict[str, Any]:
+        return {"rewinds": list(self.rewinds), "best": self.best}
+
+    @classmethod
+    def of(cls, facts: Mapping[str, Any]) -> Standing:
+        best = facts["best"]
+        return cls(tuple(int(round) for round in facts["rewinds"]), None if best is None else int(best))
+
+
+class MemoryStore:
+    """One client's memory on its own disk, a file for each round that changed it.
+
+    durable: every file survives a power cut at once; otherwise from `settle` on.
+    """
+
+    def __init__(self, folder: Path, *, durable: bool = False) -> None:
         self.folder = folder
+        self._durable = durable
+
+    def follow(self, standing: Standing) -> None:
+        """Forget what the server took back, and keep what belongs to its best model.
+
+        Every file tells how many rewinds came before it, so a client that was away catches up on the rest.
+        """
+        newest = self._files("memory")
+        if not newest:
+            return
+        if standing.rewinds:
+            known = int(StoredTensors(newest[-1][1]).metadata.get("rewinds", 0))
+            if missed := standing.rewinds[known:]:
+                self.rewind(min(missed))
+        if standing.best is not None and not self._path("best", standing.best).exists():
+            self.keep_best(standing.best)
 
     def load(self) -> dict[str, Any]:
         """The newest memory, or an empty one."""
@@ -102,21 +144,18 @@ class MemoryStore:
         path = self._path("best", round)
         return load_memory(path) if path.exists() else {}
 
-    def save(self, round: int, memory: Mapping[str, Any]) -> None:
-        """Store the memory of this round; the newest of the rounds before stays for a rewind.
-
-        It outlives the process at once, and a power cut from `settle` on.
-        """
+    def save(self, round: int, memory: Mapping[str, Any], rewinds: int = 0) -> None:
+        """Store the memory of this round; the newest of the rounds before stays for a rewind."""
         if not memory and not self._files("memory"):
             return
-        save_memory(self._path("memory", round), memory, durable=False)
+        save_memory(self._path("memory", round), memory, durable=self._durable, rewinds=rewinds)
         for kind in ("memory", "best"):
             for _, path in [entry for entry in self._files(kind) if entry[0] < round][:-1]:
                 path.unlink()
 
     def keep_best(self, round: int) -> None:
-        """Remember the present memory as the one of the best model."""
-        files = self._files("memory")
+        """Remember the memory up to this round as the one of the best model."""
+        files = [entry for entry in self._files("memory") if entry[0] <= round]
         if files:
             path = self._path("best", round)
             path.unlink(missing_ok=True)
@@ -181,6 +220,17 @@ class Checkpoints:
     def load_best(self, name: str) -> Params:
         params: Params = load_memory(self.folder / name)["params"]
         return params
+
+    def rewinds(self) -> tuple[int, ...]:
+        """Rounds that were begun again so far."""
+        path = self.folder / "rewinds.json"
+        return tuple(json.loads(path.read_text())) if path.exists() else ()
+
+    def add_rewind(self, round: int) -> tuple[int, ...]:
+        """Note that a round begins again, before any client hears of it."""
+        every = (*self.rewinds(), round)
+        write_json(self.folder / "rewinds.json", list(every))
+        return every
 
     def remove_other_best(self, name: str | None) -> None:
         if name is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 
 from wardround.config import Config
 from wardround.data.cases import Batch, ClientData, Split
+from wardround.engine.checkpoint import Standing
 from wardround.engine.gate import (
     Registration,
     complaint,
@@ -242,7 +244,11 @@ class Client:
 
 @dataclass(frozen=True)
 class Answer:
-    """What came back from a client, not yet checked; or why nothing did (`failure`)."""
+    """What came back from a client, not yet checked; or why nothing did (`failure`).
+
+    refused: why it may not be used, found on its way; num_bytes: what travelled, where that is not just the
+    message.
+    """
 
     client: str
     message: Message = field(default_factory=Message)
@@ -251,12 +257,36 @@ class Answer:
     seconds: float = 0.0
     loss: Mapping[str, float] = field(default_factory=dict)
     failure: str | None = None
+    refused: str | None = None
+    num_bytes: int | None = None
 
 
 class Transport(Protocol):
-    """Carries one request to each named client; answers may come in any order."""
+    """Where the clients are: in this process, in worker processes, or at hospitals."""
 
-    def deliver(self, task: str, round: int, messages: Mapping[str, Message]) -> Iterator[Answer]: ...
+    def register(self) -> list[Registration]:
+        """What every client says of itself before anything else."""
+        ...
+
+    def deliver(
+        self, task: str, round: int, messages: Mapping[str, Message], standing: Standing
+    ) -> Iterator[Answer]:
+        """Carry one request to each named client; answers may come in any order."""
+        ...
+
+    def settle(self) -> None:
+        """Return when what clients remember would survive a power cut."""
+        ...
+
+    def strays(self) -> list[tuple[str, str]]:
+        """Replies nobody waited for since the last call (late, twice, foreign): who, and what was wrong."""
+        ...
+
+    def pictures(self, name: str) -> Path | None:
+        """Where a client's pictures are, if they are on this machine."""
+        ...
+
+    def close(self) -> None: ...
 
 
 @dataclass
@@ -277,7 +307,7 @@ class Clients:
 
     names: everyone who registered, sorted; present: who takes part in this round;
     sizes: training cases of each; tasks: the method's, and what a reply to them may hold beside the model;
-    judge: the method's own complaint about a reply, if any.
+    judge: the method's own complaint about a reply, if any; standing: goes with every request.
     """
 
     def __init__(
@@ -294,6 +324,7 @@ class Clients:
         self.registered = {entry.client: entry for entry in sorted(registrations, key=lambda e: e.client)}
         self.rounds = rounds
         self.round = 0
+        self.standing = Standing()
         self.present: list[str] = self.trainable
         self.exchanges: list[Exchange] = []
         self._transport = transport
@@ -346,7 +377,7 @@ class Clients:
         for name, sent in messages.items():
             exchange.bytes_down[name] = sizes.setdefault(id(sent), sent.num_bytes)
         replies = {}
-        for answer in self._transport.deliver(task, self.round, messages):
+        for answer in self._transport.deliver(task, self.round, messages, self.standing):
             reply = self._admitted(task, answer, exchange)
             if reply is not None:
                 replies[reply.client] = reply
@@ -363,13 +394,13 @@ class Clients:
             exchange.lost[name] = answer.failure
             log.warning("round %d, client '%s', %s: lost: %s", self.round + 1, name, task, answer.failure)
             return None
-        exchange.bytes_up[name] = answer.message.num_bytes
-        reason = self._complaint(task, answer)
+        message = answer.message
+        exchange.bytes_up[name] = message.num_bytes if answer.num_bytes is None else answer.num_bytes
+        reason = answer.refused or self._complaint(task, answer)
         if reason is not None:
             exchange.refused[name] = reason
             log.warning("round %d, client '%s', %s: reply refused: %s", self.round + 1, name, task, reason)
             return None
-        message = answer.message
         reply = Reply(
             message.params,
             message.extras,

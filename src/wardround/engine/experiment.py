@@ -25,19 +25,20 @@ from wardround import __version__
 from wardround.aggregation.mean import mean
 from wardround.aggregation.weights import by_samples
 from wardround.config import Config, load_config, suggestion
-from wardround.data.federation import NOT_HOSPITALS, POOLED, PROXY, open_federation
+from wardround.data.federation import NOT_HOSPITALS, POOLED, PROXY, Federation, open_federation
 from wardround.engine.calibration import calibrated
-from wardround.engine.checkpoint import Checkpoints, MemoryStore, in_memory
-from wardround.engine.clients import Clients, Exchange
-from wardround.engine.device import Compute, choose_device, cores, set_threads
+from wardround.engine.checkpoint import Checkpoints, in_memory
+from wardround.engine.clients import Clients, Exchange, Transport
+from wardround.engine.device import Compute, choose, choose_device, cores, set_threads
 from wardround.engine.evaluation import Evaluation, gather
-from wardround.engine.host import Host, InProcess, Spilling, build_model, compute_for
+from wardround.engine.host import Host, InProcess, Spilling, compute_for, network_for
 from wardround.engine.placement import Placement, place
 from wardround.engine.seeding import generator
 from wardround.engine.workers import Workers
 from wardround.errors import CheckpointError, ConfigError, TooFewClients
 from wardround.messages import Message, ServerState
 from wardround.metrics import METRICS
+from wardround.models.base import Segmenter
 from wardround.models.norm import from_moments, running_stats, to_moments
 from wardround.models.start_weights import Match
 from wardround.params import Params
@@ -45,7 +46,7 @@ from wardround.reporting.pictures import draw_overlays
 from wardround.reporting.records import Egress, append_lines, keep_lines, read_lines
 from wardround.reporting.tables import case_rows
 from wardround.reporting.trackers import open_trackers
-from wardround.storage import file_name, write_json, write_text
+from wardround.storage import write_json, write_text
 
 log = logging.getLogger(__name__)
 
@@ -108,19 +109,30 @@ class Outcome:
 
 
 class Experiment:
-    """One run in its folder."""
+    """One run in its folder.
 
-    def __init__(self, config: Config, *, listener: Listener | None = None) -> None:
+    hospitals: where the clients are, if not on this machine; federation: what they agreed on.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        listener: Listener | None = None,
+        hospitals: Transport | None = None,
+        federation: Federation | None = None,
+    ) -> None:
         self.config = config
         self.method = config.build_method()
         self.folder = config.folder
-        self.federation = open_federation(config.data, config.seed)
+        self.federation = federation or open_federation(config.data, config.seed)
+        self._hospitals = hospitals
         self.checkpoints = Checkpoints(self.folder / "checkpoints")
         self.listener = listener or Silent()
         self.stop_requested = False
         choose_device(config.compute)  # refused before anything is written
         self._warnings = config.build_objective().warnings(config)
-        self._warnings += self.method.warnings(config, build_model(config))
+        self._warnings += self.method.warnings(config, self._fresh_model())
         self._names = [*self.federation.names, *([POOLED] if self.method.pooled else [])]
         if "proxy" in self.method.needs and self.federation.proxy is not None:
             self._names.append(PROXY)
@@ -130,44 +142,50 @@ class Experiment:
 
     def run(self, *, resume: bool = False, overwrite: bool = False) -> Outcome:
         """Do all rounds that are left, then the test; everything lands in the run folder."""
-        config = self.config
         self._open_folder(resume, overwrite)
         with self._locked():
-            set_threads(config.compute.threads or cores())
+            set_threads(self.config.compute.threads or cores())
             self.federation.get_ready()  # once, on all cores, before worker processes ask for it
             self._write_preparation()
-            placement = place(config, self.federation, self._names)
-            set_threads(placement.threads)
-            if not resume:
-                compute = compute_for(config, self.federation, self._names)
-                write_json(self.folder / "environment.json", environment(config, placement, compute))
-                log.info("%s", compute)
+            placement = self._place(resume)
             egress = Egress(self.folder / "egress.jsonl")
-            transport = self._transport(placement)
+            self._transport = self._hospitals or self._open_transport(placement)
             try:
-                clients = self._clients(transport, egress)
+                clients = self._clients(egress)
                 self._list_left_out()
                 state, progress = self._first_state(clients, resume)
                 return self._rounds(clients, egress, state, progress)
             finally:
-                transport.close()
+                self._transport.close()
                 egress.close()
                 shutil.rmtree(self.folder / "exchange", ignore_errors=True)
 
+    def _place(self, resume: bool) -> Placement:
+        """Where the work is done; environment.json tells it."""
+        config = self.config
+        if self._hospitals is not None:
+            threads = config.compute.threads or cores()
+            placement, compute = Placement(("cpu",), threads, "hospitals train"), choose(config.compute)
+        else:
+            placement = place(config, self.federation, self._names)
+            compute = compute_for(config, self.federation, self._names)
+        set_threads(placement.threads)
+        if not resume:
+            write_json(self.folder / "environment.json", environment(config, placement, compute))
+            log.info("%s", compute)
+        return placement
+
+    def _fresh_model(self) -> Segmenter:
+        return network_for(self.config, self.federation)
+
     def _open_folder(self, resume: bool, overwrite: bool) -> None:
         taken = self.folder / "config.yaml"
+        check_folder(self.config, resume, overwrite)
         if resume:
-            if not self.checkpoints.exists():
-                raise CheckpointError(f"{self.folder} has no checkpoint to resume. Leave --resume out.")
             self._compare_with(taken)
             self._write_config()  # worker processes read it; compute settings may have changed
             return
         if taken.exists():
-            if self.checkpoints.exists() and not overwrite:  # what failed before its first one is no loss
-                raise ConfigError(
-                    f"{self.folder} already holds a run. Add --resume to continue it, --overwrite to replace "
-                    "it, or --set output=... to write elsewhere."
-                )
             for entry in RUN_ENTRIES:
                 path = self.folder / entry
                 if path.is_dir():
@@ -214,7 +232,7 @@ class Experiment:
 
     # Clients
 
-    def _transport(self, placement: Placement) -> InProcess | Workers:
+    def _open_transport(self, placement: Placement) -> Transport:
         config, clients_folder = self.config, self.folder / "clients"
         exchange = self.folder / "exchange"
         shutil.rmtree(exchange, ignore_errors=True)
@@ -233,10 +251,10 @@ class Experiment:
             on_progress=self.listener.on_progress,
         )
 
-    def _clients(self, transport: InProcess | Workers, egress: Egress) -> Clients:
+    def _clients(self, egress: Egress) -> Clients:
         return Clients(
-            transport,
-            transport.register(),
+            self._transport,
+            self._transport.register(),
             rounds=self.config.rounds,
             min_clients=self.config.min_clients,
             tasks=dict.fromkeys(self.method.tasks, self.method.up),
@@ -282,7 +300,7 @@ class Experiment:
         if resume:
             facts, params, memory = self.checkpoints.load()
             done = int(facts["round"])
-            self._rewind(done)
+            self._rewind(clients, done)
             keep_lines(self.folder / "records.jsonl", lambda line: line["round"] <= done)
             keep_lines(
                 self.folder / "egress.jsonl", lambda line: line["round"] <= done and line["phase"] == "round"
@@ -290,13 +308,14 @@ class Experiment:
             progress = Progress(
                 facts["best_round"], facts["best_value"], facts["best_file"], facts["seconds"]
             )
+            self._tell_best(clients, progress)
             log.info("resuming after round %d of %d", done, self.config.rounds)
-            start = self.method.start(build_model(self.config))
+            start = self.method.start(self._fresh_model())
             return replace(start, params=params, memory=memory, round=done), progress
         for name in ("records.jsonl", "egress.jsonl"):
             write_text(self.folder / name, "")
         clients.begin_round(-1, self.present(clients, -1))
-        model = build_model(self.config)
+        model = self._fresh_model()
         self._tell_start_weights(model.start_weights)
         state = self.method.prepare(self.method.start(model), clients)
         state = replace(state, params=in_memory(state.params), memory=in_memory(state.memory))
@@ -330,8 +349,7 @@ class Experiment:
             record = self._record(state, exchanges, validation, progress, time.perf_counter() - started)
             egress.flush()
             append_lines(self.folder / "records.jsonl", [record])
-            for name in self._names:
-                self._store(name).settle()
+            self._transport.settle()
             self.checkpoints.save(state.round, state.params, state.memory, progress.facts())
             self.checkpoints.remove_other_best(progress.best_file)
             self.listener.on_record(record)
@@ -353,7 +371,7 @@ class Experiment:
                 break
             except TooFewClients as error:
                 earlier += clients.exchanges
-                self._rewind(state.round)
+                self._rewind(clients, state.round)
                 if attempt == self.config.retries:
                     raise TooFewClients(
                         f"{error} The run stopped; its last checkpoint is after round {state.round}. "
@@ -370,17 +388,19 @@ class Experiment:
         replies = [r for r in clients.ask("norm_stats", Message(params=state.params)) if r.extras["stats"]]
         if not replies:
             return state
-        pairs = running_stats(build_model(self.config))
+        pairs = running_stats(self._fresh_model())
         moments = [Params(to_moments(reply.extras["stats"], pairs)) for reply in replies]
         pooled = from_moments(mean(moments, by_samples(replies)), pairs)
         return replace(state, params=state.params.updated(pooled))
 
-    def _rewind(self, round: int) -> None:
-        for name in self._names:
-            self._store(name).rewind(round)
+    def _rewind(self, clients: Clients, round: int) -> None:
+        """The round begins again: what clients remember of it does not count, as their next request says."""
+        clients.standing = replace(clients.standing, rewinds=self.checkpoints.add_rewind(round))
 
-    def _store(self, name: str) -> MemoryStore:
-        return MemoryStore(self.folder / "clients" / file_name(name))
+    def _tell_best(self, clients: Clients, progress: Progress) -> None:
+        """Let clients keep what they remember beside the best model, from their next request on."""
+        if progress.best_round is not None:
+            clients.standing = replace(clients.standing, best=progress.best_round - 1)
 
     # Evaluation
 
@@ -398,8 +418,7 @@ class Experiment:
         if progress.best_value is None or better(settings.select, value, progress.best_value):
             progress.best_value, progress.best_round = value, done
             progress.best_file = self.checkpoints.save_best(done, state.params)
-            for name in self._names:
-                self._store(name).keep_best(done - 1)  # files carry the number of the round, from 0
+            self._tell_best(clients, progress)
         return validation
 
     def _judges(self, clients: Clients) -> list[str]:
@@ -458,9 +477,12 @@ class Experiment:
         }
 
     def _draw(self, clients: Clients, params: Params, chosen: Mapping[str, Any]) -> None:
-        names = [name for name in clients.names if name not in NOT_HOSPITALS]
-        clients.ask("pictures", Message(params=params, scalars=dict(chosen)), to=names)
-        sources = {n: self.folder / "clients" / file_name(n) / "pictures.safetensors" for n in names}
+        """overlays.png, where the clients' pictures are on this machine; they do not travel."""
+        found = {n: self._transport.pictures(n) for n in clients.names if n not in NOT_HOSPITALS}
+        sources = {name: path for name, path in found.items() if path is not None}
+        if not sources:
+            return
+        clients.ask("pictures", Message(params=params, scalars=dict(chosen)), to=list(sources))
         draw_overlays(sources, self.folder / "overlays.png", f"{self.config.name}: {self.method.title}")
 
     def _calibrate(self, clients: Clients, params: Params, chosen: Mapping[str, Any]) -> None:
@@ -497,6 +519,8 @@ class Experiment:
         if validation is not None:
             record["validation"] = validation.as_dict()
             record["best_round"] = progress.best_round
+        if strays := self._transport.strays():
+            record["stray"] = [f"{name}: {reason}" for name, reason in strays]
         record["seconds"] = seconds
         return record | exchange_facts(exchanges)
 
@@ -521,6 +545,18 @@ class Experiment:
         }
         write_json(self.folder / "result.json", result)
         return result
+
+
+def check_folder(config: Config, resume: bool, overwrite: bool) -> None:
+    """Refuse to resume what is not there, and to replace what is."""
+    exists = Checkpoints(config.folder / "checkpoints").exists()
+    if resume and not exists:
+        raise CheckpointError(f"{config.folder} has no checkpoint to resume. Leave --resume out.")
+    if exists and not resume and not overwrite:  # what failed before its first checkpoint is no loss
+        raise ConfigError(
+            f"{config.folder} already holds a run. Add --resume to continue it, --overwrite to replace "
+            "it, or --set output=... to write elsewhere."
+        )
 
 
 def exchange_facts(exchanges: Sequence[Exchange]) -> dict[str, Any]:

@@ -16,7 +16,9 @@ import torch
 
 from wardround.messages import Message
 from wardround.params import Params
+from wardround.storage import DTYPES
 
+KINDS = {dtype: kind for kind, dtype in DTYPES.items()}
 Spec = tuple[tuple[int, ...], torch.dtype]
 
 
@@ -40,6 +42,44 @@ class Registration:
     def learned(self) -> dict[str, Spec]:
         """The tensors that learn, without running statistics and counters."""
         return {name: self.tensors[name] for name in self.trainable}
+
+    def facts(self) -> dict[str, Any]:
+        """The same as plain JSON."""
+        return {
+            "client": self.client,
+            "num_train": self.num_train,
+            "num_val": self.num_val,
+            "num_test": self.num_test,
+            "tensors": {name: [list(shape), KINDS[dtype]] for name, (shape, dtype) in self.tensors.items()},
+            "trainable": list(self.trainable),
+            "kept": {name: [list(shape), KINDS[dtype]] for name, (shape, dtype) in self.kept.items()},
+        }
+
+    @classmethod
+    def of(cls, facts: Mapping[str, Any]) -> Registration:
+        """From plain JSON; whatever does not fit raises a KeyError, TypeError or ValueError."""
+        return cls(
+            client=str(facts["client"]),
+            num_train=count(facts["num_train"]),
+            num_val=count(facts["num_val"]),
+            num_test=count(facts["num_test"]),
+            tensors=specs(facts["tensors"]),
+            trainable=tuple(str(name) for name in facts["trainable"]),
+            kept=specs(facts["kept"]),
+        )
+
+
+def specs(tensors: Mapping[str, Any]) -> dict[str, Spec]:
+    return {
+        str(name): (tuple(count(side) for side in shape), DTYPES[kind])
+        for name, (shape, kind) in dict(tensors).items()
+    }
+
+
+def count(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ValueError(f"{value!r} is not a count")
+    return value
 
 
 def complaint(registration: Registration, message: Message, num_examples: Any, num_steps: Any) -> str | None:

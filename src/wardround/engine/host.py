@@ -16,12 +16,13 @@ from wardround.config import Config
 from wardround.data.cases import ClientData
 from wardround.data.federation import POOLED, PROXY, Federation, open_federation
 from wardround.engine.calibration import calibrate
-from wardround.engine.checkpoint import Checkpoints, MemoryStore
+from wardround.engine.checkpoint import Checkpoints, MemoryStore, Standing
 from wardround.engine.clients import Answer, Client
 from wardround.engine.device import Compute, apply, choose, choose_device
 from wardround.engine.evaluation import largest_components, score_cases
 from wardround.engine.gate import Registration
 from wardround.engine.seeding import seed_everything
+from wardround.engine.traffic import TrafficSettings, through, wire_bytes
 from wardround.engine.training import Workbench
 from wardround.errors import ClientError, WardroundError
 from wardround.messages import Message
@@ -37,6 +38,8 @@ log = logging.getLogger(__name__)
 Progress = Callable[[str, int, int], None]
 
 TRAIN_SHARE = 0.6  # of a client's cases, about
+UNTOUCHED = Standing()
+PICTURES = "pictures.safetensors"
 
 
 def build_model(config: Config) -> Segmenter:
@@ -104,7 +107,7 @@ class Host:
 
     folder: where each client keeps its own files; on_progress: called with client, step, steps;
     shared: names of the tensors that travel; kept: of those that the method leaves at the client;
-    federation: other cases than the configuration names.
+    federation: other cases than the configuration names; durable: memory is on the disk with every task.
     """
 
     def __init__(
@@ -114,6 +117,8 @@ class Host:
         names: Sequence[str],
         on_progress: Progress | None = None,
         federation: Federation | None = None,
+        *,
+        durable: bool = False,
     ) -> None:
         self.config = config
         self.method = config.build_method()
@@ -121,6 +126,7 @@ class Host:
         self.federation = federation or open_federation(config.data, config.seed, config.compute.resident)
         self.names = list(names)
         self._folder = folder
+        self._durable = durable
         self._on_progress = on_progress
         model = network_for(config, self.federation)
         travelling, heads = set(self.method.shared(model)), set(self.objective.local_names(model))
@@ -167,20 +173,36 @@ class Host:
         return self._folder / file_name(name)
 
     def store(self, name: str) -> MemoryStore:
-        return MemoryStore(self.folder(name))
+        return MemoryStore(self.folder(name), durable=self._durable)
 
     # Tasks
 
-    def run(self, name: str, task: str, round: int, message: Message) -> Answer:
+    def send(
+        self, name: str, task: str, round: int, message: Message, standing: Standing = UNTOUCHED
+    ) -> Answer:
+        """Do a task; the reply as it would arrive, rounded where the upload is."""
+        answer = self.run(name, task, round, message, standing)
+        traffic = self.config.traffic
+        if answer.failure is not None or traffic == TrafficSettings():
+            return answer
+        return replace(
+            answer,
+            message=through(answer.message, message.params, traffic, task),
+            num_bytes=wire_bytes(answer.message, message.params, traffic, task),
+        )
+
+    def run(
+        self, name: str, task: str, round: int, message: Message, standing: Standing = UNTOUCHED
+    ) -> Answer:
         """Do a task for a client; whatever goes wrong becomes an answer that says so."""
         started = time.perf_counter()
         try:
-            client = self._prepared(name, round)
+            client = self._prepared(name, round, standing)
             reply = self._function(task)(client, message)
             if task == "train" and reply.params is not None:
                 reply = replace(reply, params=reply.params.only(self.shared))
             fitted, client.fitted = client.fitted, None  # one model in memory, not one a client
-            self._remember(client, task, round)
+            self._remember(client, task, round, standing)
         except WardroundError as error:
             return Answer(name, failure=str(error), seconds=time.perf_counter() - started)
         except Exception as error:  # one client's mistake must not take the others down
@@ -196,25 +218,27 @@ class Host:
             loss=fitted.loss if fitted else {},
         )
 
-    def _prepared(self, name: str, round: int) -> Client:
+    def _prepared(self, name: str, round: int, standing: Standing) -> Client:
         if name not in self.names:
             raise ClientError(f"client '{name}' does not live here")
         client = self.client(name)
         client.round = round
         client.fitted = None
-        client.memory = self.store(name).load()
+        store = self.store(name)
+        store.follow(standing)
+        client.memory = store.load()
         progress = self._on_progress
         client.on_progress = None if progress is None else lambda step, steps: progress(name, step, steps)
         seed_everything(self.config.seed, "task", name, round)
         return client
 
-    def _remember(self, client: Client, task: str, round: int) -> None:
+    def _remember(self, client: Client, task: str, round: int, standing: Standing) -> None:
         """Methods' tasks may change memory; the engine's own never do."""
         if task in self.method.tasks:
             for name in ("objective", "objective_second"):
                 if not client.memory.get(name):
                     client.memory.pop(name, None)
-            self.store(client.name).save(round, client.memory)
+            self.store(client.name).save(round, client.memory, len(standing.rewinds))
         client.memory = {}
 
     def _function(self, task: str) -> Callable[[Client, Message], Message]:
@@ -281,7 +305,7 @@ class Host:
                     labels = largest_components(labels)
                 probabilities = self.objective.probabilities(logits[number : number + 1])[0]
                 album.add(batch.image[number], batch.label[number], probabilities, labels)
-        album.save(self.folder(client.name) / "pictures.safetensors", settings.overlays)
+        album.save(self.folder(client.name) / PICTURES, settings.overlays)
         return Message()
 
 
@@ -325,10 +349,22 @@ class InProcess:
     def register(self) -> list[Registration]:
         return [self.host.register(name) for name in self.host.names]
 
-    def deliver(self, task: str, round: int, messages: Mapping[str, Message]) -> Iterator[Answer]:
+    def deliver(
+        self, task: str, round: int, messages: Mapping[str, Message], standing: Standing
+    ) -> Iterator[Answer]:
         self._spilling.begin(round)
         for name, message in messages.items():
-            yield self._spilling.kept(self.host.run(name, task, round, message))
+            yield self._spilling.kept(self.host.send(name, task, round, message, standing))
+
+    def settle(self) -> None:
+        for name in self.host.names:
+            self.host.store(name).settle()
+
+    def strays(self) -> list[tuple[str, str]]:
+        return []
+
+    def pictures(self, name: str) -> Path | None:
+        return self.host.folder(name) / PICTURES
 
     def close(self) -> None:
         """Nothing to end."""

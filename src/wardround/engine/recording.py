@@ -172,7 +172,9 @@ class Recorder:
         context.output = Output(held.image)  # lets go of the last pass, whose streams differ
         try:
             torch.cuda.synchronize(bench.device)
-            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+            # other threads may use the GPU meanwhile: the ledger reads the last client's reply
+            how = {"pool": self._pool, "stream": self._stream, "capture_error_mode": "thread_local"}
+            with torch.cuda.graph(graph, **how):
                 value = bench.backward(held, context, loss)
             gradients = [parameter.grad for parameter in self._parameters]
             state = {name: kept for name, kept in context.memory.items() if isinstance(kept, Tensor)}

@@ -5,19 +5,17 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from wardround.config import load_config
+from wardround.engine.checkpoint import Standing
 from wardround.engine.device import choose_device, set_threads
-from wardround.engine.gate import Registration, Spec
 from wardround.engine.host import Host
 from wardround.errors import WardroundError
 from wardround.messages import Message
-from wardround.storage import DTYPES
 
 PROGRESS_SECONDS = 0.2
 
@@ -44,7 +42,7 @@ def main() -> None:
         config = load_config(setup["config"], [f"compute.device={setup['device']}"])
         take(choose_device(config.compute))
         host = Host(config, Path(setup["folder"]), setup["names"], progress)
-        answer({"clients": [as_json(host.register(name)) for name in host.names]})
+        answer({"clients": [host.register(name).facts() for name in host.names]})
     except WardroundError as error:
         answer({"failure": str(error)})
         return
@@ -65,7 +63,8 @@ def serve(host: Host, request: dict[str, Any]) -> dict[str, Any]:
         message = Message.load(Path(request["message"]))
     except WardroundError as error:
         return {"client": request["client"], "failure": str(error), "seconds": 0.0}
-    result = host.run(request["client"], request["task"], request["round"], message)
+    standing = Standing.of(request["standing"])
+    result = host.send(request["client"], request["task"], request["round"], message, standing)
     if result.failure is None:
         result.message.save(Path(request["reply"]), durable=False)
     return {
@@ -76,23 +75,7 @@ def serve(host: Host, request: dict[str, Any]) -> dict[str, Any]:
         "seconds": result.seconds,
         "loss": dict(result.loss),
         "failure": result.failure,
-    }
-
-
-def as_json(entry: Registration) -> dict[str, Any]:
-    names = {dtype: name for name, dtype in DTYPES.items()}
-
-    def specs(tensors: Mapping[str, Spec]) -> dict[str, Any]:
-        return {name: [list(shape), names[dtype]] for name, (shape, dtype) in tensors.items()}
-
-    return {
-        "client": entry.client,
-        "num_train": entry.num_train,
-        "num_val": entry.num_val,
-        "num_test": entry.num_test,
-        "tensors": specs(entry.tensors),
-        "trainable": list(entry.trainable),
-        "kept": specs(entry.kept),
+        "num_bytes": result.num_bytes,
     }
 
 

@@ -20,12 +20,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from wardround.engine.checkpoint import MemoryStore, Standing
 from wardround.engine.clients import Answer
-from wardround.engine.gate import Registration, Spec
-from wardround.engine.host import Progress
+from wardround.engine.gate import Registration
+from wardround.engine.host import PICTURES, Progress
 from wardround.errors import WardroundError
 from wardround.messages import Message
-from wardround.storage import DTYPES
+from wardround.storage import file_name
 
 log = logging.getLogger(__name__)
 
@@ -149,6 +150,7 @@ class Workers:
             for number, (names, device) in enumerate(zip(hands, devices, strict=False))
         ]
         self._home = {name: worker for worker in self._workers for name in worker.names}
+        self._clients_folder = clients_folder
         self._exchange = exchange
         self._deadline = deadline
         self._on_progress = on_progress
@@ -163,8 +165,7 @@ class Workers:
         for worker in self._workers:
             ready = self._ready(worker)
             for entry in ready["clients"]:
-                read = {key: specs(entry[key]) for key in ("tensors", "kept")}
-                entries.append(Registration(**{**entry, **read, "trainable": tuple(entry["trainable"])}))
+                entries.append(Registration.of(entry))
         return entries
 
     def _ready(self, worker: Worker) -> dict[str, Any]:
@@ -179,7 +180,9 @@ class Workers:
             raise WardroundError(f"worker {worker.number} could not start: {reason}")
         return ready
 
-    def deliver(self, task: str, round: int, messages: Mapping[str, Message]) -> Iterator[Answer]:
+    def deliver(
+        self, task: str, round: int, messages: Mapping[str, Message], standing: Standing
+    ) -> Iterator[Answer]:
         """Hand each worker its clients' requests at once; yield answers as they come."""
         self._forget_replies_before(round)
         paths: dict[int, Path] = {}  # one file for a message that several clients get
@@ -202,6 +205,7 @@ class Workers:
                         "client": name,
                         "task": task,
                         "round": round,
+                        "standing": standing.facts(),
                         "message": str(paths[id(messages[name])]),
                         "reply": str(self._new_path("up")),
                     }
@@ -264,17 +268,24 @@ class Workers:
             num_steps=line["num_steps"],
             seconds=line["seconds"],
             loss=line["loss"],
+            num_bytes=line["num_bytes"],
         )
 
     def _new_path(self, kind: str) -> Path:
         self._count += 1
         return self._exchange / f"{kind}-{self._count:06d}.safetensors"
 
+    def settle(self) -> None:
+        """Workers write on this machine's disk."""
+        for name in self._home:
+            MemoryStore(self._clients_folder / file_name(name)).settle()
+
+    def strays(self) -> list[tuple[str, str]]:
+        return []  # a worker that is late is ended
+
+    def pictures(self, name: str) -> Path | None:
+        return self._clients_folder / file_name(name) / PICTURES
+
     def close(self) -> None:
         for worker in self._workers:
             worker.stop()
-
-
-def specs(tensors: Mapping[str, Any]) -> dict[str, Spec]:
-    """Shapes and types as a worker writes them, as the gate wants them."""
-    return {name: (tuple(shape), DTYPES[dtype]) for name, (shape, dtype) in tensors.items()}
