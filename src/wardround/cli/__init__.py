@@ -17,7 +17,20 @@ from rich.markup import escape
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 from wardround import __version__
-from wardround.cli import catalogues, compare, data, export, models, plan, predict, report, runs
+from wardround.cli import (
+    catalogues,
+    compare,
+    data,
+    egress,
+    export,
+    hospitals,
+    kits,
+    models,
+    plan,
+    predict,
+    report,
+    runs,
+)
 from wardround.cli.common import app, err, out
 from wardround.errors import WardroundError
 
@@ -26,7 +39,10 @@ __all__ = [
     "catalogues",
     "compare",
     "data",
+    "egress",
     "export",
+    "hospitals",
+    "kits",
     "main",
     "models",
     "plan",

@@ -1,0 +1,109 @@
+"""egress: what left a hospital, and whether that list is whole."""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+
+from wardround.cli.common import Debug, Json, app, configure_logging, err, out, print_table
+
+egress_app = typer.Typer(name="egress", help="What left a hospital.", no_args_is_help=True)
+app.add_typer(egress_app)
+
+Place = Annotated[Path, typer.Argument(help="A kit, its state folder, a run folder, or an egress.jsonl.")]
+
+LONGEST_CELL = 60
+
+
+@egress_app.command()
+def show(
+    path: Place,
+    run: Annotated[
+        str | None, typer.Option("--run", help="Only this run: its id, name, or a pattern.")
+    ] = None,
+    task: Annotated[str | None, typer.Option("--task", help="Only this task, such as train.")] = None,
+    last: Annotated[int | None, typer.Option("--last", min=1, help="Only the last so many.")] = None,
+    json_: Json = False,
+    debug: Debug = False,
+) -> None:
+    """List every message that left: when, for which run, what it held."""
+    configure_logging(debug, json_)
+    from wardround.deploy import ledger
+
+    place = ledger.find(path)
+    wanted = (line for line in ledger.read(place) if is_wanted(line, run, task))
+    lines = list(wanted if last is None else deque(wanted, maxlen=last))
+    if json_:
+        out.print_json(json.dumps(lines))
+    elif lines:
+        print_table(table_of(lines))
+    else:
+        out.print("Nothing like that has left." if run or task else "Nothing has left yet.")
+
+
+def is_wanted(line: Mapping[str, Any], run: str | None, task: str | None) -> bool:
+    names = [str(line[key]) for key in ("run", "name") if key in line]
+    return (task is None or line.get("task") == task) and (
+        run is None or any(fnmatchcase(name, run) for name in names)
+    )
+
+
+def table_of(lines: Iterable[Mapping[str, Any]]) -> Any:
+    from wardround.deploy.rules import size_text
+    from wardround.reporting.tables import Table
+
+    rows = [
+        [
+            str(line.get("time", "-"))[:19].replace("T", " "),
+            str(line.get("name") or line.get("run") or line.get("client", "-")),
+            str(line.get("round", "-")),
+            str(line.get("task", "-")),
+            len(line.get("tensors") or {}),
+            size_text(int(line.get("bytes") or 0)),
+            held(line),
+        ]
+        for line in lines
+    ]
+    chained = all("hash" in line for line in lines)
+    columns = ["time (UTC)", "run" if chained else "client", "round", "task", "tensors", "size", "scalars"]
+    return Table("", columns, rows, width=LONGEST_CELL)
+
+
+def held(line: Mapping[str, Any]) -> str:
+    """The numbers of a message in a few words, or the sentence that left instead of an answer."""
+    for key in ("refused", "failure"):
+        if line.get(key):
+            return f"{key}: {line[key]}"
+    scalars = line.get("scalars") or {}
+    return ", ".join(
+        f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"
+        for name, value in scalars.items()
+    )
+
+
+@egress_app.command()
+def verify(path: Place, json_: Json = False, debug: Debug = False) -> None:
+    """Check that no line was changed, removed, inserted, moved or cut off. Exit code 1 if one was."""
+    configure_logging(debug, json_)
+    from wardround.deploy import ledger
+
+    place = ledger.find(path)
+    verdict = ledger.verify(place)
+    if json_:
+        out.print_json(json.dumps({"path": str(place), **asdict(verdict)}))
+    elif verdict.ok:
+        out.print(f"{escape(str(place))}: {verdict.sentence}")
+        if verdict.hash is not None:
+            out.print(f"Last hash {verdict.hash}; whoever notes it elsewhere can tell a new chain from this.")
+    else:
+        err.print(f"[bold red]broken[/] {escape(f'{place}: {verdict.sentence}')}")
+    if not verdict.ok:
+        raise typer.Exit(1)

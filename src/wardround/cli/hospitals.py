@@ -1,0 +1,379 @@
+"""rehearse, server, join, submit, status, stop: the same run at real hospitals, on NVIDIA FLARE."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.markup import escape
+
+from wardround.cli.common import Debug, Json, Quiet, Set, app, configure_logging, err, out, print_table
+from wardround.cli.progress import live, stopping_at_a_round_end
+from wardround.cli.runs import show_result, write_page
+
+if TYPE_CHECKING:
+    from wardround.config import Config
+    from wardround.deploy.kits import Kit
+    from wardround.deploy.nvflare.organising import Submission
+
+KitOption = Annotated[
+    Path | None, typer.Option("--kit", help="The organiser's kit; default: the one nearby.", metavar="KIT")
+]
+Resume = Annotated[bool, typer.Option("--resume", help="Continue from the last checkpoint.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an earlier run.")]
+
+
+@app.command()
+def rehearse(
+    config: Annotated[Path, typer.Argument(help="A YAML file, or the folder of a rehearsal to resume.")],
+    set_: Set = None,
+    resume: Resume = False,
+    overwrite: Overwrite = False,
+    json_: Json = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """The whole deployment on this machine: a server and one process for each hospital, with mutual TLS."""
+    configure_logging(debug, quiet or json_)
+    needs_engine()
+    from wardround.config import load_config
+    from wardround.deploy.nvflare.rehearsal import rehearsal
+
+    overrides = list(set_ or [])
+    source = config
+    if config.is_dir():
+        source = config / "config.yaml"
+        overrides.insert(0, f"output={json.dumps(str(config))}")
+    checked = load_config(source, overrides)
+    say = speaker(quiet or json_)
+    with (
+        leaving_on_signals(),
+        live(quiet or json_) as screen,
+        rehearsal(checked, resume=resume, overwrite=overwrite, say=say) as submission,
+        stopping_at_a_round_end(submission.stop),
+    ):
+        state = submission.follow(screen, say)
+    finish(submission.config, state, json_, f"wardround rehearse {checked.folder} --resume")
+
+
+@app.command()
+def server(
+    kit: Annotated[Path, typer.Argument(help="The organiser's kit.", metavar="KIT")],
+    debug: Debug = False,
+) -> None:
+    """Start the organiser's server and keep it running; hospitals connect to it."""
+    configure_logging(debug, False)
+    needs_engine()
+    from wardround.deploy.kits import open_kit
+    from wardround.deploy.nvflare.processes import Processes, wait_for_port
+    from wardround.deploy.nvflare.session import Session
+
+    opened = open_kit(kit, "organiser")
+    say = speaker(False)
+    with leaving_on_signals(), Processes(opened.folder, "server", say=say) as processes:
+        say(f"starting the server of project '{opened.project}', at most 60 s")
+        wait_for_port("127.0.0.1", opened.port, 60, processes)
+        with Session(opened.folder) as session:
+            say(f"listening on port {opened.port}. Next: wardround submit CONFIG --kit {kit}. Ctrl-C ends.")
+            watch_hospitals(session.connected, processes.ended.wait, say)
+        raise typer.Exit(1)
+
+
+def watch_hospitals(
+    connected: Callable[[], dict[str, float]], ended: Callable[[float], bool], say: Callable[[str], None]
+) -> None:
+    """A line for every hospital that comes or goes, until the server ends."""
+    from wardround.errors import WardroundError
+
+    known: set[str] = set()
+    while not ended(5.0):
+        try:
+            here = {name for name, seconds in connected().items() if seconds < 30}
+        except WardroundError:
+            continue
+        for name in sorted(here - known):
+            say(f"{name} is connected")
+        for name in sorted(known - here):
+            say(f"{name} has not been heard of for half a minute")
+        known = here
+
+
+@app.command()
+def join(
+    kit: Annotated[Path, typer.Argument(help="The hospital's kit.", metavar="KIT")],
+    data: Annotated[
+        Path | None,
+        typer.Option("--data", help="federation.yaml; default: what site.yaml says.", metavar="FEDERATION"),
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """Take part as a hospital: connect to the organiser and answer what site.yaml allows."""
+    configure_logging(debug, False)
+    needs_engine()
+    from wardround.deploy.kits import open_kit
+    from wardround.deploy.ledger import NAME
+    from wardround.deploy.nvflare.processes import Processes
+    from wardround.deploy.site import DATA, describe_data, settings_of
+
+    opened = open_kit(kit, "hospital")
+    if data is not None:
+        os.environ[DATA] = str(data.absolute())
+    say = speaker(False)
+    say(describe_data(settings_of(opened), opened.name))
+    with leaving_on_signals(), Processes(opened.folder, "client", again=True, say=say):
+        say(f"'{opened.name}' connects to {opened.server}:{opened.port}, outbound only. Ctrl-C ends.")
+        watch_ledger(opened.state / NAME, say)
+
+
+def watch_ledger(path: Path, say: Callable[[str], None]) -> None:
+    """A line for every message that leaves, as the ledger has it."""
+    place = path.stat().st_size if path.exists() else 0
+    rest = b""
+    while True:
+        if path.exists():
+            with path.open("rb") as file:
+                file.seek(place)
+                found = file.read()
+            place += len(found)
+            *lines, rest = (rest + found).split(b"\n")
+            for line in lines:
+                say(told(json.loads(line)))
+        time.sleep(1.0)
+
+
+def told(line: dict[str, Any]) -> str:
+    trouble = line.get("refused") or line.get("failure")
+    what = f"answered with: {trouble}" if trouble else f"{len(line['tensors'])} tensors"
+    return f"{line['task']}, round {line['round']}: {what}, {line['bytes']:,} bytes left"
+
+
+@app.command()
+def submit(
+    config: Annotated[
+        str | None, typer.Argument(help="A YAML file; not needed with --resume.", metavar="CONFIG")
+    ] = None,
+    kit: KitOption = None,
+    set_: Set = None,
+    resume: Annotated[
+        str | None,
+        typer.Option("--resume", metavar="RUN", help="Continue this run from its last checkpoint."),
+    ] = None,
+    hospitals: Annotated[
+        str | None,
+        typer.Option("--hospitals", metavar="A,B", help="Who takes part; default: those connected now."),
+    ] = None,
+    overwrite: Overwrite = False,
+    detach: Annotated[bool, typer.Option("--detach", help="Do not wait for the end.")] = False,
+    json_: Json = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Hand a run to the running server; the hospitals that are connected take part."""
+    configure_logging(debug, quiet or json_)
+    needs_engine()
+    from wardround.config import load_config
+    from wardround.deploy.nvflare import organising
+    from wardround.deploy.nvflare.session import Session
+    from wardround.errors import ConfigError
+
+    opened = organising.organisers_kit(kit)
+    if (config is None) == (resume is None):
+        raise ConfigError("give a configuration to begin a run, or --resume RUN to continue one.")
+    if resume is not None:
+        stored = organising.stored_config(opened, resume)
+        checked = load_config(stored, set_ or []).model_copy(update={"output": stored.output})
+    else:
+        checked = organising.at_the_organiser(load_config(Path(str(config)), set_ or []), opened)
+    say = speaker(quiet or json_)
+    with Session(opened.folder) as session:
+        asked = [name.strip() for name in hospitals.split(",")] if hospitals else None
+        names = organising.who_takes_part(session, checked, asked, resume=resume is not None)
+        submission = organising.submit(
+            session, checked, names, resume=resume is not None, overwrite=overwrite
+        )
+        say(f"hospitals: {', '.join(names)}")
+        say(f"run '{checked.name}' is with the server; its files are in {checked.folder}")
+        if detach:
+            say(f"see how it goes with: wardround status --watch --kit {opened.folder}")
+            return
+        state = watched_from_here(submission, opened, quiet or json_, say)
+    finish(checked, state, json_, f"wardround submit --resume {checked.folder.name} --kit {opened.folder}")
+
+
+def watched_from_here(submission: Submission, kit: Kit, hidden: bool, say: Callable[[str], None]) -> str:
+    """Show the run; Ctrl-C leaves it alone, since it goes on without us."""
+    try:
+        with live(hidden) as screen:
+            return submission.follow(screen, say)
+    except KeyboardInterrupt:
+        err.print(
+            f"The run goes on. See it with: wardround status --watch --kit {escape(str(kit.folder))}; end it "
+            f"with: wardround stop --kit {escape(str(kit.folder))}"
+        )
+        raise typer.Exit(130) from None
+
+
+@app.command()
+def status(
+    kit: KitOption = None,
+    watch: Annotated[bool, typer.Option("--watch", help="Keep showing it until the run ends.")] = False,
+    json_: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Which hospitals are connected, which runs there are, and what the one that goes on waits for."""
+    configure_logging(debug, json_)
+    needs_engine()
+    from wardround.deploy.nvflare import organising
+    from wardround.deploy.nvflare.session import Session
+    from wardround.errors import WardroundError
+    from wardround.reporting.tables import Table
+
+    opened = organising.organisers_kit(kit)
+    session: Session | None = None
+    trouble = ""
+    try:
+        session = Session(opened.folder)
+    except WardroundError as error:
+        trouble = str(error)
+    try:
+        while True:
+            facts: dict[str, Any] = {"hospitals": [], "runs": runs_of(opened), "server": trouble or "running"}
+            if session is not None:
+                facts["hospitals"] = [
+                    {"hospital": name, "heard of": f"{seconds:.0f} s ago"}
+                    for name, seconds in sorted(session.connected().items())
+                ]
+            if json_:
+                out.print_json(json.dumps(facts))
+            else:
+                if watch and out.is_terminal:
+                    out.clear()
+                if trouble:
+                    err.print(escape(trouble))
+                else:
+                    rows = [[entry["hospital"], entry["heard of"]] for entry in facts["hospitals"]]
+                    print_table(Table("Hospitals", ("hospital", "heard of"), rows))
+                columns = ("run", "state", "round", "now")
+                runs = [[entry[column] for column in columns] for entry in facts["runs"]]
+                print_table(Table("Runs", columns, runs))
+            going = [entry for entry in facts["runs"] if entry["state"] in ("starting", "waiting", "working")]
+            if not watch or not going:
+                return
+            time.sleep(3.0)
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+    finally:
+        if session is not None:
+            session.close()
+
+
+def runs_of(kit: Kit) -> list[dict[str, Any]]:
+    """Every run of the organiser: its state, how far it is, and what it waits for."""
+    from wardround.deploy.following import live_facts, waiting_line
+
+    rows = []
+    for path in sorted(kit.runs.glob("*/live.json")):
+        facts = live_facts(path.parent)
+        if facts is None:
+            continue
+        now = waiting_line(facts) or str(facts.get("reason") or "")
+        if facts.get("away"):
+            now += f" (away: {', '.join(sorted(facts['away']))})"
+        rows.append(
+            {
+                "run": path.parent.name,
+                "state": facts["state"],
+                "round": f"{facts.get('round') or 0} of {facts.get('rounds')}",
+                "now": now.strip(),
+                "live": facts,
+            }
+        )
+    return rows
+
+
+@app.command()
+def stop(
+    run: Annotated[str | None, typer.Argument(help="Its name; default: the one that goes on.")] = None,
+    kit: KitOption = None,
+    now: Annotated[bool, typer.Option("--now", help="At once, not at the end of the round.")] = False,
+    debug: Debug = False,
+) -> None:
+    """End a run after its present round, with a checkpoint; it can be resumed."""
+    configure_logging(debug, False)
+    needs_engine()
+    from wardround.deploy.nvflare import organising
+    from wardround.deploy.nvflare.session import Session
+
+    opened = organising.organisers_kit(kit)
+    name, facts = organising.running(opened, run)
+    with Session(opened.folder) as session:
+        if now:
+            session.abort(facts["job"])
+        else:
+            session.command(facts["job"], "stop")
+    when = "at once; the last whole round is safe" if now else "after this round, with a checkpoint"
+    out.print(
+        f"Run '{escape(name)}' stops {when}. Continue it with: "
+        f"wardround submit --resume {escape(name)} --kit {escape(str(opened.folder))}"
+    )
+
+
+# What they share
+
+
+def needs_engine() -> None:
+    from wardround.deploy.nvflare import require
+
+    require()
+
+
+def speaker(hidden: bool) -> Callable[[str], None]:
+    """Says one line with the time in front."""
+    if hidden:
+        return lambda line: None
+    return lambda line: err.print(f"[dim]{datetime.now():%H:%M:%S}[/] {escape(line)}")
+
+
+@contextmanager
+def leaving_on_signals() -> Iterator[None]:
+    """SIGTERM leaves like Ctrl-C, so that every process started here is ended too."""
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    except KeyboardInterrupt:
+        err.print("Stopped; everything that was started here has ended.")
+        raise typer.Exit(130) from None
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def finish(config: Config, state: str, json_: bool, again: str) -> None:
+    """What `train` prints at the end."""
+    from wardround.api import Result
+
+    result = Result.load(config.folder)
+    if state == "done":
+        write_page(config.folder)
+    if json_:
+        out.print_json(json.dumps(result.summary))
+    elif state == "done":
+        show_result(result)
+    if state == "stopped":
+        err.print(
+            f"Stopped after round {result.outcome.state.round} of {config.rounds}; nothing is lost. Continue "
+            f"with: {escape(again)}"
+        )
+        raise typer.Exit(130)

@@ -1,0 +1,255 @@
+"""What hospitals must agree on before one network can serve them all, and what they are asked for.
+
+A hospital says what its cases are like, never which they are: dimensions, channels, what the labels mean,
+how scans are prepared, the usual shape. The organiser holds all of them against each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from wardround.config import Config, parse
+from wardround.data.cases import ClientData
+from wardround.data.federation import Federation, Seen, open_federation
+from wardround.data.federation_file import PrepareSettings
+from wardround.data.loading import federation_of
+from wardround.deploy.rules import SiteFile, client_of
+from wardround.engine.gate import Registration
+from wardround.engine.host import network_for
+from wardround.errors import ClientError, ConfigError
+from wardround.params import Params
+
+SAME = {
+    "dimensions": "the number of dimensions",
+    "in_channels": "the number of channels",
+    "num_classes": "the number of classes",
+    "classes": "the classes",
+    "regions": "the regions that are measured",
+    "channels": "the channels",
+    "prepare": "how scans are prepared",
+}
+MOST = 1024  # channels, classes or regions; what hospitals say must not decide how much memory is taken
+LONGEST = 300  # characters of a value that a sentence repeats
+
+Name = Annotated[str, Field(min_length=1, max_length=200)]
+Values = Annotated[tuple[Annotated[int, Field(ge=-(2**31), lt=2**31)], ...], Field(max_length=MOST)]
+Sides = tuple[Annotated[int, Field(ge=1, le=10**5)], ...]
+Lengths = tuple[Annotated[float, Field(gt=0, le=1e5, allow_inf_nan=False)], ...]
+
+
+class Facts(BaseModel):
+    """What a hospital says its cases are like, checked before anything is made of it."""
+
+    model_config = ConfigDict(frozen=True)
+
+    dimensions: Literal[2, 3]
+    in_channels: int = Field(ge=1, le=MOST)
+    num_classes: int = Field(ge=2, le=MOST)
+    classes: tuple[Name, ...] = Field(max_length=MOST)
+    labels: dict[Name, Values] = Field(max_length=MOST)
+    regions: dict[Name, Values] = Field(min_length=1, max_length=MOST)
+    channels: tuple[Name, ...] = Field(max_length=MOST)
+    prepare: PrepareSettings
+    patch: Sides | None
+    shape: Sides | None
+    spacing: tuple[Lengths, Lengths] | None
+
+    @model_validator(mode="after")
+    def consistent(self) -> Self:
+        for name in ("patch", "shape"):
+            sides = getattr(self, name)
+            if sides is not None and len(sides) != self.dimensions:
+                raise ValueError(f"{name} has {len(sides)} sides, not {self.dimensions}")
+        if self.spacing is not None and {len(sides) for sides in self.spacing} != {self.dimensions}:
+            raise ValueError(f"spacing is not one of {self.dimensions} dimensions")
+        if any(not 0 <= value < self.num_classes for values in self.regions.values() for value in values):
+            raise ValueError(f"regions name a class that is not among the {self.num_classes}")
+        return self
+
+
+# What the organiser asks for
+
+
+def for_hospitals(config: Config) -> dict[str, Any]:
+    """The configuration as hospitals get it: no path and no machine of the organiser's."""
+    plain = config.as_dict()
+    data, compute = config.data, plain["compute"]
+    refuse_split_file(plain["data"])
+    if data.federation is not None or data.folders is not None or data.hospitals:
+        kept = {"hospitals": True}
+        kept |= {name: plain["data"][name] for name in ("prepare", "splits", "patch", "foreground")}
+        plain["data"] = kept
+    else:
+        plain["data"] = {"phantom": plain["data"]["phantom"]}
+    for name in ("device", "workers", "resident"):  # the hospital's own business
+        compute.pop(name)
+    plain["model"]["weights"] = None  # what began from a file comes with the first message
+    plain["trackers"] = []
+    plain["output"] = None
+    return plain
+
+
+def refuse_split_file(data: Any) -> None:
+    splits = data.get("splits") if isinstance(data, Mapping) else None
+    if isinstance(splits, Mapping) and splits.get("file") is not None:
+        raise ConfigError(
+            "data.splits.file names a file, which is not the same on every hospital's machine. Let hospitals "
+            "set splits in their own federation.yaml, or split by ratios."
+        )
+
+
+def at_hospital(asked: Mapping[str, Any], *, device: str, threads: int | None) -> Config:
+    """The same at the hospital, checked, on its own device.
+
+    Whatever the organiser says, no path in it is opened here: cases come from the hospital's own rules.
+    """
+    sections = {name: asked.get(name) for name in ("data", "model", "compute")}
+    for name, section in sections.items():
+        if not isinstance(section, Mapping):
+            raise ConfigError(f"the organiser's configuration has no section '{name}'.")
+    data, model, compute = (dict(section or {}) for section in sections.values())
+    refuse_split_file(data)
+    for name in ("federation", "folders", "proxy"):
+        if data.get(name) is not None:
+            raise ConfigError(f"the organiser's configuration sets data.{name}, a place on its own machine.")
+    if model.get("weights") is not None:
+        raise ConfigError("the organiser's configuration sets model.weights, a file on its own machine.")
+    compute |= {"device": device, "workers": 1}
+    compute["threads"] = threads or compute.get("threads")
+    mine = {"data": data, "compute": compute, "trackers": [], "output": None}
+    return parse({**asked, **mine}, "the organiser's configuration: ")
+
+
+def own_federation(config: Config, site: SiteFile, name: str) -> Federation:
+    """The hospital's own cases under its own name: real ones, or the made-up ones a rehearsal asks for."""
+    source = site.data
+    if not isinstance(source, Path):
+        if config.data.hospitals:
+            raise ConfigError(f"site '{name}' has made-up cases only, and this run asks for real ones.")
+        found = open_federation(config.data, config.seed)
+        if name not in found.names:
+            raise ConfigError(f"'{name}' is not among the made-up hospitals of this run.")
+        return replace(found, names=[name], counts={name: found.counts[name]})
+    if not config.data.hospitals:
+        raise ConfigError(f"this run asks for made-up cases, but site '{name}' has real ones.")
+    settings = config.data.model_copy(update={"federation": source, "hospitals": False})
+    inside = client_of(site, federation_of(source, settings, config.seed).names, name)
+    found = federation_of(source, settings, config.seed, config.compute.resident, only=inside)
+
+    def load(_: str) -> ClientData:
+        return found.load_one(inside)
+
+    return replace(
+        found,
+        names=[name],
+        counts={name: found.counts[inside]},
+        load_one=load,
+        left_out_of=lambda _: found.left_out(inside),
+    )
+
+
+# What hospitals say
+
+
+def facts_of(federation: Federation) -> dict[str, Any]:
+    """What a hospital's cases are like, as plain JSON."""
+    seen = federation.look_back() if federation.look_back is not None else Seen(None, None)
+    prepare = federation.prepare or PrepareSettings(orientation=None, normalise="none")
+    return {
+        "dimensions": federation.dimensions,
+        "in_channels": federation.in_channels,
+        "num_classes": federation.num_classes,
+        "classes": list(federation.labels),
+        "labels": {name: list(values) for name, values in federation.labels.items()},
+        "regions": {name: list(values) for name, values in federation.regions.items()},
+        "channels": list(federation.channels),
+        "prepare": prepare.model_dump(mode="json"),
+        "patch": seen.patch and list(seen.patch),
+        "shape": seen.shape and list(seen.shape),
+        "spacing": seen.spacing and [list(side) for side in seen.spacing],
+    }
+
+
+def agreed(facts: Mapping[str, Facts], registrations: Mapping[str, Registration]) -> Federation:
+    """The federation the organiser sees: what all hospitals said, if they said the same."""
+    first, *others = sorted(facts)
+    reference = facts[first]
+    for name in others:
+        for key, words in SAME.items():
+            left, right = getattr(reference, key), getattr(facts[name], key)
+            if left != right:
+                raise ConfigError(
+                    f"hospitals '{first}' and '{name}' differ in {words} ({key}): {apart(left, right)}. They "
+                    "must agree before they train one model: correct one federation.yaml, or set "
+                    "data.prepare for all."
+                )
+    return Federation(
+        names=sorted(facts),
+        counts={
+            name: entry.num_train + entry.num_val + entry.num_test for name, entry in registrations.items()
+        },
+        dimensions=reference.dimensions,
+        in_channels=reference.in_channels,
+        num_classes=reference.num_classes,
+        regions={name: list(values) for name, values in reference.regions.items()},
+        load_one=elsewhere,
+        labels={name: list(values) for name, values in reference.labels.items()},
+        channels=list(reference.channels),
+        prepare=reference.prepare,
+        look_back=lambda: seen_together([facts[name] for name in sorted(facts)]),
+    )
+
+
+def apart(left: Any, right: Any) -> str:
+    """Two different values, of settings only those that differ."""
+    if isinstance(left, BaseModel) and isinstance(right, BaseModel):
+        one, other = left.model_dump(), right.model_dump()
+        keys = [key for key in one if one[key] != other[key]]
+        left, right = ({key: values[key] for key in keys} for values in (one, other))
+    plain = (list(value) if isinstance(value, tuple) else value for value in (left, right))
+    return " and ".join(str(value)[:LONGEST] for value in plain)
+
+
+def check_networks(config: Config, federation: Federation, registrations: Mapping[str, Registration]) -> None:
+    """Hospitals must have the very network of the run: what they registered is held against ours."""
+    weightless = config.model.model_copy(update={"weights": None})
+    model = network_for(config.model_copy(update={"model": weightless}), federation)
+    everything = Params(model.state_dict())
+    travelling = set(config.build_method().shared(model)) - set(config.build_objective().local_names(model))
+    tensors = {name: everything.spec(name) for name in everything if name in travelling}
+    trainable = {name for name in Params.trainable(model) if name in travelling}
+    for client, entry in sorted(registrations.items()):
+        odd = difference(tensors, entry.tensors) or next(iter(trainable ^ set(entry.trainable)), None)
+        if odd is not None:
+            raise ConfigError(
+                f"hospital '{client}' has another network than this run: tensor '{odd[:LONGEST]}' differs. "
+                "Install the same version of wardround, and of the network, at both ends."
+            )
+
+
+def difference(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str | None:
+    """The first name that is not the same in both."""
+    return next((name for name in [*ours, *theirs] if ours.get(name) != theirs.get(name)), None)
+
+
+def elsewhere(name: str) -> ClientData:
+    raise ClientError(f"the cases of '{name}' are at the hospital")
+
+
+def seen_together(facts: Sequence[Facts]) -> Seen:
+    """What the scans of all hospitals are like: the usual of the usual, and the widest spacing."""
+    shapes = [entry.shape for entry in facts if entry.shape]
+    shape = tuple(int(median(sides)) for sides in zip(*shapes, strict=True)) if shapes else None
+    patch = next((entry.patch for entry in facts if entry.patch), None)
+    spacings = [entry.spacing for entry in facts if entry.spacing]
+    if not spacings:
+        return Seen(patch, shape)
+    low = tuple(min(sides) for sides in zip(*(spacing[0] for spacing in spacings), strict=True))
+    high = tuple(max(sides) for sides in zip(*(spacing[1] for spacing in spacings), strict=True))
+    return Seen(patch, shape, (low, high))

@@ -1,0 +1,156 @@
+"""Kit: the folder each participant gets, with the keys that prove who they are.
+
+    kits/north/               kits/organiser/
+      kit.json                  kit.json          which project, who, where the organiser is
+      manifest.json             manifest.json     checksums of what follows, signed by the project's authority
+      site.yaml                                   the hospital's own rules, never sent
+      flare/                    flare/            the engine's workspace: startup/ local/ transfer/
+                                admin/            what the organiser's commands prove themselves with
+      state/                    state/            what wardround keeps here
+                                runs/             one folder a run
+
+Keys are for their owner only; a kit whose keys others can read is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from wardround.errors import ConfigError
+
+SCHEMA = "wardround-kit-1"
+Role = Literal["hospital", "organiser"]
+
+
+@dataclass(frozen=True)
+class Kit:
+    """A participant's folder; version: of the wardround that made it; admin_port: the organiser's alone."""
+
+    folder: Path
+    name: str
+    role: Role
+    project: str
+    project_id: str
+    server: str
+    port: int
+    version: str
+    admin_port: int | None = None
+
+    @property
+    def flare(self) -> Path:
+        return self.folder / "flare"
+
+    @property
+    def startup(self) -> Path:
+        return self.flare / "startup"
+
+    @property
+    def admin(self) -> Path:
+        return self.folder / "admin"
+
+    @property
+    def state(self) -> Path:
+        return self.folder / "state"
+
+    @property
+    def runs(self) -> Path:
+        return self.folder / "runs"
+
+    @property
+    def site_file(self) -> Path:
+        return self.folder / "site.yaml"
+
+    @property
+    def keys(self) -> Iterator[Path]:
+        """Every private key in the kit."""
+        for part in (self.startup, self.admin / "startup"):
+            if part.is_dir():
+                yield from sorted(part.glob("*.key"))
+
+    def as_json(self) -> dict[str, Any]:
+        """What kit.json says."""
+        plain = {
+            "schema": SCHEMA,
+            "project": self.project,
+            "project_id": self.project_id,
+            "name": self.name,
+            "role": self.role,
+            "server": self.server,
+            "port": self.port,
+            "wardround": self.version,
+        }
+        return plain if self.admin_port is None else {**plain, "admin_port": self.admin_port}
+
+
+def open_kit(path: str | Path, role: Role | None = None) -> Kit:
+    """The kit in a folder; role: the one the command is for. Keys that others can read are refused."""
+    folder = Path(path)
+    if folder.name == "kit.json" and folder.is_file():
+        folder = folder.parent
+    kit = read_kit(folder.absolute())
+    if role is not None and kit.role != role:
+        command = "wardround server" if kit.role == "organiser" else "wardround join"
+        raise ConfigError(
+            f"{folder} is the {kit.role}'s kit of '{kit.name}', but this command needs the kit of "
+            f"{'a hospital' if role == 'hospital' else 'the organiser'}. This kit is for: {command} {folder}"
+        )
+    check_private(kit)
+    return kit
+
+
+def read_kit(folder: Path) -> Kit:
+    """kit.json and nothing else."""
+    file = folder / "kit.json"
+    if not folder.exists():
+        raise ConfigError(
+            f"{folder} does not exist. Give the folder of your kit, the one with kit.json in it."
+        )
+    if not file.is_file():
+        inside = sorted(found.parent.name for found in folder.glob("*/kit.json")) if folder.is_dir() else []
+        hint = (
+            f"It holds the kits {', '.join(inside)}; give one of them." if inside else "It has no kit.json."
+        )
+        raise ConfigError(f"{folder} is not a kit. {hint}")
+    try:
+        values = json.loads(file.read_text(encoding="utf-8"))
+        if values["schema"] != SCHEMA:
+            raise ConfigError(
+                f"{file} says {values['schema']!r}, this wardround reads {SCHEMA}. "
+                "Use the version of wardround that the organiser uses."
+            )
+        kit = Kit(
+            folder,
+            values["name"],
+            values["role"],
+            values["project"],
+            values["project_id"],
+            values["server"],
+            values["port"],
+            values["wardround"],
+            values.get("admin_port"),
+        )
+    except (ValueError, KeyError, TypeError, OSError) as error:
+        raise ConfigError(
+            f"{file} cannot be read ({type(error).__name__}: {error}). Unpack the kit again."
+        ) from None
+    texts = (kit.name, kit.project, kit.project_id, kit.server, kit.version)
+    sound = all(isinstance(text, str) and text for text in texts) and kit.role in ("hospital", "organiser")
+    if not sound or not isinstance(kit.port, int) or not isinstance(kit.admin_port, int | None):
+        raise ConfigError(f"{file} has a value that cannot be right. Unpack the kit again.")
+    return kit
+
+
+def check_private(kit: Kit) -> None:
+    """Refuse keys that anyone but their owner may read: whoever has a key is that participant."""
+    for key in kit.keys:
+        mode = stat.S_IMODE(key.stat().st_mode)
+        if mode & 0o077:
+            raise ConfigError(
+                f"{key} is a private key that others on this machine may read (mode {mode:03o}). "
+                f"Close it: chmod -R go-rwx {kit.folder}"
+            )

@@ -1,0 +1,173 @@
+"""The organiser's commands: hand a run to the server, follow it, ask how it is, stop it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from wardround.config import Config, load_config
+from wardround.deploy.following import follow, live_facts
+from wardround.deploy.kits import Kit, open_kit
+from wardround.deploy.nvflare.job import write_job
+from wardround.deploy.nvflare.session import DONE, Session
+from wardround.deploy.remote import refuse_what_cannot_travel
+from wardround.engine.experiment import Listener, check_folder
+from wardround.errors import ConfigError, WardroundError
+from wardround.storage import file_name, write_json
+
+HOSPITALS = "hospitals.json"  # in the run folder: who was asked to take part
+ASK_SECONDS = 3.0  # between questions to the server whether the job's process is still there
+
+
+def organisers_kit(path: Path | None) -> Kit:
+    """The kit named, or the one that is near: WARDROUND_KIT, this folder, kits/organiser."""
+    if path is not None:
+        return open_kit(path, "organiser")
+    near = [Path(os.environ["WARDROUND_KIT"])] if os.environ.get("WARDROUND_KIT") else []
+    for folder in [*near, Path(), Path("organiser"), Path("kits/organiser")]:
+        if (folder / "kit.json").is_file():
+            return open_kit(folder, "organiser")
+    raise ConfigError("where is the organiser's kit? Give it with --kit, for example --kit kits/organiser.")
+
+
+def anywhere(config: Config) -> Config:
+    """The same configuration with paths that hold in every process of this machine."""
+    data, model = config.data, config.model
+    changes: dict[str, Any] = {"output": config.folder.absolute()}
+    if data.federation is not None:
+        changes["data"] = data.model_copy(update={"federation": data.federation.absolute()})
+    if data.folders is not None:
+        folders = data.folders.model_copy(update={"root": data.folders.root.absolute()})
+        changes["data"] = data.model_copy(update={"folders": folders})
+    if model.weights is not None:
+        changes["model"] = model.model_copy(update={"weights": model.weights.absolute()})
+    return config.model_copy(update=changes)
+
+
+def at_the_organiser(config: Config, kit: Kit) -> Config:
+    """The run in the organiser's kit; cases that are not here are at the hospitals."""
+    data = config.data
+    if data.folders is not None:
+        raise ConfigError(
+            "data.folders is for one machine. Set data: {hospitals: true} for a run at hospitals."
+        )
+    if data.federation is not None and not data.federation.exists():
+        kept = data.model_dump(mode="json", include={"prepare", "splits", "patch", "foreground"})
+        data = type(data).model_validate({"hospitals": True, **kept})
+    changes = {"data": data, "output": kit.runs / file_name(config.name)}
+    return anywhere(config.model_copy(update=changes))
+
+
+class Submission:
+    """A run handed to the server."""
+
+    def __init__(self, session: Session, config: Config, job: str) -> None:
+        self.config = config
+        self.job = job
+        self._session = session
+        self._asked = time.monotonic()
+
+    def follow(self, listener: Listener | None, say: Callable[[str], None] = lambda line: None) -> str:
+        """Show it until it is done or stopped."""
+        return follow(self.config, self.job, listener, ended=self._ended, say=say)
+
+    def stop(self) -> None:
+        """Let the run end after this round, with a checkpoint."""
+        self._session.command(self.job, "stop")
+
+    def _ended(self) -> str | None:
+        if time.monotonic() - self._asked < ASK_SECONDS:
+            return None
+        self._asked = time.monotonic()
+        state = self._session.job_state(self.job)
+        if not state.startswith(DONE):
+            return None
+        time.sleep(1.0)  # the last line of a run that ended well may come a moment later
+        facts = live_facts(self.config.folder)
+        if (
+            facts is not None
+            and facts.get("job") == self.job
+            and facts["state"] in ("done", "stopped", "failed")
+        ):
+            return None
+        return (
+            f"the run's process on the server ended ({state.lower()}); the last whole round is safe. Look at "
+            "flare/log.txt in the organiser's kit, then continue with --resume."
+        )
+
+
+def who_takes_part(
+    session: Session, config: Config, asked: Sequence[str] | None, *, resume: bool
+) -> list[str]:
+    """The hospitals named; of a run that is resumed its own; else those that are connected."""
+    file = config.folder / HOSPITALS
+    if asked:
+        names = sorted(asked)
+    elif resume and file.exists():
+        names = json.loads(file.read_text(encoding="utf-8"))
+    else:
+        names = sorted(session.connected())
+    if len(names) < config.min_clients:
+        here = f"connected: {', '.join(names)}" if names else "no hospital is connected"
+        raise ConfigError(
+            f"min_clients is {config.min_clients}, but {here}. Is `wardround join KIT` running there?"
+        )
+    return names
+
+
+def submit(
+    session: Session,
+    config: Config,
+    names: Sequence[str],
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+    kits: Path | None = None,
+) -> Submission:
+    """Hand a run to the server. kits: of all hospitals, where they are on this machine (a rehearsal)."""
+    refuse_what_cannot_travel(config)
+    check_folder(config, resume, overwrite)
+    args = {
+        "config": config.as_dict(),
+        "names": sorted(names),
+        "resume": resume,
+        "overwrite": overwrite,
+        "kits": None if kits is None else str(kits.absolute()),
+    }
+    write_json(config.folder / HOSPITALS, sorted(names))
+    folder = session.kit / "state" / "jobs"
+    shutil.rmtree(folder, ignore_errors=True)
+    job = session.submit(write_job(folder, name=config.name, args=args))
+    return Submission(session, config, job)
+
+
+def stored_config(kit: Kit, name: str) -> Config:
+    """The configuration of a run that the organiser has begun."""
+    folder = kit.runs / file_name(name)
+    if not (folder / "config.yaml").exists():
+        runs = sorted(path.parent.name for path in kit.runs.glob("*/config.yaml"))
+        known = f" There are: {', '.join(runs)}." if runs else " There is none yet."
+        raise ConfigError(f"{kit.folder} has no run '{name}'.{known}")
+    return load_config(folder / "config.yaml").model_copy(update={"output": folder.absolute()})
+
+
+def running(kit: Kit, name: str | None = None) -> tuple[str, dict[str, Any]]:
+    """The run that goes on, and what live.json says of it."""
+    going = {
+        path.parent.name: facts
+        for path in sorted(kit.runs.glob("*/live.json"))
+        if (facts := live_facts(path.parent)) is not None
+        and facts["state"] not in ("done", "stopped", "failed")
+    }
+    if name is not None:
+        going = {key: facts for key, facts in going.items() if key == file_name(name)}
+    if not going:
+        raise WardroundError("no run goes on." if name is None else f"run '{name}' does not go on.")
+    if len(going) > 1:
+        raise ConfigError(f"several runs go on: {', '.join(going)}. Name one.")
+    return next(iter(going.items()))

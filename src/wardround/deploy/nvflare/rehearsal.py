@@ -1,0 +1,126 @@
+"""The whole deployment on one machine: a server and one process for each hospital, with mutual TLS.
+
+    <run>/rehearsal/kits/            made anew every time; a hospital's state stays for --resume
+      organiser/ north/ east/ ...    logs in flare/, what each hospital remembers and sent in state/
+
+Everything listens on 127.0.0.1 alone.
+"""
+
+from __future__ import annotations
+
+import shutil
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+
+import yaml
+
+from wardround.config import Config
+from wardround.data.federation import open_federation
+from wardround.deploy.kits import Kit
+from wardround.deploy.nvflare.organising import Submission, anywhere, submit
+from wardround.deploy.nvflare.processes import Processes, wait_for_hospitals, wait_for_port
+from wardround.deploy.nvflare.provisioning import provision
+from wardround.deploy.nvflare.session import Session
+from wardround.deploy.project import Hospital, Organiser, Project
+from wardround.deploy.remote import refuse_what_cannot_travel
+from wardround.engine.experiment import check_folder
+from wardround.engine.placement import place
+from wardround.errors import ConfigError
+from wardround.storage import write_text
+
+START_SECONDS = 120.0
+LOOPBACK = "127.0.0.1"
+
+
+@contextmanager
+def rehearsal(
+    config: Config, *, resume: bool, overwrite: bool, say: Callable[[str], None]
+) -> Iterator[Submission]:
+    """Start everything, hand the run over, and end everything with the block."""
+    refuse_what_cannot_travel(config)
+    check_folder(config, resume, overwrite)
+    if config.data.folders is not None:
+        raise ConfigError(
+            "hospitals read a federation.yaml, and this run has data.folders. Write one with: wardround data "
+            "init FOLDER; then set data.federation."
+        )
+    config = on_this_machine(config)
+    names = sorted(open_federation(config.data, config.seed).names)
+    kits = fresh_kits(config, names, keep=resume)
+    organiser, hospitals = kits[0], kits[1:]
+    with ExitStack() as stack:
+        say(f"starting a server and {len(hospitals)} hospitals on this machine")
+        server = stack.enter_context(Processes(organiser.folder, "server", say=say))
+        for kit in hospitals:
+            stack.enter_context(Processes(kit.folder, "client", site=kit.site_file, again=True, say=say))
+        wait_for_port(LOOPBACK, organiser.port, START_SECONDS, server)
+        session = stack.enter_context(Session(organiser.folder))
+        wait_for_hospitals(session.connected, names, START_SECONDS, say)
+        folder = organiser.folder.parent
+        yield submit(session, config, names, resume=resume, overwrite=overwrite, kits=folder)
+
+
+def on_this_machine(config: Config) -> Config:
+    """The configuration with as many threads as `train` would take, so that the bytes are the same."""
+    config = anywhere(config)
+    federation = open_federation(config.data, config.seed)
+    threads = place(config, federation, federation.names).threads
+    return config.model_copy(update={"compute": config.compute.model_copy(update={"threads": threads})})
+
+
+def fresh_kits(config: Config, names: list[str], *, keep: bool) -> list[Kit]:
+    """Kits with ports that are free now; keep: what the hospitals remember of the run."""
+    folder = config.folder.absolute() / "rehearsal"
+    states = {name: folder / "kits" / name / "state" for name in names}
+    kept = folder / "kept"
+    shutil.rmtree(kept, ignore_errors=True)
+    for name, state in states.items():
+        if keep and state.is_dir():
+            kept.mkdir(parents=True, exist_ok=True)
+            state.rename(kept / name)
+    shutil.rmtree(folder / "kits", ignore_errors=True)
+    port, admin_port = free_ports()
+    try:
+        project = Project(
+            project="rehearsal",
+            organiser=Organiser(host=LOOPBACK, port=port, admin_port=admin_port),
+            hospitals=tuple(Hospital(name=name) for name in names),
+            valid_days=30,
+        )
+    except ValueError as error:
+        reason = str(error).splitlines()[2:3] or [str(error)]
+        raise ConfigError(
+            f"the clients' names cannot serve as names of hospitals: {reason[0].strip()}"
+        ) from None
+    kits = provision(project, folder / "kits", bind=LOOPBACK)
+    for kit in kits[1:]:
+        write_text(kit.site_file, site_text(config, kit.name))
+        if (kept / kit.name).is_dir():
+            shutil.rmtree(kit.state, ignore_errors=True)
+            (kept / kit.name).rename(kit.state)
+    shutil.rmtree(kept, ignore_errors=True)
+    return kits
+
+
+def site_text(config: Config, name: str) -> str:
+    """The rules of a rehearsed hospital: its own cases, and everything allowed, names of cases included."""
+    data = "phantom" if config.data.federation is None else str(config.data.federation)
+    rules = {
+        "data": data,
+        "client": None if data == "phantom" else name,
+        "device": config.compute.device,
+        "tasks": ["all"],
+        "networks": ["all", *([config.model.name] if ":" in config.model.name else [])],
+        "case_names": "keep",
+        "largest_message": "16 GB",
+    }
+    return yaml.safe_dump(rules, sort_keys=False)
+
+
+def free_ports() -> tuple[int, int]:
+    """Two ports nobody listens on."""
+    with socket.socket() as first, socket.socket() as second:
+        for entry in (first, second):
+            entry.bind((LOOPBACK, 0))
+        return int(first.getsockname()[1]), int(second.getsockname()[1])

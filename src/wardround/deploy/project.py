@@ -1,0 +1,185 @@
+"""project.yaml: who takes part in a federation, and where its organiser can be reached.
+
+    project: polyps
+    organiser: {host: organiser.example.org, port: 8002, organisation: Example}
+    hospitals: [north, {name: south, organisation: South_Trust}]
+    valid_days: 360
+
+`wardround provision` makes the kits of one such file. A hospital's name here is its name everywhere: in its
+certificate, in its federation.yaml, in folders and in the results.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from wardround.config import read_yaml, suggestion
+from wardround.data.federation import NOT_HOSPITALS
+from wardround.errors import ConfigError
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,47}")
+NAME_RULE = "up to 48 letters a-z, digits, - and _, with a letter or digit in front"
+ORGANISATION = re.compile(r"[A-Za-z0-9_]{1,48}")
+LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?")
+LONGEST_HOST = 64  # it is the common name of a certificate
+
+# names that mean something else: to the engine, in the folder of kits, or in a run
+RESERVED = frozenset({"organiser", "organizer", "server", "admin", "relay", "all", *NOT_HOSPITALS})
+
+
+class Section(BaseModel):
+    """A part of the file: unknown keys are errors, values cannot be changed."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+def checked_organisation(value: str) -> str:
+    if value and not ORGANISATION.fullmatch(value):
+        raise ValueError(f"'{value}' is not a usable organisation; take up to 48 letters a-z, digits and _")
+    return value
+
+
+class Organiser(Section):
+    """The machine hospitals connect to.
+
+    port: the one port that must be open on it; admin_port: where `wardround submit` and `status` speak to
+    the server, on the organiser's machine alone; left out, the port after `port`.
+    """
+
+    host: str
+    port: int = Field(8002, ge=1, le=65534)
+    admin_port: int | None = Field(None, ge=1, le=65535)
+    organisation: str = "organiser"
+
+    _organisation = field_validator("organisation")(checked_organisation)
+
+    @field_validator("host")
+    @classmethod
+    def usable(cls, value: str) -> str:
+        if len(value) > LONGEST_HOST or not all(LABEL.fullmatch(label) for label in value.split(".")):
+            raise ValueError(
+                f"'{value[:80]}' is not a host; give a name like organiser.example.org or an IPv4 address, "
+                f"at most {LONGEST_HOST} characters, without port or https://"
+            )
+        return value
+
+    @model_validator(mode="after")
+    def two_ports(self) -> Organiser:
+        if self.admin_port == self.port:
+            raise ValueError(f"port and admin_port are both {self.port}; they must differ")
+        return self
+
+    @property
+    def local_port(self) -> int:
+        return self.admin_port if self.admin_port is not None else self.port + 1
+
+
+class Hospital(Section):
+    """One hospital; organisation: as its certificate says it, left out the same as the name."""
+
+    name: str
+    organisation: str = ""
+
+    _organisation = field_validator("organisation")(checked_organisation)
+
+    @model_validator(mode="before")
+    @classmethod
+    def short_form(cls, value: Any) -> Any:
+        return {"name": value} if isinstance(value, str) else value
+
+    @field_validator("name")
+    @classmethod
+    def usable(cls, value: str) -> str:
+        if not NAME.fullmatch(value):
+            raise ValueError(f"'{value[:80]}' is not a usable name; take {NAME_RULE}")
+        if value.lower() in RESERVED:
+            raise ValueError(f"a hospital cannot be called '{value}', which wardround uses itself")
+        return value
+
+    @property
+    def certified_organisation(self) -> str:
+        return self.organisation or self.name.replace("-", "_")
+
+
+class Project(Section):
+    """A federation: its name, its organiser, its hospitals.
+
+    valid_days: how long certificates made now are good for.
+    """
+
+    project: str
+    organiser: Organiser
+    hospitals: tuple[Hospital, ...] = Field(min_length=1, max_length=1000)
+    valid_days: int = Field(360, ge=1, le=3650)
+
+    @field_validator("project")
+    @classmethod
+    def usable(cls, value: str) -> str:
+        if not NAME.fullmatch(value):
+            raise ValueError(f"'{value[:80]}' is not a usable name; take {NAME_RULE}")
+        return value
+
+    @model_validator(mode="after")
+    def different_names(self) -> Project:
+        seen: dict[str, str] = {}
+        for hospital in self.hospitals:
+            other = seen.setdefault(hospital.name.lower(), hospital.name)
+            if other is not hospital.name:
+                raise ValueError(
+                    f"hospitals '{other}' and '{hospital.name}' have the same name (capitals do not count)"
+                )
+        return self
+
+
+def load_project(path: Path) -> Project:
+    """The checked file; the first mistake is named with its key."""
+    if not path.exists():
+        raise ConfigError(
+            f"{path} does not exist. Write one with: wardround provision --example > {path.name}"
+        )
+    try:
+        return Project.model_validate(read_yaml(path))
+    except ValidationError as error:
+        raise ConfigError(f"{path}: {explained(error)}") from None
+
+
+def explained(error: ValidationError) -> str:
+    """The first mistake in words."""
+    first = error.errors()[0]
+    place = [str(part) for part in first["loc"]]
+    where = ".".join(place)
+    if first["type"] == "extra_forbidden":
+        sections: dict[str, type[BaseModel]] = {"organiser": Organiser, "hospitals": Hospital}
+        section = sections[place[0]] if len(place) > 1 else Project
+        return f"{where} is not a setting.{suggestion(place[-1], section.model_fields)}"
+    if first["type"] == "missing":
+        return f"{where} is missing. An example: wardround provision --example"
+    message = first["msg"].removeprefix("Value error, ").removeprefix("Input should be ").rstrip(".")
+    if first["type"] == "value_error":
+        return f"{where}: {message}." if where else f"{message}."
+    return f"{where} is {first.get('input')!r}; it must be {message}."
+
+
+def template() -> str:
+    """A project.yaml to start from, each line explained."""
+    return f"""\
+# A federation of hospitals. Make the kits with: wardround provision project.yaml -o kits/
+# Names: {NAME_RULE}.
+project: my-project
+
+organiser:
+  host: organiser.example.org   # name or IPv4 address of the organiser's machine, as the hospitals see it
+  port: 8002                    # the only port to open; hospitals connect to it, nobody connects to them
+  # admin_port: 8003            # for the organiser's own commands, on the organiser's machine alone
+  organisation: Example         # letters, digits and _
+
+hospitals:                      # a name is the same everywhere: kit, certificate, results
+  - north
+  - {{name: south, organisation: South_Trust}}
+
+valid_days: 360                 # how long the certificates are good for
+"""

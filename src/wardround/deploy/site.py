@@ -1,0 +1,218 @@
+"""The hospital's side: one request in, one reply out, and a line in the ledger before it leaves.
+
+A request carries all it needs (the run's configuration included), so a hospital that was restarted goes on
+from what it has on its own disk. `Site.answer` never raises: what is refused or fails is a reply that says
+so. Only a ledger that cannot be written raises, and then nothing may leave.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from wardround.config import DataSettings
+from wardround.data.loading import federation_of
+from wardround.deploy.agreement import at_hospital, facts_of, own_federation
+from wardround.deploy.kits import Kit, open_kit
+from wardround.deploy.ledger import Ledger
+from wardround.deploy.rules import Rules, SiteFile, client_of, load_site
+from wardround.deploy.wire import Parcel, ParcelError, pack, unpack
+from wardround.engine.checkpoint import Standing
+from wardround.engine.clients import Answer
+from wardround.engine.device import set_threads
+from wardround.engine.host import Host
+from wardround.engine.traffic import TrafficSettings
+from wardround.errors import WardroundError
+from wardround.messages import Message
+from wardround.params import Params
+from wardround.storage import file_name
+
+log = logging.getLogger(__name__)
+
+KIT, SITE, DATA = (
+    "WARDROUND_KIT",
+    "WARDROUND_SITE",
+    "WARDROUND_DATA",
+)  # environment variables of an engine's processes
+
+
+class Refused(WardroundError):
+    """A request this hospital does not answer."""
+
+
+def open_site() -> Site:
+    """The site whose kit the environment names."""
+    kit = open_kit(Path(os.environ[KIT]), "hospital")
+    return Site(kit.name, settings_of(kit), kit.state)
+
+
+def settings_of(kit: Kit) -> SiteFile:
+    """The hospital's rules; the environment may name another file, and other cases."""
+    site = load_site(Path(os.environ.get(SITE) or kit.site_file))
+    return site.model_copy(update={"data": Path(os.environ[DATA])}) if os.environ.get(DATA) else site
+
+
+def describe_data(site: SiteFile, name: str) -> str:
+    """What a hospital will take part with, in words; raises where its cases cannot be used."""
+    if not isinstance(site.data, Path):
+        return "made-up cases, as the organiser's configuration describes them"
+    found = federation_of(site.data, DataSettings(federation=site.data), 0)
+    inside = client_of(site, found.names, name)
+    return f"{found.counts[inside]} cases of '{inside}' in {site.data}"
+
+
+class Site:
+    """One hospital. state: the folder where it keeps its memory of runs, and its ledger."""
+
+    def __init__(self, name: str, site: SiteFile, state: Path) -> None:
+        self.name = name
+        self._site = site
+        self._rules = Rules(site)
+        self._state = state
+        self._ledger = Ledger(state / "egress.jsonl")
+        self._hosts: dict[str, Host] = {}  # the present run's alone
+        self._seen: dict[str, set[str]] = {}
+
+    def answer(self, parcel: Parcel) -> Parcel:
+        """Do what is asked for, if the rules allow it."""
+        header = parcel.header if isinstance(parcel.header, Mapping) else {}
+        about = {key: _text(header.get(key)) for key in ("run", "request", "task")}
+        number = header.get("round")
+        round = number if isinstance(number, int) and not isinstance(number, bool) else -1
+        base = None
+        try:
+            message, more = self._opened(parcel, header)
+            base = message.params
+            host = self._host(about["run"], more["config"])
+            answer = self._answered(host, about["task"], round, message, Standing.of(more["standing"]))
+            reply, facts = self._allowed(host, about["task"], answer)
+            traffic = host.config.traffic
+        except (Refused, ParcelError) as error:
+            log.warning("%s, round %d: refused: %s", about["task"], round + 1, error)
+            reply, facts, traffic = Message(), {"refused": str(error)}, None
+        except Exception as error:  # a hospital's mistake must reach the organiser as an answer
+            log.warning("%s, round %d failed", about["task"], round + 1, exc_info=True)
+            words = str(error) if isinstance(error, WardroundError) else f"{type(error).__name__}: {error}"
+            reply, facts, traffic = Message(), {"failure": self._rules.tellable(words)}, None
+        made = self._packed(about, round, reply, facts, traffic, base)
+        reason = self._rules.too_large("answer", made.num_bytes)
+        if reason is not None:
+            made = self._packed(about, round, Message(), {"refused": reason})
+        self._ledger.append(made, name=self._run_name(header))  # before it leaves
+        return made
+
+    @staticmethod
+    def _run_name(header: Mapping[str, Any]) -> str | None:
+        more = header.get("more")
+        config = more.get("config") if isinstance(more, Mapping) else None
+        return _text(config.get("name")) if isinstance(config, Mapping) else None
+
+    def _packed(
+        self,
+        about: Mapping[str, str],
+        round: int,
+        message: Message,
+        facts: Mapping[str, Any],
+        traffic: TrafficSettings | None = None,
+        base: Params | None = None,
+    ) -> Parcel:
+        return pack(
+            message,
+            kind="reply",
+            run=about["run"],
+            request=about["request"],
+            client=self.name,
+            task=about["task"],
+            round=round,
+            more=facts,
+            traffic=traffic,
+            base=base,
+        )
+
+    # Coming in
+
+    def _opened(self, parcel: Parcel, header: Mapping[str, Any]) -> tuple[Message, dict[str, Any]]:
+        """The request, checked: the rules first, which need no byte of its tensors."""
+        task, run, request = (_text(header.get(key)) for key in ("task", "run", "request"))
+        more = header.get("more")
+        config = more.get("config") if isinstance(more, Mapping) else None
+        if not isinstance(config, Mapping):
+            raise Refused("the request brings no configuration of its run")
+        reason = self._rules.refuses_request(task, config=config, bytes=parcel.num_bytes)
+        if reason is not None:
+            raise Refused(reason)
+        opened = unpack(
+            parcel, kind="request", client=self.name, largest=self._site.largest_message, finite=True
+        )
+        if not self._first_time(run, request):
+            raise Refused("this request was answered before (a replay)")
+        return opened
+
+    def _first_time(self, run: str, request: str) -> bool:
+        """Note a request's number; the numbers outlive the process."""
+        path = self._folder(run) / "requests.txt"
+        if run not in self._seen:
+            known = path.read_text(encoding="utf-8").split() if path.exists() else []
+            self._seen = {run: set(known)}
+        if request in self._seen[run]:
+            return False
+        self._seen[run].add(request)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a", encoding="utf-8") as file:
+            file.write(request + "\n")
+        return True
+
+    def _folder(self, run: str) -> Path:
+        return self._state / file_name(run)
+
+    def _host(self, run: str, asked: Mapping[str, Any]) -> Host:
+        """The hospital's cases with this run's network; kept while the run goes on."""
+        key = json.dumps([run, asked], sort_keys=True)
+        if key not in self._hosts:
+            self._hosts.clear()
+            config = at_hospital(asked, device=self._site.device, threads=self._site.threads)
+            if config.compute.threads is not None:
+                set_threads(config.compute.threads)
+            federation = own_federation(config, self._site, self.name)
+            federation.get_ready()
+            host = Host(config, self._folder(run), [self.name], federation=federation, durable=True)
+            reason = self._rules.refuses_reply(
+                "register", Message(), 0, len(host.client(self.name).data.train)
+            )
+            if reason is not None:  # too few cases: said before any work is done
+                raise Refused(reason)
+            self._hosts[key] = host
+        return self._hosts[key]
+
+    # Going out
+
+    def _answered(self, host: Host, task: str, round: int, message: Message, standing: Standing) -> Answer:
+        if task != "register":
+            return host.run(self.name, task, round, message, standing)
+        scalars = {"registration": host.register(self.name).facts(), "facts": facts_of(host.federation)}
+        return Answer(self.name, Message(scalars=scalars), num_examples=host.client(self.name).num_examples)
+
+    def _allowed(self, host: Host, task: str, answer: Answer) -> tuple[Message, dict[str, Any]]:
+        """The reply and the facts beside it, as far as they may leave."""
+        data = host.client(self.name).data
+        if answer.failure is not None:
+            names = [name for split in (data.train, data.val, data.test) for name in split.names]
+            return Message(), {"failure": self._rules.tellable(answer.failure, names)}
+        message = self._rules.filtered(task, answer.message)
+        reason = self._rules.refuses_reply(task, message, 0, len(data.train))
+        if reason is not None:
+            raise Refused(reason)
+        return message, {
+            "num_examples": answer.num_examples,
+            "num_steps": answer.num_steps,
+            "seconds": answer.seconds,
+            "loss": self._rules.filtered_loss(task, answer.loss),
+        }
+
+
+def _text(value: Any) -> str:
+    return value[:200] if isinstance(value, str) else ""

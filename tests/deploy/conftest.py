@@ -1,0 +1,60 @@
+"""Kits made once for all tests of deployment, and ports nobody else has."""
+
+import shutil
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+from pytest import TempPathFactory, fixture, importorskip
+
+from wardround.deploy.kits import Kit, read_kit
+from wardround.deploy.project import Project
+
+
+def free_ports(count: int) -> list[int]:
+    """Different free ports of this machine."""
+    sockets = [socket.socket() for _ in range(count)]
+    for each in sockets:
+        each.bind(("127.0.0.1", 0))
+    ports = [int(each.getsockname()[1]) for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports
+
+
+def project_of(*hospitals: str, name: str = "demo") -> Project:
+    """A project on this machine, on ports of its own."""
+    port, admin_port = free_ports(2)
+    return Project.model_validate(
+        {
+            "project": name,
+            "organiser": {"host": "localhost", "port": port, "admin_port": admin_port},
+            "hospitals": list(hospitals),
+        }
+    )
+
+
+@fixture(scope="session")
+def project() -> Project:
+    return project_of("north", "south")
+
+
+@fixture(scope="session")
+def kits(project: Project, tmp_path_factory: TempPathFactory) -> Path:
+    """The kits of organiser, north and south, bound to loopback; look, but change a copy only."""
+    importorskip("nvflare")
+    from wardround.deploy.nvflare.provisioning import provision
+
+    folder = tmp_path_factory.mktemp("kits")
+    provision(project, folder, bind="127.0.0.1")
+    return folder
+
+
+@fixture
+def copy_of(kits: Path, tmp_path: Path) -> Callable[[str], Kit]:
+    """A kit of one's own, to be damaged."""
+
+    def copy(name: str) -> Kit:
+        return read_kit(Path(shutil.copytree(kits / name, tmp_path / name)))
+
+    return copy

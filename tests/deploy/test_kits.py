@@ -1,0 +1,304 @@
+"""Kits: what they hold, who may read them, and what provisioning again leaves alone."""
+
+import json
+import shutil
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pytest import CaptureFixture, MonkeyPatch, fixture, importorskip, mark, raises
+
+from test_cli import call
+from wardround.deploy.kits import Kit, open_kit
+from wardround.deploy.project import Project, load_project, template
+from wardround.deploy.rules import load_site
+from wardround.errors import ConfigError
+
+SMALLEST: dict[str, Any] = {"project": "demo", "organiser": {"host": "localhost"}, "hospitals": ["north"]}
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+# project.yaml
+
+
+def test_the_example_is_a_project(tmp_path: Path) -> None:
+    (tmp_path / "project.yaml").write_text(template())
+
+    project = load_project(tmp_path / "project.yaml")
+
+    assert [hospital.name for hospital in project.hospitals] == ["north", "south"]
+    assert [hospital.certified_organisation for hospital in project.hospitals] == ["north", "South_Trust"]
+    assert project.organiser.local_port == 8003
+
+
+@mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"hospitals": ["north", "North"]}, "hospitals 'north' and 'North' have the same name"),
+        ({"hospitals": ["north", "north"]}, "have the same name"),
+        ({"hospitals": ["../etc"]}, "hospitals.0.name: '../etc' is not a usable name; take up to 48 letters"),
+        ({"hospitals": ["a b"]}, "is not a usable name"),
+        ({"hospitals": ["-x"]}, "is not a usable name"),
+        ({"hospitals": ["nord\n"]}, "is not a usable name"),
+        ({"hospitals": ["Server"]}, "cannot be called 'Server'"),
+        ({"hospitals": ["pooled"]}, "cannot be called 'pooled'"),
+        ({"hospitals": []}, "hospitals"),
+        ({"hospitals": [{"nam": "north"}]}, "hospitals.0.name is missing"),
+        ({"project": "my project"}, "project: 'my project' is not a usable name"),
+        ({"organiser": {"host": "https://x.org"}}, "organiser.host: 'https://x.org' is not a host"),
+        ({"organiser": {"host": "x.org:8002"}}, "is not a host"),
+        ({"organiser": {"host": "x.org", "port": 0}}, "organiser.port is 0; it must be"),
+        ({"organiser": {"host": "x", "port": 9, "admin_port": 9}}, "port and admin_port are both 9"),
+        ({"organiser": {"hst": "x.org"}}, "organiser.host is missing"),
+        ({"organiser": {"host": "x", "organisation": "St. Mary"}}, "'St. Mary' is not a usable organisation"),
+        ({"valid_day": 3}, "valid_day is not a setting. Did you mean 'valid_days'?"),
+        ({"valid_days": 0}, "valid_days is 0"),
+    ],
+)
+def test_a_mistake_in_the_project_is_named(change: dict[str, Any], sentence: str, tmp_path: Path) -> None:
+    path = tmp_path / "project.yaml"
+    path.write_text(yaml.safe_dump(SMALLEST | change))
+
+    with raises(ConfigError) as told:
+        load_project(path)
+
+    assert sentence in str(told.value) and str(told.value).startswith(str(path))
+
+
+# What a kit holds
+
+
+def test_keys_and_their_folders_are_for_the_owner_alone(kits: Path) -> None:
+    private = [*kits.rglob("*.key"), *kits.rglob("*.pem"), *kits.rglob("kit.json")]
+    closed = [kits / ".authority", *kits.glob("*/"), *{path.parent for path in private}]
+
+    assert len(list(kits.rglob("*.key"))) == 5  # authority, server, administrator, two hospitals
+    assert {stat.S_IMODE(path.stat().st_mode) for path in private} == {0o600}
+    assert {stat.S_IMODE(path.stat().st_mode) for path in closed} == {0o700}
+
+
+def test_the_authority_is_in_no_kit(kits: Path) -> None:
+    secret = (kits / ".authority" / "ca.key").read_bytes()
+    for name in ("organiser", "north", "south"):
+        assert secret not in contents(kits / name).values()
+    assert not list((kits / ".authority").glob("making-*"))
+
+
+def test_a_kit_can_be_opened_anywhere(kits: Path, project: Project) -> None:
+    for name in ("organiser", "north"):
+        kit = open_kit(kits / name)
+        assert (kit.name, kit.server, kit.port) == (name, "localhost", project.organiser.port)
+        for path, content in contents(kits / name).items():
+            assert str(kits).encode() not in content and b"/tmp" not in content, path
+    load_site(kits / "north" / "site.yaml")
+    assert open_kit(kits / "organiser").admin_port == project.organiser.admin_port
+    assert open_kit(kits / "north").admin_port is None
+
+
+def test_the_server_listens_where_it_should(kits: Path, project: Project, tmp_path: Path) -> None:
+    from wardround.deploy.nvflare.provisioning import provision
+
+    def server(folder: Path) -> dict[str, Any]:
+        text = (folder / "organiser" / "flare" / "startup" / "fed_server.json").read_text()
+        return dict(json.loads(text)["servers"][0])
+
+    rehearsed = server(kits)
+    assert rehearsed["service"]["target"] == f"127.0.0.1:{project.organiser.port}"
+    assert rehearsed["admin_host"] == "127.0.0.1" and rehearsed["connection_security"] == "mtls"
+
+    real = project.model_copy(
+        update={"organiser": project.organiser.model_copy(update={"host": "organiser.example.org"})}
+    )
+    provision(real, tmp_path)
+    assert server(tmp_path)["service"]["target"] == f"organiser.example.org:{project.organiser.port}"
+    assert server(tmp_path)["admin_host"] == "127.0.0.1"
+    with raises(ConfigError, match="bind is '10.0.0.1'"):
+        provision(real, tmp_path, bind="10.0.0.1")
+
+
+def test_hospitals_send_no_logs_and_run_no_foreign_code(kits: Path) -> None:
+    allowed = ["WardroundController", "WardroundExecutor"]
+    for name in ("organiser", "north"):
+        local = kits / name / "flare" / "local"
+        resources = json.loads((local / "resources.json").read_text())
+        rights = json.loads((local / "authorization.json").read_text())["permissions"]
+        assert [path.rsplit(".", 1)[1] for path in resources["class_allow_list"]] == allowed
+        assert resources["class_list_enforcement_mode"] == "enforce"
+        assert list(rights) == ["project_admin"]
+        assert rights["project_admin"]["byoc"] == rights["project_admin"]["shell_commands"] == "none"
+        assert not [item for item in resources["components"] if "log" in item["path"].rsplit(".")[-1].lower()]
+        console = json.loads((local / "log_config.json").read_text())["loggers"]["root"]["handlers"]
+        assert "consoleHandler" not in console
+    assert resources["allow_log_streaming"] is False
+    assert "operate" not in rights["project_admin"]
+
+
+def test_only_the_organiser_may_serve(kits: Path) -> None:
+    from cryptography import x509
+    from cryptography.x509.oid import ExtendedKeyUsageOID
+
+    def uses(path: Path) -> list[Any]:
+        certificate = x509.load_pem_x509_certificate(path.read_bytes())
+        return list(certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value)
+
+    assert ExtendedKeyUsageOID.SERVER_AUTH in uses(kits / "organiser" / "flare" / "startup" / "server.crt")
+    assert uses(kits / "north" / "flare" / "startup" / "client.crt") == [ExtendedKeyUsageOID.CLIENT_AUTH]
+
+
+# Provisioning again
+
+
+@fixture
+def made(kits: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(kits, tmp_path / "kits"))
+
+
+def with_hospitals(project: Project, *names: str) -> Project:
+    return Project.model_validate({**project.model_dump(), "hospitals": list(names)})
+
+
+def test_one_more_hospital_leaves_the_others_as_they_are(made: Path, project: Project) -> None:
+    from wardround.deploy.nvflare.provisioning import provision
+
+    before = {name: contents(made / name) for name in ("organiser", "north", "south")}
+    shutil.rmtree(made / "south")  # it was sent
+
+    kits = provision(with_hospitals(project, "north", "south", "east"), made, bind="127.0.0.1")
+
+    assert [kit.name for kit in kits] == ["organiser", "north", "east"]
+    assert contents(made / "north") == before["north"] and contents(made / "organiser") == before["organiser"]
+    assert (made / "east" / "flare" / "startup" / "rootCA.pem").read_bytes() == before["north"][
+        "flare/startup/rootCA.pem"
+    ]
+    assert len({kit.project_id for kit in kits}) == 1
+    assert not (made / "south").exists()
+
+
+def test_a_lost_kit_is_made_anew_when_asked(made: Path, project: Project) -> None:
+    from wardround.deploy.nvflare.provisioning import provision
+
+    old = contents(made / "south")
+    with raises(ConfigError, match="south exists already, and nothing is overwritten"):
+        provision(project, made, bind="127.0.0.1", renew=["south"])
+    assert contents(made / "south") == old
+    with raises(ConfigError, match="'west' is not in the project"):
+        provision(project, made, bind="127.0.0.1", renew=["west"])
+
+    shutil.rmtree(made / "south")
+    provision(project, made, bind="127.0.0.1", renew=["south"])
+    assert contents(made / "south")["flare/startup/client.crt"] != old["flare/startup/client.crt"]
+
+
+@mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"project": "other"}, "whose project is 'demo'; project.yaml says 'other'"),
+        ({"organiser": {"host": "elsewhere.example.org"}}, "whose host is 'localhost'"),
+    ],
+)
+def test_another_project_or_place_is_refused(
+    change: dict[str, Any], sentence: str, made: Path, project: Project
+) -> None:
+    from wardround.deploy.nvflare.provisioning import provision
+
+    before = contents(made)
+    with raises(ConfigError, match=sentence):
+        provision(Project.model_validate({**project.model_dump(), **change}), made, bind="127.0.0.1")
+    assert contents(made) == before
+
+
+def test_what_lies_in_the_way_is_not_overwritten(tmp_path: Path, project: Project) -> None:
+    importorskip("nvflare")
+    from wardround.deploy.nvflare.provisioning import provision
+
+    (tmp_path / "north").mkdir()
+    (tmp_path / "north" / "thesis.txt").write_text("mine")
+    with raises(ConfigError, match="north exists already"):
+        provision(project, tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".authority", "north"]
+
+
+def test_a_broken_authority_is_said(made: Path, project: Project) -> None:
+    from wardround.deploy.nvflare.provisioning import provision
+
+    (made / ".authority" / "ca.key").write_text("nothing")
+    with raises(ConfigError, match="not a readable authority"):
+        provision(project, made, bind="127.0.0.1")
+
+
+# Opening
+
+
+def test_what_is_no_kit_is_said_kindly(kits: Path, tmp_path: Path) -> None:
+    with raises(ConfigError, match="does not exist. Give the folder of your kit"):
+        open_kit(tmp_path / "nowhere")
+    with raises(ConfigError, match="is not a kit. It has no kit.json"):
+        open_kit(tmp_path)
+    with raises(ConfigError, match="It holds the kits north, organiser, south; give one of them"):
+        open_kit(kits)
+    with raises(
+        ConfigError, match="is the hospital's kit of 'north', but this command needs the kit of the organiser"
+    ):
+        open_kit(kits / "north", "organiser")
+    assert open_kit(kits / "north" / "kit.json", "hospital").name == "north"
+
+
+@mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("", "cannot be read"),
+        ("[]", "cannot be read"),
+        ('{"schema": "wardround-kit-9"}', "this wardround reads wardround-kit-1"),
+        ('{"schema": "wardround-kit-1"}', "cannot be read"),
+    ],
+)
+def test_a_damaged_kit_json_is_said(text: str, sentence: str, copy_of: Callable[[str], Kit]) -> None:
+    kit = copy_of("north")
+    (kit.folder / "kit.json").write_text(text)
+    with raises(ConfigError, match=sentence):
+        open_kit(kit.folder)
+
+
+def test_a_key_that_others_can_read_is_refused(copy_of: Callable[[str], Kit]) -> None:
+    kit = copy_of("organiser")
+    (kit.admin / "startup" / "client.key").chmod(0o644)
+    with raises(ConfigError, match=r"may read \(mode 644\). Close it: chmod -R go-rwx"):
+        open_kit(kit.folder)
+
+
+# The command
+
+
+def test_provision_prints_kits_and_what_to_do(
+    tmp_path: Path, monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
+) -> None:
+    importorskip("nvflare")
+    code, out, err = call(monkeypatch, capsys, "provision", "--example")
+    assert (code, out, err) == (0, template(), "")
+    (tmp_path / "project.yaml").write_text(out)
+
+    arguments = ("provision", str(tmp_path / "project.yaml"), "-o", str(tmp_path / "kits"))
+    code, out, err = call(monkeypatch, capsys, *arguments)
+    assert (code, err) == (0, "")
+    assert "| north | hospital | new |" in out and "What to do next" in out and "Open TCP port 8002" in out
+
+    code, out, err = call(monkeypatch, capsys, *arguments, "--json")
+    assert (code, err) == (0, "")
+    assert [kit["state"] for kit in json.loads(out)["kits"]] == ["kept", "kept", "kept"]
+
+    code, out, err = call(monkeypatch, capsys, "provision")
+    assert code == 2 and "give a project.yaml" in err
+
+
+def test_without_the_engine_the_command_says_how_to_get_it(
+    tmp_path: Path, monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
+) -> None:
+    (tmp_path / "project.yaml").write_text(template())
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    code, _, err = call(monkeypatch, capsys, "provision", str(tmp_path / "project.yaml"))
+    assert code == 2 and "this needs NVIDIA FLARE: pip install 'wardround[nvflare]'" in err
