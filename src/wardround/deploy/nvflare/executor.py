@@ -1,0 +1,112 @@
+"""The hospital's side of a job: FLARE's process that calls the site.
+
+A parcel travels as FLARE's model object: arrays as its parameters, the header as one JSON text in its
+meta data. Everything else FLARE adds on the way is ignored.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any
+
+import numpy as np
+from nvflare.apis.event_type import EventType
+from nvflare.apis.executor import Executor
+from nvflare.apis.fl_constant import ReturnCode
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.shareable import ReservedHeaderKey, Shareable, make_reply
+from nvflare.apis.signal import Signal
+from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
+from nvflare.app_common.utils.fl_model_utils import FLModelUtils
+
+from wardround.deploy.nvflare.job import SLOT
+from wardround.deploy.nvflare.processes import end_with_parent
+from wardround.deploy.wire import Parcel, ParcelError
+
+HEADER = "wardround"
+SERVER = "server"  # as FLARE calls it
+LARGE = 16 * 2**20
+TURN_SECONDS = 0.1
+log = logging.getLogger(__name__)
+
+
+def to_shareable(parcel: Parcel) -> Shareable:
+    """What FLARE sends; the arrays are the parcel's own, not copies."""
+    model = FLModel(
+        params_type=ParamsType.FULL,
+        params=dict(parcel.arrays),
+        meta={HEADER: parcel.text},
+    )
+    return FLModelUtils.to_shareable(model)
+
+
+def from_shareable(shareable: Shareable) -> Parcel:
+    """The parcel in what FLARE received; ValueError if there is none."""
+    try:
+        model = FLModelUtils.from_shareable(shareable)
+        text, arrays = model.meta[HEADER], model.params
+    except Exception as error:  # whatever FLARE stumbles over in foreign content
+        raise ValueError(f"no parcel inside ({type(error).__name__})") from None
+    if not isinstance(text, str) or not isinstance(arrays, dict):
+        raise ValueError("no parcel inside")
+    if not all(isinstance(name, str) and isinstance(item, np.ndarray) for name, item in arrays.items()):
+        raise ValueError("something other than arrays inside")
+    try:
+        return Parcel.read(text, arrays)
+    except ParcelError as error:
+        raise ValueError(str(error)) from None
+
+
+def empty(shareable: Shareable) -> None:
+    """Let go of the content; the headers are FLARE's address labels."""
+    for key in [key for key in shareable if key != ReservedHeaderKey.HEADERS]:
+        del shareable[key]
+
+
+def wait_for_turn(fl_ctx: FLContext, letter: str, abort_signal: Signal) -> None:
+    """Large replies go to the server one after the other: its memory holds one, not one of each hospital."""
+    while not abort_signal.triggered:
+        question = Shareable()
+        question.set_header(ReservedHeaderKey.TASK_ID, letter)
+        replies = fl_ctx.get_engine().send_aux_request(
+            targets=[SERVER], topic=SLOT, request=question, timeout=5.0, fl_ctx=fl_ctx, optional=True
+        )
+        answer = (replies or {}).get(SERVER)
+        if isinstance(answer, Shareable) and answer.get_return_code() == ReturnCode.OK:
+            return
+        time.sleep(TURN_SECONDS)
+
+
+class WardroundExecutor(Executor):  # type: ignore[misc]
+    """Hands each request to the site and its answer back; nothing a site does can end the job."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._site: Any = None
+        end_with_parent()
+
+    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        if event_type == EventType.START_RUN:
+            self._open()
+
+    def _open(self) -> Any:
+        """The site, opened once: models and data stay warm for the whole job."""
+        if self._site is None:
+            from wardround.deploy.site import open_site
+
+            self._site = open_site()
+        return self._site
+
+    def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
+        try:
+            request = from_shareable(shareable)
+            empty(shareable)  # FLARE keeps this object until the answer is sent
+            reply = self._open().answer(request)
+            del request
+            if reply.num_bytes >= LARGE:
+                wait_for_turn(fl_ctx, shareable.get_header(ReservedHeaderKey.TASK_ID), abort_signal)
+            return to_shareable(reply)
+        except Exception as error:  # a site answers even its failures; this is for what is wrong around it
+            log.exception("the request could not be answered")
+            return make_reply(ReturnCode.EXECUTION_EXCEPTION, headers={"reason": type(error).__name__})

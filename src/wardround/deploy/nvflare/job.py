@@ -1,0 +1,79 @@
+"""The job that FLARE carries to the hospitals: names of classes and settings, never code."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from wardround.errors import ConfigError
+from wardround.storage import file_name, write_json, write_text
+
+CONTROLLER = "wardround.deploy.nvflare.controller.WardroundController"
+EXECUTOR = "wardround.deploy.nvflare.executor.WardroundExecutor"
+TASK = "wardround"  # the only task name FLARE sees; ours stands in the parcel's header
+POLL_SECONDS = 0.1
+ARGUMENTS = "run.json"
+CHUNK_BYTES = 8 * 2**20  # arrays are fetched in pieces of about this size
+SLOT = "wardround.slot"  # a hospital asks before it sends a large reply
+
+
+def write_job(folder: Path, *, name: str, args: Mapping[str, Any]) -> Path:
+    """A job folder for FLARE: for every hospital that is connected, and it may begin with one.
+
+    args: what the run needs on the server (run name, resume, the configuration), plain JSON.
+    """
+    try:
+        text = json.dumps(dict(args), indent=2)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"job '{name}': its arguments are not plain JSON ({error}).") from None
+    job = folder / file_name(name)
+    write_json(job / "meta.json", meta(job.name))
+    write_json(job / "app" / "config" / "config_fed_server.json", server_part())
+    write_json(job / "app" / "config" / "config_fed_client.json", hospital_part())
+    # Apart from FLARE's own files, in which every {...} of a text is replaced.
+    write_text(job / "app" / "config" / ARGUMENTS, text)
+    return job
+
+
+def read_arguments(app: Path) -> dict[str, Any]:
+    """The arguments of a job, from where FLARE unpacked it."""
+    values: dict[str, Any] = json.loads((app / "config" / ARGUMENTS).read_text())
+    return values
+
+
+def meta(name: str) -> dict[str, Any]:
+    return {
+        "name": name,
+        "min_clients": 1,
+        "resource_spec": {},
+        "deploy_map": {"app": ["@ALL"]},
+    }
+
+
+def server_part() -> dict[str, Any]:
+    return {
+        "format_version": 2,
+        "server": {"heart_beat_timeout": 600, "task_request_interval": POLL_SECONDS},
+        "np_download_chunk_size": CHUNK_BYTES,
+        "task_data_filters": [],
+        "task_result_filters": [],
+        "components": [],
+        "workflows": [{"id": "wardround", "path": CONTROLLER, "args": {}}],
+    }
+
+
+def hospital_part() -> dict[str, Any]:
+    return {
+        "format_version": 2,
+        "executors": [{"tasks": [TASK], "executor": {"id": "wardround", "path": EXECUTOR, "args": {}}}],
+        "task_data_filters": [],
+        "task_result_filters": [],
+        "components": [],
+        "np_download_chunk_size": CHUNK_BYTES,
+        # seconds; read by FLARE's client runner
+        "default_task_fetch_interval": 0.2,
+        "job_heartbeat_interval": 2.0,
+        "task_check_interval": 1.0,
+    }
