@@ -219,10 +219,11 @@ def modes(jobs: list[Job], root: Path, chosen: list[str]) -> list[dict[str, Any]
 
 
 def clients(job: Job, root: Path) -> list[dict[str, Any]]:
-    """The peak of GPU memory: one model and one optimizer serve all clients."""
+    """The peak of GPU memory: one model and one optimizer serve all clients, who share the same cases."""
     rows = []
     for number in (4, 16):
-        _, peak = our_seconds(replace(job, hospitals=number, epochs=1), root / str(number))
+        shared = replace(job, hospitals=number, batches=16 // number, epochs=1)
+        _, peak = our_seconds(shared, root / str(number))
         rows.append({"job": job.title, "clients": number, "peak_gb": peak})
         print_row(rows[-1])
     return rows

@@ -69,10 +69,24 @@ def test_a_small_network_is_recorded_and_a_large_one_compiled_when_that_pays() -
     cube = (128, 128, 128)
     assert weighed(True, small, (160, 160), 8, 5000)[:2] == (True, False)
     assert weighed(True, small, (160, 160), 8, 5)[:2] == (False, False)
+    assert weighed(True, small, (160, 160), 8, 200_000)[:2] == (True, True)
     assert weighed(True, large, cube, 8, 100)[:2] == (False, False)
     record, inductor, why = weighed(True, large, cube, 8, 100_000)
     assert not record and inductor and "saves about" in why
     assert weighed(False, large, cube, 8, 100_000)[:2] == (False, False)
+
+
+def test_kernels_made_for_images_choose_their_layout_and_volumes_are_channels_last(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("wardround.engine.device.choose_device", lambda settings: torch.device("cuda"))
+    network, made = unet2d(in_channels=1, num_outputs=1, base_filters=4), ComputeSettings(compile="inductor")
+    assert not choose(made, network, (64, 64)).channels_last
+    assert choose(made, network, (64, 64, 64)).channels_last
+    assert choose(ComputeSettings(compile="graphs"), network, (64, 64)).channels_last
+    assert choose(
+        ComputeSettings(compile="full", memory_format="channels_last"), network, (64, 64)
+    ).channels_last
 
 
 def test_graphs_on_a_cpu_are_left_out_with_a_word(caplog: pytest.LogCaptureFixture) -> None:
@@ -368,5 +382,6 @@ def test_a_client_keeps_nothing_of_a_step_between_tasks(tmp_path: Path) -> None:
 
 
 def test_deterministic_is_asked_of_torch_on_a_gpu_alone() -> None:
+    torch.use_deterministic_algorithms(False)  # a run before this one may have asked for it
     device.apply(Compute(torch.device("cpu"), deterministic=True))
     assert not torch.are_deterministic_algorithms_enabled()

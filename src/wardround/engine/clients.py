@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -237,7 +238,7 @@ class Client:
             global_=bench.reference("global", start) if "global" in needs else None,
             previous=bench.reference("previous", previous or start) if "previous" in needs else None,
             has_previous=previous is not None,
-            run=bench.passes.run,
+            run=partial(bench.passes.run, decoder="decoder" in needs),
             compiled=bench.passes.compiled,
         )
 

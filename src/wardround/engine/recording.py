@@ -42,15 +42,16 @@ class Passes:
         self.usual = 0
         self._compiled: dict[str, Any] = {}
         if inductor:
-            functions = (_logits, _features, _bottleneck)
+            functions = (_logits, _with_bottleneck, _features, _bottleneck)
             self._compiled = {f.__name__: torch.compile(f, dynamic=False) for f in functions}
 
-    def run(self, model: nn.Module, image: Tensor, with_features: bool) -> Output:
+    def run(self, model: nn.Module, image: Tensor, with_features: bool, *, decoder: bool = True) -> Output:
+        """decoder: whether its features are wanted; their gradients take time even where nobody uses them."""
         if not self._compiled or len(image) != self.usual or not isinstance(model, Segmenter):
             return run_as_written(model, image, with_features)
         if not with_features:
             return Output(self._compiled["_logits"](model, image))
-        return Output(*self._compiled["_features"](model, image))
+        return Output(*self._compiled["_features" if decoder else "_with_bottleneck"](model, image))
 
     def encode(self, model: Segmenter, image: Tensor) -> Tensor:
         if not self._compiled or len(image) != self.usual:
@@ -73,6 +74,11 @@ class Passes:
 def _logits(model: Segmenter, image: Tensor) -> Tensor:
     logits: Tensor = model(image)
     return logits
+
+
+def _with_bottleneck(model: Segmenter, image: Tensor) -> tuple[Tensor, Tensor | None]:
+    output = model.forward_features(image)
+    return output.logits, output.bottleneck
 
 
 def _features(

@@ -27,7 +27,7 @@ class TrafficSettings(BaseModel):
     """How clients send their trained model.
 
     upload: full; float16 (lossy, half the bytes); delta: the exact difference to the model they were sent,
-    smaller only once compressed; delta_float16: that difference rounded (lossy, much less so than float16).
+    smaller only once compressed; delta_float16: that, rounded (lossy, but small changes keep their digits).
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
