@@ -84,9 +84,9 @@ def for_hospitals(config: Config) -> dict[str, Any]:
     if data.federation is not None or data.folders is not None or data.hospitals:
         kept = {"hospitals": True}
         kept |= {name: plain["data"][name] for name in ("prepare", "splits", "patch", "foreground")}
-        plain["data"] = kept
     else:
-        plain["data"] = {"phantom": plain["data"]["phantom"]}
+        kept = {"phantom": plain["data"]["phantom"]}
+    plain["data"] = kept | {"proxy": data.proxy}  # a name: whose cases are at the organiser
     for name in ("device", "workers", "resident"):  # the hospital's own business
         compute.pop(name)
     plain["model"]["weights"] = None  # what began from a file comes with the first message
@@ -115,14 +115,14 @@ def at_hospital(asked: Mapping[str, Any], *, device: str, threads: int | None) -
             raise ConfigError(f"the organiser's configuration has no section '{name}'.")
     data, model, compute = (dict(section or {}) for section in sections.values())
     refuse_split_file(data)
-    for name in ("federation", "folders", "proxy"):
+    for name in ("federation", "folders"):
         if data.get(name) is not None:
             raise ConfigError(f"the organiser's configuration sets data.{name}, a place on its own machine.")
     if model.get("weights") is not None:
         raise ConfigError("the organiser's configuration sets model.weights, a file on its own machine.")
     compute |= {"device": device, "workers": 1}
     compute["threads"] = threads or compute.get("threads")
-    mine = {"data": data, "compute": compute, "trackers": [], "output": None}
+    mine: dict[str, Any] = {"data": data, "compute": compute, "trackers": [], "output": None}
     return parse({**asked, **mine}, "the organiser's configuration: ")
 
 
@@ -138,7 +138,7 @@ def own_federation(config: Config, site: SiteFile, name: str) -> Federation:
         return replace(found, names=[name], counts={name: found.counts[name]})
     if not config.data.hospitals:
         raise ConfigError(f"this run asks for made-up cases, but site '{name}' has real ones.")
-    settings = config.data.model_copy(update={"federation": source, "hospitals": False})
+    settings = config.data.model_copy(update={"federation": source, "hospitals": False, "proxy": None})
     inside = client_of(site, federation_of(source, settings, config.seed).names, name)
     found = federation_of(source, settings, config.seed, config.compute.resident, only=inside)
 

@@ -51,7 +51,7 @@ def follow(
     while True:
         facts = live_facts(folder)
         mine = facts if facts is not None and facts.get("job") == job else None
-        if mine is not None and mine["state"] not in ("starting", "failed"):
+        if mine is not None and mine["state"] not in ("starting", "failed") and is_past_registering(mine):
             records = read_lines(folder / "records.jsonl")
             if not started and listener is not None:
                 shown = max(0, min(len(records), int(mine.get("first_round") or 0)))
@@ -74,6 +74,11 @@ def follow(
         if reason is not None:
             raise RunFailed(reason)
         time.sleep(LOOK_SECONDS)
+
+
+def is_past_registering(facts: Mapping[str, Any]) -> bool:
+    """Before that, the folder may still hold the records of a run that is about to be replaced."""
+    return facts["state"] in FINAL or not str(facts.get("task") or "register").startswith("register")
 
 
 def waiting_line(facts: Mapping[str, Any]) -> str:

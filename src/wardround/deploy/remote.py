@@ -6,33 +6,43 @@ live.json in the run folder always says what is waited for and until when.
 
 from __future__ import annotations
 
+import fcntl
+import json
 import logging
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Protocol
 
 from wardround.config import Config
-from wardround.data.federation import PROXY, Federation
-from wardround.deploy.agreement import agreed, for_hospitals
+from wardround.data.federation import NOT_HOSPITALS, PROXY, Federation
+from wardround.deploy.agreement import Facts, agreed, check_networks, for_hospitals
 from wardround.deploy.wire import Parcel, ParcelError, pack, unpack
+from wardround.engine.calibration import fit_temperature, pooled_quantiles, tested
 from wardround.engine.checkpoint import Standing
 from wardround.engine.clients import Answer
+from wardround.engine.evaluation import gather
 from wardround.engine.experiment import Experiment, Outcome, check_folder
 from wardround.engine.gate import Registration
 from wardround.engine.host import PICTURES, Host, InProcess, Spilling
 from wardround.errors import ConfigError, TooFewClients, WardroundError
-from wardround.messages import Message
-from wardround.storage import file_name, write_json, write_text
+from wardround.messages import Message, Reply
+from wardround.reporting.tables import case_rows
+from wardround.storage import file_name, jsonable, write_json, write_parts, write_text
 
 log = logging.getLogger(__name__)
 
 AWAY_SECONDS = 20.0  # without a sign of life, before a hospital is no longer asked
-LARGEST = 4 * 2**30  # bytes of one reply; what a hospital registered bounds it further
+LARGEST = 4 * 2**30  # bytes of one reply
+MOST_CASES = 10**7  # of a hospital
+MOST_TERMS = 1000  # of a training loss
 WAITING_STEP = 0.2
+REGISTRATIONS = "registrations.json"
+STATISTICS = ("running_mean", "running_var")  # as torch calls those of every norm layer
 
 
 class Channel(Protocol):
@@ -69,10 +79,13 @@ class Live:
 
     def say(self, **facts: Any) -> None:
         self.facts |= {**facts, "updated": now().isoformat(timespec="seconds")}
-        write_json(self._path, self.facts)
+        text = json.dumps(jsonable(self.facts), indent=2, ensure_ascii=False) + "\n"
+        write_parts(self._path, [text.encode()], durable=False)  # it speaks of this moment alone
 
-    def wait(self, task: str, round: int, names: Sequence[str], seconds: float) -> None:
-        until = (now() + timedelta(seconds=seconds)).isoformat(timespec="seconds")
+    def wait(self, task: str, round: int, names: Sequence[str], deadline: float) -> None:
+        """deadline: of time.monotonic, as a time of day."""
+        left = timedelta(seconds=max(0.0, deadline - time.monotonic()))
+        until = (now() + left).isoformat(timespec="seconds")
         self.say(state="waiting", task=task, round=round, waiting_for=sorted(names), until=until)
 
 
@@ -84,7 +97,8 @@ class Remote:
     """A transport to hospitals: every request carries all it needs, so a hospital may die and come back.
 
     names: the hospitals of the run; own: the client on the organiser's machine, where a method has one;
-    pictures_at: where clients' folders are, if on this machine (a rehearsal).
+    pictures_at: where clients' folders are, if on this machine (a rehearsal); facts, hospitals: what those
+    that registered said; what they say is checked before it is used, and replies are not kept.
     """
 
     def __init__(
@@ -96,11 +110,12 @@ class Remote:
         names: Sequence[str],
         live: Live,
         exchange: Path,
+        resumes: bool = False,
         own: InProcess | None = None,
         pictures_at: Callable[[str], Path] | None = None,
     ) -> None:
         self.names = sorted(names)
-        self.facts: dict[str, Mapping[str, Any]] = {}
+        self.facts: dict[str, Facts] = {}
         self._channel = channel
         self._config = config
         self._asked = for_hospitals(config)
@@ -108,6 +123,8 @@ class Remote:
         self._live = live
         self._own = own
         self._pictures_at = pictures_at
+        self._folder = exchange.parent
+        self._resumes = resumes
         self._spilling = Spilling(exchange)
         self._registered: dict[str, Registration] = {}
         self._strays: list[tuple[str, str]] = []
@@ -119,23 +136,26 @@ class Remote:
         """Ask every hospital of the run what it has; those that do not answer take no part."""
         if self._registered:
             return list(self._registered.values())
-        self._wait_for(self.names, len(self.names), "register", 0)
+        present = self._wait_for(self.names, len(self.names), "register", -1)
         requests = {name: Message() for name in self.names}
         troubles = {}
-        for answer in self._deliver("register", -1, requests, Standing()):
+        for answer in self._deliver("register", -1, requests, Standing(), present):
             reason = answer.failure or answer.refused
             if reason is None:
                 try:
-                    self._enter(answer)
+                    self._enter(answer.client, answer.message.scalars)
                     continue
                 except (KeyError, TypeError, ValueError) as error:
-                    reason = f"its registration cannot be read ({type(error).__name__}: {error})"
+                    reason = f"its registration cannot be read ({shown(error)})"
             troubles[answer.client] = reason
-            log.warning("hospital '%s' takes no part: %s", answer.client, reason)
-        if len(self._registered) < self._config.min_clients:
+        self._remember_those_away(troubles)
+        for name, reason in troubles.items():
+            self._gone[name] = reason
+            log.warning("hospital '%s' takes no part: %s", name, reason)
+        if len(self.facts) < self._config.min_clients:
             details = "; ".join(f"'{name}': {reason}" for name, reason in sorted(troubles.items()))
             raise TooFewClients(
-                f"{len(self._registered)} hospitals registered, min_clients is {self._config.min_clients}. "
+                f"{len(self.facts)} hospitals registered, min_clients is {self._config.min_clients}. "
                 f"{details}"
             )
         if self._own is not None:
@@ -143,11 +163,29 @@ class Remote:
                 self._registered[entry.client] = entry
         return list(self._registered.values())
 
-    def _enter(self, answer: Answer) -> None:
-        scalars = answer.message.scalars
-        entry = Registration.of({**scalars["registration"], "client": answer.client})
-        self._registered[answer.client] = entry
-        self.facts[answer.client] = dict(scalars["facts"])
+    @property
+    def hospitals(self) -> dict[str, Registration]:
+        return {name: self._registered[name] for name in sorted(self.facts)}
+
+    def _enter(self, name: str, said: Mapping[str, Any]) -> None:
+        facts = Facts.model_validate(said["facts"])
+        entry = Registration.of({**said["registration"], "client": name})
+        if max(entry.num_train, entry.num_val, entry.num_test) > MOST_CASES:
+            raise ValueError(f"more than {MOST_CASES} cases")
+        self._registered[name], self.facts[name] = entry, facts
+
+    def _remember_those_away(self, troubles: dict[str, str]) -> None:
+        """A run that goes on knows its hospitals: one that is away for now may come back later."""
+        path = self._folder / REGISTRATIONS
+        known = json.loads(path.read_text(encoding="utf-8")) if self._resumes and path.exists() else {}
+        for name in [name for name in troubles if name in known]:
+            self._enter(name, known[name])
+            log.warning("hospital '%s' is away for now: %s", name, troubles.pop(name))
+        said = {
+            name: {"registration": entry.facts(), "facts": self.facts[name].model_dump(mode="json")}
+            for name, entry in self.hospitals.items()
+        }
+        write_json(path, {**known, **said})
 
     # Requests
 
@@ -164,42 +202,69 @@ class Remote:
             yield from self._own.deliver(task, round, here, standing)
 
     def _deliver(
-        self, task: str, round: int, messages: Mapping[str, Message], standing: Standing
+        self,
+        task: str,
+        round: int,
+        messages: Mapping[str, Message],
+        standing: Standing,
+        present: Sequence[str] | None = None,
     ) -> Iterator[Answer]:
-        needed = min(self._config.min_clients, len(messages))
-        present = self._wait_for(list(messages), needed, task, round)
+        if present is None:
+            needed = min(self._config.min_clients, len(messages))
+            present = self._wait_for(list(messages), needed, task, round)
         for name in messages:
             if name not in present:
                 yield Answer(name, failure=self._gone.get(name, "it is not connected"))
-        requests, ids = {}, {}
+        requests = self._requests(task, round, {name: messages[name] for name in present}, standing)
+        ids = {name: str(parcel.header["request"]) for name, parcel in requests.items()}
+        deadline = time.monotonic() + self._config.deadline
+        pending, bad = set(present), dict[str, str]()
+        self._live.wait(task, round + 1, sorted(pending), deadline)
+        for name, parcel in self._channel.exchange(requests, deadline):
+            if name not in pending:
+                what = "a second answer" if name in ids else "an answer nobody asked for"
+                self._strays.append((name, f"{what} to '{task}'"))
+                continue
+            answer = self._answer(name, parcel, ids[name], task, round, messages[name])
+            del parcel
+            if name in bad:  # of two, one at most is the right one
+                self._strays.append((name, bad.pop(name)))
+            if answer.refused is not None:
+                bad[name] = answer.refused  # the right one may still come
+                continue
+            pending.discard(name)
+            self._live.wait(task, round + 1, sorted(pending), deadline)
+            yield self._spilling.kept(answer)
+            del answer
+        for name in sorted(pending):
+            yield self._missing(name, task, bad.get(name), is_late=time.monotonic() >= deadline)
+        self._live.say(state="working", waiting_for=[], until=None, away=dict(self._gone))
+
+    def _requests(
+        self, task: str, round: int, messages: Mapping[str, Message], standing: Standing
+    ) -> dict[str, Parcel]:
         more = {"config": self._asked, "standing": standing.facts()}
-        for name in present:
-            ids[name] = secrets.token_hex(16)
-            requests[name] = pack(
-                messages[name],
+        return {
+            name: pack(
+                message,
                 kind="request",
                 run=self._run,
-                request=ids[name],
+                request=secrets.token_hex(16),
                 client=name,
                 task=task,
                 round=round,
                 more=more,
             )
-        seconds = self._config.deadline
-        pending = set(present)
-        self._live.wait(task, round + 1, sorted(pending), seconds)
-        for name, parcel in self._channel.exchange(requests, time.monotonic() + seconds):
-            if name not in pending:
-                self._strays.append((name, f"a second answer to '{task}'"))
-                continue
-            pending.discard(name)
-            self._live.wait(task, round + 1, sorted(pending), seconds)
-            yield self._spilling.kept(self._answer(name, parcel, ids[name], task, round, messages[name]))
-        for name in sorted(pending):
-            reason = f"no answer to '{task}' within the deadline of {seconds:g} s"
-            self._gone[name] = reason
-            yield Answer(name, failure=reason)
-        self._live.say(state="working", waiting_for=[], until=None, away=dict(self._gone))
+            for name, message in messages.items()
+        }
+
+    def _missing(self, name: str, task: str, refused: str | None, *, is_late: bool) -> Answer:
+        """What stands for a reply that did not come, or was not the right one."""
+        if refused is not None:
+            return Answer(name, refused=refused)
+        within = f" within the deadline of {self._config.deadline:g} s" if is_late else ""
+        self._gone[name] = f"no answer to '{task}'{within}"
+        return Answer(name, failure=self._gone[name])
 
     def _answer(
         self, name: str, parcel: Parcel, request: str, task: str, round: int, sent: Message
@@ -221,7 +286,7 @@ class Remote:
                 if more.get(key) is not None:
                     words = f"the hospital refuses: {more[key]}" if key == "refused" else str(more[key])
                     return Answer(name, failure=words[:2000])
-            return Answer(
+            answer = Answer(
                 name,
                 message,
                 num_examples=more["num_examples"],
@@ -230,10 +295,14 @@ class Remote:
                 loss={str(term): float(value) for term, value in dict(more["loss"]).items()},
                 num_bytes=parcel.num_bytes,
             )
+            if len(answer.loss) > MOST_TERMS:
+                raise ValueError(f"a loss of more than {MOST_TERMS} terms")
+            try_out(task, sent, answer)
+            return answer
         except ParcelError as error:
             return Answer(name, refused=str(error))
-        except (KeyError, TypeError, ValueError) as error:
-            return Answer(name, refused=f"it cannot be read ({type(error).__name__}: {error})")
+        except Exception as error:  # whatever a stranger sends must not end the run
+            return Answer(name, refused=f"it cannot be read ({shown(error)})")
 
     def _wait_for(self, names: Sequence[str], needed: int, task: str, round: int) -> list[str]:
         """The named hospitals that are there; if fewer than needed, wait for them until the deadline."""
@@ -246,7 +315,7 @@ class Remote:
                 break
             if not told:
                 missing = sorted(set(names) - set(present))
-                self._live.wait(f"{task} (to connect)", round + 1, missing, self._config.deadline)
+                self._live.wait(f"{task} (to connect)", round + 1, missing, end)
                 log.info("waiting for %s to connect, at most %g s", ", ".join(missing), self._config.deadline)
                 told = True
             time.sleep(WAITING_STEP)
@@ -278,6 +347,32 @@ class Remote:
         """The engine ends its own processes."""
 
 
+def shown(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
+
+
+def try_out(task: str, sent: Message, answer: Answer) -> None:
+    """Raise where the engine could not use an answer to one of its own questions; the gate sees the rest."""
+    message, name = answer.message, answer.client
+    reply = Reply(message.params, message.extras, message.scalars, client=name, num_examples=1)
+    if task == "evaluate":
+        metrics = list(sent.scalars["metrics"])
+        case_rows(gather([reply], metrics), metrics).csv()
+    elif task == "calibrate" and sent.scalars["step"] == "temperature":
+        fit_temperature([reply])
+        int(reply.scalars["cases"])
+    elif task == "calibrate":
+        tested([reply])
+        pooled_quantiles([reply] if "validation" in reply.scalars else [])
+    elif task in ("norm_stats", "personal_model"):
+        assert sent.params is not None
+        given = reply.extras["stats" if task == "norm_stats" else "model"]
+        for tensor, (shape, dtype) in ((name, sent.params.spec(name)) for name in sent.params):
+            needed = task == "personal_model" or tensor.endswith(STATISTICS)
+            if given and needed and (tensor not in given or given.spec(tensor) != (shape, dtype)):
+                raise ValueError(f"tensor '{tensor}' is missing, or of another shape or type than was sent")
+
+
 # A whole run
 
 
@@ -297,35 +392,69 @@ def conduct(
     on_experiment: gets the experiment before it starts, to be able to stop it.
     """
     folder = config.folder
-    live = Live(folder / "live.json", job=job, rounds=config.rounds, run=None)
-    try:
-        refuse_what_cannot_travel(config)
-        check_folder(config, resume, overwrite)
-        run = run_id(folder, resume)
-        live.say(run=run)
-        remote = Remote(
-            channel,
-            config,
-            run=run,
-            names=names,
-            live=live,
-            exchange=folder / "exchange",
-            own=organisers_own(config),
-            pictures_at=pictures_at,
-        )
-        remote.register()
-        hospitals = {name: entry for name, entry in remote._registered.items() if name in remote.facts}
-        federation = with_proxy(config, agreed(remote.facts, hospitals))
-        experiment = Experiment(config, hospitals=remote, federation=federation)
-        if on_experiment is not None:
-            on_experiment(experiment)
-        outcome = experiment.run(resume=resume, overwrite=overwrite)
-    except BaseException as error:
-        reason = str(error) if isinstance(error, WardroundError) else f"{type(error).__name__}: {error}"
-        live.say(state="failed", reason=reason, waiting_for=[], until=None)
-        raise
-    live.say(state=outcome.status, waiting_for=[], until=None)
+    check_folder(config, resume, overwrite)  # what is there stays as it is
+    with claimed(folder):
+        live = Live(folder / "live.json", job=job, rounds=config.rounds, run=None)
+        try:
+            refuse_what_cannot_travel(config)
+            check_names(names)
+            run = run_id(folder, resume)
+            live.say(run=run, first_round=rounds_done(folder) if resume else 0)
+            remote = Remote(
+                channel,
+                config,
+                run=run,
+                names=names,
+                live=live,
+                exchange=folder / "exchange",
+                resumes=resume,
+                own=organisers_own(config),
+                pictures_at=pictures_at,
+            )
+            remote.register()
+            federation = with_proxy(config, agreed(remote.facts, remote.hospitals))
+            check_networks(config, federation, remote.hospitals)
+            experiment = Experiment(config, hospitals=remote, federation=federation)
+            if on_experiment is not None:
+                on_experiment(experiment)
+            outcome = experiment.run(resume=resume, overwrite=overwrite)
+            remote.strays()  # counted, though no round tells of them any more
+        except BaseException as error:
+            reason = str(error) if isinstance(error, WardroundError) else f"{type(error).__name__}: {error}"
+            with suppress(OSError):  # a full disk must not hide the reason
+                live.say(state="failed", reason=reason, waiting_for=[], until=None)
+            raise
+        live.say(state=outcome.status, waiting_for=[], until=None)
     return outcome
+
+
+@contextmanager
+def claimed(folder: Path) -> Iterator[None]:
+    """One process at a time conducts a run; a second must not touch the first one's files."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / ".conducting").open("w")
+    except OSError as error:
+        raise ConfigError(f"output folder {folder} cannot be written: {error.strerror}.") from None
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise ConfigError(f"{folder} is in use by another process.") from None
+        yield
+
+
+def check_names(names: Sequence[str]) -> None:
+    """Every hospital once, and under a name that is not one of ours."""
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(f"hospital '{name}' is named twice. Every hospital has a name of its own.")
+        if not name or name in NOT_HOSPITALS:
+            raise ConfigError(f"'{name}' cannot be the name of a hospital.")
+
+
+def rounds_done(folder: Path) -> int:
+    return int(json.loads((folder / "checkpoints" / "latest.json").read_text(encoding="utf-8"))["round"])
 
 
 def refuse_what_cannot_travel(config: Config) -> None:
@@ -351,8 +480,13 @@ def organisers_own(config: Config) -> InProcess | None:
     """The server's own labelled cases, for methods that need some."""
     if "proxy" not in config.build_method().needs or config.data.proxy is None:
         return None
+    if config.data.hospitals:
+        raise ConfigError(
+            f"data.proxy is '{config.data.proxy}', but with data.hospitals the organiser has no cases. "
+            "Set data.federation to a federation.yaml with that centre instead."
+        )
     host = Host(config, config.folder / "clients", [PROXY])
-    return InProcess(host, Spilling(config.folder / "exchange"))
+    return InProcess(host, Spilling(config.folder / "exchange" / "own"))  # not among hospitals' replies
 
 
 def with_proxy(config: Config, federation: Federation) -> Federation:

@@ -7,9 +7,11 @@ so. Only a ledger that cannot be written raises, and then nothing may leave.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -33,6 +35,9 @@ from wardround.storage import file_name
 
 log = logging.getLogger(__name__)
 
+REQUESTS, ANSWERED = "requests.txt", "answered"
+REQUEST = re.compile(r"[0-9a-f]{16,64}")
+MOST_ROUNDS = 2**31
 KIT, SITE, DATA = (
     "WARDROUND_KIT",
     "WARDROUND_SITE",
@@ -75,34 +80,41 @@ class Site:
         self._state = state
         self._ledger = Ledger(state / "egress.jsonl")
         self._hosts: dict[str, Host] = {}  # the present run's alone
-        self._seen: dict[str, set[str]] = {}
+        self._seen: dict[str, dict[str, str]] = {}
 
     def answer(self, parcel: Parcel) -> Parcel:
         """Do what is asked for, if the rules allow it."""
         header = parcel.header if isinstance(parcel.header, Mapping) else {}
         about = {key: _text(header.get(key)) for key in ("run", "request", "task")}
-        number = header.get("round")
-        round = number if isinstance(number, int) and not isinstance(number, bool) else -1
-        base = None
+        round, base = _round(header.get("round")), None
+        is_damaged = False
         try:
             message, more = self._opened(parcel, header)
             base = message.params
             host = self._host(about["run"], more["config"])
-            answer = self._answered(host, about["task"], round, message, Standing.of(more["standing"]))
+            standing = Standing.of(more["standing"])
+            self._begin(host, about["run"], about["request"], standing)
+            answer = self._answered(host, about["task"], round, message, standing)
             reply, facts = self._allowed(host, about["task"], answer)
             traffic = host.config.traffic
         except (Refused, ParcelError) as error:
             log.warning("%s, round %d: refused: %s", about["task"], round + 1, error)
             reply, facts, traffic = Message(), {"refused": str(error)}, None
+            is_damaged = isinstance(error, ParcelError)  # the true one may still come
         except Exception as error:  # a hospital's mistake must reach the organiser as an answer
             log.warning("%s, round %d failed", about["task"], round + 1, exc_info=True)
             words = str(error) if isinstance(error, WardroundError) else f"{type(error).__name__}: {error}"
             reply, facts, traffic = Message(), {"failure": self._rules.tellable(words)}, None
-        made = self._packed(about, round, reply, facts, traffic, base)
+        try:
+            made = self._packed(about, round, reply, facts, traffic, base)
+        except ParcelError as error:
+            made = self._packed(about, round, Message(), {"failure": f"the answer cannot be sent: {error}"})
         reason = self._rules.too_large("answer", made.num_bytes)
         if reason is not None:
             made = self._packed(about, round, Message(), {"refused": reason})
         self._ledger.append(made, name=self._run_name(header))  # before it leaves
+        if not is_damaged and is_named(about):
+            self._note(about["run"], about["request"], ANSWERED)
         return made
 
     @staticmethod
@@ -142,29 +154,50 @@ class Site:
         config = more.get("config") if isinstance(more, Mapping) else None
         if not isinstance(config, Mapping):
             raise Refused("the request brings no configuration of its run")
-        reason = self._rules.refuses_request(task, config=config, bytes=parcel.num_bytes)
+        if not is_named({"run": run, "request": request}):
+            raise Refused("the request does not say which one it is, and of which run")
+        reason = self._rules.refuses_request(task, config=config, bytes=_num_bytes(parcel))
         if reason is not None:
             raise Refused(reason)
         opened = unpack(
             parcel, kind="request", client=self.name, largest=self._site.largest_message, finite=True
         )
-        if not self._first_time(run, request):
+        if self._known(run).get(request) == ANSWERED:
             raise Refused("this request was answered before (a replay)")
         return opened
 
-    def _first_time(self, run: str, request: str) -> bool:
-        """Note a request's number; the numbers outlive the process."""
-        path = self._folder(run) / "requests.txt"
+    # Requests are answered once. One that a crash interrupted comes again, and is done again unless memory
+    # has changed since it was begun: its task would then count twice.
+
+    def _begin(self, host: Host, run: str, request: str, standing: Standing) -> None:
+        store = host.store(self.name)
+        store.follow(standing)
+        before = self._known(run).get(request)
+        present = _version(store.folder)
+        if before is not None and before != present:
+            raise Refused("this request was done before, and its answer was lost on the way")
+        if before is None:
+            self._note(run, request, present)
+
+    def _known(self, run: str) -> dict[str, str]:
+        """Requests of a run and how far each came; kept on the disk, so that they outlive the process."""
         if run not in self._seen:
-            known = path.read_text(encoding="utf-8").split() if path.exists() else []
-            self._seen = {run: set(known)}
-        if request in self._seen[run]:
-            return False
-        self._seen[run].add(request)
+            path = self._folder(run) / REQUESTS
+            lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+            pairs = (line.split() for line in lines)
+            self._seen = {run: {pair[0]: pair[1] for pair in pairs if len(pair) == 2}}
+        return self._seen[run]
+
+    def _note(self, run: str, request: str, state: str) -> None:
+        known, path = self._known(run), self._folder(run) / REQUESTS
+        if known.get(request) == state:
+            return
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a", encoding="utf-8") as file:
-            file.write(request + "\n")
-        return True
+            file.write(f"{request} {state}\n")
+            file.flush()
+            os.fsync(file.fileno())
+        known[request] = state
 
     def _folder(self, run: str) -> Path:
         return self._state / file_name(run)
@@ -214,5 +247,30 @@ class Site:
         }
 
 
+# Of a request nobody has checked yet
+
+
 def _text(value: Any) -> str:
     return value[:200] if isinstance(value, str) else ""
+
+
+def is_named(about: Mapping[str, str]) -> bool:
+    return bool(about["run"] and REQUEST.fullmatch(about["request"]))
+
+
+def _round(value: Any) -> int:
+    is_count = isinstance(value, int) and not isinstance(value, bool) and -1 <= value < MOST_ROUNDS
+    return value if is_count else -1
+
+
+def _version(folder: Path) -> str:
+    """A word for the memory files as they are; it changes when one is written."""
+    files = sorted((path.name, path.stat().st_mtime_ns) for path in folder.glob("memory-*.safetensors"))
+    return hashlib.sha256(json.dumps(files).encode()).hexdigest()[:16]
+
+
+def _num_bytes(parcel: Parcel) -> int:
+    try:
+        return parcel.num_bytes
+    except Exception:
+        raise Refused("the request holds something else than plain JSON and numeric arrays") from None

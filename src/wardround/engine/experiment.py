@@ -347,6 +347,9 @@ class Experiment:
             validation = self._validate(clients, state, progress)
             progress.seconds += time.perf_counter() - started
             record = self._record(state, exchanges, validation, progress, time.perf_counter() - started)
+            troubles = exchange_facts(clients.exchanges[len(exchanges) :])  # in the validation
+            for kind in ("refused", "lost"):
+                record[kind] |= troubles[kind]
             egress.flush()
             append_lines(self.folder / "records.jsonl", [record])
             self._transport.settle()
@@ -366,7 +369,7 @@ class Experiment:
         for attempt in range(self.config.retries + 1):
             clients.begin_round(state.round, present)
             try:
-                after = self.method.run_round(state, clients)
+                after = self._reestimated(clients, self.method.run_round(state, clients))
                 clients.exchanges[:0] = earlier
                 break
             except TooFewClients as error:
@@ -378,7 +381,6 @@ class Experiment:
                         "Mend the cause and add --resume, or lower min_clients."
                     ) from None
                 log.warning("%s Trying the round again.", error)
-        after = self._reestimated(clients, after)
         return replace(after, params=in_memory(after.params), memory=in_memory(after.memory))
 
     def _reestimated(self, clients: Clients, state: ServerState) -> ServerState:

@@ -1,0 +1,190 @@
+"""Hospitals with cases of their own: what they must have in common, and what is theirs alone."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import yaml
+from helpers import run, settings
+from pytest import TempPathFactory, fixture, mark, raises
+
+from deploy.loopback import RULES, Loopback, conducted, remote_config
+from wardround.config import load_config
+from wardround.data import phantom_files
+from wardround.data.phantom import PhantomSettings
+from wardround.deploy.agreement import Facts, agreed, at_hospital, facts_of, for_hospitals, own_federation
+from wardround.deploy.remote import organisers_own
+from wardround.deploy.rules import SiteFile
+from wardround.engine.gate import Registration
+from wardround.errors import ConfigError
+
+QUICK = {
+    "rounds": 1,
+    "evaluate": {"metrics": ["dice"], "overlays": 0, "calibrate": False},
+    "data": {"hospitals": True},
+}
+SPLITS = {"by": "ratios", "ratios": [0.5, 0.25, 0.25]}
+
+
+@fixture(scope="module")
+def pictures(tmp_path_factory: TempPathFactory) -> Path:
+    """Two hospitals, east and north, of eight pictures each."""
+    folder: Path = tmp_path_factory.mktemp("pictures") / "scans"
+    phantom_files.write(PhantomSettings(hospitals=2, size=16, cases=8), folder, "png", 1)
+    return folder
+
+
+def at_home(folder: Path, pictures: Path, name: str, called: str, **changes: Any) -> SiteFile:
+    """A hospital's own federation.yaml with its own pictures, under a name it chose itself."""
+    shutil.copytree(pictures / name, folder / name / "scans" / called)
+    path = folder / name / "federation.yaml"
+    plain = {"sources": [{"path": "scans"}], "labels": {"lesion": [1]}, "splits": SPLITS, **changes}
+    path.write_text(yaml.safe_dump(plain, sort_keys=False))
+    return RULES.model_copy(update={"data": path})
+
+
+def test_hospitals_train_on_their_own_cases_under_the_name_of_their_kit(
+    tmp_path: Path, pictures: Path
+) -> None:
+    rules = {name: at_home(tmp_path / "data", pictures, name, "radiology") for name in ("east", "north")}
+    loop, folder = Loopback(tmp_path / "sites", ("east", "north"), **rules), tmp_path / "run"
+    conducted(loop, folder, **QUICK)
+    result = json.loads((folder / "result.json").read_text())
+    assert set(result["test"]["dice"]["clients"]) == {"east", "north"}
+    assert result["num_lost"] == result["num_refused"] == 0
+    told = "".join(path.read_text() for path in folder.glob("*.json*"))
+    assert "radiology" not in told and str(tmp_path / "data") not in told
+
+
+def test_a_rehearsal_over_one_file_has_the_bytes_of_train(tmp_path: Path, pictures: Path) -> None:
+    shutil.copytree(pictures, tmp_path / "scans")
+    path = tmp_path / "federation.yaml"
+    plain = {"sources": [{"path": "scans"}], "labels": {"lesion": [1]}, "splits": SPLITS}
+    path.write_text(yaml.safe_dump(plain))
+    changes = {**QUICK, "data": {"federation": str(path)}}
+    rules = {name: RULES.model_copy(update={"data": path}) for name in ("east", "north")}
+    here = run(tmp_path / "train", **changes)
+    conducted(Loopback(tmp_path / "sites", ("east", "north"), **rules), tmp_path / "run", **changes)
+    there = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert there["params_sha256"] == here.outcome.state.params.sha256()
+    assert there["test"] == json.loads((tmp_path / "train" / "result.json").read_text())["test"]
+    one, other = ((tmp_path / name / "preparation.json").read_text() for name in ("train", "run"))
+    assert one == other
+
+
+DIFFERENT = {
+    "classes": {"labels": {"tumour": [1]}},
+    "channels": {"channels": ["flair"]},
+    "prepare": {"prepare": {"size": [32, 32]}},
+}
+
+
+@mark.parametrize("key", DIFFERENT)
+def test_hospitals_that_differ_are_named_with_the_key(key: str, tmp_path: Path, pictures: Path) -> None:
+    rules = {
+        "east": at_home(tmp_path / "data", pictures, "east", "east"),
+        "north": at_home(tmp_path / "data", pictures, "north", "north", **DIFFERENT[key]),
+    }
+    loop = Loopback(tmp_path / "sites", ("east", "north"), **rules)
+    with raises(ConfigError, match=rf"hospitals 'east' and 'north' differ in .*\({key}\)"):
+        conducted(loop, tmp_path / "run", **QUICK)
+    assert json.loads((tmp_path / "run" / "live.json").read_text())["state"] == "failed"
+    assert {task for _, task, _ in loop.asked} == {"register"}
+
+
+def test_what_the_organiser_sets_for_all_settles_a_difference(tmp_path: Path, pictures: Path) -> None:
+    rules = {
+        "east": at_home(tmp_path / "data", pictures, "east", "east"),
+        "north": at_home(tmp_path / "data", pictures, "north", "north", prepare={"size": [32, 32]}),
+    }
+    data = {"hospitals": True, "prepare": {"size": [16, 16]}}
+    loop = Loopback(tmp_path / "sites", ("east", "north"), **rules)
+    conducted(loop, tmp_path / "run", **{**QUICK, "data": data})
+    assert json.loads((tmp_path / "run" / "preparation.json").read_text())["prepare"]["size"] == [16, 16]
+
+
+def test_made_up_and_real_cases_are_not_mixed(tmp_path: Path, pictures: Path) -> None:
+    real = at_home(tmp_path / "data", pictures, "east", "east")
+    asked = remote_config(tmp_path / "run", data={"hospitals": True})
+    config = at_hospital(for_hospitals(asked), device="cpu", threads=1)
+    with raises(ConfigError, match="has made-up cases only, and this run asks for real ones"):
+        own_federation(config, RULES, "east")
+    config = at_hospital(for_hospitals(remote_config(tmp_path / "run")), device="cpu", threads=1)
+    with raises(ConfigError, match="asks for made-up cases, but site 'east' has real ones"):
+        own_federation(config, real, "east")
+    with raises(ConfigError, match="'nowhere' is not among the made-up hospitals"):
+        own_federation(config, RULES, "nowhere")
+
+
+def test_train_on_one_machine_says_where_the_cases_are(tmp_path: Path) -> None:
+    with raises(ConfigError, match="the cases are at the hospitals. Run it there with: wardround submit"):
+        run(tmp_path, data={"hospitals": True})
+
+
+def test_cases_at_the_organiser_need_a_place(tmp_path: Path) -> None:
+    config = remote_config(tmp_path, method={"name": "fedlaw"}, data={"hospitals": True, "proxy": "west"})
+    with raises(
+        ConfigError, match=r"data.proxy is 'west', but with data.hospitals the organiser has no cases"
+    ):
+        organisers_own(config)
+
+
+# What is asked for
+
+
+def test_hospitals_get_no_path_and_no_machine_of_the_organiser(tmp_path: Path, pictures: Path) -> None:
+    path = at_home(tmp_path / "data", pictures, "east", "east").data
+    changes = {"data": {"federation": str(path)}, "trackers": [], "compute": {"threads": 1, "device": "cpu"}}
+    text = json.dumps(for_hospitals(load_config(settings(tmp_path / "run", **changes))))
+    assert str(tmp_path) not in text
+    asked = json.loads(text)
+    assert asked["data"]["hospitals"] is True
+    assert not {"device", "workers", "resident"} & set(asked["compute"])
+
+
+def test_a_list_of_splits_does_not_travel(tmp_path: Path) -> None:
+    data = {"hospitals": True, "splits": {"by": "file", "file": "splits.csv"}}
+    with raises(ConfigError, match="data.splits.file"):
+        for_hospitals(remote_config(tmp_path, data=data))
+
+
+def test_a_configuration_without_sections_is_refused() -> None:
+    with raises(ConfigError, match="no section 'data'"):
+        at_hospital({"name": "x"}, device="cpu", threads=None)
+
+
+# What is said
+
+
+def facts(**changes: Any) -> Facts:
+    plain = {
+        "dimensions": 3, "in_channels": 1, "num_classes": 2, "classes": ["lesion"], "labels": {"lesion": [1]},
+        "regions": {"lesion": [1]}, "channels": [], "prepare": {}, "patch": None, "shape": [8, 8, 4],
+        "spacing": [[1.0, 1.0, 2.0], [1.0, 1.0, 3.0]],
+    }  # fmt: skip
+    return Facts.model_validate({**plain, **changes})
+
+
+def test_what_all_scans_are_like_does_not_depend_on_who_came_first() -> None:
+    said = {
+        "south": facts(shape=[16, 8, 8], spacing=[[0.5, 1.0, 2.0], [1.0, 2.0, 2.0]], patch=[4, 4, 4]),
+        "east": facts(),
+        "north": facts(shape=[12, 8, 8], spacing=None, patch=[8, 8, 4]),
+    }
+    entries = {name: Registration(name, 4, 1, 1) for name in said}
+    found = [agreed(dict(order), entries) for order in (said.items(), reversed(said.items()))]
+    for federation in found:
+        assert federation.look_back is not None
+        seen = federation.look_back()
+        assert seen.patch == (8, 8, 4) and seen.shape == (12, 8, 8)
+        assert seen.spacing == ((0.5, 1.0, 2.0), (1.0, 2.0, 3.0))
+        assert federation.counts == {"east": 6, "north": 6, "south": 6}
+
+
+def test_what_hospitals_say_can_be_read_again(tmp_path: Path) -> None:
+    config = at_hospital(for_hospitals(remote_config(tmp_path)), device="cpu", threads=1)
+    said = json.loads(json.dumps(facts_of(own_federation(config, RULES, "east"))))
+    assert Facts.model_validate(said).regions == {"lesion": (1,)}

@@ -1,0 +1,412 @@
+"""The hospital's side: what it answers, what it refuses, and that nothing leaves unwritten."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import secrets
+import sys
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from helpers import params
+from pytest import MonkeyPatch, TempPathFactory, fixture, mark, raises
+
+from deploy.loopback import RULES, Loopback, conducted, remote_config, sealed
+from wardround.deploy import ledger
+from wardround.deploy.agreement import for_hospitals
+from wardround.deploy.ledger import LedgerError
+from wardround.deploy.site import Site
+from wardround.deploy.wire import Parcel, pack, unpack
+from wardround.engine.checkpoint import MemoryStore, Standing
+from wardround.engine.host import build_model
+from wardround.messages import Message
+from wardround.params import Params
+
+RUN = "0123456789abcdef"
+SCAFFOLD = {"method": {"name": "scaffold"}}
+
+
+def request(
+    task: str = "register",
+    round: int = -1,
+    message: Message | None = None,
+    client: str = "north",
+    **more: Any,
+) -> Parcel:
+    """What the organiser would send."""
+    config = for_hospitals(remote_config(Path("nowhere"), **more.pop("changes", {})))
+    return pack(
+        message or Message(),
+        kind="request",
+        run=RUN,
+        request=secrets.token_hex(16),
+        client=client,
+        task=task,
+        round=round,
+        more={"config": config, "standing": Standing().facts(), **more},
+    )
+
+
+def training(round: int = 0, **more: Any) -> Parcel:
+    """A request to train a round of SCAFFOLD, which leaves something in memory."""
+    model = build_model(remote_config(Path("nowhere"), **SCAFFOLD))
+    control = Params.trainable(model).zeros()
+    message = Message(params=Params.of(model), extras={"control": control})
+    return request("train", round, message, changes=SCAFFOLD, **more)
+
+
+def more_of(reply: Parcel) -> dict[str, Any]:
+    more: dict[str, Any] = reply.header["more"]
+    return more
+
+
+def refusal(reply: Parcel) -> str:
+    assert not reply.arrays and reply.header["scalars"] == {}
+    return str(more_of(reply)["refused"])
+
+
+@fixture
+def site(tmp_path: Path) -> Site:
+    return Site("north", RULES, tmp_path / "state")
+
+
+@fixture
+def opened(tmp_path: Path) -> Callable[..., Site]:
+    """North under other rules."""
+
+    def open_site(**rules: Any) -> Site:
+        return Site("north", RULES.model_copy(update=rules), tmp_path / "state")
+
+    return open_site
+
+
+# Answering
+
+
+def test_a_request_is_answered_in_its_own_terms(site: Site) -> None:
+    asked = training()
+    reply = site.answer(asked)
+    header = asked.header
+    message, more = unpack(
+        reply, kind="reply", run=RUN, request=header["request"], client="north", task="train", round=0,
+        largest=10**9,
+    )  # fmt: skip
+    assert message.params is not None and set(message.extras) == {"control_change"}
+    assert set(more) == {"num_examples", "num_steps", "seconds", "loss"}
+
+
+def test_a_request_is_answered_once(site: Site, tmp_path: Path) -> None:
+    asked = training()
+    assert "refused" not in more_of(site.answer(asked))
+    assert "a replay" in refusal(site.answer(asked))
+    again = Site("north", RULES, tmp_path / "state")
+    assert "a replay" in refusal(again.answer(asked))
+    assert "refused" not in more_of(again.answer(training(1)))
+
+
+def test_what_was_refused_is_not_done_later_either(opened: Callable[..., Site]) -> None:
+    asked = training()
+    assert "not allowed" in refusal(opened(methods=("fedavg",)).answer(asked))
+    assert "a replay" in refusal(opened().answer(asked))
+
+
+def test_a_request_that_a_crash_interrupted_is_done_when_it_comes_again(
+    site: Site, tmp_path: Path, monkeypatch: MonkeyPatch
+) -> None:
+    asked = training()
+    monkeypatch.setattr(Site, "_answered", crash)
+    with raises(Crash):
+        site.answer(asked)
+    monkeypatch.undo()
+    reply = Site("north", RULES, tmp_path / "state").answer(asked)
+    other = Site("north", RULES, tmp_path / "elsewhere").answer(asked)
+    assert reply.arrays.keys() == other.arrays.keys()
+    assert all(np.array_equal(reply.arrays[key], other.arrays[key]) for key in reply.arrays)
+
+
+def test_a_request_whose_memory_was_written_before_the_crash_is_not_done_twice(
+    site: Site, tmp_path: Path, monkeypatch: MonkeyPatch
+) -> None:
+    asked = training()
+    monkeypatch.setattr(Site, "_allowed", crash)
+    with raises(Crash):
+        site.answer(asked)
+    monkeypatch.undo()
+    (kept,) = (tmp_path / "state").glob("*/north/memory-*")
+    content = kept.read_bytes()
+    reply = Site("north", RULES, tmp_path / "state").answer(asked)
+    assert "its answer was lost" in refusal(reply)
+    assert kept.read_bytes() == content
+
+
+class Crash(BaseException):
+    """The process ends here."""
+
+
+def crash(*_: Any) -> None:
+    raise Crash
+
+
+def test_an_answer_that_cannot_be_sent_is_a_failure_that_is_told(
+    site: Site, monkeypatch: MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Site, "_allowed", lambda *_: (Message(scalars={"odd": {1, 2}}), {}))
+    assert "cannot be sent" in more_of(site.answer(request()))["failure"]
+
+
+# Refusing
+
+
+def test_a_request_for_another_hospital_is_refused(site: Site) -> None:
+    assert "client is 'south', expected was 'north'" in refusal(site.answer(request(client="south")))
+
+
+NOW = datetime.now()
+RULED_OUT = {
+    "task": ({"tasks": ("evaluate",)}, "task 'train' is not allowed"),
+    "method": ({"methods": ("fedavg",)}, "method 'scaffold' is not allowed"),
+    "network": ({"networks": ("unet3d",)}, "network 'unet2d' is not allowed"),
+    "objective": ({"objectives": ("cross_entropy",)}, "objective 'dice"),
+    "run": ({"runs": ("prostate-*",)}, "run 'tiny' is not allowed"),
+    "cases": ({"min_cases": 1000}, "at least 1000 training cases"),
+    "bytes": ({"largest_message": 100}, "at most 100 B"),
+    "hours": (
+        {"quiet_hours": (f"{NOW - timedelta(hours=1):%H:%M}-{NOW + timedelta(hours=2):%H:%M}",)},
+        "quiet hours",
+    ),
+}
+
+
+@mark.parametrize("rule", RULED_OUT)
+def test_a_request_outside_the_rules_is_refused_and_nothing_is_done(
+    rule: str, opened: Callable[..., Site], tmp_path: Path
+) -> None:
+    rules, words = RULED_OUT[rule]
+    assert words in refusal(opened(**rules).answer(training()))
+    assert not list((tmp_path / "state").glob("*/north/memory-*"))
+
+
+def test_an_answer_that_is_too_large_stays(opened: Callable[..., Site]) -> None:
+    asked = training()
+    reply = opened(largest_message=asked.num_bytes).answer(asked)
+    less = opened(largest_message=asked.num_bytes // 2).answer(training())
+    assert "request has" in refusal(less)
+    assert more_of(reply).get("refused") is None or "answer has" in refusal(reply)
+
+
+def test_tables_that_may_not_leave_stay(opened: Callable[..., Site]) -> None:
+    model = build_model(remote_config(Path("nowhere")))
+    ask = Message(params=Params.of(model), scalars={"split": "val", "metrics": ["dice"]})
+    reply = opened(scalars=("loss/*",)).answer(request("evaluate", 0, ask))
+    assert "'cases', which may not leave" in refusal(reply)
+
+
+def test_numbers_that_are_none_are_refused_on_their_way_in(site: Site) -> None:
+    asked = request("train", 0, Message(params=params(x=torch.tensor([float("nan")]))))
+    assert "NaN" in refusal(site.answer(asked))
+
+
+def test_a_changed_request_is_refused_and_the_true_one_is_still_answered(site: Site) -> None:
+    asked = training()
+    header = {**asked.header, "round": 7}
+    assert "SHA-256" in refusal(site.answer(Parcel(header, asked.arrays)))
+    assert "refused" not in more_of(site.answer(asked))
+
+
+STRANGE = {
+    "no header": lambda asked: Parcel([], {}),  # type: ignore[arg-type]
+    "empty header": lambda asked: Parcel({}, {}),
+    "no config": lambda asked: sealed(asked, more={"config": None}),
+    "no number": lambda asked: sealed(asked, request=None),
+    "two words as number": lambda asked: sealed(asked, request="a b"),
+    "no run": lambda asked: sealed(asked, run=""),
+    "a huge round": lambda asked: Parcel({**asked.header, "round": 2**80}, {}),
+    "a round of text": lambda asked: sealed(asked, round="one"),
+    "bytes for an array": lambda asked: Parcel(asked.header, {"params/x": b"abc"}),  # type: ignore[dict-item]
+    "an object in the header": lambda asked: Parcel(
+        {**asked.header, "more": {"config": {"x": object()}}}, {}
+    ),
+}
+
+
+@mark.parametrize("kind", STRANGE)
+def test_whatever_comes_gets_an_answer(kind: str, site: Site) -> None:
+    assert refusal(site.answer(STRANGE[kind](request())))
+
+
+def test_a_standing_that_makes_no_sense_is_a_failure_that_is_told(site: Site) -> None:
+    assert "KeyError" in more_of(site.answer(training(standing={})))["failure"]
+
+
+def test_an_unknown_task_is_told(opened: Callable[..., Site]) -> None:
+    reply = opened(tasks=("all",)).answer(request("score", 0))
+    assert "task 'score' is not one this method knows" in more_of(reply)["failure"]
+
+
+@mark.parametrize(
+    ("section", "content", "words"),
+    [
+        ("data", {"federation": "/etc/passwd", "phantom": {}}, "data.federation"),
+        ("data", {"folders": {"path": "/etc", "size": [8, 8]}}, "data.folders"),
+        ("data", {"splits": {"by": "file", "file": "/etc/passwd"}}, "data.splits.file"),
+        ("model", {"weights": "/etc/passwd"}, "model.weights"),
+    ],
+)
+def test_no_path_of_the_organiser_is_opened(
+    section: str, content: dict[str, Any], words: str, site: Site, caplog: Any
+) -> None:
+    asked = request()
+    config = asked.header["more"]["config"]
+    config = {**config, section: {**config[section], **content}}
+    reply = site.answer(sealed(asked, more={"config": config}))
+    assert "failure" in more_of(reply)
+    assert words in caplog.text
+
+
+# Nothing is executed
+
+
+def test_a_network_that_is_not_allowed_is_never_imported(
+    site: Site, tmp_path: Path, monkeypatch: MonkeyPatch
+) -> None:
+    marker = tmp_path / "marker"
+    (tmp_path / "uninvited_net.py").write_text(f"open({str(marker)!r}, 'w').close()\nclass Net: pass\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    asked = request()
+    for place in ({"name": "uninvited_net:Net"}, "uninvited_net:Net"):
+        config = {**asked.header["more"]["config"], "model": place}
+        more_of(site.answer(sealed(asked, request=secrets.token_hex(16), more={"config": config})))
+    assert "uninvited_net" not in sys.modules
+    assert not marker.exists()
+
+
+class Trap:
+    """Writes a file when it is unpickled."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return open, (self.path, "w")
+
+
+def test_a_pickle_is_never_executed(site: Site, tmp_path: Path) -> None:
+    marker = tmp_path / "marker"
+    trap = Trap(str(marker))
+    pickled = pickle.dumps(trap)
+    asked = request()
+    objects = np.empty(1, dtype=object)
+    objects[0] = trap
+    offers = [
+        Parcel(asked.header, {"params/x": objects}),
+        Parcel(asked.header, {"params/x": np.frombuffer(pickled, dtype=np.uint8)}),
+        Parcel(asked.header, {"params/x": pickled}),  # type: ignore[dict-item]
+        Parcel({**asked.header, "more": pickled}, {}),
+        Parcel({**asked.header, "more": {"config": trap}}, {}),
+        Parcel(pickled, {}),  # type: ignore[arg-type]
+        sealed(asked, more={"config": {**asked.header["more"]["config"], "name": pickled.hex()}}),
+        sealed(asked, run=pickled.decode("latin-1")),
+    ]
+    for offer in offers:
+        site.answer(offer)
+    assert not marker.exists()
+    pickle.loads(pickled).close()  # noqa: S301
+    assert marker.exists()  # the trap works
+
+
+# The ledger
+
+
+@fixture(scope="module")
+def run_over(tmp_path_factory: TempPathFactory) -> Path:
+    """The state folders of a small run's hospitals."""
+    folder = tmp_path_factory.mktemp("run")
+    conducted(Loopback(folder / "sites"), folder / "run", rounds=1)
+    return folder
+
+
+def test_every_reply_has_its_line_and_the_chain_holds(run_over: Path) -> None:
+    for name in ("east", "north", "south"):
+        path = run_over / "sites" / name / "egress.jsonl"
+        assert ledger.verify(path).ok
+        lines = list(ledger.read(path))
+        assert [line["task"] for line in lines][:3] == ["register", "train", "evaluate"]
+        assert {line["name"] for line in lines} == {"tiny"}
+        assert (run_over / "run" / "run_id.txt").read_text().strip() == lines[0]["run"]
+
+
+def test_the_line_is_written_before_the_reply_returns(
+    site: Site, tmp_path: Path, monkeypatch: MonkeyPatch
+) -> None:
+    order: list[str] = []
+    append, note = ledger.Ledger.append, Site._note
+
+    def appending(self: Any, parcel: Parcel, **rest: Any) -> Any:
+        line = append(self, parcel, **rest)
+        order.append(f"line {line['sha256']}")
+        return line
+
+    def noting(self: Any, run: str, request: str, state: str) -> None:
+        order.append(state)
+        note(self, run, request, state)
+
+    monkeypatch.setattr(ledger.Ledger, "append", appending)
+    monkeypatch.setattr(Site, "_note", noting)
+    reply = site.answer(training())
+    assert order[1:] == [f"line {reply.sha256}", "answered"]
+    last = json.loads((tmp_path / "state" / "egress.jsonl").read_text().splitlines()[-1])
+    assert last["sha256"] == reply.sha256 and last["bytes"] == reply.num_bytes
+
+
+def test_refusals_have_a_line_too(opened: Callable[..., Site], tmp_path: Path) -> None:
+    opened(tasks=("evaluate",)).answer(training())
+    (line,) = ledger.read(tmp_path / "state" / "egress.jsonl")
+    assert "not allowed" in line["refused"] and line["tensors"] == {}
+
+
+def test_nothing_leaves_when_the_ledger_cannot_be_written(site: Site, tmp_path: Path) -> None:
+    site.answer(request())
+    path = tmp_path / "state" / "egress.jsonl"
+    path.write_bytes(path.read_bytes().replace(b'"register"', b'"evaluate"'))  # somebody was at it
+    with raises(LedgerError):
+        site.answer(training())
+    with raises(LedgerError):
+        Site("north", RULES, tmp_path / "state")
+
+
+def test_a_full_disk_keeps_everything_in(site: Site, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise LedgerError("no room")
+
+    asked = training()
+    monkeypatch.setattr(ledger.Ledger, "append", full)
+    with raises(LedgerError):
+        site.answer(asked)
+    assert (
+        asked.header["request"] + " answered" not in (tmp_path / "state" / RUN / "requests.txt").read_text()
+    )
+
+
+# Memory
+
+
+def test_memory_lies_under_its_run_and_outlives_the_process(site: Site, tmp_path: Path) -> None:
+    site.answer(training())
+    Site("north", RULES, tmp_path / "state").answer(training(1))
+    store = MemoryStore(tmp_path / "state" / RUN / "north")
+    names = [path.name for path in sorted(store.folder.glob("memory-*"))]
+    assert names == ["memory-00000.safetensors", "memory-00001.safetensors"]
+
+
+def test_the_threads_a_hospital_sets_count(opened: Callable[..., Site]) -> None:
+    before = torch.get_num_threads()
+    try:
+        opened(threads=2).answer(request())
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
