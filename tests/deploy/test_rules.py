@@ -121,7 +121,7 @@ def test_the_hospital_is_one_client_of_its_data(client: str | None, names: list[
 
 @mark.parametrize(
     ("client", "words"),
-    [(None, "not clear which client 'north' is; set client"), ("eats", "Did you mean 'east'\\?")],
+    [(None, "not clear which client 'north' is. The data hold"), ("eats", "Did you mean 'east'\\?")],
 )
 def test_a_client_that_is_not_clear_is_asked_for(client: str | None, words: str) -> None:
     with raises(ConfigError, match=words):
@@ -312,7 +312,7 @@ def test_an_answer_over_the_cap_does_not_leave() -> None:
         "/data/scans/patient-ann.nii.gz cannot be read: Permission denied.",
         "FileNotFoundError: [Errno 2] No such file: 'C:\\scans\\ann.nii'",
         "KeyError: 'patient-ann'",
-        "site.yaml: it is not clear which client 'north' is; set client to its name. The data hold: ann, max.",
+        "site.yaml: it is not clear which client 'north' is. The data hold to its name. The data hold: ann, max.",
     ],
 )
 def test_a_failure_that_speaks_of_files_or_cases_stays_here(failure: str) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
@@ -24,10 +25,13 @@ if TYPE_CHECKING:
     from wardround.config import Config
     from wardround.deploy.kits import Kit
     from wardround.deploy.nvflare.organising import Submission
+    from wardround.deploy.nvflare.session import Session
 
 KitOption = Annotated[
     Path | None, typer.Option("--kit", help="The organiser's kit; default: the one nearby.", metavar="KIT")
 ]
+GOING = ("starting", "waiting", "working")
+INTERRUPTED = "interrupted"
 Resume = Annotated[bool, typer.Option("--resume", help="Continue from the last checkpoint.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an earlier run.")]
 
@@ -44,7 +48,7 @@ def rehearse(
 ) -> None:
     """The whole deployment on this machine: a server and one process for each hospital, with mutual TLS."""
     configure_logging(debug, quiet or json_)
-    needs_engine()
+    needs_engine(debug)
     from wardround.config import load_config
     from wardround.deploy.nvflare.rehearsal import rehearsal
 
@@ -72,7 +76,7 @@ def server(
 ) -> None:
     """Start the organiser's server and keep it running; hospitals connect to it."""
     configure_logging(debug, False)
-    needs_engine()
+    needs_engine(debug)
     from wardround.deploy.kits import open_kit
     from wardround.deploy.nvflare.processes import Processes, wait_for_port
     from wardround.deploy.nvflare.session import Session
@@ -118,7 +122,7 @@ def join(
 ) -> None:
     """Take part as a hospital: connect to the organiser and answer what site.yaml allows."""
     configure_logging(debug, False)
-    needs_engine()
+    needs_engine(debug)
     from wardround.deploy.kits import open_kit
     from wardround.deploy.ledger import NAME
     from wardround.deploy.nvflare.processes import Processes
@@ -129,25 +133,82 @@ def join(
         os.environ[DATA] = str(data.absolute())
     say = speaker(False)
     say(describe_data(settings_of(opened), opened.name))
-    with leaving_on_signals(), Processes(opened.folder, "client", again=True, say=say):
+    check_dates(opened)
+    with leaving_on_signals(), Processes(opened.folder, "client", again=True, say=say) as processes:
         say(f"'{opened.name}' connects to {opened.server}:{opened.port}, outbound only. Ctrl-C ends.")
-        watch_ledger(opened.state / NAME, say)
+        line = Line(opened)
+        news = ledger_news(opened.state / NAME)
+        while True:
+            for text in (*line.news(processes.child.pid if processes.child else None), *next(news)):
+                say(text)
+            time.sleep(1.0)
 
 
-def watch_ledger(path: Path, say: Callable[[str], None]) -> None:
-    """A line for every message that leaves, as the ledger has it."""
+def check_dates(kit: Kit) -> None:
+    """A certificate that ran out, or is not this kit's, would be turned away for ever: say so and end."""
+    from wardround.deploy.nvflare.preflight import TIMEOUT, Place, Wrong, check_certificates
+    from wardround.errors import ConfigError
+
+    try:
+        check_certificates(Place(kit, None, datetime.now(UTC), TIMEOUT))
+    except Wrong as wrong:
+        raise ConfigError(f"{wrong.found} {wrong.todo}") from None
+
+
+class Line:
+    """Whether there is a connection to the organiser, told when that changes; one look does not count."""
+
+    def __init__(self, kit: Kit) -> None:
+        self._kit = kit
+        self._where = f"{kit.server}:{kit.port}"
+        self._said: bool | None = None
+        self._last = False
+        self._same = self._looks = 0  # looks that saw the same in a row; looks in all
+
+    def news(self, process: int | None) -> list[str]:
+        """Called every second; process: the one that holds the connection."""
+        here = process is not None and is_connected(process, self._kit.port)
+        self._same = self._same + 1 if here == self._last else 1
+        self._last = here
+        self._looks += 1
+        is_sure = self._same >= 3 and (here or self._said is not None)
+        is_late = not here and self._said is None and self._looks >= 10  # or it is refused again and again
+        if here == self._said or not (is_sure or is_late):
+            return []
+        first, self._said = self._said is None, here
+        if here:
+            return [f"connected to {self._where}"]
+        no = "no connection yet" if first else "no connection any more"
+        return [
+            f"{no} to {self._where}; it is tried again until there is one. Why: wardround preflight "
+            f"{self._kit.folder}"
+        ]
+
+
+def is_connected(process: int, port: int) -> bool:
+    """Whether a process has an open connection to this port somewhere; looks only, sends nothing."""
+    import psutil
+
+    try:
+        found = psutil.Process(process).net_connections("tcp")
+    except (psutil.Error, OSError):
+        return False
+    return any(one.status == "ESTABLISHED" and one.raddr and one.raddr.port == port for one in found)
+
+
+def ledger_news(path: Path) -> Iterator[list[str]]:
+    """A line for every message that left since the last look, as the ledger has it."""
     place = path.stat().st_size if path.exists() else 0
     rest = b""
     while True:
+        found = b""
         if path.exists():
             with path.open("rb") as file:
                 file.seek(place)
                 found = file.read()
-            place += len(found)
-            *lines, rest = (rest + found).split(b"\n")
-            for line in lines:
-                say(told(json.loads(line)))
-        time.sleep(1.0)
+        place += len(found)
+        *lines, rest = (rest + found).split(b"\n")
+        yield [told(json.loads(line)) for line in lines]
 
 
 def told(line: dict[str, Any]) -> str:
@@ -179,10 +240,9 @@ def submit(
 ) -> None:
     """Hand a run to the running server; the hospitals that are connected take part."""
     configure_logging(debug, quiet or json_)
-    needs_engine()
+    needs_engine(debug)
     from wardround.config import load_config
     from wardround.deploy.nvflare import organising
-    from wardround.deploy.nvflare.session import Session
     from wardround.errors import ConfigError
 
     opened = organising.organisers_kit(kit)
@@ -193,8 +253,14 @@ def submit(
         checked = load_config(stored, set_ or []).model_copy(update={"output": stored.output})
     else:
         checked = organising.at_the_organiser(load_config(Path(str(config)), set_ or []), opened)
+        if (checked.folder / "config.yaml").exists() and not overwrite:
+            raise ConfigError(
+                f"{checked.folder} already holds a run. Continue it with: wardround submit --resume "
+                f"{checked.folder.name}; replace it with --overwrite; or give this one a name of its own: "
+                "--set name=..."
+            )
     say = speaker(quiet or json_)
-    with Session(opened.folder) as session:
+    with opened_session(opened) as session:
         asked = [name.strip() for name in hospitals.split(",")] if hospitals else None
         names = organising.who_takes_part(session, checked, asked, resume=resume is not None)
         submission = organising.submit(
@@ -231,52 +297,71 @@ def status(
 ) -> None:
     """Which hospitals are connected, which runs there are, and what the one that goes on waits for."""
     configure_logging(debug, json_)
-    needs_engine()
+    needs_engine(debug)
     from wardround.deploy.nvflare import organising
-    from wardround.deploy.nvflare.session import Session
     from wardround.errors import WardroundError
-    from wardround.reporting.tables import Table
 
     opened = organising.organisers_kit(kit)
     session: Session | None = None
     trouble = ""
     try:
-        session = Session(opened.folder)
+        session = opened_session(opened)
     except WardroundError as error:
         trouble = str(error)
     try:
         while True:
-            facts: dict[str, Any] = {"hospitals": [], "runs": runs_of(opened), "server": trouble or "running"}
-            if session is not None:
-                facts["hospitals"] = [
-                    {"hospital": name, "heard of": f"{seconds:.0f} s ago"}
-                    for name, seconds in sorted(session.connected().items())
-                ]
+            facts = state_of(opened, session, trouble)
             if json_:
                 out.print_json(json.dumps(facts))
             else:
-                if watch and out.is_terminal:
-                    out.clear()
-                if trouble:
-                    err.print(escape(trouble))
-                else:
-                    rows = [[entry["hospital"], entry["heard of"]] for entry in facts["hospitals"]]
-                    print_table(Table("Hospitals", ("hospital", "heard of"), rows))
-                columns = ("run", "state", "round", "now")
-                runs = [[entry[column] for column in columns] for entry in facts["runs"]]
-                print_table(Table("Runs", columns, runs))
-            going = [entry for entry in facts["runs"] if entry["state"] in ("starting", "waiting", "working")]
-            if not watch or not going:
-                return
+                show_state(facts, trouble, clear=watch and out.is_terminal)
+            goes_on = any(entry["state"] in GOING for entry in facts["runs"])
+            if not watch or not goes_on:
+                break
             time.sleep(3.0)
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
     finally:
         if session is not None:
             session.close()
+    if trouble:
+        raise typer.Exit(1)
 
 
-def runs_of(kit: Kit) -> list[dict[str, Any]]:
+def state_of(kit: Kit, session: Session | None, trouble: str) -> dict[str, Any]:
+    """Server, hospitals and runs, as plain values."""
+    hospitals = {} if session is None else session.connected()
+    return {
+        "server": trouble or "running",
+        "hospitals": [
+            {"hospital": name, "heard of": f"{seconds:.0f} s ago"}
+            for name, seconds in sorted(hospitals.items())
+        ],
+        "runs": runs_of(kit, session),
+    }
+
+
+def show_state(facts: dict[str, Any], trouble: str, *, clear: bool) -> None:
+    from wardround.reporting.tables import Table
+
+    if clear:
+        out.clear()
+    if trouble:
+        err.print(escape(trouble))
+    elif facts["hospitals"]:
+        rows = [[entry["hospital"], entry["heard of"]] for entry in facts["hospitals"]]
+        print_table(Table("Hospitals", ("hospital", "heard of"), rows))
+        out.print()
+    else:
+        out.print("No hospital is connected.\n")
+    if facts["runs"]:
+        columns = ("run", "state", "round", "now")
+        print_table(Table("Runs", columns, [[entry[key] for key in columns] for entry in facts["runs"]]))
+    else:
+        out.print("No run yet.")
+
+
+def runs_of(kit: Kit, session: Session | None) -> list[dict[str, Any]]:
     """Every run of the organiser: its state, how far it is, and what it waits for."""
     from wardround.deploy.following import live_facts, waiting_line
 
@@ -285,19 +370,39 @@ def runs_of(kit: Kit) -> list[dict[str, Any]]:
         facts = live_facts(path.parent)
         if facts is None:
             continue
-        now = waiting_line(facts) or str(facts.get("reason") or "")
-        if facts.get("away"):
-            now += f" (away: {', '.join(sorted(facts['away']))})"
+        state, name = str(facts["state"]), path.parent.name
+        now = [waiting_line(facts) or str(facts.get("reason") or ""), *away_lines(facts)]
+        if state in GOING and not still_there(session, str(facts.get("job"))):
+            state, now = INTERRUPTED, [f"continue it with: wardround submit --resume {name}"]
+        rounds = int(facts.get("rounds") or 0)
         rows.append(
             {
-                "run": path.parent.name,
-                "state": facts["state"],
-                "round": f"{facts.get('round') or 0} of {facts.get('rounds')}",
-                "now": now.strip(),
+                "run": name,
+                "state": state,
+                "round": f"{min(int(facts.get('round') or 0), rounds)} of {rounds}",
+                "now": "; ".join(part for part in now if part),
                 "live": facts,
             }
         )
     return rows
+
+
+def still_there(session: Session | None, job: str) -> bool:
+    """Whether the run's process still answers; live.json cannot tell that it was killed."""
+    from wardround.errors import WardroundError
+
+    if session is None:
+        return False
+    try:
+        session.command(job, "status")
+    except WardroundError:
+        return False
+    return True
+
+
+def away_lines(facts: dict[str, Any]) -> list[str]:
+    """Who takes no part, and why."""
+    return [f"without '{name}': {reason}" for name, reason in sorted((facts.get("away") or {}).items())]
 
 
 @app.command()
@@ -309,13 +414,12 @@ def stop(
 ) -> None:
     """End a run after its present round, with a checkpoint; it can be resumed."""
     configure_logging(debug, False)
-    needs_engine()
+    needs_engine(debug)
     from wardround.deploy.nvflare import organising
-    from wardround.deploy.nvflare.session import Session
 
     opened = organising.organisers_kit(kit)
     name, facts = organising.running(opened, run)
-    with Session(opened.folder) as session:
+    with opened_session(opened) as session:
         if now:
             session.abort(facts["job"])
         else:
@@ -330,10 +434,26 @@ def stop(
 # What they share
 
 
-def needs_engine() -> None:
+def needs_engine(debug: bool = False) -> None:
+    """Say where the engine is missing; what it logs itself is for those who ask for it."""
     from wardround.deploy.nvflare import require
 
     require()
+    logging.getLogger("nvflare").setLevel(logging.WARNING if debug else logging.CRITICAL)
+
+
+def opened_session(kit: Kit) -> Session:
+    """A line to the server; said at once, not after a while, if nothing listens there."""
+    from wardround.deploy.nvflare.processes import port_open
+    from wardround.deploy.nvflare.session import Session
+    from wardround.errors import WardroundError
+
+    if kit.admin_port is not None and not port_open("127.0.0.1", kit.admin_port):
+        raise WardroundError(
+            f"no server of this kit runs on this machine (127.0.0.1 port {kit.admin_port}). Start it: "
+            f"wardround server {kit.folder}"
+        )
+    return Session(kit.folder)
 
 
 def speaker(hidden: bool) -> Callable[[str], None]:
@@ -363,8 +483,12 @@ def leaving_on_signals() -> Iterator[None]:
 def finish(config: Config, state: str, json_: bool, again: str) -> None:
     """What `train` prints at the end."""
     from wardround.api import Result
+    from wardround.deploy.following import live_facts
 
     result = Result.load(config.folder)
+    if not json_:
+        for line in away_lines(live_facts(config.folder) or {}):
+            err.print(escape(f"At the end {line}"))
     if state == "done":
         write_page(config.folder)
     if json_:

@@ -95,6 +95,8 @@ def show_result(result: Any) -> None:
         f"{summary['num_refused']} replies refused, {summary['num_lost']} lost; "
         f"{outcome.progress.seconds:.1f} s in rounds."
     )
+    for where, reason in summary["test_troubles"].items():
+        out.print(f"Not in the test: {escape(where)}: {escape(reason)}")
     out.print(f"Final parameters: sha256 {summary['params_sha256'][:16]}...")
     out.print(f"Everything is in [bold]{escape(str(config.folder))}[/]; open report.html first.")
 

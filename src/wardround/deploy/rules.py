@@ -221,7 +221,10 @@ def client_of(site: SiteFile, names: Sequence[str], own: str) -> str:
         return names[0]
     if own in names:
         return own
-    raise ConfigError(f"site.yaml: it is not clear which client '{own}' is; set client to its name. {there}")
+    raise ConfigError(
+        f"site.yaml: it is not clear which client '{own}' is. {there} Where all cases of federation.yaml are "
+        "this hospital's, set partition: {kind: natural} there; else name one with client in site.yaml."
+    )
 
 
 ABOUT = """\

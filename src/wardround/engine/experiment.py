@@ -98,7 +98,7 @@ class Outcome:
     """What a finished (or stopped) run holds.
 
     status: done, or stopped (by the user, with a checkpoint); cross_site: model of one client on the
-    test cases of another.
+    test cases of another; troubles: replies lost or refused after the last round, "task/client": reason.
     """
 
     status: str
@@ -106,6 +106,7 @@ class Outcome:
     progress: Progress
     test: Evaluation | None = None
     cross_site: dict[str, Evaluation] = field(default_factory=dict)
+    troubles: dict[str, str] = field(default_factory=dict)
 
 
 class Experiment:
@@ -182,7 +183,6 @@ class Experiment:
         taken = self.folder / "config.yaml"
         check_folder(self.config, resume, overwrite)
         if resume:
-            self._compare_with(taken)
             self._write_config()  # worker processes read it; compute settings may have changed
             return
         if taken.exists():
@@ -207,18 +207,6 @@ class Experiment:
         from wardround.prediction.trained import PREPARATION, Preparation  # it builds on the engine
 
         Preparation.of(self.federation).save(self.folder / PREPARATION)
-
-    def _compare_with(self, path: Path) -> None:
-        """A resumed run must be the same run."""
-        before, now = load_config(path).as_dict(), self.config.as_dict()
-        for key in now:
-            if key in ("output", "name", "compute", "deadline", "retries", "trackers"):
-                continue
-            if json.dumps(before[key], default=str) != json.dumps(now[key], default=str):
-                raise CheckpointError(
-                    f"{path}: '{key}' was {before[key]!r} when the run began and is {now[key]!r} now. "
-                    "Resume with the same settings, or start a new run with another output."
-                )
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -463,6 +451,8 @@ class Experiment:
         if settings.calibrate:
             self._calibrate(clients, params, chosen)
         egress.flush()
+        facts = exchange_facts(clients.exchanges)
+        outcome.troubles = {**facts["refused"], **facts["lost"]}
         return outcome
 
     def _cross_site(
@@ -543,6 +533,7 @@ class Experiment:
             "cross_site": {name: entry.as_dict() for name, entry in outcome.cross_site.items()},
             "num_refused": sum(len(record["refused"]) for record in records),
             "num_lost": sum(len(record["lost"]) for record in records),
+            "test_troubles": outcome.troubles,
             "seconds": progress.seconds,
         }
         write_json(self.folder / "result.json", result)
@@ -554,11 +545,26 @@ def check_folder(config: Config, resume: bool, overwrite: bool) -> None:
     exists = Checkpoints(config.folder / "checkpoints").exists()
     if resume and not exists:
         raise CheckpointError(f"{config.folder} has no checkpoint to resume. Leave --resume out.")
+    if resume:
+        check_same(config, config.folder / "config.yaml")
     if exists and not resume and not overwrite:  # what failed before its first checkpoint is no loss
         raise ConfigError(
             f"{config.folder} already holds a run. Add --resume to continue it, --overwrite to replace "
             "it, or --set output=... to write elsewhere."
         )
+
+
+def check_same(config: Config, path: Path) -> None:
+    """A resumed run must be the same run."""
+    before, now = load_config(path).as_dict(), config.as_dict()
+    for key in now:
+        if key in ("output", "name", "compute", "deadline", "retries", "trackers"):
+            continue
+        if json.dumps(before[key], default=str) != json.dumps(now[key], default=str):
+            raise CheckpointError(
+                f"{path}: '{key}' was {before[key]!r} when the run began and is {now[key]!r} now. "
+                "Resume with the same settings, or start a new run with another output."
+            )
 
 
 def exchange_facts(exchanges: Sequence[Exchange]) -> dict[str, Any]:
