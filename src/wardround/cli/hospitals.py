@@ -133,7 +133,7 @@ def join(
         os.environ[DATA] = str(data.absolute())
     say = speaker(False)
     say(describe_data(settings_of(opened), opened.name))
-    check_dates(opened)
+    check_trust(opened)
     with leaving_on_signals(), Processes(opened.folder, "client", again=True, say=say) as processes:
         say(f"'{opened.name}' connects to {opened.server}:{opened.port}, outbound only. Ctrl-C ends.")
         line = Line(opened)
@@ -144,15 +144,32 @@ def join(
             time.sleep(1.0)
 
 
-def check_dates(kit: Kit) -> None:
-    """A certificate that ran out, or is not this kit's, would be turned away for ever: say so and end."""
-    from wardround.deploy.nvflare.preflight import TIMEOUT, Place, Wrong, check_certificates
+def check_trust(kit: Kit) -> None:
+    """A kit that ran out, or of another project, would be turned away for ever: say so and end.
+
+    A server that is not there yet is no reason to end.
+    """
+    from wardround.deploy.nvflare.preflight import (
+        TIMEOUT,
+        Distrust,
+        Place,
+        Wrong,
+        check_certificates,
+        check_tls,
+    )
     from wardround.errors import ConfigError
 
+    place = Place(kit, None, datetime.now(UTC), TIMEOUT)
     try:
-        check_certificates(Place(kit, None, datetime.now(UTC), TIMEOUT))
+        check_certificates(place)
     except Wrong as wrong:
         raise ConfigError(f"{wrong.found} {wrong.todo}") from None
+    try:
+        check_tls(place)
+    except Distrust as wrong:
+        raise ConfigError(f"{wrong.found} {wrong.todo}") from None
+    except Wrong:
+        return
 
 
 class Line:
@@ -444,14 +461,21 @@ def needs_engine(debug: bool = False) -> None:
 
 def opened_session(kit: Kit) -> Session:
     """A line to the server; said at once, not after a while, if nothing listens there."""
+    from wardround.deploy.nvflare.preflight import TIMEOUT, Place, stranger
     from wardround.deploy.nvflare.processes import port_open
     from wardround.deploy.nvflare.session import Session
-    from wardround.errors import WardroundError
+    from wardround.errors import ConfigError, WardroundError
 
     if kit.admin_port is not None and not port_open("127.0.0.1", kit.admin_port):
         raise WardroundError(
             f"no server of this kit runs on this machine (127.0.0.1 port {kit.admin_port}). Start it: "
             f"wardround server {kit.folder}"
+        )
+    trouble = stranger(Place(kit, None, datetime.now(UTC), TIMEOUT), kit.admin_port or kit.port)
+    if trouble:
+        raise ConfigError(
+            f"what listens on 127.0.0.1 port {kit.admin_port or kit.port} is not the server of project "
+            f"'{kit.project}' ({trouble}). Is it the kit of another project?"
         )
     return Session(kit.folder)
 

@@ -154,8 +154,7 @@ class Experiment:
             try:
                 clients = self._clients(egress)
                 self._list_left_out()
-                state, progress = self._first_state(clients, resume)
-                return self._rounds(clients, egress, state, progress)
+                return self._rounds(clients, egress, resume)
             finally:
                 self._transport.close()
                 egress.close()
@@ -318,8 +317,9 @@ class Experiment:
             write_json(self.folder / "start_weights.json", match.facts())
             log.log(logging.WARNING if match.left else logging.INFO, "%s", match.sentence())
 
-    def _rounds(self, clients: Clients, egress: Egress, state: ServerState, progress: Progress) -> Outcome:
+    def _rounds(self, clients: Clients, egress: Egress, resume: bool) -> Outcome:
         config = self.config
+        state, progress = self._first_state(clients, resume)  # held nowhere else, so that it can go
         self.listener.on_start(config, state.round)
         tracking = open_trackers(config.trackers, self.folder, config.as_dict(), state.round)
         while state.round < config.rounds:

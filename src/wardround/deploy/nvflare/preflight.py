@@ -78,6 +78,10 @@ class Wrong(Exception):
         self.found, self.todo = found, todo
 
 
+class Distrust(Wrong):
+    """One side does not believe the other: it will not get better by waiting."""
+
+
 @dataclass
 class Place:
     """What the checks share; clock: what the server said the time is, less what it is here."""
@@ -325,7 +329,7 @@ def answered(connection: ssl.SSLSocket, where: str, place: Place) -> bytes:
     except (ssl.SSLEOFError, ConnectionError):
         answer = b""
     if not answer:
-        raise Wrong(
+        raise Distrust(
             f"the server at {where} closed the connection when it saw our certificate: it does not "
             "accept it.",
             SAME_KITS,
@@ -353,17 +357,17 @@ NOT_YET_VALID, EXPIRED, OTHER_HOST, OTHER_ADDRESS = 9, 10, 62, 64
 def distrusted(where: str, error: ssl.SSLCertVerificationError) -> Wrong:
     """We do not believe the server."""
     if error.verify_code == EXPIRED:
-        return Wrong(
+        return Distrust(
             f"the certificate of the server at {where} has expired.",
             "The organiser needs a new kit; check also that this machine's clock is right.",
         )
     if error.verify_code == NOT_YET_VALID:
-        return Wrong(
+        return Distrust(
             f"the certificate of the server at {where} is not valid yet.", "Set this machine's clock."
         )
     if error.verify_code in (OTHER_HOST, OTHER_ADDRESS):
-        return Wrong(f"the server at {where} has a certificate for another host.", SAME_KITS)
-    return Wrong(
+        return Distrust(f"the server at {where} has a certificate for another host.", SAME_KITS)
+    return Distrust(
         f"the server at {where} has a certificate of another authority ({error.verify_message}): it is the "
         "server of another project, or not the organiser's at all.",
         SAME_KITS,
@@ -379,13 +383,13 @@ def refused(where: str, error: ssl.SSLError) -> Wrong:
             "Ask the organiser whether another program uses the port; look for a proxy on the way.",
         )
     if "EXPIRED" in reason:
-        return Wrong(f"the server at {where} says that our certificate has expired.", NEW_KIT)
+        return Distrust(f"the server at {where} says that our certificate has expired.", NEW_KIT)
     if "UNKNOWN_CA" in reason or "CERTIFICATE" in reason:
-        return Wrong(
+        return Distrust(
             f"the server at {where} does not accept our certificate ({reason.lower().replace('_', ' ')}).",
             SAME_KITS,
         )
-    return Wrong(f"the server at {where} refused the encrypted connection ({error.reason}).", SAME_KITS)
+    return Distrust(f"the server at {where} refused the encrypted connection ({error.reason}).", SAME_KITS)
 
 
 def check_own_port(place: Place) -> str:
