@@ -1,6 +1,7 @@
 # make demo   three made-up hospitals, a table and a picture
 # make test   formatting, types and all tests
 # make slow   what takes minutes: large networks and every variant of an export
+# make hospitals   the deployment with real processes, on this machine: about half an hour
 # make browser   the report in a real browser (Chromium), skipped where there is none
 # Both set up .venv on first use and start at once afterwards.
 
@@ -9,7 +10,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test slow browser check format bench clean
+.PHONY: help install demo test slow hospitals browser check format bench clean
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -38,6 +39,11 @@ test: check
 
 slow: $(VENV)/.installed-test
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m slow
+
+hospitals: $(VENV)/.installed-test
+	@failed=""; for script in $(filter-out %/common.py,$(wildcard tests/deploy/real/*.py)); do \
+	  echo "$$script"; $(BIN)/python $$script || failed="$$failed $$script"; done; \
+	  test -z "$$failed" || { echo "failed:$$failed"; exit 1; }
 
 check: $(VENV)/.installed-test
 	@$(BIN)/ruff format --check --quiet . || { echo "Run: make format"; exit 1; }

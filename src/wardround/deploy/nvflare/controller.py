@@ -8,6 +8,7 @@ monitor when a hospital that came back asks for its task a second time.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
 import threading
@@ -122,6 +123,14 @@ class FlareChannel(WFCommSpec):  # type: ignore[misc]
         finally:
             for letter in letters.values():
                 self._close(letter.id, answered=False)
+            self._forget_arrived()
+
+    def _forget_arrived(self) -> None:
+        """Replies that came while the exchange was given up: a model each, which nobody will read."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                letter, _ = self._arrived.get_nowait()
+                self._stray(letter.hospital, "late: its reply came when the exchange was over")
 
     def _next(self, deadline: float) -> tuple[Letter, Parcel | None] | None:
         """The next answer, or None at the deadline."""
@@ -294,12 +303,16 @@ class WardroundController(Controller):  # type: ignore[misc]
         super().set_communicator(self.channel)
 
     def start_controller(self, fl_ctx: FLContext) -> None:
+        # By default FLARE ends everybody's job when one hospital answers with one of these.
+        fl_ctx.get_prop(FLContextKey.RUNNER).ABORT_RETURN_CODES = []
         self._engine.register_aux_message_handler(topic=SLOT, message_handle_func=self._slot)
         for command in ("status", "stop"):
             self._engine.register_app_command(f"wardround.{command}", self._command)
 
     def stop_controller(self, fl_ctx: FLContext) -> None:
-        """Nothing to undo: the process ends with the job."""
+        """Tell the server at once that the job is over; this process takes some seconds more to leave, and
+        `Returning` would take the hospitals that left already for lost."""
+        self._engine.update_job_run_status()
 
     def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
         self._abort = abort_signal

@@ -15,7 +15,7 @@ EXECUTOR = "wardround.deploy.nvflare.executor.WardroundExecutor"
 TASK = "wardround"  # the only task name FLARE sees; ours stands in the parcel's header
 POLL_SECONDS = 0.1
 ARGUMENTS = "run.json"
-CHUNK_BYTES = 8 * 2**20  # arrays are fetched in pieces of about this size
+CHUNK_BYTES = 16 * 2**20  # arrays are fetched in pieces of about this size
 SLOT = "wardround.slot"  # a hospital asks before it sends a large reply
 
 

@@ -22,6 +22,7 @@ from wardround.storage import file_name, write_json
 
 HOSPITALS = "hospitals.json"  # in the run folder: who was asked to take part
 ASK_SECONDS = 3.0  # between questions to the server whether the job's process is still there
+MOST_UNANSWERED = 2  # questions in a row
 
 
 def organisers_kit(path: Path | None) -> Kit:
@@ -71,6 +72,7 @@ class Submission:
         self.job = job
         self._session = session
         self._asked = time.monotonic()
+        self._unanswered = 0
 
     def follow(self, listener: Listener | None, say: Callable[[str], None] = lambda line: None) -> str:
         """Show it until it is done or stopped."""
@@ -84,7 +86,15 @@ class Submission:
         if time.monotonic() - self._asked < ASK_SECONDS:
             return None
         self._asked = time.monotonic()
-        state = self._session.job_state(self.job)
+        try:
+            state = self._session.job_state(self.job)
+        except WardroundError as error:  # once may be chance: a busy server
+            self._unanswered += 1
+            if self._unanswered < MOST_UNANSWERED:
+                return None
+            reason = str(error).rstrip(".")
+            return f"{reason}. The last whole round is safe; continue with --resume."
+        self._unanswered = 0
         if not state.startswith(DONE):
             return None
         time.sleep(1.0)  # the last line of a run that ended well may come a moment later

@@ -13,6 +13,7 @@ and leaves within a second or two (`end_with_parent`). A signal bound to the par
 from __future__ import annotations
 
 import argparse
+import contextlib
 import fcntl
 import os
 import signal
@@ -37,7 +38,11 @@ GRACE_SECONDS = 3.0
 LONGEST_PAUSE = 30.0
 HEALTHY_SECONDS = 60.0
 # Large blocks go back to the system when freed; otherwise the C library keeps whole models for later.
-STEADY_MEMORY = {"MALLOC_MMAP_THRESHOLD_": "16777216", "MALLOC_TRIM_THRESHOLD_": "1048576", "MALLOC_ARENA_MAX": "2"}
+STEADY_MEMORY = {
+    "MALLOC_MMAP_THRESHOLD_": "8388608",
+    "MALLOC_TRIM_THRESHOLD_": "1048576",
+    "MALLOC_ARENA_MAX": "2",
+}
 
 
 # Watching the parent
@@ -89,14 +94,11 @@ def _of_kit(kit: Path) -> list[Any]:
     return found
 
 
-def end(processes: Iterable[Any], grace: float = 0.0) -> None:
-    """Ask, wait `grace` seconds, then insist."""
+def end(processes: Iterable[Any]) -> None:
+    """At once, without asking."""
     import psutil
 
     remaining = list(processes)
-    if grace:
-        _signal(remaining, signal.SIGTERM)
-        _, remaining = psutil.wait_procs(remaining, timeout=grace)
     _signal(remaining, signal.SIGKILL)
     psutil.wait_procs(remaining, timeout=GRACE_SECONDS)
 
@@ -139,6 +141,7 @@ class Processes:
         self.ended = threading.Event()
         self.child: subprocess.Popen[bytes] | None = None
         self._stopping = threading.Event()
+        self._asked: float | None = None  # when it was asked to end
         self._lock_file: IO[str] | None = None
         self._watcher: threading.Thread | None = None
 
@@ -160,29 +163,40 @@ class Processes:
         self._watcher = threading.Thread(target=self._watch, name="wardround-supervisor", daemon=True)
         self._watcher.start()
 
+    def ask_to_end(self) -> None:
+        """The first half of `stop`: several that are asked first end side by side."""
+        if self._asked is None:
+            self._asked = time.monotonic()
+            self._stopping.set()
+            if self._watcher is not None:
+                self._watcher.join(timeout=GRACE_SECONDS)
+            _signal(self._tree(), signal.SIGTERM)
+
     def stop(self) -> None:
         """End everything of this kit; safe to call more than once."""
-        self._stopping.set()
-        if self._watcher is not None:
-            self._watcher.join(timeout=GRACE_SECONDS)
+        self.ask_to_end()
         if self.child is not None:
             import psutil
 
-            try:
-                tree = [psutil.Process(self.child.pid), *_family(self.child.pid)]
-            except psutil.Error:
-                tree = []
-            end(tree, GRACE_SECONDS)
+            left = GRACE_SECONDS - (time.monotonic() - (self._asked or 0.0))
+            _, remaining = psutil.wait_procs(self._tree(), timeout=max(0.0, left))
+            end(remaining)
             self._reap(self.child)
         end(_of_kit(self.kit))
         self._unlock()
 
+    def _tree(self) -> list[Any]:
+        import psutil
+
+        try:
+            return [] if self.child is None else [psutil.Process(self.child.pid), *_family(self.child.pid)]
+        except psutil.Error:
+            return []
+
     @staticmethod
     def _reap(child: subprocess.Popen[bytes]) -> None:
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):  # only if the kernel holds it
             child.wait(timeout=GRACE_SECONDS)
-        except subprocess.TimeoutExpired:  # only if the kernel holds it
-            pass
 
     def _lock(self) -> None:
         """One supervisor for each kit: two would register the same hospital in turns, for ever."""

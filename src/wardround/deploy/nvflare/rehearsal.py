@@ -52,8 +52,12 @@ def rehearsal(
     with ExitStack() as stack:
         say(f"starting a server and {len(hospitals)} hospitals on this machine")
         server = stack.enter_context(Processes(organiser.folder, "server", say=say))
+        started = [server]
         for kit in hospitals:
-            stack.enter_context(Processes(kit.folder, "client", site=kit.site_file, again=True, say=say))
+            client = Processes(kit.folder, "client", site=kit.site_file, again=True, say=say)
+            started.append(stack.enter_context(client))
+        for each in started:
+            stack.callback(each.ask_to_end)  # all, before any is waited for
         wait_for_port(LOOPBACK, organiser.port, START_SECONDS, server)
         session = stack.enter_context(Session(organiser.folder))
         wait_for_hospitals(session.connected, names, START_SECONDS, say)

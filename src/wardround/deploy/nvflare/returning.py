@@ -129,7 +129,9 @@ class Returning(FLComponent):  # type: ignore[misc]
         reply = self._ask(hospital, message)
         done = reply is not None and reply.get_header(MsgHeader.RETURN_CODE, ReturnCode.OK) == ReturnCode.OK
         if not done:
-            log.warning("%s did not take job %s: %s", hospital, job.job_id, reply.body if reply else "no reply")
+            log.warning(
+                "%s did not take job %s: %s", hospital, job.job_id, reply.body if reply else "no reply"
+            )
         return done
 
     def _admit(self, hospital: str, job: Any) -> None:
