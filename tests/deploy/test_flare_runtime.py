@@ -156,7 +156,15 @@ def test_a_job_names_classes_and_carries_no_code(tmp_path: Path) -> None:
     assert server["workflows"][0]["path"] == CONTROLLER
     assert hospital["executors"][0]["executor"]["path"] == EXECUTOR
     assert json.loads((job / "meta.json").read_text())["deploy_map"] == {"app": ["@ALL"]}
-    assert read_arguments(job / "app") == args
+    assert read_arguments(job / "app", tmp_path) == args
+    assert not any("north" in path.read_text() for path in job.rglob("*.json"))  # it goes to everybody
+
+
+def test_a_job_from_elsewhere_is_refused(tmp_path: Path) -> None:
+    job = write_job(tmp_path, name="run", args={})
+    (job / "app/config" / ARGUMENTS).write_text('{"number": "../../secret"}')
+    with pytest.raises(ConfigError, match="not written by wardround submit"):
+        read_arguments(job / "app", tmp_path)
 
 
 def test_arguments_that_are_not_json_are_refused(tmp_path: Path) -> None:

@@ -671,9 +671,10 @@ def message_headers(channel: str, topic: str, encoding: str) -> dict[str, Any]:
 
 def job_with(place: Place, name: str, change: Callable[[Path], None]) -> str:
     """What the server says to a job folder; one it takes must end without a run."""
-    from wardround.deploy.nvflare.job import write_job
+    from wardround.deploy.nvflare.job import jobs_folder, write_job
 
-    job = write_job(place.scratch("jobs"), name=name, args={"config": run_values(name), "names": ["north"]})
+    folder = jobs_folder(place.kits["organiser"].folder)
+    job = write_job(folder, name=name, args={"config": run_values(name), "names": ["north"]})
     change(job)
     with Session(place.kits["organiser"].folder) as session:
         try:

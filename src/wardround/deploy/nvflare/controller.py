@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import queue
 import threading
 import time
@@ -31,8 +32,8 @@ from nvflare.apis.wf_comm_spec import WFCommSpec
 from nvflare.fuel.utils.msg_root_utils import delete_msg_root
 
 from wardround.deploy.nvflare.executor import empty, from_shareable, to_shareable
-from wardround.deploy.nvflare.job import SLOT, TASK, read_arguments
-from wardround.deploy.nvflare.processes import end_with_parent
+from wardround.deploy.nvflare.job import SLOT, TASK, jobs_folder, read_arguments
+from wardround.deploy.nvflare.processes import KIT, end_with_parent
 from wardround.deploy.wire import Parcel
 from wardround.errors import WardroundError
 
@@ -316,7 +317,8 @@ class WardroundController(Controller):  # type: ignore[misc]
 
     def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
         self._abort = abort_signal
-        self.args = read_arguments(Path(fl_ctx.get_prop(FLContextKey.APP_ROOT)))
+        app = Path(fl_ctx.get_prop(FLContextKey.APP_ROOT))
+        self.args = read_arguments(app, jobs_folder(Path(os.environ[KIT])))
         self.conduct(fl_ctx.get_job_id())
 
     def conduct(self, job: str) -> None:

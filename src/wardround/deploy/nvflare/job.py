@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -22,25 +24,35 @@ SLOT = "wardround.slot"  # a hospital asks before it sends a large reply
 def write_job(folder: Path, *, name: str, args: Mapping[str, Any]) -> Path:
     """A job folder for FLARE: for every hospital that is connected, and it may begin with one.
 
-    args: what the run needs on the server (run name, resume, the configuration), plain JSON.
+    args: what the run needs on the server (names, resume, the configuration), plain JSON. They stay beside
+    the job, on the organiser's machine; the job, which goes to every hospital, has only their number.
     """
     try:
         text = json.dumps(dict(args), indent=2)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"job '{name}': its arguments are not plain JSON ({error}).") from None
-    job = folder / file_name(name)
-    write_json(job / "meta.json", meta(job.name))
+    number = secrets.token_hex(8)
+    write_text(folder / f"{number}.json", text)
+    job = folder / number
+    write_json(job / "meta.json", meta(file_name(name)))
     write_json(job / "app" / "config" / "config_fed_server.json", server_part())
     write_json(job / "app" / "config" / "config_fed_client.json", hospital_part())
-    # Apart from FLARE's own files, in which every {...} of a text is replaced.
-    write_text(job / "app" / "config" / ARGUMENTS, text)
+    write_json(job / "app" / "config" / ARGUMENTS, {"number": number})
     return job
 
 
-def read_arguments(app: Path) -> dict[str, Any]:
-    """The arguments of a job, from where FLARE unpacked it."""
-    values: dict[str, Any] = json.loads((app / "config" / ARGUMENTS).read_text())
+def read_arguments(app: Path, folder: Path) -> dict[str, Any]:
+    """The arguments of a job. app: where FLARE unpacked it; folder: where the organiser wrote it."""
+    number = str(json.loads((app / "config" / ARGUMENTS).read_text())["number"])
+    if not re.fullmatch("[0-9a-f]{16}", number):
+        raise ConfigError("this job was not written by wardround submit.")
+    values: dict[str, Any] = json.loads((folder / f"{number}.json").read_text())
     return values
+
+
+def jobs_folder(kit: Path) -> Path:
+    """Where the organiser writes jobs."""
+    return kit / "state" / "jobs"
 
 
 def meta(name: str) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import Any
 from wardround.config import Config, load_config
 from wardround.deploy.following import follow, live_facts
 from wardround.deploy.kits import Kit, open_kit
-from wardround.deploy.nvflare.job import write_job
+from wardround.deploy.nvflare.job import jobs_folder, write_job
 from wardround.deploy.nvflare.session import DONE, Session
 from wardround.deploy.remote import refuse_what_cannot_travel
 from wardround.engine.experiment import Listener, check_folder
@@ -150,9 +150,9 @@ def submit(
         "kits": None if kits is None else str(kits.absolute()),
     }
     write_json(config.folder / HOSPITALS, sorted(names))
-    folder = session.kit / "state" / "jobs"
-    shutil.rmtree(folder, ignore_errors=True)
-    job = session.submit(write_job(folder, name=config.name, args=args))
+    written = write_job(jobs_folder(session.kit), name=config.name, args=args)
+    job = session.submit(written)
+    shutil.rmtree(written)  # the server has its copy
     return Submission(session, config, job)
 
 
