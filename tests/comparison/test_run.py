@@ -290,6 +290,7 @@ def kill_when(process: subprocess.Popen[str], path: Path, lines: int) -> None:
     process.communicate()
 
 
+@mark.slow
 def test_killed_twice_and_resumed_gives_the_same_bytes(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     chosen = values({"methods": ["fedavg", "local"]}, rounds=25)
     del chosen["output"]

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import yaml
 from helpers import Watcher, config, run, settings
-from pytest import MonkeyPatch, mark, raises
+from pytest import MonkeyPatch, mark, param, raises
 
 import wardround as wr
 from wardround.data.federation import Federation, open_federation
@@ -48,7 +48,7 @@ def test_the_order_in_which_clients_are_listed_does_not_matter(
     assert run(tmp_path / "b", optimizer=KEEP).params_sha256 == first.params_sha256
 
 
-@mark.parametrize("method", ["fedavg", "local"])
+@mark.parametrize("method", ["fedavg", param("local", marks=mark.slow)])
 def test_worker_processes_give_the_same_bytes_as_one_process(tmp_path: Path, method: str) -> None:
     changes: dict[str, Any] = {"optimizer": KEEP, "method": {"name": method}}
     one = run(tmp_path / "one", **changes)
@@ -84,7 +84,7 @@ wr.run(json.loads(sys.argv[1]), listener=Killer({round}))
 """
 
 
-@mark.parametrize("method", ["fedavg", "local"])
+@mark.parametrize("method", ["fedavg", param("local", marks=mark.slow)])
 def test_killed_in_the_middle_of_rounds_1_3_and_the_last_then_resumed_gives_the_same_bytes(
     tmp_path: Path, method: str
 ) -> None:

@@ -76,6 +76,7 @@ def test_monai_runs_it_and_gives_the_mask_of_predict(
         assert len(np.unique(prediction.mask)) > 1  # an empty mask would prove little
 
 
+@pytest.mark.slow
 def test_monai_verifies_the_metadata_and_the_network(bundle: Path, tmp_path: Path, in_process: Any) -> None:
     schema = tmp_path / "schema.json"
     schema.write_text(json.dumps(SCHEMA))

@@ -52,7 +52,9 @@ def outputs_of(path: Path, image: torch.Tensor) -> list[torch.Tensor]:
     ("which", "shapes"),
     [
         ("pictures", [(1, 1, 37, 21), (3, 1, 8, 8), (1, 1, 1, 2)]),
-        ("volumes", [(1, 1, 13, 9, 22), (2, 1, 8, 4, 4), (1, 1, 2, 2, 2)]),
+        pytest.param(
+            "volumes", [(1, 1, 13, 9, 22), (2, 1, 8, 4, 4), (1, 1, 2, 2, 2)], marks=pytest.mark.slow
+        ),
     ],
 )
 def test_a_run_becomes_a_graph_for_every_size(
@@ -92,6 +94,7 @@ def says_what_it_is(folder: Path) -> None:
     assert said["params_sha256"] == json.loads((folder / "model.json").read_text())["params_sha256"]
 
 
+@pytest.mark.slow
 def test_the_variational_stem_and_temperature_are_in_the_graph(tmp_path: Path) -> None:
     stem = network(2, 2, stem="variational", variational={"eval_samples": 2})
 

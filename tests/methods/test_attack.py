@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from helpers import run
-from pytest import MonkeyPatch, TempPathFactory, fixture, mark
+from pytest import MonkeyPatch, TempPathFactory, fixture, mark, param
 
 from wardround.data import phantom
 from wardround.data.cases import ClientData
@@ -103,7 +103,7 @@ def test_fedavg_is_destroyed(dice: Dice) -> None:
     assert dice("fedavg", True)[0] < 0.2
 
 
-@mark.parametrize("method", ROBUST)
+@mark.parametrize("method", [ROBUST[0], *(param(name, marks=mark.slow) for name in ROBUST[1:])])
 def test_a_robust_rule_ends_within_0_03_dice_of_its_clean_run(method: str, dice: Dice) -> None:
     (clean, _), (attacked, weights) = dice(method, False), dice(method, True)
 

@@ -241,6 +241,7 @@ def test_module_names_say_where_a_tensor_belongs(name):
     assert parts == {"encoder", "decoder", "head"}
 
 
+@pytest.mark.slow
 @every_model
 def test_the_network_compiles_into_one_graph(name):
     model = tiny(name).eval()
