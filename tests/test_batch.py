@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 from helpers import run, settings
-from pytest import LogCaptureFixture, fixture, raises
+from pytest import LogCaptureFixture, fixture, mark, raises
 
 from wardround.api import Result
 from wardround.batch import rounds_done, run_all
@@ -66,6 +66,7 @@ def test_a_failing_run_is_named(tmp_path: Path) -> None:
     assert "\n" not in str(caught.value)
 
 
+@mark.slow
 def test_keep_going_leaves_the_failing_run_out(tmp_path: Path, caplog: LogCaptureFixture) -> None:
     with caplog.at_level(logging.ERROR, logger="wardround.batch"):
         results = run_all({"bad": plain(**BREAKS), "good": plain(rounds=1)}, tmp_path, keep_going=True)

@@ -147,6 +147,7 @@ def wardround(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_a_run_finishes_and_lists_what_it_left_out(ward: Ward) -> None:
     """Exit 0, every broken case with its reason in the run folder, nothing written elsewhere."""
     small = {

@@ -169,6 +169,7 @@ def test_a_tiny_run_stays_in_one_process_and_says_so(tmp_path: Path) -> None:
     assert "would not pay for their start" in facts["workers_why"]
 
 
+@mark.slow
 def test_what_auto_starts_gives_the_same_bytes_as_one_process(
     tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:

@@ -26,6 +26,7 @@ from wardround.reporting.tables import shown
 # The plain folder
 
 
+@pytest.mark.slow
 def test_the_loader_gives_the_network_in_another_process(
     volumes: Path, tmp_path: Path, in_process: Any
 ) -> None:

@@ -123,6 +123,7 @@ print(before, peak())
 """
 
 
+@pytest.mark.slow
 def test_memory_is_bounded(tmp_path: Path) -> None:
     """A volume of 128 cubed may take 14 copies of itself; that is 1.8 GiB for 320 cubed."""
     root = str(Path(__file__).resolve().parents[1])

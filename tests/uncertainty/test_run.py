@@ -135,6 +135,7 @@ def test_a_run_without_it_has_the_same_other_files(tiny, tmp_path):
     assert (plain.folder / "cases.csv").read_bytes() == (tiny.folder / "cases.csv").read_bytes()
 
 
+@pytest.mark.slow
 def test_workers_and_a_resumed_run_write_the_same_bytes(tiny, tmp_path):
     workers = run(tmp_path / "workers", rounds=3, local_epochs=2, compute={"threads": 1, "workers": 2})
     again = settings(tmp_path / "again", rounds=3, local_epochs=2)
