@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -149,3 +150,19 @@ class Watcher:
             raise KeyboardInterrupt  # the one exception a client's task does not turn into an answer
 
     def on_record(self, record: Any) -> None: ...
+
+
+def call(monkeypatch: Any, capsys: Any, *arguments: str) -> tuple[int, str, str]:
+    """Exit code, output and error output of `wardround ...`, run in this process."""
+    from wardround import cli
+    from wardround.cli import common
+
+    monkeypatch.setattr(sys, "argv", ["wardround", *arguments])
+    for console in (common.out, common.err):
+        monkeypatch.setattr(console, "soft_wrap", True)
+    with raises(SystemExit) as ended:
+        cli.main()
+        raise SystemExit(0)
+    shown = capsys.readouterr()
+    code = ended.value.code
+    return (code if isinstance(code, int) else 0), shown.out, shown.err

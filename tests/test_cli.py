@@ -11,12 +11,11 @@ from typing import Any
 
 import nibabel
 import yaml
-from helpers import settings
-from pytest import CaptureFixture, MonkeyPatch, fixture, mark, raises
+from helpers import call, settings
+from pytest import CaptureFixture, MonkeyPatch, fixture, mark
 from rich.console import Console
 from rich.progress import Progress, TextColumn
 
-from wardround import cli
 from wardround.cli import common
 from wardround.cli.progress import Screen
 
@@ -26,19 +25,6 @@ def config_file(tmp_path: Path) -> Path:
     path = tmp_path / "run.yaml"
     path.write_text(yaml.safe_dump(settings(tmp_path / "run")))
     return path
-
-
-def call(monkeypatch: MonkeyPatch, capsys: CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    """Run the command line in this process and give exit code, output and error output."""
-    monkeypatch.setattr(sys, "argv", ["wardround", *arguments])
-    for console in (common.out, common.err):
-        monkeypatch.setattr(console, "soft_wrap", True)
-    with raises(SystemExit) as ended:
-        cli.main()
-        raise SystemExit(0)
-    shown = capsys.readouterr()
-    code = ended.value.code
-    return (code if isinstance(code, int) else 0), shown.out, shown.err
 
 
 def test_training_prints_progress_and_the_table(

@@ -1,15 +1,13 @@
 """wardround egress: what left a hospital as a person reads it, and whether that list is whole."""
 
 import json
-import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from pytest import CaptureFixture, MonkeyPatch, fixture, mark, raises
+from helpers import call as called
+from pytest import CaptureFixture, MonkeyPatch, fixture, mark
 
-from wardround import cli
-from wardround.cli import common
 from wardround.deploy.ledger import Ledger, head_path
 from wardround.storage import write_json
 
@@ -50,15 +48,7 @@ def kit(tmp_path: Path) -> Path:
 
 
 def call(monkeypatch: MonkeyPatch, capsys: CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    """Exit code, output and error output of `wardround egress ...`."""
-    monkeypatch.setattr(sys, "argv", ["wardround", "egress", *arguments])
-    for console in (common.out, common.err):
-        monkeypatch.setattr(console, "soft_wrap", True)
-    with raises(SystemExit) as ended:
-        cli.main()
-        raise SystemExit(0)
-    shown = capsys.readouterr()
-    return (ended.value.code if isinstance(ended.value.code, int) else 0), shown.out, shown.err
+    return called(monkeypatch, capsys, "egress", *arguments)
 
 
 def rows(text: str) -> list[list[str]]:

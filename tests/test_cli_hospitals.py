@@ -4,17 +4,15 @@ import importlib.util
 import json
 import os
 import socket
-import sys
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
 import yaml
-from helpers import settings
-from pytest import CaptureFixture, MonkeyPatch, fixture, importorskip, mark, raises
+from helpers import call, settings
+from pytest import CaptureFixture, MonkeyPatch, fixture, importorskip, mark
 
-from wardround import cli
-from wardround.cli import common, hospitals
+from wardround.cli import join
 from wardround.deploy.kits import Kit
 from wardround.storage import write_json, write_text
 
@@ -30,18 +28,6 @@ NEEDS_ENGINE = {
     "stop": [],
 }
 PROJECT = "project: demo\norganiser: {host: 127.0.0.1}\nhospitals: [north]\n"
-
-
-def call(monkeypatch: MonkeyPatch, capsys: CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    """Exit code, output and error output of a command in this process."""
-    monkeypatch.setattr(sys, "argv", ["wardround", *arguments])
-    for console in (common.out, common.err):
-        monkeypatch.setattr(console, "soft_wrap", True)
-    with raises(SystemExit) as ended:
-        cli.main()
-        raise SystemExit(0)
-    shown = capsys.readouterr()
-    return (ended.value.code if isinstance(ended.value.code, int) else 0), shown.out, shown.err
 
 
 @fixture(autouse=True)
@@ -303,16 +289,14 @@ def test_rehearse_refuses_what_hospitals_could_not_do(
 class TestLine:
     """Whether a hospital is connected, as `join` tells it."""
 
-    def line(self, tmp_path: Path) -> hospitals.Line:
-        return hospitals.Line(
-            Kit(tmp_path / "north", "north", "hospital", "demo", "ab12", "far", 8002, "0.1.0")
-        )
+    def line(self, tmp_path: Path) -> join.Line:
+        return join.Line(Kit(tmp_path / "north", "north", "hospital", "demo", "ab12", "far", 8002, "0.1.0"))
 
-    def heard(self, line: hospitals.Line, looks: str, monkeypatch: MonkeyPatch) -> list[str]:
+    def heard(self, line: join.Line, looks: str, monkeypatch: MonkeyPatch) -> list[str]:
         """What is said over some looks: + for a connection, - for none."""
         said = []
         for look in looks:
-            monkeypatch.setattr(hospitals, "is_connected", lambda process, port, here=look == "+": here)
+            monkeypatch.setattr(join, "is_connected", lambda process, port, here=look == "+": here)
             said += line.news(1)
         return [text.partition(";")[0] for text in said]
 
@@ -340,6 +324,6 @@ class TestLine:
         importorskip("psutil")
         with socket.create_server(("127.0.0.1", 0)) as server:
             port = server.getsockname()[1]
-            assert not hospitals.is_connected(os.getpid(), port)
+            assert not join.is_connected(os.getpid(), port)
             with socket.create_connection(("127.0.0.1", port)):
-                assert hospitals.is_connected(os.getpid(), port)
+                assert join.is_connected(os.getpid(), port)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
 import subprocess
@@ -18,7 +17,7 @@ from wardround.api import Result
 from wardround.config import Config, load_config
 from wardround.engine.checkpoint import Checkpoints
 from wardround.errors import CheckpointError, ConfigError, WardroundError
-from wardround.storage import write_text
+from wardround.storage import taken, write_text
 
 log = logging.getLogger(__name__)
 
@@ -141,12 +140,9 @@ def in_use(folder: Path) -> bool:
     """Whether a process trains in this folder."""
     try:
         with (folder / ".lock").open("r") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return not taken(lock)
     except FileNotFoundError:
         return False
-    except OSError:
-        return True
-    return False
 
 
 def start(

@@ -6,6 +6,7 @@ averages eighty models need not hold eighty models.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import math
@@ -14,7 +15,7 @@ import re
 import struct
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import torch
@@ -35,6 +36,15 @@ DTYPES = {
     "BOOL": torch.bool,
 }
 MAX_HEADER_BYTES = 100_000_000  # the limit of the format itself
+
+
+def taken(lock: IO[Any]) -> bool:
+    """Whether the lock of an open file is ours now; it stays ours as long as the file is open."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def write_bytes(path: Path, content: bytes) -> None:

@@ -3,19 +3,18 @@
 import io
 import json
 import signal
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import yaml
+from helpers import call as called
 from helpers import settings
-from pytest import CaptureFixture, MonkeyPatch, fixture, mark, raises
+from pytest import CaptureFixture, MonkeyPatch, fixture, mark
 from rich.console import Console
 
 from comparison.here import Here
-from wardround import batch, cli
-from wardround.cli import common
+from wardround import batch
 from wardround.cli import compare as command
 from wardround.comparison import run
 
@@ -36,14 +35,7 @@ def config(tmp_path: Path) -> Path:
 
 
 def call(monkeypatch: MonkeyPatch, capsys: CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    monkeypatch.setattr(sys, "argv", ["wardround", "compare", *arguments])
-    for console in (common.out, common.err):
-        monkeypatch.setattr(console, "soft_wrap", True)
-    with raises(SystemExit) as ended:
-        cli.main()
-        raise SystemExit(0)
-    shown = capsys.readouterr()
-    return (ended.value.code if isinstance(ended.value.code, int) else 0), shown.out, shown.err
+    return called(monkeypatch, capsys, "compare", *arguments)
 
 
 def test_a_pipe_gets_a_line_a_cell_and_the_tables(

@@ -1,25 +1,14 @@
-"""Kits made once for all tests of deployment, and ports nobody else has."""
+"""Kits made once for all tests of deployment, on ports nobody else has."""
 
 import shutil
-import socket
 from collections.abc import Callable
 from pathlib import Path
 
 from pytest import TempPathFactory, fixture, importorskip
 
 from wardround.deploy.kits import Kit, read_kit
+from wardround.deploy.nvflare.processes import free_ports
 from wardround.deploy.project import Project
-
-
-def free_ports(count: int) -> list[int]:
-    """Different free ports of this machine."""
-    sockets = [socket.socket() for _ in range(count)]
-    for each in sockets:
-        each.bind(("127.0.0.1", 0))
-    ports = [int(each.getsockname()[1]) for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
 
 
 def project_of(*hospitals: str, name: str = "demo") -> Project:

@@ -1,20 +1,18 @@
 """wardround plan: what a run will take, told before it is started."""
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import torch
 import yaml
 from helpers import Watcher, config, run, settings
-from pytest import CaptureFixture, MonkeyPatch, approx, fixture, mark, raises
+from helpers import call as called
+from pytest import CaptureFixture, MonkeyPatch, approx, fixture, mark
 from torch import nn
 
 import wardround as wr
 import wardround.planning as planning
-from wardround import cli
-from wardround.cli import common
 from wardround.engine.host import build_model
 from wardround.models.base import Output, Segmenter
 from wardround.planning import plan, size
@@ -25,15 +23,7 @@ GB = 2**30
 
 
 def call(monkeypatch: MonkeyPatch, capsys: CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    monkeypatch.setattr(sys, "argv", ["wardround", "plan", *arguments])
-    for console in (common.out, common.err):
-        monkeypatch.setattr(console, "soft_wrap", True)
-    with raises(SystemExit) as ended:
-        cli.main()
-        raise SystemExit(0)
-    shown = capsys.readouterr()
-    code = ended.value.code
-    return (code if isinstance(code, int) else 0), shown.out, shown.err
+    return called(monkeypatch, capsys, "plan", *arguments)
 
 
 @fixture

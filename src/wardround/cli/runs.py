@@ -6,13 +6,16 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
 
 from wardround.cli.common import Debug, Json, Quiet, Set, app, configure_logging, err, out, print_table
 from wardround.cli.progress import live, stopping_at_a_round_end
+
+if TYPE_CHECKING:
+    from wardround.config import Config
 
 
 @app.command()
@@ -30,15 +33,9 @@ def train(
     """Train one model across all clients and test it at each of them."""
     configure_logging(debug, quiet or json_)
     from wardround.api import Result
-    from wardround.config import load_config
     from wardround.engine.experiment import Experiment
 
-    overrides = list(set_ or [])
-    source = config
-    if config.is_dir():  # a run folder, wherever it lies by now
-        source = config / "config.yaml"
-        overrides.insert(0, f"output={json.dumps(str(config))}")
-    checked = load_config(source, overrides)
+    checked = config_of(config, set_)
     with watched(checked.folder, open_), live(quiet or json_) as screen:
         experiment = Experiment(checked, listener=screen)
         with stopping_at_a_round_end(lambda: setattr(experiment, "stop_requested", True)):
@@ -84,6 +81,17 @@ def demo(
     print_table(shown.papers)
     out.print()
     out.print(f"Report: [bold]{escape(str(shown.report))}[/]   Runs: {escape(str(output))}")
+
+
+def config_of(path: Path, set_: list[str] | None) -> Config:
+    """The configuration in a YAML file, or of a run folder, wherever it lies by now."""
+    from wardround.config import load_config
+
+    overrides = list(set_ or [])
+    if path.is_dir():
+        overrides.insert(0, f"output={json.dumps(str(path))}")
+        path = path / "config.yaml"
+    return load_config(path, overrides)
 
 
 def show_result(result: Any) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shutil
@@ -20,7 +19,7 @@ from wardround.comparison.sweep import read_sweep
 from wardround.config import Config, apply_override, read_yaml
 from wardround.engine.device import choose_device
 from wardround.errors import CheckpointError, ConfigError, WardroundError
-from wardround.storage import file_name, write_json
+from wardround.storage import file_name, taken, write_json
 
 Source = str | Path | Mapping[str, Any] | Config
 
@@ -253,8 +252,6 @@ def locked(folder: Path) -> Iterator[None]:
     except OSError as error:
         raise ConfigError(f"folder {folder} cannot be written: {error.strerror}.") from None
     with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise WardroundError(f"{folder} is in use by another comparison.") from None
+        if not taken(file):
+            raise WardroundError(f"{folder} is in use by another comparison.")
         yield

@@ -11,7 +11,6 @@ another's training cases. Both files may be deleted at any time.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import logging
@@ -20,7 +19,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from wardround.data.cache import FORMAT, Cache, explained, signature
 from wardround.data.check import check
@@ -31,7 +30,7 @@ from wardround.data.listing import Entry, Listing
 from wardround.data.partitions import Description
 from wardround.data.prepared_file import describe, files_of
 from wardround.errors import DataError
-from wardround.storage import file_name, write_json
+from wardround.storage import file_name, taken, write_json
 
 log = logging.getLogger(__name__)
 
@@ -155,15 +154,6 @@ class Kitchen:
         if shape[0] != self.channels:
             return f"the image has {shape[0]} channels, but the federation's images have {self.channels}."
         return None
-
-
-def taken(lock: IO[str]) -> bool:
-    """Whether the lock is ours now."""
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 class Described:

@@ -24,6 +24,8 @@ from typing import Any, Literal
 from wardround.errors import ConfigError
 
 SCHEMA = "wardround-kit-1"
+# environment variables that tell an engine's processes where things are
+KIT, SITE, DATA = "WARDROUND_KIT", "WARDROUND_SITE", "WARDROUND_DATA"
 Role = Literal["hospital", "organiser"]
 
 

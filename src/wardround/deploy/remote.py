@@ -6,7 +6,6 @@ live.json in the run folder always says what is waited for and until when.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
 import secrets
@@ -32,7 +31,7 @@ from wardround.engine.host import PICTURES, Host, InProcess, Spilling
 from wardround.errors import ConfigError, TooFewClients, WardroundError
 from wardround.messages import Message, Reply
 from wardround.reporting.tables import case_rows
-from wardround.storage import file_name, jsonable, write_json, write_parts, write_text
+from wardround.storage import file_name, jsonable, taken, write_json, write_parts, write_text
 
 log = logging.getLogger(__name__)
 
@@ -386,10 +385,12 @@ def conduct(
     job: str = "",
     pictures_at: Callable[[str], Path] | None = None,
     on_experiment: Callable[[Experiment], None] | None = None,
+    on_done: Callable[[Path], None] | None = None,
 ) -> Outcome:
     """Run an experiment whose clients are at hospitals; everything lands in the run folder.
 
-    on_experiment: gets the experiment before it starts, to be able to stop it.
+    on_experiment: gets the experiment before it starts, to be able to stop it; on_done: gets the folder of a
+    run that is done, before anybody is told so.
     """
     folder = config.folder
     check_folder(config, resume, overwrite)  # what is there stays as it is
@@ -419,6 +420,8 @@ def conduct(
                 on_experiment(experiment)
             outcome = experiment.run(resume=resume, overwrite=overwrite)
             remote.strays()  # counted, though no round tells of them any more
+            if outcome.status == "done" and on_done is not None:
+                on_done(folder)
         except BaseException as error:
             reason = str(error) if isinstance(error, WardroundError) else f"{type(error).__name__}: {error}"
             with suppress(OSError):  # a full disk must not hide the reason
@@ -437,10 +440,8 @@ def claimed(folder: Path) -> Iterator[None]:
     except OSError as error:
         raise ConfigError(f"output folder {folder} cannot be written: {error.strerror}.") from None
     with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise ConfigError(f"{folder} is in use by another process.") from None
+        if not taken(lock):
+            raise ConfigError(f"{folder} is in use by another process.")
         yield
 
 

@@ -305,17 +305,22 @@ class Rules:
 
     def refuses_reply(self, task: str, message: Message, num_bytes: int, num_train: int) -> str | None:
         """Why this answer does not leave, or None; num_train: the hospital's training cases."""
-        site = self.site
-        if num_train < site.min_cases:
-            return (
-                f"this hospital takes part only with at least {site.min_cases} training cases "
-                "(min_cases in its site.yaml)"
-            )
+        if (reason := self.too_few(num_train)) is not None:
+            return reason
         kept = [name for name in message.scalars if task not in ALWAYS and not self.may_leave(task, name)]
         if kept:
             named = ", ".join(f"'{name}'" for name in kept)
             return f"the answer holds {named}, which may not leave this hospital (scalars in its site.yaml)"
         return self.too_large("answer", num_bytes)
+
+    def too_few(self, num_train: int) -> str | None:
+        """Why a hospital with so many training cases takes no part, or None."""
+        if num_train >= self.site.min_cases:
+            return None
+        return (
+            f"this hospital takes part only with at least {self.site.min_cases} training cases "
+            "(min_cases in its site.yaml)"
+        )
 
     def filtered(self, task: str, message: Message) -> Message:
         """The message as it may leave: names of cases numbered, tensors and numbers untouched.

@@ -19,7 +19,7 @@ from typing import Any
 from wardround.config import DataSettings
 from wardround.data.loading import federation_of
 from wardround.deploy.agreement import at_hospital, facts_of, own_federation
-from wardround.deploy.kits import Kit, open_kit
+from wardround.deploy.kits import DATA, KIT, SITE, Kit, open_kit
 from wardround.deploy.ledger import Ledger
 from wardround.deploy.rules import Rules, SiteFile, client_of, load_site
 from wardround.deploy.wire import Parcel, ParcelError, pack, unpack
@@ -38,11 +38,6 @@ log = logging.getLogger(__name__)
 REQUESTS, ANSWERED = "requests.txt", "answered"
 REQUEST = re.compile(r"[0-9a-f]{16,64}")
 MOST_ROUNDS = 2**31
-KIT, SITE, DATA = (
-    "WARDROUND_KIT",
-    "WARDROUND_SITE",
-    "WARDROUND_DATA",
-)  # environment variables of an engine's processes
 
 
 class Refused(WardroundError):
@@ -213,10 +208,8 @@ class Site:
             federation = own_federation(config, self._site, self.name)
             federation.get_ready()
             host = Host(config, self._folder(run), [self.name], federation=federation, durable=True)
-            reason = self._rules.refuses_reply(
-                "register", Message(), 0, len(host.client(self.name).data.train)
-            )
-            if reason is not None:  # too few cases: said before any work is done
+            reason = self._rules.too_few(host.client(self.name).num_examples)
+            if reason is not None:  # said before any work is done
                 raise Refused(reason)
             self._hosts[key] = host
         return self._hosts[key]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
 import math
@@ -46,7 +45,7 @@ from wardround.reporting.pictures import draw_overlays
 from wardround.reporting.records import Egress, append_lines, keep_lines, read_lines
 from wardround.reporting.tables import case_rows
 from wardround.reporting.trackers import open_trackers
-from wardround.storage import write_json, write_text
+from wardround.storage import taken, write_json, write_text
 
 log = logging.getLogger(__name__)
 
@@ -211,10 +210,8 @@ class Experiment:
     def _locked(self) -> Iterator[None]:
         """Two processes must not write one run."""
         with (self.folder / ".lock").open("w") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise ConfigError(f"{self.folder} is in use by another process.") from None
+            if not taken(lock):
+                raise ConfigError(f"{self.folder} is in use by another process.")
             yield
 
     # Clients

@@ -13,7 +13,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -26,6 +25,8 @@ from typing import Any
 
 import psutil
 import yaml
+
+from wardround.deploy.nvflare.processes import free_ports
 
 WARDROUND = [sys.executable, "-m", "wardround"]
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "COLUMNS": "200"}
@@ -260,17 +261,6 @@ def command_line(process: psutil.Process) -> str:
 
 def described(processes: Sequence[psutil.Process]) -> str:
     return "; ".join(f"{process.pid} {command_line(process)[-100:]}" for process in processes)
-
-
-def free_ports(count: int) -> list[int]:
-    """Different ports nobody listens on."""
-    sockets = [socket.socket() for _ in range(count)]
-    for each in sockets:
-        each.bind(("127.0.0.1", 0))
-    ports = [int(each.getsockname()[1]) for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
 
 
 class Deployment:

@@ -46,7 +46,7 @@ from wardround.deploy.nvflare import provisioning
 from wardround.deploy.nvflare.executor import from_shareable, to_shareable
 from wardround.deploy.nvflare.preflight import Place as Looking
 from wardround.deploy.nvflare.preflight import Wrong, check_tls
-from wardround.deploy.nvflare.processes import wait_for_hospitals, wait_for_port
+from wardround.deploy.nvflare.processes import free_ports, wait_for_hospitals, wait_for_port
 from wardround.deploy.nvflare.provisioning import Authority, provision, put_certificate, write_manifest
 from wardround.deploy.nvflare.session import Session
 from wardround.deploy.project import Project
@@ -117,7 +117,7 @@ class Place:
 
 
 def prepared(folder: Path) -> Place:
-    port, admin_port = free_ports()
+    port, admin_port = free_ports(2)
     values = {
         "project": "refusals",
         "organiser": {"host": "localhost", "port": port, "admin_port": admin_port},
@@ -138,13 +138,6 @@ def prepared(folder: Path) -> Place:
         authority,
         folder / "a-pickle-ran",
     )
-
-
-def free_ports() -> tuple[int, int]:
-    with socket.socket() as first, socket.socket() as second:
-        for entry in (first, second):
-            entry.bind((LOOPBACK, 0))
-        return int(first.getsockname()[1]), int(second.getsockname()[1])
 
 
 # Commands

@@ -31,9 +31,10 @@ from nvflare.apis.signal import Signal
 from nvflare.apis.wf_comm_spec import WFCommSpec
 from nvflare.fuel.utils.msg_root_utils import delete_msg_root
 
+from wardround.deploy.kits import KIT
 from wardround.deploy.nvflare.executor import empty, from_shareable, to_shareable
 from wardround.deploy.nvflare.job import SLOT, TASK, jobs_folder, read_arguments
-from wardround.deploy.nvflare.processes import KIT, end_with_parent
+from wardround.deploy.nvflare.processes import end_with_parent
 from wardround.deploy.wire import Parcel
 from wardround.errors import WardroundError
 
@@ -287,6 +288,16 @@ class FlareChannel(WFCommSpec):  # type: ignore[misc]
         return len(self._open)
 
 
+def write_page(folder: Path) -> None:
+    """The run's page, also where nobody watches; a run that went well is not spoilt by one that fails."""
+    from wardround.reporting.report import write_report
+
+    try:
+        write_report([folder])
+    except Exception:
+        log.warning("the report could not be written; try: wardround report %s", folder, exc_info=True)
+
+
 class WardroundController(Controller):  # type: ignore[misc]
     """Runs the experiment with the hospitals at the other end of a channel."""
 
@@ -335,6 +346,7 @@ class WardroundController(Controller):  # type: ignore[misc]
             job=job,
             pictures_at=partial(rehearsed_pictures, Path(kits), config.folder) if kits else None,
             on_experiment=self._begin,
+            on_done=write_page,
         )
 
     def _begin(self, experiment: Any) -> None:

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from wardround.config import Config, load_config
-from wardround.deploy.following import follow, live_facts
-from wardround.deploy.kits import Kit, open_kit
+from wardround.deploy.following import FINAL, follow, live_facts
+from wardround.deploy.kits import KIT, Kit, open_kit
 from wardround.deploy.nvflare.job import jobs_folder, write_job
 from wardround.deploy.nvflare.session import DONE, Session
 from wardround.deploy.remote import refuse_what_cannot_travel
@@ -29,7 +29,7 @@ def organisers_kit(path: Path | None) -> Kit:
     """The kit named, or the one that is near: WARDROUND_KIT, this folder, kits/organiser."""
     if path is not None:
         return open_kit(path, "organiser")
-    near = [Path(os.environ["WARDROUND_KIT"])] if os.environ.get("WARDROUND_KIT") else []
+    near = [Path(os.environ[KIT])] if os.environ.get(KIT) else []
     for folder in [*near, Path(), Path("organiser"), Path("kits/organiser")]:
         if (folder / "kit.json").is_file():
             return open_kit(folder, "organiser")
@@ -99,11 +99,7 @@ class Submission:
             return None
         time.sleep(1.0)  # the last line of a run that ended well may come a moment later
         facts = live_facts(self.config.folder)
-        if (
-            facts is not None
-            and facts.get("job") == self.job
-            and facts["state"] in ("done", "stopped", "failed")
-        ):
+        if facts is not None and facts.get("job") == self.job and facts["state"] in FINAL:
             return None
         return (
             f"the run's process on the server ended ({state.lower()}); the last whole round is safe. Look at "
@@ -171,8 +167,7 @@ def running(kit: Kit, name: str | None = None) -> tuple[str, dict[str, Any]]:
     going = {
         path.parent.name: facts
         for path in sorted(kit.runs.glob("*/live.json"))
-        if (facts := live_facts(path.parent)) is not None
-        and facts["state"] not in ("done", "stopped", "failed")
+        if (facts := live_facts(path.parent)) is not None and facts["state"] not in FINAL
     }
     if name is not None:
         going = {key: facts for key, facts in going.items() if key == file_name(name)}

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import fcntl
 import os
 import signal
 import socket
@@ -27,13 +26,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Literal
 
+from wardround.deploy.kits import KIT, SITE
 from wardround.errors import ConfigError, WardroundError
+from wardround.storage import taken
 
 Role = Literal["server", "client"]
 HEARTBEAT_SECONDS = 2  # FLARE waits in steps of two seconds
 PARENT = "WARDROUND_PARENT"
-KIT = "WARDROUND_KIT"
-SITE = "WARDROUND_SITE"
 GRACE_SECONDS = 3.0
 LONGEST_PAUSE = 30.0
 HEALTHY_SECONDS = 60.0
@@ -203,13 +202,11 @@ class Processes:
         path = self.kit / "state" / "process.lock"
         path.parent.mkdir(parents=True, exist_ok=True)
         file = path.open("w")
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        if not taken(file):
             file.close()
             raise ConfigError(
                 f"{self.kit}: this kit is already running on this machine. Stop that one first."
-            ) from None
+            )
         self._lock_file = file
 
     def _unlock(self) -> None:
@@ -267,6 +264,15 @@ class Processes:
 
 
 # Waiting
+
+
+def free_ports(count: int) -> list[int]:
+    """Different ports of this machine that nobody listens on."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [int(each.getsockname()[1]) for each in sockets]
 
 
 def port_open(host: str, port: int, timeout: float = 1.0) -> bool:

@@ -9,7 +9,6 @@ Everything listens on 127.0.0.1 alone.
 from __future__ import annotations
 
 import shutil
-import socket
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
@@ -19,7 +18,7 @@ from wardround.config import Config
 from wardround.data.federation import open_federation
 from wardround.deploy.kits import Kit
 from wardround.deploy.nvflare.organising import Submission, anywhere, submit
-from wardround.deploy.nvflare.processes import Processes, wait_for_hospitals, wait_for_port
+from wardround.deploy.nvflare.processes import Processes, free_ports, wait_for_hospitals, wait_for_port
 from wardround.deploy.nvflare.provisioning import provision
 from wardround.deploy.nvflare.session import Session
 from wardround.deploy.project import Hospital, Organiser, Project
@@ -84,7 +83,7 @@ def fresh_kits(config: Config, names: list[str], *, keep: bool) -> list[Kit]:
             kept.mkdir(parents=True, exist_ok=True)
             state.rename(kept / name)
     shutil.rmtree(folder / "kits", ignore_errors=True)
-    port, admin_port = free_ports()
+    port, admin_port = free_ports(2)
     try:
         project = Project(
             project="rehearsal",
@@ -120,11 +119,3 @@ def site_text(config: Config, name: str) -> str:
         "largest_message": "16 GB",
     }
     return yaml.safe_dump(rules, sort_keys=False)
-
-
-def free_ports() -> tuple[int, int]:
-    """Two ports nobody listens on."""
-    with socket.socket() as first, socket.socket() as second:
-        for entry in (first, second):
-            entry.bind((LOOPBACK, 0))
-        return int(first.getsockname()[1]), int(second.getsockname()[1])
