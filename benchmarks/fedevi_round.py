@@ -28,6 +28,7 @@ def settings(folder: Path, options: argparse.Namespace, compute: dict[str, Any])
         data = {"folders": {"root": str(options.data), "size": [160, 160], "normalise": "maximum"}}
     return {
         "name": "fedevi",
+        "seed": options.seed,
         "output": str(folder),
         "rounds": options.rounds,
         "local_epochs": 2,
@@ -64,6 +65,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, help="folder of polyp4")
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--modes", nargs="*", default=["auto", "full", "float32"])
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()

@@ -146,12 +146,12 @@ def wait(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def against_plain(jobs: list[Job], root: Path) -> list[dict[str, Any]]:
+def against_plain(jobs: list[Job], root: Path, compile: str) -> list[dict[str, Any]]:
     rows = []
     for number, job in enumerate(jobs):
         on_gpu = torch.cuda.is_available()
         plain = plain_seconds(job, root / f"plain{number}", compiled=on_gpu)
-        how = {"compile": "inductor"} if on_gpu else {}
+        how = {"compile": compile} if on_gpu else {}
         ours, peak = our_seconds(job, root / f"ours{number}", compute=how)
         rows.append(
             {
@@ -168,10 +168,13 @@ def against_plain(jobs: list[Job], root: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def objectives(job: Job, root: Path, compile: str) -> list[dict[str, Any]]:
+PIPELINES = {"deterministic": PLAIN_AUGMENTATION, "augmented": AUGMENTATION}
+
+
+def objectives(job: Job, root: Path, compile: str, pipelines: list[str]) -> list[dict[str, Any]]:
     """Epochs of CFSL and CLSL as multiples of a Dice epoch, the same pipeline each time."""
     rows = []
-    for pipeline, augmentation in (("deterministic", PLAIN_AUGMENTATION), ("augmented", AUGMENTATION)):
+    for pipeline in pipelines:
         times = {}
         for name in ("dice", "cfsl", "clsl"):
             folder = root / f"{pipeline}-{name}"
@@ -180,7 +183,7 @@ def objectives(job: Job, root: Path, compile: str) -> list[dict[str, Any]]:
                 folder,
                 rounds=3,  # the previous model counts from the second round on, and its first use is slow
                 objective={"name": name},
-                augmentation=augmentation,
+                augmentation=PIPELINES[pipeline],
                 compute={"compile": compile},
             )
         row = {"job": job.title, "pipeline": pipeline, "epochs": job.epochs, "dice_ms": times["dice"] * 1000}
@@ -244,19 +247,25 @@ def main() -> None:
     parser.add_argument("--small", action="store_true", help="a tiny network, for a quick look or the CPU")
     parser.add_argument("--objectives", action="store_true")
     parser.add_argument("--clients", action="store_true")
-    parser.add_argument("--compile", default="off", help="compute.compile of --objectives")
+    parser.add_argument("--compile", help="compute.compile; default inductor, of --objectives off")
     parser.add_argument("--modes", nargs="*", metavar="MODE", help=f"all, or some of: {', '.join(MODES)}")
     parser.add_argument("--only", choices=["2d", "3d"])
+    parser.add_argument("--epochs", type=int, help="local epochs of a round")
+    parser.add_argument("--pipelines", nargs="*", default=["deterministic", "augmented"])
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     phantom.make_client = quick_client
     jobs = SMALL if options.small else LARGE
     jobs = [job for job in jobs if options.only in (None, f"{job.dimensions}d")]
+    if options.epochs:
+        jobs = [replace(job, epochs=options.epochs) for job in jobs]
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         if options.objectives:
             rows = [
-                row for n, job in enumerate(jobs) for row in objectives(job, root / str(n), options.compile)
+                row
+                for n, job in enumerate(jobs)
+                for row in objectives(job, root / str(n), options.compile or "off", options.pipelines)
             ]
             ratio = max(max(row["cfsl_ratio"], row["clsl_ratio"]) for row in rows)
         elif options.clients:
@@ -266,7 +275,7 @@ def main() -> None:
             rows = modes(jobs, root, options.modes or list(MODES))
             ratio = max(row["ms"] for row in rows) / min(row["ms"] for row in rows)
         else:
-            rows = against_plain(jobs, root)
+            rows = against_plain(jobs, root, options.compile or "inductor")
             ratio = min(row["ratio"] for row in rows)
     if options.json:
         print(json.dumps({"ratio": ratio, "rows": rows}))

@@ -76,17 +76,12 @@ def test_a_small_network_is_recorded_and_a_large_one_compiled_when_that_pays() -
     assert weighed(False, large, cube, 8, 100_000)[:2] == (False, False)
 
 
-def test_kernels_made_for_images_choose_their_layout_and_volumes_are_channels_last(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_gpu_keeps_everything_channels_last_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("wardround.engine.device.choose_device", lambda settings: torch.device("cuda"))
-    network, made = unet2d(in_channels=1, num_outputs=1, base_filters=4), ComputeSettings(compile="inductor")
-    assert not choose(made, network, (64, 64)).channels_last
-    assert choose(made, network, (64, 64, 64)).channels_last
-    assert choose(ComputeSettings(compile="graphs"), network, (64, 64)).channels_last
-    assert choose(
-        ComputeSettings(compile="full", memory_format="channels_last"), network, (64, 64)
-    ).channels_last
+    network = unet2d(in_channels=1, num_outputs=1, base_filters=4)
+    for how in ("off", "graphs", "inductor", "full"):
+        assert choose(ComputeSettings(compile=how), network, (64, 64)).channels_last
+    assert not choose(ComputeSettings(memory_format="contiguous"), network, (64, 64)).channels_last
 
 
 def test_graphs_on_a_cpu_are_left_out_with_a_word(caplog: pytest.LogCaptureFixture) -> None:
@@ -345,20 +340,26 @@ def test_equal_constants_mean_an_equal_loss(name: str) -> None:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a GPU")
 @pytest.mark.parametrize("objective", ["dice_bce", "evidential", "cfsl", "clsl", "swav"])
-def test_a_recorded_step_gives_the_bytes_of_a_written_one(tmp_path: Path, objective: str) -> None:
-    exact = {"precision": "float32", "memory_format": "contiguous", "deterministic": True}
+@pytest.mark.parametrize("augmentation", [STILL, {"flip": 0.5}])
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
+def test_a_recorded_step_gives_the_bytes_of_a_written_one(
+    tmp_path: Path, objective: str, augmentation: dict[str, Any], layout: str
+) -> None:
+    exact = {"precision": "float32", "memory_format": layout, "deterministic": True}
     results = [
         run(
             tmp_path / how,
             rounds=3,
             local_epochs=3,
             objective={"name": objective},
+            augmentation=augmentation,
             compute={**exact, "compile": how},
         )
         for how in ("off", "graphs")
     ]
     assert results[0].params_sha256 == results[1].params_sha256
     assert results[0].records[-1]["loss"] == results[1].records[-1]["loss"]
+    assert results[0].records[-1]["validation"] == results[1].records[-1]["validation"]
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -367,6 +368,25 @@ def test_a_gpu_trains_with_what_auto_chooses(tmp_path: Path, state: str) -> None
     optimizer = {"learning_rate": 0.01, "state": state}
     result = run(tmp_path, rounds=3, local_epochs=4, optimizer=optimizer, compute={"device": "cuda"})
     assert result.records[-1]["lost"] == {}
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a GPU")
+def test_two_models_under_evaluation_at_once_do_not_mix(tmp_path: Path) -> None:
+    made = config(tmp_path, rounds=1, compute={"compile": "graphs"})
+    host = Host(made, tmp_path / "clients", ["north"])
+    client, one = host.client("north"), Params.of(host.bench.model)
+    two = one.map(lambda tensor: tensor * 0.5)
+    alone = [[logits for logits, _ in client.predictions(client.data.train, params)] for params in (one, two)]
+    for _ in range(4):  # from the third pass on they are recorded
+        together = zip(
+            client.predictions(client.data.train, one),
+            client.predictions(client.data.train, two),
+            strict=True,
+        )
+        for number, (first, second) in enumerate(together):
+            torch.testing.assert_close(first[0], alone[0][number], rtol=1e-2, atol=1e-2)
+            torch.testing.assert_close(second[0], alone[1][number], rtol=1e-2, atol=1e-2)
+    assert host.bench._recorder is not None and host.bench._recorder._predictions
 
 
 def test_a_client_keeps_nothing_of_a_step_between_tasks(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from wardround.models.forward_cost import forward_cost
 log = logging.getLogger(__name__)
 
 FLOPS_A_SECOND = 270e12  # a training step in bfloat16, all layers taken together
-LAUNCH_BOUND_SECONDS = 0.008  # shorter steps wait for the host
+LAUNCH_BOUND_SECONDS = 0.03  # shorter steps wait for the host
 LEAST_STEPS_TO_RECORD = 30
 INDUCTOR_SAVES = 0.15  # of a step that is not launch-bound
 RECORDED_SAVES = 0.0015  # seconds a recorded step saves by kernels of its own, measured on FedEvi's network
@@ -121,13 +121,11 @@ def choose(
     if record and not on_gpu:
         record, why = False, "CUDA graphs need a GPU"
         log.info("compute.compile is '%s', but %s; steps run as written", how, why)
-    # kernels made for a network of images choose layouts themselves, and gradients then come as they are kept
-    leaves_layout = inductor and shape is not None and len(shape) == 2
     return Compute(
         device=device,
         autocast=autocast_dtype(settings, device),
         tf32=on_gpu and settings.precision != "float32",
-        channels_last=layout == "channels_last" or (layout == "auto" and on_gpu and not leaves_layout),
+        channels_last=layout == "channels_last" or (layout == "auto" and on_gpu),
         record=record,
         inductor=inductor,
         micro_batch=settings.micro_batch,

@@ -10,6 +10,7 @@ import contextlib
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ from wardround.engine.seeding import generator, random_state, restore_random_sta
 from wardround.errors import ClientError
 from wardround.losses.objective import Context, Objective, Reference
 from wardround.models.base import Segmenter
+from wardround.models.instance_norm import keep_layout
 from wardround.models.norm import from_moments, frozen_statistics, reestimate, running_stats, to_moments
 from wardround.params import Params
 
@@ -126,6 +128,8 @@ class Workbench:
         self.compute = compute or Compute(device or torch.device("cpu"))
         self.device = self.compute.device
         self.model = model.to(self.device)
+        if self.compute.channels_last or self.device.type == "cuda":
+            keep_layout(self.model)
         if self.compute.channels_last:
             for parameter in self.model.parameters():
                 parameter.data = in_layout(parameter.data)
@@ -177,16 +181,19 @@ class Workbench:
         if params is not None:
             if self.bn_stats == "pooled":
                 params = Params(from_moments(params, self.stats))
-            tensors = {name: self._laid_out(params[name].to(self.device)) for name in params}
+            tensors = {name: params[name] for name in params}
         if own is not None:
-            tensors |= {name: self._laid_out(own[name].to(self.device)) for name in own}
+            tensors |= {name: own[name] for name in own}
         was_training = self.model.training
         self.model.eval()
         try:
+            forward = self._recorder.evaluation(tensors) if self._recorder is not None else None
+            if forward is None:
+                there = {name: self._laid_out(tensor.to(self.device)) for name, tensor in tensors.items()}
+                forward = partial(torch.func.functional_call, self.model, there)
             for batch in batches:
                 with torch.no_grad(), self.autocast():
-                    image = self._laid_out(batch.image)
-                    logits = torch.func.functional_call(self.model, tensors, (image,))
+                    logits = forward(self._laid_out(batch.image))
                 yield logits.float().contiguous(), batch
         finally:
             self.model.train(was_training)
@@ -207,6 +214,10 @@ class Workbench:
         params.load_into(reference.model)
         reference.forget()
         return reference
+
+    @property
+    def references(self) -> list[Reference]:
+        return list(self._references.values())
 
     def _laid_out(self, tensor: Tensor) -> Tensor:
         """In the memory layout the network likes."""
@@ -274,8 +285,8 @@ class Workbench:
         steps_an_epoch = -(-len(split) // batch_size)
         self.passes.usual = min(self.micro_batch or batch_size, batch_size, len(split))
         views = 2 if "two_views" in self.objective.needs else 1
-        references = list(self._references.values())
-        comes_back = epochs > 1 and recorder is None and on_batch is None and not split.draws
+        references = self.references
+        comes_back = epochs > 1 and on_batch is None and not split.draws
         comes_back = comes_back and self.micro_batch is None and augmentation.changes_nothing
         context.memory.update(
             {k: v.to(self.device).clone() for k, v in context.memory.items() if isinstance(v, Tensor)}
@@ -373,7 +384,12 @@ def in_layout(tensor: Tensor) -> Tensor:
     formats = {4: torch.channels_last, 5: torch.channels_last_3d}
     if tensor.dim() not in formats:
         return tensor
-    return tensor.contiguous(memory_format=formats[tensor.dim()])
+    layout = formats[tensor.dim()]
+    if tensor.shape[1] == 1 and tensor.is_contiguous():
+        # one channel fits both layouts; only the strides tell convolutions which one is meant
+        strides = torch.empty(tensor.shape, device="meta").to(memory_format=layout).stride()
+        return tensor.as_strided(tensor.shape, strides)
+    return tensor.contiguous(memory_format=layout)
 
 
 def kept_room(device: torch.device, models: int) -> int:

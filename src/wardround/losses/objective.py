@@ -118,37 +118,57 @@ class Reference:
     """A frozen model: evaluation mode, no gradient, encoder only.
 
     Where the same images come back every epoch, their features are computed once and kept.
+    given: an image and where a recorded step finds its features; seen: what was computed last, likewise.
     """
 
     def __init__(self, model: Segmenter, encode: Callable[[Segmenter, Tensor], Tensor] | None = None) -> None:
         self.model = model
         self.room = 0  # bytes that kept features may take
         self._encode = encode or (lambda model, image: model.encode(image))
+        self.given: tuple[Tensor, Tensor] | None = None
+        self.seen: tuple[Tensor, Tensor] | None = None
         self._kept: dict[int, Tensor] = {}
         self._image: Tensor | None = None
         self._cases: list[int] = []
 
     def encode(self, image: Tensor) -> Tensor:
-        if image is not self._image:
-            with torch.no_grad():
-                return self._encode(self.model, image)
-        missing = any(case not in self._kept for case in self._cases)
-        if missing:
-            with torch.no_grad():
-                found = self._encode(self.model, image)
-            self.room -= found.nbytes
-            if self.room >= 0:
-                self._kept.update(zip(self._cases, found.unbind(), strict=True))
-            return found
-        return torch.stack([self._kept[case] for case in self._cases])
+        if self.given is not None and image is self.given[0]:
+            return self.given[1]
+        expected = image is self._image
+        kept = self.kept() if expected else None
+        if kept is not None:
+            return kept
+        with torch.no_grad():
+            features = self._encode(self.model, image)
+        self.seen = image, features
+        if expected:
+            self.keep(features)
+        return features
 
     def expect(self, image: Tensor | None, cases: Sequence[int] = ()) -> None:
         """The next batch holds these cases, unchanged; None: an image is never seen twice."""
         self._image, self._cases = image, list(cases)
 
+    @property
+    def expects(self) -> bool:
+        return self._image is not None
+
+    def kept(self) -> Tensor | None:
+        """Features of the expected batch, where those of all its cases are known."""
+        if self._image is None or any(case not in self._kept for case in self._cases):
+            return None
+        return torch.stack([self._kept[case] for case in self._cases])
+
+    def keep(self, features: Tensor) -> None:
+        """Remember the expected batch's features, as long as there is room."""
+        if self._image is not None:
+            self.room -= features.nbytes
+            if self.room >= 0:
+                self._kept.update(zip(self._cases, features.unbind(), strict=True))
+
     def forget(self) -> None:
         """Drop kept features: the model, or the cases, are others now."""
-        self._kept, self._image = {}, None
+        self._kept, self._image, self.seen = {}, None, None
 
     def copy_from(self, model: nn.Module) -> None:
         """Take over the present state of another model (for references that move within a round)."""
