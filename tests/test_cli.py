@@ -118,6 +118,17 @@ def test_catalogues_list_and_show_everything(
         assert (code == 0 and "setting" in out) or name in out
 
 
+@mark.parametrize("what", ["methods", "objectives", "models", "datasets", "papers"])
+def test_help_says_that_a_list_is_an_array(
+    what: str, monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
+) -> None:
+    _, told, _ = call(monkeypatch, capsys, what, "--help")
+    _, out, _ = call(monkeypatch, capsys, what, "--json")
+
+    assert "Print a JSON array" in told
+    assert {type(row) for row in json.loads(out)} == {dict}
+
+
 def test_a_card_shows_settings_with_their_defaults(
     monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
 ) -> None:

@@ -200,3 +200,14 @@ def test_the_organisers_kit_says_where_to_look_instead(
     code, _, err = call(monkeypatch, capsys, "show", str(tmp_path))
 
     assert code == 2 and "hospitals keep the ledger" in err
+
+
+def test_lines_that_wardround_did_not_write_are_said_without_a_traceback(
+    tmp_path: Path, monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
+) -> None:
+    file = tmp_path / "egress.jsonl"
+    file.write_text('{"tensors": 5, "bytes": "x", "scalars": [1], "hash": "0"}\n')
+
+    code, out, err = call(monkeypatch, capsys, "show", str(file))
+
+    assert (code, out) == (1, "") and "has a line that wardround did not write" in err

@@ -142,3 +142,13 @@ def test_a_papers_preset_is_not_a_single_run() -> None:
 def test_a_comparison_is_not_a_single_run(tmp_path: Path) -> None:
     with raises(ConfigError, match="wardround compare"):
         load_config({"rounds": 1, "sweep": {"seeds": 3}})
+
+
+def test_a_key_that_stands_twice_is_refused_with_both_lines(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text("name: a\nrounds: 3\ncompute: {threads: 1}\nrounds: 5\n")
+    with raises(ConfigError, match="line 4: rounds is set before, in line 2. Keep one of them"):
+        load_config(path)
+    path.write_text("base: &base {threads: 1, device: cpu}\ncompute: {<<: *base, threads: 2}\n")
+    with raises(ConfigError, match="base"):  # unknown, but not repeated
+        load_config(path)

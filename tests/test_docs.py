@@ -1,16 +1,30 @@
-"""The documentation is true: links lead somewhere, the reference is current, the example runs."""
+"""The documentation is true: links lead somewhere, commands exist, the reference is current, the example runs."""
 
 import importlib.util
 import re
+import shlex
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
+import typer
+from pydantic import BaseModel
 from pytest import MonkeyPatch, fixture, mark
+
+from wardround.cli import app
+from wardround.config import Config
+from wardround.methods import METHODS
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted(
-    [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *ROOT.glob("docs/**/*.md")]
+    [
+        ROOT / "README.md",
+        ROOT / "CONTRIBUTING.md",
+        ROOT / "CHANGELOG.md",
+        *ROOT.glob("docs/**/*.md"),
+        *ROOT.glob("examples/*/README.md"),
+    ]
 )
 COMMAND = "python docs/make_reference.py --write"
 
@@ -29,9 +43,12 @@ def python_blocks(page: Path) -> list[str]:
     return re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
 
 
+def without_code(page: Path) -> str:
+    return re.sub(r"```.*?```|`[^`\n]*`", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+
+
 def relative_links(page: Path) -> list[str]:
-    text = re.sub(r"```.*?```|`[^`\n]*`", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
-    links = re.findall(r"\]\(([^)\s]+)\)", text)
+    links = re.findall(r"\]\(([^)\s]+)\)", without_code(page))
     return [link for link in links if not re.match(r"[a-z]+:|#", link)]
 
 
@@ -40,6 +57,115 @@ def test_relative_links_point_to_files(page: Path) -> None:
     missing = [link for link in relative_links(page) if not (page.parent / link.partition("#")[0]).exists()]
 
     assert missing == []
+
+
+@mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_into_a_page_point_to_a_heading(page: Path) -> None:
+    text = without_code(page)
+    missing = []
+    for link in re.findall(r"\]\(([^)\s:]*#[^)\s]+)\)", text):
+        path, _, heading = link.partition("#")
+        target = page.parent / path if path else page
+        if target.suffix == ".md" and target.exists() and heading not in headings(target):
+            missing.append(link)
+
+    assert missing == []
+
+
+def headings(page: Path) -> set[str]:
+    """The names that links give a page's headings: lower case, words joined by hyphens."""
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    titles = re.findall(r"^#+ +(.+?) *$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+# Commands
+
+
+@mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_printed_commands_and_their_options_exist(page: Path) -> None:
+    wrong = {}
+    for line, is_whole in commands(page):
+        complaint = complaint_about(line, is_whole)
+        if complaint is not None:
+            wrong[line] = complaint
+
+    assert wrong == {}
+
+
+@mark.parametrize(
+    ("line", "complaint"),
+    [
+        ("wardround trian configs/quickstart.yaml", "no command 'trian'"),
+        ("wardround data chek federation.yaml", "no command 'chek'"),
+        ("wardround train configs/quickstart.yaml --round 3", "--round"),
+        ("wardround export runs/mine -o out", "to"),
+        ("wardround watch runs/mine runs/other", "extra argument"),
+        ("wardround train configs/no_such.yaml", "no file configs/no_such.yaml"),
+        ("wardround train configs/quickstart.yaml --set evaluate.evry=2", "no setting evaluate.evry"),
+        ("wardround compare configs/quickstart.yaml --methods fedavg,fedevy", "no method fedevy"),
+    ],
+)
+def test_a_wrong_command_would_be_found(line: str, complaint: str) -> None:
+    assert complaint in str(complaint_about(line, is_whole=True))
+
+
+def commands(page: Path) -> list[tuple[str, bool]]:
+    """The `wardround ...` lines of a page; whether each is a whole command, not a word in a sentence."""
+    text = page.read_text(encoding="utf-8")
+    whole = re.findall(r"^(?: {4,})?(wardround [a-z].*)$", text.replace("\\\n", " "), re.MULTILINE)
+    spans = re.findall(r"`(wardround [a-z][^`\n]*)`", text)
+    named = [part for span in spans for part in span.split(", then ")]
+    return [(line, True) for line in whole] + [(line, False) for line in named]
+
+
+def complaint_about(line: str, is_whole: bool) -> str | None:
+    """What is wrong with a command; it is parsed as the command line does, and never run."""
+    words = shlex.split(re.sub(r"[\[\]]", "", line), comments=True)[1:]
+    words = words[: next((at for at, word in enumerate(words) if word in (">", "|", "&", "&&")), None)]
+    name, command = "wardround", typer.main.get_command(app)
+    while hasattr(command, "commands") and words and not words[0].startswith("-"):
+        name = words.pop(0)
+        if name not in command.commands:
+            return f"no command '{name}'"
+        command = command.commands[name]
+    if not is_whole and not words:
+        return None
+    try:
+        command.make_context(name, list(words))
+    except Exception as error:  # typer's own click, or the package of that name
+        if not is_whole and type(error).__name__ == "MissingParameter":
+            return None
+        return str(error) or type(error).__name__
+    return complaint_about_values(words)
+
+
+def complaint_about_values(words: list[str]) -> str | None:
+    """Configurations that are no file, settings and methods that are not known."""
+    for option, word in zip(["", *words], words, strict=False):
+        if word.startswith("configs/") and not (ROOT / word).is_file():
+            return f"no file {word}"
+        if option == "--set" and not is_setting(word.partition("=")[0]):
+            return f"no setting {word.partition('=')[0]}"
+        if option == "--methods":
+            unknown = [method for method in word.split(",") if method.lower() not in METHODS]
+            if unknown:
+                return f"no method {unknown[0]}"
+    return None
+
+
+def is_setting(path: str) -> bool:
+    """Whether a configuration has it; `datasets` is of the papers' tables."""
+    if path == "datasets":
+        return True
+    within: Any = Config
+    for key in path.split("."):
+        if not (isinstance(within, type) and issubclass(within, BaseModel)):
+            return True  # settings of a method or an objective
+        if key not in within.model_fields:
+            return False
+        within = within.model_fields[key].annotation
+    return True
 
 
 def test_the_configuration_reference_is_current(monkeypatch: MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ from wardround.methods import METHODS
 from wardround.methods.fedavg import FedAvg
 from wardround.metrics import METRICS
 from wardround.papers import Preset, Value, expand, load, missing_parts, names
+from wardround.yaml_file import read_yaml
 
 ROOT = Path(__file__).parents[1]
 NAMES = names()
@@ -388,7 +389,7 @@ def test_the_wheel_takes_the_presets_along() -> None:
 def test_a_broken_preset_file_is_explained(
     change: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    broken = papers.read_yaml(papers.CHECKOUT / "safcf-table2.yaml") | change
+    broken = read_yaml(papers.CHECKOUT / "safcf-table2.yaml") | change
     (tmp_path / "safcf-table2.yaml").write_text(json.dumps(broken))
     monkeypatch.setattr(papers, "PACKAGED", tmp_path)
     with pytest.raises(ConfigError, match=message):

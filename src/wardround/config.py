@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import logging
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
@@ -33,6 +32,7 @@ from wardround.engine.traffic import TrafficSettings
 from wardround.errors import ConfigError
 from wardround.models import MODELS, ModelSettings, check_dimensions, is_foreign, resolve
 from wardround.models.user_networks import NotHere
+from wardround.yaml_file import PlainLoader, read_yaml
 
 if TYPE_CHECKING:
     from wardround.losses.objective import Objective
@@ -309,38 +309,6 @@ def load_config(source: str | Path | Mapping[str, Any] | Config, overrides: Sequ
     for override in overrides:
         apply_override(values, override)
     return parse(values, label)
-
-
-def read_yaml(path: Path) -> dict[str, Any]:
-    try:
-        values = yaml.load(path.read_text(encoding="utf-8"), Loader=PlainLoader)  # noqa: S506
-    except FileNotFoundError:
-        raise ConfigError(f"{path} does not exist. Start from configs/quickstart.yaml.") from None
-    except IsADirectoryError:
-        raise ConfigError(f"{path} is a folder; give a YAML file.") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}.") from None
-    except yaml.YAMLError as error:
-        place = getattr(error, "problem_mark", None)
-        line = f", line {place.line + 1}" if place is not None else ""
-        problem = getattr(error, "problem", None) or "it is not YAML"
-        raise ConfigError(f"{path}{line}: {problem}.") from None
-    if values is None:
-        return {}
-    if not isinstance(values, dict):
-        raise ConfigError(f"{path}: expected settings like 'rounds: 10', found a {type(values).__name__}.")
-    return values
-
-
-class PlainLoader(yaml.SafeLoader):
-    """The safe loader, which also reads 1e-3 as a number (plain YAML 1.1 takes it for text)."""
-
-
-PlainLoader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?(?:[0-9][0-9_]*\.?[0-9_]*|\.[0-9_]+)[eE][-+]?[0-9]+$"),
-    list("-+.0123456789"),
-)
 
 
 def apply_override(values: dict[str, Any], override: str) -> None:

@@ -28,12 +28,13 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BeforeValidator, Field, ValidationError
 
-from wardround.config import Config, Settings, explained, parse, read_yaml, suggestion
+from wardround.config import Config, Settings, explained, parse, suggestion
 from wardround.errors import ConfigError
 from wardround.methods import METHODS, OBJECTIVES
 from wardround.models import MODELS, resolve
 from wardround.models.user_networks import is_import_path
 from wardround.reporting.tables import Table
+from wardround.yaml_file import read_yaml
 
 PAPERS = {
     "safcf": "Uncertainty and Scale-Calibrated Contrastive Federated Segmentation under Client Heterogeneity",

@@ -110,7 +110,10 @@ def test_made_up_and_real_cases_are_not_mixed(tmp_path: Path, pictures: Path) ->
     real = at_home(tmp_path / "data", pictures, "east", "east")
     asked = remote_config(tmp_path / "run", data={"hospitals": True})
     config = at_hospital(for_hospitals(asked), device="cpu", threads=1)
-    with raises(ConfigError, match="has made-up cases only, and this run asks for real ones"):
+    with raises(
+        ConfigError,
+        match=r"has made-up cases only, and this run asks for real ones \(data: {hospitals: true}\)\.$",
+    ):
         own_federation(config, RULES, "east")
     config = at_hospital(for_hospitals(remote_config(tmp_path / "run")), device="cpu", threads=1)
     with raises(ConfigError, match="asks for made-up cases, but site 'east' has real ones"):

@@ -129,6 +129,7 @@ def test_a_ready_hospital_passes(north: Kit, organiser: Kit) -> None:
         "clock",
         "disk",
         "versions",
+        "device",
         "data",
     ]
     assert states["data"] == "warning"  # no federation.yaml yet

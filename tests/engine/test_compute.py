@@ -20,7 +20,7 @@ from wardround.engine.host import Host, build_model
 from wardround.engine.optimizers import OptimizerSettings
 from wardround.engine.recording import Passes
 from wardround.engine.training import Workbench
-from wardround.errors import ConfigError
+from wardround.errors import ConfigError, WardroundError
 from wardround.losses.objective import Context, Dice, DiceBCE, Reference
 from wardround.methods import OBJECTIVES
 from wardround.methods.safcf import CFSL
@@ -231,6 +231,32 @@ def test_a_case_that_does_not_fit_alone_is_told(tmp_path: Path) -> None:
 
     with pytest.raises(TooFewClients, match=r"one case alone does not fit.*compute\.checkpointing"):
         run(tmp_path / "a", rounds=1, retries=0)
+
+
+def test_a_network_that_does_not_fit_at_all_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_room(*_: Any, **__: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(Workbench, "__init__", no_room)
+    with pytest.raises(WardroundError, match=r"cpu has no room for the network 'unet2d'.*compute\.device"):
+        run(tmp_path, rounds=1)
+
+
+def test_a_run_that_is_over_holds_no_recordings_and_no_cases(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hosts: list[Host] = []
+    made = Host.__init__
+
+    def noted(self: Host, *rest: Any, **named: Any) -> None:
+        hosts.append(self)
+        made(self, *rest, **named)
+
+    monkeypatch.setattr(Host, "__init__", noted)
+    run(tmp_path, rounds=2, objective={"name": "cfsl"})
+    assert [(host.bench._recorder, host.bench.references, host._clients) for host in hosts] == [
+        (None, [], {})
+    ]
 
 
 # Frozen references

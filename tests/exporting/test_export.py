@@ -80,6 +80,45 @@ def test_a_personal_model_is_exported_by_its_clients_name(tmp_path: Path) -> Non
     assert f"only the row of {name} is about this one" in card
 
 
+UNETR = {"img_size": 32, "feature_size": 4, "hidden_size": 24, "mlp_dim": 32, "num_heads": 2}
+SWIN = {"feature_size": 12, "depths": [1, 1, 1, 1], "num_heads": [1, 1, 1, 1], "window_size": 4}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dimensions", [2, 3])
+@pytest.mark.parametrize(("name", "arguments"), [("monai:UNETR", UNETR), ("monai:SwinUNETR", SWIN)])
+def test_transformers_of_monai_come_back_the_same(
+    name: str, arguments: dict[str, Any], dimensions: int, tmp_path: Path, in_process: Any
+) -> None:
+    pytest.importorskip("einops")
+    result = run(
+        tmp_path / "run",
+        rounds=1,
+        batch_size=2,
+        data={"phantom": {"hospitals": 2, "dimensions": dimensions, "size": 24, "cases": 6}},
+        model={"name": name, "arguments": arguments},
+    )
+    image = torch.randn(1, 1, *(20, 32, 27)[:dimensions])
+    expected = result.model(image).detach()
+    for kind, model, weights in (
+        ("torch", "model.json", "model.safetensors"),
+        ("bundle", "configs/model.json", "models/model.safetensors"),
+    ):
+        export(tmp_path / "run", kind, tmp_path / kind)
+        back = opened(tmp_path / kind / model, tmp_path / kind / weights)
+        assert torch.equal(back.model(image), expected)
+    np.save(tmp_path / "torch" / "image.npy", image.numpy())
+    script = (
+        "import numpy, torch; from loader import load;"
+        "numpy.save('y.npy', load()(torch.from_numpy(numpy.load('image.npy'))).numpy())"
+    )
+
+    done = in_process("-c", script, cwd=tmp_path / "torch")
+
+    assert done.returncode == 0, done.stderr
+    np.testing.assert_allclose(np.load(tmp_path / "torch" / "y.npy"), expected.numpy(), atol=1e-4)
+
+
 # The card
 
 

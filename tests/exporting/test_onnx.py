@@ -150,6 +150,50 @@ def test_a_network_that_cannot_be_exported_is_refused_in_a_sentence(
         export_onnx(tmp_path / "m.onnx", kind().eval(), DiceBCE())
 
 
+class AtLeast(BySize):
+    """A network whose way of computing changes at some size, and is nearly the same below it."""
+
+    def _output(self, x: torch.Tensor) -> Output:
+        return Output(self.layer(x) * (1.0 if x.shape[2] > 3 else 1.0001))
+
+
+def test_a_graph_that_holds_from_some_size_on_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="how it computes depends on the size of the image"):
+        export_onnx(tmp_path / "m.onnx", AtLeast().eval(), DiceBCE())
+
+
+UNETR = {"img_size": 32, "feature_size": 4, "hidden_size": 24, "mlp_dim": 32, "num_heads": 2}
+SWIN = {"feature_size": 12, "depths": [1, 1, 1, 1], "num_heads": [1, 1, 1, 1], "window_size": 4}
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "dimensions", "reason"),
+    [
+        ("monai:UNETR", UNETR, 2, "it takes images of up to 32x32 alone"),
+        pytest.param(
+            "monai:UNETR", UNETR, 3, "it takes images of up to 32x32x32 alone", marks=pytest.mark.slow
+        ),
+        pytest.param(
+            "monai:SwinUNETR", SWIN, 2, "how it computes depends on the size", marks=pytest.mark.slow
+        ),
+        pytest.param(
+            "monai:SwinUNETR", SWIN, 3, "how it computes depends on the size", marks=pytest.mark.slow
+        ),
+    ],
+)
+def test_transformers_of_monai_are_refused_with_the_reason(
+    name: str, arguments: dict[str, Any], dimensions: int, reason: str, tmp_path: Path
+) -> None:
+    pytest.importorskip("einops")
+    chosen = models.ModelSettings(name=name, arguments=arguments)
+    built = models.build(chosen, in_channels=1, num_outputs=1, dimensions=dimensions).eval()
+
+    with pytest.raises(
+        ConfigError, match=f"network '{name}' cannot be exported to ONNX: {reason}.*--to torch"
+    ):
+        export_onnx(tmp_path / "m.onnx", built, DiceBCE())
+
+
 def test_without_the_extra_the_command_that_installs_it_is_named(
     pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

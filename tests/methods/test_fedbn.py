@@ -207,6 +207,26 @@ def test_affine_free_instance_norm_has_nothing_to_keep(tmp_path: Path) -> None:
         config(tmp_path, method=method, model={**BATCH, "norm": "instance"})
 
 
+@mark.parametrize(
+    ("model", "kind", "advice"),
+    [
+        (BATCH, "group", "Choose model.norm=group, or another method.norm_types."),
+        (BATCH, "layer", "Choose another method.norm_types."),
+        (
+            {"name": "user_nets:Small"},
+            "group",
+            "Choose method.norm_types=[batch], which it has, or another network.",
+        ),
+        ({"name": "user_nets:Flat"}, "batch", "Give it such layers, by its own argument in model.arguments"),
+        ({"name": "monai:SegResNet"}, "batch", "Choose method.norm_types=[group], which it has"),
+    ],
+)
+def test_the_advice_fits_the_network(model: dict[str, Any], kind: str, advice: str, tmp_path: Path) -> None:
+    with raises(ConfigError) as caught:
+        config(tmp_path, method={"name": "fedbn", "norm_types": [kind]}, model=model)
+    assert str(caught.value).partition("so this would be FedAvg. ")[2].startswith(advice)
+
+
 def test_batch_norm_itself_gives_no_warning(result: Any) -> None:
     assert all(not record["warnings"] for record in result.records)
 

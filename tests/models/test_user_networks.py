@@ -11,7 +11,7 @@ from helpers import Stop, Watcher, config, run, settings
 
 import user_nets
 import wardround as wr
-from wardround.errors import ConfigError
+from wardround.errors import ConfigError, TooFewClients
 from wardround.models import ModelSettings, build, head_names
 from wardround.models.tap import TappedSegmenter
 from wardround.models.user_networks import import_from_here, is_import_path
@@ -97,6 +97,54 @@ def test_a_users_file_cannot_end_the_command_without_a_word(tmp_path, monkeypatc
     )
     assert "a_script cannot be imported: SystemExit: 0" in error_of("a_script:Net")
     assert "'leaving:Net' cannot be built with them: no" in error_of("leaving:Net")
+
+
+LEAVING = """
+import sys
+from torch import nn
+from wardround.models.base import Output, Segmenter
+
+class Net(nn.Conv2d):
+    leaves = staticmethod(lambda net: True)
+    def __init__(self, in_channels, num_classes):
+        super().__init__(in_channels, num_classes, 1)
+    def forward(self, x):
+        if self.leaves(self):
+            sys.exit(3)
+        return super().forward(x)
+
+class Training(Net):
+    leaves = staticmethod(lambda net: net.training)
+
+class Own(Segmenter):
+    def __init__(self, in_channels, num_outputs, dimensions):
+        super().__init__(in_channels=in_channels, num_outputs=num_outputs, dimensions=dimensions, divisor=1)
+        self.layer = nn.Conv2d(in_channels, num_outputs, 1)
+    def _output(self, x):
+        sys.exit(3)
+"""
+
+
+def test_a_forward_pass_cannot_end_the_command_without_a_word(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "leaving_forward.py").write_text(LEAVING)
+    said = "model.name is 'leaving_forward:{}', whose forward pass called sys.exit(3). Take that call out."
+    assert error_of("leaving_forward:Net") == said.format("Net")
+    model = made("leaving_forward:Training")
+    assert model.eval()(torch.zeros(1, 1, 4, 4)).shape == (1, 2, 4, 4)
+    with pytest.raises(ConfigError) as caught:
+        model.train()(torch.zeros(1, 1, 4, 4))
+    assert str(caught.value) == said.format("Training")
+
+
+@pytest.mark.parametrize("name", ["leaving_forward:Training", "leaving_forward:Own"])
+def test_a_run_of_a_network_that_leaves_says_which_one_did(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "leaving_forward.py").write_text(LEAVING)
+    with pytest.raises(TooFewClients, match=rf"'{name}'.* called sys\.exit\(3\)"):
+        run(tmp_path / "run", model={"name": name})
 
 
 def test_a_package_that_is_missing_is_named():

@@ -67,6 +67,15 @@ def test_wrong_clients_are_named_kindly(plain: Any, ditto: Any) -> None:
         TrainedModel.load(plain.folder, client="north")
 
 
+def test_memory_alone_is_not_offered_as_a_personal_model(tmp_path: Path) -> None:
+    result = run(tmp_path / "run", method={"name": "scaffold"}, rounds=1)
+    assert any((result.folder / "clients" / "north").iterdir())
+    with pytest.raises(
+        ConfigError, match="keeps nothing of a client 'nort'. Personal models are there of: none"
+    ):
+        TrainedModel.load(result.folder, client="nort")
+
+
 def test_best_memory_belongs_to_the_best_round(tmp_path: Path) -> None:
     result = run(tmp_path / "run", method={"name": "ditto"}, rounds=3)
     found = TrainedModel.load(result.folder, client="north")

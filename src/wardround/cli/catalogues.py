@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
-from wardround.cli.common import Json, app, configure_logging, out, print_rows, print_table
+from wardround.cli.common import Json, JsonRows, app, configure_logging, out, print_rows, print_table
 
 papers_app = typer.Typer(name="papers", invoke_without_command=True)
 app.add_typer(papers_app)
@@ -19,7 +19,7 @@ app.add_typer(papers_app)
 @app.command()
 def methods(
     name: Annotated[str | None, typer.Argument(help="Show the card of one method.")] = None,
-    json_: Json = False,
+    json_: JsonRows = False,
 ) -> None:
     """List the methods, or show one with its settings."""
     from wardround.methods import METHODS
@@ -30,7 +30,7 @@ def methods(
 
 @app.command()
 def objectives(
-    name: Annotated[str | None, typer.Argument(help="Show one objective.")] = None, json_: Json = False
+    name: Annotated[str | None, typer.Argument(help="Show one objective.")] = None, json_: JsonRows = False
 ) -> None:
     """List what clients can minimise, or show one objective with its settings."""
     from wardround.methods import OBJECTIVES
@@ -61,7 +61,7 @@ def catalogue(
 
 
 @papers_app.callback()
-def papers(context: typer.Context, json_: Json = False) -> None:
+def papers(context: typer.Context, json_: JsonRows = False) -> None:
     """List the tables of the papers that can be run as presets, or show one."""
     if context.invoked_subcommand is not None:
         return

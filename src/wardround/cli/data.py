@@ -16,6 +16,7 @@ from rich.markup import escape
 from wardround.cli.common import (
     Debug,
     Json,
+    JsonRows,
     Quiet,
     Set,
     app,
@@ -198,7 +199,7 @@ def partition(
     file: File,
     picture: Annotated[Path | None, typer.Option("--picture", help="Also draw it, as a PNG.")] = None,
     set_: Set = None,
-    json_: Json = False,
+    json_: JsonRows = False,
     debug: Debug = False,
 ) -> None:
     """Show which client gets which cases: natural, or dealt as `partition:` in the file says."""
@@ -285,7 +286,7 @@ def import_dicom(
 
 
 @datasets_app.callback()
-def list_datasets(context: typer.Context, json_: Json = False) -> None:
+def list_datasets(context: typer.Context, json_: JsonRows = False) -> None:
     """List published data sets that can be read as they are, or show one."""
     if context.invoked_subcommand is None:
         from wardround.data.datasets import dataset_list
@@ -295,7 +296,7 @@ def list_datasets(context: typer.Context, json_: Json = False) -> None:
 
 @datasets_app.command("show")
 def show_dataset(
-    name: Annotated[str, typer.Argument(help="A data set, such as polyp.")], json_: Json = False
+    name: Annotated[str, typer.Argument(help="A data set, such as polyp.")], json_: JsonRows = False
 ) -> None:
     """Tell how to get a data set, how to lay it out, what its labels mean, and what to cite."""
     from wardround.data.datasets import dataset_card

@@ -18,7 +18,9 @@ from wardround.cli.common import Debug, Json, app, configure_logging, err, out, 
 egress_app = typer.Typer(name="egress", help="What left a hospital.", no_args_is_help=True)
 app.add_typer(egress_app)
 
-Place = Annotated[Path, typer.Argument(help="A kit, its state folder, a run folder, or an egress.jsonl.")]
+Place = Annotated[
+    Path, typer.Argument(help="A kit, its state folder, a run folder, or an egress.jsonl.", metavar="PLACE")
+]
 
 LONGEST_CELL = 60
 
@@ -44,7 +46,13 @@ def show(
     if json_:
         out.print_json(json.dumps(lines))
     elif lines:
-        print_table(table_of(lines))
+        try:
+            table = table_of(lines)
+        except (AttributeError, TypeError, ValueError):  # somebody wrote into it, and it is still JSON
+            raise ledger.LedgerError(
+                f"{place} has a line that wardround did not write. Which: wardround egress verify {place}"
+            ) from None
+        print_table(table)
     else:
         out.print("Nothing like that has left." if run or task else "Nothing has left yet.")
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
@@ -37,7 +38,9 @@ Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an earlier
 
 @app.command()
 def rehearse(
-    config: Annotated[Path, typer.Argument(help="A YAML file, or the folder of a rehearsal to resume.")],
+    config: Annotated[
+        Path, typer.Argument(help="A YAML file, or the folder of a rehearsal to resume.", metavar="CONFIG")
+    ],
     set_: Set = None,
     resume: Resume = False,
     overwrite: Overwrite = False,
@@ -71,12 +74,15 @@ def server(
     configure_logging(debug, False)
     needs_engine(debug)
     from wardround.deploy.kits import open_kit
+    from wardround.deploy.nvflare.preflight import refuse_broken, refuse_taken_ports
     from wardround.deploy.nvflare.processes import Processes, wait_for_port
     from wardround.deploy.nvflare.session import Session
 
     opened = open_kit(kit, "organiser")
+    refuse_broken(opened)
     say = speaker(False)
-    with leaving_on_signals(), Processes(opened.folder, "server", say=say) as processes:
+    ports = partial(refuse_taken_ports, opened)
+    with leaving_on_signals(), Processes(opened.folder, "server", say=say, check=ports) as processes:
         say(f"starting the server of project '{opened.project}', at most 60 s")
         wait_for_port("127.0.0.1", opened.port, 60, processes)
         with Session(opened.folder) as session:
@@ -143,18 +149,23 @@ def submit(
         if (checked.folder / "config.yaml").exists() and not overwrite:
             raise ConfigError(
                 f"{checked.folder} already holds a run. Continue it with: wardround submit --resume "
-                f"{checked.folder.name}; replace it with --overwrite; or give this one a name of its own: "
-                "--set name=..."
+                f"{checked.folder.name} --kit {opened.folder}; replace it with --overwrite; or give this one "
+                "a name of its own: --set name=..."
             )
     say = speaker(quiet or json_)
     with opened_session(opened) as session:
-        asked = [name.strip() for name in hospitals.split(",")] if hospitals else None
+        organising.refuse_going_on(session, checked)
+        asked = None if hospitals is None else organising.named(hospitals)
         names = organising.who_takes_part(session, checked, asked, resume=resume is not None)
         submission = organising.submit(
             session, checked, names, resume=resume is not None, overwrite=overwrite
         )
         say(f"hospitals: {', '.join(names)}")
         say(f"run '{checked.name}' is with the server; its files are in {checked.folder}")
+        if detach and json_:
+            facts = {"run": checked.name, "folder": str(checked.folder), "job": submission.job}
+            out.print_json(json.dumps({**facts, "hospitals": names}))
+            return
         if detach:
             say(f"see how it goes with: wardround status --watch --kit {opened.folder}")
             return
@@ -294,7 +305,9 @@ def away_lines(facts: dict[str, Any]) -> list[str]:
 
 @app.command()
 def stop(
-    run: Annotated[str | None, typer.Argument(help="Its name; default: the one that goes on.")] = None,
+    run: Annotated[
+        str | None, typer.Argument(help="Its name; default: the one that goes on.", metavar="RUN")
+    ] = None,
     kit: KitOption = None,
     now: Annotated[bool, typer.Option("--now", help="At once, not at the end of the round.")] = False,
     debug: Debug = False,
@@ -331,7 +344,7 @@ def needs_engine(debug: bool = False) -> None:
 
 def opened_session(kit: Kit) -> Session:
     """A line to the server; said at once, not after a while, if nothing listens there."""
-    from wardround.deploy.nvflare.preflight import TIMEOUT, Place, stranger
+    from wardround.deploy.nvflare.preflight import TIMEOUT, Place, refuse_broken, stranger
     from wardround.deploy.nvflare.processes import port_open
     from wardround.deploy.nvflare.session import Session
     from wardround.errors import ConfigError, WardroundError
@@ -341,6 +354,7 @@ def opened_session(kit: Kit) -> Session:
             f"no server of this kit runs on this machine (127.0.0.1 port {kit.admin_port}). Start it: "
             f"wardround server {kit.folder}"
         )
+    refuse_broken(kit)
     trouble = stranger(Place(kit, None, datetime.now(UTC), TIMEOUT), kit.admin_port or kit.port)
     if trouble:
         raise ConfigError(

@@ -34,13 +34,15 @@ def join(
     from wardround.deploy.kits import DATA, open_kit
     from wardround.deploy.ledger import NAME
     from wardround.deploy.nvflare.processes import Processes
-    from wardround.deploy.site import describe_data, settings_of
+    from wardround.deploy.site import describe_data, refuse_device_not_here, settings_of
 
     opened = open_kit(kit, "hospital")
     if data is not None:
         os.environ[DATA] = str(data.absolute())
     say = speaker(False)
-    say(describe_data(settings_of(opened), opened.name))
+    rules = settings_of(opened)
+    refuse_device_not_here(rules)
+    say(describe_data(rules, opened.name))
     check_trust(opened)
     with leaving_on_signals(), Processes(opened.folder, "client", again=True, say=say) as processes:
         say(f"'{opened.name}' connects to {opened.server}:{opened.port}, outbound only. Ctrl-C ends.")
@@ -53,27 +55,16 @@ def join(
 
 
 def check_trust(kit: Kit) -> None:
-    """A kit that ran out, or of another project, would be turned away for ever: say so and end.
+    """A kit that is broken, ran out or is of another project would be turned away for ever: say so and end.
 
     A server that is not there yet is no reason to end.
     """
-    from wardround.deploy.nvflare.preflight import (
-        TIMEOUT,
-        Distrust,
-        Place,
-        Wrong,
-        check_certificates,
-        check_tls,
-    )
+    from wardround.deploy.nvflare.preflight import TIMEOUT, Distrust, Place, Wrong, check_tls, refuse_broken
     from wardround.errors import ConfigError
 
-    place = Place(kit, None, datetime.now(UTC), TIMEOUT)
+    refuse_broken(kit)
     try:
-        check_certificates(place)
-    except Wrong as wrong:
-        raise ConfigError(f"{wrong.found} {wrong.todo}") from None
-    try:
-        check_tls(place)
+        check_tls(Place(kit, None, datetime.now(UTC), TIMEOUT))
     except Distrust as wrong:
         raise ConfigError(f"{wrong.found} {wrong.todo}") from None
     except Wrong:

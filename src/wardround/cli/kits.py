@@ -54,12 +54,15 @@ def provision(
     before = {path.parent.name for path in output.glob("*/kit.json")}
     kits = provisioning.provision(asked, output, renew=renew or ())
     here = {kit.name for kit in kits}
-    fingerprint = provisioning.fingerprint(provisioning.authority_of(kits[0])) if kits else ""
+    authority, issued = provisioning.issued_by(output)
+    fingerprint = provisioning.fingerprint(authority)
     rows = [
         [kit.name, kit.role, "kept" if kit.name in before else "new", str(output / kit.name)] for kit in kits
     ]
     members = [provisioning.ORGANISER, *(hospital.name for hospital in asked.hospitals)]
     rows += [[name, "", "made before, not here", ""] for name in members if name not in here]
+    left = "no longer in the project; its kit still works until it expires"
+    rows += [[name, "", left, ""] for name in issued if name not in members]
     if json_:
         made = [dict(zip(("name", "role", "state", "folder"), row, strict=True)) for row in rows]
         out.print_json(json.dumps({"project": asked.project, "authority": fingerprint, "kits": made}))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from wardround.cli.common import Json, Set, app, configure_logging, out, print_rows, print_table
+from wardround.cli.common import Json, JsonRows, Set, app, configure_logging, out, print_rows, print_table
 from wardround.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def models(
     size: Size = None,
     channels: Channels = 1,
     classes: Classes = 2,
-    json_: Json = False,
+    json_: JsonRows = False,
 ) -> None:
     """List the networks with what they cost, or show one."""
     if context.invoked_subcommand is not None:

@@ -11,7 +11,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.markup import escape
 
-from wardround.cli.common import Debug, Json, Quiet, Set, app, configure_logging, err, out, print_table
+from wardround.cli.common import (
+    Debug,
+    Json,
+    Quiet,
+    Set,
+    app,
+    configure_logging,
+    err,
+    importing,
+    out,
+    print_table,
+)
 from wardround.cli.progress import live, stopping_at_a_round_end
 
 if TYPE_CHECKING:
@@ -32,10 +43,11 @@ def train(
 ) -> None:
     """Train one model across all clients and test it at each of them."""
     configure_logging(debug, quiet or json_)
-    from wardround.api import Result
-    from wardround.engine.experiment import Experiment
+    with importing():
+        from wardround.api import Result
+        from wardround.engine.experiment import Experiment
 
-    checked = config_of(config, set_)
+        checked = config_of(config, set_)  # imports the methods
     with watched(checked.folder, open_), live(quiet or json_) as screen:
         experiment = Experiment(checked, listener=screen)
         with stopping_at_a_round_end(lambda: setattr(experiment, "stop_requested", True)):

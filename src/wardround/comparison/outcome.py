@@ -32,7 +32,6 @@ from wardround.api import Result
 from wardround.batch import status_of
 from wardround.comparison.grid import REAL_DATA, Grid, cell_title
 from wardround.comparison.presets import printed_values, published_note
-from wardround.config import read_yaml
 from wardround.engine.evaluation import Evaluation
 from wardround.errors import CheckpointError, ConfigError
 from wardround.metrics import METRICS
@@ -56,6 +55,7 @@ from wardround.reporting.scores import (
 from wardround.reporting.statistics import CaseKey
 from wardround.reporting.tables import Table
 from wardround.storage import write_json, write_text
+from wardround.yaml_file import read_yaml
 
 VERSION = 1
 

@@ -16,10 +16,11 @@ from wardround.comparison.grid import Grid, HoldOut, Row, build_grid, checked, r
 from wardround.comparison.outcome import Comparison, describe
 from wardround.comparison.presets import preset_name, preset_rows
 from wardround.comparison.sweep import read_sweep
-from wardround.config import Config, apply_override, read_yaml
+from wardround.config import Config, apply_override
 from wardround.engine.device import choose_device
 from wardround.errors import CheckpointError, ConfigError, WardroundError
 from wardround.storage import file_name, taken, write_json
+from wardround.yaml_file import read_yaml
 
 Source = str | Path | Mapping[str, Any] | Config
 

@@ -29,6 +29,7 @@ from wardround.data.readers.common import checked_name, named
 from wardround.data.yaml_text import commented, dumped, seen_from
 from wardround.errors import ConfigError, DataError
 from wardround.storage import write_text
+from wardround.yaml_file import read_yaml
 
 
 class Section(BaseModel):
@@ -134,8 +135,6 @@ class FederationFile(Section):
 
 def load(path: Path) -> FederationFile:
     """The checked file; the first mistake is named with its key."""
-    from wardround.config import read_yaml  # config knows this module too
-
     path = Path(path)
     if not path.exists():
         raise ConfigError(

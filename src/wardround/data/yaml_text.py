@@ -11,7 +11,7 @@ import yaml
 
 
 class PlainDumper(yaml.SafeDumper):
-    """Quotes a name like 1e3, which `config.PlainLoader` would otherwise read as a number."""
+    """Quotes a name like 1e3, which `yaml_file.PlainLoader` would otherwise read as a number."""
 
     def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
         super().increase_indent(flow, False)

@@ -131,13 +131,19 @@ def own_federation(config: Config, site: SiteFile, name: str) -> Federation:
     source = site.data
     if not isinstance(source, Path):
         if config.data.hospitals:
-            raise ConfigError(f"site '{name}' has made-up cases only, and this run asks for real ones.")
+            raise ConfigError(
+                f"site '{name}' has made-up cases only, and this run asks for real ones (data: {{hospitals: "
+                "true})."
+            )
         found = open_federation(config.data, config.seed)
         if name not in found.names:
             raise ConfigError(f"'{name}' is not among the made-up hospitals of this run.")
         return replace(found, names=[name], counts={name: found.counts[name]})
     if not config.data.hospitals:
-        raise ConfigError(f"this run asks for made-up cases, but site '{name}' has real ones.")
+        raise ConfigError(
+            f"this run asks for made-up cases, but site '{name}' has real ones. For those, set data: "
+            "{hospitals: true}."
+        )
     settings = config.data.model_copy(update={"federation": source, "hospitals": False, "proxy": None})
     inside = client_of(site, federation_of(source, settings, config.seed).names, name)
     found = federation_of(source, settings, config.seed, config.compute.resident, only=inside)

@@ -142,7 +142,8 @@ def read_kit(folder: Path) -> Kit:
         ) from None
     texts = (kit.name, kit.project, kit.project_id, kit.server, kit.version)
     sound = all(isinstance(text, str) and text for text in texts) and kit.role in ("hospital", "organiser")
-    if not sound or not isinstance(kit.port, int) or not isinstance(kit.admin_port, int | None):
+    ports = [kit.port] if kit.admin_port is None else [kit.port, kit.admin_port]
+    if not sound or not all(type(port) is int and 1 <= port <= 65535 for port in ports):
         raise ConfigError(f"{file} has a value that cannot be right. Unpack the kit again.")
     return kit
 

@@ -11,20 +11,23 @@ certificate, in its federation.yaml, in folders and in the results.
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from wardround.config import read_yaml, suggestion
+from wardround.config import suggestion
 from wardround.data.federation import NOT_HOSPITALS
+from wardround.deploy.settings_file import not_a_truth_value, read_settings, shown
 from wardround.errors import ConfigError
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,47}")
 NAME_RULE = "up to 48 letters a-z, digits, - and _, with a letter or digit in front"
 ORGANISATION = re.compile(r"[A-Za-z0-9_]{1,48}")
 LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?")
+MOST_HOSPITALS = 1000
 LONGEST_HOST = 64  # it is the common name of a certificate
 
 # names that mean something else: to the engine, in the folder of kits, or in a run
@@ -43,6 +46,20 @@ def checked_organisation(value: str) -> str:
     return value
 
 
+def is_host(value: str) -> bool:
+    """
+    >>> is_host("organiser.example.org"), is_host("10.0.0.7"), is_host("10.0.0.777"), is_host("https://a.b")
+    (True, True, False, False)
+    """
+    labels = value.split(".")
+    if labels[-1].isdecimal():  # no name ends in a number, so it is meant to be an address
+        try:
+            return ipaddress.ip_address(value).version == 4
+        except ValueError:
+            return False
+    return all(LABEL.fullmatch(label) for label in labels)
+
+
 class Organiser(Section):
     """The machine hospitals connect to.
 
@@ -56,11 +73,12 @@ class Organiser(Section):
     organisation: str = "organiser"
 
     _organisation = field_validator("organisation")(checked_organisation)
+    _numbers = field_validator("port", "admin_port", mode="before")(not_a_truth_value)
 
     @field_validator("host")
     @classmethod
     def usable(cls, value: str) -> str:
-        if len(value) > LONGEST_HOST or not all(LABEL.fullmatch(label) for label in value.split(".")):
+        if len(value) > LONGEST_HOST or not is_host(value):
             raise ValueError(
                 f"'{value[:80]}' is not a host; give a name like organiser.example.org or an IPv4 address, "
                 f"at most {LONGEST_HOST} characters, without port or https://"
@@ -89,7 +107,14 @@ class Hospital(Section):
     @model_validator(mode="before")
     @classmethod
     def short_form(cls, value: Any) -> Any:
-        return {"name": value} if isinstance(value, str) else value
+        if isinstance(value, str):
+            return {"name": value}
+        if not isinstance(value, dict | Hospital):
+            raise ValueError(
+                f"{shown(value)} is not a name. Write a name, or {{name: ..., organisation: ...}}; quote one "
+                "that YAML takes for something else, such as '12' or 'no'"
+            )
+        return value
 
     @field_validator("name")
     @classmethod
@@ -113,8 +138,20 @@ class Project(Section):
 
     project: str
     organiser: Organiser
-    hospitals: tuple[Hospital, ...] = Field(min_length=1, max_length=1000)
+    hospitals: tuple[Hospital, ...]
     valid_days: int = Field(360, ge=1, le=3650)
+
+    _numbers = field_validator("valid_days", mode="before")(not_a_truth_value)
+
+    @field_validator("hospitals", mode="before")
+    @classmethod
+    def listed(cls, value: Any) -> Any:
+        if not isinstance(value, list | tuple) or not 1 <= len(value) <= MOST_HOSPITALS:
+            found = f"{len(value)} entries" if isinstance(value, list | tuple) else shown(value)
+            raise ValueError(
+                f"found {found}; give a list of 1 to {MOST_HOSPITALS} names, such as [north, south]"
+            )
+        return value
 
     @field_validator("project")
     @classmethod
@@ -142,26 +179,33 @@ def load_project(path: Path) -> Project:
             f"{path} does not exist. Write one with: wardround provision --example > {path.name}"
         )
     try:
-        return Project.model_validate(read_yaml(path))
+        return Project.model_validate(read_settings(path, "project: my-project"))
     except ValidationError as error:
         raise ConfigError(f"{path}: {explained(error)}") from None
 
 
 def explained(error: ValidationError) -> str:
-    """The first mistake in words."""
-    first = error.errors()[0]
+    """The first mistake in words; beside a key that is missing, the one that may be meant for it."""
+    first, *others = error.errors()
     place = [str(part) for part in first["loc"]]
     where = ".".join(place)
+    sections: dict[str, type[BaseModel]] = {"organiser": Organiser, "hospitals": Hospital}
+    section = sections[place[0]] if len(place) > 1 else Project
     if first["type"] == "extra_forbidden":
-        sections: dict[str, type[BaseModel]] = {"organiser": Organiser, "hospitals": Hospital}
-        section = sections[place[0]] if len(place) > 1 else Project
         return f"{where} is not a setting.{suggestion(place[-1], section.model_fields)}"
     if first["type"] == "missing":
+        beside = [other for other in others if other["loc"][:-1] == first["loc"][:-1]]
+        odd = [str(other["loc"][-1]) for other in beside if other["type"] == "extra_forbidden"]
+        if odd:
+            hint = suggestion(odd[0], section.model_fields)
+            return f"{where} is missing, and {odd[0]} is not a setting.{hint}"
         return f"{where} is missing. An example: wardround provision --example"
     message = first["msg"].removeprefix("Value error, ").removeprefix("Input should be ").rstrip(".")
     if first["type"] == "value_error":
         return f"{where}: {message}." if where else f"{message}."
-    return f"{where} is {first.get('input')!r}; it must be {message}."
+    if first["type"] == "model_type":
+        message = "a section with keys of its own, such as {host: organiser.example.org}"
+    return f"{where} is {shown(first.get('input'))}; it must be {message}."
 
 
 def template() -> str:

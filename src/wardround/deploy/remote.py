@@ -152,7 +152,9 @@ class Remote:
             self._gone[name] = reason
             log.warning("hospital '%s' takes no part: %s", name, reason)
         if len(self.facts) < self._config.min_clients:
-            details = "; ".join(f"'{name}': {reason}" for name, reason in sorted(troubles.items()))
+            details = "; ".join(
+                f"'{name}': {reason.rstrip('.')}" for name, reason in sorted(troubles.items())
+            )
             raise TooFewClients(
                 f"{len(self.facts)} hospitals registered, min_clients is {self._config.min_clients}. "
                 f"{details}"

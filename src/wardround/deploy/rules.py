@@ -17,8 +17,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
-from wardround.config import Config, explained, read_yaml, suggestion
+from wardround.config import Config, explained, suggestion
 from wardround.data.yaml_text import commented, dumped
+from wardround.deploy.settings_file import not_a_truth_value, read_settings
 from wardround.errors import ConfigError
 from wardround.messages import Message
 from wardround.models import MODELS
@@ -72,6 +73,8 @@ class SiteFile(BaseModel):
     case_names: Literal["number", "keep"] = "number"
     min_cases: int = Field(0, ge=0)
     quiet_hours: tuple[str, ...] = ()
+
+    _numbers = field_validator("version", "threads", "min_cases", mode="before")(not_a_truth_value)
 
     @field_validator("tasks", "methods", "networks", "objectives", "runs", "scalars", mode="before")
     @classmethod
@@ -185,9 +188,10 @@ def load_site(path: Path) -> SiteFile:
     path = Path(path)
     if not path.exists():
         raise ConfigError(
-            f"{path} does not exist. It holds the rules of this hospital and comes with its kit; point to it."
+            f"{path} does not exist. It holds the rules of this hospital and comes with its kit: unpack it "
+            "again from there."
         )
-    values = read_yaml(path)
+    values = read_settings(path, "data: federation.yaml")
     try:
         site = SiteFile.model_validate(values)
     except ValidationError as error:

@@ -28,7 +28,7 @@ from wardround.engine.clients import Answer
 from wardround.engine.device import set_threads
 from wardround.engine.host import Host
 from wardround.engine.traffic import TrafficSettings
-from wardround.errors import WardroundError
+from wardround.errors import ConfigError, WardroundError
 from wardround.messages import Message
 from wardround.params import Params
 from wardround.storage import file_name
@@ -54,6 +54,18 @@ def settings_of(kit: Kit) -> SiteFile:
     """The hospital's rules; the environment may name another file, and other cases."""
     site = load_site(Path(os.environ.get(SITE) or kit.site_file))
     return site.model_copy(update={"data": Path(os.environ[DATA])}) if os.environ.get(DATA) else site
+
+
+def refuse_device_not_here(site: SiteFile) -> str:
+    """The device that training runs on, in words; one this machine does not have is an error."""
+    import torch
+
+    there = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    kind, _, number = site.device.partition(":")
+    if kind == "cuda" and int(number or 0) >= there:
+        found = f"this machine has {there} GPUs, counted from 0" if there else "torch finds no GPU here"
+        raise ConfigError(f"site.yaml: device is '{site.device}', but {found}. Set device to auto or cpu.")
+    return "cuda" if site.device == "auto" and there else "cpu" if site.device == "auto" else site.device
 
 
 def describe_data(site: SiteFile, name: str) -> str:

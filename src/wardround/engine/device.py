@@ -26,8 +26,8 @@ log = logging.getLogger(__name__)
 FLOPS_A_SECOND = 270e12  # a training step in bfloat16, all layers taken together
 LAUNCH_BOUND_SECONDS = 0.03  # shorter steps wait for the host
 LEAST_STEPS_TO_RECORD = 30
-INDUCTOR_SAVES = 0.15  # of a step that is not launch-bound
-RECORDED_SAVES = 0.0015  # seconds a recorded step saves by kernels of its own, measured on FedEvi's network
+INDUCTOR_SAVES = {2: 0.1, 3: 0.03}  # of a step, by dimensions
+RECORDED_SAVES = 0.0004  # seconds of a recorded step at least, measured on FedEvi's network
 INDUCTOR_SECONDS = {2: 60.0, 3: 75.0}  # to make the kernels of a network, by dimensions
 
 
@@ -144,10 +144,11 @@ def weighed(
     flops = 3 * batch_size * forward_cost(model, shape)[0]  # backward costs twice the forward
     seconds = flops / FLOPS_A_SECOND
     short = seconds < LAUNCH_BOUND_SECONDS
-    saved = seconds * INDUCTOR_SAVES * steps
+    a_step = seconds * INDUCTOR_SAVES[len(shape)]
+    saved = steps * (max(a_step, RECORDED_SAVES) if short else a_step)
     cost = INDUCTOR_SECONDS[len(shape)]
     sizes = f"about {seconds * 1000:.0f} ms a step, {steps} steps to come"
-    if short and steps * RECORDED_SAVES > cost:
+    if short and saved > cost:
         return True, True, f"{sizes}: steps are recorded, and kernels made for them pay for themselves"
     if short and steps >= LEAST_STEPS_TO_RECORD:
         return True, False, f"{sizes}: launching kernels is what takes the time"

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import torch
+
 from wardround import models
 from wardround.config import Config
 from wardround.data.cases import ClientData
@@ -132,14 +134,21 @@ class Host:
         travelling, heads = set(self.method.shared(model)), set(self.objective.local_names(model))
         self.shared = [name for name in model.state_dict() if name in travelling - heads]
         self.kept = [name for name in model.state_dict() if name not in travelling | heads]
-        self.bench = Workbench(
-            model,
-            self.objective,
-            config.optimizer,
-            shared=self.shared,
-            bn_stats=config.model.bn_stats,
-            compute=compute_for(config, self.federation, self.names, model),
-        )
+        compute = compute_for(config, self.federation, self.names, model)
+        try:
+            self.bench = Workbench(
+                model,
+                self.objective,
+                config.optimizer,
+                shared=self.shared,
+                bn_stats=config.model.bn_stats,
+                compute=compute,
+            )
+        except torch.OutOfMemoryError:
+            raise WardroundError(
+                f"{compute.device} has no room for the network '{config.model.name}'. End what else uses it "
+                "(nvidia-smi tells), or choose another device with compute.device."
+            ) from None
         apply(self.bench.compute)
         self._clients: dict[str, Client] = {}
 
@@ -168,6 +177,11 @@ class Host:
             data = ClientData(data.train.to(device), data.val.to(device), data.test.to(device))
             self._clients[name] = Client(name, data, self.bench, self.config, self.method.needs)
         return self._clients[name]
+
+    def close(self) -> None:
+        """Let go of what would stay on a GPU until somebody collects the garbage."""
+        self.bench.close()
+        self._clients.clear()
 
     def folder(self, name: str) -> Path:
         return self._folder / file_name(name)
@@ -208,6 +222,11 @@ class Host:
         except Exception as error:  # one client's mistake must not take the others down
             log.debug("client '%s', %s", name, task, exc_info=True)
             reason = f"{type(error).__name__}: {error}"
+            return Answer(name, failure=reason, seconds=time.perf_counter() - started)
+        except SystemExit as error:  # code of somebody else's; a wrapped network says so itself
+            reason = (
+                f"the code of '{self.config.model.name}' or of the method called sys.exit({error.code!r})"
+            )
             return Answer(name, failure=reason, seconds=time.perf_counter() - started)
         return Answer(
             name,
@@ -367,4 +386,4 @@ class InProcess:
         return self.host.folder(name) / PICTURES
 
     def close(self) -> None:
-        """Nothing to end."""
+        self.host.close()

@@ -9,6 +9,8 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 
+from wardround.engine.light_optimizers import light
+
 
 class Schedule(BaseModel):
     """How the learning rate changes with the round.
@@ -65,7 +67,7 @@ def build(settings: OptimizerSettings, model: nn.Module) -> torch.optim.Optimize
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     rate, decay = settings.learning_rate, settings.weight_decay
     if settings.name == "sgd":
-        return torch.optim.SGD(
+        return light(torch.optim.SGD)(
             parameters,
             lr=rate,
             weight_decay=decay,
@@ -73,7 +75,7 @@ def build(settings: OptimizerSettings, model: nn.Module) -> torch.optim.Optimize
             nesterov=settings.nesterov,
             fused=True,
         )
-    kind = torch.optim.AdamW if settings.name == "adamw" else torch.optim.Adam
+    kind = light(torch.optim.AdamW if settings.name == "adamw" else torch.optim.Adam)
     return kind(parameters, lr=rate, weight_decay=decay, betas=settings.betas, fused=True)
 
 

@@ -365,6 +365,13 @@ class Workbench:
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
+    def close(self) -> None:
+        """Let go of recordings and references; they and the bench know each other."""
+        if self._recorder is not None:
+            self._recorder.forget()
+            self._recorder = None
+        self._references.clear()
+
     def reestimate_statistics(self, split: Split, params: Params, batch_size: int) -> Params:
         """Running statistics of a model on a split, from one pass without gradients."""
         self.load(params)

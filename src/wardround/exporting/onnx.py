@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from wardround.errors import ConfigError
 from wardround.losses.objective import Objective
 from wardround.models.base import Segmenter
+from wardround.models.tap import ghost
 from wardround.models.variational import EVALUATION_SEED, VariationalSegmenter
 from wardround.uncertainty.maps import is_dirichlet, tempered
 
@@ -39,6 +40,7 @@ TOLERANCE = 1e-4
 SMALL_TOLERANCE = 1e-2
 NEEDED = ("onnx", "onnxscript", "onnxruntime")
 AXES = {2: ("height", "width"), 3: ("x", "y", "z")}
+SIZE_DECIDES = "how it computes depends on the size of the image"
 MOST_BYTES = 1_900_000_000  # one ONNX file holds 2 GB
 
 
@@ -206,8 +208,9 @@ def traced(module: Exportable, network: Segmenter) -> Any:
                 verbose=False,
             )
         except Exception as error:
-            raise refused(network, reason_of(error)) from error
+            raise refused(network, one_size(network, example.shape) or reason_of(error)) from error
     assert program is not None
+    check_sizes(program, network)
     name_axes(program.model, names, network)
     return program
 
@@ -217,6 +220,17 @@ def floor_division(a: Any, b: Any) -> Any:
     from onnxscript.onnx_opset import opset18
 
     return opset18.Div(opset18.Sub(a, opset18.Mod(a, b)), b)
+
+
+def check_sizes(program: Any, network: Segmenter) -> None:
+    """Refuse a graph that holds for some sizes alone: the tracer took a branch on sizes and kept its limits.
+
+    Windows of attention that shrink with the image do so (SwinUNETR). The check by numbers may miss it: its
+    small image has a wide limit.
+    """
+    for limits in program.exported_program.range_constraints.values():
+        if limits.lower > 2 or limits.upper < 2**31:  # 2: the tracer's word for any batch
+            raise refused(network, SIZE_DECIDES)
 
 
 def name_axes(model: Any, names: Mapping[int, str], network: Segmenter) -> None:
@@ -245,8 +259,24 @@ def refused(network: Segmenter, reason: str) -> ConfigError:
 def reason_of(error: BaseException) -> str:
     """Why there is no graph; the tracer writes pages about sides that decide how a network computes."""
     if re.search("inconsisten|[Cc]onstraints? violated|specialized|data-dependent", str(error)):
-        return "how it computes depends on the size of the image"
+        return SIZE_DECIDES
     return last_reason(error)
+
+
+def one_size(network: Segmenter, shape: Sequence[int]) -> str | None:
+    """That PyTorch itself cannot run this shape, but runs one block (UNETR); None if it is not so."""
+    block = [shape[0], shape[1], *[network.divisor] * network.dimensions]
+    copied = ghost(network)
+    with torch.no_grad():
+        try:
+            copied(torch.zeros(*block, device="meta"))
+        except Exception:
+            return None  # a network that needs numbers, or another mistake
+        try:
+            copied(torch.zeros(*shape, device="meta"))
+        except Exception:
+            return f"it takes images of up to {'x'.join(map(str, block[2:]))} alone"
+    return None
 
 
 def last_reason(error: BaseException) -> str:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 from pydantic import Field
 from torch import nn
@@ -30,12 +30,14 @@ from wardround.engine.gate import Registration, params_complaint
 from wardround.errors import ConfigError
 from wardround.messages import Message, Reply, ServerState
 from wardround.methods.base import Method
-from wardround.models.norm import norm_names
+from wardround.models import is_foreign
+from wardround.models.norm import Norm, norm_names
 from wardround.params import Params
 
 if TYPE_CHECKING:
     from wardround.config import Config
     from wardround.losses.objective import Objective
+    from wardround.models import ModelSettings
 
 NormType = Literal["batch", "instance_affine", "group", "layer"]
 KINDS: dict[NormType, type[nn.Module]] = {
@@ -112,9 +114,19 @@ class FedBN(Method):
             kinds = " or ".join(self.norm_types)
             raise ConfigError(
                 f"method 'fedbn' keeps {kinds} norm at the clients, but model '{config.model.name}' has no "
-                "such layer with tensors of its own, so this would be FedAvg. Choose model.norm=batch, or "
-                "another method.norm_types."
+                "such layer with tensors of its own, so this would be FedAvg. "
+                + self._advice(config.model, model)
             )
+
+    def _advice(self, settings: ModelSettings, model: nn.Module) -> str:
+        """How to get norm layers to keep; model.norm is a setting of our own networks alone."""
+        if not is_foreign(settings):
+            wanted = [kind for kind in self.norm_types if kind in get_args(Norm)]
+            return f"Choose {f'model.norm={wanted[0]}, or ' if wanted else ''}another method.norm_types."
+        there = [kind for kind, layer in KINDS.items() if norm_names(model, (layer,))]
+        if there:
+            return f"Choose method.norm_types=[{','.join(there)}], which it has, or another network."
+        return "Give it such layers, by its own argument in model.arguments if it has one, or choose another."
 
     def warnings(self, config: Config, model: nn.Module) -> list[str]:
         if self.norm_types == ("batch",):

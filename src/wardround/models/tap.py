@@ -118,15 +118,22 @@ class TappedSegmenter(Segmenter):
         if place is None:
             raise ConfigError(f"model.name is '{self.name}', which shows no features: {self.tap.why_not}")
         with caught(self.network, [place], stop=True) as maps, suppress(_Reached):
-            self.network(x)
+            self._pass(x)
         return as_map(maps[place], place, x)
 
     def _logits(self, x: Tensor) -> Tensor:
-        logits = first_output(self.network(x), x)
+        logits = first_output(self._pass(x), x)
         expected = (x.shape[0], self.num_outputs, *x.shape[2:])
         if logits is None or logits.shape != expected:
             raise ConfigError(wrong_shape(self.name, x.shape, logits, expected))
         return logits
+
+    def _pass(self, x: Tensor) -> Any:
+        """What the network itself gives; its code cannot end the command without a word."""
+        try:
+            return self.network(x)
+        except SystemExit as error:
+            raise ConfigError(left(self.name, error)) from error
 
 
 # Catching maps
@@ -185,6 +192,10 @@ def first_output(output: Any, x: Tensor) -> Tensor | None:
     if not isinstance(output, Tensor):
         return None
     return output[:, 0] if output.dim() == x.dim() + 1 else output  # DynUNet: (B, outputs, C, *spatial)
+
+
+def left(name: str, error: SystemExit) -> str:
+    return f"model.name is '{name}', whose forward pass called sys.exit({error.code!r}). Take that call out."
 
 
 def wrong_shape(name: str, given: Sequence[int], logits: Tensor | None, expected: Sequence[int]) -> str:
@@ -246,6 +257,8 @@ class Probe:
             except (ConfigError, _Misshapen) as error:
                 self.misshapen = str(error)
                 return None
+            except SystemExit as error:
+                raise ConfigError(left(self.name, error)) from error
             except Exception as error:
                 self.error = error
                 if self._device() == "cpu" or not is_about_meta(error):

@@ -17,7 +17,7 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor, nn
 
-from wardround.config import ComputeSettings, Config, explained, read_yaml, suggestion
+from wardround.config import ComputeSettings, Config, explained, suggestion
 from wardround.data.federation import NOT_HOSPITALS, Federation, open_federation
 from wardround.data.federation_file import PrepareSettings
 from wardround.engine.checkpoint import Checkpoints, MemoryStore
@@ -30,6 +30,7 @@ from wardround.models.base import Segmenter
 from wardround.models.norm import from_moments, running_stats
 from wardround.params import Params
 from wardround.storage import file_name, write_json
+from wardround.yaml_file import read_yaml
 
 log = logging.getLogger(__name__)
 
@@ -304,10 +305,15 @@ class Remembered:
 
 
 def clients_of(folder: Path) -> list[str]:
-    """The clients that keep a memory in the run's folder (their folders' names)."""
+    """The clients that keep something in the run's folder (their folders' names)."""
     found = folder / "clients"
     names = sorted(path.name for path in found.iterdir() if path.is_dir()) if found.is_dir() else []
     return [name for name in names if name not in NOT_HOSPITALS]
+
+
+def remembering(folder: Path) -> list[str]:
+    """Those of them that keep a memory, not pictures alone."""
+    return [name for name in clients_of(folder) if any((folder / "clients" / name).glob("*-*.safetensors"))]
 
 
 def personal_params(
@@ -318,23 +324,38 @@ def personal_params(
     round: rounds behind the common model.
     """
     home = folder / "clients" / file_name(client)
-    remembering = [name for name in clients_of(folder) if any((folder / "clients" / name).glob("*-*.safe*"))]
     if not home.is_dir():
-        known = ", ".join(remembering) or "none, since all clients use the common model"
+        # Memory alone is no personal model: SCAFFOLD remembers control variates.
+        having = [
+            name
+            for name in remembering(folder)
+            if own_params(folder / "clients" / name, method, params, name, round)
+        ]
+        known = ", ".join(having) or "none, since all clients use the common model"
         raise ConfigError(
-            f"{folder} keeps nothing of a client '{client}'.{suggestion(client, remembering)} "
+            f"{folder} keeps nothing of a client '{client}'.{suggestion(client, having)} "
             f"Personal models are there of: {known}."
         )
+    found = own_params(home, method, params, client, round)
+    if found is None:
+        raise ConfigError(
+            f"client '{client}' has no model of its own in {folder}: {method.title} gives all clients the "
+            "common one. Use that."
+        )
+    return found
+
+
+def own_params(
+    home: Path, method: Method, params: Params, client: str, round: int
+) -> tuple[Params, Mapping[str, Tensor]] | None:
+    """The same of the client whose folder this is; None if it uses the common model."""
     store = MemoryStore(home)
     memory = store.load_best(round - 1) or newest(store, round)
     person: Any = Remembered(client, memory)
     found = method.personal(person, params) if memory else params
     own: Mapping[str, Tensor] = person.memory.get("own", {})
     if not own and all(found[name] is params[name] for name in params):
-        raise ConfigError(
-            f"client '{client}' has no model of its own in {folder}: {method.title} gives all clients the "
-            "common one. Use that."
-        )
+        return None
     return found, own
 
 
@@ -350,7 +371,7 @@ def common_warnings(folder: Path, method: Method, objective: Objective, model: n
     stays = [name for name in model.state_dict() if name not in travels]
     if not stays:
         return []
-    who = some(clients_of(folder))
+    who = some(remembering(folder))
     if not travels:
         raise ConfigError(
             f"the run in {folder} has no common model: each client kept its own. "

@@ -27,6 +27,7 @@ from wardround.data.federation_file import (
     explained,
 )
 from wardround.errors import ConfigError
+from wardround.yaml_file import read_yaml
 
 FOLDER = Path(__file__).parent
 ANYWHERE = "(?P<at>(?:[^/]+/)*?)"  # the folders above what a part describes
@@ -136,7 +137,7 @@ def names() -> list[str]:
 @cache
 def load(name: str) -> Preset:
     """The preset of that name; an unknown one is answered with the nearest."""
-    from wardround.config import read_yaml, suggestion
+    from wardround.config import suggestion
 
     if name not in names():
         raise ConfigError(

@@ -6,11 +6,11 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-from wardround.config import Config, load_config
+from wardround.config import Config, load_config, suggestion
 from wardround.deploy.following import FINAL, follow, live_facts
 from wardround.deploy.kits import KIT, Kit, open_kit
 from wardround.deploy.nvflare.job import jobs_folder, write_job
@@ -29,8 +29,9 @@ def organisers_kit(path: Path | None) -> Kit:
     """The kit named, or the one that is near: WARDROUND_KIT, this folder, kits/organiser."""
     if path is not None:
         return open_kit(path, "organiser")
-    near = [Path(os.environ[KIT])] if os.environ.get(KIT) else []
-    for folder in [*near, Path(), Path("organiser"), Path("kits/organiser")]:
+    if os.environ.get(KIT):
+        return open_kit(os.environ[KIT], "organiser")
+    for folder in (Path(), Path("organiser"), Path("kits/organiser")):
         if (folder / "kit.json").is_file():
             return open_kit(folder, "organiser")
     raise ConfigError("where is the organiser's kit? Give it with --kit, for example --kit kits/organiser.")
@@ -107,6 +108,14 @@ class Submission:
         )
 
 
+def named(text: str) -> list[str]:
+    """The hospitals of `--hospitals north,south`, each once."""
+    names = {name.strip() for name in text.split(",")} - {""}
+    if not names:
+        raise ConfigError("--hospitals names no hospital. Write it as --hospitals north,south.")
+    return sorted(names)
+
+
 def who_takes_part(
     session: Session, config: Config, asked: Sequence[str] | None, *, resume: bool
 ) -> list[str]:
@@ -114,6 +123,8 @@ def who_takes_part(
     file = config.folder / HOSPITALS
     if asked:
         names = sorted(asked)
+        if not resume:  # after a crash they may be on their way back
+            refuse_unknown(names, session.connected())
     elif resume and file.exists():
         names = json.loads(file.read_text(encoding="utf-8"))
     else:
@@ -124,6 +135,33 @@ def who_takes_part(
             f"min_clients is {config.min_clients}, but {here}. Is `wardround join KIT` running there?"
         )
     return names
+
+
+def refuse_going_on(session: Session, config: Config) -> None:
+    """A second job for a run that goes on would wait without a word, and then be turned away."""
+    facts = live_facts(config.folder)
+    if facts is None or facts.get("state") in FINAL:
+        return
+    try:
+        session.command(str(facts.get("job")), "status")
+    except WardroundError:  # live.json cannot tell that its process was killed
+        return
+    name, kit = config.folder.name, session.kit
+    raise ConfigError(
+        f"run '{name}' goes on. See it with: wardround status --watch --kit {kit}; end it first with: "
+        f"wardround stop {name} --kit {kit}"
+    )
+
+
+def refuse_unknown(names: Sequence[str], connected: Collection[str]) -> None:
+    """A run would wait for a hospital that nobody has heard of, and then fail or go on without it."""
+    away = [name for name in names if name not in connected]
+    if away:
+        here = ", ".join(sorted(connected)) or "none"
+        raise ConfigError(
+            f"--hospitals names '{away[0]}', which is not connected.{suggestion(away[0], sorted(connected))} "
+            f"Connected: {here}. Is `wardround join KIT` running there?"
+        )
 
 
 def submit(

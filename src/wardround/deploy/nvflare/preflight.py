@@ -41,7 +41,7 @@ from wardround.deploy.nvflare.provisioning import (
     fingerprint,
     manifest_text,
 )
-from wardround.errors import WardroundError
+from wardround.errors import ConfigError, WardroundError
 
 State = Literal["ok", "warning", "wrong", "not reached"]
 
@@ -147,7 +147,8 @@ def check_kit(place: Place) -> Check | str:
         authority = authority_of(kit)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise Wrong(
-            f"{kit.folder} is not whole: manifest.json or rootCA.pem cannot be read ({error}).", again
+            f"{kit.folder} is not whole: manifest.json or rootCA.pem cannot be read ({first_words(error)}).",
+            again,
         ) from None
     public = authority.public_key()
     assert isinstance(public, rsa.RSAPublicKey)
@@ -192,7 +193,7 @@ def check_certificates(place: Place) -> Check | str:
             certificate = x509.load_pem_x509_certificate(path.read_bytes())
             key = serialization.load_pem_private_key(path.with_suffix(".key").read_bytes(), password=None)
         except (OSError, ValueError, TypeError) as error:
-            raise Wrong(f"{path} or its key cannot be read ({error}).", NEW_KIT) from None
+            raise Wrong(f"{path} or its key cannot be read ({first_words(error)}).", NEW_KIT) from None
         try:
             certificate.verify_directly_issued_by(authority)
         except (ValueError, TypeError, InvalidSignature):
@@ -207,6 +208,23 @@ def check_certificates(place: Place) -> Check | str:
     if left < SOON:
         return warning(f"good for {left.days} more days, until {day(min(ends))}", NEW_KIT)
     return f"good until {day(min(ends))}"
+
+
+def first_words(error: Exception) -> str:
+    """Why a file cannot be read, in short; OpenSSL's reasons go on with advice for programmers."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
+    return str(error).partition(". See ")[0]
+
+
+def refuse_broken(kit: Kit, now: datetime | None = None) -> None:
+    """A kit that is not whole, or whose certificates do not hold, is an error before anything is started."""
+    place = Place(kit, None, now or datetime.now(UTC), TIMEOUT)
+    try:
+        check_kit(place)
+        check_certificates(place)
+    except Wrong as wrong:
+        raise ConfigError(f"{wrong.found} {wrong.todo}") from None
 
 
 def check_dates(path: Path, certificate: x509.Certificate, now: datetime) -> datetime:
@@ -409,6 +427,20 @@ def check_own_port(place: Place) -> str:
     return f"port {' and '.join(map(str, ports))} free"
 
 
+def refuse_taken_ports(kit: Kit) -> None:
+    """The server's two ports must be free: beside another program it would start and never be heard."""
+    for port in (kit.port, kit.admin_port):
+        try:
+            if port is None or is_free(port):
+                continue
+        except Wrong as wrong:
+            raise ConfigError(f"{wrong.found} {wrong.todo}") from None
+        raise ConfigError(
+            f"port {port} is taken by another program here. Find it with: ss -ltnp | grep :{port}; end it, "
+            "then start the server again."
+        )
+
+
 def is_free(port: int) -> bool:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server does
@@ -437,8 +469,10 @@ def stranger(place: Place, port: int) -> str:
             context.wrap_socket(plain),
         ):
             return ""
+    except TimeoutError:
+        return "it does not speak TLS"
     except OSError as error:
-        return str(getattr(error, "reason", None) or error.strerror or error)
+        return str(getattr(error, "reason", None) or error.strerror or error).lower().replace("_", " ")
 
 
 # This machine
@@ -500,6 +534,14 @@ def numbers(version: str) -> tuple[int, ...]:
     return tuple(found)
 
 
+def check_device(place: Place) -> str:
+    """site.yaml can be read, and what it says to train on is here."""
+    from wardround.deploy.rules import load_site
+    from wardround.deploy.site import refuse_device_not_here
+
+    return f"training runs on {refuse_device_not_here(load_site(place.kit.site_file))}"
+
+
 def check_data(place: Place) -> Check | str:
     """The data contract: the file opens, this hospital is in it and has training cases. Said here alone."""
     from wardround.data import federation_file
@@ -544,6 +586,7 @@ HOSPITAL: list[Step] = [
     ("clock", check_clock),
     ("disk", check_disk),
     ("versions", check_versions),
+    ("device", check_device),
     ("data", check_data),
 ]
 ORGANISER: list[Step] = [

@@ -119,7 +119,8 @@ class Processes:
     """FLARE's server or client of one kit, as long as the `with` block lasts.
 
     again: start it again when it ends by itself (a hospital); otherwise its end shows in `ended`.
-    say: gets one line for everything worth telling.
+    say: gets one line for everything worth telling. check: asked when the kit is ours alone and before
+    anything is started; it raises where that would be in vain.
     """
 
     def __init__(
@@ -130,12 +131,14 @@ class Processes:
         site: Path | None = None,
         again: bool = False,
         say: Callable[[str], None] = lambda line: None,
+        check: Callable[[], None] = lambda: None,
     ) -> None:
         self.kit = kit.resolve()
         self.role = role
         self.site = site.resolve() if site else None
         self.again = again
         self.say = say
+        self.check = check
         self.log = self.kit / "flare" / f"{role}.log"
         self.ended = threading.Event()
         self.child: subprocess.Popen[bytes] | None = None
@@ -158,7 +161,12 @@ class Processes:
             raise ConfigError(f"{self.kit}: no flare/startup in this kit. Is it a whole kit?")
         self._lock()
         end(_of_kit(self.kit))  # what a supervisor that was killed may have left a moment ago
-        self._launch()
+        try:
+            self.check()
+            self._launch()
+        except BaseException:
+            self._unlock()
+            raise
         self._watcher = threading.Thread(target=self._watch, name="wardround-supervisor", daemon=True)
         self._watcher.start()
 
@@ -200,8 +208,14 @@ class Processes:
     def _lock(self) -> None:
         """One supervisor for each kit: two would register the same hospital in turns, for ever."""
         path = self.kit / "state" / "process.lock"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = path.open("w")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            file = path.open("w")
+        except OSError as error:
+            raise ConfigError(
+                f"{path} cannot be written ({error.strerror}). {path.parent} must be a folder that this "
+                "account may write into."
+            ) from None
         if not taken(file):
             file.close()
             raise ConfigError(

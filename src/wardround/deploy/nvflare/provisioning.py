@@ -105,25 +105,54 @@ def provision(
     before is otherwise never made again, whether it still lies here or was sent.
     """
     checked_bind(bind)
-    folder.mkdir(parents=True, exist_ok=True)
-    authority = Authority.open(folder / ".authority", project, bind)
     wanted = [ORGANISER, *(hospital.name for hospital in project.hospitals)]
     for name in renew:
         if name not in wanted:
             raise ConfigError(f"'{name}' is not in the project; its members are {', '.join(wanted)}.")
+    if not (folder / ".authority").exists():
+        if renew:
+            raise ConfigError(
+                f"{folder} has no authority (.authority), so nothing can be renewed there. Give the folder "
+                "where the first kits were made: kits of a new authority do not work with them."
+            )
+        refuse_to_replace(folder, wanted)
+    make_folder(folder)
+    authority = Authority.open(folder / ".authority", project, bind)
+    for name in renew:
         authority.issued.pop(name, None)
     missing = [name for name in wanted if name not in authority.issued]
-    for name in missing:
-        if (folder / name).exists():
-            raise ConfigError(
-                f"{folder / name} exists already, and nothing is overwritten. Move it away, "
-                "then provision again."
-            )
+    refuse_to_replace(folder, missing)
     if missing:
         with quiet_workspaces(project, authority) as workspaces:
             for name in missing:
                 make_kit(project, authority, name, workspaces, folder / name)
     return [read_kit((folder / name).absolute()) for name in wanted if (folder / name / "kit.json").exists()]
+
+
+def make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"{folder} cannot be the folder for the kits ({error.strerror}). Give another with -o."
+        ) from None
+
+
+def refuse_to_replace(folder: Path, names: Iterable[str]) -> None:
+    for name in names:
+        if (folder / name).exists():
+            raise ConfigError(
+                f"{folder / name} exists already, and nothing is overwritten. Move it away, "
+                "then provision again."
+            )
+
+
+def issued_by(folder: Path) -> tuple[x509.Certificate, list[str]]:
+    """The authority that made the kits of a folder, and everybody it ever made one for."""
+    known = json.loads((folder / ".authority" / "project.json").read_text(encoding="utf-8"))
+    return x509.load_pem_x509_certificate((folder / ".authority" / "ca.pem").read_bytes()), list(
+        known["issued"]
+    )
 
 
 def checked_bind(bind: str | None) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 import yaml
 
@@ -26,7 +27,7 @@ from wardround.deploy.remote import refuse_what_cannot_travel
 from wardround.engine.experiment import check_folder
 from wardround.engine.placement import place
 from wardround.errors import ConfigError
-from wardround.storage import write_text
+from wardround.storage import taken, write_text
 
 START_SECONDS = 120.0
 LOOPBACK = "127.0.0.1"
@@ -46,9 +47,10 @@ def rehearsal(
         )
     config = on_this_machine(config)
     names = sorted(open_federation(config.data, config.seed).names)
-    kits = fresh_kits(config, names, keep=resume)
-    organiser, hospitals = kits[0], kits[1:]
     with ExitStack() as stack:
+        stack.enter_context(alone_in(config.folder))
+        kits = fresh_kits(config, names, keep=resume)
+        organiser, hospitals = kits[0], kits[1:]
         say(f"starting a server and {len(hospitals)} hospitals on this machine")
         server = stack.enter_context(Processes(organiser.folder, "server", say=say))
         started = [server]
@@ -62,6 +64,27 @@ def rehearsal(
         wait_for_hospitals(session.connected, names, START_SECONDS, say)
         folder = organiser.folder.parent
         yield submit(session, config, names, resume=resume, overwrite=overwrite, kits=folder)
+
+
+@contextmanager
+def alone_in(run: Path) -> Iterator[None]:
+    """One rehearsal in a folder at a time: a second would replace the kits of the first, and end it."""
+    path = run / "rehearsal" / ".lock"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = path.open("w")
+    except OSError as error:
+        raise ConfigError(
+            f"{run} cannot hold a run: {error.filename} cannot be written ({error.strerror}). Write "
+            "elsewhere with --set output=..."
+        ) from None
+    with lock:
+        if not taken(lock):
+            raise ConfigError(
+                f"a rehearsal goes on in {run} already. Wait for its end, or write elsewhere with --set "
+                "output=..."
+            )
+        yield
 
 
 def on_this_machine(config: Config) -> Config:

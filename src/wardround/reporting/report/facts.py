@@ -13,7 +13,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from wardround.config import read_yaml
 from wardround.engine.evaluation import Evaluation
 from wardround.errors import CheckpointError, WardroundError
 from wardround.metrics import METRICS
@@ -21,6 +20,7 @@ from wardround.reporting.pictures import Picture, read_pictures
 from wardround.reporting.records import read_lines
 from wardround.reporting.scores import CaseScores, read_cases
 from wardround.storage import StoredTensors, file_name
+from wardround.yaml_file import read_yaml
 
 Series = dict[str, list[tuple[float, float]]]  # label -> (round, value)
 
