@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from wardround.models.instance_norm import QuickNorm, by_definition, fits, keep_layout, with_slope
+from wardround.models.instance_norm import QuickNorm, Unit, by_definition, fits, keep_layout, with_slope
 from wardround.models.unet import unet2d, unet3d
 
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="kernels need a GPU")
@@ -118,7 +118,7 @@ def test_a_model_stays_what_it_is(build, norm) -> None:
 
 
 def test_the_slope_of_a_leaky_relu_is_taken_over() -> None:
-    model = nn.Sequential(nn.Conv2d(1, 3, 3), nn.InstanceNorm2d(3), nn.LeakyReLU(0.2), nn.Conv2d(3, 1, 1))
+    model = Unit(nn.Conv2d(1, 3, 3), nn.InstanceNorm2d(3), nn.LeakyReLU(0.2), nn.Conv2d(3, 1, 1))
     image = torch.randn(2, 1, 8, 8)
     before = model(image)
     keep_layout(model)
@@ -126,8 +126,15 @@ def test_the_slope_of_a_leaky_relu_is_taken_over() -> None:
     torch.testing.assert_close(model(image), before)
 
 
+def test_layers_of_other_peoples_networks_keep_their_relu() -> None:
+    """Their code may use what stands between a norm and its ReLU."""
+    model = nn.Sequential(nn.InstanceNorm2d(3), nn.ReLU())
+    keep_layout(model)
+    assert isinstance(model[0], QuickNorm) and model[0].slope is None and isinstance(model[1], nn.ReLU)
+
+
 def test_layers_with_running_statistics_are_left_alone() -> None:
-    model = nn.Sequential(nn.InstanceNorm2d(3, track_running_stats=True), nn.ReLU())
+    model = Unit(nn.InstanceNorm2d(3, track_running_stats=True), nn.ReLU())
     keep_layout(model)
     assert type(model[0]) is nn.InstanceNorm2d and isinstance(model[1], nn.ReLU)
 

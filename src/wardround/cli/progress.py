@@ -146,8 +146,8 @@ def stopping_at_a_round_end(request: Callable[[], None]) -> Iterator[None]:
     """Ctrl-C once: finish the round, write a checkpoint, say how to go on. Twice: stop now."""
 
     def handle(number: int, frame: FrameType | None) -> None:
-        request()
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        request()
         err.print(
             "Finishing this round, then stopping with a checkpoint. Press Ctrl-C again to stop at once."
         )

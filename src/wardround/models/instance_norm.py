@@ -31,8 +31,12 @@ TYPES = (torch.bfloat16, torch.float16, torch.float32)
 MOST_ELEMENTS = 2**31 - 1  # of one case: kernels count them in 32 bits
 
 
+class Unit(nn.Sequential):
+    """Layers that nobody uses one by one, so that a norm may do the work of the ReLU behind it."""
+
+
 def keep_layout(model: nn.Module) -> None:
-    """Let all instance norms of a model work in the layout they are given, ReLU behind them included.
+    """Let all instance norms of a model work in the layout they are given, in a `Unit` with their ReLU.
 
     Names and tensors of the model stay what they are.
     """
@@ -40,9 +44,8 @@ def keep_layout(model: nn.Module) -> None:
         if type(module) in QUICK and not cast(_InstanceNorm, module).track_running_stats:
             module.__class__ = QUICK[type(module)]
     for module in list(model.modules()):
-        if isinstance(module, nn.Sequential):
-            for norm, (name, behind) in pairwise(module.named_children()):
-                layer = norm[1]
+        if isinstance(module, Unit):
+            for (_, layer), (name, behind) in pairwise(list(module.named_children())):
                 if isinstance(layer, QuickNorm) and isinstance(behind, nn.ReLU | nn.LeakyReLU):
                     layer.slope = getattr(behind, "negative_slope", 0.0)
                     setattr(module, name, nn.Identity())

@@ -41,6 +41,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from wardround.models.base import Output, Segmenter
+from wardround.models.instance_norm import Unit
 from wardround.models.norm import Norm, make_norm
 from wardround.models.unet import convolution, unit
 
@@ -345,7 +346,7 @@ class UpStage(nn.Module):
     def __init__(self, below: int, width: int, norm: Norm, dimensions: int, *, skip: int) -> None:
         super().__init__()
         kind = nn.ConvTranspose3d if dimensions == 3 else nn.ConvTranspose2d
-        self.up = nn.Sequential(
+        self.up = Unit(
             OrderedDict(
                 conv=kind(below, width, 2, stride=2, bias=norm in ("none", "group")),
                 norm=make_norm(norm, width, dimensions),

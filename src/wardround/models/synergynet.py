@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from wardround.models.base import Output, Segmenter
+from wardround.models.instance_norm import Unit
 from wardround.models.norm import Norm, make_norm
 from wardround.models.quantiser import VectorQuantiser
 from wardround.models.unet import convolution, unit
@@ -232,7 +233,7 @@ def resizing_unit(conv: _ConvNd, norm: Norm, dimensions: int) -> nn.Sequential:
     layers: OrderedDict[str, nn.Module] = OrderedDict(conv=conv)
     layers["norm"] = make_norm(norm, conv.out_channels, dimensions)
     layers["relu"] = nn.ReLU(inplace=True)
-    return nn.Sequential(layers)
+    return Unit(layers)
 
 
 def needs_bias(norm: Norm) -> bool:

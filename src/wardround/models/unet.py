@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from wardround.models.base import Output, Segmenter
+from wardround.models.instance_norm import Unit
 from wardround.models.norm import Norm, make_norm
 
 
@@ -199,7 +200,7 @@ def unit(
     layers["norm"] = make_norm(norm, width, dimensions)
     if relu:
         layers["relu"] = nn.ReLU(inplace=True)
-    return nn.Sequential(layers)
+    return Unit(layers)
 
 
 def double_convolution(source: int, middle: int, width: int, norm: Norm, dimensions: int) -> nn.Sequential:

@@ -358,9 +358,10 @@ def rehearse(checks: Checks, hospitals: Deployment) -> None:
     rehearsed.signal(signal.SIGINT)
     time.sleep(0.5)
     ends(checks, rehearsed, signal.SIGINT, "rehearse, twice", folder)
-    rehearsed = hospitals.start("rehearse", "rehearse", folder, "--resume")
-    time.sleep(8.0)
-    ends(checks, rehearsed, signal.SIGINT, "rehearse, while it starts", folder)
+    for seconds in (3.0, 6.0, 9.0):  # no round, or at most the first, has begun
+        rehearsed = hospitals.start("rehearse", "rehearse", folder, "--resume")
+        time.sleep(seconds)
+        ends(checks, rehearsed, signal.SIGINT, f"rehearse, {seconds:g} s after its start", folder)
     rehearsed = hospitals.start("rehearse", "rehearse", folder, "--resume")
     in_rehearsal(folder)
     ends(checks, rehearsed, signal.SIGTERM, "rehearse", folder)

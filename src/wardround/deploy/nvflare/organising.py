@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from wardround.config import Config, load_config, suggestion
-from wardround.deploy.following import FINAL, follow, live_facts
+from wardround.deploy.following import FINAL, follow, is_past_registering, live_facts
 from wardround.deploy.kits import KIT, Kit, open_kit
 from wardround.deploy.nvflare.job import jobs_folder, write_job
 from wardround.deploy.nvflare.session import DONE, Session
@@ -74,16 +75,30 @@ class Submission:
         self._session = session
         self._asked = time.monotonic()
         self._unanswered = 0
+        self._stop_wanted = False
 
     def follow(self, listener: Listener | None, say: Callable[[str], None] = lambda line: None) -> str:
         """Show it until it is done or stopped."""
         return follow(self.config, self.job, listener, ended=self._ended, say=say)
 
     def stop(self) -> None:
-        """Let the run end after this round, with a checkpoint."""
-        self._session.command(self.job, "stop")
+        """Let the run end after this round, with a checkpoint; before the first one, at once.
+
+        The request goes out with the next look: a process that is just starting would not hear it.
+        """
+        self._stop_wanted = True
+
+    def _pass_on_stop(self) -> None:
+        facts = live_facts(self.config.folder)
+        if facts is None or facts.get("job") != self.job or not is_past_registering(facts):
+            raise KeyboardInterrupt  # there is no round to finish
+        with contextlib.suppress(WardroundError):  # busy: asked again with the next look
+            self._session.command(self.job, "stop")
+            self._stop_wanted = False
 
     def _ended(self) -> str | None:
+        if self._stop_wanted:
+            self._pass_on_stop()
         if time.monotonic() - self._asked < ASK_SECONDS:
             return None
         self._asked = time.monotonic()
