@@ -84,7 +84,7 @@ class QuickNorm(_InstanceNorm):
                 return cast(Tensor, kernels().forward(x, self.weight, self.bias, self.eps, self.slope)[0])
             y = _Kernels.apply(x, self.weight, self.bias, self.eps, self.slope)  # type: ignore[no-untyped-call]
             return cast(Tensor, y)
-        if len(x) == 1 and x[0, 0].numel() > 1:  # PyTorch's gradients of one channels-last map are wrong
+        if len(x) == 1 and x[0, 0].numel() > 1:  # on a CPU PyTorch's channels-last gradient is wrong
             return by_definition(x, self.weight, self.bias, self.eps, self.slope)
         return with_slope(super().forward(x), self.slope)
 

@@ -278,6 +278,8 @@ class Deployment:
         self._server: Command | None = None
 
     def __enter__(self) -> Deployment:
+        # what is started behind an `&` ignores Ctrl-C, and so would all our commands
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         project = self.folder / "project.yaml"
         where = {"host": "localhost", "port": self.port, "admin_port": self.admin_port}
         facts = {"project": "real", "organiser": where, "hospitals": self.names, "valid_days": 2}
