@@ -29,6 +29,10 @@ from common import (
     until,
 )
 
+from wardround.deploy.kits import open_kit
+from wardround.deploy.nvflare.provisioning import Authority, write_manifest
+from wardround.deploy.project import load_project
+
 NAMES = ["east", "north", "south", "west"]
 BEHIND = "south"  # the hospital whose network fails
 
@@ -123,14 +127,17 @@ class Disturbed(Deployment):
     def __enter__(self) -> "Disturbed":
         super().__enter__()
         self.proxy = Proxy(self.port)
-        put_behind(self.kits / BEHIND, self.port, self.proxy.port)
+        project = load_project(self.folder / "project.yaml")
+        authority = Authority.open(self.kits / ".authority", project, None)
+        put_behind(self.kits / BEHIND, self.port, self.proxy.port, authority)
         return self
 
 
-def put_behind(kit: Path, port: int, other: int) -> None:
-    """Let a kit connect to another port of the same machine."""
+def put_behind(kit: Path, port: int, other: int, authority: Authority) -> None:
+    """Let a kit connect to another port of the same machine, and sign that."""
     for file in (kit / "kit.json", kit / "flare" / "startup" / "fed_client.json"):
         file.write_text(file.read_text().replace(str(port), str(other)))
+    write_manifest(open_kit(kit, "hospital"), authority)
 
 
 # The parts
