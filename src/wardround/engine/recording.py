@@ -122,7 +122,7 @@ class Prediction:
 
 
 class Recorder:
-    """Records the gradients of a training step once for each size of batch, then repeats them."""
+    """Records gradients of training steps and passes of evaluation once for each size, then repeats them."""
 
     def __init__(self, bench: Workbench) -> None:
         self._bench = bench
