@@ -18,7 +18,7 @@ from wardround.engine import device, training
 from wardround.engine.device import Compute, choose, weighed
 from wardround.engine.host import Host, build_model
 from wardround.engine.optimizers import OptimizerSettings
-from wardround.engine.recording import Passes
+from wardround.engine.passes import Passes
 from wardround.engine.training import Workbench
 from wardround.errors import ConfigError, WardroundError
 from wardround.losses.objective import Context, Dice, DiceBCE, Reference
@@ -339,6 +339,41 @@ def test_only_full_batches_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None
     torch.testing.assert_close(passes.run(model, batch(4).image, True).logits[:3], plain.logits)
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # asked for by torch.compile itself
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        ("dice", ["dice_loss"]),
+        ("cfsl", ["dice", "compare"]),
+        ("clsl", ["supervised", "compare"]),
+        ("evidential", ["terms"]),
+    ],
+)
+def test_a_compiled_loss_is_the_written_one(name: str, parts: list[str]) -> None:
+    """Traced as inductor would see it, gradients too; the kernels themselves are inductor's affair."""
+    objective = OBJECTIVES[name]()
+    torch.manual_seed(3)
+    model = unet2d(in_channels=1, num_outputs=objective.num_outputs(2), base_filters=4, levels=3)
+    torch.manual_seed(4)
+    other = unet2d(in_channels=1, num_outputs=objective.num_outputs(2), base_filters=4, levels=3)
+    traced: list[str] = []
+
+    def compiled(function: Any, logits: torch.Tensor) -> Any:
+        traced.append(getattr(function, "func", function).__name__)
+        return torch.compile(function, dynamic=False, backend="aot_eager", fullgraph=True)
+
+    found = []
+    for compile in (None, compiled):
+        frozen = {"global_": Reference(other.eval()), "previous": Reference(model)}
+        given = context(round=1, rounds=2, with_features=True, has_previous=True, compiled=compile, **frozen)
+        model.zero_grad()
+        loss = objective.loss(model, batch(), given)
+        loss.backward()
+        found.append((loss.detach(), [p.grad for p in model.parameters()]))
+    assert traced == parts
+    torch.testing.assert_close(found[1], found[0])
+
+
 @pytest.mark.parametrize("name", list(OBJECTIVES))
 def test_equal_constants_mean_an_equal_loss(name: str) -> None:
     """Else a step recorded in one round or epoch would be wrong in another."""
@@ -412,7 +447,7 @@ def test_two_models_under_evaluation_at_once_do_not_mix(tmp_path: Path) -> None:
         for number, (first, second) in enumerate(together):
             torch.testing.assert_close(first[0], alone[0][number], rtol=1e-2, atol=1e-2)
             torch.testing.assert_close(second[0], alone[1][number], rtol=1e-2, atol=1e-2)
-    assert host.bench._recorder is not None and host.bench._recorder._predictions
+    assert host.bench._recorder is not None and host.bench._recorder.predictions._predictions
 
 
 def test_a_client_keeps_nothing_of_a_step_between_tasks(tmp_path: Path) -> None:

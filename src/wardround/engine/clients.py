@@ -132,6 +132,8 @@ class Client:
         stream = ("train", self.name, self.round, *(["second"] if second else []))
         moments = "optimizer_second" if second else "optimizer"
         where = f"round {self.round + 1}, client '{self.name}', train"
+        if "global" in self._needs and bench.device.type != "cpu":
+            start = start.to(bench.device)  # model and reference both take it from there
         fitted = self._fitting(
             self.data.train if split is None else split,
             start,

@@ -1,9 +1,9 @@
-"""Faster passes on a GPU: networks compiled by inductor, and training steps recorded as CUDA graphs.
+"""Training steps and passes of evaluation, recorded as CUDA graphs.
 
 A small network spends most of a step on launching its kernels one by one. A recorded step is launched
 at once: forward pass, loss and gradients; the optimizer follows as usual. Recording needs fixed places in
 memory, so batches are copied to where the recording reads them, and it needs a loss that does the same
-every time (`Objective.constants`). Passes of evaluation are recorded as well.
+every time (`Objective.constants`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from wardround.data.cases import Batch
-from wardround.losses.objective import Context, run_as_written
+from wardround.losses.objective import Context
 from wardround.models.base import Output, Segmenter
 
 if TYPE_CHECKING:
@@ -31,72 +31,53 @@ SMALL_NETWORK = 32 * 2**20  # bytes of gradients that every recording of another
 WARM_UP_STEPS = 2  # ordinary ones, in which libraries choose their algorithms
 
 Key = tuple[object, ...]
+Shape = tuple[int, ...]
 Loss = Callable[[nn.Module, Batch, Context], Tensor]
 
 
-class Passes:
-    """Forward passes as written, or compiled for batches of the usual size.
+class Tape:
+    """Where recordings are made: one stream, and memory that all of them share."""
 
-    usual: cases of a full batch; the last, smaller one of an epoch is not worth kernels of its own.
-    """
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._pool: Any = None
 
-    def __init__(self, *, inductor: bool = False) -> None:
-        self.usual = 0
-        self._compiled: dict[str, Any] = {}
-        if inductor:
-            functions = (_logits, _with_bottleneck, _features, _bottleneck)
-            self._compiled = {f.__name__: torch.compile(f, dynamic=False) for f in functions}
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        """As written, on the stream that recordings are made on."""
+        here = torch.cuda.current_stream(self._device)
+        self._stream.wait_stream(here)
+        with torch.cuda.stream(self._stream):
+            yield
+        here.wait_stream(self._stream)
 
-    def run(self, model: nn.Module, image: Tensor, with_features: bool, *, decoder: bool = True) -> Output:
-        """decoder: whether its features are wanted; their gradients take time even where nobody uses them."""
-        if not self._compiled or len(image) != self.usual or not isinstance(model, Segmenter):
-            return run_as_written(model, image, with_features)
-        if not with_features:
-            return Output(self._compiled["_logits"](model, image))
-        return Output(*self._compiled["_features" if decoder else "_with_bottleneck"](model, image))
+    def record(self, work: Callable[[], None], what: str) -> torch.cuda.CUDAGraph | None:
+        """Record what `work` launches; nothing is computed by it. None where it cannot be recorded."""
+        graph = torch.cuda.CUDAGraph()
+        if self._pool is None:
+            self._pool = torch.cuda.graph_pool_handle()
+        try:
+            torch.cuda.synchronize(self._device)
+            # other threads may use the GPU meanwhile: the ledger reads the last client's reply
+            how = {"pool": self._pool, "stream": self._stream, "capture_error_mode": "thread_local"}
+            with torch.cuda.graph(graph, **how):
+                work()
+        except RuntimeError as error:
+            if isinstance(error, torch.OutOfMemoryError):
+                raise
+            log.warning("%s cannot be recorded (%s); they run as written", what, str(error).split("\n")[0])
+            return None
+        return graph
 
-    def encode(self, model: Segmenter, image: Tensor) -> Tensor:
-        if not self._compiled or len(image) != self.usual:
-            return model.encode(image)
-        features: Tensor = self._compiled["_bottleneck"](model, image)
-        return features
-
-    def compiled(self, function: Callable[..., Any], logits: Tensor) -> Callable[..., Any]:
-        """A function of tensors as written, or compiled; one for each name, whatever its settings."""
-        if not self._compiled or len(logits) != self.usual:
-            return function
-        plain = getattr(function, "func", getattr(function, "__func__", function))
-        key = plain.__qualname__
-        if key not in self._compiled:
-            self._compiled[key] = torch.compile(function, dynamic=False)
-        found: Callable[..., Any] = self._compiled[key]
-        return found
-
-
-def _logits(model: Segmenter, image: Tensor) -> Tensor:
-    logits: Tensor = model(image)
-    return logits
-
-
-def _with_bottleneck(model: Segmenter, image: Tensor) -> tuple[Tensor, Tensor | None]:
-    output = model.forward_features(image)
-    return output.logits, output.bottleneck
-
-
-def _features(
-    model: Segmenter, image: Tensor
-) -> tuple[Tensor, Tensor | None, Tensor | None, tuple[Tensor, ...]]:
-    output = model.forward_features(image)
-    return output.logits, output.bottleneck, output.decoder, output.stages
-
-
-def _bottleneck(model: Segmenter, image: Tensor) -> Tensor:
-    return model.encode(image)
+    def forget(self) -> None:
+        """Let go of the memory; all recordings must be gone."""
+        self._pool = None
 
 
 @dataclass
 class Recording:
-    """One recorded pass: where it reads, where it leaves gradients and values.
+    """One recorded step: where it reads, where it leaves gradients and values.
 
     given, seen: for each frozen model, where the batch's features are read or left, if so.
     """
@@ -112,34 +93,18 @@ class Recording:
     state: dict[str, Tensor]
 
 
-@dataclass
-class Prediction:
-    """One recorded pass of evaluation."""
+class RecordedSteps:
+    """Gradients of training steps, recorded once for each size of batch, then repeated."""
 
-    graph: torch.cuda.CUDAGraph
-    image: Tensor
-    logits: Tensor
-
-
-class Recorder:
-    """Records gradients of training steps and passes of evaluation once for each size, then repeats them."""
-
-    def __init__(self, bench: Workbench) -> None:
+    def __init__(self, bench: Workbench, tape: Tape) -> None:
+        self.gave_up = False
         self._bench = bench
+        self._tape = tape
         self._parameters = [p for p in bench.model.parameters() if p.requires_grad]
         self._small = sum(p.nbytes for p in self._parameters) <= SMALL_NETWORK
         self._recordings: dict[Key, Recording] = {}
-        self._seen: dict[object, int] = {}
+        self._times: dict[object, int] = {}  # each kind of step was taken
         self._names: set[str] = set()  # of tensors the objective keeps
-        self._pool: Any = None
-        self._stream = torch.cuda.Stream(bench.device)  # type: ignore[no-untyped-call]
-        self._own_terms = type(bench.model).extra_losses is not Segmenter.extra_losses
-        self._predictions: dict[tuple[int, ...], Prediction] = {}
-        self._seen_in_evaluation: dict[tuple[int, ...], int] = {}
-        self._tensors: dict[str, Tensor] = {}  # the model under evaluation
-        self._under_evaluation: object = None
-        self.gave_up = False
-        self.gave_up_evaluation = False
 
     def backward(self, batch: Batch, context: Context, loss: Loss) -> Tensor:
         """Fresh gradients of the loss on a batch, and its value."""
@@ -150,9 +115,9 @@ class Recorder:
         key = *key, tuple(features is not None for features in kept)
         recording = self._recordings.get(key)
         if recording is None:
-            shape = (tuple(batch.image.shape), bool(context.has_previous))
-            self._seen[shape] = self._seen.get(shape, 0) + 1
-            if self._seen[shape] <= WARM_UP_STEPS:
+            kind = tuple(batch.image.shape), bool(context.has_previous)
+            self._times[kind] = self._times.get(kind, 0) + 1
+            if self._times[kind] <= WARM_UP_STEPS:
                 return self._warm_up(batch, context, loss)
             recording = self._record(batch, context, loss, kept)
             if recording is None:
@@ -161,73 +126,8 @@ class Recorder:
             only_newest(self._recordings)
         return self._repeat(recording, batch, context, kept)
 
-    def evaluation(self, tensors: Mapping[str, Tensor]) -> Callable[[Tensor], Tensor] | None:
-        """Logits of images by the model with these tensors; None where they are better computed as written.
-
-        One place holds the tensors; a second model that is evaluated in between takes it over and gives it
-        back with the next image.
-        """
-        model = self._bench.model
-        ordinary = not any(module.training or "forward" in vars(module) for module in model.modules())
-        if self.gave_up_evaluation or self._own_terms or not ordinary:
-            return None  # draws are sampled, or another pass than the usual one is wanted
-        if not self._tensors:
-            self._tensors = {name: torch.empty_like(home) for name, home in model.state_dict().items()}
-        if tensors.keys() != self._tensors.keys():
-            return None
-        me = object()
-
-        def forward(image: Tensor) -> Tensor:
-            if self._under_evaluation is not me:
-                for name, home in self._tensors.items():
-                    home.copy_(tensors[name])
-                self._under_evaluation = me
-            return self._predicted(image)
-
-        return forward
-
     def forget(self) -> None:
-        """Drop all recordings."""
         self._recordings.clear()
-        self._predictions.clear()
-        self._pool = None
-
-    def _predicted(self, image: Tensor) -> Tensor:
-        shape = tuple(image.shape)
-        found = self._predictions.get(shape)
-        if found is None:
-            self._seen_in_evaluation[shape] = self._seen_in_evaluation.get(shape, 0) + 1
-            if len(self._seen_in_evaluation) > MOST_RECORDINGS:  # cases of many shapes
-                self.gave_up_evaluation = True
-                self._predictions.clear()
-            if self.gave_up_evaluation or self._seen_in_evaluation[shape] <= WARM_UP_STEPS:
-                with self._aside():
-                    return self._logits(image)
-            found = self._record_prediction(image)
-            if found is None:
-                return self._logits(image)
-            self._predictions[shape] = found
-            only_newest(self._predictions)
-        found.image.copy_(image)
-        found.graph.replay()
-        return found.logits.clone()
-
-    def _logits(self, image: Tensor) -> Tensor:
-        logits: Tensor = torch.func.functional_call(self._bench.model, self._tensors, (image,))
-        return logits
-
-    def _record_prediction(self, image: Tensor) -> Prediction | None:
-        held, logits = image.clone(), None
-
-        def work() -> None:
-            nonlocal logits
-            logits = self._logits(held)
-
-        graph = self._captured(work, "passes of evaluation")
-        if graph is None or logits is None:
-            self.gave_up_evaluation = True
-            return None
-        return Prediction(graph, held, logits)
 
     def _key(self, batch: Batch, context: Context) -> Key | None:
         constants = self._bench.objective.constants(context)
@@ -236,44 +136,17 @@ class Recorder:
         if not self._small and len(batch) != self._bench.passes.usual:
             return None  # an epoch's last batch, of another size at every client, would cost memory
         shapes = tuple(batch.image.shape), tuple(batch.label.shape), batch.label.dtype
-        return *shapes, constants, context.num_examples if self._own_terms else None
+        return *shapes, constants, context.num_examples if has_own_terms(self._bench.model) else None
 
     def _as_written(self, batch: Batch, context: Context, loss: Loss) -> Tensor:
         self._bench.optimizer.zero_grad(set_to_none=True)
         return self._bench.backward(batch, context, loss)
 
     def _warm_up(self, batch: Batch, context: Context, loss: Loss) -> Tensor:
-        with self._aside():
+        with self._tape.aside():
             value = self._as_written(batch, context, loss)
         self._names |= {name for name, kept in context.memory.items() if isinstance(kept, Tensor)}
         return value
-
-    @contextlib.contextmanager
-    def _aside(self) -> Iterator[None]:
-        """As written, on the stream that recordings are made on."""
-        here = torch.cuda.current_stream(self._bench.device)
-        self._stream.wait_stream(here)
-        with torch.cuda.stream(self._stream):
-            yield
-        here.wait_stream(self._stream)
-
-    def _captured(self, work: Callable[[], None], what: str) -> torch.cuda.CUDAGraph | None:
-        """Record what `work` launches; nothing is computed by it. None where it cannot be recorded."""
-        graph = torch.cuda.CUDAGraph()
-        if self._pool is None:
-            self._pool = torch.cuda.graph_pool_handle()
-        try:
-            torch.cuda.synchronize(self._bench.device)
-            # other threads may use the GPU meanwhile: the ledger reads the last client's reply
-            how = {"pool": self._pool, "stream": self._stream, "capture_error_mode": "thread_local"}
-            with torch.cuda.graph(graph, **how):
-                work()
-        except RuntimeError as error:
-            if isinstance(error, torch.OutOfMemoryError):
-                raise
-            log.warning("%s cannot be recorded (%s); they run as written", what, str(error).split("\n")[0])
-            return None
-        return graph
 
     def _record(
         self, batch: Batch, context: Context, loss: Loss, kept: list[Tensor | None]
@@ -296,7 +169,7 @@ class Recorder:
             value = bench.backward(held, context, loss)
 
         try:
-            graph = self._captured(work, "training steps")
+            graph = self._tape.record(work, "training steps")
             found = context.terms
         finally:
             context.terms, context.second_view = terms, view
@@ -343,6 +216,113 @@ class Recorder:
         for name, value in recording.terms.items():
             context.note(name, value.clone() if name not in context.terms else value)
         return recording.value.clone()
+
+
+@dataclass
+class Prediction:
+    """One recorded pass of evaluation."""
+
+    graph: torch.cuda.CUDAGraph
+    image: Tensor
+    logits: Tensor
+
+
+class RecordedPredictions:
+    """Passes of evaluation, recorded once for each size of batch, then repeated.
+
+    One place holds the tensors of the model that is evaluated; a second one that is evaluated in between
+    takes it over and gives it back with the next image.
+    """
+
+    def __init__(self, model: Segmenter, tape: Tape) -> None:
+        self.gave_up = False
+        self._model = model
+        self._tape = tape
+        self._predictions: dict[Shape, Prediction] = {}
+        self._times: dict[Shape, int] = {}  # each size of batch was seen
+        self._tensors: dict[str, Tensor] = {}
+        self._whose: object = None
+
+    def of(self, tensors: Mapping[str, Tensor]) -> Callable[[Tensor], Tensor] | None:
+        """Logits of images by the model with these tensors; None where they are better not recorded."""
+        model = self._model
+        ordinary = not any(module.training or "forward" in vars(module) for module in model.modules())
+        if self.gave_up or has_own_terms(model) or not ordinary:
+            return None  # draws are sampled, or another pass than the usual one is wanted
+        if not self._tensors:
+            self._tensors = {name: torch.empty_like(home) for name, home in model.state_dict().items()}
+        if tensors.keys() != self._tensors.keys():
+            return None
+        me = object()
+
+        def forward(image: Tensor) -> Tensor:
+            if self._whose is not me:
+                for name, home in self._tensors.items():
+                    home.copy_(tensors[name])
+                self._whose = me
+            return self._logits_of(image)
+
+        return forward
+
+    def forget(self) -> None:
+        self._predictions.clear()
+
+    def _logits_of(self, image: Tensor) -> Tensor:
+        shape = tuple(image.shape)
+        found = self._predictions.get(shape)
+        if found is None:
+            self._times[shape] = self._times.get(shape, 0) + 1
+            if len(self._times) > MOST_RECORDINGS:  # cases of many shapes
+                self.gave_up = True
+                self._predictions.clear()
+            if self.gave_up or self._times[shape] <= WARM_UP_STEPS:
+                with self._tape.aside():
+                    return self._as_written(image)
+            found = self._record(image)
+            if found is None:
+                return self._as_written(image)
+            self._predictions[shape] = found
+            only_newest(self._predictions)
+        found.image.copy_(image)
+        found.graph.replay()
+        return found.logits.clone()
+
+    def _as_written(self, image: Tensor) -> Tensor:
+        logits: Tensor = torch.func.functional_call(self._model, self._tensors, (image,))
+        return logits
+
+    def _record(self, image: Tensor) -> Prediction | None:
+        held, logits = image.clone(), None
+
+        def work() -> None:
+            nonlocal logits
+            logits = self._as_written(held)
+
+        graph = self._tape.record(work, "passes of evaluation")
+        if graph is None or logits is None:
+            self.gave_up = True
+            return None
+        return Prediction(graph, held, logits)
+
+
+class Recorder:
+    """Both kinds of recordings of one workbench."""
+
+    def __init__(self, bench: Workbench) -> None:
+        self._tape = Tape(bench.device)
+        self.steps = RecordedSteps(bench, self._tape)
+        self.predictions = RecordedPredictions(bench.model, self._tape)
+
+    def forget(self) -> None:
+        """Drop all recordings and the memory they hold."""
+        self.steps.forget()
+        self.predictions.forget()
+        self._tape.forget()
+
+
+def has_own_terms(model: Segmenter) -> bool:
+    """Whether the network adds to the loss itself, as one with sampled weights does."""
+    return type(model).extra_losses is not Segmenter.extra_losses
 
 
 def only_newest(recordings: dict[Any, Any]) -> None:

@@ -22,7 +22,8 @@ from wardround.data.resident import free_memory
 from wardround.engine import optimizers
 from wardround.engine.device import Compute
 from wardround.engine.optimizers import OptimizerSettings
-from wardround.engine.recording import Passes, Recorder
+from wardround.engine.passes import Passes
+from wardround.engine.recording import Recorder
 from wardround.engine.seeding import generator, random_state, restore_random_state, seed_everything
 from wardround.errors import ClientError
 from wardround.losses.objective import Context, Objective, Reference
@@ -187,7 +188,7 @@ class Workbench:
         was_training = self.model.training
         self.model.eval()
         try:
-            forward = self._recorder.evaluation(tensors) if self._recorder is not None else None
+            forward = self._recorder.predictions.of(tensors) if self._recorder is not None else None
             if forward is None:
                 there = {name: self._laid_out(tensor.to(self.device)) for name, tensor in tensors.items()}
                 forward = partial(torch.func.functional_call, self.model, there)
@@ -270,7 +271,7 @@ class Workbench:
 
         def plain_step(this: Step) -> None:
             if recorder is not None:
-                this.value = recorder.backward(this.batch, context, total_loss)
+                this.value = recorder.steps.backward(this.batch, context, total_loss)
             else:
                 this.backward()
             if after_backward is not None:

@@ -84,7 +84,7 @@ class CLSL(Objective):
 
     def loss(self, model: nn.Module, batch: Batch, context: Context) -> Tensor:
         output = context.forward(model, batch.image)
-        terms = self.supervised(output.logits, batch.label)
+        terms: dict[str, Tensor] = context.pure(self.supervised, output.logits, batch.label)
         for name, samples in terms.items():
             context.note(name, samples.mean())
         loss = self.together(terms).mean()
@@ -117,6 +117,11 @@ class CLSL(Objective):
         pres, serv = context.features, context.global_.encode(image)
         has_moved = self.prev_scope == "epoch" and context.epoch > 0
         prev = context.previous.encode(image) if context.has_previous or has_moved else serv  # F6
+        contrast: Tensor = context.pure(self.compare, prev, pres, serv)
+        return contrast
+
+    def compare(self, prev: Tensor, pres: Tensor, serv: Tensor) -> Tensor:
+        """Eqs. 9-11; every case has as many patches."""
         patches = patch_contrast(
             prev,
             pres,
@@ -127,7 +132,7 @@ class CLSL(Objective):
             normalise=self.normalise,
             pairing=self.pairing,
         )
-        return patches.mean()  # Eq. 11; every case has as many patches
+        return patches.mean()
 
     def constants(self, context: Context) -> tuple[object, ...] | None:
         has_moved = self.prev_scope == "epoch" and context.epoch > 0

@@ -94,13 +94,16 @@ class CFSL(Objective):
     reduction: Reduction = "per_sample"
 
     def loss(self, model: nn.Module, batch: Batch, context: Context) -> Tensor:
-        dice = self.dice(context.forward(model, batch.image).logits, batch.label)
+        logits = context.forward(model, batch.image).logits
+        dice: Tensor = context.pure(self.dice, logits, batch.label)
         context.note("dice", dice)
         if self.lam == 0:
             return dice
         h_c, h_p, h_s = self.features(batch.image, context)  # Eq. 2
         alpha = self.next_alpha(h_c, h_p, h_s, context.memory)
-        found = self.compare(h_c, h_p, h_s)
+        found: Contrast = context.pure(self.compare, h_c, h_p, h_s)
+        if self.contrast == "literal":
+            self.refuse_small(found.chi)
         term = (1 - alpha).to(dice.dtype) * found.losses.mean()  # Eq. 9
         context.note("contrast", term)
         context.note("beta", found.beta.mean())
@@ -127,11 +130,11 @@ class CFSL(Objective):
         """h_c, h_p, h_s on the same batch; before a client's first round ends h_p is h_s, so beta is 0."""
         h_s = context.global_.encode(image)
         h_p = context.previous.encode(image) if context.has_previous else h_s
-        return at_least_float32(context.features), at_least_float32(h_p), at_least_float32(h_s)
+        return context.features, h_p, h_s
 
     def compare(self, h_c: Tensor, h_p: Tensor, h_s: Tensor) -> Contrast:
         """Eqs. 3-9 without alpha."""
-        found = contrastive(
+        return contrastive(
             h_c,
             h_p,
             h_s,
@@ -142,14 +145,15 @@ class CFSL(Objective):
             eps_dist=self.eps_dist,
             reduction=self.reduction,
         )
-        # S4. The one look at a value in a training step; it costs a synchronisation, in this form alone.
-        if self.contrast == "literal" and bool((found.chi <= 1).any()):
+
+    def refuse_small(self, chi: Tensor) -> None:
+        """S4. The one look at a value in a training step; it costs a synchronisation, in this form alone."""
+        if bool((chi <= 1).any()):
             raise ClientError(
                 f"objective cfsl with contrast: literal divides by log chi, but chi = |h_s| is "
-                f"{float(found.chi.min()):.3g}, and up to 1 the loss changes its sign. "
+                f"{float(chi.min()):.3g}, and up to 1 the loss changes its sign. "
                 "Use contrast: margin or guarded."
             )
-        return found
 
     def next_alpha(self, h_c: Tensor, h_p: Tensor, h_s: Tensor, memory: dict[str, Any]) -> Tensor:
         """The alpha of this batch; no gradient. The literal one is client state, never reset (S7)."""
@@ -205,6 +209,7 @@ def contrastive(
     reduction: Reduction = "per_sample",
 ) -> Contrast:
     """The contrastive term of each case from features (B, C', *spatial), Eqs. 3-9 (S3-S6)."""
+    h_c, h_p, h_s = at_least_float32(h_c), at_least_float32(h_p), at_least_float32(h_s)
     if form == "guarded":  # h_p becomes the soft weight in [0, 1] that the text describes
         h_c, h_p, h_s = h_c.sigmoid(), h_p.sigmoid(), h_s.sigmoid()
     h_c, h_p, h_s = (pooled(h, pool) for h in (h_c, h_p, h_s))  # (B, C', *spatial) -> (B, C', V)
@@ -247,7 +252,7 @@ def length(h: Tensor, dims: tuple[int, ...]) -> Tensor:
 
 def alpha_share(h_c: Tensor, h_p: Tensor, h_s: Tensor, eps: float = 1e-8) -> Tensor:
     """alpha_mode "share" (S7): the server features' part of the three means, about 1/3, no recursion."""
-    m_c, m_p, m_s = h_c.mean(), h_p.mean(), h_s.mean()  # Eq. 10
+    m_c, m_p, m_s = (at_least_float32(h).mean() for h in (h_c, h_p, h_s))  # Eq. 10
     return (m_s / (m_s + m_c + m_p + eps)).clamp(0, MOST_ALPHA)
 
 

@@ -135,6 +135,17 @@ def _moments(
 
 
 @triton.jit
+def _scale_and_shift(rate, weight, bias, column, channels, LEARNS: tl.constexpr):
+    """What a value less its mean is multiplied by, and what comes on top."""
+    scale, shift = rate, tl.zeros_like(rate)
+    if LEARNS:
+        known = column < channels
+        scale = rate * tl.load(weight + column, mask=known, other=0.0).to(tl.float32)
+        shift = tl.load(bias + column, mask=known, other=0.0).to(tl.float32)
+    return scale, shift
+
+
+@triton.jit
 def _apply(
     x,
     moments,
@@ -171,10 +182,7 @@ def _apply(
     if part == 0:
         tl.store(of_cases + case * channels + column, mean, mask=known)
         tl.store(of_cases + (tl.num_programs(2) + case) * channels + column, rate, mask=known)
-    scale, shift = rate, tl.zeros([COLUMNS], dtype=tl.float32)
-    if LEARNS:
-        scale = rate * tl.load(weight + column, mask=known, other=0.0).to(tl.float32)
-        shift = tl.load(bias + column, mask=known, other=0.0).to(tl.float32)
+    scale, shift = _scale_and_shift(rate, weight, bias, column, channels, LEARNS)
     start = case.to(tl.int64) * voxels * channels
     last = tl.minimum((part + 1) * share, voxels)
     for first in range(part * share, last, ROWS):
@@ -186,6 +194,15 @@ def _apply(
         if RELU:
             value = tl.where(value > 0, value, value * slope)
         tl.store(y + start + offset, value.to(y.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _mean_and_rate(of_cases, case, column, channels):
+    """What the forward pass found of a case."""
+    mean = of_cases + case * channels + column
+    rate = mean + tl.num_programs(2) * channels
+    known = column < channels
+    return tl.load(mean, mask=known, other=0.0), tl.load(rate, mask=known, other=0.0)
 
 
 @triton.jit
@@ -211,12 +228,8 @@ def _sums_back(
     part, case = tl.program_id(0), tl.program_id(2)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     known = column < channels
-    mean = tl.load(of_cases + case * channels + column, mask=known, other=0.0)
-    rate = tl.load(of_cases + (tl.num_programs(2) + case) * channels + column, mask=known, other=0.0)
-    scale, shift = rate, tl.zeros([COLUMNS], dtype=tl.float32)
-    if LEARNS:
-        scale = rate * tl.load(weight + column, mask=known, other=0.0).to(tl.float32)
-        shift = tl.load(bias + column, mask=known, other=0.0).to(tl.float32)
+    mean, rate = _mean_and_rate(of_cases, case, column, channels)
+    scale, shift = _scale_and_shift(rate, weight, bias, column, channels, LEARNS)
     start = case.to(tl.int64) * voxels * channels
     total = tl.zeros([COLUMNS], dtype=tl.float32)
     product = tl.zeros([COLUMNS], dtype=tl.float32)
@@ -266,12 +279,8 @@ def _apply_back(
     total = tl.sum(tl.load(sums + place, mask=there, other=0.0), 0) / voxels
     second = sums + tl.num_programs(2) * shares * channels
     product = tl.sum(tl.load(second + place, mask=there, other=0.0), 0) / voxels
-    mean = tl.load(of_cases + case * channels + column, mask=known, other=0.0)
-    rate = tl.load(of_cases + (tl.num_programs(2) + case) * channels + column, mask=known, other=0.0)
-    scale, shift = rate, tl.zeros([COLUMNS], dtype=tl.float32)
-    if LEARNS:
-        scale = rate * tl.load(weight + column, mask=known, other=0.0).to(tl.float32)
-        shift = tl.load(bias + column, mask=known, other=0.0).to(tl.float32)
+    mean, rate = _mean_and_rate(of_cases, case, column, channels)
+    scale, shift = _scale_and_shift(rate, weight, bias, column, channels, LEARNS)
     pull = rate * product
     start = case.to(tl.int64) * voxels * channels
     last = tl.minimum((part + 1) * share, voxels)
