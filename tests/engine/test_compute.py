@@ -22,6 +22,7 @@ from wardround.engine.passes import Passes
 from wardround.engine.training import Workbench
 from wardround.errors import ConfigError, WardroundError
 from wardround.losses.objective import Context, Dice, DiceBCE, Reference
+from wardround.messages import Message
 from wardround.methods import OBJECTIVES
 from wardround.methods.safcf import CFSL
 from wardround.models.unet import unet2d, unet3d
@@ -93,7 +94,7 @@ def test_graphs_on_a_cpu_are_left_out_with_a_word(caplog: pytest.LogCaptureFixtu
 def test_environment_json_says_what_was_chosen(tmp_path: Path) -> None:
     import json
 
-    run(tmp_path / "run", rounds=1, compute={"micro_batch": 3})
+    run(tmp_path / "run", rounds=1, compute={"device": "cpu", "micro_batch": 3})
     facts = json.loads((tmp_path / "run" / "environment.json").read_text())["compute"]
     assert facts["precision"] == "float32" and facts["compile"] == "off" and facts["micro_batch"] == 3
 
@@ -314,6 +315,20 @@ def test_a_reference_that_moves_forgets_what_it_saw() -> None:
     assert not torch.equal(reference.encode(image), torch.zeros(0)) and reference._kept == {}
 
 
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_kept_features_lie_in_memory_as_computed_ones(layout: torch.memory_format) -> None:
+    """Else a compiled loss would be compiled once more for them, in the midst of a recording."""
+    reference = Reference(bench().model.eval())
+    reference.room = 10**9
+    features = torch.randn(3, 8, 4, 5).contiguous(memory_format=layout)
+    reference.expect(torch.zeros(3), [7, 1, 4])
+    reference.keep(features)
+    reference.expect(torch.zeros(3), [4, 7, 1])
+    kept = reference.kept()
+    assert kept is not None and torch.equal(kept, features[[2, 0, 1]])
+    assert kept.stride() == features.stride()
+
+
 # Compiled passes
 
 
@@ -421,6 +436,19 @@ def test_a_recorded_step_gives_the_bytes_of_a_written_one(
     assert results[0].params_sha256 == results[1].params_sha256
     assert results[0].records[-1]["loss"] == results[1].records[-1]["loss"]
     assert results[0].records[-1]["validation"] == results[1].records[-1]["validation"]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a GPU")
+@pytest.mark.parametrize("objective", ["cfsl", "clsl"])
+def test_steps_are_recorded_with_compiled_losses_too(tmp_path: Path, objective: str) -> None:
+    settings = {"objective": {"name": objective}, "augmentation": STILL, "local_epochs": 6}
+    made = config(tmp_path, rounds=1, compute={"compile": "full"}, **settings)
+    host = Host(made, tmp_path / "clients", ["north"])
+    for round in range(2):
+        answer = host.run("north", "train", round, Message(params=Params.of(host.bench.model)))
+        assert answer.failure is None
+    assert host.bench._recorder is not None and not host.bench._recorder.steps.gave_up
+    assert len(host.bench._recorder.steps._recordings) >= 2
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

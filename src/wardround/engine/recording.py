@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 MOST_RECORDINGS = 12
 SMALL_NETWORK = 32 * 2**20  # bytes of gradients that every recording of another batch size may hold
-WARM_UP_STEPS = 2  # ordinary ones, in which libraries choose their algorithms
+WARM_UP_STEPS = 2  # ordinary ones, in which libraries choose their algorithms and inductor compiles
 
 Key = tuple[object, ...]
 Shape = tuple[int, ...]
@@ -103,7 +103,7 @@ class RecordedSteps:
         self._parameters = [p for p in bench.model.parameters() if p.requires_grad]
         self._small = sum(p.nbytes for p in self._parameters) <= SMALL_NETWORK
         self._recordings: dict[Key, Recording] = {}
-        self._times: dict[object, int] = {}  # each kind of step was taken
+        self._times: dict[Key, int] = {}  # each kind of step was taken
         self._names: set[str] = set()  # of tensors the objective keeps
 
     def backward(self, batch: Batch, context: Context, loss: Loss) -> Tensor:
@@ -115,7 +115,7 @@ class RecordedSteps:
         key = *key, tuple(features is not None for features in kept)
         recording = self._recordings.get(key)
         if recording is None:
-            kind = tuple(batch.image.shape), bool(context.has_previous)
+            kind = key if self._bench.compute.inductor else (tuple(batch.image.shape), context.has_previous)
             self._times[kind] = self._times.get(kind, 0) + 1
             if self._times[kind] <= WARM_UP_STEPS:
                 return self._warm_up(batch, context, loss)

@@ -157,7 +157,7 @@ class Reference:
         """Features of the expected batch, where those of all its cases are known."""
         if self._image is None or any(case not in self._kept for case in self._cases):
             return None
-        return torch.stack([self._kept[case] for case in self._cases])
+        return stacked([self._kept[case] for case in self._cases])
 
     def keep(self, features: Tensor) -> None:
         """Remember the expected batch's features, as long as there is room."""
@@ -174,6 +174,13 @@ class Reference:
         """Take over the present state of another model (for references that move within a round)."""
         self.forget()
         self.model.load_state_dict(model.state_dict())
+
+
+def stacked(cases: Sequence[Tensor]) -> Tensor:
+    """One batch (B, C, *spatial) in the memory layout its cases have: those with channels last stay so."""
+    if cases[0].is_contiguous():
+        return torch.stack(list(cases))
+    return torch.stack([case.movedim(0, -1) for case in cases]).movedim(-1, 1)
 
 
 @dataclass(frozen=True)
