@@ -1,16 +1,17 @@
 # make demo   three made-up hospitals, a table and a picture
 # make test   formatting, types and all tests
 # make slow   what takes minutes: large networks and every variant of an export
+# make gpu    what only a GPU can show
 # make hospitals   the deployment with real processes, on this machine: about half an hour
 # make browser   the report in a real browser (Chromium), skipped where there is none
-# Both set up .venv on first use and start at once afterwards.
+# All set up .venv on first use and start at once afterwards.
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test slow hospitals browser check format bench clean
+.PHONY: help install demo test slow gpu hospitals browser check format bench clean
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -39,6 +40,9 @@ test: check
 
 slow: $(VENV)/.installed-test
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m slow
+
+gpu: $(VENV)/.installed-test
+	@$(BIN)/python -m pytest -m gpu
 
 hospitals: $(VENV)/.installed-test
 	@failed=""; for script in $(filter-out %/common.py,$(wildcard tests/deploy/real/*.py)); do \

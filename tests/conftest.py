@@ -1,9 +1,25 @@
 """What every test may rely on."""
 
 import logging
+import os
 from collections.abc import Iterator
 
-from pytest import fixture
+from pytest import Config, Item, fixture, mark
+
+
+def pytest_configure(config: Config) -> None:
+    """All tests run on the CPU, whose bytes are promised, but those of the GPU: `pytest -m gpu`."""
+    if config.option.markexpr != "gpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
+def pytest_collection_modifyitems(items: list[Item]) -> None:
+    import torch
+
+    if not torch.cuda.is_available():
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(mark.skip(reason="needs a GPU and `pytest -m gpu`"))
 
 
 @fixture(autouse=True)

@@ -414,7 +414,7 @@ def test_equal_constants_mean_an_equal_loss(name: str) -> None:
         assert found.setdefault(key, value) == value
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a GPU")
+@pytest.mark.gpu
 @pytest.mark.parametrize("objective", ["dice_bce", "evidential", "cfsl", "clsl", "swav"])
 @pytest.mark.parametrize("augmentation", [STILL, {"flip": 0.5}])
 @pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
@@ -438,7 +438,8 @@ def test_a_recorded_step_gives_the_bytes_of_a_written_one(
     assert results[0].records[-1]["validation"] == results[1].records[-1]["validation"]
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a GPU")
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:The .grad attribute:UserWarning")
 @pytest.mark.parametrize("objective", ["cfsl", "clsl"])
 def test_steps_are_recorded_with_compiled_losses_too(tmp_path: Path, objective: str) -> None:
     settings = {"objective": {"name": objective}, "augmentation": STILL, "local_epochs": 6}
@@ -451,7 +452,7 @@ def test_steps_are_recorded_with_compiled_losses_too(tmp_path: Path, objective: 
     assert len(host.bench._recorder.steps._recordings) >= 2
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 @pytest.mark.parametrize("state", ["keep", "reset"])
 def test_a_gpu_trains_with_what_auto_chooses(tmp_path: Path, state: str) -> None:
     optimizer = {"learning_rate": 0.01, "state": state}
@@ -459,7 +460,7 @@ def test_a_gpu_trains_with_what_auto_chooses(tmp_path: Path, state: str) -> None
     assert result.records[-1]["lost"] == {}
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a GPU")
+@pytest.mark.gpu
 def test_two_models_under_evaluation_at_once_do_not_mix(tmp_path: Path) -> None:
     made = config(tmp_path, rounds=1, compute={"compile": "graphs"})
     host = Host(made, tmp_path / "clients", ["north"])

@@ -8,7 +8,6 @@ from torch import nn
 from wardround.models.instance_norm import QuickNorm, Unit, by_definition, fits, keep_layout, with_slope
 from wardround.models.unet import unet2d, unet3d
 
-gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="kernels need a GPU")
 LAYOUTS = {4: torch.channels_last, 5: torch.channels_last_3d}
 SHAPES = [(2, 5, 7, 9), (3, 16, 33, 20), (1, 70, 5, 6, 7), (2, 3, 40, 41), (4, 1024, 6, 6), (1, 1, 30, 31)]
 
@@ -51,7 +50,7 @@ def test_the_definition_is_pytorchs_layer(shape, slope, learns) -> None:
         torch.testing.assert_close(left.double(), right.double(), rtol=1e-4, atol=1e-4)
 
 
-@gpu
+@pytest.mark.gpu
 @pytest.mark.parametrize("shape", [*SHAPES, (8, 16, 160, 160), (2, 48, 32, 33, 34)])
 @pytest.mark.parametrize("slope", [None, 0.0, 0.1])
 @pytest.mark.parametrize("learns", [False, True])
@@ -78,7 +77,7 @@ def test_the_kernels_are_pytorchs_layer(shape, slope, learns, kind) -> None:
             torch.testing.assert_close(left, right.float(), rtol=1e-3, atol=1e-2)
 
 
-@gpu
+@pytest.mark.gpu
 def test_the_kernels_have_a_second_derivative() -> None:
     x, _, weights = case((2, 6, 9, 8), learns=True, device="cuda")
     layer = quick(x.shape, 0.1, weights)
