@@ -23,7 +23,7 @@ from PIL import Image
 from wardround.api import Result
 from wardround.config import load_config
 from wardround.data.federation import open_federation
-from wardround.storage import write_bytes
+from wardround.files import write_bytes
 from wardround.uncertainty.maps import Accumulator, Predicted, case_uncertainty
 from wardround.uncertainty.quality import risk_coverage
 

@@ -272,3 +272,13 @@ def test_ctrl_c_in_the_demo_ends_its_runs_and_says_so(
     code, _, err = call(monkeypatch, capsys, "demo", "--output", str(tmp_path / "demo"))
 
     assert code == 130 and err.strip().startswith("Stopped.")
+
+
+@mark.parametrize(
+    "words", [["datasets"], ["egress", "verify", "nothing"], ["status", "--kit", "nothing"], ["stop"]]
+)
+def test_commands_that_compute_nothing_do_not_wait_for_torch(tmp_path: Path, words: list[str]) -> None:
+    code = "import sys; sys.modules['torch'] = None; from wardround.cli import main; main()"
+    done = subprocess.run([sys.executable, "-c", code, *words], cwd=tmp_path, capture_output=True, text=True)
+    assert "Traceback" not in done.stderr and "torch" not in done.stderr
+    assert done.returncode == (0 if words == ["datasets"] else 2)

@@ -9,7 +9,7 @@ from helpers import call as called
 from pytest import CaptureFixture, MonkeyPatch, fixture, mark
 
 from wardround.deploy.ledger import Ledger, head_path
-from wardround.storage import write_json
+from wardround.files import write_json
 
 NOON = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
 

@@ -14,7 +14,7 @@ from pytest import CaptureFixture, MonkeyPatch, fixture, importorskip, mark
 
 from wardround.cli import join
 from wardround.deploy.kits import Kit
-from wardround.storage import write_json, write_text
+from wardround.files import write_json, write_text
 
 COMMANDS = ("rehearse", "provision", "preflight", "server", "join", "submit", "status", "stop")
 NEEDS_ENGINE = {

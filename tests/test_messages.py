@@ -6,8 +6,9 @@ from helpers import params
 from pytest import mark, raises
 
 from wardround.errors import CheckpointError
+from wardround.files import file_name, jsonable
 from wardround.messages import Message, ServerState
-from wardround.storage import StoredTensors, file_name, jsonable, save_tensors
+from wardround.storage import StoredTensors, save_tensors
 
 
 def full_message() -> Message:

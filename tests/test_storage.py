@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from wardround.storage import write_parts
+from wardround.files import write_parts
 
 
 def test_an_interrupted_write_leaves_nothing_behind_and_the_old_file_whole(tmp_path: Path) -> None:

@@ -21,7 +21,8 @@ from wardround.messages import ServerState
 from wardround.models.norm import from_moments, running_stats
 from wardround.params import Params
 from wardround.reporting.records import read_lines
-from wardround.reporting.tables import Table, client_table
+from wardround.reporting.result_tables import client_table
+from wardround.reporting.tables import Table
 
 
 @dataclass(frozen=True)

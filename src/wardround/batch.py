@@ -17,7 +17,7 @@ from wardround.api import Result
 from wardround.config import Config, load_config
 from wardround.engine.checkpoint import Checkpoints
 from wardround.errors import CheckpointError, ConfigError, WardroundError
-from wardround.storage import taken, write_text
+from wardround.files import taken, write_text
 
 log = logging.getLogger(__name__)
 

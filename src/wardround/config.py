@@ -7,9 +7,9 @@ the fields of their classes.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import logging
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
@@ -32,6 +32,7 @@ from wardround.engine.traffic import TrafficSettings
 from wardround.errors import ConfigError
 from wardround.models import MODELS, ModelSettings, check_dimensions, is_foreign, resolve
 from wardround.models.user_networks import NotHere
+from wardround.wording import suggestion
 from wardround.yaml_file import PlainLoader, read_yaml
 
 if TYPE_CHECKING:
@@ -217,7 +218,7 @@ class Config(Settings):
 
     @property
     def folder(self) -> Path:
-        from wardround.storage import file_name
+        from wardround.files import file_name
 
         return self.output if self.output is not None else Path("runs") / file_name(self.name)
 
@@ -274,6 +275,12 @@ class Config(Settings):
         return plain
 
 
+@lru_cache(maxsize=256)
+def reader(kind: type[Any]) -> TypeAdapter[Any]:
+    """What makes objects of a class from plain values; making it takes longer than using it."""
+    return TypeAdapter(kind)
+
+
 def build_named(registry: Mapping[str, type[Any]], settings: Mapping[str, Any], where: str) -> Any:
     """An object of the named class, its fields checked like every other setting."""
     chosen = dict(settings)
@@ -282,7 +289,7 @@ def build_named(registry: Mapping[str, type[Any]], settings: Mapping[str, Any], 
         raise ConfigError(
             f"{where}.name is {name!r}.{suggestion(str(name), registry)} List all: wardround {where}s"
         )
-    kind = registry[name]
+    kind: Any = registry[name]
     fields = {entry.name for entry in dataclasses.fields(kind)}
     for key in chosen:
         if key not in fields:
@@ -291,7 +298,7 @@ def build_named(registry: Mapping[str, type[Any]], settings: Mapping[str, Any], 
                 f"It has: {', '.join(sorted(fields)) or 'none'}."
             )
     try:
-        return TypeAdapter(kind).validate_python(chosen)
+        return reader(kind).validate_python(chosen)
     except ValidationError as error:
         raise ConfigError(explained(error, f"{where}.")) from None
 
@@ -417,9 +424,3 @@ def known_keys(path: Sequence[str]) -> list[str]:
         if not (isinstance(section, type) and issubclass(section, BaseModel)):
             return []
     return list(section.model_fields)
-
-
-def suggestion(word: str, known: Any) -> str:
-    """' Did you mean 'x'?' for the closest known word, else nothing."""
-    close = difflib.get_close_matches(word, [str(item) for item in known], n=1, cutoff=0.5)
-    return f" Did you mean '{close[0]}'?" if close else ""

@@ -17,8 +17,9 @@ from typing import Any
 from torch import Tensor
 
 from wardround.errors import CheckpointError
+from wardround.files import jsonable
 from wardround.params import Params
-from wardround.storage import StoredTensors, jsonable, save_tensors, tensor_bytes
+from wardround.storage import StoredTensors, save_tensors, tensor_bytes
 
 SCHEMA = "wardround-message-1"
 

@@ -28,12 +28,13 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BeforeValidator, Field, ValidationError
 
-from wardround.config import Config, Settings, explained, parse, suggestion
+from wardround.config import Config, Settings, explained, parse
 from wardround.errors import ConfigError
 from wardround.methods import METHODS, OBJECTIVES
 from wardround.models import MODELS, resolve
 from wardround.models.user_networks import is_import_path
 from wardround.reporting.tables import Table
+from wardround.wording import suggestion
 from wardround.yaml_file import read_yaml
 
 PAPERS = {
@@ -339,8 +340,8 @@ def preset_list() -> Table:
         paper = TITLES.get(name.partition("-")[0], "")
         rows.append([name, f"{paper} {preset.table}", preset.about, len(cells), f"{ready} of {len(cells)}"])
     caption = (
-        "ready: runs whose method, objective and network this version has. The data sets themselves cannot "
-        "be read yet. One preset: wardround papers show NAME"
+        "ready: runs whose method, objective and network this version has. One preset: wardround papers show "
+        "NAME. How to lay out its data sets: wardround datasets"
     )
     return Table("Tables of the papers", ["name", "table", "what", "runs", "ready"], rows, caption)
 

@@ -7,7 +7,8 @@ from helpers import config, run
 from pytest import raises
 
 from wardround.config import DataSettings
-from wardround.data.federation import PROXY, open_federation
+from wardround.data.federation import open_federation
+from wardround.data.roles import PROXY
 from wardround.errors import ConfigError
 
 

@@ -19,10 +19,11 @@ import wardround.data.resident as residence
 from wardround.config import DataSettings, load_config
 from wardround.data import phantom_files
 from wardround.data.cases import ClientData, TensorSplit
-from wardround.data.federation import POOLED, Federation, open_federation
+from wardround.data.federation import Federation, open_federation
 from wardround.data.patches import PatchSplit
 from wardround.data.phantom import PhantomSettings
 from wardround.data.resident import CachedSplit, HostSplit, Residence
+from wardround.data.roles import POOLED
 from wardround.errors import ConfigError, DataError
 
 

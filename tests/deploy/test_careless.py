@@ -14,7 +14,7 @@ from pytest import CaptureFixture, MonkeyPatch, fixture, importorskip, mark, rai
 
 importorskip("nvflare")
 
-from wardround.deploy.kits import open_kit
+from wardround.deploy.kits import open_kit, organisers_kit
 from wardround.deploy.nvflare import organising, processes, provisioning, rehearsal
 from wardround.deploy.project import Project
 from wardround.deploy.rules import SiteFile
@@ -104,11 +104,11 @@ def test_a_state_that_is_a_file_is_said(
 
 def test_a_wrong_wardround_kit_is_not_passed_over(mine: Path, monkeypatch: MonkeyPatch) -> None:
     monkeypatch.chdir(mine.parent)
-    assert organising.organisers_kit(None).folder == mine / "organiser"
+    assert organisers_kit(None).folder == mine / "organiser"
 
     monkeypatch.setenv("WARDROUND_KIT", str(mine / "nowhere"))
     with raises(ConfigError, match="nowhere does not exist"):
-        organising.organisers_kit(None)
+        organisers_kit(None)
 
 
 # provision

@@ -8,7 +8,8 @@ import torch
 from helpers import config, run
 from pytest import MonkeyPatch, mark, raises
 
-from wardround.data.federation import POOLED, open_federation
+from wardround.data.federation import open_federation
+from wardround.data.roles import POOLED
 from wardround.engine import placement
 from wardround.engine.device import threads_for
 from wardround.engine.host import build_model

@@ -11,10 +11,11 @@ from wardround.data.cases import Batch, Case, TensorSplit
 from wardround.engine import optimizers
 from wardround.engine.host import Host
 from wardround.engine.optimizers import OptimizerSettings, Schedule
-from wardround.engine.seeding import derive, generator
+from wardround.engine.seeding import generator
 from wardround.engine.training import Step
 from wardround.losses.objective import Context
 from wardround.params import Params
+from wardround.seeds import derive
 
 
 def host(folder: Path, **changes: Any) -> Host:

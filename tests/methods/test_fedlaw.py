@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from wardround.aggregation.weights import softmax
 from wardround.data.cases import Batch, ClientData, TensorSplit
-from wardround.data.federation import PROXY
+from wardround.data.roles import PROXY
 from wardround.engine.clients import Answer
 from wardround.engine.host import Host, build_model
 from wardround.errors import ConfigError

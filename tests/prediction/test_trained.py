@@ -17,9 +17,9 @@ from wardround.data.federation_file import write
 from wardround.data.init import propose
 from wardround.data.phantom import PhantomSettings
 from wardround.errors import CheckpointError, ConfigError
+from wardround.files import write_json
 from wardround.prediction.session import models_for
 from wardround.prediction.trained import PREPARATION, Preparation, TrainedModel
-from wardround.storage import write_json
 
 
 @pytest.fixture(scope="module")

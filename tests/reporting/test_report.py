@@ -21,6 +21,7 @@ import wardround as wr
 from wardround.cli import app
 from wardround.engine.clients import Answer
 from wardround.errors import CheckpointError, ConfigError
+from wardround.files import file_name, write_json
 from wardround.reporting import pictures
 from wardround.reporting.report import build_page, open_source, write_report
 from wardround.reporting.report.charts import area_chart, axis_of, line_chart
@@ -28,7 +29,7 @@ from wardround.reporting.report.facts import read_run
 from wardround.reporting.report.html import data_block, escaped, link, name, tag
 from wardround.reporting.report.overlays import encode, encode_all, fewer, outlines
 from wardround.reporting.report.strips import strip_chart
-from wardround.storage import StoredTensors, file_name, save_tensors, write_json
+from wardround.storage import StoredTensors, save_tensors
 
 EVIL = {
     "script": "<script>alert(1)</script>",

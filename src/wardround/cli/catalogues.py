@@ -47,8 +47,8 @@ def catalogue(
     show_one: Callable[[str], Any],
     kind: str,
 ) -> None:
-    from wardround.config import suggestion
     from wardround.errors import ConfigError
+    from wardround.wording import suggestion
 
     if name is not None and name not in registry:
         raise ConfigError(

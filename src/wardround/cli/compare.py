@@ -265,7 +265,7 @@ def print_marked(table: Any) -> None:
 
 
 def as_json(found: Any) -> Any:
-    from wardround.storage import jsonable
+    from wardround.files import jsonable
 
     done = bool(len(found.results))
     return jsonable(

@@ -233,7 +233,7 @@ def fingerprint(
     from wardround.data.files import read_image, read_label
     from wardround.data.fingerprint import compare, fingerprints
     from wardround.errors import DataError
-    from wardround.storage import write_json
+    from wardround.files import write_json
 
     settings = load(file)
     listing = listing_of(settings, file.parent)

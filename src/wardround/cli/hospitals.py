@@ -135,10 +135,11 @@ def submit(
     configure_logging(debug, quiet or json_)
     needs_engine(debug)
     from wardround.config import load_config
+    from wardround.deploy.kits import organisers_kit
     from wardround.deploy.nvflare import organising
     from wardround.errors import ConfigError
 
-    opened = organising.organisers_kit(kit)
+    opened = organisers_kit(kit)
     if (config is None) == (resume is None):
         raise ConfigError("give a configuration to begin a run, or --resume RUN to continue one.")
     if resume is not None:
@@ -196,10 +197,10 @@ def status(
     """Which hospitals are connected, which runs there are, and what the one that goes on waits for."""
     configure_logging(debug, json_)
     needs_engine(debug)
-    from wardround.deploy.nvflare import organising
+    from wardround.deploy.kits import organisers_kit
     from wardround.errors import WardroundError
 
-    opened = organising.organisers_kit(kit)
+    opened = organisers_kit(kit)
     session: Session | None = None
     trouble = ""
     try:
@@ -315,10 +316,11 @@ def stop(
     """End a run after its present round, with a checkpoint; it can be resumed."""
     configure_logging(debug, False)
     needs_engine(debug)
-    from wardround.deploy.nvflare import organising
+    from wardround.deploy.following import running
+    from wardround.deploy.kits import organisers_kit
 
-    opened = organising.organisers_kit(kit)
-    name, facts = organising.running(opened, run)
+    opened = organisers_kit(kit)
+    name, facts = running(opened, run)
     with opened_session(opened) as session:
         if now:
             session.abort(facts["job"])

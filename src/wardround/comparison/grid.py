@@ -21,15 +21,16 @@ from typing import Any
 from pydantic import BaseModel
 
 from wardround.comparison.sweep import Axis, Point, Sweep, folds_of, laid_over, seeds_of
-from wardround.config import Config, DataSettings, load_config, suggestion
+from wardround.config import Config, DataSettings, load_config
 from wardround.data.federation import open_federation
 from wardround.engine.experiment import Experiment
 from wardround.engine.host import build_model
-from wardround.engine.seeding import derive
 from wardround.errors import ConfigError, WardroundError
+from wardround.files import file_name
 from wardround.papers import put
 from wardround.reporting.tables import one_line
-from wardround.storage import file_name
+from wardround.seeds import derive
+from wardround.wording import suggestion
 
 MOST_CELLS = 5000
 REAL_DATA = ("folders", "federation")  # sources of `data:` other than made-up hospitals

@@ -34,6 +34,7 @@ from wardround.comparison.grid import REAL_DATA, Grid, cell_title
 from wardround.comparison.presets import printed_values, published_note
 from wardround.engine.evaluation import Evaluation
 from wardround.errors import CheckpointError, ConfigError
+from wardround.files import write_json, write_text
 from wardround.metrics import METRICS
 from wardround.reporting.comparison import (
     cross_site_table,
@@ -54,7 +55,6 @@ from wardround.reporting.scores import (
 )
 from wardround.reporting.statistics import CaseKey
 from wardround.reporting.tables import Table
-from wardround.storage import write_json, write_text
 from wardround.yaml_file import read_yaml
 
 VERSION = 1

@@ -19,7 +19,7 @@ from wardround.comparison.sweep import read_sweep
 from wardround.config import Config, apply_override
 from wardround.engine.device import choose_device
 from wardround.errors import CheckpointError, ConfigError, WardroundError
-from wardround.storage import file_name, taken, write_json
+from wardround.files import file_name, taken, write_json
 from wardround.yaml_file import read_yaml
 
 Source = str | Path | Mapping[str, Any] | Config

@@ -21,9 +21,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from wardround.config import Config, suggestion
+from wardround.config import Config
 from wardround.errors import ConfigError
 from wardround.papers import point_label, put
+from wardround.wording import suggestion
 
 SECTIONS = {"methods": "method", "objectives": "objective", "models": "model"}
 COUNTED = ("seeds", "folds")

@@ -29,7 +29,7 @@ from wardround.data.listing import Entry
 from wardround.data.prepare import check_settings, prepare_case, refuse_others
 from wardround.data.prepared_file import Loaded, describe, files_of, load, save, sweep
 from wardround.errors import DataError
-from wardround.storage import file_name, write_json
+from wardround.files import file_name, write_json
 
 __all__ = ["Cache", "CacheFolderError", "Loaded", "Outcome", "Watch", "load"]
 

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from wardround.data.readers import is_dicom
 from wardround.data.readers.common import files_in, named, read_rows
 from wardround.errors import DataError
-from wardround.storage import file_name, write_bytes, write_text
+from wardround.files import file_name, write_bytes, write_text
 
 UNEVEN = 0.05  # of the slice distance: more is a missing slice
 SAME_DIRECTION = 1e-3

@@ -9,18 +9,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from wardround.config import DataSettings, suggestion
+from wardround.config import DataSettings
 from wardround.data import phantom
 from wardround.data.cases import ClientData, TensorSplit, join
 from wardround.data.federation_file import PrepareSettings
 from wardround.data.folders import Folders
 from wardround.data.resident import Residence
-from wardround.engine.seeding import derive
+from wardround.data.roles import POOLED, PROXY
 from wardround.errors import ConfigError
-
-POOLED = "pooled"  # the pseudo-client of the centralised reference
-PROXY = "proxy"  # the server's own labelled cases, where a method needs some
-NOT_HOSPITALS = frozenset({POOLED, PROXY})
+from wardround.seeds import derive
+from wardround.wording import suggestion
 
 
 @dataclass(frozen=True)

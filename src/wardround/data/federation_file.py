@@ -28,7 +28,8 @@ from wardround.data.readers import joining, read
 from wardround.data.readers.common import checked_name, named
 from wardround.data.yaml_text import commented, dumped, seen_from
 from wardround.errors import ConfigError, DataError
-from wardround.storage import write_text
+from wardround.files import write_text
+from wardround.wording import suggestion
 from wardround.yaml_file import read_yaml
 
 
@@ -160,7 +161,7 @@ def explained(error: ValidationError) -> str:
     place = [str(part) for part in first["loc"]]
     where = ".".join(place)
     if first["type"] == "extra_forbidden":
-        return f"{where} is not a setting.{config.suggestion(place[-1], known_keys(place[:-1]))}"
+        return f"{where} is not a setting.{suggestion(place[-1], known_keys(place[:-1]))}"
     if first["type"] == "missing":
         return f"{where} is missing."
     if first["type"] == "too_short":
@@ -220,8 +221,6 @@ def listing_of(file: FederationFile, base: Path) -> Listing:
     known = set(found.clients)
     for name in (*(file.clients or ()), *file.held_out):
         if name not in known:
-            from wardround.config import suggestion
-
             raise ConfigError(
                 f"federation.yaml names client '{name}', which has no cases.{suggestion(name, known)} "
                 f"There are: {named(sorted(known), 20)}."
@@ -240,7 +239,7 @@ def listing_of(file: FederationFile, base: Path) -> Listing:
 
 
 def check_names(clients: Sequence[str]) -> None:
-    from wardround.data.federation import NOT_HOSPITALS
+    from wardround.data.roles import NOT_HOSPITALS
 
     for name in clients:
         checked_name(name, "federation.yaml")

@@ -11,8 +11,8 @@ import numpy as np
 
 from wardround.data.facts import Facts, ImageFacts
 from wardround.data.listing import SPLITS, Entry
+from wardround.files import jsonable
 from wardround.reporting.tables import Table, one_line
-from wardround.storage import jsonable
 
 Severity = Literal["error", "warning", "repaired"]
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "repaired")

@@ -233,7 +233,8 @@ def overridden(file: FederationFile, settings: DataSettings) -> FederationFile:
 
 def laid_over(section: Section, changes: Mapping[str, Any], name: str) -> Section:
     """A section of the file with some settings replaced, checked like the file's own."""
-    from wardround.config import explained, suggestion
+    from wardround.config import explained
+    from wardround.wording import suggestion
 
     kind = type(section)
     for key in changes:

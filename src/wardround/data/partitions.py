@@ -29,16 +29,16 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from wardround.config import suggestion
 from wardround.data.federation_file import PartitionSettings, check_names
 from wardround.data.listing import SPLITS, Entry
 from wardround.data.readers.common import named
 from wardround.data.readers.joining import check_unique
-from wardround.engine.seeding import derive
 from wardround.errors import ConfigError, DataError
+from wardround.files import write_bytes
 from wardround.reporting.pictures import clipped
 from wardround.reporting.tables import Table
-from wardround.storage import write_bytes
+from wardround.seeds import derive
+from wardround.wording import suggestion
 
 MOST_CLIENTS = 100
 # Groups of a client, where there are enough; a list that fixes no splits leaves all of them to train.

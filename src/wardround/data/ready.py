@@ -30,7 +30,7 @@ from wardround.data.listing import Entry, Listing
 from wardround.data.partitions import Description
 from wardround.data.prepared_file import describe, files_of
 from wardround.errors import DataError
-from wardround.storage import file_name, taken, write_json
+from wardround.files import file_name, taken, write_json
 
 log = logging.getLogger(__name__)
 

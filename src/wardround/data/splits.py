@@ -18,13 +18,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from wardround.config import suggestion
 from wardround.data.federation_file import SplitSettings
 from wardround.data.listing import SPLITS, Entry
 from wardround.data.readers.common import named, read_text
-from wardround.engine.seeding import derive
 from wardround.errors import ConfigError, DataError
-from wardround.storage import write_json
+from wardround.files import write_json
+from wardround.seeds import derive
+from wardround.wording import suggestion
 
 log = logging.getLogger(__name__)
 

@@ -11,12 +11,16 @@ import time
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from wardround.config import Config
-from wardround.engine.experiment import Listener
-from wardround.errors import WardroundError
+from wardround.deploy.kits import Kit
+from wardround.errors import ConfigError, WardroundError
+from wardround.files import file_name
 from wardround.reporting.records import read_lines
+
+if TYPE_CHECKING:
+    from wardround.config import Config
+    from wardround.engine.experiment import Listener
 
 FINAL = ("done", "stopped", "failed")
 LOOK_SECONDS = 0.3
@@ -33,6 +37,22 @@ def live_facts(folder: Path) -> dict[str, Any] | None:
     except (OSError, ValueError):
         return None
     return facts
+
+
+def running(kit: Kit, name: str | None = None) -> tuple[str, dict[str, Any]]:
+    """The run that goes on, and what live.json says of it."""
+    going = {
+        path.parent.name: facts
+        for path in sorted(kit.runs.glob("*/live.json"))
+        if (facts := live_facts(path.parent)) is not None and facts["state"] not in FINAL
+    }
+    if name is not None:
+        going = {key: facts for key, facts in going.items() if key == file_name(name)}
+    if not going:
+        raise WardroundError("no run goes on." if name is None else f"run '{name}' does not go on.")
+    if len(going) > 1:
+        raise ConfigError(f"several runs go on: {', '.join(going)}. Name one.")
+    return next(iter(going.items()))
 
 
 def follow(

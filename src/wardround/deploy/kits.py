@@ -15,6 +15,7 @@ Keys are for their owner only; a kit whose keys others can read is refused.
 from __future__ import annotations
 
 import json
+import os
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -157,3 +158,15 @@ def check_private(kit: Kit) -> None:
                 f"{key} is a private key that others on this machine may read (mode {mode:03o}). "
                 f"Close it: chmod -R go-rwx {kit.folder}"
             )
+
+
+def organisers_kit(path: Path | None) -> Kit:
+    """The kit named, or the one that is near: WARDROUND_KIT, this folder, kits/organiser."""
+    if path is not None:
+        return open_kit(path, "organiser")
+    if os.environ.get(KIT):
+        return open_kit(os.environ[KIT], "organiser")
+    for folder in (Path(), Path("organiser"), Path("kits/organiser")):
+        if (folder / "kit.json").is_file():
+            return open_kit(folder, "organiser")
+    raise ConfigError("where is the organiser's kit? Give it with --kit, for example --kit kits/organiser.")

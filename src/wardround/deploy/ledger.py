@@ -23,12 +23,14 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from wardround.deploy.wire import Parcel
 from wardround.errors import ConfigError, WardroundError
+from wardround.files import jsonable, write_json
 from wardround.reporting.records import brief
-from wardround.storage import jsonable, write_json
+
+if TYPE_CHECKING:
+    from wardround.deploy.wire import Parcel
 
 log = logging.getLogger(__name__)
 

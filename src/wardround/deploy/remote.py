@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from wardround.config import Config
-from wardround.data.federation import NOT_HOSPITALS, PROXY, Federation
+from wardround.data.federation import Federation
+from wardround.data.roles import NOT_HOSPITALS, PROXY
 from wardround.deploy.agreement import Facts, agreed, check_networks, for_hospitals
 from wardround.deploy.wire import Parcel, ParcelError, pack, unpack
 from wardround.engine.calibration import fit_temperature, pooled_quantiles, tested
@@ -29,9 +30,9 @@ from wardround.engine.experiment import Experiment, Outcome, check_folder
 from wardround.engine.gate import Registration
 from wardround.engine.host import PICTURES, Host, InProcess, Spilling
 from wardround.errors import ConfigError, TooFewClients, WardroundError
+from wardround.files import file_name, jsonable, taken, write_json, write_parts, write_text
 from wardround.messages import Message, Reply
-from wardround.reporting.tables import case_rows
-from wardround.storage import file_name, jsonable, taken, write_json, write_parts, write_text
+from wardround.reporting.result_tables import case_rows
 
 log = logging.getLogger(__name__)
 

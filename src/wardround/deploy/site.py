@@ -29,9 +29,9 @@ from wardround.engine.device import set_threads
 from wardround.engine.host import Host
 from wardround.engine.traffic import TrafficSettings
 from wardround.errors import ConfigError, WardroundError
+from wardround.files import file_name
 from wardround.messages import Message
 from wardround.params import Params
-from wardround.storage import file_name
 
 log = logging.getLogger(__name__)
 

@@ -23,8 +23,9 @@ import torch
 from torch import Tensor
 
 from wardround.errors import CheckpointError
+from wardround.files import write_json
 from wardround.params import Params
-from wardround.storage import StoredTensors, save_tensors, write_json
+from wardround.storage import StoredTensors, save_tensors
 
 FORMAT = "wardround-memory-1"
 

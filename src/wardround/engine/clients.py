@@ -27,13 +27,14 @@ from wardround.engine.gate import (
     names_complaint,
 )
 from wardround.engine.optimizers import OptimizerSettings
-from wardround.engine.seeding import derive, generator
+from wardround.engine.seeding import generator
 from wardround.engine.training import Fitted, Loss, Step, Workbench, in_order
 from wardround.errors import ClientError, TooFewClients
 from wardround.losses.objective import Context, Objective
 from wardround.losses.segmentation import mask_dice
 from wardround.messages import Message, Reply
 from wardround.params import Params
+from wardround.seeds import derive
 
 log = logging.getLogger(__name__)
 

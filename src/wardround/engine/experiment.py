@@ -23,8 +23,9 @@ import yaml
 from wardround import __version__
 from wardround.aggregation.mean import mean
 from wardround.aggregation.weights import by_samples
-from wardround.config import Config, load_config, suggestion
-from wardround.data.federation import NOT_HOSPITALS, POOLED, PROXY, Federation, open_federation
+from wardround.config import Config, load_config
+from wardround.data.federation import Federation, open_federation
+from wardround.data.roles import NOT_HOSPITALS, POOLED, PROXY
 from wardround.engine.calibration import calibrated
 from wardround.engine.checkpoint import Checkpoints, in_memory
 from wardround.engine.clients import Clients, Exchange, Transport
@@ -35,6 +36,7 @@ from wardround.engine.placement import Placement, place
 from wardround.engine.seeding import generator
 from wardround.engine.workers import Workers
 from wardround.errors import CheckpointError, ConfigError, TooFewClients
+from wardround.files import taken, write_json, write_text
 from wardround.messages import Message, ServerState
 from wardround.metrics import METRICS
 from wardround.models.base import Segmenter
@@ -43,9 +45,9 @@ from wardround.models.start_weights import Match
 from wardround.params import Params
 from wardround.reporting.pictures import draw_overlays
 from wardround.reporting.records import Egress, append_lines, keep_lines, read_lines
-from wardround.reporting.tables import case_rows
+from wardround.reporting.result_tables import case_rows
 from wardround.reporting.trackers import open_trackers
-from wardround.storage import taken, write_json, write_text
+from wardround.wording import suggestion
 
 log = logging.getLogger(__name__)
 

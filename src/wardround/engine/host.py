@@ -16,7 +16,8 @@ import torch
 from wardround import models
 from wardround.config import Config
 from wardround.data.cases import ClientData
-from wardround.data.federation import POOLED, PROXY, Federation, open_federation
+from wardround.data.federation import Federation, open_federation
+from wardround.data.roles import POOLED, PROXY
 from wardround.engine.calibration import calibrate
 from wardround.engine.checkpoint import Checkpoints, MemoryStore, Standing
 from wardround.engine.clients import Answer, Client
@@ -27,13 +28,13 @@ from wardround.engine.seeding import seed_everything
 from wardround.engine.traffic import TrafficSettings, through, wire_bytes
 from wardround.engine.training import Workbench
 from wardround.errors import ClientError, WardroundError
+from wardround.files import file_name
 from wardround.messages import Message
 from wardround.metrics import METRICS
 from wardround.models import start_weights
 from wardround.models.base import Segmenter
 from wardround.params import Params
 from wardround.reporting.pictures import Album
-from wardround.storage import file_name
 
 log = logging.getLogger(__name__)
 

@@ -22,8 +22,9 @@ from typing import Any
 import torch
 
 from wardround.config import Config
-from wardround.data.federation import NOT_HOSPITALS, POOLED, Federation
+from wardround.data.federation import Federation
 from wardround.data.resident import text_of
+from wardround.data.roles import NOT_HOSPITALS, POOLED
 from wardround.engine.device import choose_device, cores, threads_for
 from wardround.engine.host import TRAIN_SHARE, network_for, training_shape
 from wardround.models.forward_cost import forward_cost

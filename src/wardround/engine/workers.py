@@ -25,8 +25,8 @@ from wardround.engine.clients import Answer
 from wardround.engine.gate import Registration
 from wardround.engine.host import PICTURES, Progress
 from wardround.errors import WardroundError
+from wardround.files import file_name
 from wardround.messages import Message
-from wardround.storage import file_name
 
 log = logging.getLogger(__name__)
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from wardround import __version__
 from wardround.exporting.package import Package
+from wardround.files import write_text
 from wardround.methods import METHODS, OBJECTIVES
 from wardround.methods.base import Method
 from wardround.metrics import METRICS
@@ -23,7 +24,6 @@ from wardround.models import MODELS
 from wardround.reporting.report.facts import mapping, number
 from wardround.reporting.statistics import Interval, Scores, bootstrap, client_mean
 from wardround.reporting.tables import Table, escaped, shown
-from wardround.storage import write_text
 
 WORST_CASES = 5
 MOST_LINES = 10

@@ -15,7 +15,7 @@ from wardround.exporting.folder import write_folder
 from wardround.exporting.onnx import Difference, check_installed, export_onnx
 from wardround.exporting.package import MODEL, WEIGHTS, Package
 from wardround.exporting.writing import CARD, check_place, whole_folder
-from wardround.storage import write_json, write_text
+from wardround.files import write_json, write_text
 
 KINDS = {
     "onnx": ("an ONNX graph", "model.onnx"),

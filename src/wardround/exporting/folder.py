@@ -6,7 +6,7 @@ from pathlib import Path
 
 from wardround import __version__
 from wardround.exporting.package import MODEL, WEIGHTS, Package
-from wardround.storage import write_text
+from wardround.files import write_text
 
 LOADER = '''"""The network of this folder: `from loader import load`, or run this file to see what it is.
 

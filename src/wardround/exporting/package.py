@@ -24,12 +24,13 @@ from wardround import __version__, models
 from wardround.config import ComputeSettings, Config, build_named
 from wardround.engine.device import autocast_dtype, choose_device
 from wardround.errors import CheckpointError, ConfigError
+from wardround.files import jsonable, write_json
 from wardround.methods import METHODS
 from wardround.models.base import Segmenter
 from wardround.params import Params
 from wardround.prediction.trained import Preparation, TrainedModel, stored_status
 from wardround.reporting.report.facts import Run, read_run
-from wardround.storage import jsonable, save_tensors, write_json
+from wardround.storage import save_tensors
 
 FORMAT = 1
 MODEL = "model.json"

@@ -22,13 +22,13 @@ from wardround.data.prepare import prepare_case
 from wardround.engine.evaluation import largest_components
 from wardround.errors import DataError
 from wardround.exporting.package import network_of, opened
+from wardround.files import write_bytes
 from wardround.models.base import Segmenter
 from wardround.prediction.inputs import find_scans
 from wardround.prediction.predicting import Predictor, mask_on_grid
 from wardround.prediction.trained import TrainedModel
 from wardround.prediction.windows import Forward
 from wardround.prediction.writing import encoded
-from wardround.storage import write_bytes
 from wardround.uncertainty.maps import Accumulator
 
 log = logging.getLogger(__name__)

@@ -37,7 +37,7 @@ from wardround.aggregation.mean import layerwise_mean
 from wardround.aggregation.updates import models
 from wardround.aggregation.weights import by_samples, is_number, softmax
 from wardround.data.cases import Batch
-from wardround.data.federation import PROXY
+from wardround.data.roles import PROXY
 from wardround.engine.clients import Client, Clients
 from wardround.engine.training import shuffled
 from wardround.errors import ConfigError

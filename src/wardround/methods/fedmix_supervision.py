@@ -30,7 +30,6 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from wardround.aggregation.weights import named, normalised, numbers
-from wardround.config import suggestion
 from wardround.data.cases import Batch, TensorSplit, stacked
 from wardround.engine.clients import Client, Clients
 from wardround.errors import ConfigError
@@ -39,6 +38,7 @@ from wardround.messages import Message, Reply, ServerState
 from wardround.methods.base import Method
 from wardround.models.base import Segmenter
 from wardround.params import Params
+from wardround.wording import suggestion
 
 if TYPE_CHECKING:
     from wardround.config import Config

@@ -26,6 +26,7 @@ from wardround.models.tap import Call, TappedSegmenter, decoder_names, ghost, re
 from wardround.models.variational import VariationalSegmenter
 
 BYTES = 4  # of a float32
+DRAWS = (torch.Tensor.normal_, torch.Tensor.uniform_)
 STATES = 4  # numbers a parameter in training with Adam: itself, its gradient and two moments
 
 
@@ -36,7 +37,7 @@ def sketch(
     sizes = {"in_channels": in_channels, "num_outputs": num_outputs, "dimensions": dimensions}
     with torch.random.fork_rng(devices=[]):
         try:
-            with torch.device("meta"), _Reading():
+            with torch.device("meta"), _Sketching():
                 return build(settings, **sizes)
         except Exception:  # it reads numbers while it is built, or is wrong: then this says so
             model = ghost(build(settings, **sizes))
@@ -44,13 +45,20 @@ def sketch(
             return model
 
 
-class _Reading(TorchFunctionMode):
-    """Keeps real what constructors compute with: rates of stochastic depth are read from a linspace."""
+class _Sketching(TorchFunctionMode):
+    """Draws no numbers for tensors that have none: PyTorch would load its compiler for that, for seconds.
+
+    What constructors compute with stays real: rates of stochastic depth are read from a linspace.
+    """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
         if func is torch.linspace:
             kwargs.setdefault("device", "cpu")
+        elif func in DRAWS or getattr(func, "__module__", "") == nn.init.__name__:
+            tensor = args[0] if args else kwargs.get("tensor")
+            if isinstance(tensor, torch.Tensor) and tensor.is_meta:
+                return tensor
         return func(*args, **kwargs)
 
 

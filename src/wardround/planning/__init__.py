@@ -13,9 +13,10 @@ import torch
 
 from wardround.config import Config
 from wardround.data import phantom
-from wardround.data.federation import POOLED, Federation, Seen, open_federation
+from wardround.data.federation import Federation, Seen, open_federation
 from wardround.data.folders import Folders
 from wardround.data.resident import DEVICE_SHARE, free_memory
+from wardround.data.roles import POOLED
 from wardround.engine.device import Compute, choose, choose_device, set_threads
 from wardround.engine.host import network_for
 from wardround.engine.placement import EXCHANGE_BYTES_A_SECOND, Placement, place, present_sizes

@@ -18,7 +18,8 @@ import torch
 
 from wardround.config import Config
 from wardround.data.cases import Case, ClientData, TensorSplit
-from wardround.data.federation import NOT_HOSPITALS, POOLED, PROXY, Federation, Seen
+from wardround.data.federation import Federation, Seen
+from wardround.data.roles import NOT_HOSPITALS, POOLED, PROXY
 from wardround.engine.checkpoint import Checkpoints
 from wardround.engine.clients import Clients
 from wardround.engine.host import Host, InProcess, Spilling

@@ -32,14 +32,15 @@ from wardround.data.prepare import to_classes
 from wardround.data.readers import joining, read
 from wardround.engine.evaluation import Evaluation, column
 from wardround.errors import ConfigError, DataError, WardroundError
+from wardround.files import file_name, jsonable, write_json, write_text
 from wardround.metrics import METRICS, measure
 from wardround.metrics.summary import across_clients, summarise
 from wardround.prediction.inputs import Problem, Scan
 from wardround.prediction.predicting import Predictor
 from wardround.prediction.session import UNFORESEEN, by_input, check_writable, models_for, unforeseen
 from wardround.reporting.report import write_report
-from wardround.reporting.tables import Table, case_rows, client_table
-from wardround.storage import file_name, jsonable, write_json, write_text
+from wardround.reporting.result_tables import case_rows, client_table
+from wardround.reporting.tables import Table
 
 log = logging.getLogger(__name__)
 

@@ -24,11 +24,11 @@ from wardround.data.files import Volume, read_image
 from wardround.data.geometry import Geometry
 from wardround.data.prepare import invert_label, invert_probabilities, prepare_case
 from wardround.engine.evaluation import largest_components
-from wardround.engine.seeding import derive
 from wardround.errors import ConfigError, DataError
 from wardround.prediction.inputs import Layout, Scan
 from wardround.prediction.trained import Preparation, TrainedModel
 from wardround.prediction.windows import Forward, Watch
+from wardround.seeds import derive
 from wardround.uncertainty.maps import (
     Accumulator,
     Predicted,

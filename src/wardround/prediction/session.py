@@ -17,11 +17,11 @@ from typing import Any
 
 from wardround import __version__
 from wardround.errors import ConfigError, DataError, WardroundError
+from wardround.files import jsonable, write_json
 from wardround.prediction import writing
 from wardround.prediction.inputs import Problem, Scan, find_scans
 from wardround.prediction.predicting import Prediction, Predictor
 from wardround.prediction.trained import TrainedModel, clients_of
-from wardround.storage import jsonable, write_json
 
 log = logging.getLogger(__name__)
 

@@ -17,19 +17,21 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor, nn
 
-from wardround.config import ComputeSettings, Config, explained, suggestion
-from wardround.data.federation import NOT_HOSPITALS, Federation, open_federation
+from wardround.config import ComputeSettings, Config, explained
+from wardround.data.federation import Federation, open_federation
 from wardround.data.federation_file import PrepareSettings
+from wardround.data.roles import NOT_HOSPITALS
 from wardround.engine.checkpoint import Checkpoints, MemoryStore
 from wardround.engine.device import autocast_dtype, choose_device
 from wardround.engine.host import build_network
 from wardround.errors import CheckpointError, ConfigError, WardroundError
+from wardround.files import file_name, write_json
 from wardround.losses.objective import Objective
 from wardround.methods.base import Method
 from wardround.models.base import Segmenter
 from wardround.models.norm import from_moments, running_stats
 from wardround.params import Params
-from wardround.storage import file_name, write_json
+from wardround.wording import suggestion
 from wardround.yaml_file import read_yaml
 
 log = logging.getLogger(__name__)

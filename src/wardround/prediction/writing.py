@@ -25,9 +25,9 @@ from PIL import Image
 
 from wardround.data.files import NIFTI
 from wardround.errors import DataError
+from wardround.files import write_bytes
 from wardround.prediction.inputs import Scan
 from wardround.prediction.predicting import Prediction
-from wardround.storage import write_bytes
 
 Array = NDArray[Any]
 MAPS = {"total": "uncertainty", "epistemic": "epistemic", "aleatoric": "aleatoric"}

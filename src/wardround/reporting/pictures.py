@@ -28,8 +28,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from wardround.data.cases import Split
+from wardround.files import write_bytes
 from wardround.metrics import EmptyPolicy, measure, summarise
-from wardround.storage import StoredTensors, save_tensors, write_bytes
+from wardround.storage import StoredTensors, save_tensors
 
 COLOURS = ("#19a7ce", "#ff7a45", "#b37feb", "#ffd666")
 LAYERS = ("image", "truth", "prediction", "uncertainty")

@@ -8,11 +8,13 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from wardround.errors import CheckpointError
-from wardround.messages import Reply
-from wardround.storage import jsonable, write_text
+from wardround.files import jsonable, write_text
+
+if TYPE_CHECKING:
+    from wardround.messages import Reply
 
 
 def append_lines(path: Path, values: Iterable[Mapping[str, Any]]) -> None:

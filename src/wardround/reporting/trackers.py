@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from wardround.errors import ConfigError
-from wardround.storage import file_name, write_json
+from wardround.files import file_name, write_json
 
 log = logging.getLogger(__name__)
 

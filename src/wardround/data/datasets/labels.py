@@ -27,7 +27,7 @@ from wardround.data.datasets.preset import Part, Preset, load
 from wardround.data.datasets.reading import Found, find
 from wardround.data.files import read_label
 from wardround.errors import ConfigError, DataError
-from wardround.storage import file_name
+from wardround.files import file_name
 
 LIST = "list.csv"
 HEADS = ("image", "label", "case", "patient", "centre")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from wardround.errors import ConfigError
-from wardround.storage import file_name, write_json, write_text
+from wardround.files import file_name, write_json, write_text
 
 CONTROLLER = "wardround.deploy.nvflare.controller.WardroundController"
 EXECUTOR = "wardround.deploy.nvflare.executor.WardroundExecutor"

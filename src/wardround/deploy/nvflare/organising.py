@@ -4,38 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import shutil
 import time
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-from wardround.config import Config, load_config, suggestion
+from wardround.config import Config, load_config
 from wardround.deploy.following import FINAL, follow, is_past_registering, live_facts
-from wardround.deploy.kits import KIT, Kit, open_kit
+from wardround.deploy.kits import Kit
 from wardround.deploy.nvflare.job import jobs_folder, write_job
 from wardround.deploy.nvflare.session import DONE, Session
 from wardround.deploy.remote import refuse_what_cannot_travel
 from wardround.engine.experiment import Listener, check_folder
 from wardround.errors import ConfigError, WardroundError
-from wardround.storage import file_name, write_json
+from wardround.files import file_name, write_json
+from wardround.wording import suggestion
 
 HOSPITALS = "hospitals.json"  # in the run folder: who was asked to take part
 ASK_SECONDS = 3.0  # between questions to the server whether the job's process is still there
 MOST_UNANSWERED = 2  # questions in a row
-
-
-def organisers_kit(path: Path | None) -> Kit:
-    """The kit named, or the one that is near: WARDROUND_KIT, this folder, kits/organiser."""
-    if path is not None:
-        return open_kit(path, "organiser")
-    if os.environ.get(KIT):
-        return open_kit(os.environ[KIT], "organiser")
-    for folder in (Path(), Path("organiser"), Path("kits/organiser")):
-        if (folder / "kit.json").is_file():
-            return open_kit(folder, "organiser")
-    raise ConfigError("where is the organiser's kit? Give it with --kit, for example --kit kits/organiser.")
 
 
 def anywhere(config: Config) -> Config:
@@ -213,19 +201,3 @@ def stored_config(kit: Kit, name: str) -> Config:
         known = f" There are: {', '.join(runs)}." if runs else " There is none yet."
         raise ConfigError(f"{kit.folder} has no run '{name}'.{known}")
     return load_config(folder / "config.yaml").model_copy(update={"output": folder.absolute()})
-
-
-def running(kit: Kit, name: str | None = None) -> tuple[str, dict[str, Any]]:
-    """The run that goes on, and what live.json says of it."""
-    going = {
-        path.parent.name: facts
-        for path in sorted(kit.runs.glob("*/live.json"))
-        if (facts := live_facts(path.parent)) is not None and facts["state"] not in FINAL
-    }
-    if name is not None:
-        going = {key: facts for key, facts in going.items() if key == file_name(name)}
-    if not going:
-        raise WardroundError("no run goes on." if name is None else f"run '{name}' does not go on.")
-    if len(going) > 1:
-        raise ConfigError(f"several runs go on: {', '.join(going)}. Name one.")
-    return next(iter(going.items()))

@@ -28,7 +28,7 @@ from typing import IO, Any, Literal
 
 from wardround.deploy.kits import KIT, SITE
 from wardround.errors import ConfigError, WardroundError
-from wardround.storage import taken
+from wardround.files import taken
 
 Role = Literal["server", "client"]
 HEARTBEAT_SECONDS = 2  # FLARE waits in steps of two seconds

@@ -50,7 +50,7 @@ from wardround.deploy.kits import Kit, check_private, read_kit
 from wardround.deploy.nvflare.job import CONTROLLER, EXECUTOR
 from wardround.deploy.project import Hospital, Project
 from wardround.errors import ConfigError
-from wardround.storage import write_bytes, write_json, write_text
+from wardround.files import write_bytes, write_json, write_text
 
 log = logging.getLogger(__name__)
 

@@ -27,7 +27,7 @@ from wardround.deploy.remote import refuse_what_cannot_travel
 from wardround.engine.experiment import check_folder
 from wardround.engine.placement import place
 from wardround.errors import ConfigError
-from wardround.storage import taken, write_text
+from wardround.files import taken, write_text
 
 START_SECONDS = 120.0
 LOOPBACK = "127.0.0.1"

@@ -17,9 +17,10 @@ from wardround.reporting.report.sections import SUMS, badness, case_label, limit
 from wardround.reporting.report.strips import Spot, strip_chart
 from wardround.reporting.report.tabular import table_html
 from wardround.reporting.report.verdict import in_words
+from wardround.reporting.result_tables import client_table
 from wardround.reporting.scores import RowScores, Sheet, statistics_of
 from wardround.reporting.statistics import CaseKey
-from wardround.reporting.tables import Table, client_table
+from wardround.reporting.tables import Table
 
 
 def headline(group: Group, prefix: str) -> Html:

@@ -15,11 +15,12 @@ from typing import Any
 
 from wardround.engine.evaluation import Evaluation
 from wardround.errors import CheckpointError, WardroundError
+from wardround.files import file_name
 from wardround.metrics import METRICS
 from wardround.reporting.pictures import Picture, read_pictures
 from wardround.reporting.records import read_lines
 from wardround.reporting.scores import CaseScores, read_cases
-from wardround.storage import StoredTensors, file_name
+from wardround.storage import StoredTensors
 from wardround.yaml_file import read_yaml
 
 Series = dict[str, list[tuple[float, float]]]  # label -> (round, value)

@@ -12,8 +12,8 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
+from wardround.files import jsonable
 from wardround.reporting.tables import one_line
-from wardround.storage import jsonable
 
 VOID = frozenset({"img", "input", "br", "hr", "meta"})
 UNWANTED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff]")

@@ -13,6 +13,7 @@ from string import Template
 
 from wardround import __version__
 from wardround.errors import ConfigError
+from wardround.files import write_text
 from wardround.reporting.report.colophon import how_to_cite, made_how
 from wardround.reporting.report.compared import beside, headline, plain_facts
 from wardround.reporting.report.facts import Run, Source, open_source
@@ -20,7 +21,6 @@ from wardround.reporting.report.groups import Group, groups_of
 from wardround.reporting.report.html import Html, attribute, data_block, escaped, join, name, plain, tag
 from wardround.reporting.report.overlays import SLICE_CHOICES, Encoded, encode_all
 from wardround.reporting.report.sections import run_sections
-from wardround.storage import write_text
 
 DETAILS = {
     "curves": "Learning",

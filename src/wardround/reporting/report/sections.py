@@ -21,8 +21,8 @@ from wardround.reporting.report.overlays import Encoded, gallery
 from wardround.reporting.report.strips import Spot, strip_chart
 from wardround.reporting.report.sureness import sureness
 from wardround.reporting.report.tabular import Cell, plain_table, table_html
+from wardround.reporting.result_tables import client_table
 from wardround.reporting.statistics import CaseKey
-from wardround.reporting.tables import client_table
 
 MOST_SMALL_CHARTS = 12
 MOST_LINES = 40  # of refused replies and warnings

@@ -1,0 +1,5 @@
+"""Names of clients that are no hospitals."""
+
+POOLED = "pooled"  # the pseudo-client of the centralised reference
+PROXY = "proxy"  # the server's own labelled cases, where a method needs some
+NOT_HOSPITALS = frozenset({POOLED, PROXY})

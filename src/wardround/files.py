@@ -1,0 +1,77 @@
+"""Files that are whole or absent: atomic writes, JSON, locks, safe names. No tensors, so quick to import."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import math
+import os
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+
+def taken(lock: IO[Any]) -> bool:
+    """Whether the lock of an open file is ours now; it stays ours as long as the file is open."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write a file that another process sees whole or not at all."""
+    write_parts(path, [content])
+
+
+def write_parts(path: Path, parts: Iterable[bytes | memoryview], *, durable: bool = True) -> None:
+    """Write a file from its parts, whole or not at all; durable: even after a power cut."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        with partial.open("wb") as file:
+            for part in parts:
+                file.write(part)
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+        partial.replace(path)
+    except BaseException:  # Ctrl-C too
+        partial.unlink(missing_ok=True)
+        raise
+
+
+def write_text(path: Path, text: str) -> None:
+    write_bytes(path, text.encode())
+
+
+def write_json(path: Path, value: Any) -> None:
+    write_text(path, json.dumps(jsonable(value), indent=2, ensure_ascii=False) + "\n")
+
+
+def jsonable(value: Any) -> Any:
+    """Plain JSON values; NaN and infinities become the strings "nan", "inf", "-inf"."""
+    if isinstance(value, Mapping):
+        return {str(key): jsonable(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [jsonable(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
+    if isinstance(value, Path):
+        return str(value)
+    return value
+
+
+def file_name(name: str) -> str:
+    """A safe file name for any client or case name; different names never collide.
+
+    >>> file_name("north"), file_name("../etc")
+    ('north', '___etc-6abb0f23')
+    """
+    if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", name):
+        return name
+    digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:8]
+    return re.sub(r"[^A-Za-z0-9_-]", "_", name)[:48] + "-" + digest
