@@ -20,7 +20,7 @@ from wardround.engine.host import Host, build_model
 from wardround.engine.optimizers import OptimizerSettings
 from wardround.engine.passes import Passes
 from wardround.engine.training import Workbench
-from wardround.errors import ConfigError, WardroundError
+from wardround.errors import ClientError, ConfigError, WardroundError
 from wardround.losses.objective import Context, Dice, DiceBCE, Reference
 from wardround.messages import Message
 from wardround.methods import OBJECTIVES
@@ -223,6 +223,29 @@ def test_out_of_memory_backs_off_says_so_and_gives_the_same_model(
     for name in plain.params:
         torch.testing.assert_close(backed_off.params[name], plain.params[name], rtol=1e-3, atol=2e-4)
     assert backed_off.records[0]["lost"] == {}
+
+
+def test_evaluation_that_does_not_fit_goes_on_in_pieces(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    chosen, room = bench(), 2
+    forward, sizes = type(chosen.model).forward, []
+
+    def tight(self: Any, image: torch.Tensor) -> torch.Tensor:
+        if len(image) > room:
+            raise torch.OutOfMemoryError("no room")
+        sizes.append(len(image))
+        return forward(self, image)
+
+    whole = next(chosen.predictions([batch(7)], None))[0]
+    monkeypatch.setattr(type(chosen.model), "forward", tight)
+    pieces = [logits for logits, _ in chosen.predictions([batch(7), batch(3)], None)]
+    torch.testing.assert_close(pieces[0], whole)
+    assert sizes == [2, 2, 2, 1, 2, 1]
+    assert "out of memory on cpu; from here on 4 cases" in caplog.text and "on 2 cases" in caplog.text
+    room = 0
+    with pytest.raises(ClientError, match="evaluation: one case alone does not fit .* compute.resident"):
+        next(chosen.predictions([batch(2)], None))
 
 
 @pytest.mark.usefixtures("little_room")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -31,6 +32,8 @@ from wardround.models.base import Segmenter
 from wardround.models.instance_norm import keep_layout
 from wardround.models.norm import from_moments, frozen_statistics, reestimate, running_stats, to_moments
 from wardround.params import Params
+
+log = logging.getLogger(__name__)
 
 Loss = Callable[[nn.Module, Batch, Context], Tensor]
 
@@ -149,6 +152,7 @@ class Workbench:
             travelling -= {name for pair in self.stats for name in pair}
         self.own_names = [name for name in everything if name not in travelling]
         self.passes = Passes(inductor=self.compute.inductor)
+        self._judged_at_once: int | None = None  # cases, where memory ran out in evaluation
         self._references: dict[str, Reference] = {}
         self._recorder = Recorder(self) if self.compute.record else None
 
@@ -194,10 +198,30 @@ class Workbench:
                 forward = partial(torch.func.functional_call, self.model, there)
             for batch in batches:
                 with torch.no_grad(), self.autocast():
-                    logits = forward(self._laid_out(batch.image))
+                    logits = self._in_pieces(forward, self._laid_out(batch.image))
                 yield logits.float().contiguous(), batch
         finally:
             self.model.train(was_training)
+
+    def _in_pieces(self, forward: Callable[[Tensor], Tensor], image: Tensor) -> Tensor:
+        """The logits of a batch; where memory runs out, of half as many cases at a time from then on."""
+        while True:
+            piece = min(self._judged_at_once or len(image), len(image))
+            try:
+                parts = [forward(image[first : first + piece]) for first in range(0, len(image), piece)]
+                return parts[0] if len(parts) == 1 else torch.cat(parts)
+            except torch.OutOfMemoryError:
+                if piece == 1:
+                    raise ClientError(
+                        f"evaluation: one case alone does not fit into the memory of {self.device}. Try a "
+                        "smaller image or network, or compute.resident: host."
+                    ) from None
+            self._judged_at_once = -(-piece // 2)
+            self._free_recordings()
+            log.warning(
+                "evaluation: out of memory on %s; from here on %d cases at a time",
+                self.device, self._judged_at_once,
+            )  # fmt: skip
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
         if self.compute.autocast is None:
@@ -361,6 +385,9 @@ class Workbench:
         """Let go of what a failed step left behind."""
         self.optimizer.zero_grad(set_to_none=True)
         self.optimizer.state.clear()
+        self._free_recordings()
+
+    def _free_recordings(self) -> None:
         if self._recorder is not None:
             self._recorder.forget()
         if self.device.type == "cuda":
