@@ -6,11 +6,12 @@ averages eighty models need not hold eighty models.
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import os
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +123,12 @@ class StoredTensors(Mapping[str, Tensor]):
                 raise CheckpointError(f"{self._source} cannot be read: {error.strerror}.") from None
         if done != len(view):
             raise ValueError("file ends too early")
+
+    def under(self, prefix: str, names: Iterable[str]) -> StoredTensors:
+        """Some of the tensors, without the beginning of their names."""
+        found = copy.copy(self)
+        found._entries = {name: self._entries[prefix + name] for name in names}
+        return found
 
     def __getitem__(self, name: str) -> Tensor:
         shape, _ = self.spec(name)

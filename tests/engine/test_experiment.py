@@ -10,15 +10,24 @@ from typing import Any
 
 import torch
 import yaml
-from helpers import Watcher, config, run, settings
+from helpers import Watcher, config, params, run, settings
 from pytest import MonkeyPatch, mark, param, raises
 
 import wardround as wr
 from wardround.data.federation import Federation, open_federation
-from wardround.engine.checkpoint import MemoryStore, in_memory, load_memory, pack, save_memory, unpack
+from wardround.engine.checkpoint import (
+    MemoryStore,
+    in_memory,
+    load_memory,
+    pack,
+    same_bytes,
+    save_memory,
+    unpack,
+)
 from wardround.engine.experiment import Experiment, better
 from wardround.errors import CheckpointError, ConfigError
 from wardround.params import Params
+from wardround.storage import StoredTensors
 
 KEEP = {"learning_rate": 0.01, "state": "keep"}
 
@@ -421,6 +430,29 @@ def test_rewinding_forgets_later_rounds_and_keeps_earlier_ones(tmp_path: Path) -
     assert store.load() == {"round": 2}
     assert store.load_best(2) == {"round": 2}
     assert store.load_best(3) == {}
+
+
+def test_what_only_training_needs_is_read_when_it_is_looked_at(
+    tmp_path: Path, monkeypatch: MonkeyPatch
+) -> None:
+    memory = {"previous": params(w=[1.0, 2.0], n=[3]), "own": params(w=[4.0]), "optimizer": params(m=[5.0])}
+    store = MemoryStore(tmp_path)
+    store.save(0, memory)
+    looked_at: list[str] = []
+    read = StoredTensors.part
+
+    def watched(self: StoredTensors, name: str, start: int, stop: int) -> Any:
+        looked_at.append(name)
+        return read(self, name, start, stop)
+
+    monkeypatch.setattr(StoredTensors, "part", watched)
+    found = store.load()
+    assert looked_at == ["/own/w"]
+    assert list(found["previous"]) == ["w", "n"] and found["previous"].spec("w") == ((2,), torch.float32)
+    store.save(0, found)  # over the file it is read from
+    store.save(1, found)
+    for name, wanted in memory.items():
+        assert same_bytes(store.load()[name], wanted)
 
 
 def test_an_empty_memory_writes_no_file(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from wardround.params import Params
 from wardround.storage import StoredTensors, save_tensors
 
 FORMAT = "wardround-memory-1"
+ONLY_TRAINING = ("previous", "optimizer", "optimizer_second")  # large; read when somebody looks at them
 
 
 def pack(value: Any, tensors: dict[str, Tensor], path: str = "") -> Any:
@@ -50,9 +51,11 @@ def pack(value: Any, tensors: dict[str, Tensor], path: str = "") -> Any:
     raise TypeError(f"memory '{path}' holds a {type(value).__name__}; keep Params, tensors, numbers or text")
 
 
-def unpack(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """The inverse of `pack`; tensors are read into memory."""
+def unpack(tree: Any, tensors: Mapping[str, Tensor], *, later: bool = False) -> Any:
+    """The inverse of `pack`; tensors are read into memory; later: params when they are looked at."""
     kind = tree["kind"]
+    if kind == "params" and later and isinstance(tensors, StoredTensors):
+        return Params(tensors.under(f"{tree['path']}/", tree["names"]))
     if kind == "params":
         return Params({name: tensors[f"{tree['path']}/{name}"] for name in tree["names"]})
     if kind == "tensor":
@@ -82,12 +85,13 @@ def save_memory(path: Path, memory: Mapping[str, Any], *, durable: bool = True, 
     save_tensors(path, tensors, header, durable=durable)
 
 
-def load_memory(path: Path) -> dict[str, Any]:
+def load_memory(path: Path, later: Collection[str] = ()) -> dict[str, Any]:
+    """What `save_memory` wrote; later: entries that are read when they are looked at."""
     stored = StoredTensors(path)
     if stored.metadata.get("format") != FORMAT:
         raise CheckpointError(f"{path} is not a wardround memory file.")
-    memory: dict[str, Any] = unpack(json.loads(stored.metadata["tree"]), stored)
-    return memory
+    tree = json.loads(stored.metadata["tree"])
+    return {key: unpack(item, stored, later=key in later) for key, item in tree["items"].items()}
 
 
 @dataclass(frozen=True)
@@ -138,12 +142,12 @@ class MemoryStore:
     def load(self) -> dict[str, Any]:
         """The newest memory, or an empty one."""
         newest = self._files("memory")
-        return load_memory(newest[-1][1]) if newest else {}
+        return load_memory(newest[-1][1], ONLY_TRAINING) if newest else {}
 
     def load_best(self, round: int) -> dict[str, Any]:
         """The memory this client had when the best model was chosen."""
         path = self._path("best", round)
-        return load_memory(path) if path.exists() else {}
+        return load_memory(path, ONLY_TRAINING) if path.exists() else {}
 
     def save(self, round: int, memory: Mapping[str, Any], rewinds: int = 0) -> None:
         """Store the memory of this round; the newest of the rounds before stays for a rewind."""
