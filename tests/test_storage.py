@@ -22,3 +22,13 @@ def test_an_interrupted_write_leaves_nothing_behind_and_the_old_file_whole(tmp_p
         write_parts(path, interrupted())
     assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_full_disk_names_the_file(tmp_path: Path) -> None:
+    def parts() -> Iterator[bytes]:
+        yield b"some"
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError) as found:
+        write_parts(tmp_path / "model.bin", parts())
+    assert found.value.filename == str(tmp_path / "model.bin") and not list(tmp_path.iterdir())

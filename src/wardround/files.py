@@ -39,8 +39,10 @@ def write_parts(path: Path, parts: Iterable[bytes | memoryview], *, durable: boo
                 file.flush()
                 os.fsync(file.fileno())
         partial.replace(path)
-    except BaseException:  # Ctrl-C too
+    except BaseException as error:  # Ctrl-C too
         partial.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename is None:
+            error.filename = str(path)  # a full disk does not say which file
         raise
 
 

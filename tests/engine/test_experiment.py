@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import yaml
 from helpers import Watcher, config, params, run, settings
-from pytest import MonkeyPatch, mark, param, raises
+from pytest import LogCaptureFixture, MonkeyPatch, mark, param, raises
 
 import wardround as wr
 from wardround.data.federation import Federation, open_federation
@@ -328,11 +328,14 @@ def test_more_min_clients_than_clients_is_refused(tmp_path: Path) -> None:
         run(tmp_path / "run", min_clients=9)
 
 
-def test_a_client_without_training_cases_is_not_asked_to_train(tmp_path: Path) -> None:
+def test_a_client_without_cases_is_not_asked_to_train_and_named_before_the_test(
+    tmp_path: Path, caplog: LogCaptureFixture
+) -> None:
     result = run(tmp_path / "run", data={"phantom": {"hospitals": 3, "size": 16, "cases": [8, 0, 8]}})
 
     assert set(result.records[0]["weights"]) == {"north", "south"}
     assert set(result.test.clients["dice"]) == {"north", "south"}
+    assert "no test case at 'east': the results will have no row for it" in caplog.text
 
 
 def test_one_client_alone_is_local_training(tmp_path: Path) -> None:

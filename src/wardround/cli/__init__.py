@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+from errno import ENOSPC
 from typing import Annotated
 
 import typer
@@ -69,7 +70,8 @@ def main() -> None:
         if "--debug" in sys.argv:
             err.print_exception()
         where = f"{error.filename}: " if error.filename else ""
-        err.print(f"[bold red]error[/] {escape(where + str(error.strerror or error))}.")
+        advice = " Make room there; a run then continues with --resume." if error.errno == ENOSPC else ""
+        err.print(f"[bold red]error[/] {escape(where + str(error.strerror or error))}.{advice}")
         sys.exit(1)
 
 

@@ -238,9 +238,18 @@ class Experiment:
         )
 
     def _clients(self, egress: Egress) -> Clients:
+        registered = self._transport.register()
+        untested = [e.client for e in registered if not e.num_test and e.client not in NOT_HOSPITALS]
+        if untested:
+            log.warning(
+                "no test case at %s: the results will have no row for %s. Look at splits, and at what was "
+                "left out (left_out.json).",
+                ", ".join(f"'{name}'" for name in untested),
+                "it" if len(untested) == 1 else "them",
+            )
         return Clients(
             self._transport,
-            self._transport.register(),
+            registered,
             rounds=self.config.rounds,
             min_clients=self.config.min_clients,
             tasks=dict.fromkeys(self.method.tasks, self.method.up),

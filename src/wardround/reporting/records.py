@@ -20,10 +20,14 @@ if TYPE_CHECKING:
 def append_lines(path: Path, values: Iterable[Mapping[str, Any]]) -> None:
     """Add JSON lines and bring them to the disk."""
     text = "".join(json.dumps(jsonable(value), ensure_ascii=False) + "\n" for value in values)
-    with path.open("a", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        with path.open("a", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        error.filename = error.filename or str(path)  # a full disk does not say which file
+        raise
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
