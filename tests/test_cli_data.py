@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import typer
 import yaml
 from pytest import CaptureFixture, MonkeyPatch, fixture, mark
+from rich.markup import render
 
 from test_cli import call
+from wardround.cli import app
 from wardround.data.phantom import PhantomSettings
 from wardround.data.phantom_files import write
 
@@ -130,3 +135,33 @@ def test_published_data_sets_are_listed_and_shown(
     assert code == 0 and len(json.loads(out)) >= 15
     code, out, _ = call(monkeypatch, capsys, "datasets", "show", "polyp")
     assert code == 0 and "Kvasir-SEG" in out
+
+
+# Help
+
+
+@mark.parametrize("command", [("data", "import-dicom"), ("data",)])
+def test_the_help_says_what_to_install(
+    command: tuple[str, ...], monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
+) -> None:
+    code, out, _ = call(monkeypatch, capsys, *command, "--help")
+    assert code == 0 and "wardround[dicom]" in out
+
+
+def test_no_help_loses_words_in_brackets() -> None:
+    lost = {where: text for where, text in helps(typer.main.get_command(app)) if eaten(text)}
+    assert lost == {}
+
+
+def helps(command: Any, where: str = "wardround") -> Iterator[tuple[str, str]]:
+    """Every help text of a command, its options and the commands below it."""
+    yield where, command.help or ""
+    for option in command.params:
+        yield f"{where} {option.name}", getattr(option, "help", None) or ""
+    for name, inner in getattr(command, "commands", {}).items():
+        yield from helps(inner, f"{where} {name}")
+
+
+def eaten(text: str) -> bool:
+    """Whether the console takes a part of a text for markup."""
+    return render(text).plain != text.replace("\\[", "[")

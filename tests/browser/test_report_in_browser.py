@@ -226,6 +226,24 @@ def test_it_prints(opened: Opened) -> None:
     assert opened.page.pdf(format="A4").startswith(b"%PDF")
 
 
+def test_print_has_the_colours_of_paper_whatever_the_screen_has(browser: Any, report: Path) -> None:
+    """Series and warnings too: pale ones cannot be read on white."""
+    asked = """() => {
+      const style = getComputedStyle(document.documentElement);
+      return ["--paper", "--warn", "--s0", "--s1", "--s2", "--s3", "--s4", "--s5", "--s6", "--s7"]
+        .map((key) => style.getPropertyValue(key).trim());
+    }"""
+    colours = {}
+    for scheme in ("light", "dark"):
+        with Opened(browser, report.as_uri(), color_scheme=scheme) as shown:
+            screen = shown.page.evaluate(asked)
+            shown.page.emulate_media(media="print", color_scheme=scheme)
+            colours[scheme] = (screen, shown.page.evaluate(asked))
+
+    assert colours["dark"][1] == colours["light"][1]
+    assert colours["light"][1][2:] == colours["light"][0][2:] != colours["dark"][0][2:]
+
+
 def test_the_live_page_follows_the_run(browser: Any, tmp_path: Path) -> None:
     with serve(tmp_path / "run", until_done=False) as served, Opened(browser, served.url) as opened:
         assert "Waiting for the run" in opened.page.inner_text("main")

@@ -84,8 +84,13 @@ def test_failures_are_listed_and_give_exit_code_1(
         (["{config}", "-o", "/proc/nope"], "cannot be written"),
         (["none.yaml"], "error none.yaml does not exist"),
         (["safcf-table2"], "needs data"),
+        (["fedevi-tabel1"], "neither a file nor a paper's preset. Did you mean 'fedevi-table1'"),
+        (["{config}", "--methods", ""], "--methods names nothing; give names with commas"),
+        (["{config}", "--objectives", ","], "List all: wardround objectives"),
+        (["{config}", "--methods", "fedprox,local", "--set", "method.mu=1"], "method 'local' has no setting 'mu'"),
+        (["{config}", "--methods", "fedprox", "--set", "method.name=local"], "--methods names every method"),
     ],
-)
+)  # fmt: skip
 def test_mistakes_are_one_sentence_and_exit_code_2(
     arguments: list[str],
     sentence: str,

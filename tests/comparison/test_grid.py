@@ -18,9 +18,15 @@ NOTHING: dict[str, Any] = dict.fromkeys(
 )
 
 
-def grid_of(sweep: Any = None, hold_out: HoldOut | None = None, options: Any = None, **changes: Any) -> Any:
+def grid_of(
+    sweep: Any = None,
+    hold_out: HoldOut | None = None,
+    options: Any = None,
+    overrides: Any = (),
+    **changes: Any,
+) -> Any:
     values = {**settings(Path("unused"), **changes), "sweep": sweep or {}}
-    return plan(values, {**NOTHING, **(options or {})}, hold_out or HoldOut())[0]
+    return plan(values, {**NOTHING, **(options or {})}, hold_out or HoldOut(), overrides)[0]
 
 
 def labels(sweep: Any, **changes: Any) -> list[str]:
@@ -89,6 +95,76 @@ def test_the_configuration_is_not_changed() -> None:
     rows_of(read_sweep(values))
 
     assert values["optimizer"] == {"learning_rate": 1.0}
+
+
+# What --set says
+
+
+@mark.parametrize(
+    ("axis", "override", "section", "expected"),
+    [
+        ({"methods": ["fedprox"]}, "method.mu=0.5", "method", [{"name": "fedprox", "mu": 0.5}]),
+        (
+            {"objectives": ["dice", "dice_bce"]},
+            "objective.smooth=0.1",
+            "objective",
+            [{"name": "dice", "smooth": 0.1}, {"name": "dice_bce", "smooth": 0.1}],
+        ),
+        (
+            {"models": ["unet2d", "unet2d_fedevi"]},
+            "model.dropout=0.1",
+            "model",
+            [
+                {"name": "unet2d", "base_filters": 2, "levels": 2, "dropout": 0.1},
+                {"name": "unet2d_fedevi", "base_filters": 2, "levels": 2, "dropout": 0.1},
+            ],
+        ),
+    ],
+)
+@mark.parametrize("by_option", [True, False])
+def test_an_override_holds_in_every_named_row(
+    axis: Any, override: str, section: str, expected: Any, by_option: bool
+) -> None:
+    given = {"options": axis} if by_option else {"sweep": axis}
+    grid = grid_of(**given, overrides=[override])
+
+    assert [row.settings[section] for row in grid.rows] == expected
+    assert [cell.settings[section] for cell in grid.cells] == expected
+
+
+def test_a_row_of_its_own_settings_keeps_them_and_takes_the_other_overrides() -> None:
+    mine = {"label": "mine", "method": {"name": "fedprox", "mu": 7.0}, "optimizer": {"name": "sgd"}}
+    grid = grid_of(
+        {"methods": ["fedprox", mine]}, overrides=["method.mu=0.5", "optimizer.learning_rate=0.25"]
+    )
+
+    assert [row.settings["method"]["mu"] for row in grid.rows] == [0.5, 7.0]
+    assert grid.rows[1].settings["optimizer"] == {"name": "sgd", "learning_rate": 0.25}
+
+
+@mark.parametrize(
+    ("sweep", "options", "override", "sentence"),
+    [
+        ({}, {"methods": ["fedprox", "fedavg"]}, "method.mu=0.5", "--set method.mu: method 'fedavg' has no setting 'mu'.*{label: mine, method: {name: fedprox, mu: 0.5}}"),
+        ({}, {"methods": ["fedprox"]}, "method.nonsense=7", "method 'fedprox' has no setting 'nonsense'. It has: mu"),
+        ({}, {"methods": ["fedprox"]}, "method.muu=7", "Did you mean 'mu'"),
+        ({}, {"methods": ["fedprox"]}, "method.name=fedavg", "--set method.name: --methods names every method"),
+        ({"methods": ["fedprox"]}, {}, "method.name=fedavg", "--set method.name: sweep.methods names every method"),
+        ({}, {"methods": ["fedprox"]}, "method=fedavg", "--set method: --methods names every method"),
+        ({}, {"objectives": ["dice", "cfsl"]}, "objective.tau=0.5", "objective 'dice' has no setting 'tau'"),
+        ({}, {"objectives": ["dice"]}, "objective.name=cfsl", "--objectives names every objective"),
+        ({}, {"models": ["unet2d"]}, "model.name=unet3d", "--models names every model"),
+        ({}, {"models": ["unet2d"]}, "model.nonsense=7", "row 'unet2d': model.nonsense is not a setting"),
+        ({"methods": [{"label": "mine", "method": {"name": "fedavg"}}]}, {}, "method.mu=1", "row 'mine': method.mu is not a setting of 'fedavg'"),
+        ({"methods": [{"label": "mine", "method": {"name": "fedprox", "mu": 7}}]}, {}, "method.mu=1", "--set method.mu: sweep.methods sets it in every row"),
+        ({"rounds": [1, 2]}, {}, "rounds=3", "--set rounds: sweep.rounds sets it in every row"),
+    ],
+)  # fmt: skip
+def test_an_override_that_cannot_hold_is_refused(
+    sweep: Any, options: Any, override: str, sentence: str
+) -> None:
+    with raises(ConfigError, match=sentence):
+        grid_of(sweep, options=options, overrides=[override])
 
 
 # The reference
@@ -184,6 +260,7 @@ def test_named_participants_stay_the_only_ones() -> None:
 @mark.parametrize(
     ("sweep", "sentence"),
     [
+        ({"methods": []}, "it must be a list of values.$"),
         ({"methods": ["fedavg", "fedavgg"]}, "row 'fedavgg': method.name is 'fedavgg'. Did you mean 'fedavg'"),
         ({"methods": "fedavg"}, "sweep.methods is 'fedavg'; it must be a list"),
         ({"methods": []}, "sweep.methods is \\[\\]; it must be a list"),

@@ -133,6 +133,9 @@ def test_a_failure_is_told_and_does_not_stop_the_rest(quick: None, tmp_path: Pat
     assert list(found.failures) == ["bad-seed42"] and "the loss became NaN" in found.failures["bad-seed42"]
     assert list(found.results) == ["fedavg-seed42"]
     assert "Not complete: bad 0 of 1" in found.table().caption
+    assert found.reference == "bad"
+    assert [row.why_not for row in found.statistics().rows] == ["reference, failed", "reference: failed"]
+    assert "other data" not in (tmp_path / "table-dice.md").read_text()
     assert Comparison.load(tmp_path).failures == found.failures
 
 

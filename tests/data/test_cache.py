@@ -189,8 +189,47 @@ def test_an_unexpected_error_is_a_failure_of_its_case(
     monkeypatch.setattr(cache_module, "prepare_case", broken)
     outcome = cache.ensure(entries, federation(), jobs=1)
     assert [reason for _, _, reason in outcome.failures] == [
-        "it could not be prepared (ZeroDivisionError: oh)."
-    ] * 2
+        f"client 'north', case 'case {n:03d}': it could not be prepared (ZeroDivisionError: oh)."
+        for n in range(2)
+    ]
+
+
+def test_labelled_voxels_that_a_size_cuts_off_are_told_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    entries, cache = make(tmp_path / "data", 3), Cache(tmp_path / "cache")
+    small = federation(spacing=(1.0, 1.0), size=(12, 12))
+    outcome = cache.ensure(entries, small, jobs=1)
+    assert outcome.cut[("north", "case 000")] == pytest.approx(1 - 6 * 2 / 32)
+    assert [record.getMessage() for record in caplog.records] == [
+        "3 cases lose labelled voxels, the most client 'north', case 'case 000': "
+        "prepare.size cuts off 62 % of what is labelled; raise it."
+    ]
+    assert not cache.ensure(entries, federation(spacing=(1.0, 1.0), size=(24, 24)), jobs=1).cut
+
+
+def test_a_helper_tells_what_was_cut_off(tmp_path: Path) -> None:
+    entries = make(tmp_path / "data", 1)
+    cache = Cache(tmp_path / "cache")
+    recipe = cache_module.Recipe(federation(spacing=(1.0, 1.0), size=(12, 12)).prepare, {"lesion": (255,)})
+    cache._open(recipe)
+    answer = json.loads(json.dumps(vars(preparing.attempt(cache, entries[0], recipe))))
+    assert answer["cut"] == pytest.approx(0.625)
+
+
+def test_a_picture_prepared_lying_is_prepared_again_upright(tmp_path: Path) -> None:
+    """Folders of the first format hold pictures as they lie in their files; they are not used."""
+    assert cache_module.FORMAT >= 2
+    entries, cache = make(tmp_path / "data", 1), Cache(tmp_path / "cache")
+    upright = np.zeros((24, 16), np.uint8)
+    upright[:8, :8] = 255
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.fromarray(np.rot90(upright)).save(entries[0].images[0], exif=exif)
+    Image.fromarray(upright).save(entries[0].label)
+    found = load(cache.ensure(entries, federation(size=None), jobs=1).paths["north", "case 000"])
+    assert torch.equal(found.case.image[0] > 0, found.case.label > 0)
+    assert np.array_equal(invert_label(found.case.label, found.about["geometry"]), upright > 0)
 
 
 def test_settings_that_cannot_be_are_refused_before_any_case(tmp_path: Path) -> None:

@@ -197,6 +197,42 @@ def test_without_a_label_map_any_few_values_will_do(tmp_path: Path) -> None:
     assert names(checked(cases).left_out) == ["wide"]
 
 
+def test_a_class_of_value_0_that_leaves_no_background_is_told(tmp_path: Path) -> None:
+    cases = [entry(tmp_path, "north", f"p{n}", n) for n in range(2)]
+    report = checked(cases, file_with(labels={"tissue": (0,), "box": (1,)}))
+    assert codes(report) == [("no_background", "warning")]
+    assert "value 0 is class 'tissue'" in report.sentences()[0] and "leave it out" in report.sentences()[0]
+    image, label = scan(7)
+    label[label == 0] = 255
+    other = entry(tmp_path, "north", "inverse", label=label, image=image)
+    assert not checked([other, *cases], file_with(labels={"tissue": (0,), "box": (1,)})).count("warning", "")
+
+
+# What is cut off
+
+
+@pytest.mark.parametrize("crop", ["none", "foreground"])
+def test_labels_that_a_size_cuts_off_are_told_for_each_case(tmp_path: Path, crop: str) -> None:
+    image = np.random.default_rng(0).normal(size=(24, 24, 24)).astype(np.float32)
+    middle, edge = np.zeros((2, 24, 24, 24), np.uint8)
+    middle[10:14, 10:14, 10:14], edge[12:, 10:14, 10:14] = 1, 1
+    cases = [
+        entry(tmp_path, "north", "p01", image=image, label=edge),
+        entry(tmp_path, "north", "p02", image=image + 1, label=middle),
+    ]
+    prepare = PrepareSettings(spacing=(1.0, 1.0, 1.0), size=(12, 12, 12), crop=crop)
+    report = checked(cases, file_with(labels={"box": (1,)}, prepare=prepare), jobs=2)
+    (found,) = report.findings
+    assert (found.case, found.code, found.severity) == ("p01", "cut_off", "warning")
+    assert found.sentence == (
+        "client 'north', case 'p01': prepare.size cuts off 50 % of what is labelled; raise it."
+    )
+    assert "labelled voxels cut off 1" in report.summary() and report.ok
+    for harmless in ({"size": (24, 24, 24)}, {"spacing": None}, {"spacing": (2.0, 2.0, 2.0)}, {"size": None}):
+        changed = file_with(labels={"box": (1,)}, prepare=prepare.model_copy(update=harmless))
+        assert not checked(cases, changed).findings
+
+
 # Splits
 
 

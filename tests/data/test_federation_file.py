@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from pytest import mark, raises
+from pytest import MonkeyPatch, mark, raises
 
 from wardround.data.federation_file import (
     FederationFile,
@@ -57,6 +57,24 @@ def written(tmp_path: Path, text: str) -> Path:
         ("sources: [{path: a}\n", "line"),
         ("sources: [{path: a}]\nlabels: {a: [1], b: [1]}\n", "value 1 is both 'a' and 'b'"),
         ("sources: [{path: a}]\nlabels: {a: [-1]}\n", "0 or more"),
+        (
+            "sources: [{path: a}]\nlabels: {background: [0], core: [1]}\n",
+            "background is no class.*Leave it out",
+        ),
+        (
+            "sources: [{path: a}]\nlabels: {core: [1], BG: [255]}\n",
+            "labels.BG is .255.; background is no class",
+        ),
+        (
+            "sources: [{path: a}]\nlabels: {tumour: one}\n",
+            r"labels.tumour is 'one'; it must be a list .* \[1\]",
+        ),
+        ("sources: [{path: a}]\nlabels: {1: tumour}\n", "labels: 1 is not a name; put the name first"),
+        ("sources: [{path: a}]\nregions: {1: whole}\n", "regions: 1 is not a name; put the name first"),
+        ("sources: [{path: a}]\nprepare: {spacing: [.nan, 1, 1]}\n", "prepare.spacing is .*finite"),
+        ("sources: [{path: a}]\nprepare: {spacing: [1, .inf, 1]}\n", "prepare.spacing is .*finite"),
+        ("sources: [{path: a}]\nprepare: {spacing: [1, 0, 1]}\n", "prepare.spacing is .*above 0"),
+        ("sources: [{path: a}]\nprepare: {size: [0, 4]}\n", "prepare.size is"),
         ("sources: [{path: a}]\nlabels: {a: [5]}\nregions: {a: [5]}\n", "class numbers from 1 to 1"),
         ("sources: [{path: a}]\nclients: [n]\nheld_out: [n]\n", "in clients and in held_out"),
     ],
@@ -65,6 +83,26 @@ def test_a_mistake_is_named_with_its_key(tmp_path: Path, text: str, reason: str)
     with raises(ConfigError, match=reason) as caught:
         load(written(tmp_path, text))
     assert "federation.yaml" in str(caught.value)
+
+
+def test_a_number_alone_is_a_list_of_one(tmp_path: Path) -> None:
+    file = load(written(tmp_path, "sources: [{path: a}]\nlabels: {tumour: 1}\nregions: {tumour: 1}\n"))
+    assert file.labels == {"tumour": (1,)} and file.regions == {"tumour": (1,)}
+
+
+def test_a_class_of_value_0_is_allowed_where_another_value_is_background(tmp_path: Path) -> None:
+    file = load(written(tmp_path, "sources: [{path: a}]\nlabels: {rim: [128], cup: [0]}\n"))
+    assert file.labels == {"rim": (128,), "cup": (0,)}
+
+
+def test_a_tilde_is_the_home_folder(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    text = "sources: [{path: ~/scans}]\ncache: ~/prepared\nsplits: {by: file, file: ~/splits.json}\n"
+    file = load(written(tmp_path, text))
+    assert file.cache == tmp_path / "home/prepared" and file.sources[0].path == tmp_path / "home/scans"
+    assert file.splits.file == tmp_path / "home/splits.json"
+    unknown = load(written(tmp_path, "sources: [{path: a}]\ncache: ~no such user/x\n"))
+    assert unknown.cache == Path("~no such user/x")
 
 
 def test_a_missing_file_says_how_to_write_one(tmp_path: Path) -> None:

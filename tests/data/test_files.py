@@ -143,6 +143,59 @@ def test_a_tiff_of_many_pages_is_a_volume(tmp_path: Path) -> None:
     assert found.spatial == (4, 5, 3) and found.data[0, 0, 0].tolist() == [0, 100, 200]
 
 
+HELD = {  # EXIF orientation -> how a camera held that way stores an upright picture
+    1: lambda upright: upright,
+    2: np.fliplr,
+    3: lambda upright: np.rot90(upright, 2),
+    4: np.flipud,
+    5: np.transpose,
+    6: np.rot90,
+    7: lambda upright: np.rot90(upright, 2).T,
+    8: lambda upright: np.rot90(upright, -1),
+}
+
+
+def save_held(path: Path, upright: np.ndarray, orientation: int, mode: str = "L") -> Path:
+    picture = Image.fromarray(np.ascontiguousarray(HELD[orientation](upright)))
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    picture.convert(mode).save(path, exif=exif, quality=100)
+    return path
+
+
+@pytest.mark.parametrize("orientation", HELD)
+@pytest.mark.parametrize(("ending", "mode"), [(".jpg", "L"), (".png", "RGB"), (".tif", "L"), (".png", "P")])
+def test_pictures_are_turned_upright_as_their_exif_says(
+    tmp_path: Path, orientation: int, ending: str, mode: str
+) -> None:
+    upright = np.zeros((16, 24), np.uint8)
+    upright[:8, :8] = upright[8:, :8] = upright[:8, 16:] = 255
+    upright[12:] = 0
+    path = save_held(tmp_path / f"photo{ending}", upright, orientation, mode)
+    for found in (read_image([path]).data, read_label(path).data):
+        assert found.shape[1:] == (16, 24)
+        assert all(np.array_equal(channel > 128, upright > 0) for channel in found)
+
+
+def test_sixteen_bits_and_pages_are_turned_upright_too(tmp_path: Path) -> None:
+    deep = (np.arange(6, dtype=np.uint16) * 9000).reshape(2, 3)
+    path = save_held(tmp_path / "deep.png", deep, 6, "I;16")
+    assert np.array_equal(read_image([path]).data[0], deep)
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    pages = [Image.fromarray(np.rot90(np.full((2, 3), n, np.uint8))) for n in range(3)]
+    pages[0].save(tmp_path / "pages.tif", save_all=True, append_images=pages[1:], exif=exif)
+    with Image.open(tmp_path / "pages.tif") as stored:
+        said = [(stored.seek(n), stored.tag_v2.get(0x0112))[1] for n in range(3)]
+    assert said == [6, 6, 6] and read_image([tmp_path / "pages.tif"]).spatial == (2, 3, 3)
+
+
+def test_metadata_that_cannot_be_read_turn_nothing(tmp_path: Path) -> None:
+    picture = Image.fromarray(np.eye(16, 24, dtype=np.uint8) * 255)
+    picture.save(tmp_path / "odd.png", exif=b"Exif\x00\x00no such thing at all")
+    assert read_image([tmp_path / "odd.png"]).spatial == (16, 24)
+
+
 def test_pages_of_several_sizes_are_refused(tmp_path: Path) -> None:
     small = Image.fromarray(np.zeros((2, 2), np.uint8))
     Image.fromarray(np.zeros((4, 5), np.uint8)).save(
@@ -266,7 +319,7 @@ def broken_files(folder: Path) -> dict[str, str]:
     return {
         "empty.nii.gz": "empty", "empty.png": "empty", "truncated.nii.gz": "too early",
         "truncated.nii": "damaged", "last_bytes.nii.gz": "too early", "flipped.nii.gz": "CRC",
-        "text.nii.gz": "not a NIfTI", "short.nii": "not a NIfTI", "text.png": "cannot identify",
+        "text.nii.gz": "not a NIfTI", "short.nii": "not a NIfTI", "text.png": "not a picture",
         "truncated.png": "truncated", "truncated.jpg": "truncated", "objects.npy": "plain NumPy",
         "text.npy": "plain NumPy", "text.npz": "npz", "loop.nii.gz": "symbolic links", "dangling.nii.gz": "link",
         "folder.nii.gz": "folder", "pipe.nii.gz": "regular", "scan.docx": "no kind",

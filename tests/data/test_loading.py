@@ -115,6 +115,11 @@ def test_settings_of_the_run_lie_over_those_of_the_file(tmp_path: Path, pictures
         ({"prepare": {"siz": [8, 8]}}, "data.prepare.siz is not a setting. Did you mean 'size'"),
         ({"prepare": {"size": "large"}}, "data.prepare.size is 'large'"),
         ({"prepare": {"size": [8, 8, 8]}}, r"prepare.size is \[8, 8, 8\], but the images of .* are 2D"),
+        (
+            {"prepare": {"size": None, "spacing": [float("nan"), 1]}},
+            "prepare.spacing is .*finite numbers above 0",
+        ),
+        ({"prepare": {"size": None, "spacing": [1, 0]}}, "prepare.spacing is .*finite numbers above 0"),
         ({"patch": [8, 8, 8]}, r"data.patch is \[8, 8, 8\], but the images of .* are 2D; give 2 numbers"),
     ],
     ids=lambda value: None if isinstance(value, str) else json.dumps(value),

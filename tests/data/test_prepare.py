@@ -130,6 +130,42 @@ def test_a_single_slice_comes_back_as_one() -> None:
     assert invert_probabilities(torch.zeros(2, 4, 5), made.geometry).shape == (2, 4, 1, 5)
 
 
+@pytest.mark.parametrize("crop", ["none", "foreground"])
+@pytest.mark.parametrize(("spacing", "cut"), [((1.0, 1.0), 0.76), ((2.0, 1.0), 0.4), ((2.0, 2.0), 0.0)])
+def test_what_a_size_cuts_off_what_is_labelled_is_told(
+    crop: str, spacing: tuple[float, float], cut: float
+) -> None:
+    label = np.ones((10, 10), np.int64)
+    wanted = PrepareSettings(spacing=spacing, size=(4, 6), crop=crop)
+    if spacing == (2.0, 2.0):
+        wanted = wanted.model_copy(update={"size": (5, 5)})
+    elif spacing == (2.0, 1.0):
+        wanted = wanted.model_copy(update={"size": (5, 6)})
+    made = prepare_case(volume(label * 1.0), volume(label), wanted, {})
+    assert made.cut == pytest.approx(cut)
+    inside = np.zeros((10, 10), np.int64)
+    inside[4:6, 4:6] = 1
+    assert prepare_case(volume(label * 1.0), volume(inside), wanted, {}).cut == 0
+
+
+def test_the_share_cut_off_is_that_of_turned_scans() -> None:
+    """The far end of the first axis of the file, which lies along the third of the prepared grid."""
+    affine = np.array([[0, 0, 1.0, 0], [0, -1.0, 0, 0], [-1.0, 0, 0, 0], [0, 0, 0, 1]])
+    label = np.zeros((20, 6, 6), np.int64)
+    label[10:] = 1
+    wanted = PrepareSettings(spacing=(1.0, 1.0, 1.0), size=(6, 6, 12))
+    made = prepare_case(volume(label * 1.0, affine=affine), volume(label, affine=affine), wanted, {})
+    assert made.cut == pytest.approx(0.4) and int((made.label > 0).sum()) == round(0.6 * label.sum())
+
+
+def test_halving_one_axis_grows_a_ball_no_more_than_the_docstring_says() -> None:
+    grid = np.stack(np.meshgrid(*[np.arange(48) - 23.5] * 3, indexing="ij"))
+    for radius, most in ((6, 0.13), (10, 0.09), (20, 0.05)):
+        ball = torch.from_numpy(((grid**2).sum(0) <= radius**2).astype(np.uint8))[None]
+        grown = 2 * int(resample_label(ball, (48, 48, 24)).sum()) / int(ball.sum()) - 1
+        assert 0 <= grown <= most
+
+
 def test_what_a_centre_crop_cut_away_comes_back_as_background() -> None:
     label = np.ones((10, 10), np.int64)
     made = prepare_case(volume(label * 1.0), volume(label), PrepareSettings(spacing=(1, 1), size=(4, 6)), {})

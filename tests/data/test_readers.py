@@ -98,6 +98,27 @@ def test_of_two_files_with_one_stem_the_first_ending_counts_and_a_note_says_so(t
     assert found.entries[0].images[0].name == "a.nii.gz" and "two files for a" in said(found)
 
 
+def test_a_case_with_two_labels_is_left_out_and_both_are_named(tmp_path: Path) -> None:
+    centre(tmp_path / "x", "a")
+    touch(tmp_path / "x", "images/p01.nii.gz", "labels/p01_mask.nii.gz", "labels/p01_seg.nii.gz")
+    touch(tmp_path / "x", "images/q_0000.nii.gz", "labels/q-gt.nii.gz", "labels/q_roi.nii.gz")
+    found = listing(tmp_path)
+    assert names(found) == [("x", "a")]
+    assert "case 'p01': several labels (p01_mask.nii.gz, p01_seg.nii.gz); left out" in said(found)
+    assert "case 'q': several labels (q-gt.nii.gz, q_roi.nii.gz); left out" in said(found)
+    (tmp_path / "index.csv").write_text("centre,stem\nx,a\nx,p01\n")
+    listed = said(listing(tmp_path))
+    assert "case 'p01': several labels" in listed and "without an image" not in listed
+
+
+def test_a_label_of_the_images_own_name_counts_and_the_others_are_noted(tmp_path: Path) -> None:
+    centre(tmp_path / "x", "a")
+    touch(tmp_path / "x", "labels/a_seg.png")
+    found = listing(tmp_path)
+    assert found.entries[0].label is not None and found.entries[0].label.name == "a.png"
+    assert "not used: a_seg.png" in said(found)
+
+
 def test_the_index_gives_split_group_and_columns(tmp_path: Path) -> None:
     centre(tmp_path / "north", "a", "b", "extra")
     (tmp_path / "index.csv").write_text(

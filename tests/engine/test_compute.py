@@ -14,7 +14,7 @@ from helpers import config, run
 
 from wardround.config import ComputeSettings, load_config
 from wardround.data.cases import Batch, TensorSplit
-from wardround.engine import device, training
+from wardround.engine import device, optimizers, training
 from wardround.engine.device import Compute, choose, weighed
 from wardround.engine.host import Host, build_model
 from wardround.engine.optimizers import OptimizerSettings
@@ -518,3 +518,49 @@ def test_deterministic_is_asked_of_torch_on_a_gpu_alone() -> None:
     torch.use_deterministic_algorithms(False)  # a run before this one may have asked for it
     device.apply(Compute(torch.device("cpu"), deterministic=True))
     assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_memory_that_runs_out_leaves_nothing_of_the_first_attempt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SCAFFOLD adds up what its steps saw: those of an attempt that was given up do not count."""
+    backward = Workbench.backward
+    found = []
+    for failing in (1, 3):
+        count = 0
+
+        def tight(self: Workbench, *rest: Any, failing: int = failing) -> torch.Tensor:
+            nonlocal count
+            count += 1
+            if count == failing:
+                raise torch.OutOfMemoryError("no room")
+            return backward(self, *rest)
+
+        monkeypatch.setattr(Workbench, "backward", tight)
+        optimizer = {"name": "sgd", "learning_rate": 0.01}
+        how = {"rounds": 1, "local_epochs": 3, "optimizer": optimizer, "method": {"name": "scaffold"}}
+        found.append(run(tmp_path / str(failing), **how))
+    assert found[0].params_sha256 == found[1].params_sha256
+    assert (
+        found[0].outcome.state.memory["control"].sha256() == found[1].outcome.state.memory["control"].sha256()
+    )
+
+
+def test_sgd_takes_a_parameter_whose_first_gradient_comes_late() -> None:
+    """Prototypes of SwAV rest in the first epoch; the fused step would refuse the mixture."""
+    results = []
+    for fused in (True, False):
+        first, second = (torch.nn.Parameter(torch.ones(3)) for _ in range(2))
+        optimizer = torch.optim.SGD([first, second], lr=0.1, momentum=0.9, fused=fused)
+        for step in range(3):
+            first.grad = torch.full((3,), 1.0 + step)
+            second.grad = torch.full((3,), 2.0) if step else None
+            optimizers.complete_momentum(optimizer)
+            optimizer.step()
+        results.append((first.detach(), second.detach()))
+    torch.testing.assert_close(results[0], results[1])
+
+
+def test_a_network_that_samples_is_sketched_like_any_other() -> None:
+    stem = {"stem": "variational", "variational": {"eval_samples": 3}}
+    assert load_config({"model": {"name": "unet2d", **stem}, "objective": {"name": "local_cl"}})

@@ -25,7 +25,9 @@ from wardround.engine.checkpoint import (
     unpack,
 )
 from wardround.engine.experiment import Experiment, better
-from wardround.errors import CheckpointError, ConfigError
+from wardround.errors import CheckpointError, ConfigError, WardroundError
+from wardround.messages import Message
+from wardround.methods.fedavg import FedAvg
 from wardround.params import Params
 from wardround.storage import StoredTensors
 
@@ -475,3 +477,73 @@ def test_a_hospital_that_takes_no_part_does_not_choose_the_best_round(tmp_path: 
 
     assert all(set(r["validation"]["dice"]["clients"]) == {"north", "east"} for r in result.records)
     assert set(result.summary["test"]["dice"]["clients"]) == {"north", "east", "south"}
+
+
+# What a method of one's own may do wrong on the server
+
+
+@mark.parametrize(
+    ("wrong", "reason"),
+    [
+        (lambda state, after: state, "returned a state of the same round; return state.next"),
+        (lambda state, after: None, "returned NoneType, not the next state"),
+        (lambda state, after: replace(after, params=after.params * float("nan")), "holds NaN"),
+        (lambda state, after: replace(after, params=Params(dict(list(after.params.items())[1:]))), "missing"),
+        (lambda state, after: 1 / 0, "failed on the server: ZeroDivisionError: .* --debug shows where"),
+    ],
+)
+def test_what_a_method_makes_of_a_round_is_checked(
+    tmp_path: Path, monkeypatch: MonkeyPatch, wrong: Any, reason: str
+) -> None:
+    right = FedAvg.run_round
+    monkeypatch.setattr(FedAvg, "run_round", lambda self, s, c: wrong(s, right(self, s, c)))
+    with raises(WardroundError, match=f"round 1, method 'fedavg': .*{reason}"):
+        run(tmp_path / "run")
+
+
+@mark.parametrize(
+    "wrong", [3, None, Message(extras={"x": 3}), Message(scalars={"x": torch.ones(2)})], ids=str
+)
+def test_a_reply_that_cannot_be_sent_loses_its_client_alone(
+    tmp_path: Path, monkeypatch: MonkeyPatch, wrong: Any
+) -> None:
+    right = FedAvg.train
+    monkeypatch.setattr(FedAvg, "train", lambda self, c, m: wrong if c.name == "east" else right(self, c, m))
+    record = run(tmp_path / "run", rounds=1).records[0]
+    assert "what the method's 'train' returned cannot be sent" in record["lost"]["train/east"]
+    assert set(record["weights"]) == {"north", "south"}
+
+
+def test_files_that_are_no_runs_are_not_replaced_unless_asked(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    mine = tmp_path / "run" / "config.yaml"
+    mine.write_text("# mine")
+    with raises(ConfigError, match="config.yaml is not of a run, and a run would replace it"):
+        run(tmp_path / "run")
+    assert mine.read_text() == "# mine"
+    wr.run(settings(tmp_path / "run", rounds=1), overwrite=True)
+
+
+def test_who_takes_part_must_be_enough_and_fit_the_method(tmp_path: Path) -> None:
+    with raises(ConfigError, match="min_clients is 3, but participation names only 2"):
+        run(tmp_path / "a", participation=["north", "east"], min_clients=3)
+    with raises(ConfigError, match="trains on everybody's cases. Leave participation out"):
+        run(tmp_path / "b", participation=["north", "east"], method={"name": "centralised"})
+
+
+@mark.parametrize("method", ["fedavg", "fedmix", "feddg", "harmofl", "fedevi", "aaw", "scaffold", "feddyn"])
+def test_a_client_that_is_held_out_adds_to_nothing(tmp_path: Path, method: str) -> None:
+    def of(name: str, cases: list[int], **more: Any) -> Any:
+        data = {"phantom": {"hospitals": len(cases), "size": 16, "cases": cases}}
+        return run(tmp_path / name, method={"name": method}, data=data, **more)
+
+    three = of("three", [8, 10, 6], participation=["north", "east"])
+    assert three.params_sha256 == of("two", [8, 10]).params_sha256
+
+
+def test_a_resume_names_the_setting_that_differs(tmp_path: Path) -> None:
+    run(tmp_path / "run", rounds=1)
+    with raises(
+        CheckpointError, match=r"'optimizer\.learning_rate' was 0\.01 when the run began and is 0\.5"
+    ):
+        wr.run(settings(tmp_path / "run", rounds=1, optimizer={"learning_rate": 0.5}), resume=True)

@@ -10,7 +10,7 @@ from helpers import run, spoil
 from pytest import LogCaptureFixture, MonkeyPatch, approx, mark, raises
 
 from wardround.engine.clients import Answer
-from wardround.engine.gate import all_finite, scalar_complaint
+from wardround.engine.gate import all_finite, scalar_complaint, variance_complaint
 from wardround.errors import TooFewClients
 from wardround.messages import Message
 from wardround.params import Params
@@ -189,3 +189,9 @@ def test_weights_of_the_remaining_clients_follow_their_cases(
     )
 
     assert result.records[0]["weights"] == approx({"north": 3 / 17, "south": 14 / 17})  # 60 % of 6 and of 24
+
+
+def test_a_negative_variance_does_not_pass() -> None:
+    stats = Params({"norm.running_mean": torch.zeros(2), "norm.running_var": torch.tensor([1.0, -1e6])})
+    assert variance_complaint(stats) == "tensor 'norm.running_var' holds a negative variance"
+    assert variance_complaint(stats.map(torch.abs)) is None and variance_complaint(None) is None

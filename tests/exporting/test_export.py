@@ -11,13 +11,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import yaml
 from helpers import run, spoil
 from safetensors.torch import load_file
 
 from wardround.cli import app
+from wardround.data import phantom_files
+from wardround.data.phantom import PhantomSettings
 from wardround.errors import CheckpointError, ConfigError
 from wardround.exporting import export, exports
+from wardround.exporting.exports import graph_readme
 from wardround.exporting.package import Package, opened
+from wardround.prediction.predicting import Predictor
 from wardround.prediction.trained import TrainedModel
 from wardround.reporting.report.facts import read_run
 from wardround.reporting.statistics import bootstrap
@@ -44,6 +49,23 @@ def test_the_loader_gives_the_network_in_another_process(
     expected = network(torch.randn(1, 1, 9, 10, 11))
     assert np.array_equal(np.load(tmp_path / "out" / "y.npy"), expected.numpy())
     assert in_process("loader.py", cwd=tmp_path / "out").stdout.startswith("UNet, ")
+
+
+def test_the_readmes_code_gives_the_probabilities_of_predict(
+    pictures: Path, tmp_path: Path, in_process: Any
+) -> None:
+    shutil.copytree(pictures, tmp_path / "run")
+    (tmp_path / "run" / "calibration.json").write_text(json.dumps({"temperature": 3.0, "quantiles": {}}))
+    export(tmp_path / "run", "torch", tmp_path / "out")
+    code = re.findall(r"```python\n(.*?)```", (tmp_path / "out" / "README.md").read_text(), re.DOTALL)[0]
+    script = code.replace("torch.zeros(1, 1, 64, 64)", "torch.ones(1, 1, 16, 16)")
+    assert script != code
+
+    done = in_process("-c", script + "import numpy; numpy.save('p.npy', p.numpy())", cwd=tmp_path / "out")
+
+    assert done.returncode == 0, done.stderr
+    found = Predictor([TrainedModel.load(tmp_path / "run", device="cpu")]).look(torch.ones(1, 16, 16))
+    np.testing.assert_allclose(np.load(tmp_path / "out" / "p.npy")[0], found.probabilities, atol=1e-6)
 
 
 def test_training_heads_are_left_out_and_the_network_is_the_same(tmp_path: Path) -> None:
@@ -187,6 +209,36 @@ def test_anonymous_exports_name_no_site(pictures: Path, tmp_path: Path, kind: st
 
     assert names and not any(re.search(rf"\b{name}\b", text) for name in names for text in texts)
     assert "| site 1 |" in (tmp_path / "out" / "MODEL_CARD.md").read_text()
+
+
+def test_2d_images_are_said_to_stay_as_stored(tmp_path: Path) -> None:
+    """prepare.orientation turns volumes alone, so an export of pictures must not ask for it."""
+    made = PhantomSettings(hospitals=2, dimensions=2, size=16, cases=6)
+    phantom_files.write(made, tmp_path / "data", "nifti", seed=1)
+    federation = {"sources": [{"path": "data"}], "labels": {"lesion": [1]}, "prepare": {"orientation": "RAS"}}
+    (tmp_path / "federation.yaml").write_text(yaml.safe_dump(federation))
+    run(tmp_path / "run", data={"federation": str(tmp_path / "federation.yaml")}, rounds=1)
+    assert TrainedModel.load(tmp_path / "run", device="cpu").preparation.prepare["orientation"] == "RAS"
+    for kind, model in (("torch", "model.json"), ("bundle", "configs/model.json")):
+        out = tmp_path / kind
+        export(tmp_path / "run", kind, out)
+        texts = [path.read_text() for path in out.rglob("*.*") if path.suffix in (".md", ".json")]
+        assert not any(re.search(r"\bRAS\b", text) for text in texts)
+        assert json.loads((out / model).read_text())["preparation"]["prepare"]["orientation"] is None
+        assert "- preparation, orientation: as stored\n" in (out / "MODEL_CARD.md").read_text()
+    for readme in (
+        (tmp_path / "torch" / "README.md").read_text(),
+        graph_readme(Package.of(tmp_path / "run"), []),
+    ):
+        assert "Axes stay as the file stores them" in readme
+
+
+def test_volumes_keep_their_orientation(volumes: Path, tmp_path: Path) -> None:
+    export(volumes, "torch", tmp_path / "out")
+    assert "- preparation, orientation: RAS\n" in (tmp_path / "out" / "MODEL_CARD.md").read_text()
+    facts = json.loads((tmp_path / "out" / "model.json").read_text())
+    assert facts["preparation"]["prepare"]["orientation"] == "RAS"
+    assert "Axes stay" not in (tmp_path / "out" / "README.md").read_text()
 
 
 # Places

@@ -467,6 +467,8 @@ def test_every_contrastive_objective_works_under_fsf3a_in_volumes(tmp_path, name
 def test_a_batch_of_one_is_refused_with_the_reason(name):
     with pytest.raises(ConfigError, match=r"batch_size is 1.*told apart"):
         wr.load_config({"objective": {"name": name}, "batch_size": 1})
+    with pytest.raises(ConfigError, match=r"compute.micro_batch is 1.*told apart"):
+        wr.load_config({"objective": {"name": name}, "compute": {"micro_batch": 1}})
 
 
 @pytest.mark.parametrize("name", ["local_cl", "swav"])

@@ -208,9 +208,16 @@ def episode_gradient(method: Any, bench: Any, split: Any, styles: Any) -> Any:
 
 @pytest.mark.parametrize("boundary", [0.0, 0.7])
 @pytest.mark.parametrize("norm", ["instance", "batch"])
-def test_a_step_follows_the_gradient_of_both_losses_as_autograd_has_it(boundary: Any, norm: Any) -> None:
-    """l_in(w) + l_out(w - beta clamp(g)), g constant, in one graph with functional_call."""
+@pytest.mark.parametrize("micro_batch", [None, 2, 1])
+def test_a_step_follows_the_gradient_of_both_losses_as_autograd_has_it(
+    boundary: Any, norm: Any, micro_batch: Any
+) -> None:
+    """l_in(w) + l_out(w - beta clamp(g)), g constant, in one graph with functional_call.
+
+    In pieces (of 3 cases: 2 and 1, or 1 each): their sum by share, each with outlines of its own.
+    """
     bench, split = bench_and_batch(norm)
+    bench.micro_batch = micro_batch
     styles = params(**{"east/amplitude": 3 * torch.rand(2, 1, 5, 5, dtype=torch.float64)})
     method = FedDG(window=0.13, boundary=boundary, inner_learning_rate=0.5, clip=0.01, temperature=0.3)
     model = bench.model
@@ -238,16 +245,31 @@ def test_a_step_follows_the_gradient_of_both_losses_as_autograd_has_it(boundary:
         named = {f"model.{name}": tensor for name, tensor in {**buffers, **tensors}.items()}
         return torch.func.functional_call(Features(), named, (x,))
 
-    inner = forward(weights, image)
-    l_in = dice_loss(inner.logits, label)
+    pieces = torch.arange(3).split(micro_batch or 3)
+    inner = [forward(weights, image[cases]) for cases in pieces]
+
+    def by_share(terms: Any) -> Any:
+        return sum(len(cases) / 3 * term for cases, term in zip(pieces, terms, strict=True))
+
+    def dice(passes: Any) -> Any:
+        return by_share(dice_loss(o.logits, label[cases]) for o, cases in zip(passes, pieces, strict=True))
+
+    l_in = dice(inner)
     g = torch.autograd.grad(l_in, list(weights.values()), retain_graph=True)
     fast = {name: w - 0.5 * d.clamp(-0.01, 0.01) for (name, w), d in zip(weights.items(), g, strict=True)}
-    outer = forward(fast, other)
-    l_out = dice_loss(outer.logits, label)
+    outer = [forward(fast, other[cases]) for cases in pieces]
+    l_out = dice(outer)
     masks = outline_masks(label, 3)
     present = (masks.flatten(3).sum(3) > 0).all(dim=0)
-    vectors = [outline_vectors(output.decoder, masks) for output in (inner, outer)]
-    outlines = outline_contrast(vectors[0], vectors[1], present, 0.3)
+    outlines = by_share(
+        outline_contrast(
+            outline_vectors(at_w.decoder, masks[:, cases]),
+            outline_vectors(shifted.decoder, masks[:, cases]),
+            present[cases],
+            0.3,
+        )
+        for at_w, shifted, cases in zip(inner, outer, pieces, strict=True)
+    )
     l_out = l_out + boundary * outlines
     (l_in + l_out).backward()
 
@@ -360,6 +382,55 @@ def test_other_styles_change_the_model_and_terms_are_recorded(tmp_path: Path) ->
 def test_without_the_boundary_term_two_passes_do(tmp_path: Path) -> None:
     result = run(tmp_path / "run", rounds=1, method={**WIDE, "boundary": 0})
     assert all("outlines" not in loss and loss["outer"] > 0 for loss in result.records[0]["loss"].values())
+
+
+@pytest.mark.parametrize("boundary", [0.0, 0.1])
+def test_pieces_of_a_batch_train_like_the_batch(tmp_path: Path, boundary: float) -> None:
+    """All but the outline term is a mean over cases; that term sees two cases at a time, not four."""
+    changes: dict[str, Any] = {
+        "method": {**WIDE, "boundary": boundary},
+        "optimizer": {"name": "sgd", "learning_rate": 0.05},
+        "data": {"phantom": {"hospitals": 3, "size": 16, "cases": 7}},  # 4 to train on: one step a round
+    }
+    whole = run(tmp_path / "whole", **changes)
+    pieces = run(tmp_path / "pieces", compute={"threads": 1, "micro_batch": 2}, **changes)
+    last = pieces.outcome.state.params
+    for name, tensor in whole.outcome.state.params.items():
+        torch.testing.assert_close(last[name], tensor, rtol=0, atol=0.02 if boundary else 1e-6)
+    assert not any(record["lost"] for record in pieces.records)
+    found, expected = pieces.records[0]["loss"], whole.records[0]["loss"]  # from one model
+    assert list(found) == list(expected) == ["east", "north", "south"]
+    for client, losses in expected.items():
+        assert found[client]["total"] == pytest.approx(losses["total"], rel=1e-6)
+        objective = [one["outer"] - boundary * one.get("outlines", 0.0) for one in (found[client], losses)]
+        assert objective[0] == pytest.approx(objective[1], rel=1e-6)
+        assert not boundary or 0 < found[client]["outlines"] < losses["outlines"]  # fewer negatives
+
+
+def test_a_piece_as_large_as_the_batch_gives_the_same_bytes(tmp_path: Path) -> None:
+    whole = run(tmp_path / "whole", method=WIDE)
+    one_piece = run(tmp_path / "piece", method=WIDE, compute={"threads": 1, "micro_batch": 4})
+    assert one_piece.params_sha256 == whole.params_sha256
+    assert one_piece.records[-1]["loss"] == whole.records[-1]["loss"]
+
+
+def test_where_memory_runs_out_the_clients_go_on_in_pieces(
+    tmp_path: Path, monkeypatch: Any, caplog: Any
+) -> None:
+    """Memory runs out in the outer pass, in the middle of an episode."""
+    honest = Step.backward
+
+    def tight(self: Step, batch: Any = None, **how: Any) -> Tensor:
+        if batch is not None and self._bench.micro_batch is None:
+            raise torch.OutOfMemoryError("no room")
+        return honest(self, batch, **how)
+
+    in_pieces = run(tmp_path / "pieces", method=WIDE, compute={"threads": 1, "micro_batch": 2})
+    monkeypatch.setattr(Step, "backward", tight)
+    backed_off = run(tmp_path / "run", method=WIDE)
+    assert "out of memory on cpu; from here on 2 cases" in caplog.text
+    assert backed_off.params_sha256 == in_pieces.params_sha256
+    assert not any(record["lost"] for record in backed_off.records)
 
 
 def test_a_window_that_says_nothing_is_warned_of_in_the_first_round(tmp_path: Path) -> None:

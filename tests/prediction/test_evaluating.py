@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import hashlib
 import json
+import os
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,14 +18,13 @@ from helpers import run
 from prediction.threshold import ball, predictor, save_nifti
 from wardround import cli
 from wardround.cli import common
-from wardround.config import DataSettings
 from wardround.data import phantom_files
 from wardround.data.federation_file import write
 from wardround.data.init import propose
 from wardround.data.listing import Entry
 from wardround.data.phantom import PhantomSettings
 from wardround.errors import ConfigError, DataError
-from wardround.prediction.evaluating import evaluate, holds_training_data, judge, open_labelled, values_of
+from wardround.prediction.evaluating import evaluate, judge, open_labelled, values_of
 
 
 @pytest.fixture(scope="module")
@@ -159,18 +160,6 @@ def test_files_of_somebody_else_are_not_replaced_unasked(home: Path, tmp_path: P
     assert (tmp_path / "config.yaml").read_text() == "name: precious"
 
 
-def test_data_the_run_has_seen_are_said_to_be(tmp_path: Path) -> None:
-    phantom_files.write(PhantomSettings(size=16, cases=4, hospitals=2), tmp_path / "data", "nifti", seed=5)
-    write(propose([tmp_path / "data"]).file, tmp_path / "federation.yaml")
-    trained_on = DataSettings.model_validate({"federation": tmp_path / "federation.yaml"})
-    assert holds_training_data(tmp_path / "federation.yaml", trained_on)
-    assert holds_training_data(tmp_path / "data", trained_on)
-    assert holds_training_data(tmp_path / "data" / "north", trained_on)
-    assert not holds_training_data(tmp_path / "other", trained_on)
-    (tmp_path / "federation.yaml").unlink()
-    assert not holds_training_data(tmp_path / "data", trained_on)
-
-
 def test_what_no_check_foresaw_stops_one_case_only(home: Path, tmp_path: Path, monkeypatch: Any) -> None:
     def odd(predictor: Any, entry: Entry, classes: Any) -> dict[str, Any]:
         if entry.name == "north-001":
@@ -181,3 +170,147 @@ def test_what_no_check_foresaw_stops_one_case_only(home: Path, tmp_path: Path, m
     judged = evaluate(home / "run", home / "data", output=tmp_path / "out", report=False)
     assert judged.num_cases == 7
     assert ["strides are negative" in problem.reason for problem in judged.problems] == [True]
+
+
+# Cases the model has seen
+
+Names = set[tuple[str, str]]
+SPLITS = {"by": "ratios", "seed": 7}  # the list of the data fixes others
+
+
+@pytest.fixture(scope="module")
+def started(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where a run was started: its data, its federation.yaml, and runs/mine, with paths as people give them."""
+    folder = tmp_path_factory.mktemp("started")
+    phantom_files.write(PhantomSettings(size=16, cases=8, hospitals=2), folder / "data", "nifti", seed=5)
+    write(propose([folder / "data"]).file, folder / "federation.yaml")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        run(Path("runs/mine"), rounds=1, data={"federation": "federation.yaml", "splits": SPLITS})
+    return folder
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def judged_in(folder: Path) -> Names:
+    rows = csv.DictReader((folder / "cases.csv").read_text().splitlines())
+    return {(row["client"], row["case"]) for row in rows}
+
+
+def judged_by(run: Path, data: Path, folder: Path, **options: Any) -> tuple[Names, list[str]]:
+    found = evaluate(run, data, output=folder, report=False, **options)
+    return judged_in(folder), found.notes
+
+
+def changed_seed(run: Path, seed: int) -> None:
+    text = (run / "config.yaml").read_text()
+    assert text.count("    seed: 7\n") == 1
+    (run / "config.yaml").write_text(text.replace("    seed: 7\n", f"    seed: {seed}\n"))
+
+
+def test_the_test_cases_are_those_of_the_run_from_any_folder(started: Path, elsewhere: Path) -> None:
+    file, mine = started / "federation.yaml", started / "runs" / "mine"
+    tests = judged_in(mine)
+    plain = {(entry.client, entry.name) for entry in open_labelled(file, "test").entries}
+    assert len(tests) < 16 and tests != plain  # the run's own seed counts
+    assert judged_by(mine, file, elsewhere / "out") == (tests, [])
+    beside = Path(os.path.relpath(mine)), Path(os.path.relpath(file))
+    assert judged_by(*beside, elsewhere / "beside") == (tests, [])
+    assert judged_by(mine, file, elsewhere / "asked", split="test") == (tests, [])
+    about = json.loads((elsewhere / "asked" / "evaluation.json").read_text())
+    assert about["split"] == "test"
+
+
+def test_cases_the_model_has_seen_are_left_out_wherever_they_lie(started: Path, elsewhere: Path) -> None:
+    mine = started / "runs" / "mine"
+    tests = judged_in(mine)
+    copied = Path(shutil.copytree(started / "data", elsewhere / "copied"))
+    write(propose([copied]).file, elsewhere / "federation.yaml")
+    places = {"folder": started / "data", "copy": copied, "file": elsewhere / "federation.yaml"}
+    for name, data in places.items():
+        names, notes = judged_by(mine, data, elsewhere / name)
+        assert names == tests
+        assert [f"{16 - len(tests)} of 16 cases" in note and "left out" in note for note in notes] == [True]
+        assert json.loads((elsewhere / name / "evaluation.json").read_text())["split"] == "unseen"
+
+
+def test_cases_the_model_has_seen_are_judged_if_asked_and_said_to_be(started: Path, elsewhere: Path) -> None:
+    mine = started / "runs" / "mine"
+    seen = 16 - len(judged_in(mine))
+    names, notes = judged_by(mine, started / "federation.yaml", elsewhere / "all", split="all")
+    assert len(names) == 16
+    assert [f"{seen} of 16 cases are ones the model has seen" in note for note in notes] == [True]
+
+
+def test_a_set_of_nothing_new_is_a_sentence(started: Path, elsewhere: Path) -> None:
+    mine = started / "runs" / "mine"
+    copied = Path(shutil.copytree(started / "data" / "north", elsewhere / "north"))
+    for client, case in judged_in(mine):
+        if client == "north":
+            for file in copied.rglob(f"{case}*"):
+                file.unlink()
+    with pytest.raises(DataError, match="all .* labelled cases are ones the model has seen"):
+        evaluate(mine, copied, output=elsewhere / "out")
+
+
+def test_other_data_are_judged_whole_even_where_names_are_the_same(started: Path, elsewhere: Path) -> None:
+    """The run's federation.yaml counts from where it started, not from where another of that name lies."""
+    phantom_files.write(PhantomSettings(size=16, cases=8, hospitals=2), elsewhere / "data", "nifti", seed=6)
+    write(propose([elsewhere / "data"]).file, elsewhere / "federation.yaml")
+    names, notes = judged_by(started / "runs" / "mine", Path("federation.yaml"), elsewhere / "out")
+    assert len(names) == 16
+    assert ["have client and name of cases the model has seen" in note for note in notes] == [True]
+
+
+def test_a_run_that_was_moved_knows_its_data_by_the_test_cases(started: Path, elsewhere: Path) -> None:
+    moved = Path(shutil.copytree(started / "runs" / "mine", elsewhere / "moved"))
+    names, notes = judged_by(moved, started / "federation.yaml", elsewhere / "out")
+    assert names == judged_in(moved)
+    assert ["is taken for the data" in note for note in notes] == [True]
+    (moved / "cases.csv").unlink()
+    names, notes = judged_by(moved, started / "federation.yaml", elsewhere / "again")
+    assert len(names) == 16
+    assert ["cannot be told" in note for note in notes] == [True]
+
+
+def test_test_cases_that_were_none_in_the_run_are_said_to_be(started: Path, elsewhere: Path) -> None:
+    whole = Path(shutil.copytree(started, elsewhere / "whole"))
+    changed_seed(whole / "runs" / "mine", 8)
+    names, notes = judged_by(whole / "runs" / "mine", whole / "federation.yaml", elsewhere / "out")
+    new = len(names - judged_in(started / "runs" / "mine"))
+    assert new
+    assert [f"{new} of {len(names)} cases were no test cases" in note for note in notes] == [True]
+
+
+def test_an_ensemble_has_seen_what_any_of_its_models_has(started: Path, elsewhere: Path) -> None:
+    whole = Path(shutil.copytree(started, elsewhere / "whole"))
+    other = Path(shutil.copytree(whole / "runs" / "mine", whole / "runs" / "other"))
+    changed_seed(other, 9)
+    text = (other / "config.yaml").read_text()
+    (other / "config.yaml").write_text(text.replace("runs/mine", "runs/other"))
+    (other / "cases.csv").unlink()
+    file = whole / "federation.yaml"
+    alone, _ = judged_by(other, file, elsewhere / "alone")
+    both, notes = judged_by(whole / "runs" / "mine", file, elsewhere / "both", ensemble=[other])
+    tests = judged_in(started / "runs" / "mine")
+    assert both == alone & tests < tests
+    assert ["are left out" in note for note in notes] == [True]
+
+
+def test_a_run_on_plain_folders_knows_its_cases_too(tmp_path: Path, elsewhere: Path) -> None:
+    phantom_files.write(PhantomSettings(size=16, cases=8, hospitals=2), tmp_path / "data", "png", seed=5)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path)
+        run(Path("runs/plain"), rounds=1, data={"folders": {"root": "data", "size": [16, 16]}})
+    plain = tmp_path / "runs" / "plain"
+    tests = {case for client, case in judged_in(plain) if client == "north"}
+    assert judged_by(plain, tmp_path / "data", elsewhere / "out")[0] == judged_in(plain)
+    names, notes = judged_by(plain, tmp_path / "data" / "north", elsewhere / "north")
+    assert {case for _, case in names} == tests
+    assert f"{8 - len(tests)} of 8 cases" in notes[0] and "left out" in notes[0]

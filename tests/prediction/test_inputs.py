@@ -197,6 +197,29 @@ def test_folder_of_folders(tmp_path: Path) -> None:
     assert names(found) == ["case1_t1.nii.gz", "case2_t1.nii.gz"]
 
 
+def test_a_folder_of_hospital_folders_takes_the_names_that_differ(tmp_path: Path) -> None:
+    for hospital in ("north", "south"):
+        scan(tmp_path / "pic" / hospital / "images" / "p3.nii.gz")
+        scan(tmp_path / "pic" / hospital / "images" / f"{hospital}9.nii.gz")
+    found = find_scans([tmp_path / "pic"], Layout(1), tmp_path)
+    assert not found.problems
+    assert names(found) == ["north9.nii.gz", "north_p3.nii.gz", "south_p3.nii.gz", "south9.nii.gz"]
+
+
+def test_as_many_folders_as_are_needed_come_in_front(tmp_path: Path) -> None:
+    folders = ("a/x/images", "a/y/images", "b/x/images", "b/x/deep/images")
+    found = find_scans([scan(tmp_path / folder / "p.nii") for folder in folders], Layout(1), tmp_path)
+    assert not found.problems
+    assert names(found) == ["a_x_p.nii", "a_y_p.nii", "b_x_p.nii", "x_deep_p.nii"]
+
+
+def test_one_pair_that_cannot_be_told_apart_does_not_hinder_the_others(tmp_path: Path) -> None:
+    paths = [scan(tmp_path / name) for name in ("x/s.nii", "x/s.nii.gz", "y/s.nii")]
+    found = find_scans(paths, Layout(1), tmp_path)
+    assert names(found) == ["y_s.nii"]
+    assert ["two folders" in problem.reason for problem in found.problems] == [True, True]
+
+
 def test_empty_folder_is_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     found = find_scans([tmp_path / "empty"], Layout(1), tmp_path)

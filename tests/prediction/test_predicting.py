@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from prediction.threshold import Threshold, ball, predictor, save_nifti, trained
 from wardround.errors import ConfigError
 from wardround.models.base import Output
 from wardround.prediction.predicting import Predictor, flipped_axes
-from wardround.prediction.session import predictions
+from wardround.prediction.session import predict_into, predictions
 
 
 @pytest.fixture
@@ -120,6 +121,30 @@ def test_scan_unlike_the_training_hospitals_is_flagged_with_the_number(scan: Pat
     assert not predictions(predictor(calibration=elsewhere), [scan])[0].warnings  # another kind of number
 
 
+def few(most: float, count: int = 3) -> dict[str, Any]:
+    limits = {"q95": most * 0.99, "q99": most * 0.999, "max": most, "count": count}
+    return {"quantiles": {"entropy": {"case": limits}}}
+
+
+def test_few_validation_scans_have_no_quantiles(scan: Path) -> None:
+    doubt = predictions(predictor(), [scan])[0].doubt
+    (warning,) = predictions(predictor(calibration=few(doubt / 2)), [scan])[0].warnings
+    assert "%" not in warning and "unlike" not in warning
+    assert f"{doubt:.3g} lies beyond {doubt / 2:.3g}, and so beyond all 3 validation scans" in warning
+    assert "one scan in 4" in warning
+    assert not predictions(predictor(calibration=few(doubt * 1.005)), [scan])[0].warnings  # beyond q95 alone
+    (warning,) = predictions(predictor(calibration=few(doubt * 1.005, 20)), [scan])[0].warnings
+    assert "95 % of their 20 validation scans" in warning
+
+
+def test_a_number_is_never_said_to_lie_beyond_itself(scan: Path) -> None:
+    doubt = predictions(predictor(), [scan])[0].doubt
+    limits = {"q95": doubt * (1 - 1e-6), "q99": 1.0}
+    (warning,) = predictions(predictor(calibration=quantiles(**limits)), [scan])[0].warnings
+    value, limit = warning.partition("uncertainty ")[2].partition(",")[0].split(" lies beyond ")
+    assert float(value) > float(limit)
+
+
 def test_temperature_softens_probabilities_and_keeps_the_mask(scan: Path) -> None:
     options = {"probabilities": True}
     cold = predictions(predictor(options=options), [scan])[0]
@@ -153,3 +178,95 @@ def test_largest_component_is_kept_where_the_run_asked_for_it(tmp_path: Path) ->
     largest = predictions(predictor(evaluate={"postprocess": "largest_component"}), [scan])[0]
     assert whole.sizes["lesion"]["voxels"] == 216 + 8
     assert largest.sizes["lesion"]["voxels"] == 216
+
+
+def test_temperature_may_move_the_mask_of_several_passes(scan: Path) -> None:
+    """One is sure of lesion, two lean towards background: the cooler, the more the sure one counts."""
+    options: dict[str, Any] = {"uncertainty": "dropout", "samples": 3}
+    masks = []
+    for temperature in (0.05, 20.0):
+        model = predictor(model=Hesitant(), options=options, calibration={"temperature": temperature})
+        masks.append(predictions(model, [scan])[0].mask)
+    assert not masks[0].any() and masks[1].all()
+
+
+class Hesitant(Dropping):
+    def _output(self, x: Tensor) -> Output:
+        self.shapes.append(tuple(x.shape))
+        return Output(logits=torch.full_like(x, 3.0 if len(self.shapes) % 3 == 0 else -1.0))
+
+
+# What a user is told
+
+
+def test_samples_that_are_not_drawn_are_said() -> None:
+    (note,) = predictor(options={"samples": 3}).notes
+    assert note == "--samples 3 is not used: uncertainty is entropy here, which draws nothing."
+    (note,) = predictor(model=Dropping(), options={"samples": 3}).notes
+    assert note.endswith("Add --uncertainty dropout.")
+    assert not predictor(model=Dropping(), options={"samples": 3, "uncertainty": "auto"}).notes
+    assert not predictor().notes
+
+
+def test_the_runs_own_test_cases_stand_beside_the_uncertainty(
+    scan: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from wardround.cli.predict import show
+
+    cases = [{"dice": 0.8, "uncertainty": 0.04}, {"dice": 0.9, "uncertainty": 0.06}, {"dice": None}]
+    model = predictor(calibration={"cases": cases})
+    show(predict_into(model, [scan], tmp_path / "out"), model.on_test_cases())
+    said = " ".join(capsys.readouterr().out.split())
+    assert "2 test cases: mean uncertainty 0.050, mean Dice 0.850" in said
+    assert "no estimate of Dice" in said and "Dice to expect" not in said
+    assert predictor().on_test_cases() is None
+    drawn = predictor(model=Dropping(), calibration={"cases": cases}, options={"uncertainty": "dropout"})
+    assert drawn.on_test_cases() is None  # their numbers are of one plain pass
+
+
+# Files of a prediction before
+
+
+def test_overwriting_removes_the_maps_of_the_earlier_mask_and_nothing_else(
+    scan: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    everything = {"uncertainty": "dropout", "samples": 2, "probabilities": True}
+    predict_into(predictor(model=Dropping(), options=everything), [scan], out)
+    for name in ("scan_notes.nii", "scan_uncertainty.png", "scan_epistemic.txt"):
+        (out / name).write_text("mine")
+    mine = {"scan_notes.nii", "scan_uncertainty.png", "scan_epistemic.txt", "predictions.json"}
+
+    predict_into(predictor(options={"uncertainty": "entropy"}), [scan], out, overwrite=True)
+    assert {path.name for path in out.iterdir()} == {"scan.nii", "scan_uncertainty.nii", *mine}
+    predict_into(predictor(), [scan], out, overwrite=True)
+    assert {path.name for path in out.iterdir()} == {"scan.nii", *mine}
+
+
+def test_files_that_predictions_json_does_not_list_or_lists_elsewhere_stay(
+    scan: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    predict_into(predictor(), [scan], out)
+    (out / "scan_uncertainty.nii").write_text("mine")
+    (out / "scan_epistemic.nii").write_text("of another scan")
+    (tmp_path / "letter.txt").write_text("mine")
+    told = json.loads((out / "predictions.json").read_text())
+    told["scans"]["scan.nii"]["files"] |= {"epistemic": "scan_epistemic.nii", "odd": "../letter.txt"}
+    told["scans"]["scan_epistemic.nii"] = {"files": {"mask": "scan_epistemic.nii"}}
+    (out / "predictions.json").write_text(json.dumps(told))
+
+    report = predict_into(predictor(), [scan], out, overwrite=True)
+    assert not report.problems and not report.notes
+    assert (tmp_path / "letter.txt").exists()
+    assert (out / "scan_uncertainty.nii").exists() and (out / "scan_epistemic.nii").exists()
+
+
+def test_a_scan_in_the_folder_is_not_taken_for_an_old_map(scan: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    predict_into(predictor(options={"uncertainty": "entropy"}), [scan], out)
+    other = out / "scan_uncertainty.nii"
+    other.write_bytes(scan.read_bytes())
+
+    predict_into(predictor(), [scan, other], out, overwrite=True)
+    assert other.read_bytes() == scan.read_bytes()

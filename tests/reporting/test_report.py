@@ -217,6 +217,71 @@ def test_runs_of_one_name_are_told_apart(finished: Path, tmp_path: Path) -> None
     assert "tiny (a)" in text and "tiny (b)" in text
 
 
+def test_runs_of_different_length_show_the_range_of_rounds(tmp_path: Path) -> None:
+    for rounds in (1, 2):
+        run(tmp_path / str(rounds), name=f"of {rounds}", rounds=rounds)
+    page = page_of(tmp_path / "2", tmp_path / "1")
+
+    assert "<dt>rounds</dt><dd>1 to 2</dd>" in page
+    assert "<dt>rounds</dt><dd>2</dd>" in page_of(tmp_path / "2")
+
+
+# Evaluations
+
+
+SEEN = "data: 3 of 8 cases are ones the model has seen <before>."
+
+
+@pytest.fixture
+def evaluated(finished: Path, tmp_path: Path) -> Path:
+    """The files `evaluate` writes, about the finished run."""
+    folder = tmp_path / "evaluated"
+    folder.mkdir()
+    for file in ("cases.csv", "config.yaml", "environment.json"):
+        (folder / file).write_bytes((finished / file).read_bytes())
+    (folder / "records.jsonl").write_text("")
+    result = json.loads((finished / "result.json").read_text())
+    write_json(folder / "result.json", {**result, "best_round": None})
+    about = {"run": [str(finished)], "client": None, "data": "other/data", "split": "all", "flips": False}
+    about |= {"grid": "the scan's own", "notes": [SEEN], "problems": {"other/a.nii": "It is <empty>."}}
+    write_json(folder / "evaluation.json", about)
+    return folder
+
+
+def test_an_evaluation_shows_what_it_noted_and_no_rounds(evaluated: Path) -> None:
+    page = page_of(evaluated)
+    found = checked(page)
+
+    assert SEEN in found.text and "other/a.nii: It is <empty>." in found.text
+    assert "1 case could not be judged" in found.text and "Not judged" in found.text
+    assert "Mean Dice over 3 clients" in found.text and "Evaluation" in found.text
+    assert "<dt>split</dt><dd>all</dd>" in page and "<dt>rounds</dt>" not in page
+    for wrong in ("test Dice", "Test ", "test case", " of 2", "warned of", "seconds in rounds", "validation"):
+        before_settings = found.text.partition("Configuration, every default")[0]
+        assert wrong not in before_settings, wrong
+    assert "other/data" in found.text
+
+
+def test_an_evaluation_without_notes_has_no_notice(evaluated: Path) -> None:
+    about = json.loads((evaluated / "evaluation.json").read_text())
+    write_json(evaluated / "evaluation.json", {**about, "notes": [], "problems": {}})
+    page = page_of(evaluated)
+
+    assert 'class="notice"' not in page and "Not judged" not in page
+    assert "<dt>could not be judged</dt><dd>0</dd>" in page
+
+
+def test_an_evaluation_beside_its_run_is_named_and_not_paired_with_it(
+    finished: Path, evaluated: Path
+) -> None:
+    page = page_of(finished, evaluated)
+    text = checked(page).text
+
+    assert "tiny (evaluated):" in text and SEEN in text
+    assert "other data" in text
+    assert "<dt>rounds</dt><dd>2</dd>" in page and "mean test Dice" not in text
+
+
 # States of a run
 
 
@@ -391,6 +456,61 @@ def test_lone_surrogates_do_no_harm() -> None:
 # Charts
 
 
+def test_areas_of_one_colour_are_told_apart_by_gaps() -> None:
+    shares = {f"client {number}": [(1.0, 0.05), (2.0, 0.05), (3.0, 0.05)] for number in range(20)}
+    areas = re.findall(r'<path d="([^"]*)" class="(area|gap)([^"]*)">', area_chart("Weights", shares))
+    styles = [style.strip() for _, kind, style in areas if kind == "area"]
+    cuts = [(drawn, style.strip()) for drawn, kind, style in areas if kind == "gap"]
+
+    assert len(styles) == len(set(styles)) == 20
+    assert [style for _, style in cuts] == ["d1"] * 8 + ["d2"] * 4
+    drawn = cuts[0][0]
+    assert drawn.startswith("M0 600.0V550.0M25 600.0V550.0") and drawn.count("M") == 40
+    assert "gap" not in area_chart("Weights", dict(list(shares.items())[:8]))
+
+
+def test_dots_of_a_case_with_several_regions_are_said_to_be_both(tmp_path: Path) -> None:
+    data = {"phantom": {"hospitals": 2, "size": 16, "cases": 8, "num_classes": 3}}
+    run(tmp_path / "run", data=data)
+    several = checked(page_of(tmp_path / "run")).text
+
+    assert "One dot is one test case and region;" in several
+    assert "Test Dice of every case and region" in several
+
+
+def test_dots_of_a_case_with_one_region_are_cases(finished: Path) -> None:
+    text = checked(page_of(finished)).text
+
+    assert "One dot is one test case;" in text and "and region" not in text
+
+
+def with_counts(folder: Path, bins: list[list[float]]) -> str:
+    """What the page says where every client counted the same voxels."""
+    for path in folder.glob("clients/*/pictures.safetensors"):
+        stored = StoredTensors(path)
+        tensors = {key: stored[key] for key in stored} | {"calibration": torch.tensor(bins)}
+        save_tensors(path, tensors, stored.metadata)
+    return checked(page_of(folder)).text
+
+
+def test_background_is_blamed_only_where_there_is_much_of_it(tmp_path: Path) -> None:
+    run(tmp_path / "run", evaluate={"metrics": ["dice"], "overlays": 1})
+    sentence = "Most voxels have a probability below 0.1"
+
+    assert sentence in with_counts(tmp_path / "run", [[900.0, 9.0, 0.0], [100.0, 50.0, 90.0]])
+    assert sentence not in with_counts(tmp_path / "run", [[100.0, 35.0, 0.0], [100.0, 50.0, 90.0]])
+    assert sentence not in with_counts(tmp_path / "run", [[900.0, 63.0, 0.0], [100.0, 50.0, 51.0]])
+    assert sentence not in with_counts(tmp_path / "run", [[900.0, 9.0, 0.0]])
+
+
+def test_reliability_and_risk_have_axis_titles(finished: Path) -> None:
+    text = checked(page_of(finished)).text
+
+    assert "predicted probability of foreground" in text and "share that is foreground" in text
+    assert "how sure of its class the model was" in text and "share of voxels that are right" in text
+    assert "share of cases kept without a look" in text and "mean of 1 - Dice of those kept" in text
+
+
 def test_charts_survive_odd_numbers() -> None:
     nan, inf = float("nan"), float("inf")
     odd = {"a": [(1.0, nan), (2.0, inf)], "b": [(1.0, 0.5)], "c": []}
@@ -417,6 +537,15 @@ def test_axes_hold_their_values(values: list[float]) -> None:
 
 
 # Pictures
+
+
+def test_pictures_say_that_they_are_without_the_temperature(tmp_path: Path) -> None:
+    run(tmp_path / "run", evaluate={"metrics": ["dice"], "overlays": 1})
+    said = "is in entropy maps of predict, but not here."
+    write_json(tmp_path / "run/calibration.json", {"temperature": 1.25})
+    assert f"The run's temperature, 1.250, {said}" in checked(page_of(tmp_path / "run")).text
+    write_json(tmp_path / "run/calibration.json", {"temperature": 1.0})
+    assert said not in checked(page_of(tmp_path / "run")).text
 
 
 def test_outlines_enclose_the_mask() -> None:

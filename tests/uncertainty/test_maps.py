@@ -9,6 +9,7 @@ from scipy.stats import entropy as scipy_entropy
 
 from wardround import models
 from wardround.losses.objective import Dice, FocalTversky
+from wardround.methods import OBJECTIVES
 from wardround.methods.fedevi import Evidential
 from wardround.models import ModelSettings
 from wardround.uncertainty import maps
@@ -281,3 +282,10 @@ def test_nan_logits_stay_nan_and_do_not_hide():
 
     assert torch.isnan(found.total[0, 0]) and int(torch.isnan(found.total).sum()) == 1
     assert math.isnan(case_uncertainty(found)) or found.label.sum() == 0
+
+
+def test_only_evidential_objectives_are_read_as_evidence() -> None:
+    assert [n for n, kind in OBJECTIVES.items() if maps.is_dirichlet(kind())] == [
+        "evidential",
+        "feduaa_evidential",
+    ]

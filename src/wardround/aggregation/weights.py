@@ -60,8 +60,13 @@ def numbers(
 
 
 def is_number(value: Any) -> TypeGuard[float]:
-    """Whether this is a number that fits a float: no NaN, nothing infinite, no integer of 400 digits."""
-    return isinstance(value, int | float) and abs(value) <= sys.float_info.max
+    """Whether this is a number that fits a float: no truth value, no NaN, nothing infinite, no 400 digits."""
+    return (
+        isinstance(value, int | float)
+        and value is not True
+        and value is not False
+        and (abs(value) <= sys.float_info.max)
+    )
 
 
 def for_present(known: Mapping[str, float], replies: Sequence[Reply]) -> list[float]:

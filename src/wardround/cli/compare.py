@@ -66,9 +66,9 @@ def compare(
     from wardround.comparison.run import plan, run_grid
 
     options = {
-        "methods": listed(methods),
-        "objectives": listed(objectives),
-        "models": listed(models),
+        "methods": names_from("methods", methods),
+        "objectives": names_from("objectives", objectives),
+        "models": names_from("models", models),
         "seeds": seeds_from(seeds),
         "folds": folds,
         "reference": reference,
@@ -101,6 +101,15 @@ def listed(text: str | None) -> list[str] | None:
     (['fedavg', 'fedevi'], None)
     """
     return None if text is None else [part.strip() for part in text.split(",") if part.strip()]
+
+
+def names_from(option: str, text: str | None) -> list[str] | None:
+    from wardround.errors import ConfigError
+
+    names = listed(text)
+    if names == []:
+        raise ConfigError(f"--{option} names nothing; give names with commas. List all: wardround {option}")
+    return names
 
 
 def seeds_from(text: str | None) -> int | list[int] | None:

@@ -269,14 +269,21 @@ def fingerprint(
 def import_dicom(
     source: Annotated[Path, typer.Argument(help="A folder of DICOM series.")],
     target: Annotated[Path, typer.Argument(help="A centre's folder to fill.")],
+    keep_descriptions: Annotated[
+        bool,
+        typer.Option(
+            "--keep-descriptions",
+            help="List each series' description; people write names, dates and diagnoses into it.",
+        ),
+    ] = False,
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Turn DICOM series into NIfTI (or PNG) files under pseudonyms; needs wardround[dicom]."""
+    r"""Turn DICOM series into NIfTI (or PNG) files under pseudonyms; needs wardround\[dicom]."""
     configure_logging(debug, quiet)
     from wardround.data.dicom import import_dicom as bring_in
 
-    done = bring_in(source, target)
+    done = bring_in(source, target, keep_descriptions=keep_descriptions)
     for note in done.notes:
         out.print(f"- {escape(note)}")
     out.print(f"Wrote {len(done.written)} files to [bold]{escape(str(target))}[/].")

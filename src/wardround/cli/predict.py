@@ -73,7 +73,7 @@ def predict(
     if json_:
         out.print_json(json.dumps(done.as_dict()))
     else:
-        show(done)
+        show(done, predictor.on_test_cases())
     if done.problems:
         raise typer.Exit(2)
 
@@ -133,12 +133,22 @@ def evaluate(
 # What is shown
 
 
-def show(done: Any) -> None:
+def show(done: Any, tested: tuple[int, float, float] | None) -> None:
+    """tested: number, mean uncertainty and mean Dice of the run's test cases, if known."""
     from wardround.reporting.tables import Table
 
     if done.done:
         rows = [row for name, facts in done.done.items() for row in rows_of(name, facts)]
-        note = "Uncertainty of a structure: about 1 - the Dice to expect; mean and maximum: nats a voxel."
+        note = (
+            "Uncertainty of a structure: how little the mask overlaps the model's own probabilities, to rank "
+            "scans by; it is no estimate of Dice. Mean and maximum: nats a voxel."
+        )
+        if tested is not None:
+            number, doubt, dice = tested
+            note += (
+                f" The run's {number} test case{'s' if number > 1 else ''}: mean uncertainty {doubt:.3f}, "
+                f"mean Dice {dice:.3f}."
+            )
         if len(rows) > MOST_SHOWN:
             note += f" {len(rows) - MOST_SHOWN} more rows are in predictions.json."
         heads = ["mask", "structure", "size", "uncertainty", "mean", "maximum"]

@@ -217,7 +217,8 @@ class Comparison:
         complete = {key: cells for key, cells in groups.items() if all(cell.is_done for cell in cells)}
         replicates = {key: replicate(cells) for key, cells in complete.items()}
         if not complete:
-            return RowScores(label, {})
+            failed = any(cell.name in self.failures for cells in groups.values() for cell in cells)
+            return RowScores(label, {}, failed=failed)
         settings = read_yaml(next(iter(complete.values()))[0].folder / "config.yaml")
         return RowScores(
             label,

@@ -20,6 +20,7 @@ from wardround.config import Config, apply_override
 from wardround.engine.device import choose_device
 from wardround.errors import CheckpointError, ConfigError, WardroundError
 from wardround.files import file_name, taken, write_json
+from wardround.wording import suggestion
 from wardround.yaml_file import read_yaml
 
 Source = str | Path | Mapping[str, Any] | Config
@@ -95,6 +96,7 @@ def plan(
     output: str | Path | None = None,
 ) -> tuple[Grid, Path]:
     """The grid, every cell of it checked, and the folder it belongs into."""
+    refuse_unknown(source)
     name = preset_name(source)
     if name is not None:
         preset = papers.load(name)
@@ -113,7 +115,7 @@ def plan(
         return grid, folder_of(rows, output, name)
     path = str(source) if isinstance(source, str | Path) else ""
     try:
-        sweep = read_sweep(settings_of(source, overrides), options)
+        sweep = read_sweep(settings_of(source, overrides), options, settings_of({}, overrides))
         rows = rows_of(sweep)
         grid = build_grid(
             rows, seeds=sweep.seeds, folds=sweep.folds, reference=sweep.reference, hold_out=hold_out
@@ -135,6 +137,18 @@ def settings_of(source: Source, overrides: Sequence[str]) -> dict[str, Any]:
     for override in overrides:
         apply_override(values, override)
     return values
+
+
+def refuse_unknown(source: Source) -> None:
+    """A word that is neither a file nor a preset; what looks like a path is left to reading it."""
+    if not isinstance(source, str) or Path(source).suffix or Path(source).name != source:
+        return
+    known = papers.names()
+    if source not in known and not Path(source).exists():
+        raise ConfigError(
+            f"'{source}' is neither a file nor a paper's preset.{suggestion(source.lower(), known)} "
+            "List all presets: wardround papers"
+        )
 
 
 def refuse_axes(name: str, options: Mapping[str, Any]) -> None:

@@ -12,21 +12,27 @@
 A name stands for a section with that name alone (`method: {name: fedevi}`); where the configuration itself
 names the same method, its settings are kept. A mapping has a `label` and any settings, sections or dotted
 names; each replaces what stood there.
+
+What `--set` says holds in every row, also where a row replaces the section it stands in; a setting that a row
+says itself is the row's. A `--set` that could not hold is refused: one that a named method does not have, or
+that an axis says in every row.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from wardround.config import Config
 from wardround.errors import ConfigError
+from wardround.methods import METHODS, OBJECTIVES
 from wardround.papers import point_label, put
 from wardround.wording import suggestion
 
 SECTIONS = {"methods": "method", "objectives": "objective", "models": "model"}
+OWN_SETTINGS: dict[str, Mapping[str, type[Any]]] = {"method": METHODS, "objective": OBJECTIVES}
 COUNTED = ("seeds", "folds")
 SHORTHANDS = (*SECTIONS, *COUNTED, "reference")
 SINGULAR = {
@@ -65,10 +71,15 @@ class Sweep:
     settings: Mapping[str, Any] = field(default_factory=dict)  # the configuration without its sweep
 
 
-def read_sweep(values: Mapping[str, Any], options: Mapping[str, Any] | None = None) -> Sweep:
+def read_sweep(
+    values: Mapping[str, Any],
+    options: Mapping[str, Any] | None = None,
+    overrides: Mapping[str, Any] | None = None,
+) -> Sweep:
     """The sweep of a configuration; `options` (the same keys) replace what the file says.
 
-    A name among the options means the file's entry of that label where there is one.
+    A name among the options means the file's entry of that label where there is one. overrides: what --set
+    says, as nested settings; `values` has it already, but a row that replaces a section would drop it.
     """
     settings = {key: copy.deepcopy(value) for key, value in values.items() if key != "sweep"}
     given = values.get("sweep") or {}
@@ -77,11 +88,15 @@ def read_sweep(values: Mapping[str, Any], options: Mapping[str, Any] | None = No
             f"sweep is {given!r}; it must map settings to lists, for example methods: [fedavg]."
         )
     chosen = dict(given)
+    places = {key: f"sweep.{key}" for key in given}
     for key, value in (options or {}).items():
         if value is not None:
             chosen[key] = from_file(value, given.get(key)) if key in SECTIONS else value
+            places[key] = f"--{key}"
     axes = [
-        axis(str(key), value, settings) for key, value in chosen.items() if key not in (*COUNTED, "reference")
+        axis(str(key), value, settings, overrides or {}, places[key])
+        for key, value in chosen.items()
+        if key not in (*COUNTED, "reference")
     ]
     axes.sort(key=lambda entry: [*SECTIONS, entry.name].index(entry.name))  # methods first, settings last
     reference = chosen.get("reference")
@@ -105,15 +120,19 @@ def from_file(names: Iterable[Any], entries: Any) -> list[Any]:
     return [labelled.get(name, name) if isinstance(name, str) else name for name in names]
 
 
-def axis(name: str, values: Any, settings: Mapping[str, Any]) -> Axis:
-    """One direction of the grid from its list."""
-    where = f"sweep.{name}"
+def axis(
+    name: str, values: Any, settings: Mapping[str, Any], overrides: Mapping[str, Any], where: str
+) -> Axis:
+    """One direction of the grid from its list. where: who asked for it, the file or an option."""
     if name in SINGULAR:
         raise ConfigError(f"{where} is not an axis. Write sweep.{SINGULAR[name]}.")
     if not isinstance(values, list | tuple) or not values:
-        hint = "" if "." in name or name in Config.model_fields else suggestion(name, SHORTHANDS)
+        known = "." in name or name in Config.model_fields or name in SHORTHANDS
+        hint = "" if known else suggestion(name, SHORTHANDS)
         raise ConfigError(f"{where} is {values!r}; it must be a list of values.{hint}")
     if name in SECTIONS:
+        names = [value for value in values if isinstance(value, str)]
+        check_overrides(SECTIONS[name], names, overrides, where)
         points = [section_point(SECTIONS[name], value, settings, where) for value in values]
     else:
         points = [Point(point_label(name, value), {name: value}) for value in values]
@@ -121,7 +140,10 @@ def axis(name: str, values: Any, settings: Mapping[str, Any]) -> Axis:
     for label in labels:
         if labels.count(label) > 1:
             raise ConfigError(f"{where} has '{label}' twice. Give one of them a label of its own.")
-    return Axis(name, points)
+    for key in dotted(overrides):
+        if all(says(point.changes, key) for point in points):
+            raise ConfigError(f"--set {key}: {where} sets it in every row. Change it there, or drop it.")
+    return Axis(name, [replace(point, changes=with_overrides(point.changes, overrides)) for point in points])
 
 
 def section_point(section: str, value: Any, settings: Mapping[str, Any], where: str) -> Point:
@@ -157,6 +179,76 @@ def laid_over(settings: Mapping[str, Any], changes: Mapping[str, Any], where: st
             put(result, str(key), copy.deepcopy(value))
         except (AttributeError, TypeError):
             raise ConfigError(f"{where}: '{key}' goes into a setting that is a single value.") from None
+    return result
+
+
+# What --set says
+
+
+def check_overrides(section: str, names: Sequence[str], overrides: Mapping[str, Any], where: str) -> None:
+    """Refuse what --set says of a section and the names on an axis cannot all have."""
+    if not names or section not in overrides:
+        return
+    given = overrides[section]
+    if not isinstance(given, Mapping) or "name" in given:
+        key = f"{section}.name" if isinstance(given, Mapping) else section
+        raise ConfigError(f"--set {key}: {where} names every {section}. Keep one of the two.")
+    registry = OWN_SETTINGS.get(section, {})  # those of networks are checked with the row
+    own = {name: [entry.name for entry in fields(registry[name])] for name in names if name in registry}
+    for key, value in given.items():
+        having = [name for name, known in own.items() if key in known]
+        for name, known in own.items():
+            if key in known:
+                continue
+            if having:
+                row = f"{{label: mine, {section}: {{name: {having[0]}, {key}: {value}}}}}"
+                hint = f" For {having[0]} alone, write a row in the file, under sweep: {section}s: [{row}]"
+            else:
+                hint = f"{suggestion(key, known)} It has: {', '.join(sorted(known)) or 'none'}."
+            raise ConfigError(f"--set {section}.{key}: {section} '{name}' has no setting '{key}'.{hint}")
+
+
+def dotted(overrides: Mapping[str, Any], above: str = "") -> Iterator[str]:
+    """The dotted names of nested settings.
+
+    >>> list(dotted({"rounds": 3, "method": {"mu": 1}}))
+    ['rounds', 'method.mu']
+    """
+    for key, value in overrides.items():
+        if isinstance(value, Mapping):
+            yield from dotted(value, f"{above}{key}.")
+        else:
+            yield f"{above}{key}"
+
+
+def says(changes: Mapping[str, Any], key: str) -> bool:
+    """Whether changes give a setting themselves, by its dotted name or inside a section.
+
+    >>> changes = {"method": {"name": "fedprox"}}
+    >>> says(changes, "method.name"), says(changes, "method.mu")
+    (True, False)
+    """
+    for name, value in changes.items():
+        inside = key.removeprefix(f"{name}.")
+        if name == key or (inside != key and (not isinstance(value, Mapping) or says(value, inside))):
+            return True
+    return False
+
+
+def with_overrides(changes: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """The changes with --set inside the sections they replace; what they say themselves stays.
+
+    >>> with_overrides({"method": {"name": "fedprox"}}, {"method": {"mu": 1}, "rounds": 3})
+    {'method': {'name': 'fedprox', 'mu': 1}}
+    """
+    result = dict(changes)
+    for key, value in changes.items():
+        given: Any = overrides
+        for part in str(key).split("."):
+            given = given.get(part) if isinstance(given, Mapping) else None
+        if isinstance(value, Mapping) and isinstance(given, Mapping):
+            inner = with_overrides(value, given)
+            result[key] = inner | {name: item for name, item in given.items() if name not in value}
     return result
 
 

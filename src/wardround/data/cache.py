@@ -17,23 +17,26 @@ import errno
 import fcntl
 import hashlib
 import json
+import logging
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from wardround.data.federation_file import FederationFile, PrepareSettings
 from wardround.data.files import read_image, read_label
 from wardround.data.listing import Entry
-from wardround.data.prepare import check_settings, prepare_case, refuse_others
+from wardround.data.prepare import MOST_CUT, check_settings, cut_off, prepare_case, refuse_others
 from wardround.data.prepared_file import Loaded, describe, files_of, load, save, sweep
 from wardround.errors import DataError
 from wardround.files import file_name, write_json
 
 __all__ = ["Cache", "CacheFolderError", "Loaded", "Outcome", "Watch", "load"]
 
-FORMAT = 1  # raised when the same settings would give other bytes
+log = logging.getLogger(__name__)
+
+FORMAT = 2  # raised when the same settings would give other bytes; 2: pictures are turned upright
 NUM_LOCKS = 256
 
 Watch = Callable[[int, int, str], None]
@@ -46,10 +49,13 @@ class CacheFolderError(DataError):
 
 @dataclass(frozen=True)
 class Outcome:
-    """paths: (client, case) -> its file; failures: (client, case, reason)."""
+    """paths: (client, case) -> its file; failures: (client, case, reason with the case's name in front);
+    cut: (client, case) -> the share of its labelled voxels that prepare.size cuts off, of those prepared now.
+    """
 
     paths: Mapping[tuple[str, str], Path]
     failures: Sequence[tuple[str, str, str]]
+    cut: Mapping[tuple[str, str], float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -101,11 +107,16 @@ class Cache:
         paths: dict[tuple[str, str], Path] = {}
         failures: list[tuple[str, str, str]] = []
 
-        def note(entry: Entry, path: Path | None, reason: str | None) -> None:
+        cut: dict[tuple[str, str], float] = {}
+
+        def note(entry: Entry, path: Path | None, reason: str | None, share_cut: float = 0.0) -> None:
             if path is not None:
                 paths[entry.client, entry.name] = path
+                if share_cut > MOST_CUT:
+                    cut[entry.client, entry.name] = share_cut
             else:
-                failures.append((entry.client, entry.name, reason or "it could not be prepared."))
+                said = f"{entry.where}: {reason or 'it could not be prepared.'}"
+                failures.append((entry.client, entry.name, said))
             if watch is not None:
                 watch(len(paths) + len(failures), len(entries), entry.where)
 
@@ -122,7 +133,9 @@ class Cache:
                 note(entry, path, None)
         prepare_all(self, missing, recipe, known, jobs or len(os.sched_getaffinity(0)), note)
         sweep(self.folder / recipe.key)
-        return Outcome(dict(sorted(paths.items())), sorted(failures))  # whatever order they came in
+        say_cut(cut)
+        # sorted, whatever order they came in
+        return Outcome(dict(sorted(paths.items())), sorted(failures), dict(sorted(cut.items())))
 
     def _open(self, recipe: Recipe) -> None:
         """Make the folder, sweep what dead processes left, and say what it is for."""
@@ -157,14 +170,14 @@ class Cache:
         refuse_others(about["others"], recipe.labels, recipe.background)
         return True
 
-    def prepare(self, entry: Entry, recipe: Recipe) -> tuple[Path, dict[str, tuple[Signature, str]]]:
-        """Prepare one case, unless it is there; and what its files were found to be."""
+    def prepare(self, entry: Entry, recipe: Recipe) -> tuple[Path, dict[str, tuple[Signature, str]], float]:
+        """Prepare one case, unless it is there; what its files were found to be; what share was cut off."""
         before = {str(path): (signature(path), digest_of(path)) for path in files_of(entry)}
         content = content_key([digest for _, digest in before.values()])
         target = self.path_of(entry, recipe, content)
         with self._alone(target):
             if self._usable(target, recipe):
-                return target, before
+                return target, before, 0.0
             image = read_image(entry.images)
             label = None if entry.label is None else read_label(entry.label)
             made = prepare_case(image, label, recipe.prepare, recipe.labels, background=recipe.background)
@@ -173,7 +186,7 @@ class Cache:
                     raise DataError(f"{path} changed while it was read; try again when it is still.")
             with explained(self.folder):
                 save(target, entry, made, content)
-        return target, before
+        return target, before, made.cut
 
     @contextlib.contextmanager
     def _alone(self, target: Path) -> Iterator[None]:
@@ -189,6 +202,18 @@ class Cache:
             with contextlib.suppress(OSError):
                 fcntl.flock(lock, fcntl.LOCK_EX)
             yield
+
+
+def say_cut(cut: Mapping[tuple[str, str], float]) -> None:
+    """One line for all cases that lost something drawn; `data.check` names each."""
+    if not cut:
+        return
+    (client, case), share = max(sorted(cut.items()), key=lambda item: item[1])
+    where = f"client '{client}', case '{case}'"
+    if len(cut) == 1:
+        log.warning("%s: %s", where, cut_off(share))
+        return
+    log.warning("%d cases lose labelled voxels, the most %s: %s", len(cut), where, cut_off(share))
 
 
 # What files are

@@ -18,8 +18,10 @@ from __future__ import annotations
 
 import os
 import stat
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -27,9 +29,11 @@ import numpy as np
 
 from wardround.data import across, splits
 from wardround.data.facts import Facts, ImageFacts, LabelFacts, Watch, files_of, gather
-from wardround.data.federation_file import FederationFile
-from wardround.data.findings import CheckReport, Finding, Severity, by, listed
+from wardround.data.federation_file import FederationFile, PrepareSettings
+from wardround.data.files import Volume, read_image, read_label
+from wardround.data.findings import CheckReport, Finding, Severity, by, line, listed
 from wardround.data.listing import Entry, Listing
+from wardround.errors import DataError
 
 __all__ = ["CheckReport", "Finding", "check", "quick"]
 
@@ -65,9 +69,14 @@ def check(
         Finding.at(entry, *verdict) for entry, own in cases for verdict in case_verdicts(entry, own, norms)
     ]
     good = without_errors(cases, findings)
+    findings += cut_findings(good, file.prepare, norms, jobs)
     findings += across.leaks(good) + across.duplicates(good)
     good = without_errors(good, findings)
-    findings += [*background_findings(norms), *across.clients(cases, good, file, norms.classes)]
+    findings += [
+        *background_findings(norms),
+        *no_background(cases, norms),
+        *across.clients(cases, good, file, norms.classes),
+    ]
     known = {(entry.client, entry.name): own for entry, own in cases}
     return CheckReport.of(entries, findings, known, listing.notes, norms.background)
 
@@ -161,6 +170,54 @@ def background_findings(norms: Norms) -> list[Finding]:
         Finding("", "", "background_value", "warning", said.format(value, number))
         for value, number in norms.background.items()
     ]
+
+
+def no_background(cases: Cases, norms: Norms) -> list[Finding]:
+    """A class of value 0 is right where another value is background, as in some fundus labels."""
+    labels = [facts.label for _, facts in cases if facts.label is not None]
+    name = next((name for name, values in norms.classes.items() if 0 in values), None)
+    if name is None or not labels or any(set(label.values) - norms.named for label in labels):
+        return []
+    said = (
+        f"Label value 0 is class '{name}', so that no voxel is background. If 0 is background, leave it out."
+    )
+    return [Finding("", "", "no_background", "warning", line(said))]
+
+
+def cut_findings(cases: Cases, settings: PrepareSettings, norms: Norms, jobs: int) -> list[Finding]:
+    """Cases whose labelled voxels `prepare.size` cuts off; labels of larger scans are opened again."""
+    if settings.size is None or settings.spacing is None:  # otherwise whole images are resized
+        return []
+    from wardround.data.prepare import MOST_CUT, cut_off
+
+    with warnings.catch_warnings(), ThreadPoolExecutor(max(1, jobs)) as pool:
+        warnings.simplefilter("ignore")  # once for all threads, as `facts.gather` does
+        shares = list(pool.map(lambda case: share_cut(case[0], case[1], settings, norms), cases))
+    return [
+        Finding.at(entry, "cut_off", "warning", cut_off(share))
+        for (entry, _), share in zip(cases, shares, strict=True)
+        if share > MOST_CUT
+    ]
+
+
+def share_cut(entry: Entry, facts: Facts, settings: PrepareSettings, norms: Norms) -> float:
+    from wardround.data.prepare import plan
+
+    if facts.image is None or entry.label is None:
+        return 0.0
+    image = facts.image
+    grid = np.broadcast_to(np.float32(0), (1, *image.shape))  # takes no room
+    shown = Volume(grid, image.affine, image.spacing)
+    try:
+        if not plan(shown, None, settings.model_copy(update={"crop": "none"})).cuts:
+            return 0.0
+        values = read_label(entry.label).data
+        drawn = np.isin(values, list(norms.named)) if norms.named else values > 0
+        if settings.crop != "none":  # where the box lies shows only in the image
+            shown = read_image(entry.images)
+        return plan(shown, drawn, settings).share_cut(drawn)
+    except DataError:  # preparing says why
+        return 0.0
 
 
 # One case

@@ -1,10 +1,12 @@
 """DICOM as an import step: every series becomes one NIfTI file, or a PNG a picture, in a centre's folder.
 
-    <folder>/images/<name>.nii.gz | .png
-    <folder>/index.csv           stem, patient (a pseudonym), modality, series
+    <folder>/images/<patient>_<modality>_<series>.nii.gz | .png
+    <folder>/index.csv           stem, patient, modality; series (its description) for those who ask
+    <folder>/.patient-key        the secret behind the pseudonyms; it stays at the hospital
 
 Volumes (CT, MR, PET ...) are ordered by where their slices lie, and keep their geometry. Single pictures
-(X-ray, ultrasound, endoscopy, fundus) become 8 or 16 bit PNG. Names follow the folders the files lie in.
+(X-ray, ultrasound, endoscopy, fundus) become 8 or 16 bit PNG. Patient and series are pseudonyms: nothing
+that is written repeats a name, an ID, a date, a folder or a free text of the source. Pixels stay as they are.
 Labels are not made here: put them into <folder>/labels under the same names.
 
 Needs pydicom: pip install wardround[dicom]
@@ -17,10 +19,13 @@ import gzip
 import hashlib
 import hmac
 import io
+import logging
 import os
 import re
 import secrets
+import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -38,8 +43,14 @@ SAME_DIRECTION = 1e-3
 TO_NIFTI = np.diag(
     [-1.0, -1.0, 1.0, 1.0]
 )  # DICOM counts to the patient's left and back, NIfTI to right and front
-HEADS = ("stem", "patient", "modality", "series")
+HEADS = ("stem", "patient", "modality")
+DESCRIPTION = "series"  # the column of those who keep descriptions
 KEY = ".patient-key"
+# DICOM PS3.3 C.7.3.1.1.1, those with pictures. Anything else in this field may be a text of somebody's own.
+MODALITIES = re.compile(
+    "BI|CR|CT|DG|DX|ES|GM|IO|IVOCT|IVUS|MG|MR|NM|OCT|OP|OPT|PT|PX|RF|SM|TG|US|XA|XC", re.ASCII
+)
+OTHER = "OT"
 Row = tuple[str, str, str, str]
 
 
@@ -60,36 +71,76 @@ class Series:
     files: list[Path] = field(default_factory=list)
 
 
+@contextmanager
+def unsaid() -> Iterator[None]:
+    """The library complains of odd values by repeating them, names too; what breaks still breaks."""
+    log = logging.getLogger("pydicom")
+    before = log.level
+    log.setLevel(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", module="pydicom")
+            yield
+    finally:
+        log.setLevel(before)
+
+
+@unsaid()
 def import_dicom(
-    source: Path, target: Path, *, series: str | None = None, watch: Callable[[str], None] = lambda name: None
+    source: Path,
+    target: Path,
+    *,
+    series: str | None = None,
+    keep_descriptions: bool = False,
+    by_folders: bool = False,
+    watch: Callable[[str], None] = lambda name: None,
 ) -> Imported:
     """Bring all series below `source` into the centre's folder `target`.
 
-    series: only those whose description has this text (flair); watch: is told each name. A series that
-    cannot be used, or is there already, is noted and the others go on.
+    series: only those whose description has this text (flair); keep_descriptions: list them, with whatever
+    they tell of the patient; by_folders: names follow the source's folders instead of pseudonyms, where the
+    files are thrown away after use; watch: is told each name. A series that cannot be used, or is there
+    already, is noted and the others go on. Notes name the source's folders, for those who may see them.
     """
     pydicom = library()
     if not source.is_dir():
         raise DataError(f"{source} is not a folder of DICOM files.")
     index = read_index(target / "index.csv")
+    had_descriptions = any(row[3] for row in index.values())
     key = b""
     result = Imported()
     wanted = (series or "").casefold()
     taken: set[str] = set()
+    burned: list[str] = []
     for found in all_series(source, pydicom, result.notes):
         heads = [pydicom.dcmread(file, stop_before_pixels=True) for file in found.files]
         description = str(heads[0].get("SeriesDescription", ""))
         if wanted not in description.casefold():
             continue
         key = key or secret(target / KEY)
-        patient = pseudonym(str(heads[0].get("PatientID", "")) or found.uid, key)
-        for stem, content, ending in pictures_or_volume(found, heads, source, taken, pydicom, result.notes):
+        patient = "patient_" + pseudonym(str(heads[0].get("PatientID", "")) or found.uid, key)
+        modality = modality_of(heads[0])
+        if by_folders:
+            name = folder_name(found, heads[0], source, taken)
+        else:
+            name = free_name(f"{patient}_{modality}_{pseudonym(found.uid, key)}", taken)
+        for stem, content, ending in pictures_or_volume(found, name, heads, source, pydicom, result.notes):
             watch(stem)
             store(target / "images" / f"{stem}{ending}", content, result)
-            index.setdefault(stem, (stem, patient, str(heads[0].get("Modality", "")), description))
+            facts = index.get(stem, (stem, patient, modality))[:3]  # what was listed may have been corrected
+            index[stem] = (*facts, description)
+            if str(heads[0].get("BurnedInAnnotation", "")).upper() == "YES":
+                burned.append(stem)
     if not index:
         raise DataError(" ".join([f"{source}: no DICOM series could be imported.", *result.notes[:3]]))
-    write_index(target, index)
+    if burned and not by_folders:
+        result.notes.append(
+            f"BurnedInAnnotation is YES for {named(burned)}: look whether the text in these pictures names "
+            "anybody; it stays in them."
+        )
+    if had_descriptions and not keep_descriptions:
+        result.notes.append(f"Descriptions of an earlier import are taken out of {target / 'index.csv'}.")
+    write_index(target, index, keep_descriptions)
     return result
 
 
@@ -130,10 +181,9 @@ def all_series(source: Path, pydicom: Any, notes: list[str]) -> Iterator[Series]
 
 
 def pictures_or_volume(
-    series: Series, heads: Sequence[Any], source: Path, taken: set[str], pydicom: Any, notes: list[str]
+    series: Series, stem: str, heads: Sequence[Any], source: Path, pydicom: Any, notes: list[str]
 ) -> Iterator[tuple[str, bytes, str]]:
     """Names and contents of the files a series becomes."""
-    stem = free_name(series, heads[0], source, taken)
     try:
         if any(int(head.get("NumberOfFrames", 1) or 1) > 1 for head in heads):
             raise DataError("it is multi-frame; convert it with dcm2niix")
@@ -145,15 +195,28 @@ def pictures_or_volume(
             yield name, picture(pydicom.dcmread(file), pydicom), ".png"
     except Exception as error:  # a broken file may break the library in any way
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        notes.append(f"{series.folder.relative_to(source)}, series {stem}: {reason.rstrip('.')}; left out.")
+        # The folder, so that one finds it, and no pseudonym beside it.
+        which = f", series {heads[0].SeriesNumber}" if heads[0].get("SeriesNumber") else ""
+        notes.append(f"{series.folder.relative_to(source)}{which}: {reason.rstrip('.')}; left out.")
 
 
-def free_name(series: Series, head: Any, source: Path, taken: set[str]) -> str:
+def modality_of(head: Any) -> str:
+    """CT, MR ...; a word that DICOM does not know may be anything, and is not repeated."""
+    modality = str(head.get("Modality", "")).strip().upper()
+    return modality if MODALITIES.fullmatch(modality) else OTHER
+
+
+def folder_name(series: Series, head: Any, source: Path, taken: set[str]) -> str:
     """The folders' names joined; with the series' number where a folder holds several."""
     parts = series.folder.relative_to(source).parts or (source.resolve().name,)
     stem = file_name(re.sub(r"\s+", "_", "_".join(parts)))
     if stem in taken:
         stem = file_name(f"{stem}_s{head.get('SeriesNumber', '') or len(taken)}")
+    return free_name(stem, taken)
+
+
+def free_name(stem: str, taken: set[str]) -> str:
+    """A name nobody has in this import: one series in two folders is two."""
     base, number = stem, 1
     while stem in taken:
         number += 1
@@ -250,20 +313,23 @@ def read_index(path: Path) -> dict[str, Row]:
     if not path.exists():
         return {}
     rows = read_rows(path)
-    if any(tuple(row) != HEADS for row in rows):
+    if any(tuple(row) not in (HEADS, (*HEADS, DESCRIPTION)) for row in rows):
         raise DataError(
             f"{path} is a list of yours and is not replaced; choose another folder for the import."
         )
-    return {row["stem"]: (row["stem"], row["patient"], row["modality"], row["series"]) for row in rows}
+    return {
+        row["stem"]: (row["stem"], row["patient"], row["modality"], row.get(DESCRIPTION, "")) for row in rows
+    }
 
 
-def write_index(target: Path, rows: dict[str, Row]) -> None:
+def write_index(target: Path, rows: dict[str, Row], keep_descriptions: bool) -> None:
     """The list of the centre. Images that were there before stay in it: what is not listed is not used."""
     others = {stem: (stem, "", "", "") for stem in files_in(target / "images", [])}
+    heads = (*HEADS, DESCRIPTION) if keep_descriptions else HEADS
     text = io.StringIO(newline="")
     table = csv.writer(text, lineterminator="\n")
-    table.writerow(HEADS)
-    table.writerows(row for _, row in sorted({**others, **rows}.items()))
+    table.writerow(heads)
+    table.writerows(row[: len(heads)] for _, row in sorted({**others, **rows}.items()))
     write_text(target / "index.csv", text.getvalue())
 
 
@@ -271,9 +337,12 @@ def secret(path: Path) -> bytes:
     """A random key that stays in the centre's folder, so that later imports call a patient the same."""
     if not path.exists():
         write_text(path, secrets.token_hex(16) + "\n")
-    return path.read_bytes().strip()
+    key = path.read_bytes().strip()
+    if not key:  # pseudonyms without a secret could be found by trying out IDs
+        raise DataError(f"{path} is empty; restore it, or remove it to give all patients new pseudonyms.")
+    return key
 
 
-def pseudonym(patient: str, key: bytes) -> str:
-    """A patient's name for the list: the same for the same ID, and no way back without the key."""
-    return "patient_" + hmac.new(key, patient.encode("utf-8", "replace"), hashlib.sha256).hexdigest()[:10]
+def pseudonym(identity: str, key: bytes) -> str:
+    """A name for a patient or series: the same for the same ID, and no way back without the key."""
+    return hmac.new(key, identity.encode("utf-8", "replace"), hashlib.sha256).hexdigest()[:10]

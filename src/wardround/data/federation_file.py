@@ -16,12 +16,14 @@ Every section has a default, so a short file is a good file.
 
 from __future__ import annotations
 
+import math
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from wardround.data.listing import Entry, Listing
 from wardround.data.readers import joining, read
@@ -31,6 +33,23 @@ from wardround.errors import ConfigError, DataError
 from wardround.files import write_text
 from wardround.wording import suggestion
 from wardround.yaml_file import read_yaml
+
+OPPOSITE = str.maketrans("LPI", "RAS")
+BACKGROUND = ("background", "bg")  # no names of a class
+
+
+def at_home(path: Path) -> Path:
+    """`~` as a shell reads it; what it does not know stays."""
+    return Path(os.path.expanduser(path))  # noqa: PTH111, Path.expanduser ends where a user is unknown
+
+
+def as_list(values: Any) -> Any:
+    """A number alone is a list of one."""
+    return [values] if isinstance(values, int) and not isinstance(values, bool) else values
+
+
+Place = Annotated[Path, AfterValidator(at_home)]
+Numbers = Annotated[tuple[int, ...], BeforeValidator(as_list)]
 
 
 class Section(BaseModel):
@@ -46,7 +65,7 @@ class Source(Section):
     centres of its own; column: the column of a list that names the client.
     """
 
-    path: Path
+    path: Place
     reader: str = "auto"
     client: str | None = None
     column: str | None = None
@@ -63,7 +82,7 @@ class SplitSettings(Section):
     by: Literal["column", "ratios", "file", "kfold", "repeated"] = "column"
     ratios: tuple[float, float, float] = (0.7, 0.1, 0.2)
     seed: int = 42
-    file: Path | None = None
+    file: Place | None = None
     folds: int = Field(5, ge=2, le=100)
     fold: int = Field(0, ge=0)
     repeat: int = Field(0, ge=0)
@@ -118,18 +137,20 @@ class FederationFile(Section):
     clients: tuple[str, ...] | None = None
     held_out: tuple[str, ...] = Field((), description="never train; only ever tested")
     channels: tuple[str, ...] = ()
-    labels: dict[str, tuple[int, ...]] = Field(default_factory=dict)
-    regions: dict[str, tuple[int, ...]] = Field(default_factory=dict)
+    labels: dict[str, Numbers] = Field(default_factory=dict)
+    regions: dict[str, Numbers] = Field(default_factory=dict)
     splits: SplitSettings = SplitSettings()
     partition: PartitionSettings = PartitionSettings()
     prepare: PrepareSettings = PrepareSettings()
-    cache: Path | None = Field(
+    cache: Place | None = Field(
         None, description="folder of prepared cases; default .wardround-cache beside the file"
     )
     about: dict[str, Any] = Field(
         default_factory=dict, description="citation, licence: carried along, not used"
     )
 
+
+LISTS = ("labels", "regions")  # name: numbers
 
 # Reading the file
 
@@ -166,6 +187,14 @@ def explained(error: ValidationError) -> str:
         return f"{where} is missing."
     if first["type"] == "too_short":
         return f"{where} is too short: {first['msg']}."
+    if place[-1] == "[key]":
+        name, value = place[0], first["input"]
+        how = (
+            f"put the name first, then its numbers: {name}: {{lesion: [1]}}" if name in LISTS else "quote it"
+        )
+        return f"{name}: {value!r} is not a name; {how}."
+    if first["type"] == "tuple_type":
+        return f"{where} is {first['input']!r}; it must be a list of numbers, such as [1]."
     return config.explained(error)
 
 
@@ -186,9 +215,14 @@ def known_keys(place: Sequence[str]) -> list[str]:
 
 
 def check_sense(file: FederationFile) -> None:
-    """What types cannot say: classes do not share values, regions name classes, no client is both."""
+    """What types cannot say: classes share no values, regions name classes, no client is both, and so on."""
     meaning: dict[int, str] = {}
     for name, values in file.labels.items():
+        if name.strip().casefold() in BACKGROUND:
+            raise ConfigError(
+                f"labels.{name} is {list(values)}; background is no class, but whatever no class names. "
+                "Leave it out, and count regions from the first class that stays."
+            )
         if not values or min(values) < 0:
             raise ConfigError(f"labels.{name} is {list(values)}; give the values in the files, 0 or more.")
         for value in values:
@@ -207,6 +241,29 @@ def check_sense(file: FederationFile) -> None:
     both = sorted(set(file.clients or ()) & set(file.held_out))
     if both:
         raise ConfigError(f"'{both[0]}' is in clients and in held_out; a client is one of them.")
+    check_settings(file.prepare)
+
+
+def check_settings(settings: PrepareSettings) -> None:
+    """What no case could be prepared with."""
+    code = settings.orientation
+    if code is not None and "".join(sorted(code.upper().translate(OPPOSITE))) != "ARS":
+        raise ConfigError(f"prepare.orientation is '{code}'; give three letters such as RAS, or null.")
+    if settings.spacing is not None and not all(0 < side < math.inf for side in settings.spacing):
+        raise ConfigError(
+            f"prepare.spacing is {list(settings.spacing)}; give finite numbers above 0, in millimetres."
+        )
+    if settings.size is not None and min(settings.size, default=0) < 1:
+        raise ConfigError(f"prepare.size is {list(settings.size)}; give at least 1 voxel an axis.")
+    low, high = settings.percentiles
+    if not 0 <= low < high <= 100:
+        raise ConfigError(f"prepare.percentiles are {low:g} and {high:g}; they rise, from 0 to 100.")
+    if settings.normalise == "window" and not sound_window(settings.window):
+        raise ConfigError("prepare.normalise is window; give prepare.window: [centre, width], width above 0.")
+
+
+def sound_window(window: tuple[float, float] | None) -> bool:
+    return window is not None and all(map(math.isfinite, window)) and window[1] > 0
 
 
 # The cases it speaks of

@@ -5,6 +5,7 @@ Axes stay as the file stores them: (x, y, z) in NIfTI, (row, column) in pictures
 - A scan of one slice is 2D: the axis of length one is dropped, and `Volume.thin` remembers which.
 - Colours are three channels; an alpha channel is dropped; a palette is looked up in images, and in labels
   its numbers are the classes. A label stored as RGB must have equal channels.
+- A picture that says how it was held (EXIF orientation) is turned upright, as every viewer shows it.
 - A JPEG label is blurred by its format: black and white ones are cut in the middle to 0 and 255, others
   are refused.
 - A NumPy image may have its channels last or first, where that axis has at most four members.
@@ -22,11 +23,11 @@ import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageSequence
+from PIL import Image, ImageSequence, UnidentifiedImageError
 
 from wardround.errors import DataError
 
@@ -38,6 +39,16 @@ NUMPY = (".npy", ".npz")
 ENDINGS = NIFTI + PICTURES + NUMPY
 MOST_PACKED = 1100  # gzip makes nothing smaller than about a thousandth
 MAX_VALUES = 2**32  # a file that claims more is broken, or made to fill our memory
+ORIENTATION = 0x0112  # the EXIF tag
+UPRIGHT = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
 SAME_PLACE = 1e-2  # millimetres (or parts of a voxel) two channels of a case may lie apart
 
 
@@ -266,7 +277,8 @@ def _affine(loaded: Any, path: Path) -> NDArray[np.float64]:
 def _load_picture(path: Path, label: bool) -> Raw:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # odd metadata does not matter; a broken picture raises
-        with Image.open(path) as picture:
+        # Opened here: from a path, Pillow maps a plain TIFF and scrambles one that lies on its side.
+        with path.open("rb") as file, _opened(file, path) as picture:
             if getattr(picture, "n_frames", 1) > 1 and path.suffix.lower() in (".tif", ".tiff"):
                 pages = [_pixels(page, label) for page in ImageSequence.Iterator(picture)]
             else:
@@ -279,8 +291,16 @@ def _load_picture(path: Path, label: bool) -> Raw:
     return Raw(np.stack(pages, axis=2), None, colours)  # (row, column, page[, C])
 
 
+def _opened(file: IO[bytes], path: Path) -> Image.Image:
+    try:
+        return Image.open(file)
+    except UnidentifiedImageError:
+        raise DataError(f"{path} cannot be read: it is not a picture, whatever its name says.") from None
+
+
 def _pixels(picture: Image.Image, label: bool) -> Array:
-    """(row, column) or (row, column, 3) as numbers, without alpha."""
+    """(row, column) or (row, column, 3) as numbers, upright, without alpha."""
+    picture = upright(picture)
     mode = picture.mode
     if mode == "P":
         picture = picture if label else picture.convert("RGB")
@@ -290,6 +310,16 @@ def _pixels(picture: Image.Image, label: bool) -> Array:
         picture = picture.convert("RGB")  # RGBA, CMYK, YCbCr, ...
     values = np.array(picture)
     return values.astype(np.uint8) if values.dtype == bool else values
+
+
+def upright(picture: Image.Image) -> Image.Image:
+    """Turned as its EXIF orientation says: masks are drawn on what a viewer shows."""
+    picture.load()  # a TIFF turns itself here, and then no longer says that it lies
+    try:
+        turn = UPRIGHT.get(picture.getexif().get(ORIENTATION, 1))
+    except Exception:  # metadata that cannot be read turn nothing; the picture itself is whole
+        return picture
+    return picture if turn is None else picture.transpose(turn)
 
 
 # NumPy

@@ -40,6 +40,8 @@ CODES = {
     "nothing_left": "client without usable cases",
     "no_training": "client without training cases",
     "no_foreground": "no foreground",
+    "no_background": "no background",
+    "cut_off": "labelled voxels cut off",
     "constant": "constant image",
     "tiny": "tiny image",
     "duplicate": "identical images",

@@ -23,6 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from wardround.data.cases import Case, ClientData, TensorSplit
+from wardround.data.files import upright
 from wardround.errors import DataError
 
 IMAGE_ENDINGS = (".png", ".jpg", ".jpeg", ".nii.gz", ".nii")
@@ -174,8 +175,8 @@ def read_array(path: Path) -> tuple[Tensor, tuple[float, ...], bool]:
             return torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32)), spacing, values.ndim == 4
         from PIL import Image
 
-        with Image.open(path) as picture:
-            values = np.asarray(picture)
+        with path.open("rb") as file, Image.open(file) as picture:
+            values = np.asarray(upright(picture))
     except Exception as error:  # every library has errors of its own for a broken file
         raise DataError(f"{path} cannot be read: {error}.") from None
     return torch.from_numpy(values.astype(np.float32)), (1.0, 1.0), values.ndim == 3

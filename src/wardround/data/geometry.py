@@ -7,8 +7,11 @@ Four steps, each of which leaves out what the settings do not ask for:
     resample linear between voxel centres; the box keeps its extent, so spacing is extent / voxels
     place    padded or cropped around the middle to the wanted size
 
-Classes are resampled one by one, linearly, and the most likely one wins (foreground where they are level):
-unlike the nearest voxel this moves no border, and where nothing is resampled it changes nothing.
+Classes are resampled one by one, linearly, and the most likely one wins; where they are level, the higher
+number, so that small lesions stay. Levels are frequent where an axis is halved, and there what is drawn
+grows: a ball of radius 6, 10 or 20 voxels by about 12, 8 and 4 % when one axis of three is halved, by 2 to
+6 % when all are. Taking the nearest voxel keeps volumes within about 1 %, but loses thin and small
+structures. Where nothing is resampled nothing changes.
 """
 
 from __future__ import annotations
@@ -92,6 +95,32 @@ class Geometry:
     def place(self, data: Tensor, fill: Tensor) -> Tensor:
         """(C, *resampled) -> (C, *size); fill: (C,), what padding is made of."""
         return placed(data, self.offset, self.size, fill)
+
+    @property
+    def window(self) -> Box:
+        """The voxels of the box, on the turned grid, whose centres the prepared grid still has."""
+        sides = []
+        for (start, stop), first, voxels, size in zip(
+            self.box, self.offset, self.resampled, self.size, strict=True
+        ):
+            scale = (stop - start) / voxels
+            low, high = (round(max(0, min(voxels, edge)) * scale) for edge in (first, first + size))
+            sides.append((start + low, start + high))
+        return tuple(sides)
+
+    @property
+    def cuts(self) -> bool:
+        """Whether placing crops anything."""
+        return any(size < now for size, now in zip(self.size, self.resampled, strict=True))
+
+    def share_cut(self, drawn: Array) -> float:
+        """The share of what is drawn (1, *file) that placing crops, 0 where nothing is drawn."""
+        if not self.cuts:
+            return 0.0
+        turned_drawn = self.turn(drawn)
+        total = np.count_nonzero(turned_drawn)
+        kept = np.count_nonzero(turned_drawn[(slice(None), *(slice(*side) for side in self.window))])
+        return 1 - kept / total if total else 0.0
 
     # And back
 

@@ -26,7 +26,14 @@ from wardround.data.cases import ClientData, Split, TensorSplit
 from wardround.data.check import with_splits
 from wardround.data.facts import ImageFacts, Watch, facts_of
 from wardround.data.federation import Federation, Seen
-from wardround.data.federation_file import FederationFile, PrepareSettings, Section, listing_of, load
+from wardround.data.federation_file import (
+    FederationFile,
+    PrepareSettings,
+    Section,
+    check_settings,
+    listing_of,
+    load,
+)
 from wardround.data.files import Volume
 from wardround.data.listing import SPLITS, Entry, Listing
 from wardround.data.looking import oriented
@@ -263,6 +270,7 @@ def with_meaning(file: FederationFile, found: Listing, path: Path) -> Federation
 
 def prepared_shape(image: ImageFacts, settings: PrepareSettings) -> tuple[int, ...]:
     """About the shape an image will have, without preparing it."""
+    check_settings(settings)  # a run may have laid its own over those of the file
     if settings.size is not None:
         return settings.size
     shape, spacing = image.shape, image.spacing

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from wardround.data.federation_file import PrepareSettings
+from wardround.data.federation_file import PrepareSettings, check_settings
 from wardround.data.files import Volume
 from wardround.data.geometry import (
     Box,
@@ -29,13 +29,13 @@ from wardround.data.geometry import (
     turned,
     turning,
 )
-from wardround.errors import ConfigError, DataError
+from wardround.errors import DataError
 
 __all__ = ["Prepared", "check_settings", "invert_label", "invert_probabilities", "prepare_case"]
 
 Array = NDArray[Any]
-OPPOSITE = str.maketrans("LPI", "RAS")
 MARGIN = 2  # voxels kept around the body
+MOST_CUT = 0.01  # of what is labelled may be cut off without a word
 MAX_VOXELS = 2**30  # a prepared case beyond it comes from a wrong spacing
 
 
@@ -45,7 +45,7 @@ class Prepared:
 
     image: (C, *spatial) float32; label: (*spatial) uint8 classes, None for a case nobody drew; spacing:
     millimetres a voxel; geometry: plain values that `invert_label` needs; others: label values of no class
-    that became background.
+    that became background; cut: the share of labelled voxels that `size` cuts off.
     """
 
     image: Tensor
@@ -53,6 +53,7 @@ class Prepared:
     spacing: tuple[float, ...]
     geometry: dict[str, Any]
     others: tuple[int, ...] = ()
+    cut: float = 0.0
 
 
 def prepare_case(
@@ -82,32 +83,18 @@ def prepare_case(
     dark = torch.zeros(len(values))
     if settings.normalise != "zscore_nonzero":
         dark = values.flatten(1).amin(1)
-    mask = None
+    mask, cut = None, 0.0
     if classes is not None:
+        cut = geometry.share_cut(classes > 0)
         mask = resample_label(torch.from_numpy(geometry.cut(classes)), geometry.resampled)
         mask = geometry.place(mask, torch.zeros(1))[0].contiguous()
     placed = geometry.place(values, dark).contiguous()
-    return Prepared(placed, mask, geometry.prepared_spacing, geometry.record(), tuple(others))
+    return Prepared(placed, mask, geometry.prepared_spacing, geometry.record(), tuple(others), cut)
 
 
-def check_settings(settings: PrepareSettings) -> None:
-    """What no case could be prepared with."""
-    code = settings.orientation
-    if code is not None and "".join(sorted(code.upper().translate(OPPOSITE))) != "ARS":
-        raise ConfigError(f"prepare.orientation is '{code}'; give three letters such as RAS, or null.")
-    if settings.spacing is not None and not all(0 < side < float("inf") for side in settings.spacing):
-        raise ConfigError(f"prepare.spacing is {list(settings.spacing)}; millimetres are above 0.")
-    if settings.size is not None and min(settings.size, default=0) < 1:
-        raise ConfigError(f"prepare.size is {list(settings.size)}; give at least 1 voxel an axis.")
-    low, high = settings.percentiles
-    if not 0 <= low < high <= 100:
-        raise ConfigError(f"prepare.percentiles are {low:g} and {high:g}; they rise, from 0 to 100.")
-    if settings.normalise == "window" and not sound_window(settings.window):
-        raise ConfigError("prepare.normalise is window; give prepare.window: [centre, width], width above 0.")
-
-
-def sound_window(window: tuple[float, float] | None) -> bool:
-    return window is not None and bool(np.isfinite(window).all()) and window[1] > 0
+def cut_off(share: float) -> str:
+    """How a person is told that labelled voxels are lost."""
+    return f"prepare.size cuts off {100 * share:.0f} % of what is labelled; raise it."
 
 
 # Labels

@@ -32,24 +32,28 @@ from wardround.errors import DataError
 log = logging.getLogger(__name__)
 
 PATIENCE = 0.2  # seconds of work alone before helpers are worth their start
-Note = Callable[[Entry, Path | None, str | None], None]
+Note = Callable[[Entry, Path | None, str | None, float], None]
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """What became of a case: its file, or why not; fatal: no other case will do better."""
+    """What became of a case: its file, or why not.
+
+    fatal: no other case will do better; cut: the share of labelled voxels that was cut off.
+    """
 
     path: str | None = None
     reason: str | None = None
     fatal: bool = False
+    cut: float = 0.0
     found: Mapping[str, tuple[Signature, str]] = field(default_factory=dict)
 
 
 def attempt(cache: Cache, entry: Entry, recipe: Recipe) -> Attempt:
     """Prepare one case; whatever is wrong with it becomes a sentence."""
     try:
-        path, found = cache.prepare(entry, recipe)
-        return Attempt(path=str(path), found=found)
+        path, found, cut = cache.prepare(entry, recipe)
+        return Attempt(path=str(path), found=found, cut=cut)
     except CacheFolderError as error:
         return Attempt(reason=str(error), fatal=True)
     except DataError as error:
@@ -100,7 +104,7 @@ def settle(entry: Entry, result: Attempt, known: Known, note: Note) -> None:
     if result.fatal:
         raise CacheFolderError(result.reason)
     known.learn(result.found)
-    note(entry, None if result.path is None else Path(result.path), result.reason)
+    note(entry, None if result.path is None else Path(result.path), result.reason, result.cut)
 
 
 class Helper:

@@ -7,7 +7,7 @@ hospitals behind a federated engine) is the business of a `Transport`.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -25,6 +25,7 @@ from wardround.engine.gate import (
     content_complaint,
     count_complaint,
     names_complaint,
+    variance_complaint,
 )
 from wardround.engine.optimizers import OptimizerSettings
 from wardround.engine.seeding import generator
@@ -37,6 +38,10 @@ from wardround.params import Params
 from wardround.seeds import derive
 
 log = logging.getLogger(__name__)
+
+
+class BeginAnew(Exception):
+    """Memory ran out in a task: it begins anew, so that nothing of the first attempt counts."""
 
 
 class Client:
@@ -167,26 +172,28 @@ class Client:
         return fitted
 
     def _fitting(self, split: Split, start: Params, second: bool, **how: Any) -> Fitted:
-        """Fit; where memory runs out, once more from the start with half as many cases at a time."""
-        bench, place = self._bench, "objective_second" if second else "objective"
-        while True:
-            before = dict(self.memory.get(place, {}))
-            try:
-                return bench.fit(split, start, context=self._context(start, second), **how)
-            except torch.OutOfMemoryError:
-                together = min(bench.micro_batch or how["batch_size"], how["batch_size"])
-                if together == 1:
-                    raise ClientError(
-                        f"{how['where']}: one case alone does not fit into the memory of {bench.device}. "
-                        "Try compute.checkpointing: true, a smaller patch or image, or a smaller network."
-                    ) from None
-            bench.micro_batch = -(-together // 2)
-            self.memory[place] = before
-            bench.free_memory()
-            log.warning(
-                "%s: out of memory on %s; from here on %d cases at a time, their gradients added up",
-                how["where"], bench.device, bench.micro_batch,
-            )  # fmt: skip
+        """Fit; where memory runs out, the whole task begins anew with half as many cases at a time."""
+        bench = self._bench
+        least = bench.objective.least_together
+        try:
+            return bench.fit(split, start, context=self._context(start, second), **how)
+        except torch.OutOfMemoryError:
+            together = min(bench.micro_batch or how["batch_size"], how["batch_size"])
+        if together <= least:
+            few = (
+                "one case alone does" if together == 1 else f"{together} cases, which this loss compares, do"
+            )
+            raise ClientError(
+                f"{how['where']}: {few} not fit into the memory of {bench.device}. "
+                "Try compute.checkpointing: true, a smaller patch or image, or a smaller network."
+            )
+        bench.micro_batch = max(least, -(-together // 2))
+        bench.free_memory()
+        log.warning(
+            "%s: out of memory on %s; from here on %d cases at a time, their gradients added up",
+            how["where"], bench.device, bench.micro_batch,
+        )  # fmt: skip
+        raise BeginAnew
 
     def evaluate(
         self,
@@ -226,7 +233,7 @@ class Client:
     def with_own_statistics(self, params: Params) -> Params:
         """The params with running statistics measured on this client's training images, without labels."""
         measured = self._bench.reestimate_statistics(self.data.train, params, self._config.batch_size)
-        return params.updated(measured)
+        return params.updated(self._bench.as_sent(measured))
 
     def _context(self, start: Params, second: bool) -> Context:
         bench, needs = self._bench, self._needs
@@ -309,9 +316,10 @@ class Exchange:
 class Clients:
     """The server's view of the hospitals.
 
-    names: everyone who registered, sorted; present: who takes part in this round;
-    sizes: training cases of each; tasks: the method's, and what a reply to them may hold beside the model;
-    judge: the method's own complaint about a reply, if any; standing: goes with every request.
+    names: everyone who registered, sorted; present: who takes part in this round; taking_part: who ever
+    does, None for everybody; sizes: training cases of each who does; tasks: the method's, and what a reply
+    to them may hold beside the model; judge: the method's own complaint about a reply, if any; standing:
+    goes with every request.
     """
 
     def __init__(
@@ -321,6 +329,7 @@ class Clients:
         *,
         rounds: int,
         min_clients: int,
+        taking_part: Collection[str] | None = None,
         tasks: Mapping[str, frozenset[str]] | None = None,
         judge: Callable[[str, Message, Registration], str | None] | None = None,
         on_reply: Callable[[str, Reply], None] | None = None,
@@ -329,6 +338,7 @@ class Clients:
         self.rounds = rounds
         self.round = 0
         self.standing = Standing()
+        self._taking_part = taking_part
         self.present: list[str] = self.trainable
         self.exchanges: list[Exchange] = []
         self._transport = transport
@@ -343,8 +353,9 @@ class Clients:
 
     @property
     def trainable(self) -> list[str]:
-        """Clients with at least one training case."""
-        return [name for name, entry in self.registered.items() if entry.num_train > 0]
+        """Clients with at least one training case that take part; one that is held out adds to nothing."""
+        able = [name for name, entry in self.registered.items() if entry.num_train > 0]
+        return able if self._taking_part is None else [name for name in able if name in self._taking_part]
 
     @property
     def num_total(self) -> int:
@@ -428,6 +439,9 @@ class Clients:
             return None
         if task == "train":
             reason = complaint(registration, answer.message, answer.num_examples, answer.num_steps)
+        elif task == "norm_stats":
+            reason = count_complaint("num_examples", answer.num_examples, 0, registration.num_train)
+            reason = reason or variance_complaint(answer.message.extras.get("stats"))
         else:
             reason = count_complaint("num_examples", answer.num_examples, 0, None)
         reason = reason or content_complaint(answer.message)
@@ -446,7 +460,8 @@ class Clients:
 
     def _shortage(self, task: str, num_good: int, exchange: Exchange) -> str:
         problems = exchange.lost | exchange.refused
-        details = "; ".join(f"'{name}': {reason}" for name, reason in problems.items()) or "none was asked"
+        nobody = "No other was asked." if exchange.bytes_down else "None was asked."
+        details = "; ".join(f"'{name}': {reason}" for name, reason in problems.items()) or nobody
         return (
             f"round {self.round + 1}, {task}: {num_good} clients gave a usable answer, min_clients is "
             f"{self._min_clients}. {details}"

@@ -31,11 +31,12 @@ from wardround.engine.checkpoint import Checkpoints, in_memory
 from wardround.engine.clients import Clients, Exchange, Transport
 from wardround.engine.device import Compute, choose, choose_device, cores, set_threads
 from wardround.engine.evaluation import Evaluation, gather
+from wardround.engine.gate import content_complaint, params_complaint
 from wardround.engine.host import Host, InProcess, Spilling, compute_for, network_for
 from wardround.engine.placement import Placement, place
 from wardround.engine.seeding import generator
 from wardround.engine.workers import Workers
-from wardround.errors import CheckpointError, ConfigError, TooFewClients
+from wardround.errors import CheckpointError, ConfigError, TooFewClients, WardroundError
 from wardround.files import taken, write_json, write_text
 from wardround.messages import Message, ServerState
 from wardround.metrics import METRICS
@@ -211,7 +212,7 @@ class Experiment:
     @contextmanager
     def _locked(self) -> Iterator[None]:
         """Two processes must not write one run."""
-        with (self.folder / ".lock").open("w") as lock:
+        with (self.folder / LOCK).open("w") as lock:
             if not taken(lock):
                 raise ConfigError(f"{self.folder} is in use by another process.")
             yield
@@ -252,6 +253,7 @@ class Experiment:
             registered,
             rounds=self.config.rounds,
             min_clients=self.config.min_clients,
+            taking_part=None if isinstance(self.config.participation, float) else self.config.participation,
             tasks=dict.fromkeys(self.method.tasks, self.method.up),
             judge=self.method.complaint,
             on_reply=egress.record,
@@ -266,12 +268,22 @@ class Experiment:
     def _check_participation(self) -> None:
         config = self.config
         if not isinstance(config.participation, float):
+            if self.method.pooled:
+                raise ConfigError(
+                    f"participation names clients, but {self.method.title} trains on everybody's cases. "
+                    "Leave participation out."
+                )
             for name in config.participation:
                 if name not in self.federation.names:
                     raise ConfigError(
                         f"participation names '{name}', which is not a client."
                         f"{suggestion(name, self.federation.names)}"
                     )
+            if config.min_clients > len(set(config.participation)):
+                raise ConfigError(
+                    f"min_clients is {config.min_clients}, but participation names only "
+                    f"{len(set(config.participation))}."
+                )
         if config.min_clients > len(self._names):
             raise ConfigError(
                 f"min_clients is {config.min_clients}, but there are only {len(self._names)} clients."
@@ -365,7 +377,7 @@ class Experiment:
         for attempt in range(self.config.retries + 1):
             clients.begin_round(state.round, present)
             try:
-                after = self._reestimated(clients, self.method.run_round(state, clients))
+                after = self._reestimated(clients, self._after_round(state, clients))
                 clients.exchanges[:0] = earlier
                 break
             except TooFewClients as error:
@@ -374,10 +386,26 @@ class Experiment:
                 if attempt == self.config.retries:
                     raise TooFewClients(
                         f"{error} The run stopped; its last checkpoint is after round {state.round}. "
-                        "Mend the cause and add --resume, or lower min_clients."
+                        "Mend the cause and add --resume, with a lower min_clients if need be."
                     ) from None
                 log.warning("%s Trying the round again.", error)
         return replace(after, params=in_memory(after.params), memory=in_memory(after.memory))
+
+    def _after_round(self, state: ServerState, clients: Clients) -> ServerState:
+        """What the method made of a round, if that can be gone on with."""
+        where = f"round {state.round + 1}, method '{self.config.method.get('name', 'fedavg')}'"
+        try:
+            after = self.method.run_round(state, clients)
+        except WardroundError:
+            raise
+        except Exception as error:  # of a method's own code
+            raise WardroundError(
+                f"{where}: failed on the server: {type(error).__name__}: {error}. --debug shows where."
+            ) from error
+        reason = state_complaint(state, after)
+        if reason is not None:
+            raise WardroundError(f"{where}: {reason}. The last whole round is safe.")
+        return after
 
     def _reestimated(self, clients: Clients, state: ServerState) -> ServerState:
         """`bn_stats: reestimate`: every client measures the new model's statistics; they are pooled."""
@@ -560,19 +588,50 @@ def check_folder(config: Config, resume: bool, overwrite: bool) -> None:
             f"{config.folder} already holds a run. Add --resume to continue it, --overwrite to replace "
             "it, or --set output=... to write elsewhere."
         )
+    if resume or overwrite or (config.folder / LOCK).exists():
+        return
+    foreign = next((name for name in RUN_ENTRIES if (config.folder / name).exists()), None)
+    if foreign is not None:
+        raise ConfigError(
+            f"{config.folder / foreign} is not of a run, and a run would replace it. Write elsewhere with "
+            "--set output=..., or add --overwrite."
+        )
 
 
 def check_same(config: Config, path: Path) -> None:
     """A resumed run must be the same run."""
     before, now = load_config(path).as_dict(), config.as_dict()
     for key in now:
-        if key in ("output", "name", "compute", "deadline", "retries", "trackers"):
+        if key in ("output", "name", "compute", "deadline", "retries", "trackers", "min_clients"):
             continue
-        if json.dumps(before[key], default=str) != json.dumps(now[key], default=str):
+        if (found := difference(before[key], now[key], key)) is not None:
+            name, was, is_now = found
             raise CheckpointError(
-                f"{path}: '{key}' was {before[key]!r} when the run began and is {now[key]!r} now. "
+                f"{path}: '{name}' was {was!r} when the run began and is {is_now!r} now. "
                 "Resume with the same settings, or start a new run with another output."
             )
+
+
+def difference(before: Any, now: Any, name: str) -> tuple[str, Any, Any] | None:
+    """The first setting that differs, by its dotted name, with both values."""
+    if json.dumps(before, default=str) == json.dumps(now, default=str):
+        return None
+    if isinstance(before, dict) and isinstance(now, dict):
+        for key in {**before, **now}:
+            found = difference(before.get(key), now.get(key), f"{name}.{key}")
+            if found is not None:
+                return found
+    return name, before, now
+
+
+def state_complaint(before: ServerState, after: Any) -> str | None:
+    """Why a method's result cannot be the next state, or None."""
+    if not isinstance(after, ServerState):
+        return f"run_round returned {type(after).__name__}, not the next state; return state.next(...)"
+    if after.round != before.round + 1:
+        return "run_round returned a state of the same round; return state.next(...)"
+    specs = {name: before.params.spec(name) for name in before.params}
+    return params_complaint(specs, after.params) or content_complaint(Message(params=after.params))
 
 
 def exchange_facts(exchanges: Sequence[Exchange]) -> dict[str, Any]:
@@ -597,6 +656,7 @@ def exchange_facts(exchanges: Sequence[Exchange]) -> dict[str, Any]:
     return facts
 
 
+LOCK = ".lock"  # in every folder of a run
 RUN_ENTRIES = (
     "config.yaml",
     "environment.json",

@@ -88,6 +88,7 @@ def complaint(registration: Registration, message: Message, num_examples: Any, n
         count_complaint("num_examples", num_examples, 1, registration.num_train)
         or count_complaint("num_steps", num_steps, 0, None)
         or params_complaint(registration.tensors, message.params)
+        or variance_complaint(message.params)
     )
 
 
@@ -115,6 +116,14 @@ def params_complaint(expected: Mapping[str, Spec], params: Params | None) -> str
             return f"tensor '{name}' has type {_short(got_dtype)}, registered {_short(dtype)}"
     extra = next((name for name in given if name not in expected), None)
     return None if extra is None else f"tensor '{extra}' was never registered"
+
+
+def variance_complaint(params: Params | None) -> str | None:
+    """Running variances, and the mean squares they travel as, are not negative."""
+    for name in params or ():
+        if name.endswith("running_var") and params is not None and bool((params[name] < 0).any()):
+            return f"tensor '{name}' holds a negative variance"
+    return None
 
 
 def names_complaint(declared: Collection[str], message: Message) -> str | None:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -20,7 +21,7 @@ from wardround.data.federation import Federation, open_federation
 from wardround.data.roles import POOLED, PROXY
 from wardround.engine.calibration import calibrate
 from wardround.engine.checkpoint import Checkpoints, MemoryStore, Standing
-from wardround.engine.clients import Answer, Client
+from wardround.engine.clients import Answer, BeginAnew, Client
 from wardround.engine.device import Compute, apply, choose, choose_device
 from wardround.engine.evaluation import largest_components, score_cases
 from wardround.engine.gate import Registration
@@ -103,6 +104,20 @@ def training_shape(config: Config, federation: Federation) -> tuple[int, ...] | 
         return config.data.patch
     seen = federation.look_back() if federation.look_back is not None else None
     return None if seen is None else seen.patch or seen.shape
+
+
+def sendable(reply: Any, task: str) -> Message:
+    """The reply of a method's own code, if it can travel."""
+    try:
+        if isinstance(reply, Message) and reply.num_bytes >= 0:
+            return reply
+        reason = f"it is a {type(reply).__name__}, not a Message"
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+    raise ClientError(
+        f"what the method's '{task}' returned cannot be sent ({reason}). Return a Message: params and extras "
+        "are Params, scalars are plain numbers and text."
+    )
 
 
 class Host:
@@ -212,8 +227,7 @@ class Host:
         """Do a task for a client; whatever goes wrong becomes an answer that says so."""
         started = time.perf_counter()
         try:
-            client = self._prepared(name, round, standing)
-            reply = self._function(task)(client, message)
+            client, reply = self._done(name, task, round, message, standing)
             if task == "train" and reply.params is not None:
                 reply = replace(reply, params=reply.params.only(self.shared))
             fitted, client.fitted = client.fitted, None  # one model in memory, not one a client
@@ -237,6 +251,17 @@ class Host:
             seconds=time.perf_counter() - started,
             loss=fitted.loss if fitted else {},
         )
+
+    def _done(
+        self, name: str, task: str, round: int, message: Message, standing: Standing
+    ) -> tuple[Client, Message]:
+        """A task from its beginning to its end; memory that runs out begins it anew, with smaller pieces."""
+        while True:
+            client = self._prepared(name, round, standing)
+            try:
+                return client, sendable(self._function(task)(client, message), task)
+            except BeginAnew:
+                log.debug("client '%s', %s: begins anew", name, task)
 
     def _prepared(self, name: str, round: int, standing: Standing) -> Client:
         if name not in self.names:
@@ -301,7 +326,7 @@ class Host:
 
     def _personal_model(self, client: Client, message: Message) -> Message:
         """The client's own model, for tests at other sites (simulation only)."""
-        return Message(extras={"model": self._model_for(client, message)})
+        return Message(extras={"model": self.bench.with_own(self._model_for(client, message), client.memory)})
 
     def _norm_stats(self, client: Client, message: Message) -> Message:
         """Running statistics of the sent model, estimated on this client's training cases."""

@@ -97,6 +97,20 @@ def accumulated(steps: int, momentum: float = 0.0, pull: float = 0.0, *, nestero
     return a
 
 
+def complete_momentum(optimizer: torch.optim.Optimizer) -> None:
+    """Momentum 0 for parameters whose first gradient comes after others' (a head that rested at first).
+
+    SGD would begin it with the gradient, which is the same, but its fused step takes all or none.
+    """
+    if not any(group.get("momentum") for group in optimizer.param_groups):
+        return
+    moving = [p for p in _parameters(optimizer) if p.grad is not None]
+    late = [p for p in moving if optimizer.state.get(p, {}).get("momentum_buffer") is None]
+    if len(late) < len(moving):
+        for parameter in late:
+            optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+
+
 def export_state(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """Moments and step counts as named tensors: "<parameter number>.<slot>"."""
     exported: dict[str, Tensor] = {}

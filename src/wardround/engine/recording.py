@@ -160,6 +160,7 @@ class RecordedSteps:
         terms, view = context.terms, context.second_view
         context.terms, context.second_view = {}, second
         context.output = Output(held.image)  # lets go of the last pass, whose streams differ
+        context.make_again()
         for reference, features in zip(references, given, strict=True):
             reference.given = None if features is None else (held.image, features)
         value = torch.empty(0)
@@ -172,6 +173,7 @@ class RecordedSteps:
             graph = self._tape.record(work, "training steps")
             found = context.terms
         finally:
+            context.make_again()
             context.terms, context.second_view = terms, view
             seen = [reference.seen for reference in references]
             for reference in references:

@@ -171,6 +171,17 @@ class Workbench:
         params = Params.of(self.model)
         return Params(to_moments(params, self.stats)) if self.bn_stats == "pooled" else params
 
+    def as_sent(self, statistics: Params) -> Params:
+        """Running statistics as they travel."""
+        return Params(to_moments(statistics, self.stats)) if self.bn_stats == "pooled" else statistics
+
+    def with_own(self, params: Params, memory: Mapping[str, Any]) -> Params:
+        """A client's personal model as it would travel; its own tensors are kept as the network has them."""
+        own: Mapping[str, Tensor] = memory.get("own", {})
+        if self.bn_stats != "pooled" or not own:
+            return params
+        return Params(to_moments(Params(from_moments(params, self.stats)).updated(own), self.stats))
+
     def own(self) -> Params:
         """What stays at the client: local statistics and heads, and what the method does not share."""
         return Params.of(self.model).only(self.own_names)
@@ -379,6 +390,7 @@ class Workbench:
         limit = self.settings.clip_norm
         if limit is not None:
             nn.utils.clip_grad_norm_(self.model.parameters(), limit, foreach=True)
+        optimizers.complete_momentum(self.optimizer)
         self.optimizer.step()
 
     def free_memory(self) -> None:

@@ -71,7 +71,7 @@ def opening(package: Package, kind: str) -> Iterator[str]:
 
 
 def intended_use(package: Package) -> Iterator[str]:
-    preparation = package.trained.preparation
+    preparation = package.preparation
     what = ", ".join(preparation.classes[1:]) or "nothing"
     image = "2D images" if preparation.dimensions == 2 else "3D scans"
     channels = ", ".join(preparation.channels) or f"{preparation.in_channels} without names"
@@ -84,6 +84,11 @@ def intended_use(package: Package) -> Iterator[str]:
             ", ".join(f"{v} {n}" for v, n in zip(preparation.values, preparation.classes, strict=True)),
         ),
         *((f"preparation, {key}", value) for key, value in preparing(preparation.prepare).items()),
+        *(
+            [("preparation, orientation", "as stored")]
+            if preparation.prepare.get("orientation") is None
+            else []
+        ),
         ("seen at once", "whole image" if preparation.window is None else f"{by(preparation.window)} voxels"),
     ]
     if preparation.spacing is not None:
@@ -230,7 +235,8 @@ def uncertainty(package: Package) -> Iterator[str]:
         return
     temperature = package.temperature
     yield (
-        f"Temperature {temperature:.4g}, fitted on validation cases; exported probabilities are after it."
+        f"Temperature {temperature:.4g}, fitted on validation cases. Probabilities are after it, "
+        "logits before it."
         if temperature != 1
         else "No temperature is applied (it is 1)."
     )

@@ -13,7 +13,7 @@ from wardround.exporting.bundle import write_bundle
 from wardround.exporting.card import write_card
 from wardround.exporting.folder import write_folder
 from wardround.exporting.onnx import Difference, check_installed, export_onnx
-from wardround.exporting.package import MODEL, WEIGHTS, Package
+from wardround.exporting.package import AS_STORED, MODEL, WEIGHTS, Package
 from wardround.exporting.writing import CARD, check_place, whole_folder
 from wardround.files import write_json, write_text
 
@@ -120,7 +120,8 @@ def write_graph(folder: Path, package: Package) -> list[Difference]:
 
 
 def graph_readme(package: Package, found: list[Difference]) -> str:
-    preparation = package.trained.preparation
+    preparation = package.preparation
+    stay = f" {AS_STORED}" if preparation.prepare.get("orientation") is None else ""
     rows = "\n".join(
         f"| {'x'.join(map(str, d.shape))} | {d.probabilities:.1e} | {d.logits:.1e} | {d.limit:g} |"
         for d in found
@@ -138,7 +139,7 @@ session = onnxruntime.InferenceSession("model.onnx", providers=["CPUExecutionPro
 probabilities, logits = session.run(None, {{"image": image}})   # image: float32, ({sides})
 ```
 
-- `image`: prepared as `model.json` says under `preparation`. Batch and sides are free; the graph pads.
+- `image`: prepared as `model.json` says under `preparation`.{stay} Batch and sides are free; the graph pads.
 - `probabilities`: {", ".join(preparation.classes)}. Temperature {package.temperature:.4g} is in them.
 - `logits`: as the network gives them.
 - Volumes larger than the window of the training are best seen in overlapping windows, which is up to you.

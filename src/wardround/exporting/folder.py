@@ -1,11 +1,11 @@
-"""A plain PyTorch folder: tensors as safetensors, settings as JSON, and a loader of twenty lines."""
+"""A plain PyTorch folder: tensors as safetensors, settings as JSON, and a short loader."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from wardround import __version__
-from wardround.exporting.package import MODEL, WEIGHTS, Package
+from wardround.exporting.package import AS_STORED, MODEL, WEIGHTS, Package
 from wardround.files import write_text
 
 LOADER = '''"""The network of this folder: `from loader import load`, or run this file to see what it is.
@@ -16,6 +16,7 @@ Needs torch, safetensors and wardround (pip install wardround); nothing here is 
 from pathlib import Path
 
 from wardround.exporting.package import opened
+from wardround.uncertainty.maps import tempered
 
 HERE = Path(__file__).resolve().parent
 
@@ -26,8 +27,13 @@ def load(device: str = "cpu"):
 
 
 def load_all(device: str = "cpu"):
-    """The network with its objective (`.objective.probabilities(logits)`) and preparation."""
+    """The network with its objective, preparation and calibration."""
     return opened(HERE / "model.json", HERE / "model.safetensors", device)
+
+
+def probabilities(found, logits):
+    """Of the classes, background first, after the run's temperature; found: what `load_all` gave."""
+    return tempered(found.objective, logits, (found.calibration or {}).get("temperature") or 1.0)
 
 
 if __name__ == "__main__":
@@ -45,7 +51,8 @@ def write_folder(folder: Path, package: Package) -> None:
 
 
 def readme(package: Package) -> str:
-    preparation = package.trained.preparation
+    preparation = package.preparation
+    stay = f" {AS_STORED}" if preparation.prepare.get("orientation") is None else ""
     sides = ", ".join(["1", str(preparation.in_channels), *["64"] * preparation.dimensions])
     return f"""# {package.name}: a network for PyTorch
 
@@ -54,15 +61,15 @@ Written by wardround {__version__}. What it is for, what it reached and where it
 
 ```python
 import torch
-from loader import load, load_all
+from loader import load_all, probabilities
 
-network = load()                                # or load("cuda")
-logits = network(torch.zeros({sides}))     # a prepared image; sides of any length
-everything = load_all()
-probabilities = everything.objective.probabilities(logits)   # classes: {", ".join(preparation.classes)}
+found = load_all()                                 # or load_all("cuda")
+logits = found.model(torch.zeros({sides}))    # a prepared image; sides of any length
+p = probabilities(found, logits)                   # after the temperature; {", ".join(preparation.classes)}
 ```
 
-- `model.safetensors`: the tensors. `model.json`: settings of the network, classes, how an image was prepared.
+- `model.safetensors`: the tensors.
+- `model.json`: settings of the network, classes, how an image was prepared.{stay}
 - `loader.py` needs `torch`, `safetensors` and `wardround` (which holds the definition of the network).
 - Prediction of whole scans, with preparation and the way back to the scan's own grid:
 

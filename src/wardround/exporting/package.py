@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ from wardround.storage import save_tensors
 FORMAT = 1
 MODEL = "model.json"
 WEIGHTS = "model.safetensors"
+AS_STORED = "Axes stay as the file stores them; nothing is turned."
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,14 @@ class Package:
     def temperature(self) -> float:
         return float((self.calibration or {}).get("temperature", 1.0))
 
+    @property
+    def preparation(self) -> Preparation:
+        """What was done to a scan, as somebody would do it again: 2D images are never turned."""
+        found = self.trained.preparation
+        if found.dimensions == 3:
+            return found
+        return replace(found, prepare={**found.prepare, "orientation": None})
+
     def facts(self) -> dict[str, Any]:
         """What model.json holds."""
         trained, network = self.trained, self.network
@@ -109,7 +118,7 @@ class Package:
             "classes": list(trained.preparation.classes),
             "values": list(trained.preparation.values),
             "channels": list(trained.preparation.channels),
-            "preparation": jsonable(asdict(trained.preparation)),
+            "preparation": jsonable(asdict(self.preparation)),
             "postprocess": trained.config.evaluate.postprocess,
             "calibration": self.calibration,
             "params_sha256": self.params.sha256(),

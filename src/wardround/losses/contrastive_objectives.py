@@ -133,6 +133,7 @@ class Contrastive(Objective):
 class Pooled(Contrastive):
     """Base of the two that compare whole cases: one vector a case from the pooled bottleneck."""
 
+    least_together = 2
     dimension: Dimension = 128
 
     def projection(self, output: Output) -> Projection:
@@ -149,10 +150,11 @@ class Pooled(Contrastive):
 
     def check(self, config: Config) -> None:
         super().check(config)
-        if config.batch_size < 2:
+        if config.batch_size < 2 or config.compute.micro_batch == 1:
+            name = "batch_size" if config.batch_size < 2 else "compute.micro_batch"
             raise ConfigError(
-                "batch_size is 1, and a case is told apart from the others of its batch: without any the "
-                "contrastive loss is 0. Take batch_size 2 or more, or the objectives local_cl or swav."
+                f"{name} is 1, and a case is told apart from the others of its batch: without any the "
+                "contrastive loss is 0. Take 2 or more, or the objectives local_cl or swav."
             )
 
 

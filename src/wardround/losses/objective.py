@@ -63,6 +63,8 @@ class Context:
         self.second_view: Tensor | None = None
         self.output: Output = Output(logits=torch.empty(0))
         self.terms: dict[str, Tensor] = {}
+        self._made: dict[str, Tensor] = {}
+        self._made_in = -1  # which step
         self._global = global_
         self._previous = previous
         self._run = run or run_as_written
@@ -97,6 +99,18 @@ class Context:
         if self._compiled is not None:
             function = self._compiled(function, logits)
         return function(logits, *others)
+
+    def once(self, name: str, make: Callable[[], Tensor]) -> Tensor:
+        """A value that is made once a step, however many passes the step takes."""
+        if self._made_in != self.step:
+            self._made, self._made_in = {}, self.step
+        if name not in self._made:
+            self._made[name] = make()
+        return self._made[name]
+
+    def make_again(self) -> None:
+        """Forget what `once` made in this step."""
+        self._made_in = -1
 
     def note(self, term: str, value: Tensor) -> None:
         """Show a loss term in the records (mean over steps); costs no synchronisation."""
@@ -190,6 +204,7 @@ class Objective(ABC):
     title: ClassVar[str] = ""
     paper: ClassVar[str] = ""
     needs: ClassVar[frozenset[str]] = frozenset()  # features, decoder, global, previous, two_views
+    least_together: ClassVar[int] = 1  # cases a pass must see for the loss to say something
 
     def num_outputs(self, num_classes: int) -> int:
         """Channels the network must put out."""

@@ -18,6 +18,8 @@ Differs: an image and class without contour or ring is left out of the outline t
 Same: the outline term's gradient reaches the features at w too; this takes a third pass (`boundary: 0`: two).
 Beware: a z-scored image has mean 0, so the amplitude of frequency 0 says nothing and only slow shading is
 mixed. Below 1/L voxels the window is frequency 0 alone, and l_out sees the same image: raise `window`.
+Beware: the outline term compares the cases of a batch with each other. Where `compute.micro_batch` or want
+of memory cuts the batch, it sees one piece at a time; pieces count by their cases.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ from wardround.data.frequency import (
 )
 from wardround.engine.clients import Client, Clients
 from wardround.engine.gate import Registration
-from wardround.engine.training import Step
+from wardround.engine.training import Loss, Step
 from wardround.errors import ClientError
 from wardround.losses.contrastive import cosines
 from wardround.losses.objective import Context
@@ -148,11 +150,12 @@ class FedDG(Banked):
         draw = client.generator("styles")
 
         def episode(step: Step) -> None:
-            step.backward()  # l_in at w
+            pieces: list[Outlines] = []
+            step.backward(add=kept_in(pieces) if self.boundary else None)  # l_in at w
             shift = inner_step(step.model, self.inner_learning_rate, self.clip)
             other = replace(step.batch, image=self.restyle(step.batch.image, styles, draw))
             if self.boundary:
-                self.outer_with_outlines(step, other, shift)
+                self.outer_with_outlines(step, other, shift, pieces)
             else:
                 with step.shifted(shift):
                     outer = step.backward(other, accumulate=True)
@@ -172,32 +175,37 @@ class FedDG(Banked):
         amplitude = torch.cat(list(styles))[index.to(image.device)]
         return within_range(restyled(image, amplitude, share.to(image)), like=image)
 
-    def outer_with_outlines(self, step: Step, other: Batch, shift: Mapping[str, Tensor]) -> None:
+    def outer_with_outlines(
+        self, step: Step, other: Batch, shift: Mapping[str, Tensor], pieces: Sequence[Outlines]
+    ) -> None:
         """Leave the gradient of l_in + l_out, where l_out has the outline term, which depends on both passes.
 
         At w' it gives the gradient for w (first order) and for the vectors v of the inner pass; at w, the
-        product of that gradient with v, held constant, carries it on.
+        product of that gradient with v, held constant, carries it on. Every pass cuts a batch alike, so the
+        pieces of the inner pass come back in their order; each is compared with itself restyled.
         """
-        masks = outline_masks(step.batch.label, step.context.output.logits.shape[1])
-        inner = outline_vectors(decoder_map(step.context), masks).detach().requires_grad_()
-        present = (masks.flatten(3).sum(dim=3) > 0).all(dim=0)  # (B, K)
+        at_outer, at_inner = iter(pieces), iter(pieces)
         terms: list[Tensor] = []
 
         def outlines(model: nn.Module, batch: Batch, context: Context) -> Tensor:
-            vectors = outline_vectors(decoder_map(context), masks)
-            terms.append(outline_contrast(inner, vectors, present, self.temperature))
-            return self.boundary * terms[0]
+            piece = next(at_outer)
+            vectors = outline_vectors(decoder_map(context), piece.masks)
+            term = outline_contrast(piece.inner, vectors, piece.present, self.temperature)
+            terms.append(term.detach() * context.share)
+            return self.boundary * term
 
         def carried_on(model: nn.Module, batch: Batch, context: Context) -> Tensor:
-            assert inner.grad is not None
-            return (inner.grad * outline_vectors(decoder_map(context), masks)).sum()
+            piece = next(at_inner)
+            assert piece.inner.grad is not None
+            gradient = piece.inner.grad / context.share  # has the share in it, and the product gets it again
+            return (gradient * outline_vectors(decoder_map(context), piece.masks)).sum()
 
         with step.shifted(shift):
             outer = step.backward(other, add=outlines)
         with step.shifted({}):  # at w again; statistics and noted terms are from the first pass
             step.backward(add=carried_on, accumulate=True)
         step.context.note("outer", outer)
-        step.context.note("outlines", terms[0])
+        step.context.note("outlines", torch.stack(terms).sum())
 
 
 def inner_step(model: nn.Module, rate: float, clip: float) -> dict[str, Tensor]:
@@ -207,6 +215,32 @@ def inner_step(model: nn.Module, rate: float, clip: float) -> dict[str, Tensor]:
 
 
 # The outline term
+
+
+@dataclass(frozen=True)
+class Outlines:
+    """Of the cases that went through the network at once: the whole batch, or a piece of it.
+
+    masks: (2, B, K, *spatial); inner: their vectors v in the inner pass, (2, B, K, F), which collect a
+    gradient; present: which case has contour and ring of which class, (B, K).
+    """
+
+    masks: Tensor
+    inner: Tensor
+    present: Tensor
+
+
+def kept_in(pieces: list[Outlines]) -> Loss:
+    """A loss of 0 that keeps the outlines of each piece, whose features are gone when the next one comes."""
+
+    def keep(model: nn.Module, batch: Batch, context: Context) -> Tensor:
+        logits = context.output.logits
+        masks = outline_masks(batch.label, logits.shape[1])
+        inner = outline_vectors(decoder_map(context).detach(), masks).requires_grad_()
+        pieces.append(Outlines(masks, inner, (masks.flatten(3).sum(dim=3) > 0).all(dim=0)))
+        return logits.new_zeros(())
+
+    return keep
 
 
 def decoder_map(context: Context) -> Tensor:

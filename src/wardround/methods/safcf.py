@@ -100,7 +100,7 @@ class CFSL(Objective):
         if self.lam == 0:
             return dice
         h_c, h_p, h_s = self.features(batch.image, context)  # Eq. 2
-        alpha = self.next_alpha(h_c, h_p, h_s, context.memory)
+        alpha = self.alpha_of_batch(h_c, h_p, h_s, context)
         found: Contrast = context.pure(self.compare, h_c, h_p, h_s)
         if self.contrast == "literal":
             self.refuse_small(found.chi)
@@ -154,6 +154,12 @@ class CFSL(Objective):
                 f"{float(chi.min()):.3g}, and up to 1 the loss changes its sign. "
                 "Use contrast: margin or guarded."
             )
+
+    def alpha_of_batch(self, h_c: Tensor, h_p: Tensor, h_s: Tensor, context: Context) -> Tensor:
+        """alpha of the present pass; the literal one moves once a batch, whatever passes its step takes."""
+        if self.alpha_mode != "literal":
+            return self.next_alpha(h_c, h_p, h_s, context.memory)
+        return context.once("alpha", lambda: self.next_alpha(h_c, h_p, h_s, context.memory))
 
     def next_alpha(self, h_c: Tensor, h_p: Tensor, h_s: Tensor, memory: dict[str, Any]) -> Tensor:
         """The alpha of this batch; no gradient. The literal one is client state, never reset (S7)."""

@@ -140,7 +140,7 @@ class VariationalSegmenter(Segmenter):
 
     def forward_features(self, x: Tensor) -> Output:
         output = self.backbone.forward_features(self.stem(x))
-        if not self.training and self.settings.eval_samples > 1:
+        if not self.training and self.settings.eval_samples > 1 and not x.is_meta:
             draws = torch.Generator(x.device).manual_seed(EVALUATION_SEED)
             output.logits = self.sample(x, self.settings.eval_samples, draws).mean(dim=0)
         return output

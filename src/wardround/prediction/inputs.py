@@ -10,6 +10,7 @@ What cannot be used becomes a `Problem`; the other scans go on.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -173,7 +174,7 @@ def of_folder(folder: Path, layout: Layout, workplace: Path, found: Found, *, de
 def of_dicom(folder: Path, workplace: Path, found: Found) -> None:
     """Every series of a folder, as the importer of `data import-dicom` brings them over."""
     target = workplace / f"series-{len(list(workplace.iterdir()))}"
-    imported = import_dicom(folder, target)
+    imported = import_dicom(folder, target, by_folders=True)
     for note in imported.notes:
         found.refuse(folder, f"{folder}: {note}")
     for path in imported.written:
@@ -232,30 +233,54 @@ def once(scans: Sequence[Scan]) -> list[Scan]:
 
 
 def told_apart(scans: Sequence[Scan], found: Found) -> list[Scan]:
-    """Scans of one name get their folder's name in front; those that still share one are refused."""
-    scans = [prefixed(scan) if shares(scan, scans) else scan for scan in scans]
+    """Scans of one name get names of their folders in front; those that still share one are refused."""
+    new: dict[int, Scan] = {}
+    for places in by_mask(scans).values():
+        together = [scans[place] for place in places]
+        new |= zip(places, prefixed(together) if len(together) > 1 else together, strict=True)
+    scans = [new[place] for place in range(len(scans))]
+    groups = by_mask(scans)
     kept: list[Scan] = []
-    for scan in scans:
-        if shares(scan, scans):
-            others = [other.where for other in scans if other is not scan and clash(other, scan)]
+    for place, scan in enumerate(scans):
+        others = [scans[other] for other in groups[mask_key(scan)] if other != place]
+        if others:
             found.refuse(
                 scan.where,
-                f"{scan.where} and {others[0]} would both become {scan.name}; predict them into two folders.",
+                f"{scan.where} and {others[0].where} would both become {scan.name}; "
+                "predict them into two folders.",
             )
         else:
             kept.append(scan)
     return kept
 
 
-def shares(scan: Scan, scans: Sequence[Scan]) -> bool:
-    return any(other is not scan and clash(other, scan) for other in scans)
+def by_mask(scans: Sequence[Scan]) -> dict[str, list[int]]:
+    """Places in the list of scans whose masks would have one name."""
+    groups: dict[str, list[int]] = {}
+    for place, scan in enumerate(scans):
+        groups.setdefault(mask_key(scan), []).append(place)
+    return groups
 
 
-def clash(one: Scan, other: Scan) -> bool:
-    """Whether two masks, or maps beside them, would have one name (on any file system)."""
-    return one.stem.casefold() == other.stem.casefold()
+def mask_key(scan: Scan) -> str:
+    """The same for masks, or maps beside them, that would have one name (on any file system)."""
+    return scan.stem.casefold()
 
 
-def prefixed(scan: Scan) -> Scan:
-    folder = scan.files[0].resolve().parent.name
-    return replace(scan, name=f"{folder}_{scan.name}")
+def prefixed(scans: Sequence[Scan]) -> list[Scan]:
+    """Scans of one name with as many names of their folders in front as tell them apart.
+
+    The nearest folders come first; a level at which all have the same name, such as `images`, tells nothing.
+    """
+    homes = [scan.files[0].resolve().parent.parts[:0:-1] for scan in scans]  # nearest first, no root
+    levels = list(itertools.zip_longest(*homes, fillvalue=""))
+    telling = [level for level in levels if len(set(level)) > 1] or levels[:1]
+    fronts = [""] * len(scans)
+    for many in range(1, len(telling) + 1):
+        fronts = ["_".join(filter(None, parts)) for parts in zip(*telling[many - 1 :: -1], strict=True)]
+        if len({front.casefold() for front in fronts}) == len(set(homes)):
+            break
+    return [
+        replace(scan, name=f"{front}_{scan.name}") if front else scan
+        for scan, front in zip(scans, fronts, strict=True)
+    ]

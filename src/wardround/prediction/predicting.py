@@ -42,8 +42,10 @@ from wardround.uncertainty.maps import (
 log = logging.getLogger(__name__)
 
 Array = NDArray[Any]
+DRAWN = ("samples", "dropout")  # kinds of several passes of one model
 KINDS = ("auto", "entropy", "evidential", "samples", "dropout", "ensemble")
 UNUSUAL = {"q99": "99 %", "q95": "95 %"}  # quantiles a scan is held against, the rarest first
+FEW = 20  # validation scans below which a quantile of 95 % is a guess
 FAR_SPACING = 1.5  # times the training scans' largest (or smallest) voxel side
 
 
@@ -56,8 +58,9 @@ class Prediction:
     model tells them apart, each (*shape) float32 in nats, empty if not asked for; affine: voxel to
     millimetres, None where the file has none; spacing: millimetres a voxel, of the axes longer than one;
     sizes: class -> number of voxels and, where millimetres are known, ml (volumes) or mm2 (pictures);
-    doubt: one number for the case, about 1 - the Dice to expect; structures: the same by class; mean and
-    highest: of the total map over the scan; kind: where the uncertainty comes from.
+    doubt: one number for the case, how little mask and probabilities overlap, to rank cases by (it is no
+    estimate of Dice); structures: the same by class; mean and highest: of the total map over the scan; kind:
+    where the uncertainty comes from.
     """
 
     scan: Scan
@@ -149,6 +152,35 @@ class Predictor:
         """What the run's validation cases say about over-confidence; models together were not asked."""
         known = self.models[0].calibration
         return float(known.get("temperature") or 1.0) if known and len(self.models) == 1 else 1.0
+
+    @property
+    def notes(self) -> list[str]:
+        """What a user should know beforehand, in sentences."""
+        said = [warning for model in self.models for warning in model.warnings]
+        if self.samples is not None and self.kind not in DRAWN:
+            first = self.models[0]
+            drawn = [kind for kind in sources(first.model, first.objective) if kind in DRAWN]
+            ask = f" Add --uncertainty {drawn[0]}." if drawn and len(self.models) == 1 else ""
+            said.append(
+                f"--samples {self.samples} is not used: uncertainty is {self.kind} here, "
+                f"which draws nothing.{ask}"
+            )
+        return said
+
+    def on_test_cases(self) -> tuple[int, float, float] | None:
+        """The run's own test cases: how many, mean uncertainty, mean Dice; None where they were not asked so.
+
+        calibration.json has the uncertainty of one plain pass of one model.
+        """
+        if len(self.models) > 1 or self.kind in DRAWN or self.flips:
+            return None
+        rows = (self.models[0].calibration or {}).get("cases") or []
+        pairs = [(row.get("uncertainty"), row.get("dice")) for row in rows]
+        known = [(doubt, dice) for doubt, dice in pairs if doubt is not None and dice is not None]
+        if not known:
+            return None
+        doubt, dice = np.mean(known, axis=0)
+        return len(known), float(doubt), float(dice)
 
     def _choose(self) -> str:
         """The kind of uncertainty asked for, if the model has it."""
@@ -253,7 +285,7 @@ class Predictor:
         several = None if self.kind in ("entropy", "evidential") else self.kind
         together = Accumulator(objective, temperature=self.temperature, kind=several)
         draws = self.samples or self.models[0].config.evaluate.passes
-        passes = draws if self.kind in ("samples", "dropout") else 1
+        passes = draws if self.kind in DRAWN else 1
         mirrored = list(flipped_axes(image.ndim - 1)) if self.flips else [()]
         total = len(self.models) * passes * len(mirrored)
         done = 0
@@ -383,20 +415,38 @@ def voxel_size(image: Volume) -> float:
 
 
 def unlike_training(calibration: Mapping[str, Any] | None, predicted: Predicted) -> Iterator[str]:
-    """A sentence for each number of the case that lies beyond nearly all of the run's validation scans."""
+    """A sentence for each number of the case that lies beyond nearly all of the run's validation scans.
+
+    Of few scans no quantile is known: a number must lie beyond all of them, and how often that happens by
+    chance is said too (of N + 1 scans alike, each is as likely as any other to be the highest).
+    """
     known = ((calibration or {}).get("quantiles") or {}).get(predicted.kind) or {}
     here = {"case": case_uncertainty(predicted), "epistemic": case_mean(predicted, "epistemic")}
     for name, value in here.items():
         limits = known.get(name)
         if value is None or not isinstance(limits, Mapping):
             continue
-        for mark, share in UNUSUAL.items():
+        count = limits.get("count")
+        few = count if isinstance(count, int) and count < FEW else None
+        for mark in UNUSUAL if few is None else ("max",):
             limit = limits.get(mark)
             if isinstance(limit, int | float) and value > limit:
                 what = "uncertainty" if name == "case" else f"{name} uncertainty"
-                scans = f"{limits['count']} validation scans" if "count" in limits else "validation scans"
-                yield (
-                    f"unlike the training hospitals: {what} {value:.3g} lies beyond {limit:.3g}, "
-                    f"which {share} of their {scans} stay below"
-                )
+                said = "{} {} lies beyond {}".format(what, *told_apart(value, limit))
+                scans = "validation scans" if count is None else f"{count} validation scans"
+                if few is not None:
+                    yield f"{said}, and so beyond all {scans}; by chance one scan in {few + 1} does"
+                else:
+                    stay = f"which {UNUSUAL[mark]} of their {scans} stay below"
+                    yield f"unlike the training hospitals: {said}, {stay}"
                 break
+
+
+def told_apart(one: float, other: float) -> tuple[str, str]:
+    """Two unequal numbers with as many digits as tell them apart, three or more.
+
+    >>> told_apart(0.17812, 0.17784)
+    ('0.1781', '0.1778')
+    """
+    texts = ((f"{one:.{digits}g}", f"{other:.{digits}g}") for digits in range(3, 18))
+    return next((a, b) for a, b in texts if a != b)

@@ -10,7 +10,7 @@ import json
 import logging
 import os
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -93,17 +93,20 @@ def predict_into(
 ) -> Report:
     """Predict every input into a folder. Inputs that fail are in the report; nothing is half written."""
     check_writable(folder)
-    report = Report(folder, notes=[note for model in predictor.models for note in model.warnings])
+    report = Report(folder, notes=predictor.notes)
     before = earlier(folder / PREDICTIONS, overwrite)
     origin = made_by(predictor)
     with tempfile.TemporaryDirectory(prefix="wardround-") as workplace:
         found = find_scans(list(map(Path, inputs)), predictor.layout, Path(workplace))
         report.problems += found.problems
-        taken = {file.resolve(): f"the scan {file}" for scan in found.scans for file in scan.files}
+        sources = {file.resolve(): f"the scan {file}" for scan in found.scans for file in scan.files}
+        taken = dict(sources)
         try:
             for number, scan in enumerate(found.scans, start=1):
                 shown = windows_of(watch, scan.where, number, len(found.scans))
                 one_into(predictor, scan, report, origin, overwrite=overwrite, taken=taken, watch=shown)
+                if overwrite and scan.name in report.done:
+                    remove_stale(scan, report, before, sources)
         finally:  # stopped half-way, the masks that are there have their facts too
             if report.done:
                 scans = {**before, **report.done}
@@ -181,9 +184,8 @@ def predict(
         flips=flips,
         probabilities=probabilities,
     )
-    for model in predictor.models:
-        for warning in model.warnings:
-            log.warning(warning)
+    for note in predictor.notes:
+        log.warning(note)
     given = [inputs] if isinstance(inputs, str | os.PathLike) else list(inputs)
     return predictions(predictor, given)
 
@@ -224,6 +226,34 @@ def refuse_existing(
         if path.exists() and not overwrite:
             raise DataError(f"{scan.where}: {path} exists already. Add --overwrite to replace it.")
     return outputs
+
+
+def remove_stale(scan: Scan, report: Report, before: Mapping[str, Any], sources: Container[Path]) -> None:
+    """Remove the maps of a scan's earlier prediction that were not made anew: they are not of this mask.
+
+    before: what predictions.json said; sources: the scans themselves. Only files it lists are removed, under
+    the names this scan's maps have, and no other scan's.
+    """
+    own = writing.outputs_of(scan, report.folder, probabilities=True, uncertainty=True)
+    others = {**before, **report.done}
+    kept = {name for other, facts in others.items() if other != scan.name for name in files_of(facts)}
+    kept |= files_of(report.done[scan.name])
+    listed = files_of(before.get(scan.name)) - kept
+    for path in own:
+        if path.name in listed and path.is_file() and path.resolve() not in sources:
+            try:
+                path.unlink()
+            except OSError as error:
+                report.notes.append(
+                    f"{path} is of an earlier prediction, not of this mask, and cannot be removed: "
+                    f"{error.strerror or error}."
+                )
+
+
+def files_of(facts: Any) -> set[str]:
+    """Names of the files an entry of predictions.json lists."""
+    files = facts.get("files") if isinstance(facts, Mapping) else None
+    return {name for name in files.values() if isinstance(name, str)} if isinstance(files, Mapping) else set()
 
 
 def earlier(path: Path, overwrite: bool) -> dict[str, Any]:

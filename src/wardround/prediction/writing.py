@@ -6,7 +6,7 @@
 
 Pictures have masks in PNG (TIFF from TIFF) with class values, which look black in a viewer that does not
 stretch them; their maps are 16-bit PNG, 65535 being 1, or the largest uncertainty there can be (ln of the
-number of classes). NumPy stays NumPy.
+number of classes), and floats in TIFF from TIFF. NumPy stays NumPy.
 """
 
 from __future__ import annotations

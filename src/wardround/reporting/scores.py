@@ -16,8 +16,9 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Protocol, TypeVar
 
-from wardround.errors import CheckpointError
+from wardround.errors import CheckpointError, ConfigError
 from wardround.metrics import METRICS, ClientsSummary, across_clients, summarise
 from wardround.reporting.statistics import (
     RESAMPLES,
@@ -32,10 +33,19 @@ from wardround.reporting.statistics import (
     compare_scores,
     holm,
 )
-from wardround.reporting.tables import Spread, formula_read
+from wardround.reporting.tables import Spread, formula_read, one_line
+from wardround.wording import suggestion
 
 ReplicateKey = tuple[int, int | None]  # seed, fold
 CaseScores = Mapping[str, Scores]  # metric -> case -> value
+
+
+class HasLabel(Protocol):
+    @property
+    def label(self) -> str: ...
+
+
+Labelled = TypeVar("Labelled", bound=HasLabel)
 
 
 @dataclass(frozen=True)
@@ -53,7 +63,8 @@ class RowScores:
     """One row: all of its replicates that are complete.
 
     data: what its cases were made from; rows with other data cannot be paired case by case.
-    empty_policy, tested: how its runs judged empty masks, and which round's model was tested.
+    empty_policy, tested: how its runs judged empty masks, and which round's model was tested;
+    failed: it has no replicates because runs failed, not because they are still to come.
     """
 
     label: str
@@ -61,6 +72,12 @@ class RowScores:
     data: str = ""
     empty_policy: str = "defined"
     tested: str = "best"
+    failed: bool = False
+
+    @property
+    def why_empty(self) -> str:
+        """Why there is nothing to test: "failed", "no finished run", or "" where there is something."""
+        return "" if self.replicates else "failed" if self.failed else "no finished run"
 
     def scores(self, metric: str, only: Iterable[ReplicateKey] | None = None) -> list[Scores]:
         """Case scores of a metric, one mapping a replicate (of all, or of these)."""
@@ -90,10 +107,22 @@ class Sheet:
     notes: Sequence[str] = ()
 
     def row(self, label: str) -> RowScores:
-        return next(row for row in self.rows if row.label == label)
+        return row_called(label, self.rows)
 
     def clients(self, metric: str) -> list[str]:
         return sorted({key.client for row in self.rows for part in row.scores(metric) for key in part})
+
+
+def row_called(label: str, rows: Sequence[Labelled]) -> Labelled:
+    """The row of a label; an unknown one is told, with the rows there are."""
+    for row in rows:
+        if row.label == label:
+            return row
+    labels = [row.label for row in rows]
+    raise ConfigError(
+        f"'{one_line(str(label), 60)}' is no row.{suggestion(str(label), labels)} "
+        f"Rows: {', '.join(one_line(known, 60) for known in labels)}."
+    )
 
 
 def read_cases(path: Path) -> dict[str, dict[CaseKey, float]]:
@@ -216,7 +245,7 @@ class Statistics:
     seed: int = SEED
 
     def row(self, label: str) -> RowStatistics:
-        return next(row for row in self.rows if row.label == label)
+        return row_called(label, self.rows)
 
 
 def statistics_of(sheet: Sheet, metric: str) -> Statistics:
@@ -236,7 +265,11 @@ def row_statistics(row: RowScores, reference: RowScores, metric: str) -> RowStat
     own = average(row.scores(metric), finite=True)
     why_not, test = "", None
     if row.label == reference.label:
-        why_not = "reference"
+        why_not = f"reference, {row.why_empty}" if row.why_empty else "reference"
+    elif row.why_empty:
+        why_not = row.why_empty
+    elif reference.why_empty:
+        why_not = f"reference: {reference.why_empty}"
     elif row.data != reference.data:
         why_not = "other data"
     else:

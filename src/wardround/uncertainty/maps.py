@@ -10,7 +10,9 @@ evidential   any      the three of a Dirichlet (`evidential.decompose`), average
 
 Temperature. p_T ∝ p^(1/T), whatever made p: for logits that is softmax(z / T), for a Dirichlet it acts on
 the expected probabilities ρ̄ alone. The Dirichlet's own three maps stay as they are: they say how much
-evidence there is, which one number fitted afterwards must not change. The label never changes with T.
+evidence there is, which one number fitted afterwards must not change. The label of a single pass does not
+change with T. That of several passes may, because each is tempered before the mean; so may a mask made from
+probabilities that were resampled.
 
 >>> from wardround.losses.objective import Dice
 >>> scan = Accumulator(Dice())
@@ -262,6 +264,8 @@ def case_uncertainty(predicted: Predicted) -> float:
     probabilities of a thousand far voxels from adding up to a structure. Σ run over classes as well, so
     two classes mixed up count and an absent one does not. Where nothing is predicted, it is the largest
     probability of any foreground: the doubt that the scan is empty.
+
+    It ranks cases and does not estimate Dice: the truth may differ from the mask more than the model knows.
 
     Chosen among a dozen on phantoms of a softmax model, where fresh phantoms confirm it; for an evidential
     model an entropy ranks cases better (docs/explanation/uncertainty.md has both).

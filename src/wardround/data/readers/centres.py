@@ -12,7 +12,7 @@ rows are the cases; all its columns are carried along.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from wardround.data.listing import Entry, Listing
@@ -99,7 +99,7 @@ def centre(
     """The cases of one centre; with an index, only those it lists."""
     found = parts(folder, [])
     assert found is not None
-    cases = pairs(*found, client, notes)
+    cases, doubled = pairs(*found, client, notes)
     if index is not None:
         absent, extra = sorted(set(index) - set(cases)), sorted(set(cases) - set(index))
         if absent:
@@ -111,6 +111,12 @@ def centre(
                 f"client '{client}': {len(extra)} images are not in {source}: {named(extra)}; left out."
             )
         cases = {stem: pair for stem, pair in cases.items() if stem in index}
+    for case in sorted(set(doubled) & set(cases)):
+        files = named(path.name for path in doubled[case])
+        notes.append(
+            f"client '{client}', case '{case}': several labels ({files}); left out. Keep one of them."
+        )
+        del cases[case]
     rows = index or {}
     return [entry_of(client, stem, *cases[stem], rows.get(stem, {})) for stem in sorted(cases)]
 
@@ -126,12 +132,26 @@ def entry_of(
     )
 
 
-def pairs(images: Path, labels: Path, client: str, notes: list[str]) -> Pairs:
-    """Stem -> images and label. What has no partner is noted; an image alone stays, without label."""
+def pairs(
+    images: Path, labels: Path, client: str, notes: list[str]
+) -> tuple[Pairs, Mapping[str, Sequence[Path]]]:
+    """Stem -> images and label, and stem -> labels where nothing says which of several is meant.
+
+    What has no partner is noted; an image alone stays, without label. A label of the image's own name counts
+    before `x_mask` and `x_seg`, which are then noted.
+    """
     pictures, drawn = files_in(images, notes), files_in(labels, notes)
-    exact = {stem: path for stem, path in drawn.items() if stem in pictures}
-    marked = {LABEL_MARKS.sub("", stem): path for stem, path in drawn.items() if stem not in pictures}
-    found = {**marked, **exact}
+    own = {stem: path for stem, path in drawn.items() if stem in pictures or not LABEL_MARKS.search(stem)}
+    marked: dict[str, list[Path]] = {}
+    for stem in sorted(set(drawn) - set(own)):
+        marked.setdefault(LABEL_MARKS.sub("", stem), []).append(drawn[stem])
+    doubled = {case: paths for case, paths in marked.items() if len(paths) > 1 and case not in own}
+    spare = [path.name for case, paths in marked.items() if case in own for path in paths]
+    if spare:
+        notes.append(
+            f"client '{client}': labels beside one of the image's own name are not used: {named(spare)}."
+        )
+    found = {**{case: paths[0] for case, paths in marked.items()}, **own}
     cases: Pairs = {}
     for case, files in channels(pictures, found).items():
         cases[case] = (files, found.get(case))
@@ -141,7 +161,7 @@ def pairs(images: Path, labels: Path, client: str, notes: list[str]) -> Pairs:
     lost = sorted(path.name for stem, path in found.items() if stem not in cases)
     if lost:
         notes.append(f"client '{client}': {len(lost)} labels have no image: {named(lost)}; left out.")
-    return cases
+    return cases, doubled
 
 
 def channels(pictures: Mapping[str, Path], labels: Mapping[str, Path]) -> dict[str, tuple[Path, ...]]:

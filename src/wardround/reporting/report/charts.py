@@ -19,6 +19,7 @@ Points = Sequence[tuple[float, float]]
 Lines = Mapping[str, Points]
 
 COLOURS = 8  # in report.css; more labels than that get dashes
+GAPS = {1: 25, 2: 12}  # thousandths of a chart's width between cuts through its areas
 MOST_BANDS = 120
 MOST_LEGEND = 12
 MOST_TABLE_ROUNDS = 25
@@ -122,6 +123,14 @@ def grid(x: Axis, y: Axis) -> list[Html]:
         at = percent(x.percent(tick))
         parts.append(tag("text", shown(tick), x=at, y="100%", dy="18", class_="tick mid"))
     return parts
+
+
+def axis_titles(x: str, y: str) -> list[Html]:
+    """What the numbers below and left of a plot are."""
+    return [
+        tag("text", x, x="50%", y="100%", dy="36", class_="tick mid axis"),
+        tag("text", y, x="-42", y="0", dy="-14", class_="tick axis"),
+    ]
 
 
 def curve(points: Points, x: Axis, y: Axis, style: str) -> Html:
@@ -341,7 +350,9 @@ def area_chart(
         path = "L".join(
             f"{10 * x.percent(at):.1f} {1000 - 10 * y.percent(value):.1f}" for at, value in corners
         )
-        areas.append(tag("path", d=f"M{path}Z", class_=f"area {style_of(styles.get(label, number))}"))
+        place = styles.get(label, number)
+        areas.append(tag("path", d=f"M{path}Z", class_=f"area {style_of(place)}"))
+        areas += gaps(place, [(at, base[at], top[at]) for at in grown], x, y)
         base = top
     below = [legend(list(lines), styles)] + ([numbers(title, lines)] if with_table else [])
     return figure(
@@ -355,13 +366,34 @@ def area_chart(
     )
 
 
+def gaps(place: int, edges: Sequence[tuple[float, float, float]], x: Axis, y: Axis) -> list[Html]:
+    """Cuts through an area whose colour another label has too: an area in dashes, as its legend is.
+
+    edges: round, lower and upper edge of the area.
+    """
+    dashes = place // COLOURS % 3
+    if not dashes:
+        return []
+    cuts = []
+    for (a, low_a, high_a), (b, low_b, high_b) in pairwise(edges):
+        left, right = 10 * x.percent(a), 10 * x.percent(b)
+        step = GAPS[dashes]
+        for count in range(math.ceil(left / step), math.ceil(right / step)):
+            share = (count * step - left) / (right - left)
+            low, high = low_a + share * (low_b - low_a), high_a + share * (high_b - high_a)
+            if high > low:
+                ends = (1000 - 10 * y.percent(low), 1000 - 10 * y.percent(high))
+                cuts.append(f"M{count * step} {ends[0]:.1f}V{ends[1]:.1f}")
+    return [tag("path", d="".join(cuts), class_=f"gap d{dashes}")] if cuts else []
+
+
 def reliability_chart(
-    title: str,
-    lines: Lines,
-    places: Mapping[str, int],
-    words: str = "Share of true foreground by predicted probability: ",
+    title: str, lines: Lines, places: Mapping[str, int], *, axes: tuple[str, str], words: str
 ) -> Html:
-    """Predicted probability against the share that was true; on the diagonal the model means what it says."""
+    """Predicted probability against the share that was true; on the diagonal the model means what it says.
+
+    axes: what is along and what is up.
+    """
     axis = Axis(0.0, 1.0, [0, 0.25, 0.5, 0.75, 1])
     diagonal = tag("path", d="M0 1000L1000 0", class_="line diagonal")
     curves = [
@@ -383,6 +415,6 @@ def reliability_chart(
         for label, points in list(lines.items())[:MOST_LEGEND]
     )
     return figure(
-        title, words, *grid(axis, axis), stretched(diagonal, *curves), *dots, height=280,
+        title, words, *grid(axis, axis), *axis_titles(*axes), stretched(diagonal, *curves), *dots, height=280,
         below=[legend(list(lines), places)], class_="square",
     )  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from wardround.metrics import METRICS
@@ -13,7 +13,7 @@ from wardround.reporting.report.charts import legend, line_chart, places_of
 from wardround.reporting.report.facts import Run
 from wardround.reporting.report.groups import Group
 from wardround.reporting.report.html import Html, details, plain, section, tag
-from wardround.reporting.report.sections import SUMS, badness, case_label, limits
+from wardround.reporting.report.sections import SUMS, badness, case_label, has_regions, limits
 from wardround.reporting.report.strips import Spot, strip_chart
 from wardround.reporting.report.tabular import table_html
 from wardround.reporting.report.verdict import in_words
@@ -30,15 +30,18 @@ def headline(group: Group, prefix: str) -> Html:
         waiting = tag("p", "There is no test result yet.", class_="lead")
         return section(f"{prefix}-result", "Result", *group.notes, waiting)
     tested = {metric: statistics_of(sheet, metric) for metric in group.metrics}
-    parts: list[Html] = [tag("p", in_words(sheet, tested[group.metrics[0]], group.methods), class_="verdict")]
+    verdict = in_words(sheet, tested[group.metrics[0]], group.methods, group.tested)
+    parts: list[Html] = [tag("p", verdict, class_="verdict")]
     parts.append(figures(group, sheet))
     parts += group.notes
     if group.kind == "run" and group.runs[0].test is not None:
-        table = client_table(group.runs[0].test, group.metrics, "Test scores of each client")
+        title = capital(f"{group.tested}scores of each client")
+        table = client_table(group.runs[0].test, group.metrics, title)
         parts.append(table_html(table, fixed=SUMS))
     else:
         for metric in group.metrics:
-            parts.append(table_html(titled(score_table(sheet, metric), f"Test {METRICS[metric].title}")))
+            title = capital(f"{group.tested}{METRICS[metric].title}")
+            parts.append(table_html(titled(score_table(sheet, metric), title)))
             if len(sheet.rows) > 1:
                 tests = significance_table(sheet, tested[metric])
                 title = f"{METRICS[metric].label} against {plain(sheet.reference)}"
@@ -57,20 +60,36 @@ def figures(group: Group, sheet: Sheet) -> Html:
     metric = group.metrics[0]
     clients = sheet.clients(metric)
     cases = {(key.client, key.case) for row in sheet.rows for part in row.scores(metric) for key in part}
-    run = group.runs[0]
-    rows = [
-        ("clients", str(len(clients))),
-        ("test cases", str(len(cases))),
-        ("rounds", str(run.rounds)),
-        ("runs" if group.kind != "run" else "seed", count_of(group, run)),
-    ]
+    rows = [("clients", str(len(clients))), (f"{group.tested}cases", str(len(cases)))]
+    trained = [run for run in group.runs if not run.is_evaluation]
+    if trained:
+        rows.append(("rounds", span([run.rounds for run in trained])))
+    if group.kind == "run":
+        rows += of_one(group.runs[0])
+    else:
+        rows.append(("runs" if trained else "evaluations", str(group.facts.get("done", len(group.runs)))))
     return tag("dl", [tag("div", tag("dt", key), tag("dd", value)) for key, value in rows], class_="figures")
 
 
-def count_of(group: Group, run: Run) -> str:
-    if group.kind == "run":
-        return str(run.config.get("seed", ""))
-    return str(group.facts.get("done", len(group.runs)))
+def of_one(run: Run) -> list[tuple[str, str]]:
+    """What is known of a single run, or of a single evaluation, and of no group."""
+    if run.is_evaluation:
+        chosen = plain(str(run.evaluation.get("split", "")), 20)
+        return [("split", chosen), ("could not be judged", str(len(run.not_judged())))]
+    return [("seed", str(run.config.get("seed", "")))]
+
+
+def span(counts: Sequence[int]) -> str:
+    """
+    >>> span([8, 8]), span([10, 8])
+    ('8', '8 to 10')
+    """
+    low, high = min(counts), max(counts)
+    return str(low) if low == high else f"{low} to {high}"
+
+
+def capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def beside(group: Group, prefix: str) -> Html:
@@ -89,10 +108,11 @@ def beside(group: Group, prefix: str) -> Html:
         clients = sheet.clients(metric)
         places = places_of(clients)
         rows = {row.label: spots_of(row, metric, places) for row in sheet.rows if row.replicates}
-        title = f"Test {METRICS[metric].title} of every case"
+        many = has_regions(key for row in sheet.rows for part in row.scores(metric) for key in part)
+        title = capital(f"{group.tested}{METRICS[metric].title} of every case{' and region' * many}")
         chart = strip_chart(title, rows, within=limits(metric), worst=badness(metric), class_="wide")
         charts += [chart, legend(clients, places)]
-    lead = "How the rows learned, and how they do on every single test case (averaged over seeds)."
+    lead = f"How the rows learned, and how they do on every single {group.tested}case (averaged over seeds)."
     return section(f"{prefix}-beside", "Side by side", *charts, lead=lead) if charts else Html("")
 
 
@@ -103,7 +123,7 @@ def spots_of(row: RowScores, metric: str, places: Mapping[str, int]) -> list[Spo
         for key, value in part.items():
             if not math.isnan(value):
                 sums.setdefault(key, []).append(value)
-    many = len({key.region for key in sums}) > 1
+    many = has_regions(sums)
     return [
         Spot(sum(values) / len(values), case_label(key, many), places.get(key.client, 0))
         for key, values in sums.items()

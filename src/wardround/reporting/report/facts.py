@@ -59,7 +59,7 @@ class ClientFiles:
 
 @dataclass
 class Run:
-    """One run folder. label: what the page calls it."""
+    """One run folder. label: what the page calls it; evaluation: of a folder that `evaluate` wrote."""
 
     folder: Path
     label: str
@@ -69,6 +69,12 @@ class Run:
     result: Mapping[str, Any]
     fingerprint: Mapping[str, Any] = field(default_factory=dict)
     calibration: Mapping[str, Any] = field(default_factory=dict)
+    evaluation: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_evaluation(self) -> bool:
+        """Whether a model was only judged here: then rounds and seed are those of the run it came from."""
+        return bool(self.evaluation)
 
     @property
     def method(self) -> str:
@@ -206,6 +212,15 @@ class Run:
                 found.setdefault(str(text), []).append(int(round))
         return found
 
+    def notes(self) -> list[str]:
+        """What an evaluation says of its cases and its model."""
+        found = self.evaluation.get("notes")
+        return [str(text) for text in found] if isinstance(found, list) else []
+
+    def not_judged(self) -> dict[str, str]:
+        """Cases an evaluation could not judge, and why."""
+        return {str(where): str(why) for where, why in mapping(self.evaluation.get("problems")).items()}
+
     # Clients' own folders
 
     @cached_property
@@ -255,6 +270,7 @@ def read_run(folder: Path, label: str | None = None) -> Run:
         result=read_json(folder / "result.json"),
         fingerprint=read_json(folder / "fingerprint.json"),
         calibration=read_json(folder / "calibration.json"),
+        evaluation=read_json(folder / "evaluation.json"),
     )
 
 

@@ -42,6 +42,11 @@ class Group:
     def metrics(self) -> list[str]:
         return list(self.sheet.metrics) if self.sheet else []
 
+    @property
+    def tested(self) -> str:
+        """What goes before the name of a score: cases of an evaluation need not be test cases of a run."""
+        return "" if any(run.is_evaluation for run in self.runs) else "test "
+
 
 def groups_of(sources: Sequence[Source]) -> list[Group]:
     """The runs together first, then each comparison."""
@@ -84,8 +89,24 @@ def of_runs(runs: Sequence[Run]) -> Group:
         {run.label: run.method for run in runs},
         sheet=sheet,
         crossed=None if table is None else only_personal(table),
+        notes=[note for note in (noted(run, several=len(runs) > 1) for run in runs) if note],
         curves=mean_curves({run.label: [run] for run in runs}) if len(runs) > 1 else {},
     )
+
+
+def noted(run: Run, *, several: bool) -> Html:
+    """What an evaluation said of its cases and its model. several: with the name of the run."""
+    said = run.notes()
+    failed = len(run.not_judged())
+    if failed:
+        said.append(f"{failed} {'cases' if failed > 1 else 'case'} could not be judged; reasons are below.")
+    if not said:
+        return Html("")
+    whose = tag("p", name(run.label), ":") if several else None
+    return tag(
+        "div", whose, tag("ul", [tag("li", text) for text in said], class_="warnings"), class_="notice",
+        role="status",
+    )  # fmt: skip
 
 
 def row_of(run: Run) -> RowScores:
@@ -95,10 +116,17 @@ def row_of(run: Run) -> RowScores:
     return RowScores(
         run.label,
         {(seed, None): Replicate(seed, None, run.cases)},
-        data=json.dumps(run.config.get("data"), sort_keys=True, default=str),
+        data=json.dumps(data_of(run), sort_keys=True, default=str),
         empty_policy=str(evaluate.get("empty_policy", "defined")),
         tested=str(evaluate.get("model", "best")),
     )
+
+
+def data_of(run: Run) -> Any:
+    """What its scores are of; the settings of an evaluation name the data its model was trained on."""
+    if run.is_evaluation:
+        return {"evaluated": run.evaluation.get("data"), "split": run.evaluation.get("split")}
+    return run.config.get("data")
 
 
 def of_comparison(found: Comparison) -> Group:

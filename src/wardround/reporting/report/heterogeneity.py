@@ -15,6 +15,10 @@ from wardround.reporting.report.tabular import Cell, plain_table
 
 def heterogeneity(run: Run, prefix: str, places: Mapping[str, int]) -> Html:
     """How far the clients' data differ, as far as the run knows."""
+    if run.is_evaluation:  # nobody trained here, so the rest is not known
+        counts = [[client, num_tested(run, client)] for client in run.clients]
+        table = plain_table("Cases of each client", ["client", "cases"], counts)
+        return section(f"{prefix}-data", "How the clients differ", table, level=3)
     columns = ["client", "training cases", "validation", "test", "foreground", "last weight"]
     rows = [client_row(run, client) for client in run.clients]
     note = "Foreground: mean share of a test case."
@@ -27,16 +31,19 @@ def heterogeneity(run: Run, prefix: str, places: Mapping[str, int]) -> Html:
 def client_row(run: Run, client: str) -> list[Any]:
     shares = run.files[client].foreground
     mean = sum(shares) / len(shares) if shares else math.nan
-    tested = len({key.case for values in run.cases.values() for key in values if key.client == client})
     weights = run.note("weights").get(client, [])
     return [
         client,
         run.num_trained.get(client, "n/a"),
         num_validation(run, client),
-        tested,
+        num_tested(run, client),
         Cell(percent_of(mean), mean),
         weights[-1][1] if weights else math.nan,
     ]
+
+
+def num_tested(run: Run, client: str) -> int:
+    return len({key.case for values in run.cases.values() for key in values if key.client == client})
 
 
 def foreground_chart(run: Run, places: Mapping[str, int]) -> list[Html]:

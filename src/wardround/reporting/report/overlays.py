@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from wardround.reporting.pictures import Layer, Picture
+from wardround.reporting.report.charts import short
 from wardround.reporting.report.html import Html, name, plain, section, tag
 from wardround.reporting.tables import shown
 
@@ -151,8 +152,14 @@ def brief(value: float) -> str:
 # On the page
 
 
-def gallery(identifier: str, encoded: Mapping[str, Sequence[Encoded]], level: int = 3) -> Html:
-    """Best, median and worst case of every client."""
+def gallery(
+    identifier: str,
+    encoded: Mapping[str, Sequence[Encoded]],
+    level: int = 3,
+    *,
+    temperature: float = math.nan,
+) -> Html:
+    """Best, median and worst case of every client. temperature: what predict uses, and pictures do not."""
     blocks = [
         tag(
             "div",
@@ -167,8 +174,10 @@ def gallery(identifier: str, encoded: Mapping[str, Sequence[Encoded]], level: in
         return Html("")
     lead = (
         "The best, the median and the worst test case of every client by Dice. Left: the scan; right: how "
-        "undecided the model was (entropy of its prediction, dark is sure)."
+        "undecided the model was (entropy of its prediction as trained, dark is sure)."
     )
+    if math.isfinite(temperature) and temperature != 1:
+        lead += f" The run's temperature, {short(temperature)}, is in entropy maps of predict, but not here."
     return section(identifier, "Cases to look at", keys(), *blocks, level=level, lead=lead)
 
 

@@ -32,6 +32,7 @@ DETAILS = {
     "sure": "Is it sure when it should be?",
     "traffic": "Traffic and time",
     "trouble": "Refused and warned",
+    "failed": "Not judged",
     "data": "How clients differ",
     "made": "How it was made",
 }
@@ -126,6 +127,8 @@ def fingerprint_of(content: str) -> str:
 def header(groups: Sequence[Group], title: str) -> Html:
     kinds = {"run": "Run", "runs": "Runs", "comparison": "Comparison"}
     kind = kinds[groups[0].kind] if len(groups) == 1 else "Report"
+    if len(groups) == 1 and all(run.is_evaluation for run in groups[0].runs):
+        kind = "Evaluation" if len(groups[0].runs) == 1 else "Evaluations"
     mark = tag(
         "p", tag("span", "wardround", class_="mark"), tag("span", kind, class_="crumb"), class_="brand"
     )

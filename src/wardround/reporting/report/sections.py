@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from wardround.metrics import METRICS
@@ -16,7 +16,7 @@ from wardround.reporting.report.charts import (
 )
 from wardround.reporting.report.facts import Run, Series, number
 from wardround.reporting.report.heterogeneity import heterogeneity
-from wardround.reporting.report.html import Html, details, section, tag
+from wardround.reporting.report.html import Html, details, name, section, tag
 from wardround.reporting.report.overlays import Encoded, gallery
 from wardround.reporting.report.strips import Spot, strip_chart
 from wardround.reporting.report.sureness import sureness
@@ -42,11 +42,11 @@ def run_sections(
         weights(run, prefix, places),
         losses(run, prefix, places),
         cases(run, prefix, places),
-        gallery(f"{prefix}-pictures", pictures),
+        gallery(f"{prefix}-pictures", pictures, temperature=number(run.calibration.get("temperature"))),
         calibration(run, prefix, places),
         sureness(run, prefix),
         traffic(run, prefix, places),
-        trouble(run, prefix),
+        not_judged(run, prefix) if run.is_evaluation else trouble(run, prefix),
         heterogeneity(run, prefix, places),
     ]
     return [part for part in parts if part]
@@ -66,6 +66,9 @@ def scores(run: Run, prefix: str) -> Html:
     if run.test is None:
         return Html("")
     metrics = [metric for metric in run.metrics if metric in run.test.clients]
+    if run.is_evaluation:
+        table = client_table(run.test, metrics, "Scores of each client")
+        return section(f"{prefix}-scores", "Scores", table_html(table, fixed=SUMS), level=3)
     table = client_table(run.test, metrics, "Test scores of each client")
     best = run.result.get("best_round")
     chosen = "" if best is None else f" The best round on validation cases was round {best} of {run.rounds}."
@@ -164,12 +167,19 @@ def case_label(key: CaseKey, many_regions: bool) -> str:
     return f"{key.case}, {key.region}" if many_regions else key.case
 
 
+def has_regions(keys: Iterable[CaseKey]) -> bool:
+    """Whether a case has several scores, one a region."""
+    return len({key.region for key in keys}) > 1
+
+
 def cases(run: Run, prefix: str, places: Mapping[str, int]) -> Html:
-    """One dot a test case, and the worst cases by name."""
+    """One dot a case and region, and the worst by name."""
     blocks = []
+    several = any(has_regions(run.cases.get(metric, {})) for metric in run.metrics)
+    and_region = " and region" if several else ""
     for metric in run.metrics:
         values = run.cases.get(metric, {})
-        many = len({key.region for key in values}) > 1
+        many = has_regions(values)
         rows = {
             client: [
                 Spot(value, case_label(key, many), places.get(client, 0))
@@ -180,12 +190,14 @@ def cases(run: Run, prefix: str, places: Mapping[str, int]) -> Html:
         }
         rows = {client: spots for client, spots in rows.items() if spots}
         if rows:
-            title = f"Test {METRICS[metric].title} of every case"
+            what = METRICS[metric].title
+            title = f"{what if run.is_evaluation else 'Test ' + what} of every case{and_region}"
             blocks.append(
                 strip_chart(title, rows, within=limits(metric), worst=badness(metric), class_="wide")
             )
             blocks.append(worst_table(run, metric, many))
-    lead = "One dot is one test case; the line is the mean; the worst case of each client is named."
+    one = "case" if run.is_evaluation else "test case"
+    lead = f"One dot is one {one}{and_region}; the line is the mean; the worst of each client is named."
     return section(f"{prefix}-cases", "Case by case", *blocks, level=3, lead=lead) if blocks else Html("")
 
 
@@ -216,10 +228,13 @@ def calibration(run: Run, prefix: str, places: Mapping[str, int]) -> Html:
     """Whether a probability of 0.8 is right in 8 of 10 voxels."""
     lines: dict[str, list[tuple[float, float]]] = {}
     errors: list[list[Any]] = []
+    num_low = num_all = 0.0
     for client, files in run.files.items():
         bins = [(n, p, hit) for n, p, hit in files.calibration if n > 0]
         total = sum(n for n, _, _ in bins)
         if bins:
+            num_all += total
+            num_low += sum(n for n, p, _ in bins if p / n < 0.1)
             lines[client] = [(p / n, hit / n) for n, p, hit in bins]
             gap = sum(abs(p - hit) for _, p, hit in bins) / total
             inner = [(n, p, hit) for n, p, hit in bins if 0.1 <= p / n < 0.9]
@@ -227,14 +242,18 @@ def calibration(run: Run, prefix: str, places: Mapping[str, int]) -> Html:
             errors.append([client, gap, middle if inner else math.nan, int(total)])
     if not lines:
         return Html("")
-    table = plain_table(
-        "Expected calibration error of the foreground",
-        ["client", "all voxels", "between 0.1 and 0.9", "voxels"],
-        errors,
-        "Mean distance from the diagonal, ten bins. Most voxels are plain background, which makes the first "
-        "number small for any model.",
+    note = "Mean distance from the diagonal, ten bins; probabilities as trained, without a temperature."
+    if num_low > num_all / 2 and all(gap < middle for _, gap, middle, _ in errors):
+        note += " Most voxels have a probability below 0.1, which makes the first number small."
+    columns = ["client", "all voxels", "between 0.1 and 0.9", "voxels"]
+    table = plain_table("Expected calibration error of the foreground", columns, errors, note)
+    chart = reliability_chart(
+        "Reliability of the predicted foreground",
+        lines,
+        places,
+        axes=("predicted probability of foreground", "share that is foreground"),
+        words="Share of true foreground by predicted probability: ",
     )
-    chart = reliability_chart("Reliability of the predicted foreground", lines, places)
     lead = "On the diagonal a probability means what it says; below it the model is too sure of foreground."
     both = tag("div", chart, table, class_="side-by-side")
     return section(f"{prefix}-calibration", "Calibration", both, level=3, lead=lead)
@@ -309,6 +328,17 @@ def trouble(run: Run, prefix: str) -> Html:
     if not parts:
         parts = [tag("p", "No reply was refused, none was lost, and nothing was warned of.", class_="quiet")]
     return section(f"{prefix}-trouble", "Refused updates and warnings", *parts, level=3)
+
+
+def not_judged(run: Run, prefix: str) -> Html:
+    """Cases an evaluation had to leave out, and why."""
+    found = run.not_judged()
+    lines = [tag("li", name(where), ": ", why) for where, why in list(found.items())[:MOST_LINES]]
+    left = len(found) - len(lines)
+    if left > 0:
+        lines.append(tag("li", f"And {left} more; evaluation.json has them all."))
+    listed = tag("ul", lines, class_="warnings") if lines else None
+    return section(f"{prefix}-failed", "Cases that could not be judged", listed, level=3)
 
 
 def told_rounds(rounds: Sequence[int]) -> str:

@@ -94,6 +94,6 @@ def strip_words(label: str, spots: Sequence[Spot], worst: Callable[[float], floa
     mean = sum(spot.value for spot in finite) / len(finite)
     last = max(finite, key=lambda spot: worst(spot.value))
     return (
-        f"{plain(label, 40)}: {len(finite)} cases, mean {short(mean)}, worst {plain(last.label, 40)} "
+        f"{plain(label, 40)}: {len(finite)} dots, mean {short(mean)}, worst {plain(last.label, 40)} "
         f"with {short(last.value)}"
     )

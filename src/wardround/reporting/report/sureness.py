@@ -10,6 +10,7 @@ from wardround.reporting.report.charts import (
     Axis,
     Lines,
     axis_of,
+    axis_titles,
     curve,
     described,
     figure,
@@ -83,7 +84,9 @@ def reliability(found: Mapping[str, Any]) -> Html | None:
     if not lines:
         return None
     words = "Share of voxels that were right, by how sure the model was: "
-    return reliability_chart("How often a sure voxel is right", lines, places_of(list(lines)), words)
+    axes = ("how sure of its class the model was", "share of voxels that are right")
+    title = "How often a sure voxel is right"
+    return reliability_chart(title, lines, places_of(list(lines)), axes=axes, words=words)
 
 
 def known_cases(found: Mapping[str, Any]) -> list[tuple[float, float]]:
@@ -136,6 +139,7 @@ def xy_chart(title: str, lines: Lines, words: str) -> Html:
         title,
         words + described(lines),
         *grid(x, y),
+        *axis_titles("share of cases kept without a look", "mean of 1 - Dice of those kept"),
         stretched(*curves),
         *dots,
         height=280,

@@ -14,16 +14,17 @@ from wardround.reporting.statistics import Interval
 from wardround.reporting.tables import PValue, Spread, shown
 
 
-def in_words(sheet: Sheet, statistics: Statistics, methods: Mapping[str, str]) -> Html:
+def in_words(sheet: Sheet, statistics: Statistics, methods: Mapping[str, str], tested: str = "test ") -> Html:
     """The best federated row, how it stands to the reference, its weakest client, and what `local` reaches.
 
-    methods: the method of each row; references (local, centralised) are told apart from the others.
+    methods: the method of each row; references (local, centralised) are told apart from the others;
+    tested: what goes before the name of the score.
     """
     metric = statistics.metric
     clients = sheet.clients(metric)
     summaries = [summarise_row(row, metric, clients) for row in sheet.rows if row.replicates]
     if len(summaries) == 1:
-        return one_row(summaries[0], metric, len(clients))
+        return one_row(summaries[0], metric, len(clients), tested)
     federated = [summary for summary in summaries if not is_reference(methods.get(summary.label, ""))]
     best = min(
         federated or summaries, key=lambda summary: (summary.num_infinite, value_loss(metric, summary.mean))
@@ -34,7 +35,7 @@ def in_words(sheet: Sheet, statistics: Statistics, methods: Mapping[str, str]) -
     whom = "Of the federated methods, " if aside else ""
     over = f" over {sheet.expected} {sheet.over}" if best.mean.sd is not None else ""
     return join(
-        whom, name(best.label), f" has the {extreme} mean test {entry.label}: ",
+        whom, name(best.label), f" has the {extreme} mean {tested}{entry.label}: ",
         tag("strong", shown(best.mean)), unit(metric), over, ".",
         against_reference(statistics, best.label),
         weakest(best, " Its weakest client is "),
@@ -46,11 +47,11 @@ def is_reference(method: str) -> bool:
     return method in METHODS and METHODS[method].kind == "reference"
 
 
-def one_row(summary: RowSummary, metric: str, num_clients: int) -> Html:
+def one_row(summary: RowSummary, metric: str, num_clients: int, tested: str) -> Html:
     over = "the only client" if num_clients == 1 else f"{num_clients} clients"
     value = join(tag("strong", shown(summary.mean)), unit(metric))
     last = weakest(summary, " The weakest is ") if num_clients > 1 else None
-    return join(f"Mean test {METRICS[metric].label} over {over}: ", value, ".", last)
+    return join(f"Mean {tested}{METRICS[metric].label} over {over}: ", value, ".", last)
 
 
 def against_reference(statistics: Statistics, label: str) -> Html | None:
