@@ -1,8 +1,10 @@
+import math
 from pathlib import Path
 from typing import Any
 
 from pytest import mark, raises
 
+import wardround as wr
 from wardround.config import Config, load_config
 from wardround.errors import ConfigError
 
@@ -152,3 +154,20 @@ def test_a_key_that_stands_twice_is_refused_with_both_lines(tmp_path: Path) -> N
     path.write_text("base: &base {threads: 1, device: cpu}\ncompute: {<<: *base, threads: 2}\n")
     with raises(ConfigError, match="base"):  # unknown, but not repeated
         load_config(path)
+
+
+@mark.parametrize(
+    ("given", "reason"),
+    [
+        ({"model": {"bn_stats": "pooled"}, "traffic": {"upload": "float16"}}, "until variances vanish"),
+        ({"optimizer": {"learning_rate": math.inf}}, "learning_rate is inf; it must be a finite number"),
+    ],
+)
+def test_what_would_spoil_every_number_is_refused(given: dict[str, Any], reason: str) -> None:
+    with raises(ConfigError, match=reason):
+        load_config(given)
+
+
+def test_a_run_is_resumed_or_replaced_not_both(tmp_path: Path) -> None:
+    with raises(ConfigError, match="give one of them"):
+        wr.run({"output": str(tmp_path), "rounds": 1}, resume=True, overwrite=True)

@@ -110,8 +110,14 @@ def show_result(result: Any) -> None:
     config, outcome = result.config, result.outcome
     print_table(result.table)
     summary = result.summary
+    best = outcome.progress.best_round
+    chosen = (
+        f"Best round {best} of {config.rounds} (chosen on validation cases)"
+        if best is not None
+        else f"The model of round {config.rounds}: no validation case could choose a better one"
+    )
     out.print(
-        f"\nBest round {outcome.progress.best_round} of {config.rounds} (chosen on validation cases); "
+        f"\n{chosen}; "
         f"{summary['num_refused']} replies refused, {summary['num_lost']} lost; "
         f"{outcome.progress.seconds:.1f} s in rounds."
     )

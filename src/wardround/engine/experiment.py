@@ -579,6 +579,8 @@ class Experiment:
 def check_folder(config: Config, resume: bool, overwrite: bool) -> None:
     """Refuse to resume what is not there, and to replace what is."""
     exists = Checkpoints(config.folder / "checkpoints").exists()
+    if resume and overwrite:
+        raise ConfigError("--resume continues a run and --overwrite replaces it; give one of them.")
     if resume and not exists:
         raise CheckpointError(f"{config.folder} has no checkpoint to resume. Leave --resume out.")
     if resume:

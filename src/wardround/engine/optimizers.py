@@ -50,8 +50,8 @@ class OptimizerSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: Literal["adam", "adamw", "sgd"] = "adam"
-    learning_rate: float = Field(1e-3, ge=0)
-    weight_decay: float = Field(0.0, ge=0)
+    learning_rate: float = Field(1e-3, ge=0, allow_inf_nan=False)
+    weight_decay: float = Field(0.0, ge=0, allow_inf_nan=False)
     betas: tuple[float, float] = (0.9, 0.999)
     momentum: float = Field(0.0, ge=0, lt=1)
     nesterov: bool = False
