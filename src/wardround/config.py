@@ -357,8 +357,8 @@ def parse(values: Mapping[str, Any], label: str = "") -> Config:
         check_features(config, method, objective)
         if config.model.bn_stats == "pooled" and config.traffic.is_lossy:
             raise ConfigError(
-                f"traffic.upload is {config.traffic.upload}, which rounds the mean squares that model.bn_stats: "
-                "pooled sends, until variances vanish. Use upload: delta, or another bn_stats."
+                f"traffic.upload is {config.traffic.upload}, which rounds the mean squares that "
+                "model.bn_stats: pooled sends, until variances vanish. Use upload: delta or another bn_stats."
             )
         method.check(config, objective)
         objective.check(config)
