@@ -14,6 +14,7 @@ from torch import nn
 import wardround as wr
 import wardround.planning as planning
 from wardround.engine.host import build_model
+from wardround.engine.training import Workbench
 from wardround.models.base import Output, Segmenter
 from wardround.planning import plan, size
 from wardround.planning.memory import activation_bytes, optimizer_bytes
@@ -239,3 +240,19 @@ def test_what_does_not_fit_is_no_error_but_a_wrong_setting_is(
 
     assert code == 0 and "Does not fit: this machine needs about" in out and "Suggestion: " in out
     assert wrong == 2 and "Did you mean 'rounds'?" in err
+
+
+def test_memory_that_runs_out_in_the_rehearsal_is_taken_as_in_a_run(
+    tmp_path: Path, monkeypatch: MonkeyPatch
+) -> None:
+    backward, seen = Workbench.backward, []
+
+    def tight(self: Workbench, *rest: Any) -> torch.Tensor:
+        seen.append(self.micro_batch)
+        if self.micro_batch is None:
+            raise torch.OutOfMemoryError("no room")
+        return backward(self, *rest)
+
+    monkeypatch.setattr(Workbench, "backward", tight)
+    assert plan(config(tmp_path / "run", rounds=1)).as_dict()
+    assert seen[:2] == [None, 2]

@@ -61,12 +61,8 @@ def numbers(
 
 def is_number(value: Any) -> TypeGuard[float]:
     """Whether this is a number that fits a float: no truth value, no NaN, nothing infinite, no 400 digits."""
-    return (
-        isinstance(value, int | float)
-        and value is not True
-        and value is not False
-        and (abs(value) <= sys.float_info.max)
-    )
+    is_plain = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_plain and abs(value) <= sys.float_info.max
 
 
 def for_present(known: Mapping[str, float], replies: Sequence[Reply]) -> list[float]:

@@ -26,9 +26,10 @@ from wardround.engine.calibration import fit_temperature, pooled_quantiles, test
 from wardround.engine.checkpoint import Standing
 from wardround.engine.clients import Answer
 from wardround.engine.evaluation import gather
-from wardround.engine.experiment import Experiment, Outcome, check_folder
+from wardround.engine.experiment import Experiment, Outcome
 from wardround.engine.gate import Registration
 from wardround.engine.host import PICTURES, Host, InProcess, Spilling
+from wardround.engine.run_folder import check_folder
 from wardround.errors import ConfigError, TooFewClients, WardroundError
 from wardround.files import file_name, jsonable, taken, write_json, write_parts, write_text
 from wardround.messages import Message, Reply

@@ -6,12 +6,13 @@ hospitals behind a federated engine) is the business of a `Transport`.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -39,9 +40,18 @@ from wardround.seeds import derive
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 
 class BeginAnew(Exception):
     """Memory ran out in a task: it begins anew, so that nothing of the first attempt counts."""
+
+
+def to_the_end(attempt: Callable[[], T]) -> T:
+    """What an attempt gives that was not cut short."""
+    while True:
+        with contextlib.suppress(BeginAnew):
+            return attempt()
 
 
 class Client:

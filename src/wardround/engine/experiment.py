@@ -2,41 +2,35 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import math
-import os
-import platform
 import shutil
-import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 import yaml
 
-from wardround import __version__
 from wardround.aggregation.mean import mean
 from wardround.aggregation.weights import by_samples
-from wardround.config import Config, load_config
+from wardround.config import Config
 from wardround.data.federation import Federation, open_federation
 from wardround.data.roles import NOT_HOSPITALS, POOLED, PROXY
 from wardround.engine.calibration import calibrated
 from wardround.engine.checkpoint import Checkpoints, in_memory
 from wardround.engine.clients import Clients, Exchange, Transport
-from wardround.engine.device import Compute, choose, choose_device, cores, set_threads
+from wardround.engine.device import choose, choose_device, cores, set_threads
 from wardround.engine.evaluation import Evaluation, gather
 from wardround.engine.gate import content_complaint, params_complaint
 from wardround.engine.host import Host, InProcess, Spilling, compute_for, network_for
 from wardround.engine.placement import Placement, place
+from wardround.engine.run_folder import LOCK, RUN_ENTRIES, check_folder, environment
 from wardround.engine.seeding import generator
 from wardround.engine.workers import Workers
-from wardround.errors import CheckpointError, ConfigError, TooFewClients, WardroundError
+from wardround.errors import ConfigError, TooFewClients, WardroundError
 from wardround.files import taken, write_json, write_text
 from wardround.messages import Message, ServerState
 from wardround.metrics import METRICS
@@ -576,56 +570,6 @@ class Experiment:
         return result
 
 
-def check_folder(config: Config, resume: bool, overwrite: bool) -> None:
-    """Refuse to resume what is not there, and to replace what is."""
-    exists = Checkpoints(config.folder / "checkpoints").exists()
-    if resume and overwrite:
-        raise ConfigError("--resume continues a run and --overwrite replaces it; give one of them.")
-    if resume and not exists:
-        raise CheckpointError(f"{config.folder} has no checkpoint to resume. Leave --resume out.")
-    if resume:
-        check_same(config, config.folder / "config.yaml")
-    if exists and not resume and not overwrite:  # what failed before its first checkpoint is no loss
-        raise ConfigError(
-            f"{config.folder} already holds a run. Add --resume to continue it, --overwrite to replace "
-            "it, or --set output=... to write elsewhere."
-        )
-    if resume or overwrite or (config.folder / LOCK).exists():
-        return
-    foreign = next((name for name in RUN_ENTRIES if (config.folder / name).exists()), None)
-    if foreign is not None:
-        raise ConfigError(
-            f"{config.folder / foreign} is not of a run, and a run would replace it. Write elsewhere with "
-            "--set output=..., or add --overwrite."
-        )
-
-
-def check_same(config: Config, path: Path) -> None:
-    """A resumed run must be the same run."""
-    before, now = load_config(path).as_dict(), config.as_dict()
-    for key in now:
-        if key in ("output", "name", "compute", "deadline", "retries", "trackers", "min_clients"):
-            continue
-        if (found := difference(before[key], now[key], key)) is not None:
-            name, was, is_now = found
-            raise CheckpointError(
-                f"{path}: '{name}' was {was!r} when the run began and is {is_now!r} now. "
-                "Resume with the same settings, or start a new run with another output."
-            )
-
-
-def difference(before: Any, now: Any, name: str) -> tuple[str, Any, Any] | None:
-    """The first setting that differs, by its dotted name, with both values."""
-    if json.dumps(before, default=str) == json.dumps(now, default=str):
-        return None
-    if isinstance(before, dict) and isinstance(now, dict):
-        for key in {**before, **now}:
-            found = difference(before.get(key), now.get(key), f"{name}.{key}")
-            if found is not None:
-                return found
-    return name, before, now
-
-
 def state_complaint(before: ServerState, after: Any) -> str | None:
     """Why a method's result cannot be the next state, or None."""
     if not isinstance(after, ServerState):
@@ -658,29 +602,6 @@ def exchange_facts(exchanges: Sequence[Exchange]) -> dict[str, Any]:
     return facts
 
 
-LOCK = ".lock"  # in every folder of a run
-RUN_ENTRIES = (
-    "config.yaml",
-    "environment.json",
-    "preparation.json",
-    "setup.json",
-    "left_out.json",
-    "records.jsonl",
-    "egress.jsonl",
-    "cases.csv",
-    "calibration.json",
-    "start_weights.json",
-    "result.json",
-    "overlays.png",
-    "report.html",
-    "tensorboard",
-    "mlflow.json",
-    "checkpoints",
-    "clients",
-    "exchange",
-)
-
-
 def better(metric: str, value: float, than: float) -> bool:
     entry = METRICS[metric]
     if entry.higher_is_better is None:
@@ -690,38 +611,3 @@ def better(metric: str, value: float, than: float) -> bool:
 
 def round_half_up(value: float) -> int:
     return math.floor(value + 0.5)
-
-
-def environment(config: Config, placement: Placement, compute: Compute) -> dict[str, Any]:
-    """What a reader needs to repeat the run."""
-    device = choose_device(config.compute)
-    return {
-        "wardround": __version__,
-        "python": sys.version.split()[0],
-        "torch": torch.__version__,
-        "platform": platform.platform(),
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
-        "cores": os.cpu_count(),
-        **placement.facts(),
-        "compute": compute.facts(),
-        "commit": git_commit(),
-        "seed": config.seed,
-    }
-
-
-def git_commit() -> str | None:
-    """The commit of a source checkout, or None for an installed package."""
-    root = Path(__file__).resolve().parents[3]
-    if not (root / ".git").exists():
-        return None
-    try:
-        done = subprocess.run(
-            ["git", "-C", str(root), "rev-parse", "HEAD"],
-            capture_output=True,
-            text=True,
-            timeout=5,
-            check=True,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout.strip()

@@ -120,10 +120,9 @@ def params_complaint(expected: Mapping[str, Spec], params: Params | None) -> str
 
 def variance_complaint(params: Params | None) -> str | None:
     """Running variances, and the mean squares they travel as, are not negative."""
-    for name in params or ():
-        if name.endswith("running_var") and params is not None and bool((params[name] < 0).any()):
-            return f"tensor '{name}' holds a negative variance"
-    return None
+    given = params if params is not None else Params()
+    odd = (name for name in given if name.endswith("running_var") and bool((given[name] < 0).any()))
+    return next((f"tensor '{name}' holds a negative variance" for name in odd), None)
 
 
 def names_complaint(declared: Collection[str], message: Message) -> str | None:

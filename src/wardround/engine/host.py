@@ -21,7 +21,7 @@ from wardround.data.federation import Federation, open_federation
 from wardround.data.roles import POOLED, PROXY
 from wardround.engine.calibration import calibrate
 from wardround.engine.checkpoint import Checkpoints, MemoryStore, Standing
-from wardround.engine.clients import Answer, BeginAnew, Client
+from wardround.engine.clients import Answer, Client, to_the_end
 from wardround.engine.device import Compute, apply, choose, choose_device
 from wardround.engine.evaluation import largest_components, score_cases
 from wardround.engine.gate import Registration
@@ -256,12 +256,12 @@ class Host:
         self, name: str, task: str, round: int, message: Message, standing: Standing
     ) -> tuple[Client, Message]:
         """A task from its beginning to its end; memory that runs out begins it anew, with smaller pieces."""
-        while True:
+
+        def attempt() -> tuple[Client, Message]:
             client = self._prepared(name, round, standing)
-            try:
-                return client, sendable(self._function(task)(client, message), task)
-            except BeginAnew:
-                log.debug("client '%s', %s: begins anew", name, task)
+            return client, sendable(self._function(task)(client, message), task)
+
+        return to_the_end(attempt)
 
     def _prepared(self, name: str, round: int, standing: Standing) -> Client:
         if name not in self.names:

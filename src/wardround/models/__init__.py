@@ -17,9 +17,10 @@ from wardround.errors import ConfigError
 from wardround.models.base import Output, Segmenter, head_names
 from wardround.models.monai_networks import DIVISOR, PREFIX, find_network
 from wardround.models.norm import Norm
-from wardround.models.signature import check_arguments, checked, did_you_mean, parameters_of, types_of
+from wardround.models.signature import check_arguments, checked, parameters_of, types_of
 from wardround.models.user_networks import build_foreign, find_user_network, from_data, is_import_path
 from wardround.models.variational import VariationalSegmenter, VariationalSettings
+from wardround.wording import did_you_mean
 
 __all__ = [
     "MODELS",

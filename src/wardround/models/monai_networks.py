@@ -10,8 +10,9 @@ import inspect
 from torch import nn
 
 from wardround.errors import ConfigError
-from wardround.models.signature import did_you_mean, parameters_of
+from wardround.models.signature import parameters_of
 from wardround.models.user_networks import INPUTS, OUTPUTS
+from wardround.wording import did_you_mean
 
 PREFIX = "monai:"
 

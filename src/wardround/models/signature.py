@@ -6,16 +6,16 @@ against that, so that a mistake is a sentence when the configuration is read and
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import typing
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 from pydantic_core import SchemaError
 
 from wardround.errors import ConfigError
+from wardround.wording import did_you_mean
 
 ANY_TYPE = ConfigDict(arbitrary_types_allowed=True)
 
@@ -102,10 +102,3 @@ def checked(value: Any, kind: Any, where: str) -> Any:
         raise ConfigError(
             f"{where} is {value!r}; it must be {' or '.join(dict.fromkeys(reasons))}."
         ) from None
-
-
-def did_you_mean(word: str, known: Iterable[str], prefix: str = "") -> str:
-    """ " Did you mean 'x'?" for the nearest known word, capitals aside; nothing if none is near."""
-    by_lower = {name.lower(): name for name in known}
-    near = difflib.get_close_matches(word.lower(), by_lower, n=1)
-    return f" Did you mean '{prefix}{by_lower[near[0]]}'?" if near else ""

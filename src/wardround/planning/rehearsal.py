@@ -21,7 +21,7 @@ from wardround.data.cases import Case, ClientData, TensorSplit
 from wardround.data.federation import Federation, Seen
 from wardround.data.roles import NOT_HOSPITALS, POOLED, PROXY
 from wardround.engine.checkpoint import Checkpoints
-from wardround.engine.clients import Clients
+from wardround.engine.clients import Clients, to_the_end
 from wardround.engine.host import Host, InProcess, Spilling
 from wardround.engine.seeding import seed_everything
 from wardround.messages import Message, ServerState
@@ -141,7 +141,7 @@ class Theatre:
         client.data = repeated(before, self.config.batch_size)
         seed_everything(self.config.seed, "rehearsal")
         started = time.perf_counter()
-        client.fit(start)
+        to_the_end(lambda: client.fit(start))
         self._wait()
         client.data, client.memory, client.fitted = before, {}, None
         return time.perf_counter() - started
