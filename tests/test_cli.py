@@ -1,10 +1,12 @@
 """The command line as a person meets it: real processes, exit codes, one sentence for a mistake."""
 
+import io
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ from pytest import CaptureFixture, MonkeyPatch, fixture, mark
 from rich.console import Console
 from rich.progress import Progress, TextColumn
 
-from wardround.cli import common
+from wardround.cli import common, progress
 from wardround.cli.progress import Screen
 
 
@@ -172,10 +174,44 @@ def test_ctrl_c_ends_the_round_with_a_checkpoint_and_says_how_to_resume(
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
 
-    assert process.returncode == 130
+    assert process.returncode == 130, err
     assert "Finishing this round" in err and "--resume" in err and "Traceback" not in err
     done = json.loads((tmp_path / "run/checkpoints/latest.json").read_text())["round"]
     assert done >= 1 and len(records.read_text().splitlines()) == done
+
+
+def test_ctrl_c_in_the_middle_of_a_print_is_heard_and_answered(monkeypatch: MonkeyPatch) -> None:
+    class Pen(io.StringIO):
+        """Like a real stream, it cannot be written to from inside its own write."""
+
+        writer: int | None = None
+
+        def write(self, text: str) -> int:
+            assert self.writer != threading.get_ident(), "reentrant call"
+            self.writer, before = threading.get_ident(), self.writer
+            if "round 1" in text:
+                signal.raise_signal(signal.SIGINT)
+            self.writer = before
+            return super().write(text)
+
+    console = Console(file=Pen())
+    monkeypatch.setattr(progress, "err", console)
+    asked: list[bool] = []
+
+    with progress.stopping_at_a_round_end(lambda: asked.append(True)):
+        console.print("round 1")
+
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    assert asked == [True] and "Finishing this round" in shown
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_names_with_colons_stay_as_they_are(monkeypatch: MonkeyPatch) -> None:
+    pen = io.StringIO()
+    monkeypatch.setattr(common.out, "file", pen)
+    common.out.print("a:heart:b")
+
+    assert pen.getvalue() == "a:heart:b\n"
 
 
 def test_a_pipe_that_closes_early_is_no_error() -> None:
@@ -210,8 +246,6 @@ def test_the_demo_compares_alone_together_pooled_and_the_papers(
 
 
 def test_progress_on_a_terminal_shows_rounds_and_clients() -> None:
-    import io
-
     console = Console(file=io.StringIO(), force_terminal=True, width=100)
     with Progress(TextColumn("{task.description} {task.fields[note]}"), console=console) as bars:
         screen = Screen(bars)
@@ -229,8 +263,6 @@ def test_progress_on_a_terminal_shows_rounds_and_clients() -> None:
 
 
 def test_tables_on_a_terminal_are_drawn(monkeypatch: MonkeyPatch) -> None:
-    import io
-
     from wardround.reporting.tables import Table
 
     console = Console(file=io.StringIO(), force_terminal=True, width=100)

@@ -25,8 +25,9 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 
-out = Console(highlight=False, soft_wrap=not sys.stdout.isatty())
-err = Console(stderr=True, highlight=False, soft_wrap=not sys.stderr.isatty())
+# No emoji: a hospital may be called `a:heart:b`.
+out = Console(emoji=False, highlight=False, soft_wrap=not sys.stdout.isatty())
+err = Console(stderr=True, emoji=False, highlight=False, soft_wrap=not sys.stderr.isatty())
 
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks and debug messages.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]

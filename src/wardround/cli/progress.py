@@ -5,6 +5,8 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from queue import SimpleQueue
+from threading import Thread
 from types import FrameType
 from typing import Any
 
@@ -143,18 +145,33 @@ def counting(what: str, hidden: bool) -> Iterator[Callable[[int, int, str], None
 
 @contextmanager
 def stopping_at_a_round_end(request: Callable[[], None]) -> Iterator[None]:
-    """Ctrl-C once: finish the round, write a checkpoint, say how to go on. Twice: stop now."""
+    """Ctrl-C once: finish the round, write a checkpoint, say how to go on. Twice: stop now.
+
+    The handler may run in the middle of a print or an import of the main thread, where printing fails: a
+    thread speaks for it.
+    """
+    pressed: SimpleQueue[bool] = SimpleQueue()  # the one queue a signal handler may put into
+
+    def speak() -> None:
+        if pressed.get():
+            err.print(
+                "Finishing this round, then stopping with a checkpoint. Press Ctrl-C again to stop at once."
+            )
 
     def handle(number: int, frame: FrameType | None) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         request()
-        err.print(
-            "Finishing this round, then stopping with a checkpoint. Press Ctrl-C again to stop at once."
-        )
+        pressed.put(True)
 
+    speaker = Thread(target=speak, name="ctrl-c", daemon=True)
+    speaker.start()
     before = signal.signal(signal.SIGINT, handle)
     try:
-        yield
+        try:
+            yield
+        finally:
+            pressed.put(False)
+            speaker.join()
     except KeyboardInterrupt:
         err.print("Stopped at once; the last whole round is safe. Continue with --resume.")
         raise typer.Exit(130) from None
