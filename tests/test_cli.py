@@ -168,11 +168,11 @@ def test_ctrl_c_ends_the_round_with_a_checkpoint_and_says_how_to_resume(
 ) -> None:
     process = start(config_file, "--set", "rounds=500")
     records = tmp_path / "run/records.jsonl"
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     while not (records.exists() and records.read_text()) and time.monotonic() < deadline:
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=120)
 
     assert process.returncode == 130, err
     assert "Finishing this round" in err and "--resume" in err and "Traceback" not in err
@@ -220,7 +220,7 @@ def test_a_pipe_that_closes_early_is_no_error() -> None:
         shell=True,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
     )
 
     assert done.returncode == 0 and "Traceback" not in done.stderr

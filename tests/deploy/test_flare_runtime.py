@@ -191,7 +191,7 @@ class Hospital:
         return (letter, from_shareable(shareable)) if name else None
 
     def wait(self) -> tuple[str, Parcel]:
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
             if (got := self.fetch()) is not None:
                 return got
@@ -219,7 +219,7 @@ def soon(seconds: float) -> float:
 def test_replies_come_as_they_arrive() -> None:
     channel = FlareChannel()
     north, south = Hospital(channel, "north"), Hospital(channel, "south")
-    exchange = channel.exchange({"north": parcel(n=1), "south": parcel(n=2)}, soon(5))
+    exchange = channel.exchange({"north": parcel(n=1), "south": parcel(n=2)}, soon(60))
     first = in_thread(south.answer)
     name, reply = next(exchange)
     first.join()
@@ -242,7 +242,7 @@ def test_a_hospital_that_was_restarted_gets_its_request_again() -> None:
         north.submit(got[1], parcel())
 
     thread = in_thread(twice)
-    assert [name for name, _ in channel.exchange({"north": parcel()}, soon(5))] == ["north"]
+    assert [name for name, _ in channel.exchange({"north": parcel()}, soon(60))] == ["north"]
     thread.join()
     assert got[0] == got[1]
 
@@ -252,7 +252,7 @@ def test_the_deadline_ends_an_exchange_and_a_late_reply_is_told_once() -> None:
     north = Hospital(channel, "north")
     got = []
     thread = in_thread(lambda: got.append(north.wait()))
-    assert list(channel.exchange({"north": parcel(), "south": parcel()}, soon(0.3))) == []
+    assert list(channel.exchange({"north": parcel(), "south": parcel()}, soon(1))) == []
     thread.join()
     letter = got[0][0]
     assert north.fetch() is None
@@ -279,7 +279,7 @@ def test_duplicate_foreign_and_unknown_replies_are_refused_and_told() -> None:
         south.submit("0" * 32, parcel())
 
     thread = in_thread(work)
-    replies = [reply.header["by"] for _, reply in channel.exchange({"north": parcel()}, soon(5))]
+    replies = [reply.header["by"] for _, reply in channel.exchange({"north": parcel()}, soon(60))]
     thread.join()
     assert replies == ["north"]
     whys = [(name, why.split(":")[0]) for name, why in channel.strays()]
@@ -314,7 +314,7 @@ def test_flare_keeps_nothing_of_a_reply() -> None:
         channel.process_submission(north.client, TASK, letter, result, CTX)
 
     thread = in_thread(work)
-    [(_, reply)] = channel.exchange({"north": parcel()}, soon(5))
+    [(_, reply)] = channel.exchange({"north": parcel()}, soon(60))
     thread.join()
     assert "w" in reply.arrays
     with pytest.raises(ValueError):
@@ -324,7 +324,7 @@ def test_flare_keeps_nothing_of_a_reply() -> None:
 def test_an_exchange_that_is_given_up_drops_its_replies() -> None:
     channel = FlareChannel()
     north, south = Hospital(channel, "north"), Hospital(channel, "south")
-    exchange = channel.exchange({"north": parcel(), "south": parcel()}, soon(5))
+    exchange = channel.exchange({"north": parcel(), "south": parcel()}, soon(60))
     threads = [in_thread(north.answer), in_thread(south.answer)]
     next(exchange)
     for thread in threads:
@@ -355,7 +355,7 @@ def test_large_replies_take_turns_and_nobody_waits_for_the_dead() -> None:
         letters["done"] = "yes"
 
     thread = in_thread(work)
-    names = [name for name, _ in channel.exchange({"north": parcel(), "south": parcel()}, soon(5))]
+    names = [name for name, _ in channel.exchange({"north": parcel(), "south": parcel()}, soon(60))]
     thread.join()
     assert names == ["south", "north"]
     assert letters["done"] == "yes"
@@ -367,7 +367,7 @@ def test_signs_of_life_and_newcomers() -> None:
     channel = FlareChannel(refresh=lambda: asked.append(1))
     channel.client_is_active("north", "getTask", CTX)
     assert set(channel.alive()) == {"north"}
-    assert channel.alive()["north"] < 5
+    assert channel.alive()["north"] < 60
     list(channel.exchange({"north": parcel()}, soon(0)))
     assert len(asked) == 1
     channel.client_is_active("south", "syncRunner", CTX)
@@ -421,10 +421,10 @@ def test_a_process_ends_with_its_parent(tmp_path: Path) -> None:
         assert process.stdout is not None
         pid = int(process.stdout.readline())
         process.send_signal(signal.SIGKILL)
-        process.wait(timeout=10)
+        process.wait(timeout=60)
     import psutil
 
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
         assert time.monotonic() < deadline, "the child outlived its parent"
         time.sleep(0.1)
@@ -457,7 +457,7 @@ def test_a_process_that_ends_is_started_again_with_growing_pauses(
     monkeypatch.setattr(processes.Processes, "_launch", launch)
     said = []
     with processes.Processes(tmp_path, "client", again=True, say=said.append):
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while len(launched) < 2 and time.monotonic() < deadline:
             time.sleep(0.05)
     assert len(launched) >= 2
@@ -628,7 +628,7 @@ def test_server_and_hospitals_start_come_back_and_leave_nothing(kits: Path, tmp_
         assert north.child is not None
         first = north.child.pid
         os.kill(first, signal.SIGKILL)
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 90
         while north.child.pid == first or line.connected()["north"] > 3:
             assert time.monotonic() < deadline, "north did not come back"
             time.sleep(0.2)

@@ -26,7 +26,7 @@ importorskip("nvflare")
 from wardround.deploy.nvflare import provisioning
 from wardround.deploy.nvflare.preflight import Check, Place, Wrong, check_tls, first_wrong, preflight
 
-TIMEOUT = 2.0
+TIMEOUT = 20.0  # none waits for it where all is well
 Copy = Callable[[str], Kit]
 
 

@@ -37,7 +37,7 @@ def served(folder: Path) -> Any:
 
 def ask(served: Served, path: str = "", method: str = "GET", **headers: str) -> tuple[int, str, Any]:
     place = urlsplit(served.url)
-    connection = http.client.HTTPConnection(place.hostname or "", place.port, timeout=5)
+    connection = http.client.HTTPConnection(place.hostname or "", place.port, timeout=60)
     try:
         connection.request(method, path if path.startswith("/") else place.path + path, headers=headers)
         answer = connection.getresponse()
