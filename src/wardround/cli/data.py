@@ -265,6 +265,42 @@ def fingerprint(
             out.print(f"Wrote [bold]{escape(str(path))}[/].")
 
 
+@data_app.command()
+def slices(
+    file: File,
+    output: Annotated[Path, typer.Option("--output", "-o", help="A new folder for slices and their file.")],
+    along: Annotated[
+        Literal["R", "A", "S"], typer.Option(help="The axis to cut along; S gives axial slices.")
+    ] = "S",
+    keep: Annotated[
+        Literal["labelled", "all"], typer.Option(help="Slices on which something is drawn, or all.")
+    ] = "labelled",
+    clip: Annotated[
+        float | None, typer.Option(help="Cut values above this percentile of a volume, such as 99.")
+    ] = None,
+    json_: Json = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Cut volumes into slices for a 2D network, each in its place, patients kept together."""
+    configure_logging(debug, quiet or json_)
+    from wardround.data.slices import cut
+    from wardround.reporting.tables import Table
+
+    with counting("cutting", quiet or json_) as watch:
+        done = cut(file, output, along=along, keep=keep, clip=clip, watch=watch)
+    if json_:
+        facts = {"federation": str(done.path), "volumes": done.volumes, "slices": done.slices}
+        out.print_json(json.dumps({**facts, "left_out": done.left_out}))
+        return
+    rows: list[list[Any]] = [[name, done.volumes[name], number] for name, number in done.slices.items()]
+    print_table(Table("Cut", ["client", "volumes", "slices"], rows))
+    for reason in done.left_out:
+        out.print(f"- left out: {escape(reason)}")
+    following = escape(f"wardround data check {shlex.quote(str(done.path))}")
+    out.print(f"\nWrote [bold]{escape(str(done.path))}[/]. Next: {following}")
+
+
 @data_app.command("import-dicom")
 def import_dicom(
     source: Annotated[Path, typer.Argument(help="A folder of DICOM series.")],

@@ -50,6 +50,10 @@ def predict(
     client: Client = None,
     ensemble: Ensemble = None,
     flips: Flips = False,
+    slices: Annotated[
+        Literal["R", "A", "S"] | None,
+        typer.Option(help="Axis along which a 2D network goes through a volume; default as it was trained."),
+    ] = None,
     device: Device = "auto",
     overwrite: Overwrite = False,
     json_: Json = False,
@@ -67,6 +71,7 @@ def predict(
         samples=samples,
         flips=flips,
         probabilities=probabilities,
+        slices=slices,
     )
     with scanning(quiet or json_) as watch:
         done = predict_into(predictor, inputs, output, overwrite=overwrite, watch=watch)

@@ -69,7 +69,8 @@ class Recipe:
     @property
     def described(self) -> dict[str, Any]:
         labels = [[name, list(values)] for name, values in self.labels.items()]  # their order counts
-        return {"format": FORMAT, "prepare": self.prepare.model_dump(mode="json"), "labels": labels}
+        prepare = self.prepare.model_dump(mode="json", exclude={"slices"})  # which says what they are
+        return {"format": FORMAT, "prepare": prepare, "labels": labels}
 
     @property
     def key(self) -> str:

@@ -115,7 +115,8 @@ class PrepareSettings(Section):
     resize to (with spacing: to pad or crop to); crop: cut away what is empty around the body (foreground)
     first; normalise: zscore (of the whole image, or of voxels above zero: zscore_nonzero), percentile
     (`percentiles` become 0 and 1), minmax, maximum (divided by it), window (`window` centre and width, CT),
-    none.
+    none; slices: the axis along which `wardround data slices` cut 2D images from volumes, so that `predict`
+    can go through a volume in the same way.
     """
 
     orientation: str | None = "RAS"
@@ -127,6 +128,7 @@ class PrepareSettings(Section):
     )
     percentiles: tuple[float, float] = (0.5, 99.5)
     window: tuple[float, float] | None = None
+    slices: Literal["R", "A", "S"] | None = None
 
 
 class FederationFile(Section):

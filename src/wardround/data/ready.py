@@ -115,7 +115,7 @@ class Kitchen:
             for e in entries
         ]
         rules = [RULES, FORMAT, self.channels, self.dimensions, list(self.file.labels.items())]
-        text = json.dumps([rules, self.file.prepare.model_dump(mode="json"), cases])
+        text = json.dumps([rules, self.file.prepare.model_dump(mode="json", exclude={"slices"}), cases])
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def read(self, note: Path) -> Ready | None:

@@ -34,6 +34,7 @@ from wardround.data.listing import SPLITS, Entry, Listing
 from wardround.data.loading import RealData, overridden, with_meaning
 from wardround.data.prepare import to_classes
 from wardround.data.readers import joining, read
+from wardround.data.slices import CUT_FROM, content_of
 from wardround.engine.evaluation import Evaluation, column
 from wardround.errors import ConfigError, DataError, WardroundError
 from wardround.files import file_name, jsonable, write_json, write_text
@@ -225,15 +226,19 @@ class Past:
             self._at |= {image.resolve(): entry for image in entry.images}
             self._of_size.setdefault(sizes(entry.images), []).append(entry)
         self._of_content: dict[tuple[int, ...], dict[tuple[str, ...], Entry]] = {}
+        cut = [entry for entry in entries if entry.columns.get(CUT_FROM)]
+        self._slices = {entry.columns[CUT_FROM]: entry for entry in cut}  # all of a volume have one split
 
     def match(self, entry: Entry) -> Entry | None:
-        """The run's case that a case is: the same files, or copies of them."""
+        """The run's case that a case is: the same files, copies of them, or a slice cut from them."""
         for image in entry.images:
             if image.resolve() in self._at:
                 return self._at[image.resolve()]
         copied = self._copied(entry)
         if copied is not None:
             return copied
+        if self._slices and (cut := self._slices.get(content_of(self._content(entry.images)))):
+            return cut
         namesake = self._named.get((entry.client, entry.name))
         return namesake if namesake is not None and self._same_label(entry, namesake) else None
 

@@ -4,11 +4,14 @@
 
 A mask is the most likely class after the probabilities were brought back, class by class, so that a
 resampled scan gets smooth borders and memory holds three volumes whatever the number of classes.
+
+A network that was trained on slices of volumes goes through a volume slice by slice, as they were cut.
 """
 
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -23,6 +26,7 @@ from torch import Tensor
 from wardround.data.files import Volume, read_image
 from wardround.data.geometry import Geometry
 from wardround.data.prepare import invert_label, invert_probabilities, prepare_case
+from wardround.data.slices import Along, Slices
 from wardround.engine.evaluation import largest_components
 from wardround.errors import ConfigError, DataError
 from wardround.prediction.inputs import Layout, Scan
@@ -109,7 +113,8 @@ class Predictor:
 
     uncertainty: which maps to make, None for the numbers alone; samples: passes of kinds that draw, None
     for as many as the run's calibration took; flips: whether the mean over mirror images is taken;
-    probabilities: whether they are brought back too.
+    probabilities: whether they are brought back too; slices: the axis along which a 2D network goes through
+    a volume, None for that of its training slices, where the run knows it.
     """
 
     models: Sequence[TrainedModel]
@@ -117,6 +122,7 @@ class Predictor:
     samples: int | None = None
     flips: bool = False
     probabilities: bool = False
+    slices: Along | None = None
     say: Callable[[str], None] = log.warning
     kind: str = field(init=False)
 
@@ -216,7 +222,9 @@ class Predictor:
         """Read, prepare, predict, bring back; a DataError names the scan."""
         image = self.read(scan)
         try:
-            return self._prediction(scan, image, watch)
+            if len(image.spatial) > self.preparation.dimensions:
+                return self._through_slices(scan, image, watch)
+            return self._prediction(scan, image, self._see(image, scan.name, watch))
         except DataError as error:
             raise DataError(f"{scan.where}: {error}") from None
 
@@ -229,19 +237,49 @@ class Predictor:
                 f"{scan.where} has {image.channels} channel{'s' if image.channels > 1 else ''}, but this run "
                 f"needs {self.layout.expected()}."
             )
-        if dims != wanted.dimensions:
-            raise DataError(
-                f"{scan.where} is {dims}D, but this run was trained on {wanted.dimensions}D images."
-            )
-        return image
+        if dims == wanted.dimensions or (dims > wanted.dimensions and self.along is not None):
+            return image
+        ask = " If those were slices of volumes, say along which axis: --slices S" if dims == 3 else ""
+        raise DataError(
+            f"{scan.where} is {dims}D, but this run was trained on {wanted.dimensions}D images.{ask}"
+        )
 
-    def _prediction(self, scan: Scan, image: Volume, watch: Watch | None) -> Prediction:
-        settings = self.preparation.settings
-        prepared = prepare_case(image, None, settings, self.preparation.labels)
+    @property
+    def along(self) -> Along | None:
+        return self.slices or self.preparation.settings.slices
+
+    def _see(self, image: Volume, name: str, watch: Watch | None = None) -> Seen:
+        """What the models say of an image, brought back onto its grid."""
+        prepared = prepare_case(image, None, self.preparation.settings, self.preparation.labels)
         geometry = prepared.geometry
-        predicted = self.look(prepared.image, scan.name, watch)
+        predicted = self.look(prepared.image, name, watch)
         del prepared
         label = mask_on_grid(predicted, geometry)
+        maps: dict[str, NDArray[np.float32]] = {}
+        if self.uncertainty is not None:
+            for part in ("total", "epistemic", "aleatoric"):
+                found: Tensor | None = getattr(predicted, part)
+                if found is not None:
+                    maps[part] = invert_probabilities(found[None], geometry)[0]
+        probabilities = (
+            invert_probabilities(predicted.probabilities, geometry) if self.probabilities else None
+        )
+        warnings = (*unlike_training(self.models[0].calibration, predicted), *self._far(image, geometry))
+        return Seen(predicted, label, maps, probabilities, warnings)
+
+    def _through_slices(self, scan: Scan, image: Volume, watch: Watch | None) -> Prediction:
+        """A volume by a 2D network: each slice by itself, then all of them as one scan."""
+        assert self.along is not None
+        slices = Slices.of(image, self.along, self.preparation.settings.orientation)
+        seen: list[Seen] = []
+        for number, plane in enumerate(slices):
+            seen.append(self._see(plane, f"{scan.name}/{number}"))
+            if watch is not None:
+                watch(number + 1, len(slices))
+        return self._prediction(scan, image, together(seen, slices))
+
+    def _prediction(self, scan: Scan, image: Volume, seen: Seen) -> Prediction:
+        predicted, label = seen.predicted, seen.label
         if self.models[0].config.evaluate.postprocess == "largest_component":
             label = largest_components(label)
         values = np.asarray(self.preparation.values)
@@ -251,32 +289,23 @@ class Predictor:
             )
         structures = structure_uncertainty(predicted)
         sizes = measured(label, image, self.preparation)
-        doubt = case_uncertainty(predicted)
-        maps: dict[str, NDArray[np.float32]] = {}
-        if self.uncertainty is not None:
-            for name in ("total", "epistemic", "aleatoric"):
-                found: Tensor | None = getattr(predicted, name)
-                if found is not None:
-                    maps[name] = invert_probabilities(found[None], geometry)[0]
-        probabilities = (
-            invert_probabilities(predicted.probabilities, geometry) if self.probabilities else None
-        )
+        empty = (f"no voxel is '{name}'" for name, size in sizes.items() if not size["voxels"])
         classes = {int(values[number]): name for number, name in self.preparation.numbered}
         return Prediction(
             scan=scan,
             mask=values.astype(np.uint8)[label],
             classes=classes,
-            probabilities=probabilities,
-            uncertainty=maps,
+            probabilities=seen.probabilities,
+            uncertainty=seen.maps,
             affine=image.affine,
             spacing=image.spacing,
             sizes=sizes,
-            doubt=doubt,
+            doubt=case_uncertainty(predicted),
             structures={name: structures.get(number, 0.0) for number, name in self.preparation.numbered},
             mean=float(predicted.total.mean(dtype=torch.float64)),
             highest=float(predicted.total.max()),
             kind=predicted.kind,
-            warnings=tuple(self._warnings(image, geometry, sizes, predicted)),
+            warnings=(*seen.warnings, *empty),
         )
 
     def look(self, image: Tensor, name: str = "", watch: Watch | None = None) -> Predicted:
@@ -304,17 +333,8 @@ class Predictor:
                     together.add(logits.div_(len(mirrored)) if len(mirrored) > 1 else logits)
         return together.result()
 
-    def _warnings(
-        self,
-        image: Volume,
-        geometry: Mapping[str, Any],
-        sizes: Mapping[str, Mapping[str, float]],
-        predicted: Predicted,
-    ) -> Iterator[str]:
-        yield from unlike_training(self.models[0].calibration, predicted)
-        for name, size in sizes.items():
-            if not size["voxels"]:
-                yield f"no voxel is '{name}'"
+    def _far(self, image: Volume, geometry: Mapping[str, Any]) -> Iterator[str]:
+        """A sentence where voxels are of another size than those of the training scans."""
         seen = self.preparation.spacing
         if seen is None or image.affine is None:
             return
@@ -324,6 +344,54 @@ class Predictor:
                 now, least, most = (" x ".join(f"{v:.3g}" for v in sides) for sides in (here, *seen))
                 yield f"voxels of {now} mm are far from those of the training scans ({least} to {most} mm)"
                 return
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What the models say of an image: on the prepared grid, and the classes and maps on its own."""
+
+    predicted: Predicted
+    label: NDArray[np.uint8]
+    maps: Mapping[str, NDArray[np.float32]]
+    probabilities: NDArray[np.float32] | None
+    warnings: tuple[str, ...]
+
+
+def together(seen: Sequence[Seen], slices: Slices) -> Seen:
+    """Slices as one volume; what lies on the prepared grid is a row of voxels, for its sums."""
+
+    def joined(planes: Sequence[Array]) -> Array:
+        whole: Array = slices.joined([plane[None] for plane in planes])[0]
+        return whole
+
+    def row(name: str) -> Tensor | None:
+        parts = [getattr(one.predicted, name) for one in seen]
+        if parts[0] is None:
+            return None
+        return torch.cat([part.flatten(1 if name == "probabilities" else 0).cpu() for part in parts], dim=-1)
+
+    fields = {name: row(name) for name in ("probabilities", "label", "total", "epistemic", "aleatoric")}
+    maps = {name: joined([one.maps[name] for one in seen]) for name in seen[0].maps}
+    kept = [one.probabilities for one in seen if one.probabilities is not None]
+    return Seen(
+        Predicted(**fields, kind=seen[0].predicted.kind),  # type: ignore[arg-type]
+        joined([one.label for one in seen]),
+        maps,
+        slices.joined(kept) if kept else None,
+        tuple(most_say(seen)),
+    )
+
+
+def most_say(seen: Sequence[Seen]) -> Iterator[str]:
+    """Warnings that more than half of the slices with something on them have in common, in kind."""
+    shown = [one for one in seen if one.label.any()]
+    kinds: dict[str, list[str]] = {}
+    for one in shown:
+        for sentence in one.warnings:
+            kinds.setdefault(re.sub(r"[\d.]+", "#", sentence), []).append(sentence)
+    for said in kinds.values():
+        if 2 * len(said) > len(shown):
+            yield f"{len(said)} of {len(shown)} slices with something on them, such as one where {said[0]}"
 
 
 # Several models

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from wardround import __version__
+from wardround.data.slices import Along
 from wardround.errors import ConfigError, DataError, WardroundError
 from wardround.files import jsonable, write_json
 from wardround.prediction import writing
@@ -170,12 +171,14 @@ def predict(
     uncertainty: str | None = "auto",
     samples: int | None = None,
     flips: bool = False,
+    slices: Along | None = None,
     device: str = "auto",
 ) -> list[Prediction]:
     """Masks, probabilities and uncertainty of scans by the model of a run, on each scan's own grid.
 
     inputs: files, folders or lists, as for `wardround predict`; client: that hospital's personal model;
-    ensemble: further runs, or ["all"] for the personal models of all clients; uncertainty: None for none.
+    ensemble: further runs, or ["all"] for the personal models of all clients; uncertainty: None for none;
+    slices: R, A or S, the axis along which a 2D network goes through a volume, if the run does not know it.
     """
     predictor = Predictor(
         models_for(run, client=client, ensemble=ensemble, device=device),
@@ -183,6 +186,7 @@ def predict(
         samples=samples,
         flips=flips,
         probabilities=probabilities,
+        slices=slices,
     )
     for note in predictor.notes:
         log.warning(note)

@@ -1,0 +1,110 @@
+"""A network trained on slices goes through a whole volume, slice by slice."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import nibabel
+import numpy as np
+import pytest
+from helpers import run
+
+from prediction.threshold import Threshold, ball, predictor, save_nifti
+from wardround.data import phantom_files
+from wardround.data.federation_file import write
+from wardround.data.files import read_image
+from wardround.data.init import propose
+from wardround.data.phantom import PhantomSettings
+from wardround.data.slices import Slices, cut
+from wardround.errors import DataError
+from wardround.prediction.evaluating import evaluate
+from wardround.prediction.session import predict_into, predictions
+
+OBLIQUE = np.array([[-1.9, 0.1, 0.2, 30], [0.1, 0.2, -3.0, 40], [-0.1, -2.1, 0.3, -5], [0, 0, 0, 1.0]])
+
+
+@pytest.fixture
+def volume(tmp_path: Path) -> Path:
+    """Stored left to right, head to foot, front to back."""
+    centre = (OBLIQUE @ [6, 5, 4, 1])[:3]
+    return save_nifti(tmp_path / "scan.nii.gz", ball((14, 12, 10), centre, 6, OBLIQUE), OBLIQUE)
+
+
+@pytest.mark.parametrize("along", ["R", "A", "S"])
+def test_a_volume_keeps_its_grid_and_its_ball(along: str, volume: Path, tmp_path: Path) -> None:
+    model = Threshold(2)
+    seen = predictor(2, model=model, options={"slices": along, "uncertainty": "auto", "probabilities": True})
+    told: list[tuple[int, int]] = []
+    report = predict_into(
+        seen, [volume], tmp_path / "out", watch=lambda where, n, of, done, all_: told.append((done, all_))
+    )
+
+    assert not report.problems
+    loaded, made = nibabel.load(volume), nibabel.load(tmp_path / "out/scan.nii.gz")
+    truth, mask = np.asarray(loaded.dataobj), np.asarray(made.dataobj)
+    assert np.array_equal(mask, truth) and np.allclose(made.affine, loaded.affine)
+    slices = {"R": 14, "A": 10, "S": 12}[along]
+    assert len(model.shapes) == slices and told[-1] == (slices, slices)
+    facts = report.done["scan.nii.gz"]
+    voxel = abs(np.linalg.det(OBLIQUE[:3, :3])) / 1000
+    assert facts["classes"]["lesion"]["ml"] == pytest.approx(float(truth.sum()) * voxel)
+    maps = np.asarray(nibabel.load(tmp_path / "out/scan_probabilities.nii.gz").dataobj)
+    assert maps.shape == (14, 12, 10, 2)
+    assert np.array_equal(maps[..., 1] > 0.5, truth > 0)
+    assert np.asarray(nibabel.load(tmp_path / "out/scan_uncertainty.nii.gz").dataobj).shape == truth.shape
+
+
+def test_a_volume_is_what_its_slices_are(volume: Path, tmp_path: Path) -> None:
+    """Resized slices too: predicted one by one as files, they are the planes of the volume's mask."""
+    prepare = {"size": (20, 17), "slices": "S"}
+    seen = predictor(2, prepare=prepare)
+    whole = predictions(seen, [volume])[0]
+    image = read_image([volume])
+    planes = []
+    for number, plane in enumerate(Slices.of(image, "S", "RAS")):
+        path = tmp_path / f"s{number}.nii.gz"
+        data = np.expand_dims(plane.data[0], 2)
+        planes.append(predictions(seen, [save_nifti(path, data, plane.affine)])[0].mask)
+    assert np.array_equal(Slices.of(image, "S", "RAS").joined([p[None] for p in planes])[0], whole.mask)
+    assert whole.mask.any() and 0 <= whole.doubt <= 1
+
+
+def test_the_doubt_of_a_volume_is_that_of_all_its_voxels(volume: Path) -> None:
+    """Nothing is resampled, so a 3D pass of the same threshold sees the same voxels."""
+    flat = predictor(2, options={"slices": "S"}, prepare={"normalise": "none"})
+    deep = predictor(3, prepare={"normalise": "none"})
+    one, other = predictions(flat, [volume])[0], predictions(deep, [volume])[0]
+    assert np.array_equal(one.mask, other.mask)
+    assert one.doubt == pytest.approx(other.doubt) and one.structures == pytest.approx(other.structures)
+    assert (one.mean, one.highest) == pytest.approx((other.mean, other.highest))
+
+
+def test_a_run_that_does_not_know_its_axis_asks_for_it(volume: Path) -> None:
+    with pytest.raises(DataError, match="is 3D, but this run was trained on 2D images. If .*--slices S"):
+        predictions(predictor(2), [volume])
+
+
+def test_a_format_without_a_place_in_space_is_a_sentence(tmp_path: Path) -> None:
+    np.save(tmp_path / "scan.npy", np.zeros((8, 8, 8), np.float32))
+    with pytest.raises(DataError, match=r"scan.npy: its format does not say .* store it as NIfTI"):
+        predictions(predictor(2, options={"slices": "S"}), [tmp_path / "scan.npy"])
+
+
+def test_warnings_are_given_where_most_slices_have_them(volume: Path) -> None:
+    far = predictor(2, options={"slices": "S"}, spacing=((0.1, 0.1), (0.2, 0.2)))
+    (warning,) = predictions(far, [volume])[0].warnings
+    assert "of" in warning and "slices with something on them" in warning and "far from those" in warning
+
+
+def test_trained_on_slices_judged_on_volumes(tmp_path: Path) -> None:
+    """The run knows its axis, and which volumes its training slices were cut from."""
+    settings = PhantomSettings(size=16, cases=6, hospitals=2, dimensions=3)
+    phantom_files.write(settings, tmp_path / "data", "nifti", seed=5)
+    write(propose([tmp_path / "data"]).file, tmp_path / "volumes.yaml")
+    made = cut(tmp_path / "volumes.yaml", tmp_path / "cut")
+    run(tmp_path / "run", rounds=1, data={"federation": str(made.path)})
+
+    found = evaluate(tmp_path / "run", tmp_path / "volumes.yaml", output=tmp_path / "out", report=False)
+
+    assert 0 < found.num_cases < 12 and not found.problems
+    assert any(f"{12 - found.num_cases} of 12 cases" in note and "left out" in note for note in found.notes)
