@@ -139,6 +139,23 @@ def test_a_card_shows_settings_with_their_defaults(
     assert "setting weighting" in out and "'samples' (samples" in out.replace("\\|", "|")
 
 
+@mark.parametrize("method", ["fedce", "fedga"])
+def test_a_method_made_for_all_clients_says_so_and_warns_where_some_are_drawn(
+    method: str, tmp_path: Path, monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
+) -> None:
+    _, card, _ = call(monkeypatch, capsys, "methods", method)
+    assert "every client in every round; with fewer the absent keep their weight" in card
+
+    file = tmp_path / "run.yaml"
+    file.write_text(yaml.safe_dump(settings(tmp_path / "run", rounds=1, method={"name": method})))
+    _, _, told = call(monkeypatch, capsys, "train", str(file))
+    assert "Prefer participation" not in told
+    code, _, told = call(
+        monkeypatch, capsys, "train", str(file), "--overwrite", "--set", "participation=0.67"
+    )
+    assert code == 0 and " ".join(told.split()).count("Prefer participation 1") == 1
+
+
 def test_phantoms_are_written_as_folders(
     tmp_path: Path, monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
 ) -> None:
@@ -206,12 +223,10 @@ def test_ctrl_c_in_the_middle_of_a_print_is_heard_and_answered(monkeypatch: Monk
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_names_with_colons_stay_as_they_are(monkeypatch: MonkeyPatch) -> None:
-    pen = io.StringIO()
-    monkeypatch.setattr(common.out, "file", pen)
+def test_names_with_colons_stay_as_they_are(capsys: CaptureFixture[str]) -> None:
     common.out.print("a:heart:b")
 
-    assert pen.getvalue() == "a:heart:b\n"
+    assert capsys.readouterr().out == "a:heart:b\n"
 
 
 def test_a_pipe_that_closes_early_is_no_error() -> None:
