@@ -18,6 +18,7 @@ from wardround.engine.experiment import Experiment, Listener, Outcome, Progress
 from wardround.engine.host import build_model
 from wardround.errors import CheckpointError
 from wardround.messages import ServerState
+from wardround.metrics import MM
 from wardround.models.norm import from_moments, running_stats
 from wardround.params import Params
 from wardround.reporting.records import read_lines
@@ -46,6 +47,7 @@ class Result:
         facts, params, memory = Checkpoints(folder / "checkpoints").load()
         progress = Progress(facts["best_round"], facts["best_value"], facts["best_file"], facts["seconds"])
         outcome = Outcome(summary["status"], ServerState(params, memory, facts["round"]), progress)
+        outcome.lengths = summary.get("lengths", MM)
         if summary["test"] is not None:
             outcome.test = Evaluation.from_dict(summary["test"])
         crossed = summary["cross_site"].items()
@@ -85,7 +87,8 @@ class Result:
         """Test metrics of each client, mean, SD between clients, weighted mean and worst."""
         if self.test is None:
             raise LookupError(f"the run in {self.folder} was stopped before its test; resume it first")
-        return client_table(self.test, self.config.evaluate.metrics, self.config.name)
+        metrics, name = self.config.evaluate.metrics, self.config.name
+        return client_table(self.test, metrics, name, self.outcome.lengths)
 
     @cached_property
     def params(self) -> Params:

@@ -121,7 +121,9 @@ class EvaluateSettings(Settings):
     select: str = "dice"
     model: Literal["best", "last"] = "best"
     batch_size: int = Field(16, ge=1)
-    tolerance: float = Field(1.0, gt=0, description="millimetres for surface Dice")
+    tolerance: float = Field(
+        1.0, gt=0, description="millimetres for surface Dice; pixels where files have no spacing"
+    )
     empty_policy: Literal["defined", "nan", "smooth"] = "defined"
     postprocess: Literal["none", "largest_component"] = Field(
         "none", description="largest_component keeps the largest connected part of each class"

@@ -31,6 +31,40 @@ def test_a_preset_brings_rows_and_seeds() -> None:
     assert grid.rows[0].settings["objective"] == {"name": "dice"} and len(grid.cells) == 6
 
 
+@mark.parametrize("change", ["method.name=fedprox", "method={name: fedprox, mu: 0.1}"])
+def test_a_row_that_runs_another_method_says_so_and_has_no_printed_numbers(change: str) -> None:
+    options = {**NOTHING, "methods": ["FedAvg", "FedProx", "FedEvi"], "reference": "FedProx"}
+    grid = planned("fedevi-table1", options, [*DATA, change])
+    printed = printed_values(papers.load("fedevi-table1"))
+
+    labels = [row.label for row in grid.rows]
+    assert labels[0] == "FedAvg (method.name=fedprox)" and labels[1].startswith("FedProx")
+    assert labels[0] not in printed and "FedAvg" in printed
+    assert {row.method for row in grid.rows} == {"fedprox"}
+
+
+def test_a_row_whose_own_setting_is_changed_says_so() -> None:
+    grid = planned("fedevi-figure-delta", NOTHING, [*DATA, "method.delta=3", "rounds=2", "seed=1"])
+
+    assert [row.label for row in grid.rows][:2] == [
+        "delta=0.25 (method.delta=3)",
+        "delta=0.5 (method.delta=3)",
+    ]
+
+
+def test_a_row_that_loses_a_setting_of_its_own_says_so() -> None:
+    grid = planned("fedevi-figure-delta", NOTHING, [*DATA, "method={name: fedevi}", "seed=1"])
+
+    assert grid.rows[0].label == "delta=0.25 (method.delta=default)"
+
+
+def test_settings_no_row_stands_for_leave_the_labels_alone() -> None:
+    changes = [*DATA, "rounds=2", "optimizer.learning_rate=0.5", "method.name=fedavg"]
+    grid = planned("fedevi-table1", {**NOTHING, "methods": ["FedAvg"]}, changes)
+
+    assert [row.label for row in grid.rows] == ["FedAvg"]
+
+
 def test_the_file_of_a_preset_is_the_preset() -> None:
     path = papers.folder() / "safcf-table2.yaml"
 

@@ -231,7 +231,24 @@ STRANGE = {
     "an object in the header": lambda asked: Parcel(
         {**asked.header, "more": {"config": {"x": object()}}}, {}
     ),
+    "a header in a circle": lambda asked: Parcel({**asked.header, "more": in_a_circle()}, {}),
+    "a header that never ends": lambda asked: Parcel({**asked.header, "more": {"config": {"x": deep()}}}, {}),
+    "nothing for arrays": lambda asked: Parcel(asked.header, None),  # type: ignore[arg-type]
+    "an array without a size": lambda asked: Parcel(asked.header, {"params/x": object()}),  # type: ignore[dict-item]
 }
+
+
+def in_a_circle() -> dict[str, Any]:
+    more: dict[str, Any] = {"config": {}}
+    more["config"]["more"] = more
+    return more
+
+
+def deep() -> list[Any]:
+    inner: list[Any] = []
+    for _ in range(200_000):
+        inner = [inner]
+    return inner
 
 
 @mark.parametrize("kind", STRANGE)

@@ -229,18 +229,22 @@ def test_evaluation_that_does_not_fit_goes_on_in_pieces(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     chosen, room = bench(), 2
+    kinds = [torch.OutOfMemoryError("no room"), RuntimeError("CUDA error: out of memory")]
     forward, sizes = type(chosen.model).forward, []
 
     def tight(self: Any, image: torch.Tensor) -> torch.Tensor:
         if len(image) > room:
-            raise torch.OutOfMemoryError("no room")
+            raise kinds[len(image) % 2]
         sizes.append(len(image))
         return forward(self, image)
 
     whole = next(chosen.predictions([batch(7)], None))[0]
     monkeypatch.setattr(type(chosen.model), "forward", tight)
-    pieces = [logits for logits, _ in chosen.predictions([batch(7), batch(3)], None)]
-    torch.testing.assert_close(pieces[0], whole)
+    first, second = batch(7), batch(3)
+    pieces = list(chosen.predictions([first, second], None))
+    torch.testing.assert_close(torch.cat([logits for logits, _ in pieces[:4]]), whole)
+    assert torch.equal(torch.cat([part.label for _, part in pieces[:4]]), first.label)
+    assert torch.equal(torch.cat([part.image for _, part in pieces[4:]]), second.image)
     assert sizes == [2, 2, 2, 1, 2, 1]
     assert "out of memory on cpu; from here on 4 cases" in caplog.text and "on 2 cases" in caplog.text
     room = 0

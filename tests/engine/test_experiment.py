@@ -26,7 +26,7 @@ from wardround.engine.checkpoint import (
 )
 from wardround.engine.experiment import Experiment, better
 from wardround.errors import CheckpointError, ConfigError, WardroundError
-from wardround.messages import Message
+from wardround.messages import Message, ServerState
 from wardround.methods.fedavg import FedAvg
 from wardround.params import Params
 from wardround.storage import StoredTensors
@@ -482,6 +482,16 @@ def test_a_hospital_that_takes_no_part_does_not_choose_the_best_round(tmp_path: 
 # What a method of one's own may do wrong on the server
 
 
+def weighing(**weights: Any) -> Any:
+    """A round that records these weights, and made its model with them."""
+
+    def spoiled(state: ServerState, after: ServerState) -> ServerState:
+        factor = sum(float(weight) for weight in weights.values())
+        return replace(after, params=after.params * factor, notes={"weights": weights})
+
+    return spoiled
+
+
 @mark.parametrize(
     ("wrong", "reason"),
     [
@@ -489,6 +499,12 @@ def test_a_hospital_that_takes_no_part_does_not_choose_the_best_round(tmp_path: 
         (lambda state, after: None, "returned NoneType, not the next state"),
         (lambda state, after: replace(after, params=after.params * float("nan")), "holds NaN"),
         (lambda state, after: replace(after, params=Params(dict(list(after.params.items())[1:]))), "missing"),
+        (weighing(east=float("nan"), north=0.5), "the weight of client 'east' is nan, not a finite number"),
+        (weighing(east=float("inf")), "the weight of client 'east' is inf"),
+        (weighing(east=torch.tensor(1.0)), "the weight of client 'east' is tensor"),
+        (weighing(east=-0.5, north=1.5), "the weight of client 'east' is -0.5; weights are not negative"),
+        (weighing(east=1.0, north=1.0), "the weights sum to 2, not to one; divide them by their sum"),
+        (lambda state, after: replace(after, notes={"weights": [1.0]}), "the weights are a list"),
         (lambda state, after: 1 / 0, "failed on the server: ZeroDivisionError: .* --debug shows where"),
     ],
 )
@@ -499,6 +515,17 @@ def test_what_a_method_makes_of_a_round_is_checked(
     monkeypatch.setattr(FedAvg, "run_round", lambda self, s, c: wrong(s, right(self, s, c)))
     with raises(WardroundError, match=f"round 1, method 'fedavg': .*{reason}"):
         run(tmp_path / "run")
+
+
+def test_weights_may_be_rounded_and_a_round_may_have_none(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
+    right = FedAvg.run_round
+    for number, weights in enumerate([{"east": 0.33333, "north": 0.66666}, {"east": 1}, {}]):
+        monkeypatch.setattr(
+            FedAvg,
+            "run_round",
+            lambda self, s, c, weights=weights: replace(right(self, s, c), notes={"weights": weights}),
+        )
+        assert run(tmp_path / str(number), rounds=1).records[0]["weights"] == weights
 
 
 @mark.parametrize(

@@ -9,10 +9,12 @@ import torch
 from helpers import run, spoil
 from pytest import LogCaptureFixture, MonkeyPatch, approx, mark, raises
 
-from wardround.engine.clients import Answer
-from wardround.engine.gate import all_finite, scalar_complaint, variance_complaint
+from wardround.config import Config
+from wardround.engine.clients import Answer, Client
+from wardround.engine.gate import all_finite, scalar_complaint, steps_complaint, variance_complaint
 from wardround.errors import TooFewClients
 from wardround.messages import Message
+from wardround.methods.fedavg import FedAvg
 from wardround.params import Params
 
 NAME = "head.weight"
@@ -57,6 +59,8 @@ BAD = {
     "count 1e12": (lambda a: replace(a, num_examples=10**12), "the client registered"),
     "count 1e12 as a float": (lambda a: replace(a, num_examples=1e12), "not a whole number"),
     "steps -1": (lambda a: replace(a, num_steps=-1), "num_steps is -1"),
+    "steps 1e18": (lambda a: replace(a, num_steps=10**18), "but its 5 cases make at most 2 a round"),
+    "one step more than asked for": (lambda a: replace(a, num_steps=a.num_steps + 1), "num_steps is 3, but"),
     "scalar NaN": (
         lambda a: replace(a, message=Message(a.message.params, scalars={"gap": math.nan})),
         "scalar 'gap' is nan",
@@ -189,6 +193,40 @@ def test_weights_of_the_remaining_clients_follow_their_cases(
     )
 
     assert result.records[0]["weights"] == approx({"north": 3 / 17, "south": 14 / 17})  # 60 % of 6 and of 24
+
+
+@mark.parametrize("method", ["fednova", "scaffold", "ditto", "centralised"])
+def test_all_steps_that_were_asked_for_pass(method: str, tmp_path: Path) -> None:
+    result = run(
+        tmp_path / "run",
+        method={"name": method},
+        local_epochs=3,
+        batch_size=3,
+        compute={"threads": 1, "micro_batch": 1},  # pieces of a batch are no steps of their own
+        data={"phantom": {"hospitals": 3, "size": 16, "cases": [8, 10, 14]}},
+    )
+
+    assert result.summary["num_refused"] == result.summary["num_lost"] == 0
+
+
+def test_a_method_that_trains_longer_says_so(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
+    def train(self: FedAvg, client: Client, message: Message) -> Message:
+        assert message.params is not None
+        return Message(params=client.fit(start=message.params, epochs=4).params)
+
+    monkeypatch.setattr(FedAvg, "train", train)
+    with raises(TooFewClients, match="num_steps is 8, but .* at most 2 .* says so in most_steps"):
+        run(tmp_path / "silent", rounds=1, retries=0)
+
+    monkeypatch.setattr(FedAvg, "most_steps", lambda self, config, num_train: 8)
+    assert run(tmp_path / "said", rounds=1).summary["num_refused"] == 0
+
+
+def test_a_client_without_training_cases_has_no_steps() -> None:
+    assert steps_complaint(0, 0, 0) is None
+    assert "its 1 case makes at most 1 a round" in str(steps_complaint(2, 1, 1))
+    assert steps_complaint("2", 2, 2) == "num_steps is '2', not a whole number"
+    assert FedAvg().most_steps(Config(), 0) == 0
 
 
 def test_a_negative_variance_does_not_pass() -> None:

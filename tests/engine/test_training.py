@@ -308,6 +308,21 @@ def test_every_policy_for_norm_statistics_trains_and_resumes(tmp_path: Path) -> 
     assert len({r.summary["test"]["loss"]["mean"] for r in results.values()}) == 4
 
 
+@mark.parametrize("method", [{"name": "local"}, {"name": "fedproto", "aggregate_weights": False}])
+@mark.parametrize("objective", ["cfsl", "clsl"])
+def test_where_nothing_is_averaged_pooled_statistics_change_no_reference(
+    tmp_path: Path, method: dict[str, Any], objective: str
+) -> None:
+    losses = {}
+    for policy in ("average", "pooled"):
+        chosen = {"method": method, "objective": {"name": objective}, "model": {**BATCH, "bn_stats": policy}}
+        losses[policy] = [record["loss"] for record in run(tmp_path / policy, rounds=3, **chosen).records]
+
+    for before, after in zip(losses["average"], losses["pooled"], strict=True):
+        for client, terms in before.items():
+            assert after[client] == approx(terms, rel=1e-4, abs=1e-6)
+
+
 def test_pooled_statistics_hold_the_spread_between_clients(tmp_path: Path) -> None:
     """On the wire second moments travel; the tested model has variances again, larger than the average's."""
     model = {"phantom": {"hospitals": 3, "size": 16, "cases": 8}}

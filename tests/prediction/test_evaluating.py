@@ -69,6 +69,26 @@ def test_every_case_and_centre_is_in_the_tables_and_the_run_is_unchanged(home: P
         evaluate(home / "run", home / "data", output=home / "run")
 
 
+def test_warnings_are_kept_with_the_cases_they_are_about(home: Path, tmp_path: Path) -> None:
+    far = Path(shutil.copytree(home / "run", tmp_path / "run"))
+    facts = json.loads((far / "preparation.json").read_text())
+    (far / "preparation.json").write_text(json.dumps({**facts, "spacing": [[0.01, 0.01], [0.02, 0.02]]}))
+    evaluate(far, home / "data", output=tmp_path / "out", report=False)
+    about = json.loads((tmp_path / "out" / "evaluation.json").read_text())
+    assert {centre: len(found) for centre, found in about["warnings"].items()} == {"east": 4, "north": 4}
+    assert "far from those of the training scans" in next(iter(about["warnings"]["east"].values()))[-1]
+
+
+@pytest.mark.parametrize(("form", "unit"), [("png", "px"), ("nifti", "mm")])
+def test_distances_of_pictures_are_in_pixels(form: Any, unit: str, tmp_path: Path) -> None:
+    evaluated = {"metrics": ["dice", "hd95"]}
+    made = run(tmp_path / "run", rounds=1, evaluate=evaluated)
+    phantom_files.write(PhantomSettings(size=16, cases=2, hospitals=1), tmp_path / "data", form, seed=5)
+    judged = evaluate(tmp_path / "run", tmp_path / "data", output=tmp_path / "out", report=False)
+    assert made.table.columns[2] == "HD95 (mm)" and judged.table.columns[2] == f"HD95 ({unit})"
+    assert json.loads((tmp_path / "out" / "result.json").read_text())["lengths"] == unit
+
+
 def test_one_case_by_hand(tmp_path: Path) -> None:
     affine = np.diag([-2.0, 1.0, 3.0, 1.0])
     values = np.zeros((10, 10, 10), dtype=np.float32)

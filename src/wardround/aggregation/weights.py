@@ -9,6 +9,8 @@ from typing import Any, TypeGuard
 
 from wardround.messages import Reply
 
+ROUNDING = 1e-4  # how far from one the sum of weights in float32 may lie
+
 
 def normalised(values: Sequence[float]) -> list[float]:
     """Values divided by their sum; uniform when the sum is zero.
@@ -47,6 +49,25 @@ def weighted_mean(weights: Sequence[float], values: Sequence[float]) -> float:
 def named(replies: Sequence[Reply], weights: Sequence[float]) -> dict[str, float]:
     """Weights by client name, for memory and records."""
     return {reply.client: float(weight) for reply, weight in zip(replies, weights, strict=True)}
+
+
+def weights_complaint(weights: Any) -> str | None:
+    """Why a round's weights by client are no aggregation weights, or None.
+
+    >>> weights_complaint({"north": 0.5, "east": 0.25})
+    'the weights sum to 0.75, not to one; divide them by their sum'
+    """
+    if not isinstance(weights, Mapping):
+        return f"the weights are a {type(weights).__name__}, not numbers by client; return self.notes(...)"
+    for client, weight in weights.items():
+        if not is_number(weight):
+            return f"the weight of client '{client}' is {weight!r}, not a finite number"
+        if weight < 0:
+            return f"the weight of client '{client}' is {weight:g}; weights are not negative"
+    total = math.fsum(weights.values())
+    if weights and abs(total - 1) > ROUNDING:
+        return f"the weights sum to {total:g}, not to one; divide them by their sum"
+    return None
 
 
 def numbers(

@@ -35,7 +35,7 @@ from wardround.comparison.presets import printed_values, published_note
 from wardround.engine.evaluation import Evaluation
 from wardround.errors import CheckpointError, ConfigError
 from wardround.files import write_json, write_text
-from wardround.metrics import METRICS
+from wardround.metrics import METRICS, MM, lengths_together
 from wardround.reporting.comparison import (
     cross_site_table,
     joined,
@@ -170,6 +170,16 @@ class Comparison:
             held_out=bool(facts["held_out"]),
             published={} if preset is None else printed_values(preset),
             notes=notes,
+            lengths=self.lengths,
+        )
+
+    @cached_property
+    def lengths(self) -> str:
+        """What distances are in, by the results of the cells that are done."""
+        return lengths_together(
+            json.loads((cell.folder / "result.json").read_text(encoding="utf-8")).get("lengths", MM)
+            for cell in self.cells
+            if cell.is_done
         )
 
     def table(self, metric: str | None = None) -> Table:
@@ -197,7 +207,7 @@ class Comparison:
                 if stored:
                     run = {name: Evaluation.from_dict(entry) for name, entry in stored.items()}
                     runs.setdefault(cell.row, []).append(run)
-        return cross_site_table(runs, chosen, f"{self.name}, cross-site") if runs else None
+        return cross_site_table(runs, chosen, f"{self.name}, cross-site", self.lengths) if runs else None
 
     def _metric(self, name: str | None) -> str:
         chosen = self.metrics[0] if name is None else name
@@ -255,7 +265,7 @@ class Comparison:
         entry = METRICS[metric]
         return {
             "label": entry.label,
-            "unit": entry.unit,
+            "unit": entry.unit_in(self.lengths),
             "higher_is_better": entry.higher_is_better,
             "clients": clients,
             "summaries": [dataclasses.asdict(summarise_row(row, metric, clients)) for row in self.sheet.rows],

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from wardround import papers
 from wardround.comparison.grid import Row, checked
+from wardround.comparison.sweep import dotted
 from wardround.config import apply_override
 from wardround.errors import ConfigError
 from wardround.metrics import METRICS
@@ -21,6 +22,7 @@ from wardround.yaml_file import read_yaml
 log = logging.getLogger(__name__)
 
 SHARES = ("share", "percent")  # what can stand beside our numbers, which are shares
+NAMES = ("method.name", "objective.name", "model.name")
 OURS = {"merged test set": WEIGHTED}  # all test cases pooled: every case counts the same
 
 
@@ -64,12 +66,36 @@ def preset_rows(
         if lacking:
             notes.append(f"Not run: {cell.label} ({lacking.rstrip('.')}).")
         else:
-            rows.append(Row(cell.label, settings, dict(cell.changes)))
+            rows.append(Row(relabelled(cell, settings), settings, dict(cell.changes)))
     if not rows:
         raise ConfigError(f"{preset.name}: nothing can be run. {' '.join(notes[:1])}".strip())
     for note in notes:
         log.warning("%s", note)
     return rows, list(preset.datasets[chosen].seeds), notes
+
+
+def relabelled(cell: papers.Cell, settings: Mapping[str, Any]) -> str:
+    """The paper's label; where --set changed what the row stands for, with what is run instead.
+
+    Such a row has no printed numbers: those are found by the paper's label.
+    """
+    stands_for = dict.fromkeys([*NAMES, *dotted(cell.changes)])
+    now = {key: setting(settings, key) for key in stands_for}
+    changed = {key: value for key, value in now.items() if value != setting(cell.settings, key)}
+    told = {
+        key: "default" if value is None else value
+        for key, value in changed.items()
+        if value is not None or f"{key.partition('.')[0]}.name" not in changed  # settings of the old name
+    }
+    return f"{cell.label} ({papers.in_words(told)})" if told else cell.label
+
+
+def setting(settings: Mapping[str, Any], key: str) -> Any:
+    """What stands at a dotted name, or None."""
+    found: Any = settings
+    for part in key.split("."):
+        found = found.get(part) if isinstance(found, Mapping) else None
+    return found
 
 
 def missing(settings: dict[str, Any]) -> str:

@@ -40,6 +40,10 @@ class Batch:
     def __len__(self) -> int:
         return len(self.image)
 
+    def part(self, first: int, last: int) -> Batch:
+        """Some of its cases, the last not among them."""
+        return Batch(self.image[first:last], self.label[first:last])
+
 
 def sent(tensor: Tensor, device: torch.device) -> Tensor:
     """A small tensor on its way to the device; a GPU is not waited for."""

@@ -277,5 +277,5 @@ def _version(folder: Path) -> str:
 def _num_bytes(parcel: Parcel) -> int:
     try:
         return parcel.num_bytes
-    except Exception:
+    except (TypeError, ValueError, AttributeError, RecursionError):  # no JSON, or no arrays
         raise Refused("the request holds something else than plain JSON and numeric arrays") from None

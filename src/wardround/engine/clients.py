@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from wardround.config import Config
 from wardround.data.cases import Batch, ClientData, Split
 from wardround.engine.checkpoint import Standing
+from wardround.engine.device import out_of_memory
 from wardround.engine.gate import (
     Registration,
     complaint,
@@ -148,8 +149,6 @@ class Client:
         stream = ("train", self.name, self.round, *(["second"] if second else []))
         moments = "optimizer_second" if second else "optimizer"
         where = f"round {self.round + 1}, client '{self.name}', train"
-        if "global" in self._needs and bench.device.type != "cpu":
-            start = start.to(bench.device)  # model and reference both take it from there
         fitted = self._fitting(
             self.data.train if split is None else split,
             start,
@@ -186,8 +185,12 @@ class Client:
         bench = self._bench
         least = bench.objective.least_together
         try:
+            if "global" in self._needs and bench.device.type != "cpu":
+                start = start.to(bench.device)  # model and reference both take it from there
             return bench.fit(split, start, context=self._context(start, second), **how)
-        except torch.OutOfMemoryError:
+        except RuntimeError as error:
+            if not out_of_memory(error):
+                raise
             together = min(bench.micro_batch or how["batch_size"], how["batch_size"])
         if together <= least:
             few = (
@@ -239,6 +242,11 @@ class Client:
         return self._bench.predictions(
             in_order(split, self._config.evaluate.batch_size), params, self.memory.get("own")
         )
+
+    def kept_model(self) -> Params | None:
+        """The whole model of a client that shares none of it, as models travel; None before its first."""
+        own = self.memory.get("own")
+        return None if own is None else self._bench.as_sent(own)  # kept as the network has it
 
     def with_own_statistics(self, params: Params) -> Params:
         """The params with running statistics measured on this client's training images, without labels."""
@@ -328,8 +336,8 @@ class Clients:
 
     names: everyone who registered, sorted; present: who takes part in this round; taking_part: who ever
     does, None for everybody; sizes: training cases of each who does; tasks: the method's, and what a reply
-    to them may hold beside the model; judge: the method's own complaint about a reply, if any; standing:
-    goes with every request.
+    to them may hold beside the model; most_steps: how many a round so many cases make at most; judge: the
+    method's own complaint about a reply, if any; standing: goes with every request.
     """
 
     def __init__(
@@ -341,6 +349,7 @@ class Clients:
         min_clients: int,
         taking_part: Collection[str] | None = None,
         tasks: Mapping[str, frozenset[str]] | None = None,
+        most_steps: Callable[[int], int] | None = None,
         judge: Callable[[str, Message, Registration], str | None] | None = None,
         on_reply: Callable[[str, Reply], None] | None = None,
     ) -> None:
@@ -354,6 +363,7 @@ class Clients:
         self._transport = transport
         self._min_clients = min_clients
         self._tasks = tasks or {}
+        self._most_steps = most_steps
         self._judge = judge
         self._on_reply = on_reply
 
@@ -448,7 +458,8 @@ class Clients:
         if task == "evaluate":  # surface distances may rightly be infinite
             return None
         if task == "train":
-            reason = complaint(registration, answer.message, answer.num_examples, answer.num_steps)
+            most = None if self._most_steps is None else self._most_steps(registration.num_train)
+            reason = complaint(registration, answer.message, answer.num_examples, answer.num_steps, most)
         elif task == "norm_stats":
             reason = count_complaint("num_examples", answer.num_examples, 0, registration.num_train)
             reason = reason or variance_complaint(answer.message.extras.get("stats"))

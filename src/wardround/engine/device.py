@@ -187,3 +187,11 @@ def threads_for(settings: ComputeSettings, workers: int) -> int:
 def set_threads(threads: int) -> None:
     """Fix the number of torch threads, so that sums are formed in the same order every time."""
     torch.set_num_threads(threads)
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether that is what went wrong; some libraries say it in words alone."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    text = str(error).lower()
+    return "out of memory" in text or "can't allocate memory" in text or "not enough memory" in text

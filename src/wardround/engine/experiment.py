@@ -9,13 +9,14 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Protocol
 
 import torch
 import yaml
 
 from wardround.aggregation.mean import mean
-from wardround.aggregation.weights import by_samples
+from wardround.aggregation.weights import by_samples, weights_complaint
 from wardround.config import Config
 from wardround.data.federation import Federation, open_federation
 from wardround.data.roles import NOT_HOSPITALS, POOLED, PROXY
@@ -26,6 +27,7 @@ from wardround.engine.device import choose, choose_device, cores, set_threads
 from wardround.engine.evaluation import Evaluation, gather
 from wardround.engine.gate import content_complaint, params_complaint
 from wardround.engine.host import Host, InProcess, Spilling, compute_for, network_for
+from wardround.engine.lengths import lengths_at_hospitals, lengths_here
 from wardround.engine.placement import Placement, place
 from wardround.engine.run_folder import LOCK, RUN_ENTRIES, check_folder, environment
 from wardround.engine.seeding import generator
@@ -33,7 +35,7 @@ from wardround.engine.workers import Workers
 from wardround.errors import ConfigError, TooFewClients, WardroundError
 from wardround.files import taken, write_json, write_text
 from wardround.messages import Message, ServerState
-from wardround.metrics import METRICS
+from wardround.metrics import METRICS, MM
 from wardround.models.base import Segmenter
 from wardround.models.norm import from_moments, running_stats, to_moments
 from wardround.models.start_weights import Match
@@ -94,7 +96,8 @@ class Outcome:
     """What a finished (or stopped) run holds.
 
     status: done, or stopped (by the user, with a checkpoint); cross_site: model of one client on the
-    test cases of another; troubles: replies lost or refused after the last round, "task/client": reason.
+    test cases of another; troubles: replies lost or refused after the last round, "task/client": reason;
+    lengths: what distances are in.
     """
 
     status: str
@@ -103,6 +106,7 @@ class Outcome:
     test: Evaluation | None = None
     cross_site: dict[str, Evaluation] = field(default_factory=dict)
     troubles: dict[str, str] = field(default_factory=dict)
+    lengths: str = MM
 
 
 class Experiment:
@@ -128,8 +132,8 @@ class Experiment:
         self.listener = listener or Silent()
         self.stop_requested = False
         choose_device(config.compute)  # refused before anything is written
-        self._warnings = config.build_objective().warnings(config)
-        self._warnings += self.method.warnings(config, self._fresh_model())
+        self._method_warnings = self.method.warnings(config, self._fresh_model())
+        self._warnings = [*config.build_objective().warnings(config), *self._method_warnings]
         self._names = [*self.federation.names, *([POOLED] if self.method.pooled else [])]
         if "proxy" in self.method.needs and self.federation.proxy is not None:
             self._names.append(PROXY)
@@ -140,10 +144,13 @@ class Experiment:
     def run(self, *, resume: bool = False, overwrite: bool = False) -> Outcome:
         """Do all rounds that are left, then the test; everything lands in the run folder."""
         self._open_folder(resume, overwrite)
+        for warning in self._method_warnings:  # the objective's were told with the configuration
+            log.warning("%s", warning)
         with self._locked():
             set_threads(self.config.compute.threads or cores())
             self.federation.get_ready()  # once, on all cores, before worker processes ask for it
             self._write_preparation()
+            self._lengths = self._lengths_of_cases()
             placement = self._place(resume)
             egress = Egress(self.folder / "egress.jsonl")
             self._transport = self._hospitals or self._open_transport(placement)
@@ -203,6 +210,12 @@ class Experiment:
 
         Preparation.of(self.federation).save(self.folder / PREPARATION)
 
+    def _lengths_of_cases(self) -> str:
+        """What distances are in, for the tables."""
+        if self._hospitals is not None:
+            return lengths_at_hospitals(self.federation)
+        return lengths_here(self.config.data)
+
     @contextmanager
     def _locked(self) -> Iterator[None]:
         """Two processes must not write one run."""
@@ -249,6 +262,7 @@ class Experiment:
             min_clients=self.config.min_clients,
             taking_part=None if isinstance(self.config.participation, float) else self.config.participation,
             tasks=dict.fromkeys(self.method.tasks, self.method.up),
+            most_steps=partial(self.method.most_steps, self.config),
             judge=self.method.complaint,
             on_reply=egress.record,
         )
@@ -339,8 +353,9 @@ class Experiment:
         while state.round < config.rounds:
             if self.stop_requested:
                 egress.flush()
-                tracking.on_end(self._write_result(Outcome("stopped", state, progress)))
-                return Outcome("stopped", state, progress)
+                stopped = Outcome("stopped", state, progress, lengths=self._lengths)
+                tracking.on_end(self._write_result(stopped))
+                return stopped
             started = time.perf_counter()
             number = state.round
             egress.round = number + 1
@@ -472,7 +487,7 @@ class Experiment:
         clients.begin_round(state.round, [])
         egress.round, egress.phase = state.round, "test"
         test = self._evaluate(clients, params, "test", settings.metrics, **chosen)
-        outcome = Outcome("done", state, progress, test)
+        outcome = Outcome("done", state, progress, test, lengths=self._lengths)
         if settings.cross_site:
             outcome.cross_site = self._cross_site(clients, params, chosen)
         write_text(self.folder / "cases.csv", case_rows(test, settings.metrics).csv())
@@ -560,6 +575,7 @@ class Experiment:
             "best_validation": progress.best_value,
             "tested_model": self.config.evaluate.model,
             "test": test.as_dict() if test is not None else None,
+            "lengths": outcome.lengths,
             "cross_site": {name: entry.as_dict() for name, entry in outcome.cross_site.items()},
             "num_refused": sum(len(record["refused"]) for record in records),
             "num_lost": sum(len(record["lost"]) for record in records),
@@ -576,6 +592,9 @@ def state_complaint(before: ServerState, after: Any) -> str | None:
         return f"run_round returned {type(after).__name__}, not the next state; return state.next(...)"
     if after.round != before.round + 1:
         return "run_round returned a state of the same round; return state.next(...)"
+    odd = weights_complaint(after.notes.get("weights", {}))
+    if odd is not None:  # before the tensors, which they spoil
+        return odd
     specs = {name: before.params.spec(name) for name in before.params}
     return params_complaint(specs, after.params) or content_complaint(Message(params=after.params))
 

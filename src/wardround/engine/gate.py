@@ -82,11 +82,13 @@ def count(value: Any) -> int:
     return value
 
 
-def complaint(registration: Registration, message: Message, num_examples: Any, num_steps: Any) -> str | None:
-    """Why a training reply cannot be used, or None."""
+def complaint(
+    registration: Registration, message: Message, num_examples: Any, num_steps: Any, most_steps: int | None
+) -> str | None:
+    """Why a training reply cannot be used, or None. most_steps: what was asked for, None: any number."""
     return (
         count_complaint("num_examples", num_examples, 1, registration.num_train)
-        or count_complaint("num_steps", num_steps, 0, None)
+        or steps_complaint(num_steps, most_steps, registration.num_train)
         or params_complaint(registration.tensors, message.params)
         or variance_complaint(message.params)
     )
@@ -101,6 +103,18 @@ def count_complaint(name: str, value: Any, least: int, most: int | None) -> str 
     if most is not None and value > most:
         return f"{name} is {value}, but the client registered {most}"
     return None
+
+
+def steps_complaint(num_steps: Any, most: int | None, num_train: int) -> str | None:
+    """Steps become factors (FedNova), so a client cannot have taken more than it was asked for."""
+    reason = count_complaint("num_steps", num_steps, 0, None)
+    if reason is not None or most is None or num_steps <= most:
+        return reason
+    cases = "case makes" if num_train == 1 else "cases make"
+    return (
+        f"num_steps is {num_steps}, but its {num_train} {cases} at most {most} a round; a method that trains "
+        "longer says so in most_steps"
+    )
 
 
 def params_complaint(expected: Mapping[str, Spec], params: Params | None) -> str | None:

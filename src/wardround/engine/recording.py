@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from wardround.data.cases import Batch
+from wardround.engine.device import out_of_memory
 from wardround.losses.objective import Context
 from wardround.models.base import Output, Segmenter
 
@@ -48,9 +49,11 @@ class Tape:
         """As written, on the stream that recordings are made on."""
         here = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(here)
-        with torch.cuda.stream(self._stream):
-            yield
-        here.wait_stream(self._stream)
+        try:
+            with torch.cuda.stream(self._stream):
+                yield
+        finally:
+            here.wait_stream(self._stream)
 
     def record(self, work: Callable[[], None], what: str) -> torch.cuda.CUDAGraph | None:
         """Record what `work` launches; nothing is computed by it. None where it cannot be recorded."""
@@ -61,10 +64,11 @@ class Tape:
             torch.cuda.synchronize(self._device)
             # other threads may use the GPU meanwhile: the ledger reads the last client's reply
             how = {"pool": self._pool, "stream": self._stream, "capture_error_mode": "thread_local"}
-            with torch.cuda.graph(graph, **how):
+            here = torch.cuda.current_stream(self._device)
+            with torch.cuda.stream(here), torch.cuda.graph(graph, **how):  # back here, even if it fails
                 work()
         except RuntimeError as error:
-            if isinstance(error, torch.OutOfMemoryError):
+            if out_of_memory(error):
                 raise
             log.warning("%s cannot be recorded (%s); they run as written", what, str(error).split("\n")[0])
             return None
@@ -108,6 +112,7 @@ class RecordedSteps:
 
     def backward(self, batch: Batch, context: Context, loss: Loss) -> Tensor:
         """Fresh gradients of the loss on a batch, and its value."""
+        context.output = Output(batch.image)  # lets go of the last pass, whose stream may differ
         key = self._key(batch, context)
         if key is None or not self._names <= context.memory.keys():
             return self._as_written(batch, context, loss)  # a client's first step makes its state
@@ -159,7 +164,6 @@ class RecordedSteps:
         given = [None if features is None else features.clone() for features in kept]
         terms, view = context.terms, context.second_view
         context.terms, context.second_view = {}, second
-        context.output = Output(held.image)  # lets go of the last pass, whose streams differ
         context.make_again()
         for reference, features in zip(references, given, strict=True):
             reference.given = None if features is None else (held.image, features)

@@ -21,7 +21,7 @@ from wardround.data.augment import Augmentation
 from wardround.data.cases import Batch, Split
 from wardround.data.resident import free_memory
 from wardround.engine import optimizers
-from wardround.engine.device import Compute
+from wardround.engine.device import Compute, out_of_memory
 from wardround.engine.optimizers import OptimizerSettings
 from wardround.engine.passes import Passes
 from wardround.engine.recording import Recorder
@@ -171,9 +171,9 @@ class Workbench:
         params = Params.of(self.model)
         return Params(to_moments(params, self.stats)) if self.bn_stats == "pooled" else params
 
-    def as_sent(self, statistics: Params) -> Params:
-        """Running statistics as they travel."""
-        return Params(to_moments(statistics, self.stats)) if self.bn_stats == "pooled" else statistics
+    def as_sent(self, tensors: Params) -> Params:
+        """Tensors of the network as they travel, running statistics among them."""
+        return Params(to_moments(tensors, self.stats)) if self.bn_stats == "pooled" else tensors
 
     def with_own(self, params: Params, memory: Mapping[str, Any]) -> Params:
         """A client's personal model as it would travel; its own tensors are kept as the network has them."""
@@ -208,25 +208,31 @@ class Workbench:
                 there = {name: self._laid_out(tensor.to(self.device)) for name, tensor in tensors.items()}
                 forward = partial(torch.func.functional_call, self.model, there)
             for batch in batches:
-                with torch.no_grad(), self.autocast():
-                    logits = self._in_pieces(forward, self._laid_out(batch.image))
-                yield logits.float().contiguous(), batch
+                yield from self._in_pieces(forward, batch)
         finally:
             self.model.train(was_training)
 
-    def _in_pieces(self, forward: Callable[[Tensor], Tensor], image: Tensor) -> Tensor:
+    def _in_pieces(self, forward: Callable[[Tensor], Tensor], batch: Batch) -> Iterator[tuple[Tensor, Batch]]:
         """The logits of a batch; where memory runs out, of half as many cases at a time from then on."""
-        while True:
-            piece = min(self._judged_at_once or len(image), len(image))
+        done = 0
+        while done < len(batch):
+            piece = min(self._judged_at_once or len(batch), len(batch))
+            part = batch if piece == len(batch) else batch.part(done, done + piece)
             try:
-                parts = [forward(image[first : first + piece]) for first in range(0, len(image), piece)]
-                return parts[0] if len(parts) == 1 else torch.cat(parts)
-            except torch.OutOfMemoryError:
+                with torch.no_grad(), self.autocast():
+                    logits = forward(self._laid_out(part.image)).float().contiguous()
+            except RuntimeError as error:
+                if not out_of_memory(error):
+                    raise
                 if piece == 1:
                     raise ClientError(
                         f"evaluation: one case alone does not fit into the memory of {self.device}. Try a "
                         "smaller image or network, or compute.resident: host."
                     ) from None
+            else:
+                done += len(part)
+                yield logits, part
+                continue
             self._judged_at_once = -(-piece // 2)
             self._free_recordings()
             log.warning(

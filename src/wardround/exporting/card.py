@@ -19,7 +19,7 @@ from wardround.exporting.package import Package
 from wardround.files import write_text
 from wardround.methods import METHODS, OBJECTIVES
 from wardround.methods.base import Method
-from wardround.metrics import METRICS
+from wardround.metrics import METRICS, PX
 from wardround.models import MODELS
 from wardround.reporting.report.facts import mapping, number
 from wardround.reporting.statistics import Interval, Scores, bootstrap, client_mean
@@ -91,7 +91,7 @@ def intended_use(package: Package) -> Iterator[str]:
         ),
         ("seen at once", "whole image" if preparation.window is None else f"{by(preparation.window)} voxels"),
     ]
-    if preparation.spacing is not None:
+    if preparation.spacing is not None and package.run.lengths != PX:
         low, high = (" x ".join(f"{side:.3g}" for side in sides) for sides in preparation.spacing)
         rows.append(("voxels of the training scans", f"{low} to {high} mm"))
     yield listed(rows)
@@ -204,7 +204,7 @@ def metric_results(package: Package, metric: str) -> Iterator[str]:
             ]
         )
     better = {True: "higher is better", False: "lower is better", None: f"{entry.best:g} is best"}
-    yield f"### {entry.title}, {better[entry.higher_is_better]}"
+    yield f"### {entry.title_in(run.lengths)}, {better[entry.higher_is_better]}"
     heads = ["site", "mean", "95 % interval", "values", "infinite"]
     yield Table("", heads, [plain(row) for row in rows]).markdown()
 
@@ -315,11 +315,11 @@ def worst_cases(package: Package) -> Iterator[str]:
     for metric in run.metrics:
         scores = {key: v for key, v in run.cases.get(metric, {}).items() if not math.isnan(v)}
         if scores:
-            entry = METRICS[metric]
+            title = METRICS[metric].title_in(run.lengths)
             ranked = sorted(scores.items(), key=lambda item: -badness(metric, item[1]))[:WORST_CASES]
             rows = [[package.names.get(k.client, k.client), k.region, value] for k, value in ranked]
-            yield f"The {len(rows)} worst test values of {entry.title}:"
-            yield Table("", ["site", "structure", entry.title], plain_rows(rows)).markdown()
+            yield f"The {len(rows)} worst test values of {title}:"
+            yield Table("", ["site", "structure", title], plain_rows(rows)).markdown()
 
 
 def weak_sites(package: Package) -> Iterator[str]:

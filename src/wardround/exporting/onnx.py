@@ -270,11 +270,11 @@ def one_size(network: Segmenter, shape: Sequence[int]) -> str | None:
     with torch.no_grad():
         try:
             copied(torch.zeros(*block, device="meta"))
-        except Exception:
+        except Exception:  # somebody's forward pass may raise anything
             return None  # a network that needs numbers, or another mistake
         try:
             copied(torch.zeros(*shape, device="meta"))
-        except Exception:
+        except Exception:  # it ran a block, so whatever it says now is about the size
             return f"it takes images of up to {'x'.join(map(str, block[2:]))} alone"
     return None
 

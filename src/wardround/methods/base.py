@@ -47,7 +47,7 @@ class Method:
     secure_sum: ClassVar[bool] = True  # works when the server sees only the weighted sum of updates
     needs: ClassVar[frozenset[str]] = (
         frozenset()
-    )  # features, decoder, global, previous, validation, proxy, full, state
+    )  # features, decoder, global, previous, validation, proxy, state; full: made for all clients every round
     tasks: ClassVar[tuple[str, ...]] = ("train",)  # functions a client may be asked for
     up: ClassVar[frozenset[str]] = frozenset()  # extras and scalars a reply may hold; the gate refuses others
     pooled: ClassVar[bool] = False  # trains on the union of all cases, as a reference only
@@ -84,6 +84,10 @@ class Method:
     def complaint(self, task: str, message: Message, registration: Registration) -> str | None:
         """Why a reply's extras or scalars cannot be used, or None; the gate asks after its own checks."""
         return None
+
+    def most_steps(self, config: Config, num_train: int) -> int:
+        """The most local steps a reply may report; more where `train` fits for `epochs` of its own."""
+        return config.local_epochs * -(-num_train // config.batch_size)
 
     # Client
 

@@ -97,7 +97,7 @@ class FedProto(Method):
     # Client
 
     def train(self, client: Client, message: Message) -> Message:
-        start = message.params if self.aggregate_weights else client.memory.get("own", message.params)
+        start = message.params if self.aggregate_weights else client.kept_model() or message.params
         assert start is not None and isinstance(client.model, Segmenter)
         num_classes, last_epoch = max(2, client.model.num_outputs), client.local_epochs - 1
         received = message.extras.get("prototypes", Params()).to(client.device)

@@ -39,7 +39,7 @@ class Local(Method):
         return state.next(memory={"started": sorted(started | {reply.client for reply in replies})})
 
     def train(self, client: Client, message: Message) -> Message:
-        client.fit(start=client.memory["own"] if "own" in client.memory else given(message))
+        client.fit(start=client.kept_model() or given(message))
         return Message()
 
     def shared(self, model: nn.Module) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -52,6 +52,24 @@ __all__ = [
 ]
 
 
+MM, PX, MM_OR_PX = "mm", "px", "mm or px"  # what distances are in; pictures have no millimetres
+UNITS: dict[str, dict[str, str]] = {
+    "mm": {MM: "mm", PX: "px", MM_OR_PX: "mm or px"},
+    "ml": {MM: "ml", PX: "1000 px", MM_OR_PX: "ml or 1000 px"},
+}
+BOTH = "Where a file tells no spacing, distances are in pixels (px), else in mm."
+
+
+def lengths_together(found: Iterable[str]) -> str:
+    """What distances of several cases or runs are in, together; mm where there are none.
+
+    >>> lengths_together(["px", "px"]), lengths_together(["mm", "px"]), lengths_together([])
+    ('px', 'mm or px', 'mm')
+    """
+    kinds = set(found)
+    return MM_OR_PX if len(kinds) > 1 else next(iter(kinds), MM)
+
+
 @dataclass(frozen=True, eq=False)
 class Comparison:
     """The masks of a region; masks, counts and distances are found when first asked for, and kept.
@@ -89,7 +107,7 @@ class Metric:
     """A number that says how alike two masks are.
 
     best: its value for two equal masks. higher_is_better: None for signed differences, where the
-    value closest to `best` is better. unit: "" for a plain number.
+    value closest to `best` is better. unit: of cases with a spacing, "" for a plain number.
     """
 
     name: str
@@ -100,10 +118,14 @@ class Metric:
     is_surface: bool
     of: Callable[[Comparison], float]
 
-    @property
-    def title(self) -> str:
-        """The heading of a table's column: `HD95 (mm)`."""
-        return f"{self.label} ({self.unit})" if self.unit else self.label
+    def title_in(self, lengths: str = MM) -> str:
+        """The heading of a table's column: `HD95 (mm)`. lengths: what distances of the cases are in."""
+        unit = self.unit_in(lengths)
+        return f"{self.label} ({unit})" if unit else self.label
+
+    def unit_in(self, lengths: str = MM) -> str:
+        """Its unit where distances are in mm, in px, or in one or the other; "" where that is not known."""
+        return UNITS.get(self.unit, {}).get(lengths, "")
 
 
 def _share(name: str, label: str, of: Callable[[Comparison], float], is_surface: bool = False) -> Metric:

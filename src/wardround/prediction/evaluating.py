@@ -38,7 +38,7 @@ from wardround.data.slices import CUT_FROM, content_of
 from wardround.engine.evaluation import Evaluation, column
 from wardround.errors import ConfigError, DataError, WardroundError
 from wardround.files import file_name, jsonable, write_json, write_text
-from wardround.metrics import METRICS, measure
+from wardround.metrics import METRICS, MM, PX, lengths_together, measure
 from wardround.metrics.summary import across_clients, summarise
 from wardround.prediction.inputs import Problem, Scan
 from wardround.prediction.predicting import Predictor
@@ -69,18 +69,19 @@ class Labelled:
 
 @dataclass
 class Judged:
-    """What an evaluation found; cases: centre -> one row a case."""
+    """What an evaluation found; cases: centre -> one row a case; lengths: what distances are in."""
 
     folder: Path
     evaluation: Evaluation
     metrics: tuple[str, ...]
     title: str
+    lengths: str = MM
     problems: list[Problem] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     @property
     def table(self) -> Table:
-        return client_table(self.evaluation, self.metrics, self.title)
+        return client_table(self.evaluation, self.metrics, self.title, self.lengths)
 
     @property
     def num_cases(self) -> int:
@@ -95,6 +96,10 @@ class Judged:
                 "summary": self.evaluation.as_dict(),
                 "uncertainty": {
                     centre: {row["case"]: row["uncertainty"] for row in rows}
+                    for centre, rows in self.evaluation.cases.items()
+                },
+                "warnings": {
+                    centre: {row["case"]: row["warnings"] for row in rows if row["warnings"]}
                     for centre, rows in self.evaluation.cases.items()
                 },
                 "problems": by_input(self.problems),
@@ -156,6 +161,7 @@ def evaluate(
     if not any(rows.values()):
         reason = judged.problems[0].reason if judged.problems else "It has none."
         raise DataError(f"{path}: none of {len(labelled.entries)} cases could be judged. {reason}")
+    judged.lengths = lengths_together(row["lengths"] for found in rows.values() for row in found)
     judged.evaluation = summarised({name: found for name, found in rows.items() if found}, judged.metrics)
     write(judged, predictor, path, which if len(labelled.entries) == every else "unseen")
     if report:
@@ -463,7 +469,13 @@ def judge(predictor: Predictor, entry: Entry, classes: Mapping[str, tuple[int, .
         empty_policy=settings.empty_policy,
         surface_penalty=settings.surface_penalty,
     )
-    return {"case": entry.name, "regions": scores, "uncertainty": prediction.doubt}
+    return {
+        "case": entry.name,
+        "regions": scores,
+        "uncertainty": prediction.doubt,
+        "warnings": list(prediction.warnings),
+        "lengths": PX if prediction.affine is None else MM,
+    }
 
 
 def numbers_of(mask: NDArray[np.uint8], values: Sequence[int]) -> NDArray[np.uint8]:
@@ -526,6 +538,7 @@ def write(judged: Judged, predictor: Predictor, data: Path, split: str) -> None:
         "best_validation": math.nan,
         "tested_model": model.config.evaluate.model,
         "test": judged.evaluation.as_dict(),
+        "lengths": judged.lengths,
         "cross_site": {},
         "num_refused": 0,
         "num_lost": 0,

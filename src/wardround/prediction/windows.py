@@ -19,6 +19,7 @@ import torch
 from monai.inferers.utils import sliding_window_inference
 from torch import Tensor, nn
 
+from wardround.engine.device import out_of_memory
 from wardround.errors import DataError
 
 log = logging.getLogger(__name__)
@@ -145,13 +146,6 @@ class Forward:
             self.model.to("cpu")
             return Plan(torch.device("cpu"), self._wanted, 1)
         raise DataError(f"a scan of {by(spatial)} voxels does not fit into memory, even in small parts.")
-
-
-def out_of_memory(error: BaseException) -> bool:
-    if isinstance(error, MemoryError | torch.OutOfMemoryError):
-        return True
-    text = str(error).lower()
-    return "out of memory" in text or "can't allocate memory" in text or "not enough memory" in text
 
 
 def num_windows(spatial: Sequence[int], window: Sequence[int]) -> int:

@@ -9,6 +9,8 @@ from typing import Any, get_type_hints
 from wardround.methods import METHODS, OBJECTIVES
 from wardround.reporting.tables import Table
 
+FULL = "every client in every round; with fewer the absent keep their weight, and the run warns"
+
 
 def method_list() -> Table:
     rows = [
@@ -38,7 +40,8 @@ def method_card(name: str) -> Table:
             "kind": kind.kind,
             "sends beyond the model": kind.sends,
             "names in its replies": ", ".join(sorted(kind.up)),
-            "needs": ", ".join(sorted(kind.needs)),
+            "needs": ", ".join(sorted(kind.needs - {"full"})),
+            "made for": FULL if "full" in kind.needs else "",
             "works under secure summation": "yes" if kind.secure_sum else "no",
             "default objective": kind.objective,
         },

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from wardround.engine.evaluation import Evaluation
-from wardround.metrics import METRICS, Summary
+from wardround.metrics import BOTH, METRICS, MM, MM_OR_PX, Summary
 from wardround.reporting.scores import RowStatistics, RowSummary, Sheet, Statistics, spread, summarise_row
 from wardround.reporting.statistics import distance_to_best
 from wardround.reporting.tables import PValue, Spread, Table
@@ -55,7 +55,8 @@ def score_table(sheet: Sheet, metric: str) -> Table:
         if any(heading in printed for heading in headings):
             rows.append([f"{summary.label}, published", *(printed.get(heading, "") for heading in headings)])
     entry = METRICS[metric]
-    title = f"{sheet.title}: test {entry.title}" + (" at clients that took no part" if sheet.held_out else "")
+    title = f"{sheet.title}: test {entry.title_in(sheet.lengths)}"
+    title += " at clients that took no part" if sheet.held_out else ""
     return Table(title, ["method", *headings], rows, score_caption(sheet, metric, summaries), WIDTH)
 
 
@@ -127,6 +128,8 @@ def score_caption(sheet: Sheet, metric: str, summaries: Sequence[RowSummary]) ->
     sentences.append(missing_values(summaries))
     sentences.append(stated("Empty masks", EMPTY, {row.label: row.empty_policy for row in sheet.rows}))
     sentences.append(stated("Tested", TESTED, {row.label: row.tested for row in sheet.rows}))
+    if sheet.lengths == MM_OR_PX and METRICS[metric].unit:
+        sentences.append(BOTH)
     infinite = any(summary.num_infinite for summary in summaries)
     if infinite:
         sentences.append(FLATTERS)
@@ -237,7 +240,10 @@ def joined(scores: Table, tests: Table) -> Table:
 
 
 def cross_site_table(
-    runs: Mapping[str, Sequence[Mapping[str, Evaluation]]], metric: str, title: str = "Cross-site"
+    runs: Mapping[str, Sequence[Mapping[str, Evaluation]]],
+    metric: str,
+    title: str = "Cross-site",
+    lengths: str = MM,
 ) -> Table:
     """The model of each client (row) on the test cases of each client (column).
 
@@ -262,7 +268,7 @@ def cross_site_table(
     if any(isinstance(value, Spread) and value.num_infinite for row in rows for value in row):
         caption += f" {FLATTERS}"
     columns = ["method", "model of", *(f"at {site}" for site in sites), "elsewhere"]
-    return Table(f"{title}: {METRICS[metric].title}", columns, rows, caption, WIDTH)
+    return Table(f"{title}: {METRICS[metric].title_in(lengths)}", columns, rows, caption, WIDTH)
 
 
 def over_runs(found: Sequence[Summary]) -> Spread:

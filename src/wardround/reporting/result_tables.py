@@ -7,12 +7,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from wardround.engine.evaluation import Evaluation
-from wardround.metrics import METRICS
+from wardround.metrics import BOTH, METRICS, MM, MM_OR_PX
 from wardround.reporting.tables import Table
 
 
-def client_table(evaluation: Evaluation, metrics: Sequence[str], title: str) -> Table:
-    """One row a client, then mean, SD between clients, weighted mean and worst."""
+def client_table(evaluation: Evaluation, metrics: Sequence[str], title: str, lengths: str = MM) -> Table:
+    """One row a client, then mean, SD between clients, weighted mean and worst.
+
+    lengths: what distances are in.
+    """
     clients = list(next(iter(evaluation.clients.values()), {}))
     rows: list[list[Any]] = [
         [name, *(evaluation.clients[metric][name].mean for metric in metrics)] for name in clients
@@ -22,7 +25,10 @@ def client_table(evaluation: Evaluation, metrics: Sequence[str], title: str) -> 
     rows.append(["SD between clients", *(entry.sd for entry in overall)])
     rows.append(["weighted mean", *(entry.weighted_mean for entry in overall)])
     rows.append(["worst client", *(worst_value(entry) for entry in overall)])
-    return Table(title, ["client", *(METRICS[m].title for m in metrics)], rows, counts(evaluation, metrics))
+    caption = counts(evaluation, metrics)
+    if lengths == MM_OR_PX and any(METRICS[metric].unit for metric in metrics):
+        caption += f" {BOTH}"
+    return Table(title, ["client", *(METRICS[m].title_in(lengths) for m in metrics)], rows, caption)
 
 
 def worst_value(entry: Any) -> float:

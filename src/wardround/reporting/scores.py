@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from wardround.errors import CheckpointError, ConfigError
-from wardround.metrics import METRICS, ClientsSummary, across_clients, summarise
+from wardround.metrics import METRICS, MM, ClientsSummary, across_clients, summarise
 from wardround.reporting.statistics import (
     RESAMPLES,
     SEED,
@@ -92,7 +92,7 @@ class Sheet:
     """A comparison's scores.
 
     expected: how many replicates each row should have; over: what they are ("seeds", "seeds and folds");
-    held_out: whether scores are of clients that took no part in training;
+    held_out: whether scores are of clients that took no part in training; lengths: what distances are in;
     published: label -> metric -> column -> printed value, for a paper's table; notes: for the caption.
     """
 
@@ -105,6 +105,7 @@ class Sheet:
     held_out: bool = False
     published: Mapping[str, Mapping[str, Mapping[str, Spread]]] = field(default_factory=dict)
     notes: Sequence[str] = ()
+    lengths: str = MM
 
     def row(self, label: str) -> RowScores:
         return row_called(label, self.rows)

@@ -294,7 +294,7 @@ def write_page(folder: Path) -> None:
 
     try:
         write_report([folder])
-    except Exception:
+    except Exception:  # the run is done and safe; whatever is wrong is the page's alone, and logged in full
         log.warning("the report could not be written; try: wardround report %s", folder, exc_info=True)
 
 

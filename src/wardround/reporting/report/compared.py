@@ -36,11 +36,11 @@ def headline(group: Group, prefix: str) -> Html:
     parts += group.notes
     if group.kind == "run" and group.runs[0].test is not None:
         title = capital(f"{group.tested}scores of each client")
-        table = client_table(group.runs[0].test, group.metrics, title)
+        table = client_table(group.runs[0].test, group.metrics, title, sheet.lengths)
         parts.append(table_html(table, fixed=SUMS))
     else:
         for metric in group.metrics:
-            title = capital(f"{group.tested}{METRICS[metric].title}")
+            title = capital(f"{group.tested}{METRICS[metric].title_in(sheet.lengths)}")
             parts.append(table_html(titled(score_table(sheet, metric), title)))
             if len(sheet.rows) > 1:
                 tests = significance_table(sheet, tested[metric])
@@ -95,9 +95,10 @@ def capital(text: str) -> str:
 def beside(group: Group, prefix: str) -> Html:
     """All rows in one picture: how they learned, and every case."""
     sheet = group.sheet
+    lengths = "" if sheet is None else sheet.lengths
     charts = [
         line_chart(
-            f"Validation {METRICS[metric].title}, mean over clients",
+            f"Validation {METRICS[metric].title_in(lengths)}, mean over clients",
             lines, within=limits(metric), with_table=True, class_="wide",
         )
         for metric, lines in group.curves.items()
@@ -109,7 +110,8 @@ def beside(group: Group, prefix: str) -> Html:
         places = places_of(clients)
         rows = {row.label: spots_of(row, metric, places) for row in sheet.rows if row.replicates}
         many = has_regions(key for row in sheet.rows for part in row.scores(metric) for key in part)
-        title = capital(f"{group.tested}{METRICS[metric].title} of every case{' and region' * many}")
+        what = METRICS[metric].title_in(lengths)
+        title = capital(f"{group.tested}{what} of every case{' and region' * many}")
         chart = strip_chart(title, rows, within=limits(metric), worst=badness(metric), class_="wide")
         charts += [chart, legend(clients, places)]
     lead = f"How the rows learned, and how they do on every single {group.tested}case (averaged over seeds)."

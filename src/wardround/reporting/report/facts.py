@@ -16,7 +16,7 @@ from typing import Any
 from wardround.engine.evaluation import Evaluation
 from wardround.errors import CheckpointError, WardroundError
 from wardround.files import file_name
-from wardround.metrics import METRICS
+from wardround.metrics import METRICS, MM, MM_OR_PX, PX
 from wardround.reporting.pictures import Picture, read_pictures
 from wardround.reporting.records import read_lines
 from wardround.reporting.scores import CaseScores, read_cases
@@ -101,6 +101,14 @@ class Run:
     def metrics(self) -> list[str]:
         wanted = mapping(self.config.get("evaluate")).get("metrics", ["dice"])
         return [name for name in wanted if name in METRICS] if isinstance(wanted, list) else ["dice"]
+
+    @property
+    def lengths(self) -> str:
+        """What distances are in; not known before there is a result, and mm where an older one is silent."""
+        if not self.result:
+            return ""
+        found = self.result.get("lengths")
+        return found if found in (MM, PX, MM_OR_PX) else MM
 
     @cached_property
     def cases(self) -> CaseScores:

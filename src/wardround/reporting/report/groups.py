@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from wardround.comparison import Comparison
+from wardround.metrics import lengths_together
 from wardround.reporting.comparison import cross_site_table
 from wardround.reporting.report.facts import Run, Source, mapping, read_run
 from wardround.reporting.report.html import Html, join, name, tag
@@ -75,13 +76,13 @@ def of_runs(runs: Sequence[Run]) -> Group:
     metrics = [
         metric for metric in (done[0].metrics if done else []) if all(metric in run.cases for run in done)
     ]
-    sheet = None
+    sheet, lengths = None, lengths_together(run.lengths for run in done)
     if metrics:
         reference = next((run.label for run in done if run.method == "fedavg"), done[0].label)
-        sheet = Sheet("Runs", [row_of(run) for run in done], reference, metrics)
+        sheet = Sheet("Runs", [row_of(run) for run in done], reference, metrics, lengths=lengths)
     title = runs[0].label if len(runs) == 1 else ", ".join(run.label for run in runs)
     crossed = {run.label: [run.cross_site] for run in done if run.cross_site}
-    table = cross_site_table(crossed, metrics[0], "Cross-site") if crossed and metrics else None
+    table = cross_site_table(crossed, metrics[0], "Cross-site", lengths) if crossed and metrics else None
     return Group(
         title,
         "run" if len(runs) == 1 else "runs",

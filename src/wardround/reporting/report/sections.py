@@ -67,9 +67,9 @@ def scores(run: Run, prefix: str) -> Html:
         return Html("")
     metrics = [metric for metric in run.metrics if metric in run.test.clients]
     if run.is_evaluation:
-        table = client_table(run.test, metrics, "Scores of each client")
+        table = client_table(run.test, metrics, "Scores of each client", run.lengths)
         return section(f"{prefix}-scores", "Scores", table_html(table, fixed=SUMS), level=3)
-    table = client_table(run.test, metrics, "Test scores of each client")
+    table = client_table(run.test, metrics, "Test scores of each client", run.lengths)
     best = run.result.get("best_round")
     chosen = "" if best is None else f" The best round on validation cases was round {best} of {run.rounds}."
     tested = {"best": "Tested: that round's model.", "last": "Tested: the last round's model."}
@@ -92,7 +92,7 @@ def curves(run: Run, prefix: str, places: Mapping[str, int]) -> Html:
     best = run.result.get("best_round")
     charts = [
         line_chart(
-            f"Validation {METRICS[metric].title}",
+            f"Validation {METRICS[metric].title_in(run.lengths)}",
             run.validation(metric),
             places=places,
             within=limits(metric),
@@ -190,7 +190,7 @@ def cases(run: Run, prefix: str, places: Mapping[str, int]) -> Html:
         }
         rows = {client: spots for client, spots in rows.items() if spots}
         if rows:
-            what = METRICS[metric].title
+            what = METRICS[metric].title_in(run.lengths)
             title = f"{what if run.is_evaluation else 'Test ' + what} of every case{and_region}"
             blocks.append(
                 strip_chart(title, rows, within=limits(metric), worst=badness(metric), class_="wide")
@@ -206,7 +206,7 @@ def worst_table(run: Run, metric: str, many_regions: bool) -> Html:
     values = {key: value for key, value in run.cases[metric].items() if not math.isnan(value)}
     order = sorted(values, key=lambda key: (-badness(metric)(values[key]), key))[:WORST_CASES]
     others = [other for other in run.metrics if other != metric and other in run.cases]
-    columns = ["case", "client", METRICS[metric].title, *(METRICS[other].title for other in others)]
+    headings = [METRICS[name].title_in(run.lengths) for name in (metric, *others)]
     rows = [
         [
             case_label(key, many_regions),
@@ -217,7 +217,8 @@ def worst_table(run: Run, metric: str, many_regions: bool) -> Html:
         for key in order
     ]
     return details(
-        f"The {len(rows)} worst by {METRICS[metric].label}", plain_table("Worst cases", columns, rows)
+        f"The {len(rows)} worst by {METRICS[metric].label}",
+        plain_table("Worst cases", ["case", "client", *headings], rows),
     )
 
 

@@ -24,7 +24,7 @@ def in_words(sheet: Sheet, statistics: Statistics, methods: Mapping[str, str], t
     clients = sheet.clients(metric)
     summaries = [summarise_row(row, metric, clients) for row in sheet.rows if row.replicates]
     if len(summaries) == 1:
-        return one_row(summaries[0], metric, len(clients), tested)
+        return one_row(summaries[0], sheet, metric, tested)
     federated = [summary for summary in summaries if not is_reference(methods.get(summary.label, ""))]
     best = min(
         federated or summaries, key=lambda summary: (summary.num_infinite, value_loss(metric, summary.mean))
@@ -36,7 +36,7 @@ def in_words(sheet: Sheet, statistics: Statistics, methods: Mapping[str, str], t
     over = f" over {sheet.expected} {sheet.over}" if best.mean.sd is not None else ""
     return join(
         whom, name(best.label), f" has the {extreme} mean {tested}{entry.label}: ",
-        tag("strong", shown(best.mean)), unit(metric), over, ".",
+        tag("strong", shown(best.mean)), unit(metric, sheet), over, ".",
         against_reference(statistics, best.label),
         weakest(best, " Its weakest client is "),
         beside(aside),
@@ -47,9 +47,10 @@ def is_reference(method: str) -> bool:
     return method in METHODS and METHODS[method].kind == "reference"
 
 
-def one_row(summary: RowSummary, metric: str, num_clients: int, tested: str) -> Html:
+def one_row(summary: RowSummary, sheet: Sheet, metric: str, tested: str) -> Html:
+    num_clients = len(sheet.clients(metric))
     over = "the only client" if num_clients == 1 else f"{num_clients} clients"
-    value = join(tag("strong", shown(summary.mean)), unit(metric))
+    value = join(tag("strong", shown(summary.mean)), unit(metric, sheet))
     last = weakest(summary, " The weakest is ") if num_clients > 1 else None
     return join(f"Mean {tested}{METRICS[metric].label} over {over}: ", value, ".", last)
 
@@ -96,8 +97,9 @@ def beside(aside: Sequence[RowSummary]) -> Html | None:
     return join(" For reference: ", listed, ".")
 
 
-def unit(metric: str) -> str:
-    return f" {METRICS[metric].unit}" if METRICS[metric].unit else ""
+def unit(metric: str, sheet: Sheet) -> str:
+    found = METRICS[metric].unit_in(sheet.lengths)
+    return f" {found}" if found else ""
 
 
 def value_loss(metric: str, value: Spread) -> float:
