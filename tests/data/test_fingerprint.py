@@ -15,16 +15,8 @@ from helpers import SHARED
 
 from wardround.data import phantom
 from wardround.data.files import Volume, read_image, read_label
-from wardround.data.fingerprint import (
-    ASPECTS,
-    LEVELS,
-    Comparison,
-    Fingerprint,
-    compare,
-    fingerprint,
-    fingerprints,
-    listed,
-)
+from wardround.data.fingerprint import LEVELS, Fingerprint, fingerprint, fingerprints
+from wardround.data.fingerprint_comparison import ASPECTS, Comparison, compare, listed
 from wardround.data.listing import Entry
 from wardround.data.phantom import PhantomSettings
 from wardround.errors import DataError

@@ -57,9 +57,8 @@ def phantom(
     checked = parse({"data": {"phantom": settings}, "model": {"name": f"unet{dimensions}d"}}).data.phantom
     chosen: Literal["nifti", "png"] = "nifti" if file_format == "nifti" else "png"
     write(checked, folder, chosen, seed)
-    out.print(
-        f"Wrote {checked.hospitals} hospitals to [bold]{escape(str(folder))}[/] (index.csv lists the cases)."
-    )
+    made = "1 hospital" if checked.hospitals == 1 else f"{checked.hospitals} hospitals"
+    out.print(f"Wrote {made} to [bold]{escape(str(folder))}[/] (index.csv lists the cases).")
 
 
 # From folders to a federation
@@ -231,7 +230,8 @@ def fingerprint(
     from wardround.data.check import check as check_all
     from wardround.data.federation_file import listing_of, load
     from wardround.data.files import read_image, read_label
-    from wardround.data.fingerprint import compare, fingerprints
+    from wardround.data.fingerprint import fingerprints
+    from wardround.data.fingerprint_comparison import compare
     from wardround.errors import DataError
     from wardround.files import write_json
 

@@ -26,6 +26,7 @@ from PIL import Image
 
 from wardround.data import phantom
 from wardround.data.phantom import PhantomSettings, Scan
+from wardround.data.phantom_scans import SLICE_THICKNESS
 from wardround.errors import DataError
 
 FileFormat = Literal["nifti", "png"]
@@ -97,7 +98,7 @@ def _write_nifti(scan: Scan, image_stem: Path, label_stem: Path) -> None:
     label = scan.label
     spacing = scan.spacing
     if label.ndim == 2:
-        image, label, spacing = image[:, :, None], label[:, :, None], (*spacing, phantom.SLICE_THICKNESS)
+        image, label, spacing = image[:, :, None], label[:, :, None], (*spacing, SLICE_THICKNESS)
     if image.shape[-1] == 1:
         image = image[..., 0]
     affine = _affine(label.shape, spacing)
