@@ -1,0 +1,44 @@
+"""The tutorial, typed in as it stands on the page."""
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PAGE = Path(__file__).parents[1] / "docs/tutorial/first-federation.md"
+
+
+@pytest.mark.slow
+def test_every_command_of_the_tutorial_works_in_an_empty_folder(tmp_path: Path) -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    (yaml,) = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
+    (tmp_path / "first.yaml").write_text(yaml)
+    shown: dict[str, str] = {}
+    for command in re.findall(r"^    wardround (.+)$", text, re.MULTILINE):
+        done = subprocess.run(
+            [sys.executable, "-m", "wardround", *shlex.split(command)],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=600,
+        )
+        assert done.returncode == 0, f"{command}: {done.stderr}"
+        shown[command] = done.stdout
+
+    assert "140 of 140 cases are usable. Found: no foreground 6" in shown["data check federation.yaml"]
+    mean = re.compile(r"\| mean \| ([\d.]+) \|")
+    here, there = (
+        float(mean.findall(part)[0])
+        for part in (shown["train first.yaml"], shown["evaluate runs/first elsewhere/west"])
+    )
+    assert here == pytest.approx(float(mean.findall(text)[0]), abs=0.02)  # threads may round otherwise
+    assert there < here
+    assert "elsewhere" in (tmp_path / "runs/alone/report.html").read_text(encoding="utf-8")
+    for path in (
+        "runs/first/report.html", "runs/first/egress.jsonl", "runs/compared/report.html",
+        "masks/west-001.nii.gz", "masks/west-001_uncertainty.nii.gz", "masks/predictions.json",
+    ):  # fmt: skip
+        assert (tmp_path / path).stat().st_size > 0
