@@ -14,9 +14,10 @@ from helpers import call
 
 from wardround.data import slices as module
 from wardround.data.cache import Recipe
-from wardround.data.federation_file import PrepareSettings, listing_of, load
+from wardround.data.federation_file import PrepareSettings, SliceSettings, listing_of, load
 from wardround.data.files import Volume, read_image, read_label
-from wardround.data.slices import Slices, cut
+from wardround.data.init import propose
+from wardround.data.slices import Slices, cut, flat
 from wardround.errors import ConfigError, DataError
 
 
@@ -97,15 +98,19 @@ def test_a_federation_of_slices(tmp_path: Path) -> None:
     assert done.volumes == {"north": 3, "west": 3} and done.slices == {"north": 9, "west": 9}
     assert not done.left_out
     rows = rows_of(tmp_path / "cut")
-    assert [row["case"] for row in rows[:3]] == ["c0_s001", "c0_s002", "c0_s003"]
+    assert [row["stem"] for row in rows[:3]] == ["c0_s001", "c0_s002", "c0_s003"]
     parts: dict[tuple[str, str], set[str]] = {}
     for row in rows:
-        parts.setdefault((row["client"], row["patient"]), set()).add(row["split"])
+        parts.setdefault((row["centre"], row["split_group"]), set()).add(row["split"])
     assert all(len(found) == 1 for found in parts.values())  # no patient on two sides
     assert {row["split"] for row in rows} >= {"train", "test"}
 
     file = load(done.path)
-    assert file.prepare.size == (8, 8) and file.prepare.slices == "S" and file.prepare.normalise == "minmax"
+    assert (
+        file.prepare.size == (8, 8)
+        and file.prepare.slices == SliceSettings(along="S")
+        and file.prepare.normalise == "minmax"
+    )
     assert dict(file.labels) == {"gland": (1,)} and file.splits.by == "column"
     listing = listing_of(file, done.path.parent)
     assert len(listing.entries) == 18
@@ -136,7 +141,7 @@ def test_all_slices_other_axes_and_clipped_values(tmp_path: Path) -> None:
 
     assert done.slices == {"north": 16}
     settings = load(done.path).prepare
-    assert settings.size == (8, 6) and settings.slices == "R"
+    assert settings.size == (8, 6) and settings.slices == SliceSettings(along="R", clip=50)
     whole = read_image([tmp_path / "data/north/images/c0.nii.gz"]).data
     planes = [read_image([tmp_path / "cut" / row["image"]]).data for row in rows_of(tmp_path / "cut")[:8]]
     assert np.array_equal(np.stack(planes, axis=1), np.minimum(whole, np.percentile(whole, 50)))
@@ -231,5 +236,118 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: An
 
 
 def test_what_slices_are_does_not_change_how_they_are_prepared() -> None:
-    keys = {Recipe(PrepareSettings(slices=along), {}).key for along in (None, "S", "R")}  # type: ignore[arg-type]
+    kinds = (None, SliceSettings(along="S"), SliceSettings(along="R", clip=99))
+    keys = {Recipe(PrepareSettings(slices=kind), {}).key for kind in kinds}
     assert len(keys) == 1
+
+
+def test_the_folder_of_slices_is_known_again_with_its_patients(tmp_path: Path) -> None:
+    cut(make(tmp_path / "data"), tmp_path / "cut")
+    found = propose([tmp_path / "cut"])
+    assert found.listing.reader == "table"
+    assert len({(entry.client, entry.group) for entry in found.listing.entries}) == 6
+    assert found.listing.clients == ["north", "west"]
+
+
+def test_values_of_no_class_become_background_and_are_told(tmp_path: Path) -> None:
+    file = make(tmp_path / "data", clients=1)
+    label = np.zeros((8, 7, 6), np.uint8)
+    label[2:5, 1:4, 1:4], label[:, 0, 5] = 1, 7
+    save(tmp_path / "data/north/labels/c1.nii.gz", label, np.diag([2.0, 2, 5, 1]))
+    done = cut(file, tmp_path / "cut")
+    assert done.slices == {"north": 9}  # a slice with 7 alone shows nothing
+    assert done.notes == ["Label values that are no class became background: 7."]
+    values = {v for path in (tmp_path / "cut").rglob("drawn/*") for v in np.unique(read_label(path).data)}
+    assert values == {0, 1}
+
+
+def test_columns_of_the_list_do_not_rename_clients_and_a_partition_keeps_its_own(tmp_path: Path) -> None:
+    make(tmp_path / "data", clients=1)
+    lines = ["image,label,center,scanner"]
+    lines += [f"data/north/images/c{n}.nii.gz,data/north/labels/c{n}.nii.gz,x,s{n % 2}" for n in range(3)]
+    (tmp_path / "list.csv").write_text("\n".join(lines))
+    file = tmp_path / "volumes.yaml"
+    file.write_text(
+        "sources: [{path: list.csv, client: solo}]\nlabels: {gland: [1]}\n"
+        "partition: {kind: column, column: scanner}\nsplits: {ratios: [1, 0, 0]}\n"
+    )
+    done = cut(file, tmp_path / "cut")
+    listing = listing_of(load(done.path), done.path.parent)
+    assert listing.clients == listing_of(load(file), tmp_path).clients
+    assert {entry.columns["scanner"] for entry in listing.entries} == {"s0", "s1"}
+
+
+def test_numbers_of_the_axis_that_is_gone(tmp_path: Path) -> None:
+    along_s, along_a = SliceSettings(along="S"), SliceSettings(along="A")
+    given = PrepareSettings(size=(1, 2, 3), spacing=(4.0, 5, 6))
+    assert flat(given, along_s).size == (1, 2) and flat(given, along_a).spacing == (4, 6)
+    assert flat(PrepareSettings(orientation="SAR", size=(1, 2, 3)), along_s).size == (2, 3)
+    assert flat(PrepareSettings(size=(9, 9)), along_s).size == (9, 9)
+    assert flat(PrepareSettings(orientation=None), along_s).size is None
+    with pytest.raises(
+        ConfigError, match="orientation is null, so nobody knows which number of prepare.size"
+    ):
+        flat(PrepareSettings(orientation=None, size=(1, 2, 3)), along_s)
+
+
+def test_values_beyond_a_whole_type_stay_what_they_are() -> None:
+    values = np.array([[0, 2147483648.0]], np.float32)
+    assert not module.holds(np.int32, values) and module.holds(np.int32, values / 2)
+
+
+def test_names_that_would_share_a_file_or_are_too_long_are_left_out(tmp_path: Path) -> None:
+    file = make(tmp_path / "data", clients=1, cases=2)
+    for old, new in (("c0", "x" * 198), ("c1", "c9")):
+        for kind in ("images", "labels"):
+            path = tmp_path / "data/north" / kind / f"{old}.nii.gz"
+            path.rename(path.with_name(f"{new}.nii.gz"))
+    done = cut(file, tmp_path / "cut")
+    assert done.volumes == {"north": 1} and "not a usable name" in done.left_out[0]
+    assert len(listing_of(load(done.path), done.path.parent).entries) == 3
+
+
+def test_a_hospital_without_slices_is_not_named_any_more(tmp_path: Path) -> None:
+    file = make(tmp_path / "data")
+    for path in (tmp_path / "data/west/labels").iterdir():
+        path.unlink()
+    file.write_text(file.read_text() + "clients: [north]\nheld_out: [west]\n")
+    done = cut(file, tmp_path / "cut")
+    assert done.slices == {"north": 9} and len(done.left_out) == 3
+    assert load(done.path).held_out == () and listing_of(load(done.path), done.path.parent).clients == [
+        "north"
+    ]
+
+
+def test_a_patient_in_two_splits_is_left_out(tmp_path: Path) -> None:
+    file = make(tmp_path / "data", clients=1)
+    rows = [f"data/north/images/c{n}.nii.gz,data/north/labels/c{n}.nii.gz,north" for n in range(3)]
+    ends = [",p0,train", ",p0,test", ",p1,train"]
+    (tmp_path / "list.csv").write_text(
+        "image,label,centre,patient,split\n" + "\n".join(r + e for r, e in zip(rows, ends, strict=True))
+    )
+    file.write_text("sources: [{path: list.csv}]\nlabels: {gland: [1]}\n")
+    done = cut(file, tmp_path / "cut")
+    assert 1 <= done.volumes["north"] < 3 and "p0" in done.left_out[0]
+
+
+def test_places_where_nothing_can_be_put_are_said_beforehand(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = make(tmp_path / "data", clients=1)
+    (tmp_path / "here").mkdir()
+    (tmp_path / "there").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "there")
+    monkeypatch.chdir(tmp_path / "here")
+    for target, words in ((Path(), "folder you are in"), (tmp_path / "link", "not an empty folder"),
+                          (tmp_path / ("n" * 300), "cannot be written")):  # fmt: skip
+        with pytest.raises(ConfigError, match=words):
+            cut(file, target)
+
+
+def test_what_a_killed_process_left_is_removed_and_a_living_ones_is_not(tmp_path: Path) -> None:
+    file = make(tmp_path / "data", clients=1)
+    dead, alive = tmp_path / ".cut.999999999.partial", tmp_path / ".cut.1.partial"
+    dead.mkdir()
+    alive.mkdir()
+    cut(file, tmp_path / "cut")
+    assert alive.exists() and not dead.exists()

@@ -7,6 +7,7 @@ from pathlib import Path
 import nibabel
 import numpy as np
 import pytest
+import torch
 from helpers import run
 
 from prediction.threshold import Threshold, ball, predictor, save_nifti
@@ -16,9 +17,13 @@ from wardround.data.files import read_image
 from wardround.data.init import propose
 from wardround.data.phantom import PhantomSettings
 from wardround.data.slices import Slices, cut
-from wardround.errors import DataError
+from wardround.errors import ConfigError, DataError
+from wardround.exporting import export
+from wardround.exporting.package import opened
+from wardround.models.base import Output
 from wardround.prediction.evaluating import evaluate
-from wardround.prediction.session import predict_into, predictions
+from wardround.prediction.predicting import Predictor
+from wardround.prediction.session import models_for, predict_into, predictions
 
 OBLIQUE = np.array([[-1.9, 0.1, 0.2, 30], [0.1, 0.2, -3.0, 40], [-0.1, -2.1, 0.3, -5], [0, 0, 0, 1.0]])
 
@@ -56,7 +61,7 @@ def test_a_volume_keeps_its_grid_and_its_ball(along: str, volume: Path, tmp_path
 
 def test_a_volume_is_what_its_slices_are(volume: Path, tmp_path: Path) -> None:
     """Resized slices too: predicted one by one as files, they are the planes of the volume's mask."""
-    prepare = {"size": (20, 17), "slices": "S"}
+    prepare = {"size": (20, 17), "slices": {"along": "S"}}
     seen = predictor(2, prepare=prepare)
     whole = predictions(seen, [volume])[0]
     image = read_image([volume])
@@ -90,10 +95,10 @@ def test_a_format_without_a_place_in_space_is_a_sentence(tmp_path: Path) -> None
         predictions(predictor(2, options={"slices": "S"}), [tmp_path / "scan.npy"])
 
 
-def test_warnings_are_given_where_most_slices_have_them(volume: Path) -> None:
+def test_voxels_of_another_size_are_told(volume: Path) -> None:
     far = predictor(2, options={"slices": "S"}, spacing=((0.1, 0.1), (0.2, 0.2)))
     (warning,) = predictions(far, [volume])[0].warnings
-    assert "of" in warning and "slices with something on them" in warning and "far from those" in warning
+    assert "far from those" in warning
 
 
 def test_trained_on_slices_judged_on_volumes(tmp_path: Path) -> None:
@@ -104,7 +109,59 @@ def test_trained_on_slices_judged_on_volumes(tmp_path: Path) -> None:
     made = cut(tmp_path / "volumes.yaml", tmp_path / "cut")
     run(tmp_path / "run", rounds=1, data={"federation": str(made.path)})
 
+    export(tmp_path / "run", "torch", tmp_path / "exported")  # says how slices are made, and does it
+    for page in ("README.md", "MODEL_CARD.md"):
+        assert "volumes were turned to RAS, then cut along S" in (tmp_path / "exported" / page).read_text()
+    model = opened(tmp_path / "exported/model.json", tmp_path / "exported/model.safetensors", "cpu")
+    scan = next((tmp_path / "data/north/images").iterdir())
+    taken, ours = (predictions(Predictor([m]), [scan])[0] for m in (model, *models_for(tmp_path / "run")))
+    assert np.array_equal(taken.mask, ours.mask) and taken.slices == ours.slices == "S"
+
     found = evaluate(tmp_path / "run", tmp_path / "volumes.yaml", output=tmp_path / "out", report=False)
 
     assert 0 < found.num_cases < 12 and not found.problems
     assert any(f"{12 - found.num_cases} of 12 cases" in note and "left out" in note for note in found.notes)
+
+    moved = tmp_path / "moved"
+    for path in (tmp_path / "data").rglob("*.nii.gz"):  # the same scans, written again
+        new = moved / path.relative_to(tmp_path / "data")
+        new.parent.mkdir(parents=True, exist_ok=True)
+        loaded = nibabel.load(path)
+        nibabel.save(nibabel.Nifti1Image(np.asarray(loaded.dataobj), loaded.affine), new)
+    again = evaluate(tmp_path / "run", moved, output=tmp_path / "again", report=False)
+    assert any("have client and name of cases the model has seen" in note for note in again.notes)
+
+
+def test_values_are_cut_off_as_before_the_training(tmp_path: Path) -> None:
+    """A single bright voxel would make everything else dark."""
+    values = ball((12, 12, 6), np.array([6.0, 6, 3]), 3, np.eye(4))
+    values[0, 0] = 1000
+    path = save_nifti(tmp_path / "scan.nii.gz", values, np.eye(4))
+    plain, clipped = (
+        predictions(predictor(2, prepare={"slices": {"along": "S", "clip": clip}}), [path])[0]
+        for clip in (None, 95)
+    )
+    expected = values > 0
+    assert not plain.mask[6, 6, 3] and np.array_equal(clipped.mask, expected)
+
+
+def test_a_slice_stored_another_way_is_turned_as_the_training_slices_were(tmp_path: Path) -> None:
+    """Whatever lies to the right is lesion: only an upright slice tells."""
+
+    class RightHalf(Threshold):
+        def _output(self, x: torch.Tensor) -> Output:
+            side = torch.linspace(-1, 1, x.shape[2]).reshape(1, 1, -1, 1)
+            return Output(logits=20 * side.expand_as(x[:, :1]))
+
+    values = np.random.default_rng(0).normal(size=(8, 6, 1)).astype(np.float32)
+    upright = save_nifti(tmp_path / "ras.nii.gz", values, np.eye(4))
+    flipped = save_nifti(tmp_path / "lps.nii.gz", values[::-1, ::-1].copy(), np.diag([-1.0, -1, 1, 1]))
+    seen = predictor(2, model=RightHalf(2), prepare={"slices": {"along": "S"}})
+    one, other = (predictions(seen, [path])[0].mask for path in (upright, flipped))
+    assert one.shape == other.shape == (8, 6, 1) and one[4:].all() and not one[:4].any()
+    assert np.array_equal(other, one[::-1, ::-1])
+
+
+def test_an_axis_is_of_no_use_to_a_run_on_volumes() -> None:
+    with pytest.raises(ConfigError, match="trained on volumes. Leave it out"):
+        predictor(3, options={"slices": "S"})

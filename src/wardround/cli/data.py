@@ -291,12 +291,14 @@ def slices(
         done = cut(file, output, along=along, keep=keep, clip=clip, watch=watch)
     if json_:
         facts = {"federation": str(done.path), "volumes": done.volumes, "slices": done.slices}
-        out.print_json(json.dumps({**facts, "left_out": done.left_out}))
+        out.print_json(json.dumps({**facts, "left_out": done.left_out, "notes": done.notes}))
         return
     rows: list[list[Any]] = [[name, done.volumes[name], number] for name, number in done.slices.items()]
     print_table(Table("Cut", ["client", "volumes", "slices"], rows))
     for reason in done.left_out:
         out.print(f"- left out: {escape(reason)}")
+    for note in done.notes:
+        out.print(f"- {escape(note)}")
     following = escape(f"wardround data check {shlex.quote(str(done.path))}")
     out.print(f"\nWrote [bold]{escape(str(done.path))}[/]. Next: {following}")
 

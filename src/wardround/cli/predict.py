@@ -25,6 +25,10 @@ Ensemble = Annotated[
     ),
 ]
 Flips = Annotated[bool, typer.Option("--flips", help="Take the mean over mirror images.")]
+Slices = Annotated[
+    Literal["R", "A", "S"] | None,
+    typer.Option(help="Axis along which a 2D network goes through volumes; default as it was trained."),
+]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace files that are there.")]
 Kind = Literal["auto", "entropy", "evidential", "samples", "dropout", "ensemble"]
 MOST_SHOWN = 200
@@ -50,10 +54,7 @@ def predict(
     client: Client = None,
     ensemble: Ensemble = None,
     flips: Flips = False,
-    slices: Annotated[
-        Literal["R", "A", "S"] | None,
-        typer.Option(help="Axis along which a 2D network goes through a volume; default as it was trained."),
-    ] = None,
+    slices: Slices = None,
     device: Device = "auto",
     overwrite: Overwrite = False,
     json_: Json = False,
@@ -78,7 +79,7 @@ def predict(
     if json_:
         out.print_json(json.dumps(done.as_dict()))
     else:
-        show(done, predictor.on_test_cases())
+        show(done, predictor.on_test_cases(), "slice" if predictor.preparation.settings.slices else "case")
     if done.problems:
         raise typer.Exit(2)
 
@@ -99,6 +100,7 @@ def evaluate(
     client: Client = None,
     ensemble: Ensemble = None,
     flips: Flips = False,
+    slices: Slices = None,
     device: Device = "auto",
     overwrite: Overwrite = False,
     page: Annotated[bool, typer.Option("--report/--no-report", help="Write report.html.")] = True,
@@ -119,6 +121,7 @@ def evaluate(
             client=client,
             ensemble=ensemble or [],
             flips=flips,
+            slices=slices,
             device=device,
             overwrite=overwrite,
             report=page,
@@ -138,8 +141,8 @@ def evaluate(
 # What is shown
 
 
-def show(done: Any, tested: tuple[int, float, float] | None) -> None:
-    """tested: number, mean uncertainty and mean Dice of the run's test cases, if known."""
+def show(done: Any, tested: tuple[int, float, float] | None, what: str = "case") -> None:
+    """tested: number, mean uncertainty and mean Dice of the run's test cases (what: or slices), if known."""
     from wardround.reporting.tables import Table
 
     if done.done:
@@ -151,7 +154,7 @@ def show(done: Any, tested: tuple[int, float, float] | None) -> None:
         if tested is not None:
             number, doubt, dice = tested
             note += (
-                f" The run's {number} test case{'s' if number > 1 else ''}: mean uncertainty {doubt:.3f}, "
+                f" The run's {number} test {what}{'s' if number > 1 else ''}: mean uncertainty {doubt:.3f}, "
                 f"mean Dice {dice:.3f}."
             )
         if len(rows) > MOST_SHOWN:

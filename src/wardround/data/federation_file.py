@@ -108,6 +108,16 @@ class PartitionSettings(Section):
     seed: int = 42
 
 
+class SliceSettings(Section):
+    """How `wardround data slices` cut 2D images from volumes, so that `predict` can do the same.
+
+    along: the axis; clip: the percentile of a volume above which values were cut off.
+    """
+
+    along: Literal["R", "A", "S"]
+    clip: float | None = Field(None, gt=0, le=100)
+
+
 class PrepareSettings(Section):
     """What is done to every case once, before training.
 
@@ -115,8 +125,7 @@ class PrepareSettings(Section):
     resize to (with spacing: to pad or crop to); crop: cut away what is empty around the body (foreground)
     first; normalise: zscore (of the whole image, or of voxels above zero: zscore_nonzero), percentile
     (`percentiles` become 0 and 1), minmax, maximum (divided by it), window (`window` centre and width, CT),
-    none; slices: the axis along which `wardround data slices` cut 2D images from volumes, so that `predict`
-    can go through a volume in the same way.
+    none; slices: how 2D images were cut from volumes, as `wardround data slices` writes it.
     """
 
     orientation: str | None = "RAS"
@@ -128,7 +137,7 @@ class PrepareSettings(Section):
     )
     percentiles: tuple[float, float] = (0.5, 99.5)
     window: tuple[float, float] | None = None
-    slices: Literal["R", "A", "S"] | None = None
+    slices: SliceSettings | None = None
 
 
 class FederationFile(Section):

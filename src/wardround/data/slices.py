@@ -9,9 +9,12 @@ back, which `wardround predict` takes with a whole volume.
 
 from __future__ import annotations
 
+import contextlib
 import csv
+import glob
 import gzip
 import io
+import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,9 +25,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wardround.data.cache import content_key, digest_of
+from wardround.data.check import with_splits
 from wardround.data.federation_file import (
     FederationFile,
     PrepareSettings,
+    SliceSettings,
     Source,
     SplitSettings,
     listing_of,
@@ -34,7 +39,8 @@ from wardround.data.federation_file import (
 from wardround.data.files import Volume, read_image, read_label, same_affine
 from wardround.data.geometry import inverse, turned, turning
 from wardround.data.listing import Entry, Listing
-from wardround.data.splits import assign
+from wardround.data.prepared_file import gone
+from wardround.data.readers.common import checked_name
 from wardround.errors import ConfigError, DataError
 from wardround.files import file_name, write_bytes, write_text
 
@@ -42,8 +48,10 @@ Array = NDArray[Any]
 Along = Literal["R", "A", "S"]
 OPPOSITE = str.maketrans("LPI", "RAS")
 LIST = "cases.csv"
+FILE = "federation.yaml"
+VOLUME = "volume"  # the name of the case a slice was cut from
 CUT_FROM = "cut_from"  # what the volume's files hold, so that `evaluate` knows a volume it was trained on
-COLUMNS = ("image", "label", "case", "patient", "split", "client", CUT_FROM)
+COLUMNS = ("image", "label", "centre", "stem", "split_group", "split", VOLUME, CUT_FROM)  # known to readers
 Watch = Callable[[int, int, str], None]
 
 
@@ -73,6 +81,10 @@ class Slices:
         tools: Any = nibabel  # it has no types here
         codes = "".join(tools.aff2axcodes(slices.affine)).translate(OPPOSITE)
         return replace(slices, axis=codes.index(along))
+
+    @property
+    def are_turned(self) -> bool:
+        return self.order != (0, 1, 2) or any(self.flips)
 
     @property
     def affine(self) -> NDArray[np.float64]:
@@ -106,6 +118,14 @@ class Slices:
         return np.ascontiguousarray(turned(whole, *inverse(self.order, self.flips)))
 
 
+def thick(image: Volume) -> Volume:
+    """A scan of one slice with the axis that reading dropped."""
+    assert image.thin is not None and image.affine is not None
+    spacing = list(image.spacing)
+    spacing.insert(image.thin, float(np.linalg.norm(image.affine[:3, image.thin])))
+    return Volume(np.expand_dims(image.data, image.thin + 1), image.affine, tuple(spacing))
+
+
 # A federation of slices
 
 
@@ -117,6 +137,22 @@ class CutSet:
     volumes: dict[str, int] = field(default_factory=dict)
     slices: dict[str, int] = field(default_factory=dict)
     left_out: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How volumes are cut.
+
+    keep: slices on which something is drawn, or all; labels: class -> the values that mean it; column: of
+    the list, which the partition needs.
+    """
+
+    settings: SliceSettings
+    orientation: str | None
+    keep: Literal["labelled", "all"]
+    labels: Mapping[str, tuple[int, ...]]
+    column: str | None
 
 
 def cut(
@@ -135,59 +171,106 @@ def cut(
     """
     if clip is not None and not 0 < clip <= 100:
         raise ConfigError(f"--clip is {clip:g}; give a percentile above 0, up to 100.")
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise ConfigError(f"{target} is not an empty folder; choose a new one.")
+    check_free(target)
     file = load(source)
     listing = listing_of(file, source.parent)
-    labels = dict(file.labels) or dict(listing.labels)
-    entries = assign(listing.entries, file.splits, source.parent, held_out=file.held_out)
-    workplace = target.with_name(f".{target.name}.partial")
-    shutil.rmtree(workplace, ignore_errors=True)  # of an attempt that was ended
-    done = CutSet(target / "federation.yaml")
-    rows: list[dict[str, str]] = []
-    try:
-        workplace.mkdir(parents=True)
-        for number, entry in enumerate(entries, start=1):
-            try:
-                new = list(cut_one(entry, workplace, file.prepare.orientation, along, keep, clip, labels))
-            except DataError as error:
-                done.left_out.append(f"{entry.where}: {error}")
-            else:
-                rows += new
-                done.volumes[entry.client] = done.volumes.get(entry.client, 0) + 1
-                done.slices[entry.client] = done.slices.get(entry.client, 0) + len(new)
-            if watch is not None:
-                watch(number, len(entries), entry.where)
+    recipe = Recipe(
+        SliceSettings(along=along, clip=clip),
+        file.prepare.orientation,
+        keep,
+        dict(file.labels) or dict(listing.labels),
+        file.partition.column if file.partition.kind == "column" else None,
+    )
+    prepare = flat(file.prepare, recipe.settings)
+    entries, leaks = with_splits(listing, file, source.parent)
+    done = CutSet(target / FILE)
+    with explained(target), workplace_beside(target) as workplace:
+        rows = list(cut_all(entries, {(found.client, found.case): found.sentence for found in leaks},
+                            workplace, recipe, done, watch))  # fmt: skip
         if not rows:
             why = f" {done.left_out[0]}" if done.left_out else " Nothing is drawn on them; add --keep all."
             raise DataError(f"{source}: no volume gave a slice.{why}")
         write_text(workplace / LIST, as_csv(rows))
+        made = sliced_file(file, listing, recipe, prepare, {row["centre"] for row in rows})
+        write(made, workplace / FILE, notes=[*told(source, recipe), *done.notes])
         if target.exists():
             target.rmdir()  # it is empty
         workplace.rename(target)
-    except OSError as error:
-        raise ConfigError(
-            f"{target} cannot be written: {error.strerror or error}. Choose another place."
-        ) from None
-    finally:
-        shutil.rmtree(workplace, ignore_errors=True)
-    write(sliced_file(file, listing, labels, along), done.path, notes=told(source, along, keep, clip))
     return done
 
 
-def cut_one(
-    entry: Entry,
+def check_free(target: Path) -> None:
+    """Nothing is replaced, and what could not be put there is said before the work."""
+    with explained(target):
+        there = target.exists()
+        if target.resolve() == Path.cwd():
+            raise ConfigError(f"{target} is the folder you are in; give the name of a new one.")
+        if target.is_symlink() or (there and (not target.is_dir() or any(target.iterdir()))):
+            raise ConfigError(f"{target} is not an empty folder; choose a new one.")
+        if there and target.is_mount():
+            raise ConfigError(f"{target} is a disk of its own; choose a new folder in it.")
+
+
+@contextlib.contextmanager
+def explained(target: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise ConfigError(f"{target} cannot be written: {reason}. Choose another place.") from None
+
+
+@contextlib.contextmanager
+def workplace_beside(target: Path) -> Iterator[Path]:
+    """A folder of this process beside the target; those of processes that were killed are removed."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    for left in target.parent.glob(f".{glob.escape(target.name)}.*.partial"):
+        number = left.name.split(".")[-2]
+        if number.isdecimal() and gone(int(number)):
+            shutil.rmtree(left, ignore_errors=True)
+    workplace = target.with_name(f".{target.name}.{os.getpid()}.partial")
+    shutil.rmtree(workplace, ignore_errors=True)
+    workplace.mkdir()
+    try:
+        yield workplace
+    finally:
+        shutil.rmtree(workplace, ignore_errors=True)
+
+
+def cut_all(
+    entries: Sequence[Entry],
+    leaks: Mapping[tuple[str | None, str | None], str],
     folder: Path,
-    orientation: str | None,
-    along: Along,
-    keep: str,
-    clip: float | None,
-    labels: Mapping[str, Sequence[int]],
+    recipe: Recipe,
+    done: CutSet,
+    watch: Watch | None,
 ) -> Iterator[dict[str, str]]:
-    """Write the slices of one volume; a row of the list for each."""
+    """Rows of the list, volume after volume; leaks: cases of patients whom the list has in two splits."""
+    others: set[int] = set()
+    for number, entry in enumerate(entries, start=1):
+        try:
+            if (entry.client, entry.name) in leaks:
+                raise DataError(leaks[entry.client, entry.name])
+            rows = list(cut_one(entry, folder, recipe, others))
+        except DataError as error:
+            done.left_out.append(f"{entry.where}: {str(error).removeprefix(entry.where + ': ')}")
+        else:
+            done.volumes[entry.client] = done.volumes.get(entry.client, 0) + 1
+            done.slices[entry.client] = done.slices.get(entry.client, 0) + len(rows)
+            yield from rows
+        if watch is not None:
+            watch(number, len(entries), entry.where)
+    if others:
+        values = ", ".join(map(str, sorted(others)[:10]))
+        done.notes.append(f"Label values that are no class became background: {values}.")
+
+
+def cut_one(entry: Entry, folder: Path, recipe: Recipe, others: set[int]) -> Iterator[dict[str, str]]:
+    """Write the slices of one volume; a row of the list for each. others: gets label values of no class."""
+    along = recipe.settings.along
     image = read_image(entry.images)
     label = None if entry.label is None else read_label(entry.label)
-    if label is None and keep == "labelled":
+    if label is None and recipe.keep == "labelled":
         raise DataError("nobody drew on it; --keep all takes it.")
     if label is not None and label.spatial != image.spatial:
         raise DataError(f"image is {_by(image.spatial)} but label is {_by(label.spatial)}. Resample one.")
@@ -195,37 +278,56 @@ def cut_one(
         raise DataError("image and label lie in different places (their affines differ). Resample one.")
     if not np.isfinite(image.data).all():
         raise DataError("the image holds NaN or infinite voxels.")
-    if clip is not None:
-        most = np.percentile(image.data, clip, axis=(1, 2, 3), keepdims=True).astype(np.float32)
-        image = replace(image, data=np.minimum(image.data, most))
-    wanted = [value for values in labels.values() for value in values]
-    slices = Slices.of(image, along, orientation)
+    image = clipped(image, recipe.settings.clip)
+    slices = Slices.of(image, along, recipe.orientation)
     drawn: Sequence[Volume | None] = [None] * len(slices)
     if label is not None:
-        drawn = list(Slices(replace(label, affine=image.affine), slices.order, slices.flips, slices.axis))
+        classes = classes_alone(label, recipe.labels, others)
+        drawn = list(Slices(replace(classes, affine=image.affine), slices.order, slices.flips, slices.axis))
+    checked_name(f"{entry.name}_{along.lower()}{len(slices):03d}", entry.where)  # before any is written
     home = Path(file_name(entry.client))
     volume = content_of([digest_of(path) for path in entry.images])
     for number, (plane, mask) in enumerate(zip(slices, drawn, strict=True)):
-        if keep == "labelled" and mask is not None:
-            shown = np.isin(mask.data, wanted) if wanted else mask.data > 0
-            if not shown.any():
-                continue
+        if recipe.keep == "labelled" and mask is not None and not mask.data.any():
+            continue
         name = f"{entry.name}_{along.lower()}{number:03d}"
         row = {
-            **entry.columns,
-            "image": str(home / "images" / f"{file_name(name)}.nii.gz"),
+            **({recipe.column: entry.columns.get(recipe.column, "")} if recipe.column else {}),
+            "image": str(home / "slices" / f"{file_name(name)}.nii.gz"),
             "label": "",
-            "case": name,
-            "patient": entry.group,
+            "centre": entry.client,
+            "stem": name,
+            "split_group": entry.group,
             "split": entry.split or "",
-            "client": entry.client,
+            VOLUME: entry.name,
             CUT_FROM: volume,
         }
+        if (folder / row["image"]).exists():
+            raise DataError(f"its slice {row['image']} would replace that of another case; rename one.")
         write_bytes(folder / row["image"], as_nifti(plane))
         if mask is not None:
-            row["label"] = str(home / "labels" / f"{file_name(name)}.nii.gz")
+            row["label"] = str(home / "drawn" / f"{file_name(name)}.nii.gz")
             write_bytes(folder / row["label"], as_nifti(mask))
         yield row
+
+
+def clipped(image: Volume, percentile: float | None) -> Volume:
+    """Values of each channel above this percentile of the volume cut to it."""
+    if percentile is None:
+        return image
+    axes = tuple(range(1, image.data.ndim))
+    most = np.percentile(image.data, percentile, axis=axes, keepdims=True).astype(np.float32)
+    return replace(image, data=np.minimum(image.data, most))
+
+
+def classes_alone(label: Volume, labels: Mapping[str, Sequence[int]], others: set[int]) -> Volume:
+    """The label without values that are no class: what a volume may hold, a single slice may not explain."""
+    if not labels:
+        return label
+    wanted = [value for values in labels.values() for value in values]
+    odd = set(np.unique(label.data).tolist()) - {0, *wanted}
+    others |= odd
+    return replace(label, data=np.where(np.isin(label.data, wanted), label.data, 0)) if odd else label
 
 
 def content_of(digests: Sequence[str]) -> str:
@@ -249,7 +351,7 @@ def as_nifti(plane: Volume) -> bytes:
 
 def holds(kind: Any, values: Array) -> bool:
     limits = np.iinfo(kind)
-    inside = values.min() >= limits.min and values.max() <= limits.max
+    inside = float(values.min()) >= limits.min and float(values.max()) <= limits.max
     return bool(inside and (values == np.rint(values)).all())
 
 
@@ -263,43 +365,50 @@ def as_csv(rows: Sequence[Mapping[str, str]]) -> str:
 
 
 def sliced_file(
-    file: FederationFile,
-    listing: Listing,
-    labels: Mapping[str, tuple[int, ...]],
-    along: Along,
+    file: FederationFile, listing: Listing, recipe: Recipe, prepare: PrepareSettings, clients: set[str]
 ) -> FederationFile:
-    """The federation.yaml of the slices: as that of the volumes, with two axes."""
+    """The federation.yaml of the slices: as that of the volumes, with two axes and those who have some."""
+    named = None if file.clients is None else tuple(name for name in file.clients if name in clients)
     return file.model_copy(
         update={
             "sources": (Source(path=Path(LIST), reader="table"),),
+            "clients": named,
+            "held_out": tuple(name for name in file.held_out if name in clients),
             "channels": file.channels or tuple(listing.channels),
-            "labels": labels,
+            "labels": recipe.labels,
             "regions": dict(file.regions) or dict(listing.regions),
             "splits": SplitSettings(by="column", ratios=file.splits.ratios, seed=file.splits.seed),
-            "prepare": flat(file.prepare, along),
+            "prepare": prepare,
             "cache": None,
         }
     )
 
 
-def flat(settings: PrepareSettings, along: Along) -> PrepareSettings:
+def flat(settings: PrepareSettings, slices: SliceSettings) -> PrepareSettings:
     """The same preparation without the axis that was cut along."""
-    axis = (settings.orientation or "RAS").upper().translate(OPPOSITE).index(along)
+    orientation = settings.orientation
 
-    def without(sides: Sequence[Any] | None) -> tuple[Any, ...] | None:
+    def without(name: str, sides: Sequence[Any] | None) -> tuple[Any, ...] | None:
         if sides is None or len(sides) != 3:
-            return None
+            return None if sides is None else tuple(sides)
+        if orientation is None:
+            raise ConfigError(
+                f"prepare.orientation is null, so nobody knows which number of prepare.{name} belongs to "
+                f"axis {slices.along}. Set it to RAS, or leave {name} out."
+            )
+        axis = orientation.upper().translate(OPPOSITE).index(slices.along)
         return tuple(side for number, side in enumerate(sides) if number != axis)
 
-    new = {"spacing": without(settings.spacing), "size": without(settings.size), "slices": along}
-    return settings.model_copy(update=new)
+    new = {"spacing": without("spacing", settings.spacing), "size": without("size", settings.size)}
+    return settings.model_copy(update={**new, "slices": slices})
 
 
-def told(source: Path, along: Along, keep: str, clip: float | None) -> list[str]:
-    which = "all slices" if keep == "all" else "slices on which something is drawn"
-    clipped = "" if clip is None else f"; values above percentile {clip:g} of a volume are cut to it"
+def told(source: Path, recipe: Recipe) -> list[str]:
+    which = "all slices" if recipe.keep == "all" else "slices on which something is drawn"
+    clip = recipe.settings.clip
+    cut_off = "" if clip is None else f"; values above percentile {clip:g} of a volume are cut to it"
     return [
-        f"Cut from {source} along {along}: {which}{clipped}.",
+        f"Cut from {source} along {recipe.settings.along}: {which}{cut_off}.",
         "A slice has its volume's part of the split; what is measured is measured slice by slice.",
     ]
 

@@ -89,6 +89,7 @@ def intended_use(package: Package) -> Iterator[str]:
             if preparation.prepare.get("orientation") is None
             else []
         ),
+        *([("slices", package.turning)] if preparation.settings.slices is not None else []),
         ("seen at once", "whole image" if preparation.window is None else f"{by(preparation.window)} voxels"),
     ]
     if preparation.spacing is not None and package.run.lengths != PX:
@@ -110,7 +111,7 @@ def preparing(settings: Mapping[str, Any]) -> dict[str, str]:
     return {
         key: str(value)
         for key, value in settings.items()
-        if value is not None and unused.get(key, normalise) == normalise
+        if value is not None and key != "slices" and unused.get(key, normalise) == normalise
     }
 
 

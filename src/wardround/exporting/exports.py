@@ -13,7 +13,7 @@ from wardround.exporting.bundle import write_bundle
 from wardround.exporting.card import write_card
 from wardround.exporting.folder import write_folder
 from wardround.exporting.onnx import Difference, check_installed, export_onnx
-from wardround.exporting.package import AS_STORED, MODEL, WEIGHTS, Package
+from wardround.exporting.package import MODEL, WEIGHTS, Package
 from wardround.exporting.writing import CARD, check_place, whole_folder
 from wardround.files import write_json, write_text
 
@@ -121,7 +121,7 @@ def write_graph(folder: Path, package: Package) -> list[Difference]:
 
 def graph_readme(package: Package, found: list[Difference]) -> str:
     preparation = package.preparation
-    stay = f" {AS_STORED}" if preparation.prepare.get("orientation") is None else ""
+    stay = f" {package.turning}" if package.turning else ""
     rows = "\n".join(
         f"| {'x'.join(map(str, d.shape))} | {d.probabilities:.1e} | {d.logits:.1e} | {d.limit:g} |"
         for d in found

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from wardround import __version__
-from wardround.exporting.package import AS_STORED, MODEL, WEIGHTS, Package
+from wardround.exporting.package import MODEL, WEIGHTS, Package
 from wardround.files import write_text
 
 LOADER = '''"""The network of this folder: `from loader import load`, or run this file to see what it is.
@@ -52,7 +52,7 @@ def write_folder(folder: Path, package: Package) -> None:
 
 def readme(package: Package) -> str:
     preparation = package.preparation
-    stay = f" {AS_STORED}" if preparation.prepare.get("orientation") is None else ""
+    stay = f" {package.turning}" if package.turning else ""
     sides = ", ".join(["1", str(preparation.in_channels), *["64"] * preparation.dimensions])
     return f"""# {package.name}: a network for PyTorch
 

@@ -93,11 +93,25 @@ class Package:
 
     @property
     def preparation(self) -> Preparation:
-        """What was done to a scan, as somebody would do it again: 2D images are never turned."""
+        """What was done to a scan, as somebody would do it again: of 2D images only slices are turned."""
         found = self.trained.preparation
-        if found.dimensions == 3:
+        if found.dimensions == 3 or found.settings.slices is not None:
             return found
         return replace(found, prepare={**found.prepare, "orientation": None})
+
+    @property
+    def turning(self) -> str:
+        """What is done to axes, in sentences."""
+        slices = self.preparation.settings.slices
+        if slices is None:
+            return AS_STORED if self.preparation.prepare.get("orientation") is None else ""
+        turned = self.preparation.settings.orientation
+        first = f"turned to {turned}, then" if turned else "left as they are stored, then"
+        values = "" if slices.clip is None else f" after values above percentile {slices.clip:g} were cut off"
+        return (
+            f"Images are slices: volumes were {first} cut along {slices.along}{values}. "
+            "`wardround predict` does the same with a whole volume; scores are of slices."
+        )
 
     def facts(self) -> dict[str, Any]:
         """What model.json holds."""

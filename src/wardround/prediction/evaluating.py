@@ -34,7 +34,7 @@ from wardround.data.listing import SPLITS, Entry, Listing
 from wardround.data.loading import RealData, overridden, with_meaning
 from wardround.data.prepare import to_classes
 from wardround.data.readers import joining, read
-from wardround.data.slices import CUT_FROM, content_of
+from wardround.data.slices import CUT_FROM, VOLUME, Along, content_of
 from wardround.engine.evaluation import Evaluation, column
 from wardround.errors import ConfigError, DataError, WardroundError
 from wardround.files import file_name, jsonable, write_json, write_text
@@ -118,6 +118,7 @@ def evaluate(
     client: str | None = None,
     ensemble: Sequence[str | Path] = (),
     flips: bool = False,
+    slices: Along | None = None,
     device: str = "auto",
     overwrite: bool = False,
     report: bool = True,
@@ -126,9 +127,11 @@ def evaluate(
     """Judge the model of a run on a federation.yaml, or on a folder `wardround data init` understands.
 
     split: which cases; auto takes the test cases of the data the run was trained on, and all of any other
-    that it has not seen.
+    that it has not seen; slices: the axis along which a 2D network goes through volumes, if the run does not
+    know it.
     """
-    predictor = Predictor(models_for(run, client=client, ensemble=ensemble, device=device), flips=flips)
+    models = models_for(run, client=client, ensemble=ensemble, device=device)
+    predictor = Predictor(models, flips=flips, slices=slices)
     model = predictor.models[0]
     path = Path(data)
     pasts = {entry.folder: past_of(entry, path) for entry in predictor.models}
@@ -234,6 +237,7 @@ class Past:
         self._of_content: dict[tuple[int, ...], dict[tuple[str, ...], Entry]] = {}
         cut = [entry for entry in entries if entry.columns.get(CUT_FROM)]
         self._slices = {entry.columns[CUT_FROM]: entry for entry in cut}  # all of a volume have one split
+        self._volumes = {(entry.client, entry.columns.get(VOLUME, "")): entry for entry in cut}
 
     def match(self, entry: Entry) -> Entry | None:
         """The run's case that a case is: the same files, copies of them, or a slice cut from them."""
@@ -250,7 +254,8 @@ class Past:
 
     def has_namesake(self, entry: Entry) -> bool:
         """Whether a case it has seen has the same client and name."""
-        other = self._named.get((entry.client, entry.name))
+        key = entry.client, entry.name
+        other = self._named.get(key) or self._volumes.get(key)
         return other is not None and is_seen(other)
 
     def may_be_seen(self, own: Entry) -> bool:

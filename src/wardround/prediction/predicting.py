@@ -26,7 +26,7 @@ from torch import Tensor
 from wardround.data.files import Volume, read_image
 from wardround.data.geometry import Geometry
 from wardround.data.prepare import invert_label, invert_probabilities, prepare_case
-from wardround.data.slices import Along, Slices
+from wardround.data.slices import Along, Slices, clipped, thick
 from wardround.engine.evaluation import largest_components
 from wardround.errors import ConfigError, DataError
 from wardround.prediction.inputs import Layout, Scan
@@ -64,7 +64,7 @@ class Prediction:
     sizes: class -> number of voxels and, where millimetres are known, ml (volumes) or mm2 (pictures);
     doubt: one number for the case, how little mask and probabilities overlap, to rank cases by (it is no
     estimate of Dice); structures: the same by class; mean and highest: of the total map over the scan; kind:
-    where the uncertainty comes from.
+    where the uncertainty comes from; slices: the axis along which a 2D network went through a volume.
     """
 
     scan: Scan
@@ -81,6 +81,7 @@ class Prediction:
     highest: float
     kind: str
     warnings: tuple[str, ...] = ()
+    slices: str | None = None
 
     @property
     def name(self) -> str:
@@ -92,6 +93,7 @@ class Prediction:
             "inputs": [str(file) for file in self.scan.files],
             "shape": list(self.mask.shape),
             "spacing": list(self.spacing) if self.affine is not None else None,
+            **({"slices": self.slices} if self.slices else {}),
             "classes": {
                 name: {"value": value, **self.sizes[name], "uncertainty": self.structures[name]}
                 for value, name in self.classes.items()
@@ -129,6 +131,8 @@ class Predictor:
     def __post_init__(self) -> None:
         if not self.models:
             raise ConfigError("A prediction needs a model.")
+        if self.slices is not None and self.preparation.dimensions == 3:
+            raise ConfigError("--slices is for 2D networks; this run was trained on volumes. Leave it out.")
         if self.samples is not None and self.samples < 1:
             raise ConfigError(f"--samples is {self.samples}; give 1 or more.")
         self.kind = self._choose()
@@ -222,8 +226,9 @@ class Predictor:
         """Read, prepare, predict, bring back; a DataError names the scan."""
         image = self.read(scan)
         try:
-            if len(image.spatial) > self.preparation.dimensions:
-                return self._through_slices(scan, image, watch)
+            slices = self._slices_of(image)
+            if slices is not None:
+                return self._prediction(scan, image, self._through(slices, scan.name, watch))
             return self._prediction(scan, image, self._see(image, scan.name, watch))
         except DataError as error:
             raise DataError(f"{scan.where}: {error}") from None
@@ -246,7 +251,21 @@ class Predictor:
 
     @property
     def along(self) -> Along | None:
-        return self.slices or self.preparation.settings.slices
+        known = self.preparation.settings.slices
+        return self.slices or (None if known is None else known.along)
+
+    def _slices_of(self, image: Volume) -> Slices | None:
+        """The image slice by slice, turned as the training slices were; None where it is seen as it is."""
+        settings = self.preparation.settings
+        if self.preparation.dimensions == 3 or self.along is None:
+            return None
+        if len(image.spatial) == 3:
+            cut_off = clipped(image, None if settings.slices is None else settings.slices.clip)
+            return Slices.of(cut_off, self.along, settings.orientation)
+        if image.thin is None or image.affine is None:
+            return None
+        one = Slices.of(thick(image), self.along, settings.orientation)
+        return one if one.are_turned and len(one) == 1 else None
 
     def _see(self, image: Volume, name: str, watch: Watch | None = None) -> Seen:
         """What the models say of an image, brought back onto its grid."""
@@ -264,19 +283,17 @@ class Predictor:
         probabilities = (
             invert_probabilities(predicted.probabilities, geometry) if self.probabilities else None
         )
-        warnings = (*unlike_training(self.models[0].calibration, predicted), *self._far(image, geometry))
-        return Seen(predicted, label, maps, probabilities, warnings)
+        unlike = tuple(unlike_training(self.models[0].calibration, predicted))
+        return Seen(predicted, label, maps, probabilities, unlike, tuple(self._far(image, geometry)))
 
-    def _through_slices(self, scan: Scan, image: Volume, watch: Watch | None) -> Prediction:
+    def _through(self, slices: Slices, name: str, watch: Watch | None) -> Seen:
         """A volume by a 2D network: each slice by itself, then all of them as one scan."""
-        assert self.along is not None
-        slices = Slices.of(image, self.along, self.preparation.settings.orientation)
         seen: list[Seen] = []
         for number, plane in enumerate(slices):
-            seen.append(self._see(plane, f"{scan.name}/{number}"))
+            seen.append(self._see(plane, f"{name}/{number}" if len(slices) > 1 else name))
             if watch is not None:
                 watch(number + 1, len(slices))
-        return self._prediction(scan, image, together(seen, slices))
+        return together(seen, slices)
 
     def _prediction(self, scan: Scan, image: Volume, seen: Seen) -> Prediction:
         predicted, label = seen.predicted, seen.label
@@ -305,7 +322,8 @@ class Predictor:
             mean=float(predicted.total.mean(dtype=torch.float64)),
             highest=float(predicted.total.max()),
             kind=predicted.kind,
-            warnings=(*seen.warnings, *empty),
+            warnings=(*seen.unlike, *seen.far, *empty),
+            slices=self.along if len(image.spatial) > self.preparation.dimensions else None,
         )
 
     def look(self, image: Tensor, name: str = "", watch: Watch | None = None) -> Predicted:
@@ -348,13 +366,17 @@ class Predictor:
 
 @dataclass(frozen=True)
 class Seen:
-    """What the models say of an image: on the prepared grid, and the classes and maps on its own."""
+    """What the models say of an image: on the prepared grid, and the classes and maps on its own.
+
+    unlike, far: warnings of scans unlike those of the training, and of voxels of another size.
+    """
 
     predicted: Predicted
     label: NDArray[np.uint8]
     maps: Mapping[str, NDArray[np.float32]]
     probabilities: NDArray[np.float32] | None
-    warnings: tuple[str, ...]
+    unlike: tuple[str, ...]
+    far: tuple[str, ...]
 
 
 def together(seen: Sequence[Seen], slices: Slices) -> Seen:
@@ -379,15 +401,19 @@ def together(seen: Sequence[Seen], slices: Slices) -> Seen:
         maps,
         slices.joined(kept) if kept else None,
         tuple(most_say(seen)),
+        seen[0].far,
     )
 
 
 def most_say(seen: Sequence[Seen]) -> Iterator[str]:
     """Warnings that more than half of the slices with something on them have in common, in kind."""
+    if len(seen) == 1:
+        yield from seen[0].unlike
+        return
     shown = [one for one in seen if one.label.any()]
     kinds: dict[str, list[str]] = {}
     for one in shown:
-        for sentence in one.warnings:
+        for sentence in one.unlike:
             kinds.setdefault(re.sub(r"[\d.]+", "#", sentence), []).append(sentence)
     for said in kinds.values():
         if 2 * len(said) > len(shown):
