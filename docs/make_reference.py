@@ -1,4 +1,6 @@
-"""Writes docs/reference/configuration.md and the tables of docs/methods/README.md from the classes.
+"""Writes docs/reference/configuration.md and federation.md, and the tables of docs/methods/README.md.
+
+They come from the classes themselves.
 
     python docs/make_reference.py --write      # without --write the reference is printed
 
@@ -21,7 +23,9 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from wardround.config import Config
+from wardround.data.federation_file import COMMENTS, FederationFile, Source
 from wardround.methods import METHODS, OBJECTIVES
+from wardround.metrics import METRICS, MM
 from wardround.reporting.catalogue import method_list, objective_list
 
 DOCS = Path(__file__).resolve().parent
@@ -79,6 +83,57 @@ MEANINGS: Mapping[str, str] = {
         for name in ("infonce", "simclr", "local_cl", "swav")
     },
     "swav.sinkhorn_iterations": "iterations that balance the codes",
+    "version": "of this format",
+    "sources.path": "a folder or a list, relative to this file; `~` is your home folder",
+    "splits.ratios": "shares of training, validation and test",
+    "splits.seed": "the same seed gives the same split, on every machine",
+    "splits.file": "of `by: file`, relative to this file",
+    "splits.folds": "of `by: kfold`",
+    "splits.fold": "which of them is tested, counted from 0",
+    "splits.repeat": "which draw of `by: repeated`",
+    "partition.clients": "how many clients are made",
+    "partition.skew": "exponent of `quantity`: the higher, the more unequal",
+    "partition.alpha": "of `dirichlet`: the smaller, the more unequal",
+    "partition.by": "what `dirichlet` sorts cases by",
+    "partition.column": "of `column`: the column of the list",
+    "partition.shift": "of `feature`: in what clients are made to differ",
+    "partition.strength": "of `feature`: 0 changes nothing",
+    "partition.seed": "same seed, same clients",
+    "prepare.percentiles": "of `normalise: percentile`",
+    "prepare.window": "centre and width of `normalise: window`",
+}
+
+FEDERATION = """\
+# federation.yaml
+
+<!-- Written by docs/make_reference.py. Do not edit: change the settings' classes and run it again. -->
+
+Who takes part, with what data. `wardround data init FOLDER...` writes it, people edit it, and
+[Train on your own data](../how-to/own-data.md) shows one. Every section but `sources` has a default.
+Unknown keys are errors. `--set data.prepare.size=[256,256]` or `--set data.splits.by=kfold` overrides
+`prepare` or `splits` for one run.
+"""
+
+METRICS_HEAD = """\
+## Metrics
+
+`evaluate.metrics` names some of these; `evaluate.select` names one. Each is measured for every case and
+region. Distances of pictures, which have no spacing, are in pixels.
+"""
+METRIC_MEANINGS = {
+    "dice": "2 x overlap / (predicted + true)",
+    "iou": "overlap / union (Jaccard)",
+    "precision": "share of what is predicted that is true",
+    "sensitivity": "share of what is true that is predicted (recall)",
+    "specificity": "share of what is not true that is not predicted",
+    "hd95": "the larger of the two directed 95th percentiles of distances between surfaces",
+    "hd95_pooled": "the 95th percentile of both directions' distances together",
+    "assd": "mean of both directions' distances together",
+    "assd_mean_directed": "mean of the two directed means",
+    "asd": "mean distance from the predicted surface to the true one",
+    "surface_dice": "share of both surfaces that lie within `evaluate.tolerance` of each other",
+    "volume_difference": "predicted less true volume",
+    "relative_volume_difference": "predicted less true volume, as a share of the true",
 }
 
 
@@ -95,7 +150,7 @@ class Row:
 
 def reference() -> str:
     """The whole page."""
-    parts = [HEAD, *sections(Config, Config(), "")]
+    parts = [HEAD, *sections(Config, Config(), ""), metrics()]
     parts.append(
         "## Methods\n\n`method: {name: ...}` with these settings. `wardround methods` lists them all.\n"
     )
@@ -106,6 +161,29 @@ def reference() -> str:
     )
     parts += [choice(name, kind) for name, kind in OBJECTIVES.items()]
     return "\n".join(parts)
+
+
+def metrics() -> str:
+    lines = ["| name | in tables | best | meaning |", "|---|---|---|---|"]
+    lines += [
+        f"| `{name}` | {metric.title_in(MM)} | {metric.best:g} | {METRIC_MEANINGS[name]} |"
+        for name, metric in METRICS.items()
+    ]
+    empty = (
+        "Where truth and prediction are both empty, shares are 1 and distances 0. Where one of them is, "
+        "Dice, IoU and surface Dice are 0 and distances infinite. `evaluate.empty_policy` and "
+        "`evaluate.surface_penalty` change that. Means leave infinite and undefined values out, and say how "
+        "many."
+    )
+    return f"{METRICS_HEAD}\n" + "\n".join(lines) + f"\n\n{empty}\n"
+
+
+def federation() -> str:
+    """The page about federation.yaml."""
+    top, *others = sections(FederationFile, None, "")
+    rows = model_rows(Source, None, "sources")
+    sources = f"## `sources`\n\n{prose(Source)}\n\n{table(rows)}"
+    return "\n".join([FEDERATION, top.replace("## The run", "## The file"), sources, *others])
 
 
 def sections(kind: type[BaseModel], defaults: BaseModel | None, path: str) -> Iterator[str]:
@@ -131,7 +209,7 @@ def model_rows(kind: type[BaseModel], defaults: BaseModel | None, path: str) -> 
     for key, field in kind.model_fields.items():
         full = joined(path, key)
         inner = inner_settings(field.annotation)
-        meaning = field.description or written.get(key) or MEANINGS.get(full, "")
+        meaning = field.description or written.get(key) or MEANINGS.get(full) or comment(full)
         if inner is not None:
             link = f"see [`{full}`](#{anchor(full)})"
             meaning = f"{meaning.rstrip('.')}; {link}" if meaning else link
@@ -143,6 +221,11 @@ def model_rows(kind: type[BaseModel], defaults: BaseModel | None, path: str) -> 
             default = default_text(field) if defaults is None else shown(getattr(defaults, key))
             rows.append(Row(key, kind_text, default, meaning))
     return rows
+
+
+def comment(key: str) -> str:
+    """What federation.yaml itself says of a section."""
+    return " ".join(COMMENTS.get(key, "").split())
 
 
 def dataclass_rows(name: str, kind: type[Any]) -> list[Row]:
@@ -332,6 +415,7 @@ def objective_rows() -> str:
 if __name__ == "__main__":
     if "--write" in sys.argv:
         (DOCS / "reference/configuration.md").write_text(reference(), encoding="utf-8")
+        (DOCS / "reference/federation.md").write_text(federation(), encoding="utf-8")
         METHODS_PAGE.write_text(methods_page(), encoding="utf-8")
     else:
         sys.stdout.write(reference())

@@ -174,6 +174,15 @@ def test_the_configuration_reference_is_current(monkeypatch: MonkeyPatch) -> Non
     assert (ROOT / "docs/reference/configuration.md").read_text(encoding="utf-8") == made, f"run: {COMMAND}"
 
 
+def test_the_reference_of_federation_files_is_current_and_every_setting_has_a_meaning(
+    monkeypatch: MonkeyPatch,
+) -> None:
+    made = load(ROOT / "docs" / "make_reference.py", monkeypatch).federation()
+
+    assert (ROOT / "docs/reference/federation.md").read_text(encoding="utf-8") == made, f"run: {COMMAND}"
+    assert not [line for line in made.splitlines() if line.startswith("| `") and line.endswith("|  |")]
+
+
 def test_every_setting_of_a_run_has_a_meaning(monkeypatch: MonkeyPatch) -> None:
     made = load(ROOT / "docs" / "make_reference.py", monkeypatch).reference()
     settings = made.partition("## Methods")[0]

@@ -146,7 +146,8 @@ class EvaluateSettings(Settings):
 
         for name in [value] if isinstance(value, str) else value:
             if name not in METRICS:
-                raise ValueError(f"'{name}' is not a metric.{suggestion(name, METRICS)}")
+                near = suggestion(name, METRICS) or f" There are: {', '.join(METRICS)}."
+                raise ValueError(f"'{name}' is not a metric.{near}")
         return value
 
 

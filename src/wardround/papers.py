@@ -469,10 +469,11 @@ def remarks(preset: Preset) -> dict[str, list[str]]:
     lacking = [f"{cell.label}: {' '.join(missing)}" for cell in cells if (missing := missing_parts(cell))]
     data = list(dict.fromkeys(name for cell in cells for name in missing_data(preset, cell)))
     if data:
+        dimensions = next(iter(preset.datasets.values())).dimensions
         lacking.append(
             f"Data sets: {', '.join(data)}. None comes with wardround: lay out yours (wardround datasets) "
-            "and add --set data.federation=federation.yaml to wardround compare; without it made-up "
-            "hospitals stand in."
+            "and add --set data.federation=federation.yaml to wardround compare, or try made-up hospitals "
+            f"with --set data.phantom.dimensions={dimensions}."
         )
     if not cells:
         lacking.append("Nothing: this table counts data, no run belongs to it.")

@@ -47,7 +47,7 @@ def preset_rows(
         raise ConfigError(
             f"{preset.name} needs data: its sets ({', '.join(preset.datasets[chosen].clients)}) do not come "
             "with wardround. Name yours with --set data.federation=federation.yaml, or try made-up hospitals "
-            "with --set data.phantom.hospitals=3."
+            f"with --set data.phantom.dimensions={preset.datasets[chosen].dimensions}."
         )
     labels = [cell.label for cell in preset.cells()]
     for label in only or ():

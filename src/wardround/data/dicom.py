@@ -165,12 +165,15 @@ def all_series(source: Path, pydicom: Any, notes: list[str]) -> Iterator[Series]
             if name == "DICOMDIR" or not (is_dicom(file) or name.lower().endswith(".dcm")):
                 continue
             try:
-                head = pydicom.dcmread(
-                    file, stop_before_pixels=True, specific_tags=["SeriesInstanceUID", "Rows"]
-                )
+                tags = ["SeriesInstanceUID", "Rows", "Modality"]
+                head = pydicom.dcmread(file, stop_before_pixels=True, specific_tags=tags)
                 uid = str(head.SeriesInstanceUID)
                 head.Rows  # noqa: B018 - reports and structure sets have none
+                is_drawn = str(head.get("Modality", "")).strip().upper() == "SEG"
             except Exception:  # a broken file may break the library in any way
+                broken.append(str(file.relative_to(source)))
+                continue
+            if is_drawn:  # a mask must not pass for a scan
                 broken.append(str(file.relative_to(source)))
                 continue
             series = found.setdefault((place, uid), Series(Path(place), uid))

@@ -48,6 +48,11 @@ def as_list(values: Any) -> Any:
     return [values] if isinstance(values, int) and not isinstance(values, bool) else values
 
 
+def as_slices(value: Any) -> Any:
+    """An axis alone says how slices were cut."""
+    return {"along": value} if isinstance(value, str) else value
+
+
 Place = Annotated[Path, AfterValidator(at_home)]
 Numbers = Annotated[tuple[int, ...], BeforeValidator(as_list)]
 
@@ -91,10 +96,10 @@ class SplitSettings(Section):
 class PartitionSettings(Section):
     """How cases become clients in a simulation.
 
-    natural: as they are; iid: dealt at random to `clients`; quantity: sizes by a power law of exponent
-    `skew`; dirichlet: cases sorted by `by` (foreground size or class) dealt by a Dirichlet distribution of
-    `alpha`; column: one client for each value of the list's `column`; feature: natural or iid clients whose
-    images are each changed in one way (`shift`), strength `strength`.
+    kind: natural leaves them as they are; iid deals them at random; quantity makes sizes that follow a power
+    law of exponent `skew`; dirichlet deals cases, sorted by foreground size or class, by a Dirichlet
+    distribution of `alpha`; column makes a client of each value of the list's `column`; feature changes the
+    images of each client in one way (`shift`), by `strength`.
     """
 
     kind: Literal["natural", "iid", "quantity", "dirichlet", "column", "feature"] = "natural"
@@ -137,7 +142,7 @@ class PrepareSettings(Section):
     )
     percentiles: tuple[float, float] = (0.5, 99.5)
     window: tuple[float, float] | None = None
-    slices: SliceSettings | None = None
+    slices: Annotated[SliceSettings | None, BeforeValidator(as_slices)] = None
 
 
 class FederationFile(Section):
