@@ -212,7 +212,8 @@ def without(folder: Path, config: dict[str, Any], name: str, missed: list[int]) 
 
 def returns(checks: Checks, hospitals: Deployment) -> None:
     """A hospital, and then the job process of another, die while they train and are back in time."""
-    config = slow("returns", "scaffold", rounds=3)
+    # long enough that neither has answered when it is killed: what was answered is not answered again
+    config = slow("returns", "scaffold", rounds=3, local_epochs=12)
     expected = trained(hospitals.folder, config)
     command = hospitals.submit(config)
     waits(hospitals, "returns", 2, "train")
