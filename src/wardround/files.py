@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import json
 import math
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
+
+from wardround.errors import ConfigError
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """What cannot be written, in a sentence that names it as the user did."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise ConfigError(f"{path} cannot be written: {reason}. Choose another place.") from None
 
 
 def taken(lock: IO[Any]) -> bool:

@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 from helpers import call
 
-from wardround.data import slices as module
+from wardround.data import slicing as module
 from wardround.data.cache import Recipe
 from wardround.data.federation_file import PrepareSettings, SliceSettings, listing_of, load
 from wardround.data.files import Volume, read_image, read_label
 from wardround.data.init import propose
-from wardround.data.slices import Slices, cut, flat
+from wardround.data.slices import Slices
+from wardround.data.slicing import cut, flat
 from wardround.errors import ConfigError, DataError
 
 

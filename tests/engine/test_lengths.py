@@ -14,10 +14,10 @@ from comparison.here import Here
 from wardround import batch
 from wardround.config import DataSettings
 from wardround.data import phantom_files
-from wardround.data.federation import Federation, Seen
+from wardround.data.federation import Federation, Seen, open_federation
 from wardround.data.phantom import PhantomSettings
 from wardround.deploy.agreement import elsewhere
-from wardround.engine.lengths import lengths_at_hospitals, lengths_here
+from wardround.engine.lengths import lengths_of
 from wardround.exporting.card import card
 from wardround.exporting.package import Package
 from wardround.metrics import METRICS, MM, MM_OR_PX, PX
@@ -47,7 +47,7 @@ def trained(folder: Path, file: Path) -> Any:
 
 
 def here(**data: Any) -> str:
-    return lengths_here(DataSettings.model_validate(data))
+    return lengths_of(open_federation(DataSettings.model_validate(data), seed=0))
 
 
 def test_files_without_a_spacing_are_in_pixels(folders: dict[str, Path]) -> None:
@@ -88,7 +88,7 @@ def test_hospitals_tell_sides_and_not_files(dimensions: int, spacing: Any, expec
         load_one=elsewhere,
         look_back=lambda: Seen(None, None, spacing),
     )
-    assert lengths_at_hospitals(known) == expected
+    assert lengths_of(known) == expected
 
 
 def test_a_run_on_pictures_says_pixels_everywhere(folders: dict[str, Path], tmp_path: Path) -> None:

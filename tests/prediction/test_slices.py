@@ -16,7 +16,8 @@ from wardround.data.federation_file import write
 from wardround.data.files import read_image
 from wardround.data.init import propose
 from wardround.data.phantom import PhantomSettings
-from wardround.data.slices import Slices, cut
+from wardround.data.slices import Slices
+from wardround.data.slicing import cut
 from wardround.errors import ConfigError, DataError
 from wardround.exporting import export
 from wardround.exporting.package import opened

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shlex
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -26,6 +24,7 @@ from wardround.cli.common import (
     print_table,
 )
 from wardround.cli.progress import counting
+from wardround.files import writing
 
 data_app = typer.Typer(name="data", help="Make and look at data.", no_args_is_help=True)
 app.add_typer(data_app)
@@ -284,7 +283,7 @@ def slices(
 ) -> None:
     """Cut volumes into slices for a 2D network, each in its place, patients kept together."""
     configure_logging(debug, quiet or json_)
-    from wardround.data.slices import cut
+    from wardround.data.slicing import cut
     from wardround.reporting.tables import Table
 
     with counting("cutting", quiet or json_) as watch:
@@ -405,18 +404,6 @@ def apply_override(values: dict[str, Any], override: str) -> None:
     from wardround.config import apply_override as apply
 
     apply(values, override)
-
-
-@contextlib.contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """A file that cannot be written, in a sentence that names it as the user did."""
-    from wardround.errors import ConfigError
-
-    try:
-        yield
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise ConfigError(f"{path} cannot be written: {reason}. Choose another place.") from None
 
 
 def cores() -> int:

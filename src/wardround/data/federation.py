@@ -5,9 +5,10 @@ Any client can be loaded alone, so a worker process or a hospital holds only its
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 
 from wardround.config import DataSettings
 from wardround.data import phantom
@@ -43,7 +44,8 @@ class Federation:
     left_out_of: cases of a client that are not used, each with its reason; prepare_all: checks and prepares
     every client's cases, where that is to be done once; labels: class name -> its values in the files, in the
     order of classes; channels: their names; prepare: what is done to a file before training; look_back: what
-    the training scans were like, known once they are prepared.
+    the training scans were like, known once they are prepared; first_images: one file of every case, where
+    there are files on this machine.
     """
 
     names: Sequence[str]
@@ -60,6 +62,7 @@ class Federation:
     channels: Sequence[str] = ()
     prepare: PrepareSettings | None = None
     look_back: Callable[[], Seen] | None = None
+    first_images: Callable[[], Iterable[Path]] | None = None
 
     def load(self, name: str) -> ClientData:
         """All cases of one client; the pooled one has everybody's, without their test cases."""
@@ -132,6 +135,7 @@ def all_centres(settings: DataSettings, seed: int, resident: Residence) -> Feder
                 orientation=None, size=settings.folders.size, normalise=settings.folders.normalise
             ),
             look_back=partial(Seen, None, settings.folders.size),
+            first_images=found.first_images,
         )
     made = settings.phantom
     names = phantom.hospital_names(made)

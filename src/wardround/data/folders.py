@@ -11,7 +11,7 @@ in millimetres (pixels, where a file has none).
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -118,6 +118,12 @@ class Folders:
 
     def counts(self) -> dict[str, int]:
         return {name: len(self.index[name]) for name in self.names}
+
+    def first_images(self) -> Iterator[Path]:
+        """The image file of every case."""
+        for name in self.names:
+            for stem, _ in self.index[name]:
+                yield find(self.settings.root / name / "images", stem)
 
     def load(self, name: str) -> ClientData:
         cases: dict[str, list[Case]] = {split: [] for split in SPLITS}

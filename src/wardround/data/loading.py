@@ -73,6 +73,7 @@ def federation_of(
         channels=data.file.channels,
         prepare=data.file.prepare,
         look_back=data.look_back,
+        first_images=lambda: (entry.images[0] for entry in data.listing.entries),
     )
 
 

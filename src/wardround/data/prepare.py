@@ -69,13 +69,10 @@ def prepare_case(
     background: label values that belong to no class and are allowed, as `data.check` found; None allows any.
     """
     check_settings(settings)
-    if not bool(np.isfinite(image.data).all()):
-        raise DataError("the image holds NaN or infinite voxels.")
+    check_voxels(image, label)
     classes: Array | None = None
     others: list[int] = []
     if label is not None:
-        if label.spatial != image.spatial:
-            raise DataError(f"image is {_by(image.spatial)} but label is {_by(label.spatial)}. Resample one.")
         classes, others = to_classes(label.data, labels, background)
     geometry = plan(image, classes, settings)
     values = resample_image(torch.from_numpy(geometry.cut(image.data)), geometry.resampled)
@@ -90,6 +87,14 @@ def prepare_case(
         mask = geometry.place(mask, torch.zeros(1))[0].contiguous()
     placed = geometry.place(values, dark).contiguous()
     return Prepared(placed, mask, geometry.prepared_spacing, geometry.record(), tuple(others), cut)
+
+
+def check_voxels(image: Volume, label: Volume | None) -> None:
+    """What no case could be prepared of."""
+    if not bool(np.isfinite(image.data).all()):
+        raise DataError("the image holds NaN or infinite voxels.")
+    if label is not None and label.spatial != image.spatial:
+        raise DataError(f"image is {_by(image.spatial)} but label is {_by(label.spatial)}. Resample one.")
 
 
 def cut_off(share: float) -> str:

@@ -27,7 +27,7 @@ from wardround.engine.device import choose, choose_device, cores, set_threads
 from wardround.engine.evaluation import Evaluation, gather
 from wardround.engine.gate import content_complaint, params_complaint
 from wardround.engine.host import Host, InProcess, Spilling, compute_for, network_for
-from wardround.engine.lengths import lengths_at_hospitals, lengths_here
+from wardround.engine.lengths import lengths_of
 from wardround.engine.placement import Placement, place
 from wardround.engine.run_folder import LOCK, RUN_ENTRIES, check_folder, environment
 from wardround.engine.seeding import generator
@@ -150,7 +150,7 @@ class Experiment:
             set_threads(self.config.compute.threads or cores())
             self.federation.get_ready()  # once, on all cores, before worker processes ask for it
             self._write_preparation()
-            self._lengths = self._lengths_of_cases()
+            self._lengths = lengths_of(self.federation)
             placement = self._place(resume)
             egress = Egress(self.folder / "egress.jsonl")
             self._transport = self._hospitals or self._open_transport(placement)
@@ -209,12 +209,6 @@ class Experiment:
         from wardround.prediction.trained import PREPARATION, Preparation  # it builds on the engine
 
         Preparation.of(self.federation).save(self.folder / PREPARATION)
-
-    def _lengths_of_cases(self) -> str:
-        """What distances are in, for the tables."""
-        if self._hospitals is not None:
-            return lengths_at_hospitals(self.federation)
-        return lengths_here(self.config.data)
 
     @contextmanager
     def _locked(self) -> Iterator[None]:

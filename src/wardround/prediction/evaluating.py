@@ -34,7 +34,8 @@ from wardround.data.listing import SPLITS, Entry, Listing
 from wardround.data.loading import RealData, overridden, with_meaning
 from wardround.data.prepare import to_classes
 from wardround.data.readers import joining, read
-from wardround.data.slices import CUT_FROM, VOLUME, Along, content_of
+from wardround.data.slices import Along
+from wardround.data.slicing import CUT_FROM, VOLUME, content_of
 from wardround.engine.evaluation import Evaluation, column
 from wardround.errors import ConfigError, DataError, WardroundError
 from wardround.files import file_name, jsonable, write_json, write_text

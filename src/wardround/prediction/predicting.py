@@ -293,7 +293,7 @@ class Predictor:
             seen.append(self._see(plane, f"{name}/{number}" if len(slices) > 1 else name))
             if watch is not None:
                 watch(number + 1, len(slices))
-        return together(seen, slices)
+        return as_volume(seen, slices)
 
     def _prediction(self, scan: Scan, image: Volume, seen: Seen) -> Prediction:
         predicted, label = seen.predicted, seen.label
@@ -379,7 +379,7 @@ class Seen:
     far: tuple[str, ...]
 
 
-def together(seen: Sequence[Seen], slices: Slices) -> Seen:
+def as_volume(seen: Sequence[Seen], slices: Slices) -> Seen:
     """Slices as one volume; what lies on the prepared grid is a row of voxels, for its sums."""
 
     def joined(planes: Sequence[Array]) -> Array:
