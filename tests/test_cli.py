@@ -223,6 +223,23 @@ def test_ctrl_c_in_the_middle_of_a_print_is_heard_and_answered(monkeypatch: Monk
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+def test_ctrl_c_ends_any_command_with_one_sentence(
+    tmp_path: Path, monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
+) -> None:
+    def pressed(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("wardround.data.federation_file.load", pressed)
+    monkeypatch.setattr("wardround.demo.run_demo", pressed)
+
+    assert call(monkeypatch, capsys, "data", "check", "federation.yaml")[::2] == (
+        130,
+        "Stopped; what was finished is kept.\n",
+    )
+    code, _, err = call(monkeypatch, capsys, "demo", "--output", str(tmp_path))  # which has its own sentence
+    assert code == 130 and err.startswith("Stopped. The demo") and err.count("Stopped") == 1
+
+
 def test_names_with_colons_stay_as_they_are(capsys: CaptureFixture[str]) -> None:
     common.out.print("a:heart:b")
 

@@ -73,6 +73,10 @@ def main() -> None:
         advice = " Make room there; a run then continues with --resume." if error.errno == ENOSPC else ""
         err.print(f"[bold red]error[/] {escape(where + str(error.strerror or error))}.{advice}")
         sys.exit(1)
+    except SystemExit as ending:
+        if isinstance(getattr(ending.__context__, "__cause__", None), KeyboardInterrupt):
+            err.print("Stopped; what was finished is kept.")  # a command without a sentence of its own
+        raise
 
 
 def leave_quietly() -> None:
