@@ -28,12 +28,12 @@ import torch
 import yaml
 
 from wardround.config import DataSettings
-from wardround.data import phantom_files
-from wardround.data.augment import Augmentation
 from wardround.data.cases import Split, TensorSplit, join
 from wardround.data.listing import Entry
-from wardround.data.loading import RealData
-from wardround.data.phantom import PhantomSettings
+from wardround.data.phantom import files as phantom_files
+from wardround.data.phantom.cases import PhantomSettings
+from wardround.data.serving.augment import Augmentation
+from wardround.data.serving.loading import RealData
 
 SIZE = (160, 160)
 BATCH = 16

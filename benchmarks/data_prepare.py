@@ -16,11 +16,12 @@ from pathlib import Path
 
 import torch
 
-from wardround.data import phantom_files, readers
-from wardround.data.cache import Cache
+from wardround.data import readers
 from wardround.data.federation_file import FederationFile, Source
 from wardround.data.listing import Listing
-from wardround.data.phantom import PhantomSettings
+from wardround.data.phantom import files as phantom_files
+from wardround.data.phantom.cases import PhantomSettings
+from wardround.data.preparing.cache import Cache
 
 
 def listing_of(data: Path | None, folder: Path) -> Listing:

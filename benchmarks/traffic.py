@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 import wardround as wr
-from wardround.reporting.tables import Table
+from wardround.tables import Table
 
 UPLOADS = ["full", "delta", "float16", "delta_float16"]
 COMPRESSIONS = ["none", "zlib"]

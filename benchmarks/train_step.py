@@ -27,9 +27,9 @@ from typing import Any
 import torch
 
 import wardround as wr
-from wardround.data import phantom
 from wardround.data.cases import ClientData, TensorSplit
-from wardround.data.phantom import PhantomSettings
+from wardround.data.phantom import cases as phantom
+from wardround.data.phantom.cases import PhantomSettings
 from wardround.engine.host import Host, build_model
 from wardround.losses.segmentation import dice_loss
 

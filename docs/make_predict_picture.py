@@ -17,8 +17,8 @@ import matplotlib.pyplot as plt
 import nibabel
 
 import wardround as wr
-from wardround.data import phantom_files
-from wardround.data.phantom import PhantomSettings
+from wardround.data.phantom import files as phantom_files
+from wardround.data.phantom.cases import PhantomSettings
 
 TARGET = Path(__file__).parent / "images" / "predict.png"
 

@@ -12,11 +12,11 @@ from pytest import raises
 from torch import Tensor, nn
 
 import wardround as wr
+from wardround.clients.clients import Answer
 from wardround.config import Config, load_config
 from wardround.data.federation import open_federation
-from wardround.data.phantom import PhantomSettings, make_client
+from wardround.data.phantom.cases import PhantomSettings, make_client
 from wardround.engine.checkpoint import MemoryStore
-from wardround.engine.clients import Answer
 from wardround.engine.host import Host
 from wardround.messages import Message
 from wardround.models.base import Segmenter

@@ -17,15 +17,15 @@ import torch
 from helpers import config
 from torch import Tensor, nn
 
+from wardround.clients.clients import Answer, Client, Clients
+from wardround.clients.gate import Registration
 from wardround.data.cases import Batch, ClientData, TensorSplit
-from wardround.engine.clients import Answer, Client, Clients
-from wardround.engine.gate import Registration
-from wardround.engine.training import Workbench
 from wardround.losses.objective import Context, Objective
 from wardround.messages import Message, ServerState
 from wardround.methods.base import Method
 from wardround.models.base import Segmenter
 from wardround.params import Params
+from wardround.training.workbench import Workbench
 
 Gradient = Callable[[Tensor, int], Tensor | Sequence[float]]
 

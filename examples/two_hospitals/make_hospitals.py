@@ -6,8 +6,8 @@ python make_hospitals.py FOLDER
 import sys
 from pathlib import Path
 
-from wardround.data import phantom_files
-from wardround.data.phantom import PhantomSettings
+from wardround.data.phantom import files as phantom_files
+from wardround.data.phantom.cases import PhantomSettings
 
 FEDERATION = """\
 # The cases of one hospital. It stays here; `wardround data check` looks whether it is right.

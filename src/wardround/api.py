@@ -13,17 +13,17 @@ from torch import nn
 
 from wardround.config import Config, load_config
 from wardround.engine.checkpoint import Checkpoints
-from wardround.engine.evaluation import Evaluation
 from wardround.engine.experiment import Experiment, Listener, Outcome, Progress
 from wardround.engine.host import build_model
+from wardround.engine.judging.evaluation import Evaluation
+from wardround.engine.judging.result_tables import client_table
+from wardround.engine.records import read_lines
 from wardround.errors import CheckpointError
 from wardround.messages import ServerState
 from wardround.metrics import MM
 from wardround.models.norm import from_moments, running_stats
 from wardround.params import Params
-from wardround.reporting.records import read_lines
-from wardround.reporting.result_tables import client_table
-from wardround.reporting.tables import Table
+from wardround.tables import Table
 
 
 @dataclass(frozen=True)

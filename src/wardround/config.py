@@ -24,15 +24,15 @@ from pydantic import (
     model_validator,
 )
 
-from wardround.data.augment import Augmentation
+from wardround.clients.traffic import TrafficSettings
 from wardround.data.folders import FolderSettings
-from wardround.data.phantom import PhantomSettings
-from wardround.engine.optimizers import OptimizerSettings
-from wardround.engine.traffic import TrafficSettings
+from wardround.data.phantom.cases import PhantomSettings
+from wardround.data.serving.augment import Augmentation
 from wardround.errors import ConfigError
 from wardround.models import MODELS, ModelSettings, check_dimensions, is_foreign, resolve
 from wardround.models.user_networks import NotHere
-from wardround.wording import suggestion
+from wardround.text import suggestion
+from wardround.training.optimizers import OptimizerSettings
 from wardround.yaml_file import PlainLoader, read_yaml
 
 if TYPE_CHECKING:

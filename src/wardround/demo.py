@@ -14,9 +14,9 @@ from typing import Any
 
 from wardround.api import Result
 from wardround.batch import Watch, run_all
-from wardround.reporting.report import write_report
-from wardround.reporting.result_tables import method_table
-from wardround.reporting.tables import Table
+from wardround.engine.judging.result_tables import method_table
+from wardround.reporting import write_report
+from wardround.tables import Table
 
 TITLE = "Three made-up hospitals"
 SETTINGS: dict[str, Any] = {

@@ -33,8 +33,8 @@ from wardround.errors import ConfigError
 from wardround.methods import METHODS, OBJECTIVES
 from wardround.models import MODELS, resolve
 from wardround.models.user_networks import is_import_path
-from wardround.reporting.tables import Table
-from wardround.wording import suggestion
+from wardround.tables import Table
+from wardround.text import suggestion
 from wardround.yaml_file import read_yaml
 
 PAPERS = {

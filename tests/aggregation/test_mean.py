@@ -9,7 +9,7 @@ from pytest import approx, mark, raises
 
 from wardround.aggregation.mean import layerwise_mean, mean
 from wardround.aggregation.weights import by_samples, for_present, named, normalised, uniform
-from wardround.engine.gate import content_complaint
+from wardround.clients.gate import content_complaint
 from wardround.messages import Message, Reply
 from wardround.models.norm import from_moments, to_moments
 from wardround.params import Params

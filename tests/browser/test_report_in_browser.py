@@ -17,8 +17,8 @@ import pytest
 from helpers import run, settings
 
 import wardround as wr
-from wardround.reporting.report import write_report
-from wardround.reporting.watch import serve
+from wardround.reporting import write_report
+from wardround.reporting.live_view import serve
 from wardround.storage import StoredTensors, save_tensors
 
 playwright = pytest.importorskip(

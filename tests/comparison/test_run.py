@@ -27,7 +27,7 @@ from wardround.comparison.grid import HoldOut
 from wardround.comparison.run import plan, run_grid
 from wardround.config import load_config
 from wardround.errors import CheckpointError, ConfigError, WardroundError
-from wardround.reporting.tables import formula_safe
+from wardround.tables import formula_safe
 
 NOTHING: dict[str, Any] = dict.fromkeys(
     ("methods", "objectives", "models", "seeds", "folds", "reference"), None

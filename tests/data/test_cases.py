@@ -4,8 +4,8 @@ import torch
 from pytest import raises
 
 from wardround.data.cases import Case, JoinedSplit, TensorSplit, join, stacked
-from wardround.engine.training import in_order
 from wardround.errors import DataError
+from wardround.training.workbench import in_order
 
 
 def split(prefix: str, count: int, side: int) -> TensorSplit:

@@ -15,7 +15,7 @@ from pytest import approx, fixture, mark, raises
 from wardround.config import DataSettings
 from wardround.data.federation import open_federation
 from wardround.data.folders import Folders, FolderSettings, find, normalised, read_image, read_label
-from wardround.engine.evaluation import largest_components
+from wardround.engine.judging.evaluation import largest_components
 from wardround.errors import DataError
 
 SPLITS = ["train", "train", "train", "val", "test"]

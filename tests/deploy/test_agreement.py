@@ -12,13 +12,13 @@ from helpers import run, settings
 from pytest import TempPathFactory, fixture, mark, raises
 
 from deploy.loopback import RULES, Loopback, conducted, remote_config
+from wardround.clients.gate import Registration
 from wardround.config import load_config
-from wardround.data import phantom_files
-from wardround.data.phantom import PhantomSettings
+from wardround.data.phantom import files as phantom_files
+from wardround.data.phantom.cases import PhantomSettings
 from wardround.deploy.agreement import Facts, agreed, at_hospital, facts_of, for_hospitals, own_federation
 from wardround.deploy.remote import organisers_own
 from wardround.deploy.rules import SiteFile
-from wardround.engine.gate import Registration
 from wardround.errors import ConfigError
 
 QUICK = {

@@ -21,9 +21,9 @@ from wardround.deploy.remote import Live, Remote, conduct
 from wardround.deploy.wire import Parcel
 from wardround.engine.checkpoint import Checkpoints
 from wardround.engine.host import Spilling
+from wardround.engine.records import read_lines
 from wardround.errors import CheckpointError, ConfigError, TooFewClients
 from wardround.methods import METHODS
-from wardround.reporting.records import read_lines
 
 BATCH = {"model": {"name": "unet2d", "base_filters": 2, "levels": 2, "norm": "batch"}}
 PROXY = {"data": {"phantom": {"hospitals": 4, "size": 16, "cases": 8}, "proxy": "west"}}

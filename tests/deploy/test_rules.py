@@ -13,7 +13,7 @@ from pytest import fixture, mark, raises
 
 from wardround.deploy import rules as module
 from wardround.deploy.rules import Rules, SiteFile, case_numbers, client_of, load_site, template
-from wardround.engine.evaluation import gather
+from wardround.engine.judging.evaluation import gather
 from wardround.errors import ConfigError
 from wardround.messages import Message, Reply
 from wardround.methods import METHODS

@@ -15,8 +15,8 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from pytest import fixture, mark, raises
 
+from wardround.clients.traffic import TrafficSettings
 from wardround.deploy.wire import SCHEMA, TYPES, Parcel, ParcelError, fingerprint, pack, unpack
-from wardround.engine.traffic import TrafficSettings
 from wardround.messages import Message
 from wardround.params import Params
 

@@ -12,8 +12,8 @@ import pytest
 import yaml
 from helpers import run
 
-from wardround.data import phantom_files
-from wardround.data.phantom import PhantomSettings
+from wardround.data.phantom import files as phantom_files
+from wardround.data.phantom.cases import PhantomSettings
 
 HERE = {**os.environ, "OMP_NUM_THREADS": "1"}
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import wardround as wr
-from wardround.data.augment import Augmentation, Shading, blurred, curved
 from wardround.data.cases import Batch
+from wardround.data.serving.augment import Augmentation, Shading, blurred, curved
 from wardround.engine.checkpoint import MemoryStore, load_memory
 from wardround.engine.host import build_model
 from wardround.errors import ConfigError

@@ -12,10 +12,10 @@ from helpers import Watcher, config, personal_models, run, settings, spoil
 from pytest import MonkeyPatch, TempPathFactory, fixture, mark, raises
 
 import wardround as wr
+from wardround.clients.clients import Answer
 from wardround.data.federation import Federation, open_federation
-from wardround.data.phantom import PhantomSettings, hospital_names
+from wardround.data.phantom.cases import PhantomSettings, hospital_names
 from wardround.data.roles import POOLED
-from wardround.engine.clients import Answer
 from wardround.engine.host import build_model
 from wardround.errors import ConfigError
 from wardround.methods import METHODS, OBJECTIVES

@@ -13,10 +13,10 @@ import torch
 from helpers import run
 from pytest import MonkeyPatch, TempPathFactory, fixture, mark, param
 
-from wardround.data import phantom
+from wardround.clients.clients import Answer
 from wardround.data.cases import ClientData
-from wardround.data.phantom import PhantomSettings
-from wardround.engine.clients import Answer
+from wardround.data.phantom import cases as phantom
+from wardround.data.phantom.cases import PhantomSettings
 from wardround.engine.host import Host
 from wardround.messages import Message
 from wardround.params import Params

@@ -10,8 +10,8 @@ import torch
 from helpers import Watcher, run, settings, spoil
 
 import wardround as wr
+from wardround.clients.clients import Answer, Client
 from wardround.engine.checkpoint import MemoryStore
-from wardround.engine.clients import Answer, Client
 from wardround.messages import Message
 from wardround.methods import METHODS
 from wardround.methods.bank import Banked

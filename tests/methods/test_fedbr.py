@@ -15,12 +15,12 @@ import wardround as wr
 from wardround.data.cases import Batch
 from wardround.engine.checkpoint import MemoryStore
 from wardround.engine.host import build_model
-from wardround.engine.training import Step
 from wardround.errors import ConfigError
 from wardround.losses.segmentation import dice_loss
 from wardround.methods import fedbr as module
 from wardround.methods.fedbr import FedBR, contrast, projection, pseudo_dice
 from wardround.params import Params
+from wardround.training.workbench import Step
 
 DATA = {"phantom": {"hospitals": 3, "size": 16, "cases": [10, 12, 20]}}  # 6, 7 and 12 to train on
 NONE = nn.Identity()

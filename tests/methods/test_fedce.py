@@ -13,8 +13,8 @@ from helpers import config, run, spoil, vectors
 from torch import nn
 
 from wardround.aggregation.mean import mean
-from wardround.engine.clients import Answer, Client, Clients
-from wardround.engine.gate import Registration
+from wardround.clients.clients import Answer, Client, Clients
+from wardround.clients.gate import Registration
 from wardround.engine.host import build_model
 from wardround.errors import ConfigError
 from wardround.losses.objective import Dice

@@ -13,13 +13,9 @@ from helpers import params, run, spoil
 from scipy import ndimage
 from torch import Tensor
 
-from wardround.data.augment import Augmentation
+from wardround.clients.clients import Answer
 from wardround.data.cases import ClientData, TensorSplit
-from wardround.data.frequency import amplitude_window, restyled, within_range
-from wardround.engine.clients import Answer
-from wardround.engine.optimizers import OptimizerSettings
-from wardround.engine.seeding import generator
-from wardround.engine.training import Step, Workbench
+from wardround.data.serving.augment import Augmentation
 from wardround.losses.objective import Context, Dice
 from wardround.losses.segmentation import dice_loss
 from wardround.messages import Message
@@ -31,8 +27,12 @@ from wardround.methods.feddg import (
     outline_masks,
     outline_vectors,
 )
+from wardround.methods.frequency import amplitude_window, restyled, within_range
 from wardround.models.unet import unet2d
 from wardround.params import Params
+from wardround.seeding import generator
+from wardround.training.optimizers import OptimizerSettings
+from wardround.training.workbench import Step, Workbench
 
 WIDE = {"name": "feddg", "window": 0.2}  # b = 3 of 16 voxels
 ONE = {"phantom": {"hospitals": 1, "size": 16, "cases": 8}}

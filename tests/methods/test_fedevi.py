@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 import wardround as wr
 from wardround.aggregation.weights import joined
+from wardround.clients.clients import Answer, Clients
+from wardround.clients.gate import Registration
 from wardround.data.cases import Batch
 from wardround.engine.checkpoint import MemoryStore
-from wardround.engine.clients import Answer, Clients
-from wardround.engine.gate import Registration
 from wardround.errors import ClientError, ConfigError
 from wardround.losses.objective import Context, DiceBCE
 from wardround.messages import Message, Reply, ServerState

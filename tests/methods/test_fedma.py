@@ -13,7 +13,7 @@ from torch import Tensor
 
 from wardround import models
 from wardround.aggregation.mean import mean
-from wardround.engine.clients import Answer
+from wardround.clients.clients import Answer
 from wardround.engine.host import Host, build_model
 from wardround.errors import ConfigError
 from wardround.messages import Message, Reply, ServerState

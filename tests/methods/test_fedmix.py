@@ -13,9 +13,9 @@ import torch
 from helpers import config, run, spoil, vectors
 from torch import Tensor, nn
 
+from wardround.clients.clients import Answer
 from wardround.data.cases import Batch
 from wardround.engine.checkpoint import MemoryStore
-from wardround.engine.clients import Answer
 from wardround.errors import ConfigError, DataError
 from wardround.losses.objective import Context, CrossEntropy, Dice, Objective, Supervised
 from wardround.messages import Message

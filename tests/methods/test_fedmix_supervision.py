@@ -10,8 +10,8 @@ from helpers import config, run, spoil, vectors
 from torch import Tensor
 
 from wardround.aggregation.weights import normalised
+from wardround.clients.clients import Answer
 from wardround.data.federation import open_federation
-from wardround.engine.clients import Answer
 from wardround.engine.host import build_model
 from wardround.errors import ConfigError
 from wardround.losses.segmentation import dice_loss

@@ -13,10 +13,10 @@ from pytest import approx, mark, raises
 import wardround as wr
 from toy import answer, client, federation, pull_to, rounds, state, vector, weights
 from wardround.aggregation.weights import weighted_mean
-from wardround.engine.clients import Answer
-from wardround.engine.optimizers import accumulated
+from wardround.clients.clients import Answer
 from wardround.errors import ConfigError
 from wardround.methods.fednova import FedNova
+from wardround.training.optimizers import accumulated
 
 GOLDEN = vectors("fednova")
 UNEQUAL = {"phantom": {"hospitals": 3, "size": 16, "cases": [8, 12, 24]}}

@@ -12,8 +12,8 @@ import torch
 from helpers import config, run, spoil, vectors
 from torch import Tensor
 
+from wardround.clients.clients import Answer
 from wardround.data.federation import open_federation
-from wardround.engine.clients import Answer
 from wardround.engine.host import Host, build_model
 from wardround.errors import ConfigError
 from wardround.losses.contrastive_objectives import trial_output

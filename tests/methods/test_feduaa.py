@@ -12,8 +12,8 @@ from helpers import config, run, spoil, vectors
 from torch import Tensor, nn
 
 from wardround.aggregation.weights import softmax
+from wardround.clients.clients import Answer
 from wardround.data.cases import Batch
-from wardround.engine.clients import Answer
 from wardround.engine.host import Host, build_model
 from wardround.errors import ConfigError
 from wardround.losses.objective import Context

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import wardround as wr
+from wardround.clients.clients import Answer, Clients
+from wardround.clients.gate import Registration
 from wardround.data.cases import Batch
-from wardround.engine.clients import Answer, Clients
-from wardround.engine.gate import Registration
 from wardround.errors import ConfigError
 from wardround.losses.objective import Context, Reference
 from wardround.losses.segmentation import dice_loss

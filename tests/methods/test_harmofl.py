@@ -13,20 +13,20 @@ from helpers import config, run, settings, spoil
 from torch import Tensor
 
 import wardround as wr
+from wardround.clients.clients import Answer
 from wardround.data.cases import TensorSplit, stacked
 from wardround.data.federation import open_federation
-from wardround.data.frequency import amplitude_window, restyled
-from wardround.engine.clients import Answer
 from wardround.engine.host import Host, build_model
-from wardround.engine.optimizers import OptimizerSettings
-from wardround.engine.training import Step, Workbench
 from wardround.losses.objective import Context, Dice
 from wardround.messages import Message
+from wardround.methods.frequency import amplitude_window, restyled
 from wardround.methods.harmofl import AMPLITUDE, HarmoFL
 from wardround.models import ModelSettings
 from wardround.models import build as build_network
 from wardround.models.unet import unet2d
 from wardround.params import Params
+from wardround.training.optimizers import OptimizerSettings
+from wardround.training.workbench import Step, Workbench
 
 WIDE = {"name": "harmofl", "window": 2}
 ONE = {"phantom": {"hospitals": 1, "size": 16, "cases": 8}}

@@ -10,7 +10,7 @@ import torch
 from helpers import config, run, spoil, vectors
 from torch import Tensor
 
-from wardround.engine.clients import Answer
+from wardround.clients.clients import Answer
 from wardround.engine.host import build_model
 from wardround.errors import ConfigError
 from wardround.losses.objective import Reference

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import wardround as wr
+from wardround.clients.clients import Answer, Clients
+from wardround.clients.gate import Registration
 from wardround.data.cases import Batch
 from wardround.engine.checkpoint import MemoryStore
-from wardround.engine.clients import Answer, Clients
-from wardround.engine.gate import Registration
 from wardround.errors import ClientError, ConfigError
 from wardround.losses.objective import Context, Reference
 from wardround.messages import Message, Reply, ServerState

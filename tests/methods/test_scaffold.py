@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from pytest import approx, mark, raises
 
 from toy import Weights, answer, client, federation, pull_to, rounds, state, vector, weights
+from wardround.clients.clients import Answer, Client
 from wardround.engine.checkpoint import Checkpoints, MemoryStore
-from wardround.engine.clients import Answer, Client
 from wardround.errors import ClientError
 from wardround.messages import Message
 from wardround.methods.scaffold import SCAFFOLD, option_two

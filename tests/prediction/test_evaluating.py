@@ -18,11 +18,11 @@ from helpers import run
 from prediction.threshold import ball, predictor, save_nifti
 from wardround import cli
 from wardround.cli import common
-from wardround.data import phantom_files
 from wardround.data.federation_file import write
-from wardround.data.init import propose
 from wardround.data.listing import Entry
-from wardround.data.phantom import PhantomSettings
+from wardround.data.phantom import files as phantom_files
+from wardround.data.phantom.cases import PhantomSettings
+from wardround.data.proposing.init import propose
 from wardround.errors import ConfigError, DataError
 from wardround.prediction.evaluating import evaluate, judge, open_labelled, values_of
 

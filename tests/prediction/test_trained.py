@@ -11,11 +11,11 @@ import pytest
 import torch
 from helpers import personal_models, run, settings
 
-from wardround.data import phantom_files
 from wardround.data.federation import open_federation
 from wardround.data.federation_file import write
-from wardround.data.init import propose
-from wardround.data.phantom import PhantomSettings
+from wardround.data.phantom import files as phantom_files
+from wardround.data.phantom.cases import PhantomSettings
+from wardround.data.proposing.init import propose
 from wardround.errors import CheckpointError, ConfigError
 from wardround.files import write_json
 from wardround.prediction.session import models_for
@@ -179,8 +179,8 @@ def test_the_folder_is_enough_when_the_data_are_gone(real: tuple[Path, Path], tm
 def test_prediction_is_what_the_run_itself_would_say(real: tuple[Path, Path]) -> None:
     """The prepared file the run trained on and the scan read anew give one mask."""
     import wardround as wr
-    from wardround.data.files import read_image
-    from wardround.data.prepare import invert_label, prepare_case
+    from wardround.data.preparing.prepare import invert_label, prepare_case
+    from wardround.data.readers.image_files import read_image
 
     folder, data = real
     model = TrainedModel.load(folder)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from wardround.engine.gate import content_complaint
+from wardround.clients.gate import content_complaint
 from wardround.messages import Message
 from wardround.uncertainty.calibration import Tally, around, equal_mass, log_probabilities, mean_gap
 

@@ -48,7 +48,7 @@ def catalogue(
     kind: str,
 ) -> None:
     from wardround.errors import ConfigError
-    from wardround.wording import suggestion
+    from wardround.text import suggestion
 
     if name is not None and name not in registry:
         raise ConfigError(

@@ -45,7 +45,7 @@ def phantom(
     """Write made-up hospitals as folders of images and labels."""
     configure_logging(debug, False)
     from wardround.config import apply_override, parse
-    from wardround.data.phantom_files import write
+    from wardround.data.phantom.files import write
     from wardround.errors import ConfigError
 
     if file_format not in ("nifti", "png"):
@@ -83,7 +83,7 @@ def init(
     configure_logging(debug, quiet)
     from wardround.data import datasets
     from wardround.data.federation_file import write
-    from wardround.data.init import describe, propose
+    from wardround.data.proposing.init import describe, propose
     from wardround.errors import ConfigError
 
     if dataset is None:
@@ -114,7 +114,7 @@ def check(
 ) -> None:
     """Open every scan and say which cannot be used, and how the clients differ."""
     configure_logging(debug, quiet or json_)
-    from wardround.data.check import check as check_all
+    from wardround.data.checking.check import check as check_all
     from wardround.data.federation_file import listing_of, load
 
     settings = load(file)
@@ -143,8 +143,8 @@ def prepare(
 ) -> None:
     """Orient, resample, crop and normalise every case once, into the cache beside the file."""
     configure_logging(debug, quiet or json_)
-    from wardround.data.loading import RealData
-    from wardround.reporting.tables import Table
+    from wardround.data.serving.loading import RealData
+    from wardround.tables import Table
 
     data = RealData(file, data_settings(file, set_))
     with counting("preparing", quiet or json_) as watch:
@@ -203,7 +203,7 @@ def partition(
     """Show which client gets which cases: natural, or dealt as `partition:` in the file says."""
     configure_logging(debug, json_)
     from wardround.data import partitions
-    from wardround.data.loading import RealData
+    from wardround.data.serving.loading import RealData
 
     data = RealData(file, data_settings(file, set_))
     table = partitions.summary(data.listing.entries, data.describe)
@@ -226,11 +226,11 @@ def fingerprint(
 ) -> None:
     """What a hospital may share before training, and how unlike the hospitals are."""
     configure_logging(debug, json_)
-    from wardround.data.check import check as check_all
+    from wardround.data.checking.check import check as check_all
     from wardround.data.federation_file import listing_of, load
-    from wardround.data.files import read_image, read_label
-    from wardround.data.fingerprint import fingerprints
-    from wardround.data.fingerprint_comparison import compare
+    from wardround.data.fingerprint.distance import compare
+    from wardround.data.fingerprint.measure import fingerprints
+    from wardround.data.readers.image_files import read_image, read_label
     from wardround.errors import DataError
     from wardround.files import write_json
 
@@ -283,8 +283,8 @@ def slices(
 ) -> None:
     """Cut volumes into slices for a 2D network, each in its place, patients kept together."""
     configure_logging(debug, quiet or json_)
-    from wardround.data.slicing import cut
-    from wardround.reporting.tables import Table
+    from wardround.data.slices.cutting import cut
+    from wardround.tables import Table
 
     with counting("cutting", quiet or json_) as watch:
         done = cut(file, output, along=along, keep=keep, clip=clip, watch=watch)
@@ -318,7 +318,7 @@ def import_dicom(
 ) -> None:
     r"""Turn DICOM series into NIfTI (or PNG) files under pseudonyms; needs wardround\[dicom]."""
     configure_logging(debug, quiet)
-    from wardround.data.dicom import import_dicom as bring_in
+    from wardround.data.readers.dicom import import_dicom as bring_in
 
     done = bring_in(source, target, keep_descriptions=keep_descriptions)
     for note in done.notes:

@@ -241,7 +241,7 @@ def state_of(kit: Kit, session: Session | None, trouble: str) -> dict[str, Any]:
 
 
 def show_state(facts: dict[str, Any], trouble: str, *, clear: bool) -> None:
-    from wardround.reporting.tables import Table
+    from wardround.tables import Table
 
     if clear:
         out.clear()
@@ -262,7 +262,7 @@ def show_state(facts: dict[str, Any], trouble: str, *, clear: bool) -> None:
 
 def runs_of(kit: Kit, session: Session | None) -> list[dict[str, Any]]:
     """Every run of the organiser: its state, how far it is, and what it waits for."""
-    from wardround.deploy.following import live_facts, waiting_line
+    from wardround.deploy.live_view import live_facts, waiting_line
 
     rows = []
     for path in sorted(kit.runs.glob("*/live.json")):
@@ -316,8 +316,8 @@ def stop(
     """End a run after its present round, with a checkpoint; it can be resumed."""
     configure_logging(debug, False)
     needs_engine(debug)
-    from wardround.deploy.following import running
     from wardround.deploy.kits import organisers_kit
+    from wardround.deploy.live_view import running
 
     opened = organisers_kit(kit)
     name, facts = running(opened, run)
@@ -393,7 +393,7 @@ def leaving_on_signals() -> Iterator[None]:
 def finish(config: Config, state: str, json_: bool, again: str) -> None:
     """What `train` prints at the end."""
     from wardround.api import Result
-    from wardround.deploy.following import live_facts
+    from wardround.deploy.live_view import live_facts
 
     result = Result.load(config.folder)
     if not json_:

@@ -38,7 +38,7 @@ def provision(
     from wardround.deploy import project as projects
     from wardround.deploy.nvflare import require
     from wardround.errors import ConfigError
-    from wardround.reporting.tables import Table
+    from wardround.tables import Table
 
     if example:
         out.print(projects.template(), markup=False, end="")

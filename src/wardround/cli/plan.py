@@ -13,7 +13,7 @@ from wardround.cli.common import Debug, Json, Quiet, Set, app, configure_logging
 
 if TYPE_CHECKING:
     from wardround.planning import Plan
-    from wardround.reporting.tables import Table
+    from wardround.tables import Table
 
 MOST_CLIENTS = 12  # shown one by one; more are summed up
 
@@ -75,7 +75,7 @@ def show(made: Plan) -> None:
 
 def summary_table(made: Plan) -> Table:
     from wardround.planning import size
-    from wardround.reporting.tables import Table
+    from wardround.tables import Table
 
     config, placement, compute, traffic = made.config, made.placement, made.compute, made.traffic
     sides = "x".join(str(side) for side in made.shape)
@@ -106,7 +106,7 @@ def layout(channels_last: bool) -> str:
 
 
 def clients_table(made: Plan) -> Table:
-    from wardround.reporting.tables import Table
+    from wardround.tables import Table
 
     rows: list[list[Any]] = [[c.name, c.train, c.val, c.test, c.steps] for c in made.clients]
     if len(rows) > MOST_CLIENTS:
@@ -118,7 +118,7 @@ def clients_table(made: Plan) -> Table:
 
 def memory_table(made: Plan) -> Table:
     from wardround.planning import size
-    from wardround.reporting.tables import Table
+    from wardround.tables import Table
 
     columns = ["memory", *(entry.device for entry in made.memory)]
     rows = [

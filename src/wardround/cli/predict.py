@@ -143,7 +143,7 @@ def evaluate(
 
 def show(done: Any, tested: tuple[int, float, float] | None, what: str = "case") -> None:
     """tested: number, mean uncertainty and mean Dice of the run's test cases (what: or slices), if known."""
-    from wardround.reporting.tables import Table
+    from wardround.tables import Table
 
     if done.done:
         rows = [row for name, facts in done.done.items() for row in rows_of(name, facts)]

@@ -38,7 +38,7 @@ def report(
 ) -> None:
     """Write one HTML page about runs and comparisons; it opens offline from a double click."""
     configure_logging(debug, quiet=json_)
-    from wardround.reporting.report import write_report
+    from wardround.reporting import write_report
 
     path = write_report(folders, output)
     size = path.stat().st_size
@@ -59,8 +59,8 @@ def watch(
 ) -> None:
     """Follow a run or comparison: its page on this machine's own address, or a table in the terminal."""
     configure_logging(debug, quiet=False)
-    from wardround.reporting.report import open_source
-    from wardround.reporting.watch import serve
+    from wardround.reporting import open_source
+    from wardround.reporting.live_view import serve
 
     source = open_source(folder)  # refused before anything starts
     try:
@@ -82,7 +82,7 @@ def watch(
 
 def follow(source: Any) -> None:
     """A table that follows the run; in a pipe one line a round."""
-    from wardround.reporting.watch import is_done
+    from wardround.reporting.live_view import is_done
 
     if not err.is_terminal:
         shown = 0
@@ -101,7 +101,7 @@ def follow(source: Any) -> None:
 
 
 def lines_of(source: Any) -> list[str]:
-    from wardround.reporting.report.facts import read_run
+    from wardround.reporting.facts import read_run
 
     if source.kind == "comparison":
         return [f"{cell.title}: done" for cell in comparison_of(source).cells if cell.is_done]
@@ -142,9 +142,9 @@ def cells_table(source: Any) -> RichTable:
 
 
 def run_table(source: Any) -> RenderableType:
-    from wardround.reporting.report.charts import short
-    from wardround.reporting.report.facts import read_run
-    from wardround.reporting.tables import one_line
+    from wardround.reporting.charts import short
+    from wardround.reporting.facts import read_run
+    from wardround.tables import one_line
 
     run = read_run(source.folder)
     metric = next(iter(run.validation_metrics()), "dice")

@@ -129,7 +129,7 @@ def show_result(result: Any) -> None:
 
 def write_page(folder: Path) -> None:
     """The run's page; a run that went well is not spoilt by a page that cannot be drawn."""
-    from wardround.reporting.report import write_report
+    from wardround.reporting import write_report
 
     try:
         write_report([folder])
@@ -143,7 +143,7 @@ def watched(folder: Path, wanted: bool) -> Iterator[None]:
     if not wanted:
         yield
         return
-    from wardround.reporting.watch import serve
+    from wardround.reporting.live_view import serve
 
     with serve(folder, open_browser=True, until_done=False) as page:
         err.print(f"Watch it at {page.url}")

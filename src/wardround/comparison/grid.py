@@ -28,9 +28,9 @@ from wardround.engine.host import build_model
 from wardround.errors import ConfigError, WardroundError
 from wardround.files import file_name
 from wardround.papers import put
-from wardround.reporting.tables import one_line
 from wardround.seeds import derive
-from wardround.wording import suggestion
+from wardround.tables import one_line
+from wardround.text import suggestion
 
 MOST_CELLS = 5000
 REAL_DATA = ("folders", "federation")  # sources of `data:` other than made-up hospitals

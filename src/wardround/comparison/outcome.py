@@ -32,17 +32,7 @@ from wardround.api import Result
 from wardround.batch import status_of
 from wardround.comparison.grid import REAL_DATA, Grid, cell_title
 from wardround.comparison.presets import printed_values, published_note
-from wardround.engine.evaluation import Evaluation
-from wardround.errors import CheckpointError, ConfigError
-from wardround.files import write_json, write_text
-from wardround.metrics import METRICS, MM, lengths_together
-from wardround.reporting.comparison import (
-    cross_site_table,
-    joined,
-    score_table,
-    significance_table,
-)
-from wardround.reporting.scores import (
+from wardround.comparison.scores import (
     Replicate,
     ReplicateKey,
     RowScores,
@@ -53,8 +43,18 @@ from wardround.reporting.scores import (
     statistics_of,
     summarise_row,
 )
-from wardround.reporting.statistics import CaseKey
-from wardround.reporting.tables import Table
+from wardround.comparison.statistics import CaseKey
+from wardround.comparison.tables import (
+    cross_site_table,
+    joined,
+    score_table,
+    significance_table,
+)
+from wardround.engine.judging.evaluation import Evaluation
+from wardround.errors import CheckpointError, ConfigError
+from wardround.files import write_json, write_text
+from wardround.metrics import METRICS, MM, lengths_together
+from wardround.tables import Table
 from wardround.yaml_file import read_yaml
 
 VERSION = 1

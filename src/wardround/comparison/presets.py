@@ -11,12 +11,12 @@ from typing import Any
 from wardround import papers
 from wardround.comparison.grid import Row, checked
 from wardround.comparison.sweep import dotted
+from wardround.comparison.tables import MEAN, WEIGHTED
 from wardround.config import apply_override
 from wardround.errors import ConfigError
 from wardround.metrics import METRICS
-from wardround.reporting.comparison import MEAN, WEIGHTED
-from wardround.reporting.tables import Spread
-from wardround.wording import suggestion
+from wardround.tables import Spread
+from wardround.text import suggestion
 from wardround.yaml_file import read_yaml
 
 log = logging.getLogger(__name__)

@@ -17,10 +17,10 @@ from wardround.comparison.outcome import Comparison, describe
 from wardround.comparison.presets import preset_name, preset_rows
 from wardround.comparison.sweep import read_sweep
 from wardround.config import Config, apply_override
-from wardround.engine.device import choose_device
 from wardround.errors import CheckpointError, ConfigError, WardroundError
 from wardround.files import file_name, taken, write_json
-from wardround.wording import suggestion
+from wardround.text import suggestion
+from wardround.training.device import choose_device
 from wardround.yaml_file import read_yaml
 
 Source = str | Path | Mapping[str, Any] | Config

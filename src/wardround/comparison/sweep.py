@@ -29,7 +29,7 @@ from wardround.config import Config
 from wardround.errors import ConfigError
 from wardround.methods import METHODS, OBJECTIVES
 from wardround.papers import point_label, put
-from wardround.wording import suggestion
+from wardround.text import suggestion
 
 SECTIONS = {"methods": "method", "objectives": "objective", "models": "model"}
 OWN_SETTINGS: dict[str, Mapping[str, type[Any]]] = {"method": METHODS, "objective": OBJECTIVES}

@@ -11,15 +11,15 @@ from functools import partial
 from pathlib import Path
 
 from wardround.config import DataSettings
-from wardround.data import phantom
 from wardround.data.cases import ClientData, TensorSplit, join
 from wardround.data.federation_file import PrepareSettings
 from wardround.data.folders import Folders
-from wardround.data.resident import Residence
+from wardround.data.phantom import cases as phantom
 from wardround.data.roles import POOLED, PROXY
+from wardround.data.serving.resident import Residence
 from wardround.errors import ConfigError
 from wardround.seeds import derive
-from wardround.wording import suggestion
+from wardround.text import suggestion
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ def all_centres(settings: DataSettings, seed: int, resident: Residence) -> Feder
             "set data.federation to cases on this machine."
         )
     if settings.federation is not None:
-        from wardround.data.loading import federation_of  # it needs this module
+        from wardround.data.serving.loading import federation_of  # it needs this module
 
         return federation_of(settings.federation, settings, seed, resident)
     if settings.folders is not None:

@@ -28,11 +28,11 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from wardround.data.listing import Entry, Listing
 from wardround.data.readers import joining, read
 from wardround.data.readers.common import checked_name, named
-from wardround.data.yaml_text import commented, dumped, seen_from
 from wardround.errors import ConfigError, DataError
 from wardround.files import write_text
-from wardround.wording import suggestion
+from wardround.text import suggestion
 from wardround.yaml_file import read_yaml
+from wardround.yaml_text import commented, dumped, seen_from
 
 OPPOSITE = str.maketrans("LPI", "RAS")
 BACKGROUND = ("background", "bg")  # no names of a class

@@ -23,7 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from wardround.data.cases import Case, ClientData, TensorSplit
-from wardround.data.files import upright
+from wardround.data.readers.image_files import upright
 from wardround.errors import DataError
 
 IMAGE_ENDINGS = (".png", ".jpg", ".jpeg", ".nii.gz", ".nii")

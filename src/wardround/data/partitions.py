@@ -33,12 +33,12 @@ from wardround.data.federation_file import PartitionSettings, check_names
 from wardround.data.listing import SPLITS, Entry
 from wardround.data.readers.common import named
 from wardround.data.readers.joining import check_unique
+from wardround.engine.judging.pictures import clipped
 from wardround.errors import ConfigError, DataError
 from wardround.files import write_bytes
-from wardround.reporting.pictures import clipped
-from wardround.reporting.tables import Table
 from wardround.seeds import derive
-from wardround.wording import suggestion
+from wardround.tables import Table
+from wardround.text import suggestion
 
 MOST_CLIENTS = 100
 # Groups of a client, where there are enough; a list that fixes no splits leaves all of them to train.

@@ -24,7 +24,7 @@ from wardround.data.readers.common import named, read_text
 from wardround.errors import ConfigError, DataError
 from wardround.files import write_json
 from wardround.seeds import derive
-from wardround.wording import suggestion
+from wardround.text import suggestion
 
 log = logging.getLogger(__name__)
 

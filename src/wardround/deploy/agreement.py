@@ -14,13 +14,13 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from wardround.clients.gate import Registration
 from wardround.config import Config, parse
 from wardround.data.cases import ClientData
 from wardround.data.federation import Federation, Seen, open_federation
 from wardround.data.federation_file import PrepareSettings
-from wardround.data.loading import federation_of
+from wardround.data.serving.loading import federation_of
 from wardround.deploy.rules import SiteFile, client_of
-from wardround.engine.gate import Registration
 from wardround.engine.host import network_for
 from wardround.errors import ClientError, ConfigError
 from wardround.params import Params

@@ -25,9 +25,9 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from wardround.engine.records import brief
 from wardround.errors import ConfigError, WardroundError
 from wardround.files import jsonable, write_json
-from wardround.reporting.records import brief
 
 if TYPE_CHECKING:
     from wardround.deploy.wire import Parcel

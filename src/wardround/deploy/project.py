@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from wardround.data.roles import NOT_HOSPITALS
 from wardround.deploy.settings_file import not_a_truth_value, read_settings, shown
 from wardround.errors import ConfigError
-from wardround.wording import suggestion
+from wardround.text import suggestion
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,47}")
 NAME_RULE = "up to 48 letters a-z, digits, - and _, with a letter or digit in front"

@@ -17,23 +17,23 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Protocol
 
+from wardround.clients.clients import Answer
+from wardround.clients.gate import Registration
 from wardround.config import Config
 from wardround.data.federation import Federation
 from wardround.data.roles import NOT_HOSPITALS, PROXY
 from wardround.deploy.agreement import Facts, agreed, check_networks, for_hospitals
 from wardround.deploy.wire import Parcel, ParcelError, pack, unpack
-from wardround.engine.calibration import fit_temperature, pooled_quantiles, tested
 from wardround.engine.checkpoint import Standing
-from wardround.engine.clients import Answer
-from wardround.engine.evaluation import gather
 from wardround.engine.experiment import Experiment, Outcome
-from wardround.engine.gate import Registration
 from wardround.engine.host import PICTURES, Host, InProcess, Spilling
+from wardround.engine.judging.calibration import fit_temperature, pooled_quantiles, tested
+from wardround.engine.judging.evaluation import gather
+from wardround.engine.judging.result_tables import case_rows
 from wardround.engine.run_folder import check_folder
 from wardround.errors import ConfigError, TooFewClients, WardroundError
 from wardround.files import file_name, jsonable, taken, write_json, write_parts, write_text
 from wardround.messages import Message, Reply
-from wardround.reporting.result_tables import case_rows
 
 log = logging.getLogger(__name__)
 

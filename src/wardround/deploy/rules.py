@@ -18,14 +18,14 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from wardround.config import Config, explained
-from wardround.data.yaml_text import commented, dumped
 from wardround.deploy.settings_file import not_a_truth_value, read_settings
 from wardround.errors import ConfigError
 from wardround.messages import Message
 from wardround.models import MODELS
 from wardround.models.monai_networks import PREFIX
 from wardround.models.user_networks import is_import_path
-from wardround.wording import suggestion
+from wardround.text import suggestion
+from wardround.yaml_text import commented, dumped
 
 ALL = ("all",)
 PHANTOM = "phantom"

@@ -16,22 +16,22 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from wardround.clients.clients import Answer
+from wardround.clients.traffic import TrafficSettings
 from wardround.config import DataSettings
-from wardround.data.loading import federation_of
+from wardround.data.serving.loading import federation_of
 from wardround.deploy.agreement import at_hospital, facts_of, own_federation
 from wardround.deploy.kits import DATA, KIT, SITE, Kit, open_kit
 from wardround.deploy.ledger import Ledger
 from wardround.deploy.rules import Rules, SiteFile, client_of, load_site
 from wardround.deploy.wire import Parcel, ParcelError, pack, unpack
 from wardround.engine.checkpoint import Standing
-from wardround.engine.clients import Answer
-from wardround.engine.device import set_threads
 from wardround.engine.host import Host
-from wardround.engine.traffic import TrafficSettings
 from wardround.errors import ConfigError, WardroundError
 from wardround.files import file_name
 from wardround.messages import Message
 from wardround.params import Params
+from wardround.training.device import set_threads
 
 log = logging.getLogger(__name__)
 

@@ -24,8 +24,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from wardround.engine.gate import content_complaint
-from wardround.engine.traffic import (
+from wardround.clients.gate import content_complaint
+from wardround.clients.traffic import (
     CODINGS,
     Array,
     Coding,

@@ -17,21 +17,23 @@ import yaml
 
 from wardround.aggregation.mean import mean
 from wardround.aggregation.weights import by_samples, weights_complaint
+from wardround.clients.clients import Clients, Exchange, Transport
+from wardround.clients.gate import content_complaint, params_complaint
 from wardround.config import Config
 from wardround.data.federation import Federation, open_federation
 from wardround.data.roles import NOT_HOSPITALS, POOLED, PROXY
-from wardround.engine.calibration import calibrated
 from wardround.engine.checkpoint import Checkpoints, in_memory
-from wardround.engine.clients import Clients, Exchange, Transport
-from wardround.engine.device import choose, choose_device, cores, set_threads
-from wardround.engine.evaluation import Evaluation, gather
-from wardround.engine.gate import content_complaint, params_complaint
 from wardround.engine.host import Host, InProcess, Spilling, compute_for, network_for
-from wardround.engine.lengths import lengths_of
-from wardround.engine.placement import Placement, place
+from wardround.engine.judging.calibration import calibrated
+from wardround.engine.judging.evaluation import Evaluation, gather
+from wardround.engine.judging.pictures import draw_overlays
+from wardround.engine.judging.result_tables import case_rows
+from wardround.engine.judging.units import lengths_of
+from wardround.engine.records import Egress, append_lines, keep_lines, read_lines
 from wardround.engine.run_folder import LOCK, RUN_ENTRIES, check_folder, environment
-from wardround.engine.seeding import generator
-from wardround.engine.workers import Workers
+from wardround.engine.trackers import open_trackers
+from wardround.engine.transports.placement import Placement, place
+from wardround.engine.transports.workers import Workers
 from wardround.errors import ConfigError, TooFewClients, WardroundError
 from wardround.files import taken, write_json, write_text
 from wardround.messages import Message, ServerState
@@ -40,11 +42,9 @@ from wardround.models.base import Segmenter
 from wardround.models.norm import from_moments, running_stats, to_moments
 from wardround.models.start_weights import Match
 from wardround.params import Params
-from wardround.reporting.pictures import draw_overlays
-from wardround.reporting.records import Egress, append_lines, keep_lines, read_lines
-from wardround.reporting.result_tables import case_rows
-from wardround.reporting.trackers import open_trackers
-from wardround.wording import suggestion
+from wardround.seeding import generator
+from wardround.text import suggestion
+from wardround.training.device import choose, choose_device, cores, set_threads
 
 log = logging.getLogger(__name__)
 

@@ -15,19 +15,17 @@ from typing import Any
 import torch
 
 from wardround import models
+from wardround.clients.clients import Answer, Client, to_the_end
+from wardround.clients.gate import Registration
+from wardround.clients.traffic import TrafficSettings, through, wire_bytes
 from wardround.config import Config
 from wardround.data.cases import ClientData
 from wardround.data.federation import Federation, open_federation
 from wardround.data.roles import POOLED, PROXY
-from wardround.engine.calibration import calibrate
 from wardround.engine.checkpoint import Checkpoints, MemoryStore, Standing
-from wardround.engine.clients import Answer, Client, to_the_end
-from wardround.engine.device import Compute, apply, choose, choose_device
-from wardround.engine.evaluation import largest_components, score_cases
-from wardround.engine.gate import Registration
-from wardround.engine.seeding import seed_everything
-from wardround.engine.traffic import TrafficSettings, through, wire_bytes
-from wardround.engine.training import Workbench
+from wardround.engine.judging.calibration import calibrate
+from wardround.engine.judging.evaluation import largest_components, score_cases
+from wardround.engine.judging.pictures import Album
 from wardround.errors import ClientError, WardroundError
 from wardround.files import file_name
 from wardround.messages import Message
@@ -35,7 +33,9 @@ from wardround.metrics import METRICS
 from wardround.models import start_weights
 from wardround.models.base import Segmenter
 from wardround.params import Params
-from wardround.reporting.pictures import Album
+from wardround.seeding import seed_everything
+from wardround.training.device import Compute, apply, choose, choose_device
+from wardround.training.workbench import Workbench
 
 log = logging.getLogger(__name__)
 

@@ -15,9 +15,9 @@ import torch
 from wardround import __version__
 from wardround.config import Config, load_config
 from wardround.engine.checkpoint import Checkpoints
-from wardround.engine.device import Compute, choose_device
-from wardround.engine.placement import Placement
+from wardround.engine.transports.placement import Placement
 from wardround.errors import CheckpointError, ConfigError
+from wardround.training.device import Compute, choose_device
 
 LOCK = ".lock"  # in every folder of a run
 RUN_ENTRIES = (

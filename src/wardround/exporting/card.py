@@ -15,15 +15,15 @@ from pathlib import Path
 from typing import Any
 
 from wardround import __version__
+from wardround.comparison.statistics import Scores, bootstrap, client_mean
 from wardround.exporting.package import Package
 from wardround.files import write_text
 from wardround.methods import METHODS, OBJECTIVES
 from wardround.methods.base import Method
 from wardround.metrics import METRICS, PX
 from wardround.models import MODELS
-from wardround.reporting.report.facts import mapping, number
-from wardround.reporting.statistics import Interval, Scores, bootstrap, client_mean
-from wardround.reporting.tables import Table, escaped, shown
+from wardround.reporting.facts import mapping, number
+from wardround.tables import Interval, Table, escaped, shown
 
 WORST_CASES = 5
 MOST_LINES = 10

@@ -22,15 +22,15 @@ from safetensors.torch import load_file
 
 from wardround import __version__, models
 from wardround.config import ComputeSettings, Config, build_named
-from wardround.engine.device import autocast_dtype, choose_device
 from wardround.errors import CheckpointError, ConfigError
 from wardround.files import jsonable, write_json
 from wardround.methods import METHODS
 from wardround.models.base import Segmenter
 from wardround.params import Params
 from wardround.prediction.trained import Preparation, TrainedModel, stored_status
-from wardround.reporting.report.facts import Run, read_run
+from wardround.reporting.facts import Run, read_run
 from wardround.storage import save_tensors
+from wardround.training.device import autocast_dtype, choose_device
 
 FORMAT = 1
 MODEL = "model.json"

@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from wardround.data.prepare import prepare_case
-from wardround.engine.evaluation import largest_components
+from wardround.data.preparing.prepare import prepare_case
+from wardround.engine.judging.evaluation import largest_components
 from wardround.errors import DataError
 from wardround.exporting.package import network_of, opened
 from wardround.files import write_bytes

@@ -21,10 +21,10 @@ from wardround.losses.segmentation import at_least_float32
 from wardround.params import Params
 
 if TYPE_CHECKING:
+    from wardround.clients.clients import Client
     from wardround.data.cases import Batch
-    from wardround.engine.clients import Client
-    from wardround.engine.training import Loss
     from wardround.losses.objective import Context
+    from wardround.training.workbench import Loss
 
 
 def squared_distance(model: nn.Module, received: Mapping[str, Tensor]) -> Tensor:

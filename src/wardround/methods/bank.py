@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from wardround.engine.clients import Client, Clients
-from wardround.engine.gate import Registration
+from wardround.clients.clients import Client, Clients
+from wardround.clients.gate import Registration
 from wardround.messages import Message, ServerState
 from wardround.methods.base import Method
 from wardround.params import Params

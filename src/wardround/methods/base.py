@@ -19,8 +19,8 @@ from torch import nn
 
 from wardround.aggregation.mean import mean
 from wardround.aggregation.weights import by_samples, named
-from wardround.engine.clients import Client, Clients
-from wardround.engine.gate import Registration
+from wardround.clients.clients import Client, Clients
+from wardround.clients.gate import Registration
 from wardround.messages import Message, Reply, ServerState
 from wardround.params import Params
 

@@ -19,7 +19,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from wardround.engine.clients import Client
+from wardround.clients.clients import Client
 from wardround.losses.proximal import pull
 from wardround.messages import Message
 from wardround.methods.base import Method

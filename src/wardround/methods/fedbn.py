@@ -25,8 +25,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from wardround.aggregation.mean import mean
-from wardround.engine.clients import Client
-from wardround.engine.gate import Registration, params_complaint
+from wardround.clients.clients import Client
+from wardround.clients.gate import Registration, params_complaint
 from wardround.errors import ConfigError
 from wardround.messages import Message, Reply, ServerState
 from wardround.methods.base import Method

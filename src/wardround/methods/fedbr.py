@@ -27,8 +27,16 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
+from wardround.clients.clients import Client, Clients
+from wardround.clients.gate import Registration
 from wardround.data.cases import Batch, stacked
-from wardround.data.means import (
+from wardround.losses.contrastive import cosines, mean_over_voxels, unit
+from wardround.losses.contrastive_objectives import Projection, bottleneck, trial_output
+from wardround.losses.objective import Context, Objective
+from wardround.losses.segmentation import divide, sums
+from wardround.messages import Message
+from wardround.methods.bank import Banked
+from wardround.methods.means import (
     GroupSize,
     by_grid,
     for_network,
@@ -38,18 +46,10 @@ from wardround.data.means import (
     shared_out,
     some,
 )
-from wardround.engine.clients import Client, Clients
-from wardround.engine.gate import Registration
-from wardround.engine.training import Step
-from wardround.losses.contrastive import cosines, mean_over_voxels, unit
-from wardround.losses.contrastive_objectives import Projection, bottleneck, trial_output
-from wardround.losses.objective import Context, Objective
-from wardround.losses.segmentation import divide, sums
-from wardround.messages import Message
-from wardround.methods.bank import Banked
 from wardround.models.base import Segmenter
 from wardround.models.norm import frozen_statistics
 from wardround.params import Params
+from wardround.training.workbench import Step
 
 SMOOTH = 1e-5  # of the Dice
 

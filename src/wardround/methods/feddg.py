@@ -34,8 +34,16 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
+from wardround.clients.clients import Client, Clients
+from wardround.clients.gate import Registration
 from wardround.data.cases import Batch
-from wardround.data.frequency import (
+from wardround.errors import ClientError
+from wardround.losses.contrastive import cosines
+from wardround.losses.objective import Context
+from wardround.losses.segmentation import at_least_float32, targets
+from wardround.messages import Message, ServerState
+from wardround.methods.bank import Banked
+from wardround.methods.frequency import (
     amplitude_complaint,
     amplitude_window,
     half_width,
@@ -43,16 +51,8 @@ from wardround.data.frequency import (
     says_nothing,
     within_range,
 )
-from wardround.engine.clients import Client, Clients
-from wardround.engine.gate import Registration
-from wardround.engine.training import Loss, Step
-from wardround.errors import ClientError
-from wardround.losses.contrastive import cosines
-from wardround.losses.objective import Context
-from wardround.losses.segmentation import at_least_float32, targets
-from wardround.messages import Message, ServerState
-from wardround.methods.bank import Banked
 from wardround.params import Params
+from wardround.training.workbench import Loss, Step
 
 log = logging.getLogger(__name__)
 

@@ -26,9 +26,9 @@ from torch import Tensor, nn
 
 from wardround.aggregation.updates import average_update
 from wardround.aggregation.weights import uniform
+from wardround.clients.clients import Client, Clients
+from wardround.clients.gate import all_finite
 from wardround.data.cases import Batch
-from wardround.engine.clients import Client, Clients
-from wardround.engine.gate import all_finite
 from wardround.errors import ClientError
 from wardround.losses.objective import Context
 from wardround.losses.proximal import anchor

@@ -31,8 +31,8 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from wardround.aggregation.weights import for_present, joined, moved, normalised, numbers
+from wardround.clients.clients import Client, Clients
 from wardround.data.cases import Batch
-from wardround.engine.clients import Client, Clients
 from wardround.errors import ClientError, ConfigError
 from wardround.losses.evidential import (
     CapKind,

@@ -36,15 +36,15 @@ from torch.func import functional_call
 from wardround.aggregation.mean import layerwise_mean
 from wardround.aggregation.updates import models
 from wardround.aggregation.weights import by_samples, is_number, softmax
+from wardround.clients.clients import Client, Clients
 from wardround.data.cases import Batch
 from wardround.data.roles import PROXY
-from wardround.engine.clients import Client, Clients
-from wardround.engine.training import shuffled
 from wardround.errors import ConfigError
 from wardround.losses.objective import Objective
 from wardround.messages import Message, Reply, ServerState
 from wardround.methods.base import Method
 from wardround.params import Params
+from wardround.training.workbench import shuffled
 
 if TYPE_CHECKING:
     from wardround.config import Config

@@ -36,7 +36,7 @@ from torch import Tensor, nn
 
 from wardround import models
 from wardround.aggregation.mean import mean
-from wardround.engine.clients import Client, Clients
+from wardround.clients.clients import Client, Clients
 from wardround.errors import ConfigError
 from wardround.messages import Message, Reply, ServerState
 from wardround.methods.base import Method

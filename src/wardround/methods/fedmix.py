@@ -26,9 +26,15 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from wardround.clients.clients import Client, Clients
+from wardround.clients.gate import Registration
 from wardround.data.cases import Batch, stacked
 from wardround.data.federation import open_federation
-from wardround.data.means import (
+from wardround.errors import ConfigError
+from wardround.losses.objective import Context, Objective
+from wardround.messages import Message, ServerState
+from wardround.methods.bank import Banked
+from wardround.methods.means import (
     GroupSize,
     by_grid,
     for_network,
@@ -38,16 +44,10 @@ from wardround.data.means import (
     one_grid,
     some,
 )
-from wardround.engine.clients import Client, Clients
-from wardround.engine.gate import Registration
-from wardround.engine.training import Loss
-from wardround.errors import ConfigError
-from wardround.losses.objective import Context, Objective
-from wardround.messages import Message, ServerState
-from wardround.methods.bank import Banked
 from wardround.models.base import Output, Segmenter
 from wardround.models.norm import frozen_statistics
 from wardround.params import Params
+from wardround.training.workbench import Loss
 
 if TYPE_CHECKING:
     from wardround.config import Config

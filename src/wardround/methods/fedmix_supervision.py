@@ -30,15 +30,15 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from wardround.aggregation.weights import named, normalised, numbers
+from wardround.clients.clients import Client, Clients
 from wardround.data.cases import Batch, TensorSplit, stacked
-from wardround.engine.clients import Client, Clients
 from wardround.errors import ConfigError
 from wardround.losses.objective import Context, Objective
 from wardround.messages import Message, Reply, ServerState
 from wardround.methods.base import Method
 from wardround.models.base import Segmenter
 from wardround.params import Params
-from wardround.wording import suggestion
+from wardround.text import suggestion
 
 if TYPE_CHECKING:
     from wardround.config import Config

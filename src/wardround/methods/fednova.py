@@ -25,14 +25,14 @@ from torch import nn
 
 from wardround.aggregation.updates import average_update, moved_along
 from wardround.aggregation.weights import numbers, weighted_mean
-from wardround.engine.clients import Client, Clients
-from wardround.engine.optimizers import accumulated
+from wardround.clients.clients import Client, Clients
 from wardround.errors import ConfigError
 from wardround.losses.objective import Objective
 from wardround.losses.proximal import pull
 from wardround.messages import Message, ServerState
 from wardround.methods.base import Method
 from wardround.params import Params
+from wardround.training.optimizers import accumulated
 
 if TYPE_CHECKING:
     from wardround.config import Config

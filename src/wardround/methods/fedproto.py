@@ -26,8 +26,8 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from wardround.clients.clients import Client, Clients
 from wardround.data.cases import Batch
-from wardround.engine.clients import Client, Clients
 from wardround.losses.contrastive_objectives import trial_output
 from wardround.losses.objective import Context
 from wardround.messages import Message, ServerState

@@ -26,8 +26,8 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
+from wardround.clients.clients import Client
 from wardround.data.cases import Batch
-from wardround.engine.clients import Client
 from wardround.losses.contrastive import cosines
 from wardround.losses.objective import Context
 from wardround.losses.voxels import Voxels, drawn, levels

@@ -23,11 +23,11 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from wardround.engine.clients import Client
-from wardround.engine.training import Step
+from wardround.clients.clients import Client
 from wardround.losses.segmentation import at_least_float32
 from wardround.messages import Message
 from wardround.methods.base import Method
+from wardround.training.workbench import Step
 
 TINY = 1e-12  # keeps eps 0 where the gradient is 0
 

@@ -32,8 +32,8 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from wardround.aggregation.weights import numbers, softmax
+from wardround.clients.clients import Client
 from wardround.data.cases import Batch
-from wardround.engine.clients import Client
 from wardround.errors import ConfigError
 from wardround.losses.evidential import DiceMode, EvidenceKind
 from wardround.losses.objective import Context, Objective

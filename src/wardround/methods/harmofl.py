@@ -28,15 +28,15 @@ from torch import Tensor, nn
 
 from wardround.aggregation.mean import mean
 from wardround.aggregation.weights import uniform
-from wardround.data.frequency import amplitude_complaint, amplitude_window, restyled, says_nothing
-from wardround.engine.clients import Client, Clients
-from wardround.engine.gate import Registration, params_complaint
-from wardround.engine.training import Step
+from wardround.clients.clients import Client, Clients
+from wardround.clients.gate import Registration, params_complaint
 from wardround.messages import Message, Reply, ServerState
 from wardround.methods.base import Method
 from wardround.methods.fedsam import ascent
+from wardround.methods.frequency import amplitude_complaint, amplitude_window, restyled, says_nothing
 from wardround.models.base import Output, Segmenter
 from wardround.params import Params
+from wardround.training.workbench import Step
 
 log = logging.getLogger(__name__)
 

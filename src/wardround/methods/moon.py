@@ -28,8 +28,8 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from wardround.clients.clients import Client
 from wardround.data.cases import Batch
-from wardround.engine.clients import Client
 from wardround.losses.contrastive import mean_over_voxels, unit
 from wardround.losses.contrastive_objectives import Projection, bottleneck, trial_output
 from wardround.losses.objective import Context

@@ -35,8 +35,8 @@ from torch import Tensor, nn
 from wardround.aggregation.mean import layerwise_mean, mean
 from wardround.aggregation.pieces import Piece, each, pieces
 from wardround.aggregation.weights import named, normalised
+from wardround.clients.clients import Clients
 from wardround.data.cases import Batch
-from wardround.engine.clients import Clients
 from wardround.errors import ClientError, ConfigError
 from wardround.losses.objective import Context, Objective
 from wardround.losses.segmentation import Reduction, at_least_float32, choose_classes, finish, prepare, sums

@@ -24,14 +24,14 @@ from torch import nn
 
 from wardround.aggregation.mean import mean
 from wardround.aggregation.updates import moved_along
-from wardround.engine.clients import Client, Clients
-from wardround.engine.gate import Registration, all_finite, params_complaint
-from wardround.engine.training import Step
+from wardround.clients.clients import Client, Clients
+from wardround.clients.gate import Registration, all_finite, params_complaint
 from wardround.errors import ClientError
 from wardround.losses.proximal import anchor
 from wardround.messages import Message, ServerState
 from wardround.methods.fedavg import FedAvg
 from wardround.params import Params
+from wardround.training.workbench import Step
 
 if TYPE_CHECKING:
     from wardround.config import Config

@@ -24,7 +24,7 @@ from pydantic import Field
 
 from wardround.aggregation.robust import middle, trimmed_mean
 from wardround.aggregation.updates import models
-from wardround.engine.clients import Clients
+from wardround.clients.clients import Clients
 from wardround.errors import ConfigError
 from wardround.messages import Message, ServerState
 from wardround.methods.base import Method

@@ -20,7 +20,7 @@ from wardround.models.norm import Norm
 from wardround.models.signature import check_arguments, checked, parameters_of, types_of
 from wardround.models.user_networks import build_foreign, find_user_network, from_data, is_import_path
 from wardround.models.variational import VariationalSegmenter, VariationalSettings
-from wardround.wording import did_you_mean
+from wardround.text import did_you_mean
 
 __all__ = [
     "MODELS",

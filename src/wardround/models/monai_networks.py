@@ -12,7 +12,7 @@ from torch import nn
 from wardround.errors import ConfigError
 from wardround.models.signature import parameters_of
 from wardround.models.user_networks import INPUTS, OUTPUTS
-from wardround.wording import did_you_mean
+from wardround.text import did_you_mean
 
 PREFIX = "monai:"
 

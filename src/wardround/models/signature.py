@@ -15,7 +15,7 @@ from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 from pydantic_core import SchemaError
 
 from wardround.errors import ConfigError
-from wardround.wording import did_you_mean
+from wardround.text import did_you_mean
 
 ANY_TYPE = ConfigDict(arbitrary_types_allowed=True)
 

@@ -23,7 +23,7 @@ from wardround.errors import ConfigError
 from wardround.models.base import Segmenter
 from wardround.models.signature import check_arguments, parameters_of
 from wardround.models.tap import TappedSegmenter, missing_package
-from wardround.wording import did_you_mean
+from wardround.text import did_you_mean
 
 # Networks differ in what they call the three numbers that the data decide.
 DIMENSIONS = ("spatial_dims", "dimensions")

@@ -12,15 +12,14 @@ from typing import Any
 import torch
 
 from wardround.config import Config
-from wardround.data import phantom
 from wardround.data.federation import Federation, Seen, open_federation
 from wardround.data.folders import Folders
-from wardround.data.resident import DEVICE_SHARE, free_memory
+from wardround.data.phantom import cases as phantom
 from wardround.data.roles import POOLED
-from wardround.engine.device import Compute, choose, choose_device, set_threads
+from wardround.data.serving.resident import DEVICE_SHARE, free_memory
 from wardround.engine.host import network_for
-from wardround.engine.placement import EXCHANGE_BYTES_A_SECOND, Placement, place, present_sizes
-from wardround.engine.workers import deal
+from wardround.engine.transports.placement import EXCHANGE_BYTES_A_SECOND, Placement, place, present_sizes
+from wardround.engine.transports.workers import deal
 from wardround.models.base import Segmenter
 from wardround.params import Params
 from wardround.planning.memory import (
@@ -32,6 +31,7 @@ from wardround.planning.memory import (
     optimizer_bytes,
 )
 from wardround.planning.rehearsal import Rehearsal, rehearse
+from wardround.training.device import Compute, choose, choose_device, set_threads
 
 __all__ = ["ClientPlan", "Plan", "Problem", "plan"]
 
@@ -219,7 +219,7 @@ def usual_shape(config: Config, federation: Federation) -> tuple[tuple[int, ...]
     if config.data.patch is not None:
         return tuple(config.data.patch), []
     if config.data.federation is not None:
-        from wardround.data.loading import RealData, prepared_shape
+        from wardround.data.serving.loading import RealData, prepared_shape
 
         data = RealData(config.data.federation, config.data)
         usual = prepared_shape(data._first_image(), data.file.prepare)
@@ -243,7 +243,7 @@ def counts(config: Config, federation: Federation) -> dict[str, tuple[int, int, 
     """Training, validation and test cases of each client."""
     splits: dict[str, Counter[str]] = {}
     if config.data.federation is not None:
-        from wardround.data.loading import RealData
+        from wardround.data.serving.loading import RealData
 
         listing = RealData(config.data.federation, config.data).listing
         splits = {n: Counter(entry.split or "train" for entry in listing.of(n)) for n in federation.names}

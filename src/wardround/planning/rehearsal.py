@@ -16,17 +16,17 @@ from pathlib import Path
 
 import torch
 
+from wardround.clients.clients import Clients, to_the_end
 from wardround.config import Config
 from wardround.data.cases import Case, ClientData, TensorSplit
 from wardround.data.federation import Federation, Seen
 from wardround.data.roles import NOT_HOSPITALS, POOLED, PROXY
 from wardround.engine.checkpoint import Checkpoints
-from wardround.engine.clients import Clients, to_the_end
 from wardround.engine.host import Host, InProcess, Spilling
-from wardround.engine.seeding import seed_everything
+from wardround.engine.records import Egress
 from wardround.messages import Message, ServerState
 from wardround.metrics import METRICS
-from wardround.reporting.records import Egress
+from wardround.seeding import seed_everything
 
 BUDGET = 8.0  # seconds of training, about
 CLIENTS = 4  # as many take part, of those there are

@@ -24,19 +24,20 @@ import yaml
 from numpy.typing import NDArray
 
 from wardround.config import DataSettings
-from wardround.data.cache import Known, digest_of, signature
-from wardround.data.check import with_splits
+from wardround.data.checking.check import with_splits
 from wardround.data.federation_file import FederationFile, load
-from wardround.data.files import read_label, same_affine
 from wardround.data.folders import Folders, find
-from wardround.data.init import propose
 from wardround.data.listing import SPLITS, Entry, Listing
-from wardround.data.loading import RealData, overridden, with_meaning
-from wardround.data.prepare import to_classes
+from wardround.data.preparing.cache import Known, digest_of, signature
+from wardround.data.preparing.prepare import to_classes
+from wardround.data.proposing.init import propose
 from wardround.data.readers import joining, read
-from wardround.data.slices import Along
-from wardround.data.slicing import CUT_FROM, VOLUME, content_of
-from wardround.engine.evaluation import Evaluation, column
+from wardround.data.readers.image_files import read_label, same_affine
+from wardround.data.serving.loading import RealData, overridden, with_meaning
+from wardround.data.slices.cutting import CUT_FROM, VOLUME, content_of
+from wardround.data.slices.view import Along
+from wardround.engine.judging.evaluation import Evaluation, column
+from wardround.engine.judging.result_tables import case_rows, client_table
 from wardround.errors import ConfigError, DataError, WardroundError
 from wardround.files import file_name, jsonable, write_json, write_text
 from wardround.metrics import METRICS, MM, PX, lengths_together, measure
@@ -45,9 +46,8 @@ from wardround.prediction.inputs import Problem, Scan
 from wardround.prediction.predicting import Predictor
 from wardround.prediction.session import UNFORESEEN, by_input, check_writable, models_for, unforeseen
 from wardround.prediction.trained import TrainedModel, stored_config
-from wardround.reporting.report import write_report
-from wardround.reporting.result_tables import case_rows, client_table
-from wardround.reporting.tables import Table
+from wardround.reporting import write_report
+from wardround.tables import Table
 from wardround.yaml_file import read_yaml
 
 log = logging.getLogger(__name__)

@@ -16,10 +16,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from wardround.data.dicom import import_dicom
-from wardround.data.files import ENDINGS, NIFTI, NUMPY, has_known_ending
 from wardround.data.readers import holds_dicom, is_dicom
 from wardround.data.readers.common import named, stem_of
+from wardround.data.readers.dicom import import_dicom
+from wardround.data.readers.image_files import ENDINGS, NIFTI, NUMPY, has_known_ending
 from wardround.errors import DataError
 
 NUMBERED = re.compile(r"^(?P<case>.+)_(?P<channel>\d{4})$")

@@ -23,11 +23,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from wardround.data.files import Volume, read_image
-from wardround.data.geometry import Geometry
-from wardround.data.prepare import invert_label, invert_probabilities, prepare_case
-from wardround.data.slices import Along, Slices, clipped, thick
-from wardround.engine.evaluation import largest_components
+from wardround.data.preparing.geometry import Geometry
+from wardround.data.preparing.prepare import invert_label, invert_probabilities, prepare_case
+from wardround.data.readers.image_files import Volume, read_image
+from wardround.data.slices.view import Along, Slices, clipped, thick
+from wardround.engine.judging.evaluation import largest_components
 from wardround.errors import ConfigError, DataError
 from wardround.prediction.inputs import Layout, Scan
 from wardround.prediction.trained import Preparation, TrainedModel

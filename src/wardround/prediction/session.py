@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from wardround import __version__
-from wardround.data.slices import Along
+from wardround.data.slices.view import Along
 from wardround.errors import ConfigError, DataError, WardroundError
 from wardround.files import jsonable, write_json
 from wardround.prediction import writing

@@ -22,7 +22,6 @@ from wardround.data.federation import Federation, open_federation
 from wardround.data.federation_file import PrepareSettings
 from wardround.data.roles import NOT_HOSPITALS
 from wardround.engine.checkpoint import Checkpoints, MemoryStore
-from wardround.engine.device import autocast_dtype, choose_device
 from wardround.engine.host import build_network
 from wardround.errors import CheckpointError, ConfigError, WardroundError
 from wardround.files import file_name, write_json
@@ -31,7 +30,8 @@ from wardround.methods.base import Method
 from wardround.models.base import Segmenter
 from wardround.models.norm import from_moments, running_stats
 from wardround.params import Params
-from wardround.wording import suggestion
+from wardround.text import suggestion
+from wardround.training.device import autocast_dtype, choose_device
 from wardround.yaml_file import read_yaml
 
 log = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ class Preparation:
 
     classes: their names, background first; labels: class -> the values that meant it in the label files;
     regions: what is measured, class numbers joined under a name; channels: names in their order, where
-    somebody gave them; prepare: the settings of `data.prepare`; patch: voxels of the parts that were trained
+    somebody gave them; prepare: the settings of `prepare`; patch: voxels of the parts that were trained
     on, None for whole images; shape: of a usual prepared scan, where known; spacing: lowest and highest
     voxel sides of the training scans in millimetres, along the prepared axes, where known.
     """

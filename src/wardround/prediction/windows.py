@@ -19,8 +19,8 @@ import torch
 from monai.inferers.utils import sliding_window_inference
 from torch import Tensor, nn
 
-from wardround.engine.device import out_of_memory
 from wardround.errors import DataError
+from wardround.training.device import out_of_memory
 
 log = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from wardround.data.files import NIFTI
+from wardround.data.readers.image_files import NIFTI
 from wardround.errors import DataError
 from wardround.files import write_bytes
 from wardround.prediction.inputs import Scan

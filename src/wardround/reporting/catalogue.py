@@ -7,7 +7,7 @@ import inspect
 from typing import Any, get_type_hints
 
 from wardround.methods import METHODS, OBJECTIVES
-from wardround.reporting.tables import Table
+from wardround.tables import Table
 
 FULL = "every client in every round; with fewer the absent keep their weight, and the run warns"
 

@@ -19,7 +19,7 @@ from wardround.models.measure import (
     sketch,
 )
 from wardround.models.start_weights import Match
-from wardround.reporting.tables import Table
+from wardround.tables import Table
 
 SIZES = {2: (256, 256), 3: (128, 128, 128)}  # where the user gives none
 OTHERS = "Further networks: monai:NAME (any of MONAI's), package.module:Class (your own)."

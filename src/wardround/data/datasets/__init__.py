@@ -19,7 +19,7 @@ from wardround.data.datasets.preset import Part, Preset, load, names
 from wardround.data.datasets.reading import entries
 from wardround.data.federation_file import FederationFile, Source
 from wardround.data.listing import Listing
-from wardround.reporting.tables import Table
+from wardround.tables import Table
 
 __all__ = [
     "DATASETS",

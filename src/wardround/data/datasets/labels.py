@@ -25,7 +25,7 @@ from PIL import Image
 
 from wardround.data.datasets.preset import Part, Preset, load
 from wardround.data.datasets.reading import Found, find
-from wardround.data.files import read_label
+from wardround.data.readers.image_files import read_label
 from wardround.errors import ConfigError, DataError
 from wardround.files import file_name
 

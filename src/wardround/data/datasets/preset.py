@@ -137,7 +137,7 @@ def names() -> list[str]:
 @cache
 def load(name: str) -> Preset:
     """The preset of that name; an unknown one is answered with the nearest."""
-    from wardround.wording import suggestion
+    from wardround.text import suggestion
 
     if name not in names():
         raise ConfigError(

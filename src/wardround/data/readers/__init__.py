@@ -103,7 +103,7 @@ def read(source: Source, base: Path) -> Listing:
     path = base / source.path
     of_preset = source.reader.startswith("preset:")
     if source.reader != "auto" and source.reader not in READERS and not of_preset:
-        from wardround.wording import suggestion
+        from wardround.text import suggestion
 
         raise ConfigError(
             f"sources: reader is '{source.reader}'.{suggestion(source.reader, READERS)} "
@@ -134,7 +134,7 @@ def by_column(listing: Listing, column: str, path: Path) -> Listing:
     head = column.strip().lower()
     without = [entry.name for entry in listing.entries if not entry.columns.get(head)]
     if without:
-        from wardround.wording import suggestion
+        from wardround.text import suggestion
 
         known = sorted({name for entry in listing.entries for name in entry.columns})
         if head not in known:

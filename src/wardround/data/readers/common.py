@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from wardround.data.files import ENDINGS
+from wardround.data.readers.image_files import ENDINGS
 from wardround.errors import DataError
 
 DELIMITERS = (",", ";", "\t")

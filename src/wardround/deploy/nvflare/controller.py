@@ -290,7 +290,7 @@ class FlareChannel(WFCommSpec):  # type: ignore[misc]
 
 def write_page(folder: Path) -> None:
     """The run's page, also where nobody watches; a run that went well is not spoilt by one that fails."""
-    from wardround.reporting.report import write_report
+    from wardround.reporting import write_report
 
     try:
         write_report([folder])

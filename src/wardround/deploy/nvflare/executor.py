@@ -23,10 +23,10 @@ from nvflare.apis.signal import Signal
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
+from wardround.clients.traffic import Array
 from wardround.deploy.nvflare.job import CHUNK_BYTES, SLOT
 from wardround.deploy.nvflare.processes import end_with_parent
 from wardround.deploy.wire import Parcel, ParcelError
-from wardround.engine.traffic import Array
 
 HEADER = "wardround"
 PIECES = "wardround-pieces"

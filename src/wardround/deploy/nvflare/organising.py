@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from wardround.config import Config, load_config
-from wardround.deploy.following import FINAL, follow, is_past_registering, live_facts
 from wardround.deploy.kits import Kit
+from wardround.deploy.live_view import FINAL, follow, is_past_registering, live_facts
 from wardround.deploy.nvflare.job import jobs_folder, write_job
 from wardround.deploy.nvflare.session import DONE, Session
 from wardround.deploy.remote import refuse_what_cannot_travel
@@ -20,7 +20,7 @@ from wardround.engine.experiment import Listener
 from wardround.engine.run_folder import check_folder
 from wardround.errors import ConfigError, WardroundError
 from wardround.files import file_name, write_json
-from wardround.wording import suggestion
+from wardround.text import suggestion
 
 HOSPITALS = "hospitals.json"  # in the run folder: who was asked to take part
 ASK_SECONDS = 3.0  # between questions to the server whether the job's process is still there

@@ -64,7 +64,7 @@ BACKDATED = timedelta(hours=1)  # a hospital's clock may be a little behind
 
 # The server's own components beside the engine's.
 SERVER_COMPONENTS: list[dict[str, Any]] = [
-    {"id": "returning", "path": "wardround.deploy.nvflare.returning.Returning", "args": {}},
+    {"id": "returning", "path": "wardround.deploy.nvflare.rejoin.Returning", "args": {}},
 ]
 # Components of the engine that send a hospital's log files to the organiser.
 NOT_WANTED = ("log_receiver", "site_log_streamer")

@@ -24,8 +24,8 @@ from wardround.deploy.nvflare.provisioning import provision
 from wardround.deploy.nvflare.session import Session
 from wardround.deploy.project import Hospital, Organiser, Project
 from wardround.deploy.remote import refuse_what_cannot_travel
-from wardround.engine.placement import place
 from wardround.engine.run_folder import check_folder
+from wardround.engine.transports.placement import place
 from wardround.errors import ConfigError
 from wardround.files import taken, write_text
 

@@ -1,0 +1,284 @@
+"""The scores of a comparison: what every table, test and figure of it is made from.
+
+    Sheet                        one comparison
+      rows: RowScores            one method (or whatever the rows are)
+        replicates: Replicate    one seed and fold
+          scores                 metric -> CaseKey -> value, from the run's cases.csv
+
+With held-out clients a replicate joins several runs: `scores` then has each client's cases as tested by
+the run that never saw that client, and `seen` the cases of the clients that took part.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from wardround.comparison.statistics import (
+    RESAMPLES,
+    SEED,
+    CaseKey,
+    PairedTest,
+    Scores,
+    average,
+    bootstrap,
+    client_mean,
+    compare_scores,
+    holm,
+)
+from wardround.errors import CheckpointError, ConfigError
+from wardround.metrics import METRICS, MM, ClientsSummary, across_clients, summarise
+from wardround.tables import Interval, Spread, formula_read, one_line
+from wardround.text import suggestion
+
+ReplicateKey = tuple[int, int | None]  # seed, fold
+CaseScores = Mapping[str, Scores]  # metric -> case -> value
+
+
+class HasLabel(Protocol):
+    @property
+    def label(self) -> str: ...
+
+
+Labelled = TypeVar("Labelled", bound=HasLabel)
+
+
+@dataclass(frozen=True)
+class Replicate:
+    """One seed and fold of one row. seen: only where clients were held out of training."""
+
+    seed: int
+    fold: int | None
+    scores: CaseScores
+    seen: CaseScores = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class RowScores:
+    """One row: all of its replicates that are complete.
+
+    data: what its cases were made from; rows with other data cannot be paired case by case.
+    empty_policy, tested: how its runs judged empty masks, and which round's model was tested;
+    failed: it has no replicates because runs failed, not because they are still to come.
+    """
+
+    label: str
+    replicates: Mapping[ReplicateKey, Replicate]
+    data: str = ""
+    empty_policy: str = "defined"
+    tested: str = "best"
+    failed: bool = False
+
+    @property
+    def why_empty(self) -> str:
+        """Why there is nothing to test: "failed", "no finished run", or "" where there is something."""
+        return "" if self.replicates else "failed" if self.failed else "no finished run"
+
+    def scores(self, metric: str, only: Iterable[ReplicateKey] | None = None) -> list[Scores]:
+        """Case scores of a metric, one mapping a replicate (of all, or of these)."""
+        wanted = self.replicates if only is None else set(only)
+        return [
+            r.scores[metric] for key, r in self.replicates.items() if key in wanted and metric in r.scores
+        ]
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """A comparison's scores.
+
+    expected: how many replicates each row should have; over: what they are ("seeds", "seeds and folds");
+    held_out: whether scores are of clients that took no part in training; lengths: what distances are in;
+    published: label -> metric -> column -> printed value, for a paper's table; notes: for the caption.
+    """
+
+    title: str
+    rows: Sequence[RowScores]
+    reference: str
+    metrics: Sequence[str]
+    expected: int = 1
+    over: str = "seeds"
+    held_out: bool = False
+    published: Mapping[str, Mapping[str, Mapping[str, Spread]]] = field(default_factory=dict)
+    notes: Sequence[str] = ()
+    lengths: str = MM
+
+    def row(self, label: str) -> RowScores:
+        return row_called(label, self.rows)
+
+    def clients(self, metric: str) -> list[str]:
+        return sorted({key.client for row in self.rows for part in row.scores(metric) for key in part})
+
+
+def row_called(label: str, rows: Sequence[Labelled]) -> Labelled:
+    """The row of a label; an unknown one is told, with the rows there are."""
+    for row in rows:
+        if row.label == label:
+            return row
+    labels = [row.label for row in rows]
+    raise ConfigError(
+        f"'{one_line(str(label), 60)}' is no row.{suggestion(str(label), labels)} "
+        f"Rows: {', '.join(one_line(known, 60) for known in labels)}."
+    )
+
+
+def read_cases(path: Path) -> dict[str, dict[CaseKey, float]]:
+    """The scores of a finished run, from its cases.csv."""
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            lines = csv.reader(file)
+            metrics = next(lines)[3:]
+            scores: dict[str, dict[CaseKey, float]] = {metric: {} for metric in metrics}
+            for client, case, region, *values in lines:
+                key = CaseKey(*map(formula_read, (client, case, region)))
+                for metric, value in zip(metrics, values, strict=True):
+                    scores[metric][key] = float(value)
+    except (OSError, ValueError, StopIteration) as error:
+        raise CheckpointError(f"{path} cannot be read ({error}). Run this cell again.") from None
+    return scores
+
+
+def of_clients(scores: CaseScores, wanted: Callable[[str], bool]) -> dict[str, dict[CaseKey, float]]:
+    """Only the cases of some clients."""
+    return {
+        metric: {key: value for key, value in values.items() if wanted(key.client)}
+        for metric, values in scores.items()
+    }
+
+
+# What a row says in numbers
+
+
+@dataclass(frozen=True)
+class RowSummary:
+    """One row and metric, each number a mean over replicates with its SD.
+
+    sd_between: SD between clients; worst_clients: who was the worst, replicate by replicate;
+    seen: mean over clients that took part in training, where others were held out;
+    num_values, num_skipped, num_infinite: over all replicates.
+    """
+
+    label: str
+    clients: Mapping[str, Spread]
+    mean: Spread
+    sd_between: Spread
+    worst: Spread
+    weighted: Spread
+    worst_clients: Sequence[str]
+    seen: Spread | None
+    num_replicates: int
+    num_values: int
+    num_skipped: int
+    num_infinite: int
+
+
+def summarise_row(row: RowScores, metric: str, clients: Sequence[str]) -> RowSummary:
+    """Client by client, then over clients, then over seeds and folds."""
+    parts = row.scores(metric)
+    overall = [over_clients(part, metric) for part in parts]
+    seen = [over_clients(r.seen[metric], metric) for r in row.replicates.values() if r.seen.get(metric)]
+    infinite = sum(entry.num_infinite for entry in overall)
+    worst = [entry.worst for entry in overall if entry.worst is not None]
+    return RowSummary(
+        label=row.label,
+        clients={name: client_spread(parts, name) for name in clients},
+        mean=spread([entry.mean for entry in overall], infinite),
+        sd_between=spread([entry.sd for entry in overall], infinite),
+        worst=spread([entry.value for entry in worst], infinite),
+        weighted=spread([entry.weighted_mean for entry in overall], infinite),
+        worst_clients=[entry.client for entry in worst],
+        seen=spread([e.mean for e in seen], sum(e.num_infinite for e in seen)) if seen else None,
+        num_replicates=len(parts),
+        num_values=sum(len(part) for part in parts),
+        num_skipped=sum(entry.num_skipped for entry in overall),
+        num_infinite=infinite,
+    )
+
+
+def client_spread(parts: Sequence[Scores], name: str) -> Spread:
+    """One client's mean, over replicates."""
+    found = [summarise([value for key, value in part.items() if key.client == name]) for part in parts]
+    return spread([entry.mean for entry in found], sum(entry.num_infinite for entry in found))
+
+
+def over_clients(scores: Scores, metric: str) -> ClientsSummary:
+    values: dict[str, list[float]] = {}
+    for key, value in scores.items():
+        values.setdefault(key.client, []).append(value)
+    summaries = {client: summarise(values[client]) for client in sorted(values)}
+    return across_clients(summaries, best=METRICS[metric].best)
+
+
+def spread(values: Sequence[float], num_infinite: int = 0) -> Spread:
+    """Mean and SD over replicates; a replicate without a value is left out, an infinite one shows."""
+    known = [value for value in values if not math.isnan(value)]
+    summary = summarise(known, "all")
+    return Spread(summary.mean, summary.sd if len(known) > 1 else None, num_infinite=num_infinite)
+
+
+# Tests
+
+
+@dataclass(frozen=True)
+class RowStatistics:
+    """One row against the reference. test: None for the reference itself, or where `why_not` says so."""
+
+    label: str
+    mean: float
+    interval: Interval
+    test: PairedTest | None
+    why_not: str = ""
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """All rows of one metric against one reference. num_tests: how many p-values Holm corrected."""
+
+    metric: str
+    reference: str
+    rows: Sequence[RowStatistics]
+    num_tests: int
+    resamples: int = RESAMPLES
+    seed: int = SEED
+
+    def row(self, label: str) -> RowStatistics:
+        return row_called(label, self.rows)
+
+
+def statistics_of(sheet: Sheet, metric: str) -> Statistics:
+    """Every row against the reference, p-values corrected together."""
+    reference = sheet.row(sheet.reference)
+    rows = [row_statistics(row, reference, metric) for row in sheet.rows]
+    tests = [row.test for row in rows if row.test is not None]
+    corrected = iter(holm([test.p for test in tests]))
+    rows = [
+        row if row.test is None else replace(row, test=replace(row.test, p_holm=next(corrected)))
+        for row in rows
+    ]
+    return Statistics(metric, sheet.reference, rows, len(tests))
+
+
+def row_statistics(row: RowScores, reference: RowScores, metric: str) -> RowStatistics:
+    own = average(row.scores(metric), finite=True)
+    why_not, test = "", None
+    if row.label == reference.label:
+        why_not = f"reference, {row.why_empty}" if row.why_empty else "reference"
+    elif row.why_empty:
+        why_not = row.why_empty
+    elif reference.why_empty:
+        why_not = f"reference: {reference.why_empty}"
+    elif row.data != reference.data:
+        why_not = "other data"
+    else:
+        shared = [key for key in row.replicates if key in reference.replicates]
+        test = compare_scores(
+            average(row.scores(metric, shared)),
+            average(reference.scores(metric, shared)),
+            best=METRICS[metric].best,
+            higher_is_better=METRICS[metric].higher_is_better,
+        )
+        why_not = "" if test is not None else "no case in common"
+    return RowStatistics(row.label, client_mean(own), bootstrap(own), test, why_not)

@@ -1,0 +1,276 @@
+"""The tables of a comparison: scores, tests against a reference, and the cross-site matrix."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from wardround.comparison.scores import RowStatistics, RowSummary, Sheet, Statistics, spread, summarise_row
+from wardround.comparison.statistics import distance_to_best
+from wardround.engine.judging.evaluation import Evaluation
+from wardround.metrics import BOTH, METRICS, MM, MM_OR_PX, Summary
+from wardround.tables import PValue, Spread, Table
+
+WIDTH = 40  # names longer than this are cut in the middle where people read them
+DECIMALS = 3
+
+MEAN, SD, WORST, WEIGHTED, SEEN = (
+    "mean",
+    "SD between clients",
+    "worst client",
+    "weighted mean",
+    "seen clients",
+)
+
+EMPTY = {
+    "defined": "two empty masks count as a perfect match, one empty mask as a complete miss",
+    "nan": "scores that empty masks leave undefined are skipped",
+    "smooth": "Dice is smoothed by 1e-5, so two empty masks give 1",
+}
+FLATTERS = "†: infinite values are left out, which flatters."
+TESTED = {
+    "best": "the round that was best on validation cases",
+    "last": "the last round",
+}
+
+
+# Scores
+
+
+def score_table(sheet: Sheet, metric: str) -> Table:
+    """One row a method: each client, mean, SD between clients, worst client, weighted mean."""
+    summaries = [summarise_row(row, metric, sheet.clients(metric)) for row in sheet.rows]
+    columns = score_columns(sheet, metric)
+    marked = [
+        ranked([value_of(summary) for summary in summaries], loss_of(metric, heading == SD))
+        for heading, value_of in columns
+    ]
+    headings = [heading for heading, _ in columns]
+    rows: list[list[Any]] = []
+    for number, summary in enumerate(summaries):
+        rows.append([summary.label, *(values[number] for values in marked)])
+        printed = sheet.published.get(summary.label, {}).get(metric, {})
+        if any(heading in printed for heading in headings):
+            rows.append([f"{summary.label}, published", *(printed.get(heading, "") for heading in headings)])
+    entry = METRICS[metric]
+    title = f"{sheet.title}: test {entry.title_in(sheet.lengths)}"
+    title += " at clients that took no part" if sheet.held_out else ""
+    return Table(title, ["method", *headings], rows, score_caption(sheet, metric, summaries), WIDTH)
+
+
+Column = tuple[str, Callable[[RowSummary], Spread]]  # heading, and what a row has there
+
+
+def score_columns(sheet: Sheet, metric: str) -> list[Column]:
+    """Clients first; one that is called "mean" does no harm."""
+    columns: list[Column] = [
+        (name, lambda summary, name=name: summary.clients[name])  # type: ignore[misc]
+        for name in sheet.clients(metric)
+    ]
+    columns += [
+        (MEAN, lambda summary: summary.mean),
+        (SD, lambda summary: summary.sd_between),
+        (WORST, lambda summary: summary.worst),
+        (WEIGHTED, lambda summary: summary.weighted),
+    ]
+    if sheet.held_out:
+        columns.append((SEEN, lambda summary: summary.seen or Spread(math.nan)))
+    return columns
+
+
+def loss_of(metric: str, is_sd: bool) -> Callable[[float], float]:
+    """What the best value of a column has least of."""
+    entry = METRICS[metric]
+    return distance_to_best(0.0 if is_sd else entry.best, False if is_sd else entry.higher_is_better)
+
+
+def ranked(values: Sequence[Spread], loss: Callable[[float], float]) -> list[Spread]:
+    """Mark the best and the second best; values that look equal share their mark. One value gets none.
+
+    A mean that leaves infinite values out flatters: only rows that leave out the fewest are marked.
+    """
+    if sum(value.num_infinite > 0 or not math.isnan(value.mean) for value in values) < 2:
+        return list(values)
+    fewest = min((value.num_infinite for value in values if math.isfinite(value.mean)), default=0)
+    losses = [
+        math.nan if value.num_infinite > fewest else round(loss(value.mean), DECIMALS) for value in values
+    ]
+    best = sorted({entry for entry in losses if math.isfinite(entry)})[:2]
+    places = {entry: place for place, entry in enumerate(best, start=1)}
+    return [
+        dataclasses.replace(value, rank=places.get(entry, 0))
+        for value, entry in zip(values, losses, strict=True)
+    ]
+
+
+def score_caption(sheet: Sheet, metric: str, summaries: Sequence[RowSummary]) -> str:
+    """What a reader must know to use the numbers."""
+    label = METRICS[metric].label
+    keys = {key for row in sheet.rows for part in row.scores(metric) for key in part}
+    cases = len({(key.client, key.case) for key in keys})
+    regions = len({key.region for key in keys})
+    sentences = [
+        f"{label} on {count(cases, 'test case')} of {count(len(sheet.clients(metric)), 'client')}"
+        + (f", {count(regions, 'region')}" if regions > 1 else "")
+        + (f"; mean ± SD over {sheet.expected} {sheet.over}." if sheet.expected > 1 else ".")
+    ]
+    if sheet.held_out:
+        sentences.append(
+            "Every client's column is from runs in which it took no part in training; "
+            "'seen clients' is the mean over those that did."
+        )
+    short = [s for s in summaries if s.num_replicates < sheet.expected]
+    if short:
+        told = ", ".join(f"{s.label} {s.num_replicates} of {sheet.expected}" for s in short)
+        sentences.append(f"Not complete: {told}.")
+    sentences.append(missing_values(summaries))
+    sentences.append(stated("Empty masks", EMPTY, {row.label: row.empty_policy for row in sheet.rows}))
+    sentences.append(stated("Tested", TESTED, {row.label: row.tested for row in sheet.rows}))
+    if sheet.lengths == MM_OR_PX and METRICS[metric].unit:
+        sentences.append(BOTH)
+    infinite = any(summary.num_infinite for summary in summaries)
+    if infinite:
+        sentences.append(FLATTERS)
+    if len(sheet.rows) > 1:
+        sentences.append(
+            "Best bold, second underlined"
+            + (", of rows with the fewest infinite values." if infinite else ".")
+        )
+    return " ".join([*sentences, *sheet.notes])
+
+
+def missing_values(summaries: Sequence[RowSummary]) -> str:
+    """How many values are not in the means."""
+    total = max((summary.num_values for summary in summaries), default=0)
+    told = []
+    for what, number in (("undefined", "num_skipped"), ("infinite", "num_infinite")):
+        rows = [f"{s.label} {getattr(s, number)}" for s in summaries if getattr(s, number)]
+        told.append(f"{what} {', '.join(rows) if rows else 'none'}")
+    return f"Left out of the means, of {count(total, 'value')} a row: {'; '.join(told)}."
+
+
+def stated(what: str, meanings: Mapping[str, str], choices: Mapping[str, str]) -> str:
+    """One sentence if all rows chose the same, else who chose what."""
+    groups: dict[str, list[str]] = {}
+    for label, choice in choices.items():
+        groups.setdefault(choice, []).append(label)
+    if len(groups) == 1:
+        return f"{what}: {meanings[next(iter(groups))]}."
+    told = "; ".join(f"{meanings[choice]} ({', '.join(labels)})" for choice, labels in groups.items())
+    return f"{what}: {told}."
+
+
+def count(number: int, what: str) -> str:
+    """
+    >>> count(1, "seed"), count(3, "seed")
+    ('1 seed', '3 seeds')
+    """
+    return f"{number} {what}" + ("" if number == 1 else "s")
+
+
+# Tests
+
+
+def significance_table(sheet: Sheet, statistics: Statistics) -> Table:
+    """One row a method: interval of the mean, difference from the reference, p-values, effect size."""
+    entry = METRICS[statistics.metric]
+    columns = [
+        "method", "mean", "95 % interval", "difference", "95 % interval of difference", "p", "p (Holm)",
+        "effect", "better", "worse", "equal",
+    ]  # fmt: skip
+    rows = [significance_row(row) for row in statistics.rows]
+    title = f"{sheet.title}: {entry.label} against {statistics.reference}"
+    return Table(title, columns, rows, significance_caption(sheet, statistics), WIDTH)
+
+
+def significance_row(row: RowStatistics) -> list[Any]:
+    start: list[Any] = [row.label, row.mean, row.interval]
+    test = row.test
+    if test is None:
+        return [*start, row.why_not, "", "", "", "", "", "", ""]
+    return [
+        *start, test.difference, test.interval, PValue(test.p), PValue(test.p_holm), test.rank_biserial,
+        test.num_better, test.num_worse, test.num_zero,
+    ]  # fmt: skip
+
+
+def significance_caption(sheet: Sheet, statistics: Statistics) -> str:
+    entry = METRICS[statistics.metric]
+    tests = [row.test for row in statistics.rows if row.test is not None]
+    pairs = sorted({test.num_pairs for test in tests})
+    averaged = f", averaged over {sheet.over} first" if sheet.expected > 1 else ""
+    signed = ", of the distances from the best value" if entry.higher_is_better is None else ""
+    sentences = [
+        f"Intervals: {statistics.resamples} bootstrap samples of the mean over clients, cases drawn anew "
+        "within each client."
+    ]
+    if tests:
+        number = str(pairs[0]) if len(pairs) == 1 else f"{pairs[0]} to {pairs[-1]}"
+        sentences.append(
+            f"Test: two-sided Wilcoxon signed-rank over {number} pairs (client, case and region{averaged}) "
+            f"against {statistics.reference}; equal pairs dropped; Holm's correction over "
+            f"{count(statistics.num_tests, 'row')}."
+        )
+        sentences.append(
+            f"Difference: method minus reference{signed}; "
+            "effect: matched-pairs rank-biserial correlation, above 0 if better than the reference."
+        )
+        skipped, infinite = (max(getattr(t, name) for t in tests) for name in ("num_skipped", "num_infinite"))
+        if skipped:
+            sentences.append(f"Up to {count(skipped, 'pair')} undefined and skipped.")
+        if infinite:
+            sentences.append(
+                f"Up to {count(infinite, 'pair')} with an infinite value: ranked as the worst, left out of "
+                "differences and intervals."
+            )
+    return " ".join(sentences)
+
+
+def joined(scores: Table, tests: Table) -> Table:
+    """Scores and tests side by side, for CSV; published rows have no test."""
+    own = {row[0]: row for row in tests.rows}
+    extra = list(tests.columns)[2:]
+    rows = [[*row, *(own[row[0]][2:] if row[0] in own else [""] * len(extra))] for row in scores.rows]
+    return Table(scores.title, [*scores.columns, *extra], rows, scores.caption, scores.width)
+
+
+# Cross-site
+
+
+def cross_site_table(
+    runs: Mapping[str, Sequence[Mapping[str, Evaluation]]],
+    metric: str,
+    title: str = "Cross-site",
+    lengths: str = MM,
+) -> Table:
+    """The model of each client (row) on the test cases of each client (column).
+
+    runs: row label -> for every seed, client -> evaluation of its model at all clients.
+    elsewhere: the mean over the other clients, each counting the same.
+    """
+    sites = sorted(
+        {site for seeds in runs.values() for run in seeds for e in run.values() for site in e.clients[metric]}
+    )
+    rows: list[list[Any]] = []
+    for label, seeds in runs.items():
+        for owner in sorted({name for run in seeds for name in run}):
+            found = [run[owner].clients[metric] for run in seeds if owner in run]
+            values = [over_runs([entry[site] for entry in found if site in entry]) for site in sites]
+            away = [[e[site] for site in sites if site in e and site != owner] for e in found]
+            infinite = sum(entry.num_infinite for entries in away for entry in entries)
+            elsewhere = spread([over_runs(entries).mean for entries in away], infinite)
+            rows.append([label, owner, *values, elsewhere])
+    most = max((len(seeds) for seeds in runs.values()), default=1)
+    over = f" Mean ± SD over {most} seeds." if most > 1 else ""
+    caption = f"Row: whose model; column: whose test cases; elsewhere: mean over the other clients.{over}"
+    if any(isinstance(value, Spread) and value.num_infinite for row in rows for value in row):
+        caption += f" {FLATTERS}"
+    columns = ["method", "model of", *(f"at {site}" for site in sites), "elsewhere"]
+    return Table(f"{title}: {METRICS[metric].title_in(lengths)}", columns, rows, caption, WIDTH)
+
+
+def over_runs(found: Sequence[Summary]) -> Spread:
+    """The mean of some means, with the infinite values none of them has."""
+    return spread([entry.mean for entry in found], sum(entry.num_infinite for entry in found))

@@ -1,0 +1,313 @@
+"""`wardround data check`: the contract between sites, before a GPU-second is spent.
+
+    report = check(listing, file, base=folder_of_the_file, jobs=2)
+    report.usable           the cases to train on, with their splits; those with an error are left out
+    report.sentences()      what was found, most serious first
+
+Each case is opened once (`facts`) and judged by itself here, then against the others (`cross_case`).
+
+- error: the case is left out. warning: it stays, a person should look. repaired: it stays, and preparing
+  takes the image's geometry for the label's.
+- Where a patient, or an identical image, is in two splits, the test case stays (then the validation case)
+  and the training case is left out, so that scores stay honest.
+- A label value that federation.yaml does not name is an error, unless most cases have it beside named ones:
+  then it was left out on purpose and is background, which is said once.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import warnings
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from wardround.data import splits
+from wardround.data.checking import cross_case as across
+from wardround.data.checking.facts import Facts, ImageFacts, LabelFacts, Watch, files_of, gather
+from wardround.data.checking.findings import CheckReport, Finding, Severity, by, line, listed
+from wardround.data.federation_file import FederationFile, PrepareSettings
+from wardround.data.listing import Entry, Listing
+from wardround.data.readers.image_files import Volume, read_image, read_label
+from wardround.errors import DataError
+
+__all__ = ["CheckReport", "Finding", "check", "quick"]
+
+SAME_AFFINE = 1e-5  # rounding of a header
+TINY_AFFINE = 1e-3  # repaired: the image's affine is taken
+FEWEST_PIXELS = 8  # a side of a 2D image
+FEWEST_VOXELS = 4  # a side of a 3D image
+LARGEST_CLASS = 255  # prepared labels are bytes
+MANY_VALUES = 32  # more are the greys of a picture
+
+Cases = list[tuple[Entry, Facts]]
+Verdict = tuple[str, Severity, str]  # code, severity, what is wrong
+
+
+def check(
+    listing: Listing,
+    file: FederationFile,
+    *,
+    base: Path | None = None,
+    jobs: int = 1,
+    watch: Watch | None = None,
+) -> CheckReport:
+    """Open every case and judge it, in `jobs` threads; watch: see `facts`.
+
+    base: the folder of federation.yaml; splits are then assigned as the file says. Without it the cases are
+    judged with the splits they carry.
+    """
+    entries, findings = with_splits(listing, file, base)
+    facts = gather(entries, jobs=jobs, watch=watch)
+    cases = list(zip(entries, facts, strict=True))
+    norms = Norms.of(cases, listing, file)
+    findings += [
+        Finding.at(entry, *verdict) for entry, own in cases for verdict in case_verdicts(entry, own, norms)
+    ]
+    good = without_errors(cases, findings)
+    findings += cut_findings(good, file.prepare, norms, jobs)
+    findings += across.leaks(good) + across.duplicates(good)
+    good = without_errors(good, findings)
+    findings += [
+        *background_findings(norms),
+        *no_background(cases, norms),
+        *across.clients(cases, good, file, norms.classes),
+    ]
+    known = {(entry.client, entry.name): own for entry, own in cases}
+    return CheckReport.of(entries, findings, known, listing.notes, norms.background)
+
+
+def quick(listing: Listing, file: FederationFile, *, base: Path | None = None) -> CheckReport:
+    """What needs no decoding, microseconds a case: files are there and not empty, labels, leaks, patients."""
+    entries, findings = with_splits(listing, file, base)
+    cases = [(entry, Facts()) for entry in entries]
+    findings += [Finding.at(entry, *verdict) for entry in entries for verdict in file_verdicts(entry)]
+    good = without_errors(cases, findings)
+    findings += across.leaks(good)
+    findings += across.groups(cases, without_errors(good, findings), file)
+    return CheckReport.of(entries, findings, {}, listing.notes)
+
+
+def with_splits(
+    listing: Listing, file: FederationFile, base: Path | None
+) -> tuple[list[Entry], list[Finding]]:
+    """Every case with its split. A patient whom the list itself puts in two splits is a finding, no end."""
+    entries = list(listing.entries)
+    if base is None:
+        return entries, []
+    findings = across.leaks([(entry, Facts()) for entry in entries]) if file.splits.by == "column" else []
+    leaking = {(found.client, found.case) for found in findings}
+    sound = [entry for entry in entries if (entry.client, entry.name) not in leaking]
+    assigned = splits.assign(sound, file.splits, base, held_out=file.held_out)
+    split = {(entry.client, entry.name): entry.split for entry in assigned}
+    return [replace(e, split=split.get((e.client, e.name), e.split)) for e in entries], findings
+
+
+def without_errors(cases: Cases, findings: Sequence[Finding]) -> Cases:
+    wrong = {(found.client, found.case) for found in findings if found.severity == "error"}
+    return [(entry, facts) for entry, facts in cases if (entry.client, entry.name) not in wrong]
+
+
+# What is usual
+
+
+@dataclass(frozen=True)
+class Norms:
+    """What a case is measured by.
+
+    channels: how many, and the words for who says so; dimensions: of most images; classes: name -> values,
+    empty where nobody named them; background: values of no class that most cases have, how many cases each.
+    """
+
+    channels: tuple[int, str]
+    dimensions: int
+    classes: Mapping[str, tuple[int, ...]]
+    background: Mapping[int, int]
+
+    @classmethod
+    def of(cls, cases: Cases, listing: Listing, file: FederationFile) -> Norms:
+        images = [facts.image for _, facts in cases if facts.image is not None]
+        labels = [facts.label for _, facts in cases if facts.label is not None]
+        channels = most(image.channels for image in images), "most images have"
+        if file.channels:
+            channels = len(file.channels), f"federation.yaml names {listed(file.channels)}:"
+        classes = file.labels or listing.labels
+        dimensions = most(len(image.shape) for image in images)
+        return cls(channels, dimensions, classes, on_purpose(labels, classes))
+
+    @property
+    def named(self) -> set[int]:
+        """Label values that mean a class."""
+        return {value for values in self.classes.values() for value in values}
+
+
+def most(numbers: Iterable[int]) -> int:
+    """The most frequent number, the larger of two that are equally so."""
+    counts = Counter(numbers)
+    return max(counts, key=lambda number: (counts[number], number)) if counts else 0
+
+
+def on_purpose(labels: Sequence[LabelFacts], classes: Mapping[str, tuple[int, ...]]) -> dict[int, int]:
+    """Values of no class in more than half of the labels, and there mostly beside a class."""
+    named = {value for values in classes.values() for value in values}
+    counts: Counter[int] = Counter()
+    beside: Counter[int] = Counter()
+    for label in labels:
+        others = {value for value in label.values if value > 0} - named
+        counts.update(others)
+        if named & set(label.values):
+            beside.update(others)
+    return {v: n for v, n in sorted(counts.items()) if 2 * n > len(labels) and 2 * beside[v] > n}
+
+
+def background_findings(norms: Norms) -> list[Finding]:
+    said = "Label value {} is in {} cases and in no class of federation.yaml: it counts as background."
+    return [
+        Finding("", "", "background_value", "warning", said.format(value, number))
+        for value, number in norms.background.items()
+    ]
+
+
+def no_background(cases: Cases, norms: Norms) -> list[Finding]:
+    """A class of value 0 is right where another value is background, as in some fundus labels."""
+    labels = [facts.label for _, facts in cases if facts.label is not None]
+    name = next((name for name, values in norms.classes.items() if 0 in values), None)
+    if name is None or not labels or any(set(label.values) - norms.named for label in labels):
+        return []
+    said = (
+        f"Label value 0 is class '{name}', so that no voxel is background. If 0 is background, leave it out."
+    )
+    return [Finding("", "", "no_background", "warning", line(said))]
+
+
+def cut_findings(cases: Cases, settings: PrepareSettings, norms: Norms, jobs: int) -> list[Finding]:
+    """Cases whose labelled voxels `prepare.size` cuts off; labels of larger scans are opened again."""
+    if settings.size is None or settings.spacing is None:  # otherwise whole images are resized
+        return []
+    from wardround.data.preparing.prepare import MOST_CUT, cut_off
+
+    with warnings.catch_warnings(), ThreadPoolExecutor(max(1, jobs)) as pool:
+        warnings.simplefilter("ignore")  # once for all threads, as `facts.gather` does
+        shares = list(pool.map(lambda case: share_cut(case[0], case[1], settings, norms), cases))
+    return [
+        Finding.at(entry, "cut_off", "warning", cut_off(share))
+        for (entry, _), share in zip(cases, shares, strict=True)
+        if share > MOST_CUT
+    ]
+
+
+def share_cut(entry: Entry, facts: Facts, settings: PrepareSettings, norms: Norms) -> float:
+    from wardround.data.preparing.prepare import plan
+
+    if facts.image is None or entry.label is None:
+        return 0.0
+    image = facts.image
+    grid = np.broadcast_to(np.float32(0), (1, *image.shape))  # takes no room
+    shown = Volume(grid, image.affine, image.spacing)
+    try:
+        if not plan(shown, None, settings.model_copy(update={"crop": "none"})).cuts:
+            return 0.0
+        values = read_label(entry.label).data
+        drawn = np.isin(values, list(norms.named)) if norms.named else values > 0
+        if settings.crop != "none":  # where the box lies shows only in the image
+            shown = read_image(entry.images)
+        return plan(shown, drawn, settings).share_cut(drawn)
+    except DataError:  # preparing says why
+        return 0.0
+
+
+# One case
+
+
+def case_verdicts(entry: Entry, facts: Facts, norms: Norms) -> Iterator[Verdict]:
+    for code, sentence in facts.troubles:
+        yield code, "error", sentence
+    if entry.label is None:
+        yield unlabelled()
+    if facts.image is not None:
+        yield from image_verdicts(facts.image, norms)
+    if facts.label is not None:
+        yield from label_verdicts(facts.label, norms)
+    if facts.image is not None and facts.label is not None:
+        yield from pair_verdicts(facts.image, facts.label)
+
+
+def unlabelled() -> Verdict:
+    return "no_label", "error", "it has no label; draw one, or take it off the list."
+
+
+def image_verdicts(image: ImageFacts, norms: Norms) -> Iterator[Verdict]:
+    wanted, who = norms.channels
+    if image.num_bad:
+        yield "not_finite", "error", f"the image holds {image.num_bad} NaN or infinite voxels."
+    if image.channels != wanted:
+        number = "1 channel" if image.channels == 1 else f"{image.channels} channels"
+        yield "channels", "error", f"the image has {number}; {who} {wanted}."
+    if len(image.shape) != norms.dimensions:
+        said = f"the image is {len(image.shape)}D ({by(image.shape)}); most are {norms.dimensions}D."
+        yield "dimensions", "error", said
+    if image.constant:
+        every = len(image.constant) == image.channels
+        which = "image" if every else f"image's channel {image.constant[0]}"
+        yield "constant", "warning", f"the {which} is {image.low[image.constant[0]]:g} everywhere."
+    if min(image.shape) < (FEWEST_PIXELS if len(image.shape) == 2 else FEWEST_VOXELS):
+        yield "tiny", "warning", f"the image is tiny, {by(image.shape)}."
+
+
+def label_verdicts(label: LabelFacts, norms: Norms) -> Iterator[Verdict]:
+    named, values = norms.named, set(label.values)
+    allowed = named | {0} | set(norms.background) if named else {v for v in values if 0 <= v <= LARGEST_CLASS}
+    odd = sorted(values - allowed)
+    if not odd and label.num_values > len(values):
+        odd = sorted(values)
+    if odd:
+        meant = f"; federation.yaml names {listed([str(v) for v in sorted(named)], 8)}" if named else ""
+        many = f" ({label.num_values} values: is this a picture?)" if label.num_values > MANY_VALUES else ""
+        plural = "value" if len(odd) == 1 else "values"
+        shown = listed([str(value) for value in odd])
+        yield "label_value", "error", f"the label has the {plural} {shown}{many}{meant}."
+    elif not values & (named or values - {0}):
+        yield "no_foreground", "warning", "the label has no foreground."
+
+
+def pair_verdicts(image: ImageFacts, label: LabelFacts) -> Iterator[Verdict]:
+    if image.shape != label.shape:
+        said = f"image is {by(image.shape)} but label is {by(label.shape)}. Resample one."
+        yield "shape", "error", said
+    elif image.affine is not None and label.affine is not None:
+        apart = float(np.abs(image.affine - label.affine).max())
+        if apart > TINY_AFFINE:
+            said = f"image and label lie in different places: their affines differ by up to {apart:.3g}. "
+            yield "geometry", "error", said + "Resample one, or correct its header."
+        elif apart > SAME_AFFINE:
+            said = f"the affines of image and label differ by {apart:.1g}; the image's is taken."
+            yield "geometry", "repaired", said
+
+
+def file_verdicts(entry: Entry) -> Iterator[Verdict]:
+    """What the file system says of a case, without opening anything."""
+    if entry.label is None:
+        yield unlabelled()
+    for path in files_of(entry):
+        trouble = file_trouble(path)
+        if trouble is not None:
+            yield trouble[0], "error", f"{path} {trouble[1]}."
+
+
+def file_trouble(path: Path) -> tuple[str, str] | None:
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return "missing", "does not exist"
+    except (OSError, ValueError) as error:
+        return "unreadable", f"cannot be read: {getattr(error, 'strerror', None) or error}"
+    if not stat.S_ISREG(found.st_mode):
+        return "unreadable", "is not a file"
+    if found.st_size == 0:
+        return "empty", "is empty (0 bytes)"
+    return None if os.access(path, os.R_OK) else ("unreadable", "cannot be read: Permission denied")

@@ -1,0 +1,350 @@
+"""How far hospitals are apart, by their fingerprints (`measure`), in numbers, words and a picture.
+
+`compare` measures, between every two clients, how far they are apart at the least: two standard errors are
+taken off, so that a small client is not called different by chance.
+
+    brightness  area between the intensity quantile curves (1-Wasserstein), by their 5-to-95 % width
+    contrast    the same of curves brought to mean 0 and SD 1 case by case: what is left after a z-score
+    spacing     log2 of the ratio of median spacings, the axis where it is largest
+    shape       log2 of the ratio of median numbers of voxels, the axis where it is largest
+    foreground  log2 of the ratio of median foreground sizes, the class where it is largest
+    amount      log2 of the ratio of numbers of cases
+
+The verdict calls an aspect different from the first of these values on, strongly different from the second:
+brightness 0.1 and 0.3 widths; contrast 0.1 and 0.25 SD; spacing a factor of 1.25 and 2; shape 1.5 and 2;
+foreground 1.5 and 2.5; amount 3 and 10. It goes by the pair that differs most. Whom a plain average serves
+worst is a guess: the client farthest from all cases, its own included, every aspect in units of "strongly".
+The values are ours, set on the made-up hospitals and on polyp, fundus and glioma images; no law of nature.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy.integrate import trapezoid
+
+from wardround.data.fingerprint.measure import ALL, LEVELS, Fingerprint, Matrix, Range
+from wardround.data.partitions import save_figure
+from wardround.engine.judging.pictures import clipped
+from wardround.errors import DataError
+from wardround.tables import Table, one_line
+
+FARTHEST = 10.0  # of two quantile curves; beyond, a number says no more
+ASPECTS = {
+    "brightness": (0.1, 0.3),
+    "contrast": (0.1, 0.25),
+    "spacing": (math.log2(1.25), 1.0),
+    "shape": (math.log2(1.5), 1.0),
+    "foreground": (math.log2(1.5), math.log2(2.5)),
+    "amount": (math.log2(3), math.log2(10)),
+}
+WORDS = {
+    "spacing": "voxel spacing",
+    "shape": "image size",
+    "foreground": "foreground size",
+    "amount": "number of cases",
+}
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How far clients are apart.
+
+    clients: those that could be compared; distances: aspect -> (clients, clients), as the top of this file
+    defines them; withheld: clients with too few cases.
+    """
+
+    fingerprints: tuple[Fingerprint, ...]
+    clients: tuple[str, ...]
+    distances: Mapping[str, Matrix]
+    withheld: tuple[str, ...]
+    verdict: str
+
+    def table(self) -> Table:
+        """One row a client: what it has, and its mean distance to the others."""
+        rows: list[list[Any]] = []
+        for one in self.fingerprints:
+            known = one.client in self.clients
+            row: list[Any] = [one.client, one.cases, one.groups, sides(one.shape), sides(one.spacing)]
+            row.append(size_in_words(one))
+            for matrix in self.distances.values():
+                others = len(self.clients) - 1
+                place = self.clients.index(one.client) if known else 0
+                row.append(float(matrix[place].sum() / others) if known and others else "withheld")
+            rows.append(row)
+        distances = [f"{name} distance" for name in self.distances]
+        heads = ["client", "cases", "groups", "shape", "spacing", "foreground", *distances]
+        return Table("Fingerprints", heads, rows, self.verdict, width=60)
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "fingerprints": [one.as_json() for one in self.fingerprints],
+            "clients": list(self.clients),
+            "distances": {name: matrix.round(4).tolist() for name, matrix in self.distances.items()},
+            "thresholds": {name: list(limits) for name, limits in ASPECTS.items()},
+            "withheld": list(self.withheld),
+            "verdict": self.verdict,
+        }
+
+    def picture(self, path: Path) -> None:
+        """A heat map of each aspect, and the intensity quantile curves of each channel."""
+        draw(self, path)
+
+
+def compare(fingerprints: Sequence[Fingerprint]) -> Comparison:
+    """Distances between the clients, and what they mean in plain words."""
+    known = [one for one in fingerprints if one.is_open]
+    check_comparable(known)
+    distances = {name: np.zeros((len(known), len(known))) for name in ASPECTS}
+    for (a, one), (b, other) in itertools.combinations(enumerate(known), 2):
+        for name, value in between(one, other).items():
+            distances[name][a, b] = distances[name][b, a] = value
+    names = tuple(one.client for one in known)
+    withheld = tuple(one.client for one in fingerprints if not one.is_open)
+    return Comparison(tuple(fingerprints), names, distances, withheld, judge(known, distances, withheld))
+
+
+def check_comparable(known: Sequence[Fingerprint]) -> None:
+    """Refuse clients of one name, of other dimensions or of other channels, each in a sentence."""
+    for one, what in itertools.product(known, ("dimensions", "channels")):
+        field = "shape" if what == "dimensions" else "intensity"
+        here, there = len(getattr(one, field)), len(getattr(known[0], field))
+        if here != there:
+            raise DataError(
+                f"client '{one.client}' has {here} {what}, client '{known[0].client}' {there}; "
+                "one model needs the same at all. Check with: wardround data check"
+            )
+    names = [one.client for one in known]
+    if len(set(names)) < len(names):
+        raise DataError(f"Two fingerprints are of client '{max(names, key=names.count)}'; rename one.")
+
+
+def between(one: Fingerprint, other: Fingerprint) -> dict[str, float]:
+    """The distance of two clients in every aspect."""
+    pairs = zip(one.intensity, other.intensity, strict=True)
+    widths = [(a.mean[-2] - a.mean[1] + b.mean[-2] - b.mean[1]) / 2 for a, b in pairs]  # 5 to 95 %
+    spacings = [log_ratio(a.median, b.median) for a, b in zip(one.spacing, other.spacing, strict=True)]
+    shapes = [log_ratio(a.median, b.median) for a, b in zip(one.shape, other.shape, strict=True)]
+    return {
+        "brightness": curve_distance(one, other, "intensity", widths),
+        "contrast": curve_distance(one, other, "contrast", [1.0] * len(widths)),
+        "spacing": max(spacings, default=0.0),
+        "shape": max(shapes, default=0.0),
+        "foreground": foreground_distance(one, other),
+        "amount": log_ratio(float(one.cases), float(other.cases)),
+    }
+
+
+def curve_distance(one: Fingerprint, other: Fingerprint, field: str, units: Sequence[float]) -> float:
+    """1-Wasserstein distance of the quantile curves less two standard errors, in units; the worst channel."""
+    found = [0.0]
+    for a, b, unit in zip(getattr(one, field), getattr(other, field), units, strict=True):
+        gap = np.abs(np.subtract(a.mean, b.mean))
+        noise = np.sqrt(np.square(a.sd) / int(one.groups) + np.square(b.sd) / int(other.groups))
+        span = LEVELS[-1] - LEVELS[0]
+        area = float(trapezoid(gap - 2 * noise, LEVELS)) / span
+        found.append(min(area / max(unit, 1e-12), FARTHEST))
+    return max(found)
+
+
+def foreground_distance(one: Fingerprint, other: Fingerprint) -> float:
+    """Ratio of median sizes (as log2) less two standard errors; the class where it is largest."""
+    found = [0.0]
+    for name in one.foreground.keys() & other.foreground.keys():
+        a, b = one.foreground[name], other.foreground[name]
+        if a is None or b is None:
+            continue
+        measured = a.volume is not None and b.volume is not None
+        quantiles = [(s.volume if measured and s.volume else s.fraction) for s in (a, b)]
+        numbers = [max(1.0, s.share * int(f.groups)) for s, f in ((a, one), (b, other))]
+        # Of a median: 1.25 SD / sqrt(n), the SD from the quartiles of a normal distribution.
+        errors = [
+            1.25 * log_ratio(q[3], q[1]) / 1.35 / math.sqrt(n)
+            for q, n in zip(quantiles, numbers, strict=True)
+        ]
+        found.append(log_ratio(quantiles[0][2], quantiles[1][2]) - 2 * math.hypot(*errors))
+    return max(found)
+
+
+def log_ratio(one: float, other: float) -> float:
+    """log2 of the larger over the smaller; 0 where a number is not above 0."""
+    return abs(math.log2(one / other)) if one > 0 and other > 0 else 0.0
+
+
+# In plain words
+
+
+def judge(known: Sequence[Fingerprint], distances: Mapping[str, Matrix], withheld: Sequence[str]) -> str:
+    """The verdict, by the limits at the top of this file."""
+    if len(known) < 2:
+        said = [
+            "Fewer than two clients have enough cases to be compared: nothing can be said of how they differ."
+        ]
+    else:
+        largest = {name: float(matrix.max()) for name, matrix in distances.items()}
+        strong = [name for name, value in largest.items() if value >= ASPECTS[name][1]]
+        some = [name for name, value in largest.items() if ASPECTS[name][0] <= value < ASPECTS[name][1]]
+        said = [differences(known, distances, strong, some), *advice(strong, some), *lacking(known)]
+    if withheld:
+        said.append(f"Not compared, for too few patients: {listed([quoted(name) for name in withheld])}.")
+    said.append("These are summary numbers: how outlines are drawn shows only where it changes sizes.")
+    return " ".join(said)
+
+
+def differences(
+    known: Sequence[Fingerprint], distances: Mapping[str, Matrix], strong: Sequence[str], some: Sequence[str]
+) -> str:
+    """In what clients differ, and what to expect of a plain average."""
+    if not strong and not some:
+        return "Clients look alike: a plain average (fedavg) should serve all of them about equally well."
+    parts = [
+        f"{how} in {listed([WORDS.get(n, n) for n in names])}"
+        for how, names in (("strongly", strong), ("somewhat", some))
+        if names
+    ]
+    text = f"Clients differ {' and '.join(parts)}"
+    looks = [name for name in (*strong, *some) if name != "amount"]
+    if not looks:
+        most = max(known, key=lambda one: int(one.cases))
+        return f"{text}: a plain average (fedavg) goes by cases and will follow {quoted(most.client)}."
+    odd = odd_one(known, distances)
+    share = int(odd.cases) / sum(int(one.cases) for one in known)
+    who = f"{quoted(odd.client)}, the farthest from the others and {share:.0%} of the cases"
+    if {"contrast", "foreground"} & set(strong):
+        return f"{text}: expect a plain average (fedavg) to serve {who}, worst."
+    if set(strong) - {"amount"}:  # what preparing takes out
+        return f"{text}: unprepared, a plain average (fedavg) would serve {who}, worst."
+    return f"{text}: a plain average (fedavg) is a fair start; watch {who}."
+
+
+def odd_one(known: Sequence[Fingerprint], distances: Mapping[str, Matrix]) -> Fingerprint:
+    """The client farthest from all cases, which a plain average goes by; aspects in units of "strongly"."""
+    cases = np.array([float(one.cases) for one in known])
+    together = sum(matrix / ASPECTS[name][1] for name, matrix in distances.items() if name != "amount")
+    apart = (together * cases).sum(axis=1)
+    return known[int(np.argmax(apart))]
+
+
+def advice(strong: Sequence[str], some: Sequence[str]) -> list[str]:
+    """What may be done about it."""
+    said = []
+    either = {*strong, *some}
+    if "brightness" in either:
+        rest = ", but not the contrast" if "contrast" in either else ""
+        said.append(f"A z-score of each case (prepare.normalise) takes out the brightness{rest}.")
+    if "spacing" in either:
+        said.append("Resample all to one spacing (prepare.spacing).")
+    elif "shape" in either:
+        said.append("Bring all to one size (prepare.size), or to one spacing where files tell the true one.")
+    if {"contrast", "foreground"} & set(strong):
+        said.append("Compare it with methods for clients that differ (wardround methods).")
+    return said
+
+
+def lacking(known: Sequence[Fingerprint]) -> list[str]:
+    """A sentence on classes that some clients have too rarely to describe."""
+    every = sorted({name for one in known for name, own in one.foreground.items() if own is not None})
+    said = []
+    for name in every:
+        without = [quoted(one.client) for one in known if one.foreground.get(name) is None]
+        if without:
+            said.append(f"{quoted(name)} is drawn in few or no cases of {listed(without)}.")
+    return said
+
+
+def quoted(name: str) -> str:
+    """A name from elsewhere, on one line and not too long."""
+    return f"'{one_line(name, 40)}'"
+
+
+def listed(words: Sequence[str]) -> str:
+    """
+    >>> listed(["a", "b", "c"])
+    'a, b and c'
+    """
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+
+
+def sides(axes: Sequence[Range]) -> str:
+    """Medians, as 160 x 213."""
+    return " x ".join(f"{axis.median:g}" for axis in axes) or "withheld"
+
+
+def size_in_words(one: Fingerprint) -> str:
+    found = one.foreground.get(ALL)
+    if found is None:
+        return "withheld" if ALL in one.foreground or not one.is_open else "no labels"
+    unit = "mm²" if len(one.shape) == 2 else "mm³"
+    return f"{found.volume[2]:g} {unit}" if found.volume else f"{100 * found.fraction[2]:.3g} %"
+
+
+# Picture
+
+
+def draw(found: Comparison, path: Path) -> None:
+    """Top: a heat map of each aspect; below: quantile curves of each channel, as stored and standardised."""
+    from matplotlib.figure import Figure
+
+    known = [one for one in found.fingerprints if one.client in found.clients]
+    channels = min(len(known[0].intensity), 4) if known else 0  # more would not be readable
+    figure = Figure(figsize=(13, 6.4 if known else 2), dpi=100)
+    grid = figure.add_gridspec(2, 1, height_ratios=(1, 1.1))
+    top = grid[0].subgridspec(1, len(ASPECTS))
+    for place, (name, matrix) in enumerate(found.distances.items()):
+        if known:
+            draw_map(figure.add_subplot(top[place]), matrix, name, found.clients if place == 0 else ())
+    bottom = grid[1].subgridspec(1, max(1, 2 * channels))
+    axes = [figure.add_subplot(bottom[place]) for place in range(2 * channels)]
+    for channel in range(channels):
+        pairs = (("intensity", "as stored"), ("contrast", "mean 0, SD 1"))
+        for axis, (field, words) in zip(axes[2 * channel : 2 * channel + 2], pairs, strict=True):
+            draw_curves(axis, known, field, channel)
+            axis.set_title(f"channel {channel + 1}, {words}", fontsize=9)
+    if not known:
+        figure.text(0.01, 0.5, "No client has enough cases to be compared.", fontsize=11)
+    elif len(known) <= 20:
+        handles = axes[0].get_lines()
+        figure.legend(
+            handles,
+            [clipped(one.client) for one in known],
+            loc="lower center",
+            ncols=min(len(known), 6),
+            fontsize=8,
+            frameon=False,
+        )
+    save_figure(figure, path, margin=0.03 + 0.035 * math.ceil(len(known) / 6) if len(known) <= 20 else 0.0)
+
+
+def draw_map(axis: Any, matrix: Matrix, name: str, clients: Sequence[str]) -> None:
+    """Colours go from alike (0) to twice the limit of "strongly"."""
+    strong = ASPECTS[name][1]
+    axis.imshow(matrix, vmin=0, vmax=2 * strong, cmap="YlOrRd")
+    axis.set_title(f"{WORDS.get(name, name)}\nstrong from {strong:.2g}", fontsize=9)
+    if len(matrix) <= 8:
+        for row, column in np.ndindex(matrix.shape):
+            colour = "white" if matrix[row, column] > 1.3 * strong else "black"
+            axis.text(
+                column, row, f"{matrix[row, column]:.2f}", ha="center", va="center", fontsize=7, color=colour
+            )
+    shown = range(len(clients)) if len(clients) <= 20 else ()
+    axis.set_xticks([])
+    axis.set_yticks(list(shown), [clipped(clients[place], 16) for place in shown], fontsize=8)
+
+
+def draw_curves(axis: Any, known: Sequence[Fingerprint], field: str, channel: int) -> None:
+    """One line a client: intensity at each level."""
+    from matplotlib import colormaps
+
+    palette = colormaps["tab10" if len(known) <= 10 else "viridis"]
+    for number, one in enumerate(known):
+        colour = palette(number if len(known) <= 10 else number / len(known))
+        axis.plot(LEVELS, getattr(one, field)[channel].mean, color=colour, marker=".", linewidth=1.3)
+    axis.set_xlabel("% of voxels below", fontsize=8)
+    axis.tick_params(labelsize=7)
+    axis.spines[["top", "right"]].set_visible(False)

@@ -1,0 +1,272 @@
+"""Prepare: one case from what the scanner stored to what a network sees, once.
+
+turn -> crop -> resample -> normalise -> pad (`geometry` does the first, second, third and last, and
+knows the way back). Intensities are scaled by the case alone, so that nothing about it depends on others;
+a constant channel becomes zeros, never NaN. Padding is as dark as the darkest voxel
+(after zscore_nonzero: 0).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from wardround.data.federation_file import PrepareSettings, check_settings
+from wardround.data.preparing.geometry import (
+    Box,
+    Geometry,
+    invert_label,
+    invert_probabilities,
+    resample_image,
+    resample_label,
+    turned,
+    turning,
+)
+from wardround.data.readers.image_files import Volume
+from wardround.errors import DataError
+
+__all__ = ["Prepared", "check_settings", "invert_label", "invert_probabilities", "prepare_case"]
+
+Array = NDArray[Any]
+MARGIN = 2  # voxels kept around the body
+MOST_CUT = 0.01  # of what is labelled may be cut off without a word
+MAX_VOXELS = 2**30  # a prepared case beyond it comes from a wrong spacing
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A case as it is stored.
+
+    image: (C, *spatial) float32; label: (*spatial) uint8 classes, None for a case nobody drew; spacing:
+    millimetres a voxel; geometry: plain values that `invert_label` needs; others: label values of no class
+    that became background; cut: the share of labelled voxels that `size` cuts off.
+    """
+
+    image: Tensor
+    label: Tensor | None
+    spacing: tuple[float, ...]
+    geometry: dict[str, Any]
+    others: tuple[int, ...] = ()
+    cut: float = 0.0
+
+
+def prepare_case(
+    image: Volume,
+    label: Volume | None,
+    settings: PrepareSettings,
+    labels: Mapping[str, tuple[int, ...]],
+    *,
+    background: Collection[int] | None = (),
+) -> Prepared:
+    """One case; a DataError says what is wrong with it, and leaves its name to the caller.
+
+    background: label values that belong to no class and are allowed, as `data check` found; None allows any.
+    """
+    check_settings(settings)
+    check_voxels(image, label)
+    classes: Array | None = None
+    others: list[int] = []
+    if label is not None:
+        classes, others = to_classes(label.data, labels, background)
+    geometry = plan(image, classes, settings)
+    values = resample_image(torch.from_numpy(geometry.cut(image.data)), geometry.resampled)
+    values = torch.from_numpy(normalised(values.numpy(), settings))
+    dark = torch.zeros(len(values))
+    if settings.normalise != "zscore_nonzero":
+        dark = values.flatten(1).amin(1)
+    mask, cut = None, 0.0
+    if classes is not None:
+        cut = geometry.share_cut(classes > 0)
+        mask = resample_label(torch.from_numpy(geometry.cut(classes)), geometry.resampled)
+        mask = geometry.place(mask, torch.zeros(1))[0].contiguous()
+    placed = geometry.place(values, dark).contiguous()
+    return Prepared(placed, mask, geometry.prepared_spacing, geometry.record(), tuple(others), cut)
+
+
+def check_voxels(image: Volume, label: Volume | None) -> None:
+    """What no case could be prepared of."""
+    if not bool(np.isfinite(image.data).all()):
+        raise DataError("the image holds NaN or infinite voxels.")
+    if label is not None and label.spatial != image.spatial:
+        raise DataError(f"image is {_by(image.spatial)} but label is {_by(label.spatial)}. Resample one.")
+
+
+def cut_off(share: float) -> str:
+    """How a person is told that labelled voxels are lost."""
+    return f"prepare.size cuts off {100 * share:.0f} % of what is labelled; raise it."
+
+
+# Labels
+
+
+def to_classes(
+    data: Array, labels: Mapping[str, tuple[int, ...]], background: Collection[int] | None = ()
+) -> tuple[Array, list[int]]:
+    """Values of the files -> classes 1, 2, ... in the order of `labels` (uint8), and what became background.
+
+    Without labels the values are the classes. A value nobody listed is background where it is 0 or in
+    `background` (None: any), and is refused by name otherwise.
+    """
+    values = present(data)
+    if not labels:
+        odd = [value for value in values if not 0 <= value <= 255]
+        if odd:
+            raise DataError(f"the label has the value {odd[0]}; say under labels which class it is.")
+        return data.astype(np.uint8), []
+    number = {value: index for index, listed in enumerate(labels.values(), start=1) for value in listed}
+    others = [value for value in values if value != 0 and value not in number]
+    refuse_others(others, labels, background)
+    result = np.zeros(data.shape, dtype=np.uint8)
+    for value in values:
+        if value in number:
+            result[data == value] = number[value]
+    return result, others
+
+
+def present(data: Array) -> list[int]:
+    """The values there are, ascending."""
+    small = data.min() >= 0 and data.max() < 2**16
+    found = np.flatnonzero(np.bincount(data.reshape(-1))) if small else np.unique(data)
+    values: list[int] = found.tolist()
+    return values
+
+
+def refuse_others(
+    others: Sequence[int], labels: Mapping[str, tuple[int, ...]], background: Collection[int] | None
+) -> None:
+    odd = [] if background is None else sorted(set(others) - set(background))
+    if odd:
+        named = ", ".join(f"{name} {list(values)}" for name, values in labels.items())
+        raise DataError(f"the label has the value {odd[0]}, which is none of the labels ({named}).")
+
+
+# The grid
+
+
+def plan(image: Volume, classes: Array | None, settings: PrepareSettings) -> Geometry:
+    """The way to the prepared grid."""
+    dims = len(image.spatial)
+    for name, given in (("spacing", settings.spacing), ("size", settings.size)):
+        if given is not None and len(given) != dims:
+            thin = ", being one slice thick" if image.thin is not None else ""
+            raise DataError(f"the image is {dims}D{thin}, but prepare.{name} has {len(given)} numbers.")
+    order, flips = turning(image.affine, dims, settings.orientation)
+    spacing = tuple(image.spacing[axis] for axis in order)
+    box: Box = tuple((0, image.spatial[axis]) for axis in order)
+    if settings.crop == "foreground":
+        drawn = None if classes is None else turned(classes, order, flips)
+        box = body(turned(image.data, order, flips), drawn)
+    sides = [stop - start for start, stop in box]
+    resampled = sides
+    if settings.spacing is not None:
+        extents = (n * has / wants for n, has, wants in zip(sides, spacing, settings.spacing, strict=True))
+        resampled = [max(1, round(min(extent, 1e9))) for extent in extents]
+    elif settings.size is not None:
+        resampled = list(settings.size)
+    size = settings.size if settings.size is not None else tuple(resampled)
+    if max(_product(resampled), _product(size)) * image.channels > MAX_VOXELS:
+        raise DataError(f"it would become {_by(resampled)} voxels; look at its spacing and prepare.spacing.")
+    shape = list(image.spatial)
+    if image.thin is not None:
+        shape.insert(image.thin, 1)
+    affine = None if image.affine is None else tuple(tuple(row) for row in image.affine.tolist())
+    return Geometry(
+        shape=tuple(shape), thin=image.thin, affine=affine, spacing=image.spacing, order=order, flips=flips,
+        box=box, resampled=tuple(resampled), size=tuple(size),
+    )  # fmt: skip
+
+
+def body(data: Array, classes: Array | None) -> Box:
+    """The box around all that is not empty, with a margin; what somebody drew is always inside.
+
+    Empty is the value that all corners share, or else the darkest one. Channels are joined.
+    """
+    shown: NDArray[np.bool_] = np.zeros(data.shape[1:], dtype=bool)
+    sides: tuple[int, ...] = shown.shape
+    for channel in data:
+        corners = channel[tuple(slice(None, None, max(1, side - 1)) for side in channel.shape)]
+        same = bool((corners == corners.flat[0]).all())
+        shown |= channel != (corners.flat[0] if same else channel.min())
+    if classes is not None:
+        shown |= classes[0] > 0
+    if not shown.any():
+        return tuple((0, side) for side in sides)
+    box = []
+    for axis, side in enumerate(sides):
+        along = np.flatnonzero(shown.any(axis=tuple(a for a in range(shown.ndim) if a != axis)))
+        box.append((max(0, int(along[0]) - MARGIN), min(side, int(along[-1]) + 1 + MARGIN)))
+    return tuple(box)
+
+
+# Intensities
+
+
+def normalised(data: Array, settings: PrepareSettings) -> Array:
+    """(C, *spatial) scaled by itself, channel by channel (maximum: by the largest of all)."""
+    if settings.normalise == "none":
+        return data
+    largest = float(np.abs(data).max())
+    if settings.normalise == "maximum":
+        return data / np.float32(max(largest, 1e-6))
+    scale = SCALES[settings.normalise]
+    least = max(1e-5 * largest, 1e-12)  # below it, differences are rounding
+    return np.stack([scale(channel, least, settings) for channel in data]).astype(np.float32, copy=False)
+
+
+def _zscore(data: Array, least: float, settings: PrepareSettings) -> Array:
+    mean, deviation = float(data.mean(dtype=np.float64)), float(data.std(dtype=np.float64))
+    return (data - np.float32(mean)) / np.float32(deviation) if deviation > least else np.zeros_like(data)
+
+
+def _zscore_nonzero(data: Array, least: float, settings: PrepareSettings) -> Array:
+    inside = data > 0
+    result = np.zeros_like(data)
+    if inside.any():
+        result[inside] = _zscore(data[inside], least, settings)
+    return result
+
+
+def _percentile(data: Array, least: float, settings: PrepareSettings) -> Array:
+    low, high = (float(value) for value in np.percentile(data, settings.percentiles))
+    return _stretched(data, low, high, least)
+
+
+def _minmax(data: Array, least: float, settings: PrepareSettings) -> Array:
+    return _stretched(data, float(data.min()), float(data.max()), least)
+
+
+def _window(data: Array, least: float, settings: PrepareSettings) -> Array:
+    assert settings.window is not None
+    centre, width = settings.window
+    return _stretched(data, centre - width / 2, centre + width / 2, 0.0)
+
+
+def _stretched(data: Array, low: float, high: float, least: float) -> Array:
+    """low becomes 0 and high 1; what lies outside is cut off."""
+    if high - low <= least:
+        return np.zeros_like(data)
+    scaled: Array = np.clip((data - np.float32(low)) / np.float32(high - low), 0, 1)
+    return scaled
+
+
+SCALES: Mapping[str, Callable[[Array, float, PrepareSettings], Array]] = {
+    "zscore": _zscore,
+    "zscore_nonzero": _zscore_nonzero,
+    "percentile": _percentile,
+    "minmax": _minmax,
+    "window": _window,
+}
+
+
+def _product(sides: Sequence[int]) -> float:
+    return float(np.prod(np.asarray(sides, dtype=np.float64)))
+
+
+def _by(shape: Sequence[int]) -> str:
+    return "x".join(str(side) for side in shape)

@@ -1,0 +1,267 @@
+"""`wardround data init`: look at folders, open a few files, and propose a federation.yaml.
+
+    proposal = propose([Path("north"), Path("south")])
+    describe(proposal)                          what was found and chosen, in sentences
+    write(proposal.file, Path("federation.yaml"))
+
+What is proposed is what a careful person would try first; every choice is said aloud and can be edited.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from wardround.data.federation_file import (
+    FederationFile,
+    PartitionSettings,
+    PrepareSettings,
+    Source,
+    SplitSettings,
+    never_trains,
+)
+from wardround.data.listing import Entry, Listing
+from wardround.data.proposing import looking
+from wardround.data.proposing.looking import Look
+from wardround.data.readers import detect, joining, read
+from wardround.data.readers.common import is_safe, named
+from wardround.errors import DataError
+
+FEWEST_TO_SPLIT = 3  # patients: one to train on, one to choose by, one to report
+Labels = dict[str, tuple[int, ...]]
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A federation.yaml and why it is as it is: how the folders were read, what was chosen, what to know."""
+
+    file: FederationFile
+    listing: Listing
+    recognised: tuple[str, ...]
+    choices: tuple[str, ...]
+
+
+def look(folders: Sequence[Path], *, watch: Callable[[str], None] = log.info) -> FederationFile:
+    """The federation.yaml for some folders."""
+    return propose(folders, watch=watch).file
+
+
+def propose(folders: Sequence[Path], *, watch: Callable[[str], None] = log.info) -> Proposal:
+    """Look at folders, open a few files of each client, and choose; watch: told what is looked at."""
+    if not folders:
+        raise DataError("Give the folders to look at: wardround data init FOLDER... -o federation.yaml")
+    places = [Path(folder).absolute() for folder in folders]
+    if len({place.resolve() for place in places}) < len(places):
+        raise DataError("A folder is given twice; give each once.")
+    recognised = []
+    sources = []
+    for place in places:
+        reader, why = detect(place)
+        recognised.append(f"{why} Reader: {reader}.")
+        sources.append(Source(path=place, reader=reader))
+    listings = [read(source, Path()) for source in sources]
+    sources, listings = with_clients(sources, listings)
+    listing = joining.join(listings)
+    seen = looking.look_into(listing, watch)
+    return chosen(sources, listing, seen, recognised)
+
+
+def with_clients(sources: list[Source], listings: list[Listing]) -> tuple[list[Source], list[Listing]]:
+    """Several folders that are one client each get their folder's name, told apart where names repeat."""
+    single = [len(listing.clients) == 1 for listing in listings]
+    if len(sources) == 1 or not any(single):
+        return sources, listings
+    names = [listing.clients[0] if one else "" for one, listing in zip(single, listings, strict=True)]
+    counts = Counter(name for name in names if name)
+    taken = {
+        client for one, listing in zip(single, listings, strict=True) if not one for client in listing.clients
+    }
+    named_sources = []
+    for source, name in zip(sources, names, strict=True):
+        longer = f"{source.path.parent.name}-{source.path.name}"
+        repeated = counts[name] > 1 or name in taken
+        client = longer if name and repeated and is_safe(longer) else name
+        named_sources.append(source.model_copy(update={"client": client}) if client else source)
+    return named_sources, [read(source, Path()) for source in named_sources]
+
+
+def chosen(sources: Sequence[Source], listing: Listing, seen: Look, recognised: Sequence[str]) -> Proposal:
+    """Every setting from what was seen, each with its sentence."""
+    choices: list[str] = []
+    channels = choose_channels(listing, seen, choices)
+    labels = choose_labels(listing, seen, choices)
+    held_out = choose_held_out(listing, choices)
+    training = [name for name in listing.clients if name not in held_out]
+    partition = choose_partition(listing, training, choices)
+    prepare = choose_prepare(seen, channels, choices)
+    splits = choose_splits(listing, choices)
+    if seen.notes:
+        choices.append(f"{counted(len(seen.notes), 'file')} could not be used, the first: {seen.notes[0]}")
+    file = FederationFile(
+        sources=tuple(sources),
+        clients=tuple(training) if partition.kind == "natural" else None,
+        held_out=tuple(held_out),
+        channels=channels,
+        labels=labels,
+        regions=dict(listing.regions) or {name: (number,) for number, name in enumerate(labels, start=1)},
+        splits=splits,
+        partition=partition,
+        prepare=prepare,
+    )
+    return Proposal(file, listing, tuple(recognised), tuple(choices))
+
+
+def choose_channels(listing: Listing, seen: Look, choices: list[str]) -> tuple[str, ...]:
+    count = seen.channels
+    if len(listing.channels) == count:
+        return listing.channels
+    if listing.channels:
+        choices.append(
+            f"The data set names {len(listing.channels)} channels, its images have {count}; the "
+            "images are believed."
+        )
+    if seen.pictures and count == 3:
+        return ("red", "green", "blue")
+    return ("grey",) if seen.pictures and count == 1 else tuple(f"channel_{n}" for n in range(count))
+
+
+def choose_labels(listing: Listing, seen: Look, choices: list[str]) -> Labels:
+    """The data set's own names, or class_1, class_2 ... for the values seen in the labels."""
+    if listing.labels:
+        known = {value for values in listing.labels.values() for value in values}
+        other = sorted(set(seen.values) - known - {0})
+        if other:
+            choices.append(
+                f"Labels hold values the data set does not name: {named(map(str, other))}; background."
+            )
+        return dict(listing.labels)
+    values = [value for value in seen.values if value > 0]
+    if not values:
+        first = " ".join(seen.notes[:1])
+        raise DataError(
+            "The labels that were opened hold no class values; store 0 for background and 1, 2 "
+            "... for classes. "
+            f"{first}".strip()
+        )
+    labels: Labels = {f"class_{number}": (value,) for number, value in enumerate(values, start=1)}
+    choices.append(
+        f"Labels hold the values {named(map(str, values), 10)} besides background: "
+        f"{named(labels, 10)}. Give them their names under labels and regions."
+    )
+    return labels
+
+
+def choose_held_out(listing: Listing, choices: list[str]) -> list[str]:
+    """Clients that cannot train: all their cases are fixed for testing, or they have a patient or two."""
+    few = {name: num_patients(listing.of(name)) for name in listing.clients}
+    held = [
+        name
+        for name in listing.clients
+        if never_trains(listing.of(name)) or (few[name] < FEWEST_TO_SPLIT and not is_fixed(listing.of(name)))
+    ]
+    if len(held) == len(listing.clients):
+        return []
+    for name in held:
+        choices.append(
+            f"Client '{name}' has {counted(few[name], 'patient')} and cannot train; it is held "
+            "out for testing."
+        )
+    return held
+
+
+def num_patients(entries: Sequence[Entry]) -> int:
+    return len({entry.group for entry in entries if entry.label is not None})
+
+
+def is_fixed(entries: Sequence[Entry]) -> bool:
+    return all(entry.split is not None for entry in entries)
+
+
+def choose_splits(listing: Listing, choices: list[str]) -> SplitSettings:
+    fixed = sum(entry.split is not None for entry in listing.entries)
+    total = len(listing.entries)
+    if fixed == total:
+        choices.append("The list says which cases are for training, validation and test; it is followed.")
+    elif fixed:
+        choices.append(
+            f"The list fixes the split of {fixed} of {total} cases; the others are drawn 70/10/20 by patient."
+        )
+    else:
+        choices.append(
+            "Cases are drawn 70/10/20 for training, validation and test, by patient, with seed 42."
+        )
+    return SplitSettings(by="column" if fixed else "ratios")
+
+
+def choose_partition(listing: Listing, training: Sequence[str], choices: list[str]) -> PartitionSettings:
+    """Natural clients; a lone one is dealt into up to four, so that there is a federation."""
+    if len(training) > 1:
+        return PartitionSettings()
+    entries = listing.of(training[0])
+    clients = min(4, num_patients(entries) // FEWEST_TO_SPLIT)
+    if clients < 2:
+        choices.append(
+            f"There is one client, '{training[0]}', too small to be dealt into several; it trains alone."
+        )
+        return PartitionSettings()
+    alone = len(listing.clients) == 1
+    found = "All cases are of one client," if alone else "Only one client has enough cases to train,"
+    choices.append(
+        f"{found} '{training[0]}'. For a simulation {'they' if alone else 'its cases'} are dealt at random "
+        f"to {clients} clients (partition: iid); report such results as artificially partitioned."
+    )
+    columns = telling_columns(entries)
+    if columns:
+        first = next(iter(columns))
+        kinds = named((f"{name} ({count} values)" for name, count in columns.items()), 6)
+        choices.append(
+            f"Columns that could make the clients instead: {kinds}. Write partition: "
+            f"{{kind: column, column: {first}}}"
+        )
+    return PartitionSettings(kind="iid", clients=clients)
+
+
+def telling_columns(entries: Sequence[Entry]) -> dict[str, int]:
+    """Columns in words with a few values, each of several cases: natural ways to form clients."""
+    found = {}
+    for name in entries[0].columns:
+        values = Counter(entry.columns.get(name, "") for entry in entries)
+        in_words = not all(looking.is_number(value) for value in values)
+        if (
+            in_words
+            and "" not in values
+            and 2 <= len(values) <= 20
+            and min(values.values()) >= FEWEST_TO_SPLIT
+        ):
+            found[name] = len(values)
+    return found
+
+
+def choose_prepare(seen: Look, channels: Sequence[str], choices: list[str]) -> PrepareSettings:
+    size, spacing, why = looking.proposed_grid(seen)
+    choices.append(why)
+    if looking.is_ct(seen, channels):
+        choices.append("Values are those of CT: the soft-tissue window (centre 40, width 400) is proposed.")
+        return PrepareSettings(size=size, spacing=spacing, normalise="window", window=(40.0, 400.0))
+    return PrepareSettings(size=size, spacing=spacing, normalise="zscore")
+
+
+def describe(proposal: Proposal) -> list[str]:
+    """What was found and chosen, in the order a person wants to hear it."""
+    file, listing = proposal.file, proposal.listing
+    sizes = (f"{name} ({len(listing.of(name))})" for name in listing.clients)
+    found = (
+        f"Found {counted(len(listing.entries), 'case')} of {counted(len(listing.clients), 'client')}: "
+        f"{named(sizes, 20)}."
+    )
+    images = f"Channels: {', '.join(file.channels)}. Classes: {', '.join(file.labels)}."
+    return [*proposal.recognised, found, images, *proposal.choices, *listing.notes]
+
+
+def counted(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"

@@ -1,0 +1,264 @@
+"""Augmentation of whole batches on the device, drawn from named streams.
+
+Turning, scaling and bending are one resampling (image linear, label nearest), so that a case is blurred
+by interpolation once at most. A setting of 0 draws nothing, so it shifts no other draw.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Self
+
+import torch
+import torch.nn.functional as F
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from torch import Tensor
+
+from wardround.data.cases import Batch, sent
+from wardround.seeding import generator
+
+BENDS = 4  # stretches between the knots of the elastic grid, along each axis
+BIAS_ORDER = 3  # highest total degree of the bias field's polynomial
+
+
+class Shading(BaseModel):
+    """How intensities vary; the anatomy stays where it is.
+
+    intensity: largest relative change of scale and shift (in standard deviations); noise: standard
+    deviation of added noise; gamma: the contrast curve's exponent lies between 1/(1 + gamma) and
+    1 + gamma; blur: largest standard deviation of a Gaussian blur, in voxels; bias: a smooth field as of a
+    receiver coil multiplies the image by 1/(1 + bias) to 1 + bias.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    intensity: float = Field(0.1, ge=0, le=1)
+    noise: float = Field(0.0, ge=0)
+    gamma: float = Field(0.0, ge=0)
+    blur: float = Field(0.0, ge=0, le=10)
+    bias: float = Field(0.0, ge=0, le=10)
+
+    @property
+    def _shades(self) -> bool:
+        return bool(self.intensity or self.noise or self.gamma or self.blur or self.bias)
+
+    def _shaded(self, image: Tensor, draw: torch.Generator) -> Tensor:
+        """The same scans seen by another scanner; a setting of 0 draws nothing and changes nothing."""
+        if self.blur:
+            image = blurred(image, torch.rand(len(image), generator=draw) * self.blur)
+        if self.gamma:
+            power = (1 + self.gamma) ** (torch.rand(len(image), generator=draw) * 2 - 1)
+            image = curved(image, power)
+        if self.bias:
+            image = uneven(image, math.log1p(self.bias), draw)
+        if self.intensity:
+            change = (torch.rand(2, len(image), generator=draw) * 2 - 1) * self.intensity
+            scale, shift = sent(change, image.device)
+            image = (image * (1 + _fit(scale, image))).add_(_fit(shift, image))
+        if self.noise:
+            image = image + self.noise * sent(torch.randn(image.shape, generator=draw), image.device)
+        return image
+
+
+class Augmentation(Shading):
+    """How training batches vary.
+
+    flip: chance for each case to be mirrored along one random axis; spatial: chance for each case to be
+    turned, scaled and bent; rotate: turned by at most so many degrees, in the plane or about a random axis;
+    scale: the size lies between 1/(1 + scale) and 1 + scale of what it was; elastic: how far the knots of
+    a coarse grid move at most, as a share of their distance (up to 0.4, where no fold can arise). All in
+    voxels: where these are far from cubes, resample first. second_view: how the second view differs, for
+    objectives that compare two. The first view is the ordinary one, whoever asks.
+    """
+
+    flip: float = Field(0.5, ge=0, le=1)
+    spatial: float = Field(0.0, ge=0, le=1)
+    rotate: float = Field(15.0, ge=0, le=180)
+    scale: float = Field(0.1, ge=0, le=1)
+    elastic: float = Field(0.0, ge=0, le=0.4)
+    # Scale and shift alone would not do: a norm layer takes them out again, and the views would be equal.
+    second_view: Shading = Shading(intensity=0.1, noise=0.1, gamma=0.3, blur=1.0)
+
+    @model_validator(mode="after")
+    def heard(self) -> Self:
+        """Refuse a rotation nobody would ever see."""
+        asked = [name for name in ("rotate", "scale", "elastic") if name in self.model_fields_set]
+        if asked and "spatial" not in self.model_fields_set:
+            raise ValueError(
+                f"{asked[0]} does nothing while spatial is 0; set spatial to the share of cases, such as 0.5"
+            )
+        return self
+
+    @property
+    def changes_nothing(self) -> bool:
+        """Whether every case looks the same in all epochs."""
+        return not (self.flip or self.spatial or self._shades)
+
+    def __call__(
+        self, batch: Batch, seed: int, stream: tuple[object, ...], views: int = 1
+    ) -> tuple[Batch, Tensor | None]:
+        """The augmented batch, and a second view of it (same geometry, other intensities) if asked."""
+        draw = generator(seed, *stream)
+        if self.flip:
+            batch = self._flipped(batch, draw)
+        if self.spatial:
+            batch = self._moved(batch, draw)
+        first = self._shaded(batch.image, draw)
+        second = self.second_view._shaded(batch.image, draw) if views == 2 else None
+        return replace(batch, image=first), second
+
+    def _flipped(self, batch: Batch, draw: torch.Generator) -> Batch:
+        dimensions = batch.label.ndim - 1
+        chosen = torch.rand(len(batch), generator=draw) < self.flip
+        axes = torch.randint(dimensions, (len(batch),), generator=draw)
+        image, label = batch.image.clone(), batch.label.clone()
+        for axis in range(dimensions):  # known here, not on the device: only chosen cases are touched
+            which = sent((chosen & (axes == axis)).nonzero()[:, 0], image.device)
+            image.index_copy_(0, which, batch.image[which].flip(axis + 2))
+            label.index_copy_(0, which, batch.label[which].flip(axis + 1))
+        return replace(batch, image=image, label=label)
+
+    def _moved(self, batch: Batch, draw: torch.Generator) -> Batch:
+        """Some cases turned, scaled and bent; the others keep their bytes."""
+        count, dimensions = len(batch), batch.label.ndim - 1
+        # Every case draws, chosen or not: what one does must not depend on its neighbours.
+        chosen = (torch.rand(count, generator=draw) < self.spatial).nonzero()[:, 0]
+        matrix = rotations((torch.rand(count, generator=draw) * 2 - 1) * self.rotate, dimensions, draw)
+        size = (1 + self.scale) ** (torch.rand(count, generator=draw) * 2 - 1)
+        knots = None
+        if self.elastic:
+            shape = (count, dimensions, *[BENDS + 3] * dimensions)
+            knots = (torch.rand(shape, generator=draw) * 2 - 1)[chosen] * self.elastic
+        if not len(chosen):
+            return batch
+        place = sent(chosen, batch.image.device)
+        grid = source_grid((matrix / size.view(-1, 1, 1))[chosen], knots, batch.image[place])
+        image = resampled(batch.image[place], grid, "bilinear")
+        label = resampled(batch.label[place][:, None], grid, "nearest")[:, 0]
+        return replace(
+            batch,
+            image=batch.image.index_copy(0, place, image),
+            label=batch.label.index_copy(0, place, label),
+        )
+
+
+# Geometry
+
+
+def rotations(degrees: Tensor, dimensions: int, draw: torch.Generator) -> Tensor:
+    """(B,) angles -> (B, d, d) rotations, in the plane or each about an axis drawn from the sphere."""
+    angle = torch.deg2rad(degrees)
+    if dimensions == 2:
+        cos, sin = torch.cos(angle), torch.sin(angle)
+        return torch.stack([cos, -sin, sin, cos], dim=1).view(-1, 2, 2)
+    axis = F.normalize(torch.randn(len(degrees), 3, generator=draw), dim=1)
+    cross = torch.linalg.cross(torch.eye(3).expand(len(degrees), 3, 3), axis[:, None], dim=2)
+    cos, sin = torch.cos(angle).view(-1, 1, 1), torch.sin(angle).view(-1, 1, 1)
+    # Rodrigues' formula; `cross` is the matrix of v -> axis x v
+    turn: Tensor = cos * torch.eye(3) + sin * cross + (1 - cos) * axis[:, :, None] * axis[:, None, :]
+    return turn
+
+
+def source_grid(matrix: Tensor, knots: Tensor | None, image: Tensor) -> Tensor:
+    """Where every voxel takes its value from, in grid_sample's coordinates: (B, *spatial, d).
+
+    matrix: (B, d, d), voxel offsets from the centre to offsets in the source; knots: (B, d, *grid)
+    displacements on top, as shares of the knots' distance. Coordinates run from -1 to 1 along every side,
+    so a turn of voxels is not a turn of coordinates unless the sides are equal.
+    """
+    sides = torch.tensor(image.shape[2:], dtype=matrix.dtype)
+    theta = matrix * sides[None, None, :] / sides[None, :, None]
+    theta = theta.flip(1, 2)  # grid_sample names the last axis first
+    still = torch.zeros(len(matrix), len(sides), 1)
+    theta = torch.cat([theta, still], dim=2).to(image)
+    grid = F.affine_grid(theta, [len(matrix), 1, *image.shape[2:]], align_corners=False)
+    if knots is not None:
+        bases = [spline_basis(side) for side in image.shape[2:]]
+        field = spread(knots.to(image) * (2 / BENDS), bases)  # (B, d, *spatial)
+        grid = grid + field.flip(1).movedim(1, -1)
+    return grid
+
+
+def resampled(values: Tensor, grid: Tensor, mode: str) -> Tensor:
+    """(B, C, *spatial) read at the grid's places, edges repeated; integers stay integers."""
+    moved: Tensor = F.grid_sample(
+        values.to(grid.dtype), grid, mode, padding_mode="border", align_corners=False
+    )
+    return moved.to(values.dtype)
+
+
+def spread(coefficients: Tensor, bases: Sequence[Tensor]) -> Tensor:
+    """Sum of separable functions: (B, C, *numbers) and a (side, number) basis an axis -> (B, C, *spatial)."""
+    for axis, basis in enumerate(bases, start=2):
+        coefficients = torch.tensordot(coefficients, basis.to(coefficients), ([axis], [1])).movedim(-1, axis)
+    return coefficients
+
+
+def spline_basis(side: int) -> Tensor:
+    """(side, BENDS + 3): weights of uniform cubic B-splines at the voxels' centres; each row sums to one."""
+    place = (torch.arange(side, dtype=torch.float64) + 0.5) / side * BENDS
+    distance = (place[:, None] - (torch.arange(BENDS + 3, dtype=torch.float64) - 1)).abs()
+    near = 2 / 3 - distance**2 + distance**3 / 2
+    far = (2 - distance).clamp_min(0) ** 3 / 6
+    return torch.where(distance < 1, near, far)
+
+
+# Intensities
+
+
+def uneven(image: Tensor, strength: float, draw: torch.Generator) -> Tensor:
+    """Every case times a smooth field of its own, between exp(-strength) and exp(strength).
+
+    What is multiplied is the brightness above the darkest voxel: a coil does not brighten the dark.
+    """
+    dimensions = image.ndim - 2
+    shape = (len(image), 1, *[BIAS_ORDER + 1] * dimensions)
+    weight = torch.randn(shape, generator=draw)
+    amount = torch.rand(len(image), generator=draw) * strength
+    degrees = torch.cartesian_prod(*[torch.arange(BIAS_ORDER + 1)] * dimensions).sum(dim=1)
+    weight *= ((degrees > 0) & (degrees <= BIAS_ORDER)).view(shape[2:])  # constants are for `intensity`
+    field = spread(weight.to(image), [polynomial_basis(side) for side in image.shape[2:]])
+    axes = tuple(range(1, image.ndim))
+    field = field / field.abs().amax(axes, keepdim=True).clamp_min(1e-12)
+    low = image.amin(tuple(range(2, image.ndim)), keepdim=True)
+    return (image - low) * torch.exp(_fit(amount.to(image), image) * field) + low
+
+
+def polynomial_basis(side: int) -> Tensor:
+    """(side, BIAS_ORDER + 1): the Legendre polynomials of degree 0 to 3 at the voxels' centres."""
+    x = (2 * torch.arange(side, dtype=torch.float64) + 1) / side - 1
+    return torch.stack([torch.ones_like(x), x, (3 * x**2 - 1) / 2, (5 * x**3 - 3 * x) / 2], dim=1)
+
+
+def curved(image: Tensor, power: Tensor) -> Tensor:
+    """Every case and channel raised to its power (B,) between its own darkest and brightest voxel."""
+    axes = tuple(range(2, image.ndim))
+    low, high = image.amin(axes, keepdim=True), image.amax(axes, keepdim=True)
+    span = (high - low).clamp_min(1e-12)
+    return ((image - low) / span) ** _fit(power.to(image.device), image) * span + low
+
+
+def blurred(image: Tensor, sigma: Tensor) -> Tensor:
+    """Every case smoothed by a Gaussian of its own width (B,), in voxels; 0 leaves it as it is.
+
+    A sum of shifted copies, axis by axis, edges repeated.
+    """
+    reach = max(1, int(torch.ceil(3 * sigma.max())))
+    offsets = torch.arange(-reach, reach + 1)
+    taps = torch.exp(-0.5 * (offsets / sigma.clamp_min(1e-3)[:, None]) ** 2)
+    taps = (taps / taps.sum(dim=1, keepdim=True)).to(image)  # (B, taps)
+    for axis in range(2, image.ndim):
+        place = torch.arange(image.shape[axis], device=image.device)
+        total = torch.zeros_like(image)
+        for tap, offset in zip(taps.unbind(dim=1), offsets.tolist(), strict=True):
+            shifted = image.index_select(axis, (place + offset).clamp(0, image.shape[axis] - 1))
+            total.addcmul_(_fit(tap, image), shifted)
+        image = total
+    return image
+
+
+def _fit(values: Tensor, like: Tensor) -> Tensor:
+    """(B,) -> (B, 1, ...) so that it broadcasts over a batch."""
+    return values.view(-1, *[1] * (like.ndim - 1))

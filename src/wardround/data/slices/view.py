@@ -1,0 +1,101 @@
+"""Slices: a volume seen as 2D images along one axis, and the way back.
+
+`data.slices.cutting` cuts a federation of volumes with it, `wardround predict` goes through a volume with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wardround.data.federation_file import OPPOSITE
+from wardround.data.preparing.geometry import inverse, turned, turning
+from wardround.data.readers.image_files import Volume
+from wardround.errors import DataError
+
+Array = NDArray[Any]
+Along = Literal["R", "A", "S"]
+
+
+@dataclass(frozen=True)
+class Slices:
+    """A volume as slices: its axes turned (see `geometry.turned`), then cut along one of them."""
+
+    volume: Volume
+    order: tuple[int, ...]
+    flips: tuple[bool, ...]
+    axis: int
+
+    @classmethod
+    def of(cls, volume: Volume, along: Along, orientation: str | None) -> Slices:
+        """along: R, A or S, the direction slices follow each other in (S: axial slices)."""
+        if len(volume.spatial) != 3:
+            raise DataError("it is 2D already.")
+        if volume.affine is None:
+            raise DataError(
+                "its format does not say how it lies in space, so nobody knows which axis is "
+                f"{along}; store it as NIfTI."
+            )
+        order, flips = turning(volume.affine, 3, orientation)
+        slices = cls(volume, order, flips, 0)
+        import nibabel
+
+        tools: Any = nibabel  # it has no types here
+        codes = "".join(tools.aff2axcodes(slices.affine)).translate(OPPOSITE)
+        return replace(slices, axis=codes.index(along))
+
+    @property
+    def are_turned(self) -> bool:
+        return self.order != (0, 1, 2) or any(self.flips)
+
+    @property
+    def affine(self) -> NDArray[np.float64]:
+        """Voxel to millimetres of the turned grid."""
+        old = self.volume.affine
+        assert old is not None
+        new = old.copy()
+        for axis, (source, flip) in enumerate(zip(self.order, self.flips, strict=True)):
+            new[:, axis] = -old[:, source] if flip else old[:, source]
+            if flip:
+                new[:, 3] += old[:, source] * (self.volume.spatial[source] - 1)
+        return new
+
+    def __len__(self) -> int:
+        return self.volume.spatial[self.order[self.axis]]
+
+    def __iter__(self) -> Iterator[Volume]:
+        data = turned(self.volume.data, self.order, self.flips)
+        affine = self.affine
+        spacing = [self.volume.spacing[axis] for axis in self.order]
+        del spacing[self.axis]
+        for number in range(len(self)):
+            place = affine.copy()
+            place[:, 3] += number * affine[:, self.axis]
+            plane = np.ascontiguousarray(np.take(data, number, axis=self.axis + 1))
+            yield Volume(plane, place, tuple(spacing), thin=self.axis)
+
+    def joined(self, planes: Sequence[Array]) -> Array:
+        """Planes (C, *spatial), with the axis of length one, as one array on the volume's own grid."""
+        whole = np.concatenate(planes, axis=self.axis + 1)
+        return np.ascontiguousarray(turned(whole, *inverse(self.order, self.flips)))
+
+
+def thick(image: Volume) -> Volume:
+    """A scan of one slice with the axis that reading dropped."""
+    assert image.thin is not None and image.affine is not None
+    spacing = list(image.spacing)
+    spacing.insert(image.thin, float(np.linalg.norm(image.affine[:3, image.thin])))
+    return Volume(np.expand_dims(image.data, image.thin + 1), image.affine, tuple(spacing))
+
+
+def clipped(image: Volume, percentile: float | None) -> Volume:
+    """Values of each channel above this percentile of the volume cut to it."""
+    if percentile is None:
+        return image
+    axes = tuple(range(1, image.data.ndim))
+    most = np.percentile(image.data, percentile, axis=axes, keepdims=True).astype(np.float32)
+    return replace(image, data=np.minimum(image.data, most))

@@ -1,0 +1,244 @@
+"""Metrics of a model on the cases of one client, and of all clients together."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from wardround.clients.clients import Client
+from wardround.config import EvaluateSettings
+from wardround.data.cases import Split
+from wardround.losses.objective import Objective
+from wardround.messages import Reply
+from wardround.metrics import METRICS, measure
+from wardround.metrics.overlap import bounded, label_pairs, region_confusion
+from wardround.metrics.summary import ClientsSummary, Summary, WorstClient, across_clients, summarise
+from wardround.params import Params
+
+Labels = NDArray[Any]
+Job = Callable[[], dict[str, Any]]
+
+MOST_WAITING = 8  # jobs a thread, before predicting waits for them
+
+
+def score_cases(
+    client: Client,
+    params: Params,
+    split: Split,
+    objective: Objective,
+    regions: Mapping[str, Sequence[int]],
+    metrics: Sequence[str],
+    settings: EvaluateSettings,
+) -> list[dict[str, Any]]:
+    """One row a case: its name, its loss, and every metric of every region."""
+    scorer = Scorer(split, regions, metrics, settings)
+    with Turns(client.device, inline=not scorer.needs_masks) as turns:
+        for logits, batch in client.predictions(split, params):
+            losses = objective.sample_losses(logits, batch.label)
+            for job in scorer.jobs(objective.predict(logits), batch.label, losses):
+                turns.take(job)
+            turns.end_batch()
+        return turns.results()
+
+
+class Scorer:
+    """Scores the cases of a split, batch by batch and in their order.
+
+    Overlap is counted where the prediction is, and only counts leave the device. Masks follow if surface
+    metrics are asked for or predictions are tidied up first; that work is handed out case by case.
+    """
+
+    def __init__(
+        self,
+        split: Split,
+        regions: Mapping[str, Sequence[int]],
+        metrics: Sequence[str],
+        settings: EvaluateSettings,
+    ) -> None:
+        self._split, self._regions, self._metrics, self._settings = split, regions, metrics, settings
+        self._highest = max((label for labels in regions.values() for label in labels), default=0)
+        self._tidies = settings.postprocess == "largest_component"
+        self.needs_masks = self._tidies or any(METRICS[name].is_surface for name in metrics)
+        self._num_seen = 0
+
+    def jobs(self, predicted: Tensor, label: Tensor, losses: Tensor) -> list[Job]:
+        """What is left to do for each case of a batch; it needs nothing of the device."""
+        pairs = label_pairs(predicted, label, self._highest)
+        size = pairs.shape[1:]
+        numbers = torch.cat(
+            [losses.double()[:, None], pairs.flatten(1).double()], dim=1
+        ).cpu()  # one transfer
+        counted = numbers[:, 1:].long().reshape(-1, *size).numpy()
+        predicted_masks = truth_masks = np.zeros((len(losses), 0))
+        if self.needs_masks:
+            predicted_masks, truth_masks = (
+                bounded(labels, self._highest).cpu().numpy() for labels in (predicted, label)
+            )
+        start, self._num_seen = self._num_seen, self._num_seen + len(losses)
+        return [
+            partial(
+                self._row, start + k, float(numbers[k, 0]), counted[k], predicted_masks[k], truth_masks[k]
+            )
+            for k in range(len(losses))
+        ]
+
+    def _row(
+        self, index: int, loss: float, pairs: Labels, predicted: Labels, truth: Labels
+    ) -> dict[str, Any]:
+        """The row of one case."""
+        counts = None
+        if self._tidies:
+            predicted = largest_components(predicted)
+        else:
+            counts = {name: region_confusion(pairs, labels) for name, labels in self._regions.items()}
+        scores = measure(
+            predicted,
+            truth,
+            self._regions,
+            self._metrics,
+            self._split.spacing(index),
+            tolerance=self._settings.tolerance,
+            empty_policy=self._settings.empty_policy,
+            surface_penalty=self._settings.surface_penalty,
+            counts=counts,
+        )
+        return {"case": self._split.names[index], "loss": loss, "regions": scores}
+
+
+class Turns:
+    """Does jobs in as many threads as torch may use; results come in the order of the jobs.
+
+    While a GPU predicts, the processor is free: jobs of one batch run during the next. Without one the
+    network needs the same cores, so the two take turns, and a run never uses more threads than it was given.
+    Nothing is left over for the next round: validation leaves surface metrics out, unless one of them chooses
+    the best round, and then the round must wait for it.
+    inline: jobs too small for threads are done at once.
+    """
+
+    def __init__(self, device: torch.device, *, inline: bool) -> None:
+        self._waits = device.type == "cpu"
+        self._threads = torch.get_num_threads()
+        self._inline = inline or (self._waits and self._threads == 1)
+        self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="score")
+        self._pending: deque[Future[dict[str, Any]]] = deque()
+        self._done: list[dict[str, Any]] = []
+
+    def __enter__(self) -> Turns:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._pool.shutdown(cancel_futures=True)
+
+    def take(self, job: Job) -> None:
+        if self._inline:
+            self._done.append(job())
+            return
+        self._pending.append(self._pool.submit(job))
+        self._collect(MOST_WAITING * self._threads)
+
+    def end_batch(self) -> None:
+        if self._waits:
+            self._collect(0)
+
+    def results(self) -> list[dict[str, Any]]:
+        self._collect(0)
+        return self._done
+
+    def _collect(self, most: int) -> None:
+        """Wait until at most so many jobs are left, so that their masks do not pile up."""
+        while len(self._pending) > most:
+            self._done.append(self._pending.popleft().result())
+
+
+def largest_components(labels: Labels) -> Labels:
+    """Only the largest connected part of each class."""
+    from scipy import ndimage
+
+    kept = np.zeros_like(labels)
+    for value in np.unique(labels[labels > 0]):
+        parts, _ = ndimage.label(labels == value)
+        sizes = np.bincount(parts.ravel())
+        sizes[0] = 0
+        kept[parts == sizes.argmax()] = value
+    return kept
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What the clients' case tables say together.
+
+    cases: client -> rows; clients: metric -> client -> Summary over its cases (regions averaged);
+    overall: metric -> summary over clients.
+    """
+
+    cases: Mapping[str, Sequence[Mapping[str, Any]]]
+    clients: Mapping[str, Mapping[str, Summary]]
+    overall: Mapping[str, ClientsSummary]
+
+    @classmethod
+    def from_dict(cls, stored: Mapping[str, Any]) -> Evaluation:
+        """Read back what `as_dict` wrote to result.json; the rows of the cases are in cases.csv."""
+        clients: dict[str, dict[str, Summary]] = {}
+        overall: dict[str, ClientsSummary] = {}
+        for metric, entry in stored.items():
+            facts = {key: number(value) for key, value in entry.items() if key != "clients"}
+            worst = facts.pop("worst")
+            facts["worst"] = None if worst is None else WorstClient(worst[0], number(worst[1]))
+            overall[metric] = ClientsSummary(**facts)
+            clients[metric] = {
+                name: Summary(**{key: number(value) for key, value in summary.items()})
+                for name, summary in entry["clients"].items()
+            }
+        return cls({}, clients, overall)
+
+    def value(self, metric: str) -> float:
+        """The mean over clients."""
+        return self.overall[metric].mean
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            metric: {
+                "clients": {name: vars_of(summary) for name, summary in by_client.items()},
+                **vars_of(self.overall[metric]),
+            }
+            for metric, by_client in self.clients.items()
+        }
+
+
+def number(value: Any) -> Any:
+    """A number written as a word ("nan", "inf") as a number again."""
+    return float(value) if value in ("nan", "inf", "-inf") else value
+
+
+def vars_of(record: Any) -> dict[str, Any]:
+    """The fields of a small dataclass."""
+    return {name: getattr(record, name) for name in record.__dataclass_fields__}
+
+
+def gather(replies: Sequence[Reply], metrics: Sequence[str]) -> Evaluation:
+    """Join the clients' answers to "evaluate"."""
+    cases = {reply.client: reply.scalars["cases"] for reply in replies if reply.scalars["cases"]}
+    clients: dict[str, dict[str, Summary]] = {}
+    for metric in ["loss", *metrics]:
+        clients[metric] = {name: summarise(column(rows, metric)) for name, rows in cases.items()}
+    overall = {
+        metric: across_clients(by_client, best=METRICS[metric].best if metric in METRICS else 0.0)
+        for metric, by_client in clients.items()
+    }
+    return Evaluation(cases, clients, overall)
+
+
+def column(rows: Sequence[Mapping[str, Any]], metric: str) -> list[float]:
+    """One number for every case and region."""
+    if metric == "loss":
+        return [float(row["loss"]) for row in rows]
+    return [float(region[metric]) for row in rows for region in row["regions"].values()]

@@ -1,0 +1,80 @@
+"""Tables of what runs gave: by client, by method, case by case."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from wardround.engine.judging.evaluation import Evaluation
+from wardround.metrics import BOTH, METRICS, MM, MM_OR_PX
+from wardround.tables import Table
+
+
+def client_table(evaluation: Evaluation, metrics: Sequence[str], title: str, lengths: str = MM) -> Table:
+    """One row a client, then mean, SD between clients, weighted mean and worst.
+
+    lengths: what distances are in.
+    """
+    clients = list(next(iter(evaluation.clients.values()), {}))
+    rows: list[list[Any]] = [
+        [name, *(evaluation.clients[metric][name].mean for metric in metrics)] for name in clients
+    ]
+    overall = [evaluation.overall[metric] for metric in metrics]
+    rows.append(["mean", *(entry.mean for entry in overall)])
+    rows.append(["SD between clients", *(entry.sd for entry in overall)])
+    rows.append(["weighted mean", *(entry.weighted_mean for entry in overall)])
+    rows.append(["worst client", *(worst_value(entry) for entry in overall)])
+    caption = counts(evaluation, metrics)
+    if lengths == MM_OR_PX and any(METRICS[metric].unit for metric in metrics):
+        caption += f" {BOTH}"
+    return Table(title, ["client", *(METRICS[m].title_in(lengths) for m in metrics)], rows, caption)
+
+
+def worst_value(entry: Any) -> float:
+    return float(entry.worst.value) if entry.worst is not None else math.nan
+
+
+def counts(evaluation: Evaluation, metrics: Sequence[str]) -> str:
+    """How many values stand behind the means, and how many could not."""
+    parts = []
+    for metric in metrics:
+        entry = evaluation.overall[metric]
+        notes = [f"{entry.num_cases} values"]
+        if entry.num_skipped:
+            notes.append(f"{entry.num_skipped} undefined")
+        if entry.num_infinite:
+            notes.append(f"{entry.num_infinite} infinite, left out of the mean")
+        parts.append(f"{METRICS[metric].label}: {', '.join(notes)}")
+    return "; ".join(parts) + "."
+
+
+def method_table(
+    results: Mapping[str, Evaluation],
+    metric: str,
+    title: str,
+    extra: Mapping[str, Sequence[Any]] | None = None,
+) -> Table:
+    """Rows methods, columns each client's test set, mean and worst."""
+    clients = sorted({name for result in results.values() for name in result.clients[metric]})
+    extra = extra or {}
+    rows: list[list[Any]] = []
+    for label, result in results.items():
+        summaries = result.clients[metric]
+        values = [summaries[name].mean if name in summaries else math.nan for name in clients]
+        overall = result.overall[metric]
+        rows.append(
+            [label, *values, overall.mean, worst_value(overall), *(extra[key][len(rows)] for key in extra)]
+        )
+    return Table(title, ["method", *clients, "mean", "worst", *extra], rows)
+
+
+def case_rows(evaluation: Evaluation, metrics: Sequence[str]) -> Table:
+    """One row a case and region, for cases.csv."""
+    rows = [
+        [client, row["case"], region, *(scores[metric] for metric in metrics)]
+        for client, cases in evaluation.cases.items()
+        for row in cases
+        for region, scores in row["regions"].items()
+    ]
+    return Table("cases", ["client", "case", "region", *metrics], rows)

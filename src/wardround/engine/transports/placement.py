@@ -1,0 +1,200 @@
+"""How many worker processes share a run's clients, and which device each of them takes.
+
+A worker takes seconds to start, hundreds of megabytes, and exchanges files with the server. So one process
+does small runs, and `auto` starts more only where they save more than they cost:
+
+- cores: as many as make the rounds shortest, given how evenly the clients can be dealt out;
+- one GPU: a single process, which fills it;
+- several GPUs: a worker for each.
+
+Results are the same bytes for any number of workers with the same threads.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from wardround.config import Config
+from wardround.data.federation import Federation
+from wardround.data.roles import NOT_HOSPITALS, POOLED
+from wardround.data.serving.resident import text_of
+from wardround.engine.host import TRAIN_SHARE, network_for, training_shape
+from wardround.models.forward_cost import forward_cost
+from wardround.training.device import choose_device, cores, threads_for
+
+log = logging.getLogger(__name__)
+
+START_SECONDS = 4.0  # what a worker must save before it is started; starting one takes 2 to 3
+WORKER_BYTES = 350 * 2**20  # Python and torch, before model and cases
+MEMORY_SHARE = 0.5  # of the machine's, for all workers together
+EXCHANGE_BYTES_A_SECOND = 500e6  # messages are files, written and read
+FLOPS_A_SECOND = 50e9  # of one core in float32, training; small networks reach half of it
+THREADS_POWER = 0.5  # n threads are about sqrt(n) times as fast as one
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where the clients' work is done.
+
+    devices: of each worker; threads: of each process; why: what `auto` weighed, in words.
+    """
+
+    devices: tuple[str, ...]
+    threads: int
+    why: str = ""
+
+    @property
+    def workers(self) -> int:
+        return len(self.devices)
+
+    def facts(self) -> dict[str, Any]:
+        """For environment.json."""
+        return {
+            "workers": self.workers,
+            "workers_why": self.why,
+            "devices": list(self.devices),
+            "threads": self.threads,
+        }
+
+
+@dataclass(frozen=True)
+class Work:
+    """What lies ahead, estimated.
+
+    sizes: cases of each client that trains; seconds: of all rounds on one core; num_bytes: of the model;
+    training_bytes: what one worker needs to train it.
+    """
+
+    sizes: Mapping[str, int]
+    seconds: float = 0.0
+    num_bytes: int = 0
+    training_bytes: int = 0
+    rounds: int = 1
+
+
+def place(config: Config, federation: Federation, names: Sequence[str]) -> Placement:
+    """What `compute.workers`, `device` and `threads` come to on this machine, for this run."""
+    settings = config.compute
+    device, gpus = settings.device, torch.cuda.device_count()
+    on_gpu = choose_device(settings).type == "cuda"
+    if settings.workers != "auto":
+        workers, why = min(settings.workers, len(names)), "as asked"
+    elif on_gpu:
+        workers, why = workers_on_gpus(device, gpus, len(present_sizes(config, federation, names)))
+    else:
+        work = work_ahead(config, federation, names)
+        workers, why = workers_on_cores(work, cores(), settings.threads, memory())
+    placement = Placement(
+        devices_for(device if on_gpu else "cpu", workers, gpus), threads_for(settings, workers), why
+    )
+    log.info("%d worker%s: %s", workers, "" if workers == 1 else "s", why)
+    return placement
+
+
+def devices_for(device: str, workers: int, gpus: int) -> tuple[str, ...]:
+    """The device of each worker: GPUs in turn, unless one is named.
+
+    >>> devices_for("auto", 3, 2)
+    ('cuda:0', 'cuda:1', 'cuda:0')
+    >>> devices_for("cuda:1", 2, 2), devices_for("cpu", 2, 2), devices_for("cuda", 1, 4)
+    (('cuda:1', 'cuda:1'), ('cpu', 'cpu'), ('cuda',))
+    """
+    if device == "cpu" or ":" in device:
+        return (device,) * workers
+    if workers == 1:
+        return ("cuda",)
+    return tuple(f"cuda:{number % max(gpus, 1)}" for number in range(workers))
+
+
+def workers_on_gpus(device: str, gpus: int, clients: int) -> tuple[int, str]:
+    """A worker for each GPU, as far as there are clients to train."""
+    if ":" in device:
+        return 1, f"{device} is named, and one process fills a GPU"
+    if gpus <= 1:
+        return 1, "one process fills a GPU"
+    if clients <= 1:
+        return 1, "one client trains"
+    return min(gpus, clients), f"{gpus} GPUs, {clients} clients that train"
+
+
+def workers_on_cores(work: Work, cores: int, threads: int | None, memory: int) -> tuple[int, str]:
+    """As many workers as make the run shortest; one unless others save more than they cost."""
+    if len(work.sizes) <= 1:
+        return 1, "one client trains"
+    most = min(len(work.sizes), cores if threads is None else cores // threads)
+    if most <= 1:
+        return 1, "no core is left for a second one"
+    room = int(MEMORY_SHARE * memory / (WORKER_BYTES + work.training_bytes))
+    if room <= 1:
+        return 1, "memory is short"
+    seconds = {count: run_seconds(work, count, cores, threads) for count in range(1, min(most, room) + 1)}
+    best = min(seconds, key=lambda count: (seconds[count], count))
+    saved = seconds[1] - seconds[best]
+    if best == 1 or saved <= START_SECONDS:
+        return 1, f"about {seconds[1]:.0f} s of training: more would not pay for their start"
+    return best, f"about {seconds[1] / seconds[best]:.1f} times as fast as one"
+
+
+def run_seconds(work: Work, workers: int, cores: int, threads: int | None) -> float:
+    """Of all rounds with so many workers: the busiest one decides, and messages take their time."""
+    from wardround.engine.transports.workers import deal
+
+    hands = deal(work.sizes, workers)
+    longest = max(sum(max(work.sizes[name], 1) for name in hand) for hand in hands)
+    share = longest / sum(max(size, 1) for size in work.sizes.values())
+    speed = float(threads or max(1, cores // workers)) ** THREADS_POWER
+    files = work.rounds * (1 + len(work.sizes)) * work.num_bytes if workers > 1 else 0
+    return float(work.seconds * share / speed + files / EXCHANGE_BYTES_A_SECOND)
+
+
+def memory() -> int:
+    """Bytes this machine has, or its control group allows: not what is free, which changes, since a resumed
+    run should choose the same number of threads."""
+    limits = [text_of("/sys/fs/cgroup/memory.max"), text_of("/sys/fs/cgroup/memory/memory.limit_in_bytes")]
+    most = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min([most, *(int(limit) for limit in limits if limit.isdecimal())])
+
+
+# The work ahead
+
+
+def present_sizes(config: Config, federation: Federation, names: Sequence[str]) -> dict[str, int]:
+    """Cases of the clients that train in a usual round."""
+    sizes = federation.sizes(names)
+    if POOLED in sizes:
+        return {POOLED: sizes[POOLED]}
+    sizes = {name: size for name, size in sizes.items() if name not in NOT_HOSPITALS and size}
+    share = config.participation
+    if not isinstance(share, float):
+        return {name: size for name, size in sizes.items() if name in share}
+    count = max(1, config.min_clients, math.floor(share * len(sizes) + 0.5))
+    return dict(sorted(sizes.items(), key=lambda item: -item[1])[:count])
+
+
+def work_ahead(config: Config, federation: Federation, names: Sequence[str]) -> Work:
+    """The clients that train and how long one core would take, from operations and a usual rate."""
+    sizes = present_sizes(config, federation, names)
+    shape = training_shape(config, federation) if len(sizes) > 1 and cores() > 1 else None
+    if shape is None:
+        return Work(sizes, rounds=config.rounds)
+    model = network_for(config, federation)
+    num_bytes = sum(tensor.nbytes for tensor in model.state_dict().values())
+    work = Work(sizes, 0.0, num_bytes, 5 * num_bytes, config.rounds)
+    cases = TRAIN_SHARE * sum(sizes.values()) * config.local_epochs * config.rounds
+    most = 6 * sum(p.numel() for p in model.parameters()) * math.prod(model.padded_size(shape)) * cases
+    if most / FLOPS_A_SECOND <= START_SECONDS:  # every weight at every voxel: no need to look closer
+        return replace(work, seconds=most / FLOPS_A_SECOND)
+    flops, kept = forward_cost(model, shape)
+    batch = min(config.compute.micro_batch or config.batch_size, config.batch_size)
+    return replace(
+        work,
+        seconds=3 * flops * cases / FLOPS_A_SECOND,  # backward costs twice the forward
+        training_bytes=work.training_bytes + int(batch * kept),
+    )

@@ -1,0 +1,90 @@
+"""The worker process: reads requests from standard input, writes one JSON line for each answer."""
+
+from __future__ import annotations
+
+import gc
+
+if __name__ == "__main__":
+    gc.disable()  # imports drop hardly any objects; looking for some would take a fifth of a second
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from wardround.config import load_config
+from wardround.engine.checkpoint import Standing
+from wardround.engine.host import Host
+from wardround.errors import WardroundError
+from wardround.messages import Message
+from wardround.training.device import choose_device, set_threads
+
+PROGRESS_SECONDS = 0.2
+
+
+def main() -> None:
+    say = sys.stdout.write
+    sys.stdout = sys.stderr  # a library's print must not mix with answers
+
+    def answer(value: dict[str, Any]) -> None:
+        say(json.dumps(value) + "\n")
+        sys.__stdout__.flush()  # type: ignore[union-attr]
+
+    last = [0.0]
+
+    def progress(name: str, step: int, steps: int) -> None:
+        now = time.monotonic()
+        if now - last[0] > PROGRESS_SECONDS:
+            last[0] = now
+            answer({"progress": [name, step, steps]})
+
+    setup = json.loads(sys.stdin.readline())
+    set_threads(setup["threads"])
+    try:
+        config = load_config(setup["config"], [f"compute.device={setup['device']}"])
+        take(choose_device(config.compute))
+        host = Host(config, Path(setup["folder"]), setup["names"], progress)
+        answer({"clients": [host.register(name).facts() for name in host.names]})
+    except WardroundError as error:
+        answer({"failure": str(error)})
+        return
+    gc.freeze()  # what is here now stays
+    gc.enable()
+    for line in sys.stdin:
+        request = json.loads(line)
+        answer(serve(host, request))
+
+
+def take(device: torch.device) -> None:
+    """Let everything that names no GPU of its own go to this worker's."""
+    if device.type == "cuda" and device.index is not None:
+        torch.cuda.set_device(device)
+
+
+def serve(host: Host, request: dict[str, Any]) -> dict[str, Any]:
+    """Do one request; the reply's tensors go into the file the server named."""
+    try:
+        message = Message.load(Path(request["message"]))
+    except WardroundError as error:
+        return {"client": request["client"], "failure": str(error), "seconds": 0.0}
+    standing = Standing.of(request["standing"])
+    result = host.send(request["client"], request["task"], request["round"], message, standing)
+    if result.failure is None:
+        result.message.save(Path(request["reply"]), durable=False)
+    return {
+        "client": result.client,
+        "reply": request["reply"],
+        "num_examples": result.num_examples,
+        "num_steps": result.num_steps,
+        "seconds": result.seconds,
+        "loss": dict(result.loss),
+        "failure": result.failure,
+        "num_bytes": result.num_bytes,
+    }
+
+
+if __name__ == "__main__":
+    main()

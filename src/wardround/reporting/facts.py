@@ -1,0 +1,334 @@
+"""What run and comparison folders say, read for the report; nothing here writes or computes scores.
+
+A run under way is read as far as it is. Files of older runs lack some facts; then the page shows less.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from wardround.comparison.scores import CaseScores, read_cases
+from wardround.engine.judging.evaluation import Evaluation
+from wardround.engine.judging.pictures import Picture, read_pictures
+from wardround.engine.records import read_lines
+from wardround.errors import CheckpointError, WardroundError
+from wardround.files import file_name
+from wardround.metrics import METRICS, MM, MM_OR_PX, PX
+from wardround.storage import StoredTensors
+from wardround.yaml_file import read_yaml
+
+Series = dict[str, list[tuple[float, float]]]  # label -> (round, value)
+
+KNOWN = frozenset(
+    {"round", "clients", "loss", "weights", "warnings", "validation", "best_round", "seconds", "exchanges"}
+    | {"refused", "lost"}
+)
+
+
+def number(value: Any) -> float:
+    """A number, or NaN for anything else; "inf" and "nan" are how JSON lines spell them."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return math.nan
+    try:
+        return float(value)
+    except ValueError:
+        return math.nan
+
+
+def mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+@dataclass(frozen=True)
+class ClientFiles:
+    """What a client keeps in its own folder (in a simulation the report may look).
+
+    calibration: bins x (voxels, sum of probabilities, truly foreground); foreground: share in each test case.
+    """
+
+    pictures: Sequence[Picture] = ()
+    calibration: Sequence[Sequence[float]] = ()
+    foreground: Sequence[float] = ()
+
+
+@dataclass
+class Run:
+    """One run folder. label: what the page calls it; evaluation: of a folder that `evaluate` wrote."""
+
+    folder: Path
+    label: str
+    config: Mapping[str, Any]
+    environment: Mapping[str, Any]
+    records: Sequence[Mapping[str, Any]]
+    result: Mapping[str, Any]
+    fingerprint: Mapping[str, Any] = field(default_factory=dict)
+    calibration: Mapping[str, Any] = field(default_factory=dict)
+    evaluation: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_evaluation(self) -> bool:
+        """Whether a model was only judged here: then rounds and seed are those of the run it came from."""
+        return bool(self.evaluation)
+
+    @property
+    def method(self) -> str:
+        return str(mapping(self.config.get("method")).get("name", "fedavg"))
+
+    @property
+    def objective(self) -> str:
+        return str(mapping(self.config.get("objective")).get("name", ""))
+
+    @property
+    def rounds(self) -> int:
+        found = self.config.get("rounds", 10)
+        return found if isinstance(found, int) else len(self.records)
+
+    @property
+    def status(self) -> str:
+        """done, stopped, or running while there is no result."""
+        done = int(number(self.result.get("rounds", 0)) or 0) if self.result else 0
+        if not self.result or len(self.records) > done:  # a stopped run that goes on
+            return "running"
+        return str(self.result.get("status", "running"))
+
+    @property
+    def metrics(self) -> list[str]:
+        wanted = mapping(self.config.get("evaluate")).get("metrics", ["dice"])
+        return [name for name in wanted if name in METRICS] if isinstance(wanted, list) else ["dice"]
+
+    @property
+    def lengths(self) -> str:
+        """What distances are in; not known before there is a result, and mm where an older one is silent."""
+        if not self.result:
+            return ""
+        found = self.result.get("lengths")
+        return found if found in (MM, PX, MM_OR_PX) else MM
+
+    @cached_property
+    def cases(self) -> CaseScores:
+        """Test scores of every case; none before the run is done."""
+        path = self.folder / "cases.csv"
+        return read_cases(path) if self.result.get("status") == "done" and path.exists() else {}
+
+    @cached_property
+    def test(self) -> Evaluation | None:
+        stored = self.result.get("test")
+        return Evaluation.from_dict(stored) if stored else None
+
+    @cached_property
+    def cross_site(self) -> dict[str, Evaluation]:
+        stored = mapping(self.result.get("cross_site"))
+        return {name: Evaluation.from_dict(entry) for name, entry in stored.items()}
+
+    @cached_property
+    def clients(self) -> list[str]:
+        """The hospitals, whether they took part in training or were only tested."""
+        found = {client for values in self.cases.values() for client in (key.client for key in values)}
+        for record in self.records:
+            found.update(mapping(self.validation_of(record, "loss").get("clients")))
+        if not found:
+            found = {name for record in self.records for name in record.get("clients", [])}
+        return sorted(found)
+
+    # Curves
+
+    @staticmethod
+    def validation_of(record: Mapping[str, Any], metric: str) -> Mapping[str, Any]:
+        return mapping(mapping(record.get("validation")).get(metric))
+
+    def validation_metrics(self) -> list[str]:
+        found = {name for record in self.records for name in mapping(record.get("validation"))}
+        return [name for name in METRICS if name in found]
+
+    def validation(self, metric: str) -> Series:
+        """Every client's validation mean, round by round."""
+        series: Series = {}
+        for round, record in self.numbered():
+            for client, summary in mapping(self.validation_of(record, metric).get("clients")).items():
+                series.setdefault(client, []).append((round, number(mapping(summary).get("mean"))))
+        return dict(sorted(series.items()))
+
+    def validation_mean(self, metric: str) -> list[tuple[float, float]]:
+        pairs = [(round, self.validation_of(record, metric)) for round, record in self.numbered()]
+        return [(round, number(entry.get("mean"))) for round, entry in pairs if entry]
+
+    def numbered(self) -> Iterator[tuple[float, Mapping[str, Any]]]:
+        for place, record in enumerate(self.records, start=1):
+            yield number(record.get("round", place)), record
+
+    def note(self, key: str) -> Series:
+        """A fact of the records by client (or, for one number a round, by its own name)."""
+        series: Series = {}
+        for round, record in self.numbered():
+            value = record.get(key)
+            entries = value.items() if isinstance(value, Mapping) else [(key, value)]
+            for label, entry in entries:
+                if math.isfinite(number(entry)):
+                    series.setdefault(str(label), []).append((round, number(entry)))
+        return dict(sorted(series.items()))
+
+    def ingredients(self) -> dict[str, Series]:
+        """What the method noted beside its weights."""
+        names = dict.fromkeys(key for record in self.records for key in record if key not in KNOWN)
+        found = {key: self.note(key) for key in names}
+        return {key: series for key, series in found.items() if series}
+
+    def losses(self) -> dict[str, Series]:
+        """Term -> client -> mean over the steps of a round; the total first."""
+        terms: dict[str, Series] = {}
+        for round, record in self.numbered():
+            for client, values in mapping(record.get("loss")).items():
+                for term, value in mapping(values).items():
+                    series = terms.setdefault(str(term), {})
+                    series.setdefault(client, []).append((round, number(value)))
+        ordered = sorted(terms, key=lambda term: (term != "total", term))
+        return {term: dict(sorted(terms[term].items())) for term in ordered}
+
+    def exchanged(self, key: str) -> Series:
+        """seconds, bytes_up or bytes_down by client, all exchanges of a round together."""
+        series: Series = {}
+        for round, record in self.numbered():
+            sums: dict[str, float] = {}
+            for exchange in record.get("exchanges", []):
+                for client, value in mapping(mapping(exchange).get(key)).items():
+                    sums[client] = sums.get(client, 0.0) + number(value)
+            for client, value in sums.items():
+                series.setdefault(client, []).append((round, value))
+        return dict(sorted(series.items()))
+
+    # Trouble
+
+    def trouble(self, kind: str) -> list[tuple[int, str, str]]:
+        """refused or lost: round, task/client, reason."""
+        return [
+            (int(round), str(who), str(reason))
+            for round, record in self.numbered()
+            for who, reason in mapping(record.get(kind)).items()
+        ]
+
+    def warnings(self) -> dict[str, list[int]]:
+        """Each warning once, with the rounds it was said in."""
+        found: dict[str, list[int]] = {}
+        for round, record in self.numbered():
+            for text in record.get("warnings", []):
+                found.setdefault(str(text), []).append(int(round))
+        return found
+
+    def notes(self) -> list[str]:
+        """What an evaluation says of its cases and its model."""
+        found = self.evaluation.get("notes")
+        return [str(text) for text in found] if isinstance(found, list) else []
+
+    def not_judged(self) -> dict[str, str]:
+        """Cases an evaluation could not judge, and why."""
+        return {str(where): str(why) for where, why in mapping(self.evaluation.get("problems")).items()}
+
+    # Clients' own folders
+
+    @cached_property
+    def num_trained(self) -> dict[str, int]:
+        """Training cases of each client, from the ledger of what left it (read until all are known)."""
+        found: dict[str, int] = {}
+        path = self.folder / "egress.jsonl"
+        if path.exists():
+            with path.open(encoding="utf-8") as lines:
+                for line in lines:
+                    if '"task": "train"' in line and line.endswith("\n"):
+                        entry = mapping(json.loads(line))
+                        found[str(entry.get("client"))] = int(number(entry.get("num_examples")) or 0)
+                    if set(self.clients) <= set(found):
+                        break
+        return found
+
+    @cached_property
+    def files(self) -> dict[str, ClientFiles]:
+        return {client: client_files(self.folder, client) for client in self.clients}
+
+
+def client_files(folder: Path, client: str) -> ClientFiles:
+    """What a client's folder holds for the report; a damaged file counts as absent."""
+    path = folder / "clients" / file_name(client) / "pictures.safetensors"
+    if not path.exists():
+        return ClientFiles()
+    try:
+        stored = StoredTensors(path)
+        pictures = read_pictures(stored)
+        calibration = stored["calibration"].tolist() if "calibration" in stored else []
+        foreground = stored["foreground"].tolist() if "foreground" in stored else []
+    except (WardroundError, ValueError, KeyError, TypeError):
+        return ClientFiles()
+    return ClientFiles(pictures, calibration, foreground)
+
+
+def read_run(folder: Path, label: str | None = None) -> Run:
+    """A run folder, whatever state it is in."""
+    config = read_yaml(folder / "config.yaml")
+    return Run(
+        folder=folder,
+        label=label if label is not None else str(config.get("name", folder.name)),
+        config=config,
+        environment=read_json(folder / "environment.json"),
+        records=read_lines(folder / "records.jsonl"),
+        result=read_json(folder / "result.json"),
+        fingerprint=read_json(folder / "fingerprint.json"),
+        calibration=read_json(folder / "calibration.json"),
+        evaluation=read_json(folder / "evaluation.json"),
+    )
+
+
+def read_json(path: Path) -> Mapping[str, Any]:
+    """An object, or nothing where the file is absent."""
+    try:
+        return mapping(json.loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be read ({error}). Run it again, or remove the file.") from None
+
+
+# What a report can be made from
+
+
+@dataclass(frozen=True)
+class Source:
+    """A folder named on the command line: a run, or a comparison with its cells."""
+
+    folder: Path
+    kind: str  # run, comparison, or waiting (nothing there yet)
+
+    def state(self) -> str:
+        """Changes whenever the page would: rounds and results of every run beneath."""
+        names = ("records.jsonl", "result.json", "comparison.json", "cases.csv")
+        folders = [self.folder]
+        if (self.folder / "cells").is_dir():
+            folders += sorted(path for path in (self.folder / "cells").iterdir() if path.is_dir())
+        return "-".join(str(size_of(folder / name)) for folder in folders for name in names)
+
+
+def size_of(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def open_source(folder: str | Path, *, may_wait: bool = False) -> Source:
+    """Look what a folder is. may_wait: a run that has not begun is no error."""
+    folder = Path(folder)
+    if (folder / "comparison.json").exists():
+        return Source(folder, "comparison")
+    if (folder / "config.yaml").exists():
+        return Source(folder, "run")
+    if may_wait:
+        return Source(folder, "waiting")
+    what = "does not exist" if not folder.exists() else "holds neither a run nor a comparison"
+    raise CheckpointError(
+        f"{folder} {what}. Give the folder of a run (it has a config.yaml) or of a comparison "
+        "(it has a comparison.json), for example runs/quickstart."
+    )

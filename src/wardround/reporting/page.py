@@ -1,0 +1,207 @@
+"""The page: sections in order, style and script inside, and a policy that lets it ask nobody for anything."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from string import Template
+
+from wardround import __version__
+from wardround.errors import ConfigError
+from wardround.files import write_text
+from wardround.reporting.colophon import how_to_cite, made_how
+from wardround.reporting.compared import beside, headline, plain_facts
+from wardround.reporting.facts import Run, Source, open_source
+from wardround.reporting.groups import Group, groups_of
+from wardround.reporting.html import Html, attribute, data_block, escaped, join, name, plain, tag
+from wardround.reporting.overlays import SLICE_CHOICES, Encoded, encode_all
+from wardround.reporting.sections import run_sections
+
+DETAILS = {
+    "curves": "Learning",
+    "weights": "Who counted how much",
+    "losses": "Loss terms",
+    "cases": "Case by case",
+    "pictures": "Cases to look at",
+    "calibration": "Calibration",
+    "sure": "Is it sure when it should be?",
+    "traffic": "Traffic and time",
+    "trouble": "Refused and warned",
+    "failed": "Not judged",
+    "data": "How clients differ",
+    "made": "How it was made",
+}
+
+
+def write_report(
+    folders: Sequence[str | Path], output: Path | None = None, *, title: str | None = None
+) -> Path:
+    """Write the page about some runs and comparisons; the default is report.html in the only folder."""
+    if not folders:
+        raise ConfigError("report: name the folder of a run or of a comparison, for example runs/quickstart.")
+    sources = [open_source(folder) for folder in folders]
+    target = output or (sources[0].folder if len(sources) == 1 else Path()) / "report.html"
+    if target.is_dir():
+        target = target / "report.html"
+    page = build_page(sources, title=title)
+    try:
+        write_text(target, page)
+    except OSError as error:
+        raise ConfigError(f"{target} cannot be written: {error.strerror}.") from None
+    return target
+
+
+def build_page(sources: Sequence[Source], *, title: str | None = None, live: str | None = None) -> str:
+    """The whole page as text.
+
+    title: default the names of what it shows; live: what it shows, for a page that asks its own server for
+    news.
+    """
+    groups = groups_of(sources)
+    runs = [run for group in groups for run in group.runs]
+    pictures = {
+        str(number): {client: files.pictures for client, files in run.files.items()}
+        for number, run in enumerate(runs)
+    }
+    encoded, most = encode_all(pictures)
+    main = [
+        join(headline(group, f"g{number}"), beside(group, f"g{number}"))
+        for number, group in enumerate(groups)
+    ]
+    remarks = [tag("p", group.remark, class_="muted") for group in groups if group.remark]
+    detail = in_detail(runs, encoded, most, remarks)
+    main.append(detail)
+    if runs:
+        main.append(how_to_cite(runs))
+    if not groups:
+        main = [tag("p", "Waiting for the run to begin.", class_="notice", role="status")]
+    title = title or " and ".join(plain(group.title, 90) for group in groups) or "waiting"
+    style, script = asset("report.css"), asset("report.js")
+    return Template(asset("page.html")).substitute(
+        policy=escaped(policy(style, script, live=live is not None)),
+        version=escaped(__version__),
+        title=escaped(f"{title} · wardround"),
+        style=style,
+        live=attribute("data_live", live),
+        header=header(groups, title),
+        nav=navigation(groups, detail),
+        main="\n".join(part for part in main if part),
+        footer=footer(),
+        data=data_block("facts", {"wardround": __version__, "groups": [plain_facts(g) for g in groups]}),
+        script=script,
+    )
+
+
+@cache
+def asset(file: str) -> str:
+    return (resources.files(__package__) / file).read_text(encoding="utf-8")
+
+
+def policy(style: str, script: str, *, live: bool) -> str:
+    """Only our own style and script, only pictures inside the page, no request to anybody."""
+    return "; ".join(
+        [
+            "default-src 'none'",
+            f"style-src '{fingerprint_of(style)}'",
+            f"script-src '{fingerprint_of(script)}'",
+            "img-src data:",
+            f"connect-src {'self'!r}" if live else "connect-src 'none'",
+            "base-uri 'none'",
+            "form-action 'none'",
+        ]
+    )
+
+
+def fingerprint_of(content: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
+
+
+# Parts
+
+
+def header(groups: Sequence[Group], title: str) -> Html:
+    kinds = {"run": "Run", "runs": "Runs", "comparison": "Comparison"}
+    kind = kinds[groups[0].kind] if len(groups) == 1 else "Report"
+    if len(groups) == 1 and all(run.is_evaluation for run in groups[0].runs):
+        kind = "Evaluation" if len(groups[0].runs) == 1 else "Evaluations"
+    mark = tag(
+        "p", tag("span", "wardround", class_="mark"), tag("span", kind, class_="crumb"), class_="brand"
+    )
+    return tag("header", mark, tag("h1", tag("bdi", title)), class_="top")
+
+
+def navigation(groups: Sequence[Group], detail: str) -> Html:
+    entries = []
+    for number, group in enumerate(groups):
+        own = f": {plain(group.title, 24)}" if len(groups) > 1 else ""
+        entries.append(("result", f"#g{number}-result", f"Result{own}"))
+        if group.curves or (group.sheet and len(group.sheet.rows) > 1):
+            entries.append(("beside", f"#g{number}-beside", f"Side by side{own}"))
+    items = [tag("li", tag("a", text, href=address)) for _, address, text in entries]
+    if detail:
+        inner = []
+        for key, text in DETAILS.items():
+            first = re.search(rf'id="(r\d+-{key})"', detail)  # the first run that has it
+            if first:
+                inner.append(tag("li", tag("a", text, href=f"#{first.group(1)}", data_part=key)))
+        items.append(tag("li", tag("a", "In detail", href="#detail"), tag("ul", inner)))
+        items.append(tag("li", tag("a", "How to cite", href="#cite")))
+    menu = tag("details", tag("summary", "Contents"), tag("ul", items), open=True)
+    return tag("nav", menu, aria_label="Contents")
+
+
+def in_detail(
+    runs: Sequence[Run],
+    encoded: Mapping[str, Mapping[str, Sequence[Encoded]]],
+    most: int,
+    remarks: Sequence[Html],
+) -> Html:
+    """Every run on its own; with several, one at a time."""
+    if not runs:
+        return Html("")
+    blocks = [
+        tag(
+            "article",
+            tag("h2", name(run.label), class_="run-title") if len(runs) > 1 else None,
+            *run_sections(run, f"r{number}", encoded[str(number)], with_scores=len(runs) > 1),
+            made_how(run, f"r{number}"),
+            class_="run",
+            id=f"r{number}",
+            aria_label=f"Run {plain(run.label)}",
+        )
+        for number, run in enumerate(runs)
+    ]
+    fewer = (
+        tag("p", f"To keep this page small, volumes are shown with at most {most} slices.", class_="muted")
+        if most < SLICE_CHOICES[0]
+        else None
+    )
+    return tag("div", picker(runs), remarks, fewer, *blocks, id="detail")
+
+
+def picker(runs: Sequence[Run]) -> Html | None:
+    """Chooses the run that is shown; without a script all are."""
+    if len(runs) < 2:
+        return None
+    choices = [
+        tag(
+            "label",
+            tag("input", type="radio", name="run", value=f"r{number}", checked=number == 0),
+            tag("span", name(run.label, 32)),
+        )
+        for number, run in enumerate(runs)
+    ]
+    return tag("fieldset", tag("legend", "In detail"), choices, class_="picker")
+
+
+def footer() -> Html:
+    text = (
+        f"Written by wardround {__version__}. This page asks nobody for anything and can be kept like any "
+        "file. It may show scans: treat it as you treat them. For research; not a medical device."
+    )
+    return tag("footer", tag("p", text))

@@ -1,0 +1,360 @@
+"""One run in sections: curves, weights, losses, cases, pictures, calibration, traffic, trouble, data."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from wardround.comparison.statistics import CaseKey
+from wardround.engine.judging.result_tables import client_table
+from wardround.metrics import METRICS
+from wardround.reporting.calibration import sureness
+from wardround.reporting.charts import (
+    area_chart,
+    line_chart,
+    places_of,
+    reliability_chart,
+    short,
+)
+from wardround.reporting.facts import Run, Series, number
+from wardround.reporting.heterogeneity import heterogeneity
+from wardround.reporting.html import Html, details, name, section, tag
+from wardround.reporting.overlays import Encoded, gallery
+from wardround.reporting.strips import Spot, strip_chart
+from wardround.reporting.tabular import Cell, plain_table, table_html
+
+MOST_SMALL_CHARTS = 12
+MOST_LINES = 40  # of refused replies and warnings
+WORST_CASES = 6
+SUMS = ("mean", "SD between clients", "weighted mean", "worst client")
+
+
+def run_sections(
+    run: Run, prefix: str, pictures: Mapping[str, Sequence[Encoded]], *, with_scores: bool = True
+) -> list[Html]:
+    """Everything about one run, in reading order."""
+    places = places_of(run.clients)
+    parts = [
+        state(run),
+        scores(run, prefix) if with_scores else Html(""),
+        curves(run, prefix, places),
+        weights(run, prefix, places),
+        losses(run, prefix, places),
+        cases(run, prefix, places),
+        gallery(f"{prefix}-pictures", pictures, temperature=number(run.calibration.get("temperature"))),
+        calibration(run, prefix, places),
+        sureness(run, prefix),
+        traffic(run, prefix, places),
+        not_judged(run, prefix) if run.is_evaluation else trouble(run, prefix),
+        heterogeneity(run, prefix, places),
+    ]
+    return [part for part in parts if part]
+
+
+def state(run: Run) -> Html:
+    """Where a run stands that is not done."""
+    done = len(run.records)
+    if run.status == "done":
+        return Html("")
+    words = "was stopped" if run.status == "stopped" else "is under way, or was interrupted,"
+    text = f"This run {words} after round {done} of {run.rounds}; there is no test yet."
+    return tag("p", text, class_="notice", role="status")
+
+
+def scores(run: Run, prefix: str) -> Html:
+    if run.test is None:
+        return Html("")
+    metrics = [metric for metric in run.metrics if metric in run.test.clients]
+    if run.is_evaluation:
+        table = client_table(run.test, metrics, "Scores of each client", run.lengths)
+        return section(f"{prefix}-scores", "Scores", table_html(table, fixed=SUMS), level=3)
+    table = client_table(run.test, metrics, "Test scores of each client", run.lengths)
+    best = run.result.get("best_round")
+    chosen = "" if best is None else f" The best round on validation cases was round {best} of {run.rounds}."
+    tested = {"best": "Tested: that round's model.", "last": "Tested: the last round's model."}
+    lead = chosen + " " + tested.get(str(run.result.get("tested_model")), "")
+    return section(
+        f"{prefix}-scores", "Test scores", table_html(table, fixed=SUMS), level=3, lead=lead.strip()
+    )
+
+
+def limits(metric: str) -> tuple[float, float]:
+    """Where values of a metric can lie."""
+    entry = METRICS[metric]
+    if entry.unit == "" and entry.higher_is_better:
+        return (0.0, 1.0)
+    return (0.0, math.inf) if entry.higher_is_better is False else (-math.inf, math.inf)
+
+
+def curves(run: Run, prefix: str, places: Mapping[str, int]) -> Html:
+    """Validation scores by client and round."""
+    best = run.result.get("best_round")
+    charts = [
+        line_chart(
+            f"Validation {METRICS[metric].title_in(run.lengths)}",
+            run.validation(metric),
+            places=places,
+            within=limits(metric),
+            mark=None if best is None else (number(best), f"best round {best}"),
+            with_table=True,
+            class_="wide",
+        )
+        for metric in run.validation_metrics()
+        if run.validation(metric)
+    ]
+    lead = "Every client's mean on its validation cases, round by round."
+    return section(f"{prefix}-curves", "Learning", *charts, level=3, lead=lead) if charts else Html("")
+
+
+def weights(run: Run, prefix: str, places: Mapping[str, int]) -> Html:
+    """Aggregation weights stacked, then what they were made from."""
+    found = run.note("weights")
+    stacked = [area_chart("Aggregation weights", found, places=places, class_="wide")] if found else []
+    ingredients = [
+        line_chart(key, series, places=places_for(series, places), with_legend=shows_legend(series, places))
+        for key, series in list(run.ingredients().items())[:MOST_SMALL_CHARTS]
+    ]
+    small = [tag("h4", "Ingredients"), tag("div", ingredients, class_="charts")] if ingredients else []
+    if not stacked and not small:
+        return Html("")
+    lead = (
+        "How much each client counted in the common model"
+        + ("; below, what the method noted while it weighed them." if small else ".")
+        + (" This method has no such weights." if not stacked else "")
+    )
+    return section(f"{prefix}-weights", "Who counted how much", *stacked, *small, level=3, lead=lead)
+
+
+def places_for(series: Mapping[str, Any], places: Mapping[str, int]) -> Mapping[str, int]:
+    """A client has one colour on the whole page; other labels have their own."""
+    return places if set(series) <= set(places) else places_of(list(series))
+
+
+def shows_legend(series: Mapping[str, Any], places: Mapping[str, int]) -> bool:
+    return len(series) > 1 and not set(series) <= set(places)
+
+
+def losses(run: Run, prefix: str, places: Mapping[str, int]) -> Html:
+    terms = run.losses()
+    charts = [
+        line_chart(
+            "Total loss" if term == "total" else term,
+            series,
+            places=places_for(series, places),
+            with_legend=term == "total" or shows_legend(series, places),
+        )
+        for term, series in list(terms.items())[:MOST_SMALL_CHARTS]
+    ]
+    lead = "What each client minimised, as the mean over its training steps of a round."
+    if not charts:
+        return Html("")
+    return section(f"{prefix}-losses", "Loss terms", tag("div", charts, class_="charts"), level=3, lead=lead)
+
+
+# Cases
+
+
+def badness(metric: str) -> Callable[[float], float]:
+    """Larger is worse."""
+    entry = METRICS[metric]
+    if entry.higher_is_better is None:
+        return lambda value: abs(value - entry.best)
+    return (lambda value: -value) if entry.higher_is_better else (lambda value: value)
+
+
+def case_label(key: CaseKey, many_regions: bool) -> str:
+    return f"{key.case}, {key.region}" if many_regions else key.case
+
+
+def has_regions(keys: Iterable[CaseKey]) -> bool:
+    """Whether a case has several scores, one a region."""
+    return len({key.region for key in keys}) > 1
+
+
+def cases(run: Run, prefix: str, places: Mapping[str, int]) -> Html:
+    """One dot a case and region, and the worst by name."""
+    blocks = []
+    several = any(has_regions(run.cases.get(metric, {})) for metric in run.metrics)
+    and_region = " and region" if several else ""
+    for metric in run.metrics:
+        values = run.cases.get(metric, {})
+        many = has_regions(values)
+        rows = {
+            client: [
+                Spot(value, case_label(key, many), places.get(client, 0))
+                for key, value in values.items()
+                if key.client == client and not math.isnan(value)
+            ]
+            for client in run.clients
+        }
+        rows = {client: spots for client, spots in rows.items() if spots}
+        if rows:
+            what = METRICS[metric].title_in(run.lengths)
+            title = f"{what if run.is_evaluation else 'Test ' + what} of every case{and_region}"
+            blocks.append(
+                strip_chart(title, rows, within=limits(metric), worst=badness(metric), class_="wide")
+            )
+            blocks.append(worst_table(run, metric, many))
+    one = "case" if run.is_evaluation else "test case"
+    lead = f"One dot is one {one}{and_region}; the line is the mean; the worst of each client is named."
+    return section(f"{prefix}-cases", "Case by case", *blocks, level=3, lead=lead) if blocks else Html("")
+
+
+def worst_table(run: Run, metric: str, many_regions: bool) -> Html:
+    """The cases a person should look at first."""
+    values = {key: value for key, value in run.cases[metric].items() if not math.isnan(value)}
+    order = sorted(values, key=lambda key: (-badness(metric)(values[key]), key))[:WORST_CASES]
+    others = [other for other in run.metrics if other != metric and other in run.cases]
+    headings = [METRICS[name].title_in(run.lengths) for name in (metric, *others)]
+    rows = [
+        [
+            case_label(key, many_regions),
+            key.client,
+            Cell(short(values[key]), values[key]),
+            *(Cell(short(v), v) for v in (run.cases[other].get(key, math.nan) for other in others)),
+        ]
+        for key in order
+    ]
+    return details(
+        f"The {len(rows)} worst by {METRICS[metric].label}",
+        plain_table("Worst cases", ["case", "client", *headings], rows),
+    )
+
+
+# Calibration
+
+
+def calibration(run: Run, prefix: str, places: Mapping[str, int]) -> Html:
+    """Whether a probability of 0.8 is right in 8 of 10 voxels."""
+    lines: dict[str, list[tuple[float, float]]] = {}
+    errors: list[list[Any]] = []
+    num_low = num_all = 0.0
+    for client, files in run.files.items():
+        bins = [(n, p, hit) for n, p, hit in files.calibration if n > 0]
+        total = sum(n for n, _, _ in bins)
+        if bins:
+            num_all += total
+            num_low += sum(n for n, p, _ in bins if p / n < 0.1)
+            lines[client] = [(p / n, hit / n) for n, p, hit in bins]
+            gap = sum(abs(p - hit) for _, p, hit in bins) / total
+            inner = [(n, p, hit) for n, p, hit in bins if 0.1 <= p / n < 0.9]
+            middle = sum(abs(p - hit) for _, p, hit in inner) / max(1.0, sum(n for n, _, _ in inner))
+            errors.append([client, gap, middle if inner else math.nan, int(total)])
+    if not lines:
+        return Html("")
+    note = "Mean distance from the diagonal, ten bins; probabilities as trained, without a temperature."
+    if num_low > num_all / 2 and all(gap < middle for _, gap, middle, _ in errors):
+        note += " Most voxels have a probability below 0.1, which makes the first number small."
+    columns = ["client", "all voxels", "between 0.1 and 0.9", "voxels"]
+    table = plain_table("Expected calibration error of the foreground", columns, errors, note)
+    chart = reliability_chart(
+        "Reliability of the predicted foreground",
+        lines,
+        places,
+        axes=("predicted probability of foreground", "share that is foreground"),
+        words="Share of true foreground by predicted probability: ",
+    )
+    lead = "On the diagonal a probability means what it says; below it the model is too sure of foreground."
+    both = tag("div", chart, table, class_="side-by-side")
+    return section(f"{prefix}-calibration", "Calibration", both, level=3, lead=lead)
+
+
+# Traffic and time
+
+
+def in_megabytes(series: Series) -> Series:
+    return {label: [(at, value / 1e6) for at, value in points] for label, points in series.items()}
+
+
+def traffic(run: Run, prefix: str, places: Mapping[str, int]) -> Html:
+    """Bytes and seconds, by round and client."""
+    seconds = run.exchanged("seconds")
+    up, down = (in_megabytes(run.exchanged(key)) for key in ("bytes_up", "bytes_down"))
+    if not seconds:
+        return Html("")
+    parts = {
+        "Seconds of work a round": seconds,
+        "Sent by clients a round (MB)": up,
+        "Sent to clients a round (MB)": down,
+    }
+    charts = [
+        line_chart(
+            title,
+            series,
+            places=places_for(series, places),
+            from_zero=True,
+            with_legend=place == 0 or shows_legend(series, places),
+        )
+        for place, (title, series) in enumerate(parts.items())
+        if series
+    ]
+    sums = [{c: sum(v for _, v in points) for c, points in part.items()} for part in (up, down, seconds)]
+    rows = [
+        [client, *(Cell(f"{part.get(client, 0.0):,.2f}", part.get(client, 0.0)) for part in sums)]
+        for client in sorted(set().union(*sums))
+    ]
+    table = plain_table("In all rounds", ["client", "sent (MB)", "received (MB)", "seconds of work"], rows)
+    wall = sum(number(record.get("seconds")) for record in run.records)
+    lead = f"{len(run.records)} rounds took {wall:,.1f} seconds."
+    return section(
+        f"{prefix}-traffic",
+        "Traffic and time",
+        tag("div", charts, class_="charts"),
+        table,
+        level=3,
+        lead=lead,
+    )
+
+
+# Trouble
+
+
+def trouble(run: Run, prefix: str) -> Html:
+    """Replies that were refused or never came, and warnings."""
+    refused, lost, said = run.trouble("refused"), run.trouble("lost"), run.warnings()
+    parts = []
+    if said:
+        lines = [
+            tag("li", text, tag("span", f" ({told_rounds(at)})", class_="muted")) for text, at in said.items()
+        ]
+        parts.append(tag("ul", lines[:MOST_LINES], class_="warnings"))
+    for kind, found in (("Refused", refused), ("Lost", lost)):
+        if found:
+            rows = [[Cell(str(at), at), *split_task(who), reason] for at, who, reason in found[:MOST_LINES]]
+            left = len(found) - len(rows)
+            note = f"And {left} more; records.jsonl has them all." if left > 0 else ""
+            table = plain_table(f"{kind} replies", ["round", "client", "task", "reason"], rows, note)
+            parts.append(table)
+    if not parts:
+        parts = [tag("p", "No reply was refused, none was lost, and nothing was warned of.", class_="quiet")]
+    return section(f"{prefix}-trouble", "Refused updates and warnings", *parts, level=3)
+
+
+def not_judged(run: Run, prefix: str) -> Html:
+    """Cases an evaluation had to leave out, and why."""
+    found = run.not_judged()
+    lines = [tag("li", name(where), ": ", why) for where, why in list(found.items())[:MOST_LINES]]
+    left = len(found) - len(lines)
+    if left > 0:
+        lines.append(tag("li", f"And {left} more; evaluation.json has them all."))
+    listed = tag("ul", lines, class_="warnings") if lines else None
+    return section(f"{prefix}-failed", "Cases that could not be judged", listed, level=3)
+
+
+def told_rounds(rounds: Sequence[int]) -> str:
+    """
+    >>> told_rounds([1, 2, 3]), told_rounds([4])
+    ('rounds 1 to 3', 'round 4')
+    """
+    if len(rounds) == 1:
+        return f"round {rounds[0]}"
+    if rounds[-1] - rounds[0] + 1 == len(rounds):
+        return f"rounds {rounds[0]} to {rounds[-1]}"
+    return f"{len(rounds)} rounds, first {rounds[0]}, last {rounds[-1]}"
+
+
+def split_task(who: str) -> tuple[str, str]:
+    """`train/north` -> north, train."""
+    task, _, client = who.partition("/")
+    return (client, task) if client else (who, "")

@@ -1,0 +1,167 @@
+"""From folders to a federation through the command line: init, check, prepare, split, partition, fingerprint."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import typer
+import yaml
+from pytest import CaptureFixture, MonkeyPatch, fixture, mark
+from rich.markup import render
+from test_cli import call
+
+from wardround.cli import app
+from wardround.data.phantom.cases import PhantomSettings
+from wardround.data.phantom.files import write
+
+
+@fixture
+def folder(tmp_path: Path, monkeypatch: MonkeyPatch) -> Path:
+    """Two made-up hospitals as PNG folders, and the current directory beside them."""
+    made = PhantomSettings(hospitals=2, size=32, cases=10)
+    write(made, tmp_path / "data", "png", seed=1)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_from_folders_to_a_table_in_two_commands(
+    folder: Path, monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
+) -> None:
+    code, out, err = call(monkeypatch, capsys, "data", "init", "data")
+    assert code == 0, err
+    assert "Found 20 cases of 2 clients" in out and (folder / "federation.yaml").exists()
+
+    settings = {"rounds": 1, "model": {"base_filters": 2, "levels": 2}, "evaluate": {"metrics": ["dice"]}}
+    (folder / "run.yaml").write_text(yaml.safe_dump({**settings, "data": {"federation": "federation.yaml"}}))
+    code, out, err = call(monkeypatch, capsys, "train", "run.yaml", "--quiet")
+    assert code == 0, err
+    assert "| north |" in out and "| east |" in out
+
+
+def test_every_step_by_itself(folder: Path, monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]) -> None:
+    def done(*arguments: str) -> str:
+        code, out, err = call(monkeypatch, capsys, *arguments)
+        assert code == 0, err
+        return out
+
+    done("data", "init", "data", "--quiet")
+    assert "20 of 20 cases are usable" in done("data", "check", "federation.yaml", "--strict")
+    prepared = json.loads(done("data", "prepare", "federation.yaml", "--json"))
+    assert prepared["prepared"] == {"east": 10, "north": 10}
+    done("data", "split", "federation.yaml", "-o", "splits.json", "--set", "by=ratios")
+    assert set(json.loads((folder / "splits.json").read_text())) >= {"north", "east"}
+    rows = json.loads(done("data", "partition", "federation.yaml", "--json", "--picture", "who.png"))
+    assert {row["client"] for row in rows} >= {"north", "east"}
+    assert (folder / "who.png").stat().st_size > 1000
+    told = done("data", "fingerprint", "federation.yaml", "-o", "told.json", "--picture", "told.png")
+    assert "Wrote" in told and json.loads((folder / "told.json").read_text())
+
+
+@mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["data", "init", "nowhere"], "nowhere does not exist"),
+        (["data", "check", "none.yaml"], "none.yaml"),
+        (["data", "init", "data", "data"], "given twice"),
+        (["datasets", "show", "polypp"], "Did you mean 'polyp'?"),
+        (["data", "split", "federation.yaml", "--set", "folds=1"], "folds"),
+        (["data", "prepare", "federation.yaml", "--set", "prepare.sizes=[8,8]"], "Did you mean 'size'?"),
+        (["data", "partition", "federation.yaml", "--set", "partition.kind=iid"], "write it there"),
+        (["data", "init", "data", "-o", "/proc/f.yaml"], "/proc/f.yaml cannot be written"),
+        (["data", "split", "federation.yaml", "-o", "/proc/s.json"], "/proc/s.json cannot be written"),
+        (["data", "partition", "federation.yaml", "--picture", "/proc/p.png"], "/proc/p.png cannot be"),
+        (["data", "fingerprint", "federation.yaml", "--picture", "/proc/p.png"], "/proc/p.png cannot be"),
+    ],
+)
+def test_a_mistake_is_one_sentence(
+    arguments: list[str],
+    sentence: str,
+    folder: Path,
+    monkeypatch: MonkeyPatch,
+    capsys: CaptureFixture[str],
+) -> None:
+    call(monkeypatch, capsys, "data", "init", "data", "--quiet")
+    code, _, err = call(monkeypatch, capsys, *arguments)
+
+    assert code == 2 and sentence in err and "Traceback" not in err
+
+
+def test_settings_may_be_written_as_for_training(
+    folder: Path, monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
+) -> None:
+    call(monkeypatch, capsys, "data", "init", "data", "--quiet")
+    size = ["--set", "data.prepare.size=[16, 16]"]
+    assert call(monkeypatch, capsys, "data", "prepare", "federation.yaml", *size)[0] == 0
+    kept = [json.loads(path.read_text()) for path in folder.glob(".wardround-cache/*/settings.json")]
+    assert [settings["prepare"]["size"] for settings in kept] == [[16, 16]]
+    by = ["--set", "splits.by=kfold", "--set", "data.splits.fold=1"]
+    assert call(monkeypatch, capsys, "data", "split", "federation.yaml", *by)[0] == 0
+
+
+def test_the_next_command_can_be_copied(
+    folder: Path, monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
+) -> None:
+    _, out, _ = call(monkeypatch, capsys, "data", "init", "data", "-o", "my file.yaml")
+    assert "wardround data check 'my file.yaml'" in out
+
+
+def test_a_fingerprint_leaves_out_what_cannot_be_read_and_gives_its_verdict_once(
+    folder: Path, monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
+) -> None:
+    call(monkeypatch, capsys, "data", "init", "data", "--quiet")
+    next((folder / "data").glob("*/images/*")).write_bytes(b"broken")
+    code, out, err = call(monkeypatch, capsys, "data", "fingerprint", "federation.yaml")
+    assert code == 0, err
+    assert "1 case is left out" in out and out.count("These are summary numbers") == 1
+
+
+def test_a_fingerprint_of_nothing_usable_says_why(
+    folder: Path, monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
+) -> None:
+    call(monkeypatch, capsys, "data", "init", "data", "--quiet")
+    for path in (folder / "data").glob("*/images/*"):
+        path.write_bytes(b"broken")
+    code, _, err = call(monkeypatch, capsys, "data", "fingerprint", "federation.yaml")
+    assert code == 2 and "no case is usable" in err and "cannot be read" in err
+
+
+def test_published_data_sets_are_listed_and_shown(
+    monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
+) -> None:
+    code, out, _ = call(monkeypatch, capsys, "datasets", "--json")
+    assert code == 0 and len(json.loads(out)) >= 15
+    code, out, _ = call(monkeypatch, capsys, "datasets", "show", "polyp")
+    assert code == 0 and "Kvasir-SEG" in out
+
+
+# Help
+
+
+@mark.parametrize("command", [("data", "import-dicom"), ("data",)])
+def test_the_help_says_what_to_install(
+    command: tuple[str, ...], monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
+) -> None:
+    code, out, _ = call(monkeypatch, capsys, *command, "--help")
+    assert code == 0 and "wardround[dicom]" in out
+
+
+def test_no_help_loses_words_in_brackets() -> None:
+    lost = {where: text for where, text in helps(typer.main.get_command(app)) if eaten(text)}
+    assert lost == {}
+
+
+def helps(command: Any, where: str = "wardround") -> Iterator[tuple[str, str]]:
+    """Every help text of a command, its options and the commands below it."""
+    yield where, command.help or ""
+    for option in command.params:
+        yield f"{where} {option.name}", getattr(option, "help", None) or ""
+    for name, inner in getattr(command, "commands", {}).items():
+        yield from helps(inner, f"{where} {name}")
+
+
+def eaten(text: str) -> bool:
+    """Whether the console takes a part of a text for markup."""
+    return render(text).plain != text.replace("\\[", "[")

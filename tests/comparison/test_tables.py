@@ -1,0 +1,263 @@
+"""The tables of a comparison: means over clients and seeds, ranks, captions, tests, the cross-site matrix."""
+
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+from pytest import approx, mark, raises
+
+from wardround.comparison.scores import Replicate, RowScores, Sheet, read_cases, statistics_of
+from wardround.comparison.statistics import CaseKey
+from wardround.comparison.tables import cross_site_table, joined, score_table, significance_table
+from wardround.engine.judging.evaluation import Evaluation
+from wardround.errors import CheckpointError
+from wardround.metrics import across_clients, summarise
+from wardround.reporting.verdict import in_words
+from wardround.tables import Spread
+
+nan, inf = math.nan, math.inf
+
+
+def scores(**clients: list[float]) -> dict[CaseKey, float]:
+    return {
+        CaseKey(client, f"{client}-{number}", "lesion"): value
+        for client, values in clients.items()
+        for number, value in enumerate(values)
+    }
+
+
+def row(label: str, *seeds: dict[CaseKey, float], metric: str = "dice", **facts: Any) -> RowScores:
+    found = {(number, None): Replicate(number, None, {metric: each}) for number, each in enumerate(seeds)}
+    return RowScores(label, found, **facts)
+
+
+def sheet(*rows: RowScores, metric: str = "dice", **facts: Any) -> Sheet:
+    expected = max(len(each.replicates) for each in rows)
+    return Sheet("toy", rows, rows[0].label, [metric], **{"expected": expected, **facts})
+
+
+def cell(table: Any, label: str, column: str) -> Any:
+    found = next(row for row in table.rows if row[0] == label)
+    return found[list(table.columns).index(column)]
+
+
+def test_a_row_has_clients_mean_sd_worst_and_weighted_mean() -> None:
+    table = score_table(sheet(row("a", scores(north=[0.8, 0.6], south=[0.4]))), "dice")
+
+    assert list(table.columns) == [
+        "method", "north", "south", "mean", "SD between clients", "worst client", "weighted mean",
+    ]  # fmt: skip
+    assert [value.mean for value in table.rows[0][1:]] == approx([0.7, 0.4, 0.55, 0.3 / 2**0.5, 0.4, 0.6])
+    assert all(value.sd is None and value.rank == 0 for value in table.rows[0][1:])  # one seed, one row
+
+
+def test_seeds_give_a_mean_and_a_spread() -> None:
+    table = score_table(sheet(row("a", scores(north=[0.8]), scores(north=[0.6]))), "dice")
+
+    assert cell(table, "a", "mean") == Spread(approx(0.7), approx(0.2 / 2**0.5))
+    assert "mean ± SD over 2 seeds" in table.caption
+
+
+def test_the_best_and_the_second_are_marked_by_the_direction_of_the_metric() -> None:
+    values = {"a": 0.7, "b": 0.9, "c": 0.8}
+    higher = score_table(sheet(*(row(n, scores(north=[v])) for n, v in values.items())), "dice")
+    lower = score_table(
+        sheet(*(row(n, scores(north=[v]), metric="hd95") for n, v in values.items()), metric="hd95"), "hd95"
+    )
+    signed = [("a", -0.1), ("b", 2.0), ("c", 0.5)]
+    nearest = score_table(
+        sheet(
+            *(row(n, scores(north=[v]), metric="volume_difference") for n, v in signed),
+            metric="volume_difference",
+        ),
+        "volume_difference",
+    )
+
+    assert [cell(higher, name, "mean").rank for name in "abc"] == [0, 1, 2]
+    assert [cell(lower, name, "mean").rank for name in "abc"] == [1, 0, 2]
+    assert [cell(nearest, name, "mean").rank for name in "abc"] == [1, 0, 2]
+
+
+def test_values_that_look_equal_share_their_mark() -> None:
+    table = score_table(
+        sheet(*(row(n, scores(north=[v])) for n, v in [("a", 0.90001), ("b", 0.9), ("c", 0.5)])), "dice"
+    )
+
+    assert [cell(table, name, "mean").rank for name in "abc"] == [1, 1, 2]
+
+
+def test_a_mean_that_leaves_failures_out_is_not_the_best() -> None:
+    fails = row("fails", scores(north=[1.0, inf]), metric="hd95")
+    works = row("works", scores(north=[5.0, 6.0]), metric="hd95")
+    table = score_table(sheet(fails, works, metric="hd95"), "hd95")
+
+    assert cell(table, "fails", "mean") == Spread(1.0, None, 0, 1)
+    assert cell(table, "works", "mean").rank == 1
+    assert "infinite fails 1" in table.caption and "†" in table.caption
+
+
+def test_a_row_is_not_the_best_of_rows_that_never_ran() -> None:
+    table = score_table(sheet(row("a", scores(north=[0.5])), RowScores("failed", {})), "dice")
+
+    assert cell(table, "a", "mean").rank == 0
+
+
+def test_where_all_leave_failures_out_only_those_with_the_fewest_are_marked() -> None:
+    nothing = row("nothing", scores(north=[0.0, inf, inf], south=[inf]), metric="hd95")
+    once = row("once", scores(north=[5.0, 6.0, inf], south=[9.0]), metric="hd95")
+    again = row("again", scores(north=[inf, 4.0, 4.0], south=[9.0]), metric="hd95")
+    table = score_table(sheet(nothing, once, again, metric="hd95"), "hd95")
+
+    assert [cell(table, name, "mean").rank for name in ("nothing", "once", "again")] == [0, 2, 1]
+    assert [cell(table, name, "south").rank for name in ("nothing", "once", "again")] == [0, 1, 1]
+    assert "of rows with the fewest infinite values" in table.caption
+
+
+def test_the_mean_over_seen_clients_tells_of_its_failures_too() -> None:
+    seen = {"hd95": scores(south=[1.0, inf])}
+    fails = RowScores("fails", {(0, None): Replicate(0, None, {"hd95": scores(north=[2.0])}, seen)})
+    table = score_table(sheet(fails, metric="hd95", held_out=True), "hd95")
+
+    assert cell(table, "fails", "seen clients") == Spread(1.0, None, 0, 1)
+
+
+def test_the_sentence_does_not_praise_a_row_for_what_it_left_out() -> None:
+    fails = row("fails", scores(north=[0.0, inf]), metric="hd95")
+    works = row("works", scores(north=[5.0, 6.0]), metric="hd95")
+    found = sheet(fails, works, metric="hd95")
+
+    assert "works has the lowest" in re.sub("<[^>]*>", "", in_words(found, statistics_of(found, "hd95"), {}))
+
+
+def test_the_caption_counts_cases_undefined_and_infinite_values_and_names_the_rules() -> None:
+    table = score_table(
+        sheet(row("a", scores(north=[0.5, nan], south=[inf, 0.5]), empty_policy="nan", tested="last")), "dice"
+    )
+
+    assert "4 test cases of 2 clients" in table.caption
+    assert "of 4 values a row: undefined a 1; infinite a 1" in table.caption
+    assert "Empty masks: scores that empty masks leave undefined are skipped" in table.caption
+    assert "Tested: the last round" in table.caption
+
+
+def test_rows_that_tested_other_rounds_are_told_apart() -> None:
+    table = score_table(sheet(row("a", scores(n=[1])), row("b", scores(n=[1]), tested="last")), "dice")
+
+    assert "best on validation cases (a); the last round (b)" in table.caption
+
+
+def test_a_row_with_fewer_seeds_is_told() -> None:
+    table = score_table(
+        sheet(row("a", scores(n=[0.5]), scores(n=[0.5])), row("b", scores(n=[0.5])), RowScores("c", {})),
+        "dice",
+    )
+
+    assert "Not complete: b 1 of 2, c 0 of 2." in table.caption
+    assert math.isnan(cell(table, "c", "mean").mean)
+
+
+def test_a_client_called_mean_keeps_its_column() -> None:
+    table = score_table(sheet(row("a", scores(mean=[0.2], other=[0.8]))), "dice")
+
+    assert [value.mean for value in table.rows[0][1:4]] == approx([0.2, 0.8, 0.5])
+
+
+def test_published_numbers_stand_beside_ours_and_are_not_ranked() -> None:
+    printed = {
+        "a": {"dice": {"mean": Spread(0.99, 0.01), "elsewhere": Spread(0.1)}},
+        "b": {"dice": {"no": Spread(1)}},
+    }
+    table = score_table(
+        sheet(row("a", scores(n=[0.5])), row("b", scores(n=[0.4])), published=printed), "dice"
+    )
+
+    assert [line[0] for line in table.rows] == ["a", "a, published", "b"]
+    assert cell(table, "a, published", "mean") == Spread(0.99, 0.01) and cell(table, "a", "mean").rank == 1
+
+
+# Tests
+
+
+def test_rows_are_tested_against_the_reference_and_corrected_together() -> None:
+    base = [0.1 * n for n in range(1, 8)]
+    rows = [row("ref", scores(n=base)), row("same", scores(n=base))]
+    rows += [row(f"up{k}", scores(n=[v + 0.01 * (n + k) for n, v in enumerate(base)])) for k in (1, 2)]
+    found = statistics_of(sheet(*rows), "dice")
+    table = significance_table(sheet(*rows), found)
+
+    assert found.num_tests == 3 and found.row("ref").test is None
+    same, up = found.row("same").test, found.row("up1").test
+    assert same is not None and (same.p, same.p_holm, same.difference) == (1.0, 1.0, 0.0)
+    assert up is not None and up.p == 2 / 2**7 and up.p_holm == approx(3 * up.p)
+    assert cell(table, "ref", "difference") == "reference"
+    assert "7 pairs" in table.caption and "against ref" in table.caption and "over 3 rows" in table.caption
+
+
+def test_rows_with_other_data_are_not_paired() -> None:
+    found = statistics_of(
+        sheet(row("a", scores(n=[0.5]), data="x"), row("b", scores(n=[0.5]), data="y")), "dice"
+    )
+
+    assert found.row("b").test is None and found.row("b").why_not == "other data"
+
+
+def test_only_seeds_both_rows_have_are_compared() -> None:
+    a = row("a", scores(n=[0.5, 0.6]), scores(n=[0.1, 0.1]))
+    b = row("b", scores(n=[0.6, 0.7]))
+    test = statistics_of(sheet(a, b), "dice").row("b").test
+
+    assert test is not None and test.difference == approx(0.1)
+
+
+def test_scores_and_tests_stand_side_by_side_in_csv() -> None:
+    both = sheet(row("a", scores(n=[0.5])), row("b", scores(n=[0.5])))
+    wide = joined(score_table(both, "dice"), significance_table(both, statistics_of(both, "dice")))
+
+    assert len(wide.csv().splitlines()) == 3 and "p (Holm)" in wide.columns
+
+
+# Held-out clients and other sites
+
+
+def test_scores_at_unseen_clients_stand_beside_those_at_seen_ones() -> None:
+    found = Replicate(0, None, {"dice": scores(n=[0.4])}, {"dice": scores(s=[0.9])})
+    table = score_table(sheet(RowScores("a", {(0, None): found}), held_out=True), "dice")
+
+    assert cell(table, "a", "n").mean == 0.4 and cell(table, "a", "seen clients").mean == 0.9
+    assert "took no part" in table.title and "took no part in training" in table.caption
+
+
+def evaluation(**means: float) -> Evaluation:
+    clients = {name: summarise([value]) for name, value in means.items()}
+    return Evaluation({}, {"dice": clients}, {"dice": across_clients(clients, best=1.0)})
+
+
+def test_the_cross_site_matrix_has_the_owner_in_rows_and_the_site_in_columns() -> None:
+    run = {"east": evaluation(east=0.9, north=0.5), "north": evaluation(east=0.4, north=0.8)}
+    again = {"east": evaluation(east=0.7, north=0.5), "north": evaluation(east=0.4, north=0.8)}
+    table = cross_site_table({"local": [run, again]}, "dice")
+
+    assert list(table.columns) == ["method", "model of", "at east", "at north", "elsewhere"]
+    assert [value.mean for value in table.rows[0][2:]] == approx([0.8, 0.5, 0.5])
+    assert table.rows[1][1] == "north" and table.rows[1][4].mean == 0.4
+
+
+def test_the_cross_site_matrix_tells_of_infinite_values() -> None:
+    clients = {"east": summarise([3.0]), "north": summarise([2.0, inf])}
+    run = {"east": Evaluation({}, {"hd95": clients}, {"hd95": across_clients(clients, best=0.0)})}
+    table = cross_site_table({"local": [run]}, "hd95")
+
+    assert table.cells()[0][2:] == ["3.000", "2.000†", "2.000†"]
+    assert "infinite values are left out" in table.caption
+
+
+# Reading
+
+
+@mark.parametrize("text", ["", "client,case,region,dice\nnorth,1\n", "client,case,region,dice\nn,1,l,high\n"])
+def test_a_damaged_list_of_cases_is_told_in_a_sentence(text: str, tmp_path: Path) -> None:
+    (tmp_path / "cases.csv").write_text(text)
+
+    with raises(CheckpointError, match="cases.csv cannot be read"):
+        read_cases(tmp_path / "cases.csv")

@@ -1,0 +1,233 @@
+"""`data init`: what is proposed for folders of every kind, and that it needs no hand-editing."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import nibabel
+import numpy as np
+from helpers import SHARED
+from numpy.typing import NDArray
+from PIL import Image
+from pytest import mark, raises
+
+from wardround.data.federation_file import FederationFile, listing_of, load, write
+from wardround.data.proposing.init import describe, look, propose
+from wardround.errors import DataError
+
+
+def png(path: Path, shape: tuple[int, ...], value: int = 1) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    values = np.zeros(shape, dtype=np.uint8)
+    values[: shape[0] // 2] = value
+    Image.fromarray(values).save(path)
+
+
+def nifti(path: Path, values: NDArray[Any], spacing: tuple[float, ...] = (1.0, 1.0, 1.0)) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    nibabel.save(nibabel.Nifti1Image(values, np.diag([*spacing, 1.0])), path)
+
+
+def pictures(
+    centre: Path, count: int = 3, size: tuple[int, int] = (40, 50), value: int = 1, mode: int = 3
+) -> None:
+    for n in range(count):
+        png(centre / "images" / f"c{n}.png", (*size, 3) if mode == 3 else size, 200)
+        png(centre / "labels" / f"c{n}.png", size, value)
+
+
+def volumes(centre: Path, shape: tuple[int, ...], spacing: tuple[float, ...], low: int = 0) -> None:
+    values = np.full(shape, 100, dtype=np.int16)
+    values[0] = low
+    for n in range(3):
+        nifti(centre / "images" / f"v{n}.nii.gz", values, spacing)
+        nifti(centre / "labels" / f"v{n}.nii.gz", (values == 100).astype(np.uint8)[:, :, : shape[2]], spacing)
+
+
+def again(file: FederationFile, folder: Path) -> FederationFile:
+    """Written and read: what init leaves behind can be used as it is."""
+    write(file, folder / "federation.yaml")
+    loaded = load(folder / "federation.yaml")
+    assert listing_of(loaded, folder).entries
+    return loaded
+
+
+def test_pictures_of_two_centres(tmp_path: Path) -> None:
+    pictures(tmp_path / "data" / "north", size=(40, 50))
+    pictures(tmp_path / "data" / "south", size=(34, 60))
+    file = again(look([tmp_path / "data"]), tmp_path)
+    assert file.clients == ("north", "south") and file.channels == ("red", "green", "blue")
+    assert file.labels == {"class_1": (1,)} == file.regions
+    assert file.prepare.size == (32, 32) and file.splits.by == "ratios" and file.partition.kind == "natural"
+
+
+def test_pictures_of_one_size_keep_their_shape_and_large_ones_shrink(tmp_path: Path) -> None:
+    pictures(tmp_path / "a" / "x", size=(32, 64), mode=1)
+    assert look([tmp_path / "a"]).prepare.size == (32, 64) and look([tmp_path / "a"]).channels == ("grey",)
+    pictures(tmp_path / "b" / "x", size=(600, 1200), mode=1)
+    assert look([tmp_path / "b"]).prepare.size == (256, 512)
+
+
+def test_folders_of_one_centre_are_a_client_each(tmp_path: Path) -> None:
+    for name in ("north", "south"):
+        pictures(tmp_path / name)
+    file = again(look([tmp_path / "north", tmp_path / "south"]), tmp_path)
+    assert file.clients == ("north", "south") and [source.client for source in file.sources] == [
+        "north",
+        "south",
+    ]
+    assert [str(source.path) for source in file.sources] == ["north", "south"]
+
+
+def test_folders_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    for name in ("oslo", "bergen"):
+        pictures(tmp_path / name / "data")
+    file = again(look([tmp_path / "oslo" / "data", tmp_path / "bergen" / "data"]), tmp_path)
+    assert file.clients == ("bergen-data", "oslo-data")
+
+
+def test_a_folder_given_twice_and_no_folder_are_refused(tmp_path: Path) -> None:
+    pictures(tmp_path / "x")
+    with raises(DataError, match="twice"):
+        look([tmp_path / "x", tmp_path / "x" / ".." / "x"])
+    with raises(DataError, match="Give the folders"):
+        look([])
+
+
+def test_masks_of_255_are_a_class_and_pictures_are_no_masks(tmp_path: Path) -> None:
+    pictures(tmp_path / "a" / "x", value=255)
+    assert look([tmp_path / "a"]).labels == {"class_1": (255,)}
+    pictures(tmp_path / "b" / "x")
+    grey = np.tile(np.arange(200, dtype=np.uint8), (40, 1))[:, :50] * 5
+    Image.fromarray(grey).save(tmp_path / "b" / "x" / "labels" / "c0.png")
+    proposal = propose([tmp_path / "b"])
+    assert proposal.file.labels == {"class_1": (1,)} and "is this an image" in " ".join(describe(proposal))
+    for n in range(3):
+        Image.fromarray(grey).save(tmp_path / "b" / "x" / "labels" / f"c{n}.png")
+    with raises(DataError, match="no class values.*is this an image"):
+        look([tmp_path / "b"])
+    pictures(tmp_path / "c" / "x", value=0)
+    with raises(DataError, match="no class values"):
+        look([tmp_path / "c"])
+
+
+def test_volumes_are_resampled_to_the_median_spacing(tmp_path: Path) -> None:
+    volumes(tmp_path / "d" / "a", (20, 20, 10), (0.5, 0.5, 3.0))
+    volumes(tmp_path / "d" / "b", (20, 20, 12), (0.5, 0.5, 2.0))
+    file = again(look([tmp_path / "d"]), tmp_path)
+    assert (
+        file.prepare.spacing == (0.5, 0.5, 2.5)
+        and file.prepare.size is None
+        and file.channels == ("channel_0",)
+    )
+
+
+def test_the_grid_is_that_of_the_oriented_volume(tmp_path: Path) -> None:
+    turned = np.array([[0, 0, 3.0, 0], [2.0, 0, 0, 0], [0, 1.5, 0, 0], [0, 0, 0, 1]])
+    for part in ("images", "labels"):
+        (tmp_path / "d" / "a" / part).mkdir(parents=True)
+        for n in range(3):
+            image = nibabel.Nifti1Image(np.ones((8, 9, 10), dtype=np.uint8), turned)
+            nibabel.save(image, tmp_path / "d" / "a" / part / f"v{n}.nii.gz")
+    assert look([tmp_path / "d"]).prepare.spacing == (3.0, 2.0, 1.5)
+
+
+def test_ct_gets_a_window(tmp_path: Path) -> None:
+    volumes(tmp_path / "d" / "a", (20, 20, 10), (1.0, 1.0, 5.0), low=-1000)
+    assert look([tmp_path / "d"]).prepare.window == (40.0, 400.0)
+
+
+def test_small_centres_are_held_out_and_a_lone_one_is_dealt(tmp_path: Path) -> None:
+    pictures(tmp_path / "d" / "big", 6)
+    pictures(tmp_path / "d" / "tiny", 2)
+    proposal = propose([tmp_path / "d"])
+    assert proposal.file.held_out == ("tiny",)
+    assert proposal.file.partition.kind == "iid" and proposal.file.partition.clients == 2
+    text = " ".join(describe(proposal))
+    assert "held out" in text and "artificially partitioned" in text
+    assert "Only one client has enough cases to train, 'big'" in text and "All cases" not in text
+    again(proposal.file, tmp_path)
+    pictures(tmp_path / "e" / "tiny", 2)
+    assert look([tmp_path / "e"]).held_out == ()
+
+
+def test_a_lone_client_is_told_of_columns_that_could_divide_it(tmp_path: Path) -> None:
+    pictures(tmp_path / "d" / "x", 8)
+    rows = [f"x,c{n},{'AB'[n % 2]},{n % 2},{n}" for n in range(8)]
+    (tmp_path / "d" / "index.csv").write_text("\n".join(["centre,stem,scanner,code,id", *rows]))
+    text = " ".join(describe(propose([tmp_path / "d"])))
+    assert "scanner (2 values)" in text and "code" not in text
+
+
+def test_a_list_beside_the_images_that_is_not_read_is_told(tmp_path: Path) -> None:
+    pictures(tmp_path / "x", 4)
+    (tmp_path / "x" / "cases.csv").write_text("stem,patient\nc0,p\nc1,p\nc2,q\nc3,q\n")
+    assert "cases.csv beside the images is not read" in " ".join(describe(propose([tmp_path / "x"])))
+    (tmp_path / "x" / "cases.csv").rename(tmp_path / "x" / "index.csv")
+    proposal = propose([tmp_path / "x"])
+    assert "is not read" not in " ".join(describe(proposal))
+    assert {entry.group for entry in proposal.listing.entries} == {"p", "q"}
+
+
+def test_a_decathlon_task_keeps_its_names(tmp_path: Path) -> None:
+    root = tmp_path / "Task09"
+    for n in range(3):
+        nifti(root / "imagesTr" / f"s{n}.nii.gz", np.ones((16, 16, 20, 2), dtype=np.float32))
+        nifti(root / "labelsTr" / f"s{n}.nii.gz", np.ones((16, 16, 20), dtype=np.uint8) * 2)
+    pairs = [{"image": f"./imagesTr/s{n}.nii.gz", "label": f"./labelsTr/s{n}.nii.gz"} for n in range(3)]
+    facts = {
+        "name": "Spleen",
+        "modality": {"0": "T1", "1": "T2"},
+        "labels": {"0": "background", "1": "spleen"},
+        "training": pairs,
+    }
+    (root / "dataset.json").write_text(json.dumps(facts))
+    proposal = propose([root])
+    file = again(proposal.file, tmp_path)
+    assert (
+        file.channels == ("T1", "T2")
+        and file.labels == {"spleen": (1,)}
+        and file.prepare.size == (16, 16, 16)
+    )
+    assert "values the data set does not name: 2" in " ".join(describe(proposal))
+    facts["modality"] = {"0": "T1"}
+    (root / "dataset.json").write_text(json.dumps(facts))
+    assert look([root]).channels == ("channel_0", "channel_1")
+
+
+def test_broken_files_are_said_and_passed_over(tmp_path: Path) -> None:
+    pictures(tmp_path / "d" / "x", 4)
+    (tmp_path / "d" / "x" / "images" / "c0.png").write_bytes(b"")
+    (tmp_path / "d" / "x" / "labels" / "c1.png").write_text("no picture")
+    proposal = propose([tmp_path / "d"])
+    assert "2 files could not be used" in " ".join(describe(proposal))
+    for n in range(4):
+        (tmp_path / "d" / "x" / "images" / f"c{n}.png").write_bytes(b"")
+    with raises(DataError, match="None of the images"):
+        look([tmp_path / "d"])
+
+
+@mark.skipif(not SHARED.is_dir(), reason="the shared data are not here")
+@mark.parametrize(
+    ("name", "size", "classes", "held_out", "kind"),
+    [
+        ("polyp4", (160, 160), 1, (), "natural"),
+        ("fundus_odoc", (128, 128), 2, (), "natural"),
+        ("lgg3d", (96, 96, 32), 1, ("TCGA_EZ",), "natural"),
+        ("hippocampus", (32, 48, 32), 2, (), "iid"),
+    ],
+)
+def test_the_shared_sets_need_no_hand_editing(
+    tmp_path: Path, name: str, size: tuple[int, ...], classes: int, held_out: tuple[str, ...], kind: str
+) -> None:
+    proposal = propose([SHARED / name])
+    file = again(proposal.file, tmp_path)
+    assert (file.prepare.size, len(file.labels), file.held_out, file.partition.kind) == (
+        size,
+        classes,
+        held_out,
+        kind,
+    )
+    assert file.splits.by == "column" and file.prepare.normalise == "zscore"
+    if name == "hippocampus":
+        assert "column: intensity_family" in " ".join(describe(proposal))

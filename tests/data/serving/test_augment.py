@@ -1,0 +1,208 @@
+"""Turning, scaling, bending and uneven brightness of whole batches; flips and shading are tested in engine."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from pytest import mark, raises
+from scipy import ndimage
+
+from wardround.config import load_config
+from wardround.data.cases import Batch
+from wardround.data.serving.augment import (
+    Augmentation,
+    Shading,
+    resampled,
+    rotations,
+    source_grid,
+    spline_basis,
+    uneven,
+)
+from wardround.errors import ConfigError
+
+ONLY_SPACE = {"flip": 0, "intensity": 0, "spatial": 1.0}
+
+
+def smooth(*shape: int, seed: int = 0) -> torch.Tensor:
+    noise = np.random.default_rng(seed).normal(size=shape)
+    return torch.from_numpy(ndimage.gaussian_filter(noise, [0, 0, *[2] * (len(shape) - 2)]) * 10).float()
+
+
+def batch(*sides: int, count: int = 3, channels: int = 2) -> Batch:
+    image = smooth(count, channels, *sides)
+    return Batch(image, (image[:, 0] > 0).long() + (image[:, 1] > 0.5).long())
+
+
+def by_scipy(image: torch.Tensor, matrix: np.ndarray, order: int) -> np.ndarray:
+    """The same map in scipy's words: input place = matrix @ output place + offset."""
+    centre = (np.asarray(image.shape) - 1) / 2
+    offset = centre - matrix @ centre
+    return ndimage.affine_transform(image.numpy(), matrix, offset, order=order, mode="nearest")
+
+
+@mark.parametrize("sides", [(24, 40), (40, 24), (21, 16, 30)], ids=str)
+def test_a_rotation_is_scipys_on_grids_of_unequal_sides(sides: tuple[int, ...]) -> None:
+    turn = rotations(torch.tensor([25.0]), len(sides), torch.Generator().manual_seed(3))
+    given = batch(*sides, count=1)
+    grid = source_grid(turn, None, given.image)
+
+    image = resampled(given.image, grid, "bilinear")
+    label = resampled(given.label[:, None], grid, "nearest")
+
+    matrix = turn[0].double().numpy()
+    np.testing.assert_allclose(matrix @ matrix.T, np.eye(len(sides)), atol=1e-6)
+    np.testing.assert_allclose(np.linalg.det(matrix), 1, atol=1e-6)
+    assert np.isclose(np.trace(matrix), 2 * np.cos(np.deg2rad(25)) + len(sides) - 2)
+    np.testing.assert_allclose(image[0, 0], by_scipy(given.image[0, 0], matrix, 1), atol=2e-3)
+    assert float((label[0, 0].numpy() == by_scipy(given.label[0], matrix, 0)).mean()) > 0.999
+
+
+def test_a_quarter_turn_of_a_square_moves_every_voxel_whole() -> None:
+    given = batch(16, 16, count=1)
+    grid = source_grid(rotations(torch.tensor([90.0]), 2, torch.Generator()), None, given.image)
+
+    turned = resampled(given.image, grid, "bilinear")
+
+    assert any(torch.allclose(turned, torch.rot90(given.image, k, (2, 3)), atol=1e-4) for k in (1, 3))
+
+
+@mark.parametrize("sides", [(24, 40), (20, 16, 12)], ids=str)
+def test_a_scale_is_scipys_and_above_one_makes_things_larger(sides: tuple[int, ...]) -> None:
+    given = batch(*sides, count=1)
+    matrix = torch.eye(len(sides))[None] / 1.3
+
+    image = resampled(given.image, source_grid(matrix, None, given.image), "bilinear")
+
+    np.testing.assert_allclose(
+        image[0, 1], by_scipy(given.image[0, 1], matrix[0].double().numpy(), 1), atol=2e-3
+    )
+    ball = torch.zeros(1, 1, 33, 33)
+    ball[..., 12:21, 12:21] = 1
+    assert resampled(ball, source_grid(torch.eye(2)[None] / 2, None, ball), "nearest").sum() > 3 * ball.sum()
+
+
+def test_knots_that_all_move_alike_shift_the_image() -> None:
+    given = batch(32, 48, count=1)
+    knots = torch.zeros(1, 2, 7, 7)
+    knots[:, 1] = 0.25  # a quarter of the knots' distance, which is 48 / 4 voxels
+
+    image = resampled(given.image, source_grid(torch.eye(2)[None], knots, given.image), "bilinear")
+
+    assert torch.allclose(image[..., :-3], given.image[..., 3:], atol=1e-3)
+    assert torch.allclose(spline_basis(37).sum(dim=1), torch.ones(37, dtype=torch.float64))
+
+
+@mark.parametrize("sides", [(64, 40), (24, 40, 32)], ids=str)
+def test_the_strongest_elastic_field_does_not_fold(sides: tuple[int, ...]) -> None:
+    draw = torch.Generator().manual_seed(1)
+    image = torch.zeros(4, 1, *sides)
+    knots = (torch.rand(4, len(sides), *[7] * len(sides), generator=draw) * 2 - 1).sign() * 0.4
+
+    grid = source_grid(torch.eye(len(sides)).expand(4, -1, -1), knots, image).double()
+
+    steps = [torch.diff(grid, dim=axis + 1) for axis in range(len(sides))]
+    inner = [step[(slice(None), *[slice(0, side - 1) for side in sides])] for step in steps]
+    jacobian = torch.stack([step.flip(-1) for step in inner], dim=-1)
+    assert float(torch.linalg.det(jacobian).min()) > 0
+
+
+@mark.parametrize("sides", [(24, 32), (12, 16, 20)], ids=str)
+def test_labels_stay_integers_of_the_same_kind_and_follow_the_image(sides: tuple[int, ...]) -> None:
+    inside = torch.zeros(6, *sides, dtype=torch.uint8)
+    inside[(slice(None), *[slice(side // 4, -(side // 4)) for side in sides])] = 2
+    given = Batch(inside[:, None].float(), inside)
+
+    moved, _ = Augmentation(**ONLY_SPACE, rotate=40, scale=0.3, elastic=0.3)(given, 1, ("x",))
+
+    assert moved.label.dtype == torch.uint8 and set(moved.label.unique().tolist()) == {0, 2}
+    assert not torch.equal(moved.label, given.label)
+    away = (moved.image[:, 0] - 1).abs() > 0.98  # at the very edge of 0 and 2, halves round either way
+    assert torch.equal(moved.image[:, 0][away].round(), moved.label[away].float())
+    assert float(away.float().mean()) > 0.6
+
+
+def test_only_drawn_cases_change_and_both_views_show_the_same_place() -> None:
+    given = batch(24, 24, count=40, channels=2)
+    quiet = Shading(intensity=0)
+    augmentation = Augmentation(**{**ONLY_SPACE, "spatial": 0.5}, elastic=0.2, second_view=quiet)
+
+    first, second = augmentation(given, 5, ("x",), views=2)
+
+    kept = [torch.equal(a, b) for a, b in zip(first.image, given.image, strict=True)]
+    assert 8 < sum(kept) < 32
+    assert second is not None and torch.equal(first.image, second)
+    assert kept == [torch.equal(a, b) for a, b in zip(first.label, given.label, strict=True)]
+
+
+def test_the_stream_alone_decides() -> None:
+    given = batch(16, 24)
+    augmentation = Augmentation(spatial=0.7, elastic=0.2, bias=0.4, noise=0.1)
+
+    one, same, other = (augmentation(given, 1, ("x", step))[0] for step in (0, 0, 1))
+
+    assert torch.equal(one.image, same.image) and torch.equal(one.label, same.label)
+    assert not torch.equal(one.image, other.image)
+
+
+@mark.parametrize("sides", [(16, 24), (8, 12, 10)], ids=str)
+def test_defaults_draw_nothing_new_so_old_runs_keep_their_bytes(sides: tuple[int, ...]) -> None:
+    given = batch(*sides, count=8)
+    image, label = given.image.clone(), given.label.clone()
+    for seed in range(5):
+        now, _ = Augmentation()(given, seed, ("x",))
+        assert torch.equal(now.image, before(given, seed))
+    assert torch.equal(given.image, image) and torch.equal(
+        given.label, label
+    )  # the case itself is left alone
+
+
+def before(given: Batch, seed: int) -> torch.Tensor:
+    """Flip and intensity as they were before there was anything else."""
+    from wardround.seeding import generator
+
+    draw = generator(seed, "x")
+    chosen = torch.rand(len(given), generator=draw) < 0.5
+    axes = torch.randint(given.label.ndim - 1, (len(given),), generator=draw)
+    image = torch.stack(
+        [
+            scan.flip(int(axis) + 1) if flip else scan
+            for scan, flip, axis in zip(given.image, chosen, axes, strict=True)
+        ]
+    )
+    scale, shift = (torch.rand(2, len(image), generator=draw) * 2 - 1) * 0.1
+    fit = (-1, *[1] * (image.ndim - 1))
+    return image * (1 + scale.view(fit)) + shift.view(fit)
+
+
+@mark.parametrize("sides", [(40, 24), (16, 12, 20)], ids=str)
+def test_the_bias_field_is_smooth_bounded_and_leaves_the_dark_dark(sides: tuple[int, ...]) -> None:
+    image = torch.full((5, 2, *sides), 3.0)
+    image[(slice(None), slice(None), *[0] * len(sides))] = 1.0  # the darkest voxel
+
+    field = (uneven(image, float(np.log(1.5)), torch.Generator().manual_seed(2)) - 1) / 2
+    rest = field[..., 1:]
+
+    assert torch.equal(field[(slice(None), slice(None), *[0] * len(sides))], torch.zeros(5, 2))
+    assert float(rest.max()) <= 1.5001 and float(rest.min()) >= 1 / 1.5001 and float(rest.std()) > 0.02
+    assert torch.equal(field[:, 0], field[:, 1])  # one coil, all channels
+    assert float(torch.diff(rest, n=2, dim=-1).abs().max()) < 0.1
+
+
+def test_a_constant_image_and_single_slices_pass() -> None:
+    flat = Batch(torch.zeros(2, 1, 1, 8), torch.zeros(2, 1, 8, dtype=torch.long))
+    moved, _ = Augmentation(**ONLY_SPACE, elastic=0.4, bias=1.0)(flat, 1, ("x",))
+
+    assert torch.equal(moved.image, flat.image) and torch.equal(moved.label, flat.label)
+
+
+@mark.parametrize("asked", [{"rotate": 30}, {"scale": 0.2}, {"elastic": 0.1}], ids=str)
+def test_a_rotation_without_a_chance_is_refused(asked: dict[str, Any]) -> None:
+    with raises(ConfigError, match=f"{next(iter(asked))} does nothing while spatial is 0"):
+        load_config({"augmentation": asked})
+    load_config({"augmentation": {**asked, "spatial": 0}})  # said aloud, it is a way to switch it off
+
+
+def test_a_written_out_configuration_reads_back() -> None:
+    config = load_config({"augmentation": {"spatial": 0.3, "rotate": 30}})
+
+    assert load_config(config.as_dict()).augmentation == config.augmentation

@@ -1,0 +1,137 @@
+"""Patches of volumes: where they lie, what is beyond the edge, and that the generator alone decides."""
+
+import torch
+from pytest import mark, raises
+
+from wardround.data.cases import Case
+from wardround.data.serving.patches import PatchSplit, cut, limits, start_of, usual_patch
+from wardround.data.serving.resident import Stored
+from wardround.errors import ConfigError, DataError
+from wardround.training.workbench import in_order
+
+
+def stored(name: str, *shape: int, lesion: tuple[int, ...] | None = None, value: int = 1) -> Stored:
+    """An image in which every voxel knows its place, and a lesion of one voxel."""
+    places = torch.cartesian_prod(*[torch.arange(side) for side in shape]).T.reshape(len(shape), *shape)
+    label = torch.zeros(shape, dtype=torch.uint8)
+    if lesion is not None:
+        label[lesion] = value
+    voxels = {value: (label == value).nonzero()} if lesion is not None else {}
+    return Stored(Case(name, places.float(), label, (1.0,) * len(shape)), voxels)
+
+
+def draw(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+@mark.parametrize("shape, patch", [((40, 30), (8, 12)), ((20, 30, 25), (8, 12, 6))], ids=str)
+def test_a_patch_is_that_part_of_image_and_label(shape: tuple[int, ...], patch: tuple[int, ...]) -> None:
+    lesion = tuple(side // 2 for side in shape)
+    split = PatchSplit([stored("a", *shape, lesion=lesion)], patch, 1.0)
+
+    batch = split.batch([0, 0, 0], draw())
+
+    assert batch.image.shape == (3, len(shape), *patch) and batch.label.shape == (3, *patch)
+    assert batch.label.dtype == torch.int64 and batch.image.dtype == torch.float32
+    for image, label in zip(batch.image, batch.label, strict=True):
+        where = label.nonzero()
+        assert image[(slice(None), *where[0])].tolist() == list(lesion)  # the voxel is where it was
+        assert where.tolist() == [[side // 2 for side in patch]]  # and in the middle
+
+
+def test_uniform_patches_reach_every_corner_and_stay_inside() -> None:
+    split = PatchSplit([stored("a", 10, 7)], (4, 4), 0.0)
+
+    images = split.batch([0] * 400, draw()).image
+    starts = {tuple(image[:, 0, 0].int().tolist()) for image in images}
+
+    assert starts == {(x, y) for x in range(7) for y in range(4)}
+
+
+def test_the_share_around_foreground_is_the_setting() -> None:
+    split = PatchSplit([stored("a", 400, 400, lesion=(3, 390))], (8, 8), 0.3)
+
+    labels = split.batch([0] * 2000, draw()).label
+
+    assert 0.26 < float((labels.sum(dim=(1, 2)) > 0).double().mean()) < 0.34
+
+
+def test_a_rare_class_is_drawn_as_often_as_a_common_one() -> None:
+    case = stored("a", 60, 60)
+    case.case.label[:30, :30] = 1
+    case.case.label[55, 55] = 2
+    voxels = {value: (case.case.label == value).nonzero() for value in (1, 2)}
+    split = PatchSplit([Stored(case.case, {**voxels, 3: torch.zeros(0, 2, dtype=torch.long)})], (4, 4), 1.0)
+
+    labels = split.batch([0] * 1000, draw()).label
+
+    assert 0.45 < float((labels == 2).flatten(1).any(dim=1).double().mean()) < 0.55
+
+
+@mark.parametrize("foreground", [0.0, 1.0])
+def test_a_volume_smaller_than_the_patch_is_padded_with_its_edge_and_label_zero(foreground: float) -> None:
+    case = stored("thin", 20, 20, 5, lesion=(0, 19, 4), value=2)
+    batch = PatchSplit([case], (8, 8, 12), foreground).batch([0] * 50, draw())
+
+    assert batch.image.shape == (50, 3, 8, 8, 12)
+    slices = batch.image[:, 2, 0, 0]  # each voxel's own slice number, along the padded axis
+    assert all(row.unique().tolist() == [0, 1, 2, 3, 4] for row in slices)
+    assert all(row.tolist() == sorted(row.tolist()) for row in slices)
+    inside = (batch.label == 2).sum(dim=(1, 2, 3))
+    assert inside.max() <= 1 and (foreground == 0 or inside.min() == 1)
+
+
+def test_a_case_without_foreground_gives_patches_anywhere() -> None:
+    split = PatchSplit([stored("healthy", 30, 30)], (8, 8), 1.0)
+
+    assert len(split.batch([0] * 20, draw()).image[:, :, 0, 0].unique(dim=0)) > 5
+
+
+def test_the_generator_alone_decides_and_cases_do_not_disturb_each_other() -> None:
+    cases = [stored("a", 20, 30), stored("b", 40, 25, lesion=(7, 7)), stored("c", 9, 50)]
+    split = PatchSplit(cases, (8, 8), 0.5)
+
+    one, same, other = (split.batch([2, 0, 1], draw(seed)) for seed in (1, 1, 2))
+    others = PatchSplit([cases[0], stored("x", 33, 44), cases[2]], (8, 8), 0.5).batch([2, 0, 1], draw(1))
+
+    assert torch.equal(one.image, same.image) and torch.equal(one.label, same.label)
+    assert not torch.equal(one.image, other.image)
+    assert torch.equal(one.image[:2], others.image[:2])
+
+
+def test_judging_takes_whole_cases_one_at_a_time() -> None:
+    split = PatchSplit([stored("a", 20, 30), stored("b", 20, 30)], (8, 8), 0.5)
+
+    assert split.draws and not split.one_shape
+    assert [tuple(batch.image.shape) for batch in in_order(split, 16)] == [(1, 2, 20, 30)] * 2
+    with raises(DataError, match=r"'a' \(20x30\) and 'c' \(9x9\) cannot be in one batch"):
+        PatchSplit([stored("a", 20, 30), stored("c", 9, 9)], (8, 8), 0.5).batch([0, 1])
+
+
+def test_a_patch_of_other_dimensions_is_refused_with_the_case() -> None:
+    with raises(ConfigError, match="data.patch is 8x8, but case 'a' is 20x30x4; give 3 numbers"):
+        PatchSplit([stored("a", 20, 30, 4)], (8, 8), 0.5)
+
+
+def test_places_at_the_very_ends() -> None:
+    case = stored("a", 10, 3, lesion=(9, 0))
+    assert limits((10, 3), (4, 8)) == [(0, 6), (-5, 0)]
+    assert start_of(case, (4, 8), 1.0, [0.0, 0.999, 0.999, 0.5, 0.5]) == (6, -4)
+    assert start_of(case, (4, 8), 0.0, [0.5, 0.5, 0.5, 0.999999, 0.0]) == (6, -5)
+    image, label = cut(case, (6, -5), (4, 8))
+    assert image[1, 0].tolist() == [0, 0, 0, 0, 0, 0, 1, 2] and label.nonzero().tolist() == [[3, 5]]
+
+
+def test_a_change_of_the_images_comes_before_cutting() -> None:
+    case = stored("a", 20, 20)
+    changed = Stored(case.case, {}, lambda image: image - image.mean())
+
+    whole = changed.image
+    part = PatchSplit([changed], (4, 4), 0.0).batch([0], draw()).image
+
+    assert bool((whole.unfold(1, 4, 1).unfold(2, 4, 1) == part[0][:, None, None]).all(dim=(0, 3, 4)).any())
+
+
+def test_a_patch_nobody_chose_fits_the_volumes() -> None:
+    assert usual_patch([(240, 240, 155), (250, 230, 24), (256, 256, 30)]) == (96, 96, 32)
+    assert usual_patch([(5, 100), (7, 120), (9, 90)]) == (16, 96)

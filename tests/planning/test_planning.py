@@ -1,0 +1,258 @@
+"""wardround plan: what a run will take, told before it is started."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from helpers import Watcher, config, run, settings
+from helpers import call as called
+from pytest import CaptureFixture, MonkeyPatch, approx, fixture, mark
+from torch import nn
+
+import wardround as wr
+import wardround.planning as planning
+from wardround.engine.host import build_model
+from wardround.models.base import Output, Segmenter
+from wardround.planning import plan, size
+from wardround.planning.memory import activation_bytes, optimizer_bytes
+from wardround.planning.rehearsal import Rehearsal
+from wardround.training.workbench import Workbench
+
+GB = 2**30
+
+
+def call(monkeypatch: MonkeyPatch, capsys: CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    return called(monkeypatch, capsys, "plan", *arguments)
+
+
+@fixture
+def config_file(tmp_path: Path) -> Path:
+    path = tmp_path / "run.yaml"
+    path.write_text(yaml.safe_dump(settings(tmp_path / "run")))
+    return path
+
+
+# Against what a run really does
+
+
+@mark.parametrize("method", ["fedavg", "scaffold", "fedevi", "centralised", "fedproto", "fedper"])
+def test_traffic_of_the_rehearsal_is_that_of_a_real_round(tmp_path: Path, method: str) -> None:
+    changes: dict[str, Any] = {"method": {"name": method}, "rounds": 2}
+    made = plan(config(tmp_path / "run", **changes))
+
+    last = run(tmp_path / "run", **changes).records[1]["exchanges"]
+
+    assert made.traffic.measured and made.notes == []
+    for direction, planned in (("bytes_down", 0), ("bytes_up", 1)):
+        real: dict[str, int] = {}
+        for exchange in last:
+            if exchange["task"] != "evaluate":
+                sent = sum(exchange[direction].values())
+                real[exchange["task"]] = real.get(exchange["task"], 0) + sent
+        for task, sent in real.items():
+            assert made.traffic.parts[task][planned] == approx(sent, rel=0.02, abs=200)
+
+
+def test_steps_and_cases_are_those_of_a_real_run(tmp_path: Path) -> None:
+    class Counting(Watcher):
+        steps = 0
+
+        def on_progress(self, client: str, step: int, steps: int) -> None:
+            self.steps += 1
+
+    changes: dict[str, Any] = {"rounds": 3, "local_epochs": 2}
+    made = plan(config(tmp_path / "run", **changes), calibrate=False)
+    counting = Counting()
+
+    result = wr.run(settings(tmp_path / "run", **changes), listener=counting)
+
+    assert made.steps == counting.steps
+    assert made.parameters == sum(p.numel() for p in result.model.parameters())
+    tested = {name: entry.num for name, entry in result.test.clients["dice"].items()}
+    assert {client.name: client.test for client in made.clients} == tested
+
+
+def test_the_run_folder_grows_as_planned(tmp_path: Path) -> None:
+    keep = {"learning_rate": 0.01, "state": "keep"}
+    made = plan(config(tmp_path / "run", optimizer=keep))
+
+    run(tmp_path / "run", optimizer=keep)
+
+    kept = [*(tmp_path / "run/checkpoints").rglob("*.safetensors")]
+    kept += [*(tmp_path / "run/clients").rglob("*.safetensors")]
+    real = sum({path.stat().st_ino: path.stat().st_size for path in kept}.values())  # some are links
+    assert real <= made.disk_bytes <= 3 * real
+
+
+# Memory
+
+
+def test_activations_of_two_layers_by_hand() -> None:
+    class Two(Segmenter):
+        def __init__(self) -> None:
+            super().__init__(in_channels=1, num_outputs=1, dimensions=2, divisor=1)
+            self.layers = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 1, 1))
+
+        def _output(self, x: torch.Tensor) -> Output:
+            return Output(logits=self.layers(x))
+
+    counted = activation_bytes(Two(), (2, 1, 8, 8), checkpointing=False)
+
+    image, hidden = 2 * 64 * 4, 2 * 4 * 64 * 4  # what the convolutions and the ReLU look at again
+    assert counted == image + hidden + 4 * image  # and the loss, about
+
+
+def test_recomputing_keeps_less_and_a_smaller_batch_too(tmp_path: Path) -> None:
+    model = build_model(config(tmp_path, model={"name": "unet2d", "base_filters": 8, "levels": 4}))
+
+    whole = activation_bytes(model, (8, 1, 64, 64), checkpointing=False)
+    half = activation_bytes(model, (4, 1, 64, 64), checkpointing=False)
+    again = activation_bytes(model, (8, 1, 64, 64), checkpointing=True)
+
+    assert whole is not None and half is not None and again is not None
+    assert half == approx(whole / 2, rel=0.01) and again < 0.8 * whole
+
+
+def test_optimizer_state_by_kind(tmp_path: Path) -> None:
+    kinds = {"adam": {}, "sgd": {"name": "sgd"}, "momentum": {"name": "sgd", "momentum": 0.9}}
+    found = {name: config(tmp_path, optimizer=kind).optimizer for name, kind in kinds.items()}
+
+    assert {name: optimizer_bytes(kind, 100) for name, kind in found.items()} == {
+        "adam": 200,
+        "sgd": 0,
+        "momentum": 100,
+    }
+
+
+def test_references_of_a_method_are_counted(tmp_path: Path) -> None:
+    plain = plan(config(tmp_path), calibrate=False)
+    moon = plan(config(tmp_path, method={"name": "moon"}), calibrate=False)
+
+    assert plain.memory[0].parts["references"] == 0
+    assert moon.memory[0].parts["references"] == 2 * moon.model_bytes
+
+
+@mark.parametrize(
+    ("free", "changes", "suggestion"),
+    [
+        (GB, {"batch_size": 64, "compute": {"workers": 1}}, "compute.micro_batch="),
+        (int(1.4 * GB), {"compute": {"workers": 3, "threads": 1}, "batch_size": 1}, "compute.workers=2"),
+        (int(0.1 * GB), {"batch_size": 1}, "smaller images"),
+    ],
+)
+def test_what_does_not_fit_comes_with_a_suggestion(
+    tmp_path: Path, monkeypatch: MonkeyPatch, free: int, changes: Any, suggestion: str
+) -> None:
+    monkeypatch.setattr(planning, "free_memory", lambda: free)
+    large = {
+        "data": {"phantom": {"hospitals": 3, "size": 128, "cases": 200}},
+        "model": {"name": "unet2d", "base_filters": 16},
+    }
+
+    made = plan(config(tmp_path, **large, **changes), calibrate=False)
+
+    assert len(made.problems) == 1 and suggestion in made.problems[0].suggestion
+    assert size(made.memory[0].total) in made.problems[0].what
+
+
+def test_a_suggested_micro_batch_does_fit(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
+    monkeypatch.setattr(planning, "free_memory", lambda: GB)
+    large: dict[str, Any] = {
+        "batch_size": 64,
+        "data": {"phantom": {"hospitals": 2, "size": 128, "cases": 200}},
+        "model": {"name": "unet2d", "base_filters": 16},
+    }
+    first = plan(config(tmp_path, **large, compute={"workers": 1}), calibrate=False)
+    micro = int(first.problems[0].suggestion.rpartition("=")[2])
+
+    again = plan(config(tmp_path, **large, compute={"workers": 1, "micro_batch": micro}), calibrate=False)
+
+    assert again.problems == []
+
+
+# Time
+
+
+def test_the_busiest_worker_decides_how_long_a_round_takes(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
+    seen = Rehearsal(step=1.0, case=0.5, test_case=2.0, others={"score": 3.0}, server=0.25, checkpoint=0.125)
+    monkeypatch.setattr(planning, "rehearse", lambda *given, **named: seen)
+    changes: dict[str, Any] = {
+        "rounds": 10,
+        "data": {"phantom": {"hospitals": 3, "size": 16, "cases": [20, 10, 10]}},
+        "evaluate": {"metrics": ["dice"], "every": 5, "overlays": 0},
+    }
+
+    one = plan(config(tmp_path, **changes, compute={"workers": 1, "threads": 1}))
+    two = plan(config(tmp_path, **changes, compute={"workers": 2, "threads": 1}))
+
+    cases = [(12, 3, 5), (6, 2, 2), (6, 2, 2)]
+    assert [(c.train, c.val, c.test) for c in one.clients] == cases
+    assert one.time is not None and two.time is not None
+    assert one.time.round == approx(3 + 2 + 2 + 3 * 3 + 3 * 0.25 + 0.125)
+    assert one.time.total == approx(1 + 10 * one.time.round + 2 * 7 * 0.5 + 9 * 2)
+    assert two.time.round == approx(2 + 2 + 2 * 3 + 3 * 0.25 + 0.125, abs=0.01)  # the two small ones
+
+
+def test_a_step_that_takes_too_long_ends_the_rehearsal(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
+    monkeypatch.setattr("wardround.planning.rehearsal.BUDGET", 0.0)
+    monkeypatch.setattr("wardround.planning.rehearse.__kwdefaults__", {"budget": 0.0})
+
+    made = plan(config(tmp_path))
+
+    assert made.time is not None and made.time.step > 0 and not made.traffic.measured
+    assert made.notes == ["One step alone took longer than the time allowed."]
+
+
+# The command
+
+
+def test_the_command_tells_all_and_writes_no_run(
+    config_file: Path, tmp_path: Path, monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
+) -> None:
+    code, out, err = call(monkeypatch, capsys, str(config_file))
+
+    assert code == 0 and err == ""
+    for word in ("parameters", "| north | 5 | 1 | 2 | 2 |", "sent in all", "a step", "Everything fits."):
+        assert word in out
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run.yaml"]
+
+
+def test_json_is_one_object(config_file: Path, monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]) -> None:
+    code, out, _ = call(
+        monkeypatch, capsys, str(config_file), "--json", "--no-calibration", "--set", "rounds=7"
+    )
+
+    found = json.loads(out)
+    assert code == 0 and found["rounds"] == 7 and found["time"] is None and found["problems"] == []
+    assert found["choices"]["workers"] == 1 and found["choices"]["devices"] == ["cpu"]
+    assert found["traffic"]["total"] > found["model_bytes"]
+
+
+def test_what_does_not_fit_is_no_error_but_a_wrong_setting_is(
+    config_file: Path, monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(planning, "free_memory", lambda: 1)
+
+    code, out, _ = call(monkeypatch, capsys, str(config_file), "--no-calibration")
+    wrong, _, err = call(monkeypatch, capsys, str(config_file), "--set", "roundz=1")
+
+    assert code == 0 and "Does not fit: this machine needs about" in out and "Suggestion: " in out
+    assert wrong == 2 and "Did you mean 'rounds'?" in err
+
+
+def test_memory_that_runs_out_in_the_rehearsal_is_taken_as_in_a_run(
+    tmp_path: Path, monkeypatch: MonkeyPatch
+) -> None:
+    backward, seen = Workbench.backward, []
+
+    def tight(self: Workbench, *rest: Any) -> torch.Tensor:
+        seen.append(self.micro_batch)
+        if self.micro_batch is None:
+            raise torch.OutOfMemoryError("no room")
+        return backward(self, *rest)
+
+    monkeypatch.setattr(Workbench, "backward", tight)
+    assert plan(config(tmp_path / "run", rounds=1)).as_dict()
+    assert seen[:2] == [None, 2]
