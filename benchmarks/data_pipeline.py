@@ -27,13 +27,13 @@ from typing import Any
 import torch
 import yaml
 
-from wardround.config import DataSettings
 from wardround.data.cases import Split, TensorSplit, join
 from wardround.data.listing import Entry
 from wardround.data.phantom import files as phantom_files
 from wardround.data.phantom.cases import PhantomSettings
 from wardround.data.serving.augment import Augmentation
 from wardround.data.serving.loading import RealData
+from wardround.data.settings import DataSettings
 
 SIZE = (160, 160)
 BATCH = 16

@@ -133,7 +133,7 @@ class Clock:
     def on_round(self, round, present): ...
     def on_progress(self, client, step, steps): times.setdefault("first_step", time.time())
     def on_record(self, record): times["rounds"].append(time.time())
-from wardround.config import load_config
+from wardround.config_file import load_config
 from wardround.engine.experiment import Experiment
 Experiment(load_config({path!r}), listener=Clock()).run()
 Path({log!r}).write_text(json.dumps(times))

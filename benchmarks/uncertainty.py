@@ -33,6 +33,7 @@ from torch.nn import functional
 import wardround as wr
 from wardround.api import Result
 from wardround.data.federation import open_federation
+from wardround.methods import build_objective
 from wardround.metrics import measure
 from wardround.uncertainty.maps import Accumulator, Predicted, case_uncertainty
 from wardround.uncertainty.quality import aurc, best_aurc, spearman
@@ -184,7 +185,7 @@ def case_numbers(folder: Path, seeds: Sequence[int] = (101, 102)) -> dict[str, A
     The choice was made on seeds 42, 7 and 9, among a dozen candidates; other seeds check it.
     """
     result = Result.load(folder)
-    objective = result.config.build_objective()
+    objective = build_objective(result.config)
     rows: list[dict[str, Any]] = []
     for seed in seeds:
         federation = open_federation(result.config.data, seed)

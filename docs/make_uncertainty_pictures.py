@@ -21,9 +21,10 @@ import torch
 from PIL import Image
 
 from wardround.api import Result
-from wardround.config import load_config
+from wardround.config_file import load_config
 from wardround.data.federation import open_federation
 from wardround.files import write_bytes
+from wardround.methods import build_objective
 from wardround.uncertainty.maps import Accumulator, Predicted, case_uncertainty
 from wardround.uncertainty.quality import risk_coverage
 
@@ -35,7 +36,7 @@ BLUE, ORANGE, GREY = "#0f766e", "#b45309", "#9ca3af"
 
 
 def predicted(result: Result, image: torch.Tensor, temperature: float) -> Predicted:
-    scan = Accumulator(result.config.build_objective(), temperature=temperature)
+    scan = Accumulator(build_objective(result.config), temperature=temperature)
     with torch.no_grad():
         scan.add(result.model(image[None])[0])
     return scan.result()

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 import wardround as wr
 from wardround.clients.clients import Answer
-from wardround.config import Config, load_config
+from wardround.config import Config
+from wardround.config_file import load_config
 from wardround.data.federation import open_federation
 from wardround.data.phantom.cases import PhantomSettings, make_client
 from wardround.engine.checkpoint import MemoryStore

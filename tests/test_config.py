@@ -5,7 +5,8 @@ from typing import Any
 from pytest import mark, raises
 
 import wardround as wr
-from wardround.config import Config, load_config
+from wardround.config import Config
+from wardround.config_file import load_config, resolve
 from wardround.errors import ConfigError
 
 
@@ -123,7 +124,7 @@ def test_a_malformed_override_is_explained(bad: str) -> None:
 def test_the_resolved_configuration_reads_back_to_itself() -> None:
     config = load_config({"objective": {"name": "focal_tversky", "alpha": 0.6}, "participation": ["north"]})
 
-    assert load_config(config.as_dict()).as_dict() == config.as_dict()
+    assert resolve(load_config(resolve(config))) == resolve(config)
 
 
 def test_scientific_notation_without_a_dot_is_a_number(tmp_path: Path) -> None:

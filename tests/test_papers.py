@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 import wardround as wr
 from wardround import papers
 from wardround.cli import app, main
-from wardround.config import parse
+from wardround.config_file import parse
 from wardround.errors import ConfigError
 from wardround.methods import METHODS
 from wardround.methods.fedavg import FedAvg

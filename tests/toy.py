@@ -91,7 +91,7 @@ class Loop:
         self.clients = {client.name: client for client in clients}
 
     def deliver(
-        self, task: str, round: int, messages: Mapping[str, Message], standing: Any
+        self, task: str, round: int, messages: Mapping[str, Message], sync_state: Any
     ) -> Iterator[Answer]:
         for name, message in messages.items():
             client = self.clients[name]
@@ -108,7 +108,7 @@ class Script:
         self.answers = {answer.client: answer for answer in answers}
 
     def deliver(
-        self, task: str, round: int, messages: Mapping[str, Message], standing: Any
+        self, task: str, round: int, messages: Mapping[str, Message], sync_state: Any
     ) -> Iterator[Answer]:
         yield from (self.answers[name] for name in messages)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from wardround.version import __version__
 
 __all__ = [
     "METHODS",
@@ -22,13 +22,15 @@ __all__ = [
     "evaluate",
     "load_config",
     "predict",
+    "__version__",
     "run",
 ]
 
 if TYPE_CHECKING:
     from wardround.api import Result, run
     from wardround.comparison import Comparison, compare
-    from wardround.config import Config, load_config
+    from wardround.config import Config
+    from wardround.config_file import load_config
     from wardround.methods import METHODS, OBJECTIVES
     from wardround.prediction.evaluating import evaluate
     from wardround.prediction.predicting import Prediction

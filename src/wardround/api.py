@@ -11,7 +11,8 @@ from typing import Any
 
 from torch import nn
 
-from wardround.config import Config, load_config
+from wardround.config import Config
+from wardround.config_file import load_config
 from wardround.engine.checkpoint import Checkpoints
 from wardround.engine.experiment import Experiment, Listener, Outcome, Progress
 from wardround.engine.host import build_model

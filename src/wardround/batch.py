@@ -14,7 +14,8 @@ from typing import Any, Literal, Protocol
 import yaml
 
 from wardround.api import Result
-from wardround.config import Config, load_config
+from wardround.config import Config
+from wardround.config_file import load_config, resolve
 from wardround.engine.checkpoint import Checkpoints
 from wardround.errors import CheckpointError, ConfigError, WardroundError
 from wardround.files import taken, write_text
@@ -24,7 +25,7 @@ log = logging.getLogger(__name__)
 POLL_SECONDS = 0.2
 MAY_DIFFER = ("output", "name", "compute", "deadline", "retries")  # a resumed run may change these
 
-Standing = Literal["new", "unfinished", "done"]
+Stage = Literal["new", "unfinished", "done"]
 Runs = Mapping[str, Mapping[str, Any]]
 
 
@@ -81,15 +82,15 @@ def run_each(
                         blocked.add(name)
                     continue
                 waiting.remove(name)
-                standing = standing_of(folder / name, configs[name]) if resume else "new"
-                if standing == "done":
+                stage = find_stage(folder / name, configs[name]) if resume else "new"
+                if stage == "done":
                     yield name, None
                 else:
                     # side by side they fill the machine, so none starts workers unless told to
                     alone = jobs == 1 or configs[name].compute.workers != "auto"
                     options = [] if alone else ["--set", "compute.workers=1"]
                     running[name] = start(
-                        runs[name], folder, name, resume=standing == "unfinished", options=options
+                        runs[name], folder, name, resume=stage == "unfinished", options=options
                     )
             time.sleep(POLL_SECONDS)
             for name, process in list(running.items()):
@@ -106,12 +107,12 @@ def run_each(
 # One run
 
 
-def standing_of(folder: Path, config: Config) -> Standing:
+def find_stage(folder: Path, config: Config) -> Stage:
     """How far a run folder is, given the configuration it should have; another one is refused."""
     path = folder / "config.yaml"
     if not path.exists():
         return "new"
-    before, now = load_config(path).as_dict(), config.as_dict()
+    before, now = resolve(load_config(path)), resolve(config)
     for key in now:
         if key not in MAY_DIFFER and in_json(before[key]) != in_json(now[key]):
             raise CheckpointError(

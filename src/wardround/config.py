@@ -1,112 +1,70 @@
-"""Typed settings with their defaults; reads YAML, names the wrong key.
+"""One run's settings, typed, with their defaults.
 
-Every key has a default, so a file only overrides. Methods and objectives bring their own settings:
-the fields of their classes.
+Every key has a default, so a file only overrides. Methods and objectives bring their own settings: the
+fields of their classes. `config_file` reads such a file and checks it whole.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import logging
-from collections.abc import Mapping, Sequence
-from functools import lru_cache
+import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import Any, Literal
 
-import yaml
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    TypeAdapter,
-    ValidationError,
-    field_validator,
-    model_validator,
-)
+from pydantic import Field, field_validator
 
-from wardround.clients.traffic import TrafficSettings
-from wardround.data.folders import FolderSettings
-from wardround.data.phantom.cases import PhantomSettings
 from wardround.data.serving.augment import Augmentation
-from wardround.errors import ConfigError
-from wardround.models import MODELS, ModelSettings, check_dimensions, is_foreign, resolve
-from wardround.models.user_networks import NotHere
-from wardround.text import suggestion
-from wardround.training.optimizers import OptimizerSettings
-from wardround.yaml_file import PlainLoader, read_yaml
-
-if TYPE_CHECKING:
-    from wardround.losses.objective import Objective
-    from wardround.methods.base import Method
-    from wardround.models.base import Segmenter
+from wardround.data.settings import DataSettings
+from wardround.files import file_name
+from wardround.metrics import METRICS
+from wardround.models import ModelSettings
+from wardround.settings import Settings
+from wardround.text import suggest
 
 
-log = logging.getLogger(__name__)
+class Schedule(Settings):
+    """How the learning rate changes with the round.
 
-
-class Settings(BaseModel):
-    """A section of the configuration: unknown keys are errors, values cannot be changed."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class DataSettings(Settings):
-    """Where the cases come from: a federation.yaml, folders of one layout, or made-up hospitals.
-
-    prepare, splits: settings laid over those of federation.yaml, such as {size: [128, 128]}; patch: voxels
-    of the parts of volumes that are trained on, null takes whole images where they have one shape;
-    foreground: share of patches around something labelled.
+    constant; step: times gamma every `every` rounds; exponential: times gamma each round;
+    polynomial: (1 - round/rounds)^power; cosine: half a cosine to zero. `warmup` rounds rise linearly;
+    polynomial and cosine then start, step and exponential count from the first round.
     """
 
-    phantom: PhantomSettings = PhantomSettings()
-    folders: FolderSettings | None = None
-    federation: Path | None = Field(
-        None, description="federation.yaml of real data, relative to the current directory"
-    )
-    hospitals: bool = Field(
-        False, description="cases are at the hospitals, each with its own federation.yaml: wardround submit"
-    )
-    prepare: dict[str, Any] | None = None
-    splits: dict[str, Any] | None = None
-    patch: tuple[Annotated[int, Field(ge=1)], ...] | None = None
-    foreground: float = Field(0.5, ge=0, le=1)
-    proxy: str | None = Field(
-        None, description="centre whose cases are at the server, for methods that need some; not a client"
-    )
+    name: Literal["constant", "step", "exponential", "polynomial", "cosine"] = "constant"
+    gamma: float = Field(0.99, gt=0, le=1)
+    every: int = Field(30, ge=1)
+    power: float = Field(0.9, gt=0)
+    warmup: int = Field(0, ge=0)
 
-    @model_validator(mode="after")
-    def one_source(self) -> Self:
-        given = {
-            "phantom": self.phantom != PhantomSettings(),
-            "folders": self.folders is not None,
-            "federation": self.federation is not None,
-            "hospitals": self.hospitals,
-        }
-        named = [name for name, is_given in given.items() if is_given]
-        if len(named) > 1:
-            raise ValueError(
-                f"{' and '.join(named)} are both given, but cases come from one. Keep that alone, "
-                f"for example data: {{{named[-1]}: ...}}"
-            )
-        for name in ("prepare", "splits", "patch"):
-            if getattr(self, name) is not None and self.federation is None and not self.hospitals:
-                raise ValueError(f"{name} needs real data: set data.federation to a federation.yaml")
-        if self.patch is not None and len(self.patch) not in (2, 3):
-            raise ValueError(f"patch is {list(self.patch)}; give two numbers for images, three for volumes")
-        return self
+    def factor(self, round: int, rounds: int) -> float:
+        """What the base rate is multiplied with in this round (0-based)."""
+        if round < self.warmup:
+            return (round + 1) / (self.warmup + 1)
+        done = (round - self.warmup) / max(rounds - self.warmup, 1)
+        if self.name == "step":
+            return float(self.gamma ** (round // self.every))
+        if self.name == "exponential":
+            return float(self.gamma**round)
+        if self.name == "polynomial":
+            return float((1 - done) ** self.power)
+        if self.name == "cosine":
+            return 0.5 * (1 + math.cos(math.pi * done))
+        return 1.0
 
-    @property
-    def is_phantom(self) -> bool:
-        """Whether made-up hospitals are asked for, rather than left in place by settings without data."""
-        return self.phantom != PhantomSettings()
 
-    @property
-    def dimensions(self) -> int | None:
-        """2 or 3 where the settings alone say it."""
-        if self.is_phantom:
-            return self.phantom.dimensions
-        sides = self.folders.size if self.folders is not None else self.patch
-        return None if sides is None else len(sides)
+class OptimizerSettings(Settings):
+    """The clients' optimizer."""
+
+    name: Literal["adam", "adamw", "sgd"] = "adam"
+    learning_rate: float = Field(1e-3, ge=0, allow_inf_nan=False)
+    weight_decay: float = Field(0.0, ge=0, allow_inf_nan=False)
+    betas: tuple[float, float] = (0.9, 0.999)
+    momentum: float = Field(0.0, ge=0, lt=1)
+    nesterov: bool = False
+    clip_norm: float | None = Field(None, gt=0, description="largest gradient norm; null: no clipping")
+    schedule: Schedule = Schedule()
+    state: Literal["keep", "reset"] = Field(
+        "reset", description="keep a client's optimizer state between rounds, or start afresh"
+    )
 
 
 class EvaluateSettings(Settings):
@@ -142,11 +100,9 @@ class EvaluateSettings(Settings):
     @field_validator("metrics", "select")
     @classmethod
     def known(cls, value: Any) -> Any:
-        from wardround.metrics import METRICS
-
         for name in [value] if isinstance(value, str) else value:
             if name not in METRICS:
-                near = suggestion(name, METRICS) or f" There are: {', '.join(METRICS)}."
+                near = suggest(name, METRICS) or f" There are: {', '.join(METRICS)}."
                 raise ValueError(f"'{name}' is not a metric.{near}")
         return value
 
@@ -186,6 +142,21 @@ class ComputeSettings(Settings):
         raise ValueError(f"it is {value!r}; give auto, or a number from 1 on")
 
 
+class TrafficSettings(Settings):
+    """How clients send their trained model.
+
+    upload: full; float16 (lossy, half the bytes); delta: the exact difference to the model they were sent,
+    smaller only once compressed; delta_float16: that, rounded (lossy, but small changes keep their digits).
+    """
+
+    upload: Literal["full", "float16", "delta", "delta_float16"] = "full"
+    compress: Literal["none", "zlib"] = Field("none", description="zlib: lossless, for every reply")
+
+    @property
+    def is_lossy(self) -> bool:
+        return self.upload in ("float16", "delta_float16")
+
+
 class Config(Settings):
     """One run."""
 
@@ -221,214 +192,4 @@ class Config(Settings):
 
     @property
     def folder(self) -> Path:
-        from wardround.files import file_name
-
         return self.output if self.output is not None else Path("runs") / file_name(self.name)
-
-    def build_method(self) -> Method:
-        from wardround.methods import METHODS
-
-        method: Method = build_named(METHODS, self.method, "method")
-        return method
-
-    def build_objective(self) -> Objective:
-        """The chosen objective, or the method's own when none is named."""
-        from wardround.methods import OBJECTIVES
-
-        chosen = dict(self.objective)
-        if "name" not in chosen:
-            chosen["name"] = self.build_method().objective
-        objective: Objective = build_named(OBJECTIVES, chosen, "objective")
-        return objective
-
-    def sketch_model(self) -> Segmenter | None:
-        """The network without numbers, for checks before any data are read.
-
-        None for one that cannot be built yet: its module lies elsewhere, or it fits only data we do not know.
-        """
-        from wardround.models.measure import sketch
-
-        phantom = self.data.phantom if self.data.is_phantom else PhantomSettings()
-        num_outputs = self.build_objective().num_outputs(phantom.num_classes)
-        known, info = self.data.dimensions, MODELS.get(self.model.name)
-        guesses = (known,) if known is not None else info.dimensions if info is not None else (2, 3)
-        for dimensions in guesses:
-            try:
-                return sketch(
-                    self.model,
-                    in_channels=phantom.channels,
-                    num_outputs=num_outputs,
-                    dimensions=dimensions,
-                )
-            except NotHere:
-                return None
-            except ConfigError:
-                if self.data.is_phantom or not is_foreign(self.model):
-                    raise
-        return None
-
-    def as_dict(self) -> dict[str, Any]:
-        """Every setting written out, defaults and the method's own included."""
-        plain = self.model_dump(mode="json")
-        method, objective = self.build_method(), self.build_objective()
-        plain["method"] = {"name": self.method.get("name", "fedavg"), **dataclasses.asdict(method)}
-        name = self.objective.get("name", method.objective)
-        plain["objective"] = {"name": name, **dataclasses.asdict(objective)}
-        plain["output"] = str(self.folder)
-        return plain
-
-
-@lru_cache(maxsize=256)
-def reader(kind: type[Any]) -> TypeAdapter[Any]:
-    """What makes objects of a class from plain values; making it takes longer than using it."""
-    return TypeAdapter(kind)
-
-
-def build_named(registry: Mapping[str, type[Any]], settings: Mapping[str, Any], where: str) -> Any:
-    """An object of the named class, its fields checked like every other setting."""
-    chosen = dict(settings)
-    name = chosen.pop("name", "fedavg" if where == "method" else None)
-    if name not in registry:
-        raise ConfigError(
-            f"{where}.name is {name!r}.{suggestion(str(name), registry)} List all: wardround {where}s"
-        )
-    kind: Any = registry[name]
-    fields = {entry.name for entry in dataclasses.fields(kind)}
-    for key in chosen:
-        if key not in fields:
-            raise ConfigError(
-                f"{where}.{key} is not a setting of '{name}'.{suggestion(key, fields)} "
-                f"It has: {', '.join(sorted(fields)) or 'none'}."
-            )
-    try:
-        return reader(kind).validate_python(chosen)
-    except ValidationError as error:
-        raise ConfigError(explained(error, f"{where}.")) from None
-
-
-def load_config(source: str | Path | Mapping[str, Any] | Config, overrides: Sequence[str] = ()) -> Config:
-    """A checked configuration from a YAML file, a dictionary or a Config, with `a.b=c` on top."""
-    if isinstance(source, Config):
-        if not overrides:
-            return source
-        label, values = "", source.model_dump(mode="json")
-    elif isinstance(source, Mapping):
-        label, values = "", dict(source)
-    else:
-        label, values = f"{source}: ", read_yaml(Path(source))
-    for override in overrides:
-        apply_override(values, override)
-    return parse(values, label)
-
-
-def apply_override(values: dict[str, Any], override: str) -> None:
-    """Lay one `a.b=c` over nested settings; the value is read as YAML."""
-    key, sign, text = override.partition("=")
-    if not sign or not key.strip():
-        raise ConfigError(f"--set {override}: write it as key=value, for example --set rounds=3.")
-    try:
-        value = yaml.load(text, Loader=PlainLoader)  # noqa: S506
-    except yaml.YAMLError:
-        raise ConfigError(f"--set {override}: '{text}' is not a YAML value.") from None
-    *path, last = key.strip().split(".")
-    place = values
-    for part in path:
-        inner = place.get(part)
-        if inner is None:
-            inner = place[part] = {}
-        if not isinstance(inner, dict):
-            raise ConfigError(f"--set {override}: '{part}' is a single value and has no '{last}'.")
-        place = inner
-    place[last] = value
-
-
-def parse(values: Mapping[str, Any], label: str = "") -> Config:
-    """Check everything that can be checked before a run, with one sentence for the first mistake."""
-    if "datasets" in values and "about" in values:
-        raise ConfigError(
-            f"{label}this describes a paper's table, which is several runs on data of your own. "
-            "See what it needs with: wardround papers show NAME"
-        )
-    if "sweep" in values:
-        raise ConfigError(
-            f"{label}this has a `sweep:` and is several runs. Run it with: wardround compare FILE"
-        )
-    try:
-        config = Config.model_validate(values)
-        method, objective = config.build_method(), config.build_objective()
-        check_model(config)
-        check_features(config, method, objective)
-        if config.model.bn_stats == "pooled" and config.traffic.is_lossy:
-            raise ConfigError(
-                f"traffic.upload is {config.traffic.upload}, which rounds the mean squares that "
-                "model.bn_stats: pooled sends, until variances vanish. Use upload: delta or another bn_stats."
-            )
-        method.check(config, objective)
-        objective.check(config)
-        for warning in objective.warnings(config):
-            log.warning(warning)
-    except ValidationError as error:
-        raise ConfigError(label + explained(error)) from None
-    except ConfigError as error:
-        raise ConfigError(label + str(error)) from None
-    return config
-
-
-def check_model(config: Config) -> None:
-    """Refuse a network that is not there, its settings, and data it is not made for.
-
-    A network of the user's may lie elsewhere, as when an old run is looked at: then building it says so.
-    """
-    try:
-        resolve(config.model)
-    except NotHere as error:
-        log.debug("%s", error)
-    if config.data.dimensions is not None:
-        check_dimensions(config.model, config.data.dimensions)
-
-
-def check_features(config: Config, method: Method, objective: Objective) -> None:
-    """Refuse a network that does not show the features somebody compares."""
-    from wardround.losses.contrastive_objectives import trial_output
-    from wardround.models.measure import features_text
-
-    needs = method.needs | objective.needs
-    model = config.sketch_model() if "features" in needs else None
-    if model is None:
-        return
-    if not model.has_features:
-        raise ConfigError(
-            f"objective or method needs encoder features, which model '{config.model.name}' does not offer "
-            f"({features_text(model)}). Name a module in model.features, or choose another network."
-        )
-    if "decoder" in needs and trial_output(model).decoder is None:
-        raise ConfigError(
-            f"objective or method needs decoder features of the image's size, but the output layer of model "
-            f"'{config.model.name}' is given smaller ones. Choose another network, for example unet2d."
-        )
-
-
-def explained(error: ValidationError, prefix: str = "") -> str:
-    """The first mistake in words: where, what was given, what is expected."""
-    first = error.errors()[0]
-    place = [str(part) for part in first["loc"] if not str(part).startswith(("function-", "tuple[", "float"))]
-    where = prefix + ".".join(place)
-    value = first.get("input")
-    if first["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
-        known = known_keys(place[:-1])
-        return f"{where} is not a setting.{suggestion(place[-1], known)}"
-    message = first["msg"].removeprefix("Value error, ").removeprefix("Input should be ").rstrip(".")
-    if first["type"] == "value_error":
-        return f"{where}: {message}." if not message.endswith(("?", ".")) else f"{where}: {message}"
-    return f"{where} is {value!r}; it must be {message}."
-
-
-def known_keys(path: Sequence[str]) -> list[str]:
-    """The settings inside a section of the configuration."""
-    section: Any = Config
-    for part in path:
-        field = section.model_fields.get(part)
-        section = field.annotation if field is not None else None
-        if not (isinstance(section, type) and issubclass(section, BaseModel)):
-            return []
-    return list(section.model_fields)

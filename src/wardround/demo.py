@@ -6,7 +6,6 @@ A second part puts the four papers' methods beside FedAvg on the same hospitals,
 from __future__ import annotations
 
 import math
-import os
 import statistics
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 from wardround.api import Result
 from wardround.batch import Watch, run_all
 from wardround.engine.judging.result_tables import method_table
+from wardround.machine import cores
 from wardround.reporting import write_report
 from wardround.tables import Table
 
@@ -54,7 +54,7 @@ class Demo:
 def run_demo(folder: Path, *, seed: int = 42, watch: Watch | None = None) -> Demo:
     """Train all methods with one budget, two at a time, and compare them."""
     runs = {name: one_run(name, seed) for name in {**REFERENCES, **PAPERS}}
-    results = run_all(runs, folder, jobs=min(2, os.cpu_count() or 1), watch=watch)
+    results = run_all(runs, folder, jobs=min(2, cores()), watch=watch)
     tests = {name: result.test for name, result in results.items() if result.test is not None}
     elsewhere = mean_elsewhere(results["local"])
     references = method_table(

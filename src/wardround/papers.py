@@ -26,15 +26,17 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BeforeValidator, Field, ValidationError
+from pydantic import BeforeValidator, Field
 
-from wardround.config import Config, Settings, explained, parse
+from wardround.config import Config
+from wardround.config_file import parse
 from wardround.errors import ConfigError
 from wardround.methods import METHODS, OBJECTIVES
 from wardround.models import MODELS, resolve
 from wardround.models.user_networks import is_import_path
+from wardround.settings import Settings
 from wardround.tables import Table
-from wardround.text import suggestion
+from wardround.text import suggest
 from wardround.yaml_file import read_yaml
 
 PAPERS = {
@@ -188,7 +190,7 @@ class Preset:
         chosen = str(changes.get("datasets", next(iter(self.datasets))))
         if chosen not in self.datasets:
             raise ConfigError(
-                f"{self.name}, {label}: datasets is '{chosen}'.{suggestion(chosen, self.datasets)} "
+                f"{self.name}, {label}: datasets is '{chosen}'.{suggest(chosen, self.datasets)} "
                 f"The preset has: {', '.join(self.datasets)}."
             )
         settings = copy.deepcopy(self.settings)
@@ -289,14 +291,11 @@ def load(name: str) -> Preset:
     """One preset by name."""
     known = names()
     if name not in known:
-        raise ConfigError(f"'{name}' is not a preset.{suggestion(name, known)} List all: wardround papers")
+        raise ConfigError(f"'{name}' is not a preset.{suggest(name, known)} List all: wardround papers")
     path = folder() / f"{name}.yaml"
     values = read_yaml(path)
     own = {key: values.pop(key) for key in Extras.model_fields if key in values}
-    try:
-        extras = Extras.model_validate(own)
-    except ValidationError as error:
-        raise ConfigError(f"{path}: {explained(error)}") from None
+    extras = Extras.read(own, f"{path}: ")
     short, _, table = name.partition("-")
     return Preset(
         name=name,

@@ -1,4 +1,4 @@
-"""Words for people: what else they may have meant."""
+"""Text for people: what else they may have meant, and sizes as they are written."""
 
 from __future__ import annotations
 
@@ -6,14 +6,27 @@ import difflib
 from collections.abc import Iterable
 
 
-def suggestion(word: str, known: Iterable[object]) -> str:
-    """' Did you mean 'x'?' for the closest known word, else nothing."""
-    close = difflib.get_close_matches(word, [str(item) for item in known], n=1, cutoff=0.5)
-    return f" Did you mean '{close[0]}'?" if close else ""
+def suggest(word: str, known: Iterable[object], prefix: str = "") -> str:
+    """ " Did you mean 'x'?" for the nearest known word, capitals aside; nothing if none is near.
 
-
-def did_you_mean(word: str, known: Iterable[str], prefix: str = "") -> str:
-    """ " Did you mean 'x'?" for the nearest known word, capitals aside; nothing if none is near."""
-    by_lower = {name.lower(): name for name in known}
-    near = difflib.get_close_matches(word.lower(), by_lower, n=1)
+    >>> suggest("SCAFFOLD", ["scaffold", "fedavg"])
+    " Did you mean 'scaffold'?"
+    """
+    by_lower = {str(item).lower(): str(item) for item in known}
+    near = difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=0.5)
     return f" Did you mean '{prefix}{by_lower[near[0]]}'?" if near else ""
+
+
+def format_size(sides: Iterable[float]) -> str:
+    """Sides of an image, a patch or a voxel.
+
+    >>> format_size((64, 64)), format_size((0.5, 0.5, 2.0))
+    ('64x64', '0.5x0.5x2')
+    """
+    return "x".join(f"{side:g}" if isinstance(side, float) else str(side) for side in sides)
+
+
+def clipped(text: str, length: int = 24) -> str:
+    """Names from elsewhere: short, one line, and never read as mathematics."""
+    flat = "".join(character if character.isprintable() else "?" for character in text).replace("$", r"\$")
+    return flat if len(flat) <= length else flat[: length - 1] + "…"

@@ -1,4 +1,4 @@
-"""Reading YAML files that people write: settings of a run, federation.yaml, project.yaml, site.yaml.
+"""YAML files that people read and write: settings of a run, federation.yaml, project.yaml, site.yaml.
 
 Plain YAML takes the last of two equal keys without a word: a setting that is written down and does not hold.
 Here it is an error.
@@ -6,6 +6,7 @@ Here it is an error.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,11 +21,19 @@ class PlainLoader(yaml.SafeLoader):
     """The safe loader, which also reads 1e-3 as a number (plain YAML 1.1 takes it for text)."""
 
 
-PlainLoader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?(?:[0-9][0-9_]*\.?[0-9_]*|\.[0-9_]+)[eE][-+]?[0-9]+$"),
-    list("-+.0123456789"),
-)
+class PlainDumper(yaml.SafeDumper):
+    """Quotes a name like 1e3, which `PlainLoader` would otherwise read as a number."""
+
+    def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
+        super().increase_indent(flow, False)
+
+
+for _kind in (PlainLoader, PlainDumper):
+    _kind.add_implicit_resolver(
+        "tag:yaml.org,2002:float",
+        re.compile(r"^[-+]?(?:[0-9][0-9_]*\.?[0-9_]*|\.[0-9_]+)[eE][-+]?[0-9]+$"),
+        list("-+.0123456789"),
+    )
 
 
 def read_yaml(path: Path, example: str = "rounds: 10") -> dict[str, Any]:
@@ -83,3 +92,56 @@ def repeated_keys(root: yaml.Node | None) -> Iterator[tuple[str, int, int]]:
                         yield key.value, line, lines[key.value]
                     lines[key.value] = line
                 nodes.append(value)
+
+
+def apply_override(values: dict[str, Any], override: str) -> None:
+    """Lay one `a.b=c` over nested settings; the value is read as YAML."""
+    key, sign, text = override.partition("=")
+    if not sign or not key.strip():
+        raise ConfigError(f"--set {override}: write it as key=value, for example --set rounds=3.")
+    try:
+        value = yaml.load(text, Loader=PlainLoader)  # noqa: S506
+    except yaml.YAMLError:
+        raise ConfigError(f"--set {override}: '{text}' is not a YAML value.") from None
+    *path, last = key.strip().split(".")
+    place = values
+    for part in path:
+        inner = place.get(part)
+        if inner is None:
+            inner = place[part] = {}
+        if not isinstance(inner, dict):
+            raise ConfigError(f"--set {override}: '{part}' is a single value and has no '{last}'.")
+        place = inner
+    place[last] = value
+
+
+def dumped(name: str, value: Any) -> str:
+    """One key: collections of plain values on one line, everything else below each other."""
+    style = None if isinstance(value, dict | list) else False
+    return yaml.dump(
+        {name: value},
+        Dumper=PlainDumper,
+        sort_keys=False,
+        allow_unicode=True,
+        width=100,
+        default_flow_style=style,
+    )
+
+
+def commented(text: str) -> str:
+    """Each line behind a #; a name with a line break in it cannot leave the comment."""
+    plain = ("".join(c if c.isprintable() else "?" for c in line) for line in text.splitlines())
+    return "".join(f"# {line}\n" for line in plain)
+
+
+def seen_from(target: Path, folder: Path) -> str:
+    """A path relative to a folder, where they share more than the root of the disk; else absolute."""
+    if not target.is_absolute():
+        return target.as_posix()
+    here = folder.resolve()
+    shared = os.path.commonpath([here, target]) if target.anchor == here.anchor else target.anchor
+    if Path(shared) == Path(target.anchor):
+        return target.as_posix()
+    relative = Path(os.path.relpath(target, here))
+    found = Path(os.path.normpath(here / relative))  # `here` has no links, and need not be there yet
+    return relative.as_posix() if found.exists() and found.samefile(target) else target.as_posix()

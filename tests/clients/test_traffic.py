@@ -14,7 +14,6 @@ from pytest import mark, raises
 
 from wardround.clients.traffic import (
     CODINGS,
-    TrafficSettings,
     array_of,
     compressed,
     decode,
@@ -23,6 +22,7 @@ from wardround.clients.traffic import (
     through,
     wire_bytes,
 )
+from wardround.config import TrafficSettings
 from wardround.deploy.wire import pack
 from wardround.messages import Message, Reply
 from wardround.params import Params

@@ -10,7 +10,7 @@ from pytest import LogCaptureFixture, mark, raises
 from wardround.comparison.grid import HoldOut, build_grid, cell_name, fold_setting, rows_of
 from wardround.comparison.run import plan
 from wardround.comparison.sweep import read_sweep, seeds_of
-from wardround.config import load_config
+from wardround.config_file import load_config
 from wardround.errors import ConfigError
 
 NOTHING: dict[str, Any] = dict.fromkeys(

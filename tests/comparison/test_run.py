@@ -21,11 +21,11 @@ import wardround as wr
 from comparison.here import Here
 from wardround import batch
 from wardround.api import Result
-from wardround.batch import in_use, standing_of
+from wardround.batch import find_stage, in_use
 from wardround.comparison import Comparison, compare
 from wardround.comparison.grid import HoldOut
 from wardround.comparison.run import plan, run_grid
-from wardround.config import load_config
+from wardround.config_file import load_config
 from wardround.errors import CheckpointError, ConfigError, WardroundError
 from wardround.tables import formula_safe
 
@@ -50,10 +50,10 @@ def quick(monkeypatch: MonkeyPatch) -> Iterator[None]:
 class Seen:
     def __init__(self) -> None:
         self.ends: list[tuple[str, bool]] = []
-        self.standing: dict[str, str] = {}
+        self.stages: dict[str, str] = {}
 
-    def on_plan(self, grid: Any, standing: Any) -> None:
-        self.standing = dict(standing)
+    def on_plan(self, grid: Any, stages: Any) -> None:
+        self.stages = dict(stages)
 
     def on_rounds(self, name: str, done: int, rounds: int) -> None: ...
 
@@ -92,7 +92,7 @@ def test_finished_cells_are_not_run_again_and_a_grid_may_grow(quick: None, tmp_p
     found = compare(values({"seeds": 2, "methods": ["fedavg", "local"]}), output=tmp_path, watch=seen)
 
     assert (tmp_path / "cells/fedavg-seed42/result.json").stat().st_mtime_ns == before
-    assert seen.standing["fedavg-seed42"] == "done" and len(found.results) == 4
+    assert seen.stages["fedavg-seed42"] == "done" and len(found.results) == 4
     assert [name for name, _ in seen.ends][:2] == ["fedavg-seed42", "local-seed42"]  # seed by seed
 
 
@@ -118,7 +118,7 @@ def test_compute_settings_may_change(quick: None, tmp_path: Path) -> None:
     seen = Seen()
     compare(values({}, compute={"threads": 1, "workers": 2}), output=tmp_path, watch=seen)
 
-    assert set(seen.standing.values()) == {"done"}
+    assert set(seen.stages.values()) == {"done"}
 
 
 def test_a_failure_is_told_and_does_not_stop_the_rest(quick: None, tmp_path: Path) -> None:
@@ -183,20 +183,20 @@ def test_hostile_client_names_survive_the_way_through_files(quick: None, name: s
     assert "<script" not in (tmp_path / "table-dice.md").read_text().replace("\\<script", "")
 
 
-# Standing of a folder
+# Stage of a folder
 
 
-def test_the_standing_of_a_run_folder(tmp_path: Path) -> None:
+def test_the_stage_of_a_run_folder(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     config = load_config(settings(folder, rounds=1))
 
-    assert standing_of(folder, config) == "new"
+    assert find_stage(folder, config) == "new"
     wr.run(config)
-    assert standing_of(folder, config) == "done"
+    assert find_stage(folder, config) == "done"
     (folder / "result.json").unlink()
-    assert standing_of(folder, config) == "unfinished"
+    assert find_stage(folder, config) == "unfinished"
     (folder / "checkpoints/latest.json").unlink()
-    assert standing_of(folder, config) == "new"
+    assert find_stage(folder, config) == "new"
 
 
 def test_a_folder_is_in_use_while_its_lock_is_held(tmp_path: Path) -> None:

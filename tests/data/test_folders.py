@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from PIL import Image
 from pytest import approx, fixture, mark, raises
 
-from wardround.config import DataSettings
 from wardround.data.federation import open_federation
 from wardround.data.folders import Folders, FolderSettings, find, normalised, read_image, read_label
+from wardround.data.settings import DataSettings
 from wardround.engine.judging.evaluation import largest_components
 from wardround.errors import DataError
 

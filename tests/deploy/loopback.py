@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 from helpers import settings
 
-from wardround.config import Config, load_config
+from wardround.config import Config
+from wardround.config_file import load_config
 from wardround.deploy import wire
 from wardround.deploy.remote import conduct
 from wardround.deploy.rules import SiteFile

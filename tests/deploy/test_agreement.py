@@ -13,7 +13,7 @@ from pytest import TempPathFactory, fixture, mark, raises
 
 from deploy.loopback import RULES, Loopback, conducted, remote_config
 from wardround.clients.gate import Registration
-from wardround.config import load_config
+from wardround.config_file import load_config
 from wardround.data.phantom import files as phantom_files
 from wardround.data.phantom.cases import PhantomSettings
 from wardround.deploy.agreement import Facts, agreed, at_hospital, facts_of, for_hospitals, own_federation

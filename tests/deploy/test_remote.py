@@ -183,7 +183,7 @@ def test_what_a_hospital_remembers_of_an_abandoned_attempt_is_gone_when_it_retur
 
     def back(loop: Loopback, name: str, parcel: Parcel) -> Iterator[tuple[str, Parcel]]:
         assert [path.name for path in files(loop, "south")][-1] == "memory-00001.safetensors"
-        assert parcel.header["more"]["standing"]["rewinds"] == [1]
+        assert parcel.header["more"]["sync_state"]["rewinds"] == [1]
         loop.sites[name] = loop.opened(name)
         reply = loop.answer(name, parcel)
         first, last = files(loop, "south")

@@ -11,6 +11,7 @@ import yaml
 from helpers import config
 from pytest import fixture, mark, raises
 
+from wardround.config_file import resolve
 from wardround.deploy import rules as module
 from wardround.deploy.rules import Rules, SiteFile, case_numbers, client_of, load_site, template
 from wardround.engine.judging.evaluation import gather
@@ -85,7 +86,7 @@ def test_sizes_are_written_as_people_write_them(load: Load, text: Any, size: int
         ({"networks": ["unet3"]}, "networks: 'unet3' is no network. Did you mean 'unet3d'?"),
         ({"tasks": 3}, "tasks: it is 3; give all, or a list of names."),
         ({"runs": [1]}, "runs: it is [1]; give all, or a list of names."),
-        ({"data": ["a"]}, "data is ['a']; give the path of a federation.yaml, or the word phantom."),
+        ({"data": ["a"]}, "data: it is ['a']; give the path of a federation.yaml, or the word phantom."),
         ({"device": "gpu"}, "device: it is 'gpu'; use auto, cpu, cuda or cuda:0."),
         ({"threads": 0}, "threads is 0; it must be greater than or equal to 1."),
         ({"min_cases": -1}, "min_cases is -1; it must be greater than or equal to 0."),
@@ -186,7 +187,7 @@ def test_a_run_inside_the_lists_is_not_refused(settings: dict[str, Any], asked: 
 
 def test_settings_are_judged_alike_before_and_after_they_are_parsed(tmp_path: Path) -> None:
     checked = config(tmp_path, method={"name": "fedevi"})
-    assert module.chosen(checked) == module.chosen(checked.as_dict())
+    assert module.chosen(checked) == module.chosen(resolve(checked))
     assert module.chosen(checked)["objective"] == "evidential"
 
 

@@ -17,12 +17,13 @@ from helpers import params
 from pytest import MonkeyPatch, TempPathFactory, fixture, mark, raises
 
 from deploy.loopback import RULES, Loopback, conducted, remote_config, sealed
+from wardround.clients.sync_state import SyncState
 from wardround.deploy import ledger
 from wardround.deploy.agreement import for_hospitals
 from wardround.deploy.ledger import LedgerError
 from wardround.deploy.site import Site
 from wardround.deploy.wire import Parcel, pack, unpack
-from wardround.engine.checkpoint import MemoryStore, Standing
+from wardround.engine.checkpoint import MemoryStore
 from wardround.engine.host import build_model
 from wardround.messages import Message
 from wardround.params import Params
@@ -48,7 +49,7 @@ def request(
         client=client,
         task=task,
         round=round,
-        more={"config": config, "standing": Standing().facts(), **more},
+        more={"config": config, "sync_state": SyncState().facts(), **more},
     )
 
 
@@ -257,7 +258,7 @@ def test_whatever_comes_gets_an_answer(kind: str, site: Site) -> None:
 
 
 def test_a_standing_that_makes_no_sense_is_a_failure_that_is_told(site: Site) -> None:
-    assert "KeyError" in more_of(site.answer(training(standing={})))["failure"]
+    assert "KeyError" in more_of(site.answer(training(sync_state={})))["failure"]
 
 
 def test_an_unknown_task_is_told(opened: Callable[..., Site]) -> None:

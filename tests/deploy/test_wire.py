@@ -15,7 +15,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from pytest import fixture, mark, raises
 
-from wardround.clients.traffic import TrafficSettings
+from wardround.config import TrafficSettings
 from wardround.deploy.wire import SCHEMA, TYPES, Parcel, ParcelError, fingerprint, pack, unpack
 from wardround.messages import Message
 from wardround.params import Params

@@ -14,6 +14,7 @@ from helpers import Watcher, config, params, run, settings
 from pytest import LogCaptureFixture, MonkeyPatch, mark, param, raises
 
 import wardround as wr
+from wardround.config_file import resolve
 from wardround.data.federation import Federation, open_federation
 from wardround.engine.checkpoint import (
     MemoryStore,
@@ -224,7 +225,7 @@ def test_the_run_folder_holds_the_facts(tmp_path: Path) -> None:
     ]
     written = yaml.safe_load((folder / "config.yaml").read_text())
     assert written["method"] == {"name": "fedavg", "weighting": "samples"}
-    assert wr.load_config(folder / "config.yaml").as_dict() == result.config.as_dict()
+    assert resolve(wr.load_config(folder / "config.yaml")) == resolve(result.config)
     environment = json.loads((folder / "environment.json").read_text())
     assert environment["torch"] == torch.__version__ and environment["seed"] == 42
     rows = list(csv.DictReader((folder / "cases.csv").read_text().splitlines()))

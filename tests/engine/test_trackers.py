@@ -12,6 +12,7 @@ from typing import Any
 from helpers import config, run
 from pytest import fixture, mark, raises
 
+from wardround.config_file import resolve
 from wardround.engine.trackers import (
     TRACKERS,
     Tracking,
@@ -94,7 +95,7 @@ def facts(folder: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
 def test_tensorboard_gets_every_round_and_the_test(tmp_path: Path, fakes: None) -> None:
     run(tmp_path / "run")
     records, result = facts(tmp_path / "run")
-    tracking = open_trackers(["tensorboard"], tmp_path / "run", config(tmp_path / "run").as_dict())
+    tracking = open_trackers(["tensorboard"], tmp_path / "run", resolve(config(tmp_path / "run")))
     for record in records:
         tracking.on_record(record)
     tracking.on_end(result)
@@ -120,7 +121,7 @@ def test_a_resumed_run_drops_what_it_will_do_again(tmp_path: Path, fakes: None) 
 def test_mlflow_gets_settings_rounds_and_the_end(tmp_path: Path, fakes: None) -> None:
     run(tmp_path / "run")
     records, result = facts(tmp_path / "run")
-    tracking = open_trackers(["mlflow"], tmp_path / "run", config(tmp_path / "run").as_dict())
+    tracking = open_trackers(["mlflow"], tmp_path / "run", resolve(config(tmp_path / "run")))
     tracking.on_record(records[0])
     tracking.on_end(result)
 

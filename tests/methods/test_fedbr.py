@@ -17,6 +17,7 @@ from wardround.engine.checkpoint import MemoryStore
 from wardround.engine.host import build_model
 from wardround.errors import ConfigError
 from wardround.losses.segmentation import dice_loss
+from wardround.methods import build_objective
 from wardround.methods import fedbr as module
 from wardround.methods.fedbr import FedBR, contrast, projection, pseudo_dice
 from wardround.params import Params
@@ -127,7 +128,7 @@ def test_the_pseudo_dice_is_the_dice_loss(num_outputs: int) -> None:
     torch.manual_seed(0)
     logits = torch.randn(2, num_outputs, 4, 4)
     mask = torch.rand(2, num_outputs, 4, 4)
-    objective = config(Path("unused"), objective={"name": "dice"}).build_objective()
+    objective = build_objective(config(Path("unused"), objective={"name": "dice"}))
 
     found = pseudo_dice(objective.probabilities(logits), mask)
     assert found.item() == pytest.approx(dice_loss(logits, mask).item(), abs=1e-6)

@@ -20,6 +20,7 @@ from wardround.errors import ConfigError
 from wardround.losses.objective import Dice
 from wardround.losses.segmentation import mask_dice
 from wardround.messages import Message, ServerState
+from wardround.methods import build_method
 from wardround.methods.fedce import FedCE, cosines_to_rest, shares, without_client
 from wardround.metrics import measure
 from wardround.params import Params
@@ -46,7 +47,7 @@ class Fake:
         self.lost: set[tuple[int, str]] = set()
 
     def deliver(
-        self, task: str, round: int, messages: Mapping[str, Message], standing: Any
+        self, task: str, round: int, messages: Mapping[str, Message], sync_state: Any
     ) -> Iterator[Answer]:
         for name, message in messages.items():
             self.sent[round, name] = message.scalars
@@ -285,7 +286,7 @@ def test_a_client_lost_for_a_round_comes_back(tmp_path: Path, monkeypatch: Any) 
 def test_sampling_is_warned_of(tmp_path: Path) -> None:
     for share, count in ((1.0, 0), (0.5, 1)):
         chosen = config(tmp_path, method={"name": "fedce"}, participation=share)
-        assert len(chosen.build_method().warnings(chosen, build_model(chosen))) == count
+        assert len(build_method(chosen).warnings(chosen, build_model(chosen))) == count
 
 
 @pytest.mark.parametrize("wrong", [{"floor": -1}, {"mode": "max"}, {"consensus": "all"}])

@@ -14,6 +14,7 @@ from scipy import ndimage
 from torch import Tensor
 
 from wardround.clients.clients import Answer
+from wardround.config import OptimizerSettings
 from wardround.data.cases import ClientData, TensorSplit
 from wardround.data.serving.augment import Augmentation
 from wardround.losses.objective import Context, Dice
@@ -31,7 +32,6 @@ from wardround.methods.frequency import amplitude_window, restyled, within_range
 from wardround.models.unet import unet2d
 from wardround.params import Params
 from wardround.seeding import generator
-from wardround.training.optimizers import OptimizerSettings
 from wardround.training.workbench import Step, Workbench
 
 WIDE = {"name": "feddg", "window": 0.2}  # b = 3 of 16 voxels

@@ -15,11 +15,13 @@ import wardround as wr
 from wardround.aggregation.weights import joined
 from wardround.clients.clients import Answer, Clients
 from wardround.clients.gate import Registration
+from wardround.config_file import resolve
 from wardround.data.cases import Batch
 from wardround.engine.checkpoint import MemoryStore
 from wardround.errors import ClientError, ConfigError
 from wardround.losses.objective import Context, DiceBCE
 from wardround.messages import Message, Reply, ServerState
+from wardround.methods import build_method, build_objective
 from wardround.methods.fedevi import Evidential, FedEvi
 from wardround.params import Params
 
@@ -313,7 +315,7 @@ class Fake:
         self.models, self.scores, self.sizes = models, scores, sizes
         self.sent = []
 
-    def deliver(self, task, round, messages, standing):
+    def deliver(self, task, round, messages, sync_state):
         for name, message in messages.items():
             self.sent.append((task, name, message.params))
             if task == "train":
@@ -546,7 +548,7 @@ def test_partial_participation_keeps_weights_of_the_absent(tmp_path):
 
 def test_the_authors_settings_load_and_train(tmp_path):
     config = wr.load_config(AS_RELEASED)
-    objective, method = config.build_objective(), config.build_method()
+    objective, method = build_objective(config), build_method(config)
     assert (objective.cap, objective.cap_kind, objective.dice_mode) == (80, "hard", "plug_in")
     assert (method.reliability, method.floor_renormalise) == ("ratio", False)
     assert config.optimizer.state == "keep"
@@ -565,7 +567,7 @@ def test_other_objectives_are_refused_with_the_reason(tmp_path):
     with pytest.raises(ConfigError, match="'dice_bce' does not train"):
         wr.load_config(settings(tmp_path, method={"name": "fedevi"}, objective={"name": "dice_bce"}))
     assert not isinstance(DiceBCE(), Evidential)
-    assert wr.load_config(settings(tmp_path, method={"name": "fedevi"})).as_dict()["objective"]["lam"] == 0.01
+    assert resolve(wr.load_config(settings(tmp_path, method={"name": "fedevi"})))["objective"]["lam"] == 0.01
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from wardround.clients.gate import Registration
 from wardround.engine.host import build_model
 from wardround.errors import ConfigError
 from wardround.messages import Message, Reply, ServerState
+from wardround.methods import build_method
 from wardround.methods.adaptive_weights import adapt, differences
 from wardround.methods.fedga import FedGA, centred
 from wardround.params import Params
@@ -135,7 +136,7 @@ class Fake:
         return float((params["w"] - NAMES.index(name)).abs().sum())
 
     def deliver(
-        self, task: str, round: int, messages: Mapping[str, Message], standing: Any
+        self, task: str, round: int, messages: Mapping[str, Message], sync_state: Any
     ) -> Iterator[Answer]:
         for name, message in messages.items():
             assert message.params is not None
@@ -253,7 +254,7 @@ def test_a_client_lost_in_one_round_has_no_gap_in_the_next(tmp_path: Path, monke
 def test_sampling_is_warned_of(tmp_path: Path) -> None:
     for share, count in ((1.0, 0), (0.5, 1)):
         chosen = config(tmp_path, method={"name": "fedga"}, participation=share)
-        assert len(chosen.build_method().warnings(chosen, build_model(chosen))) == count
+        assert len(build_method(chosen).warnings(chosen, build_model(chosen))) == count
 
 
 @pytest.mark.parametrize("wrong", [{"d": -0.1}, {"rule": "mean"}, {"metric": "accuracy"}])

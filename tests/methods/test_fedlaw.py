@@ -21,6 +21,7 @@ from wardround.engine.host import Host, build_model
 from wardround.errors import ConfigError
 from wardround.losses.objective import Dice
 from wardround.messages import Message, Reply, ServerState
+from wardround.methods import build_method
 from wardround.methods.fedlaw import NOT_LEARNED, FedLAW, Mixture, combined, first_logits
 from wardround.params import Params
 
@@ -393,7 +394,7 @@ def test_without_cases_of_the_server_it_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="data.proxy"):
         config(tmp_path, method={"name": "fedlaw"})
     chosen = config(tmp_path, method={"name": "fedlaw", "proxy": "clients"})
-    assert len(chosen.build_method().warnings(chosen, build_model(chosen))) == 1
+    assert len(build_method(chosen).warnings(chosen, build_model(chosen))) == 1
 
 
 @pytest.mark.parametrize("stats", ["pooled", "local"])

@@ -19,7 +19,7 @@ from wardround.engine.checkpoint import MemoryStore
 from wardround.errors import ConfigError, DataError
 from wardround.losses.objective import Context, CrossEntropy, Dice, Objective, Supervised
 from wardround.messages import Message
-from wardround.methods import METHODS, OBJECTIVES
+from wardround.methods import METHODS, OBJECTIVES, build_objective
 from wardround.methods.fedevi import Evidential
 from wardround.methods.fedmix import FedMix, differentiable_twice
 from wardround.params import Params
@@ -207,7 +207,7 @@ def test_every_other_objective_is_accepted(name: str, num_classes: int, tmp_path
     data = {"phantom": {"num_classes": num_classes}}
     made = config(tmp_path, method={"name": "fedmix", "form": form}, objective={"name": name}, data=data)
 
-    assert isinstance(made.build_objective(), OBJECTIVES[name])
+    assert isinstance(build_objective(made), OBJECTIVES[name])
 
 
 def test_the_trial_tells_true_second_derivatives_from_missing_ones() -> None:

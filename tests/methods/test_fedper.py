@@ -8,6 +8,7 @@ from pytest import fixture, mark, raises
 
 from wardround.engine.host import build_model
 from wardround.errors import ConfigError
+from wardround.methods import build_method
 from wardround.methods.fedper import FedPer
 from wardround.models.base import Segmenter
 from wardround.params import Params
@@ -79,7 +80,7 @@ def test_a_network_whose_decoder_is_not_known_is_refused(tmp_path: Path) -> None
 
 def test_personal_layers_stay_and_the_rest_is_common(result: Any) -> None:
     state, models = result.outcome.state, personal_models(result)
-    kept = result.config.build_method().kept(build_model(result.config))
+    kept = build_method(result.config).kept(build_model(result.config))
 
     for name, model in models.items():
         assert equal(model.only(kept), own_tensors(result, name))

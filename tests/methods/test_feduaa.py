@@ -18,7 +18,7 @@ from wardround.engine.host import Host, build_model
 from wardround.errors import ConfigError
 from wardround.losses.objective import Context
 from wardround.messages import Reply
-from wardround.methods import OBJECTIVES
+from wardround.methods import OBJECTIVES, build_method
 from wardround.methods.feduaa import (
     FedUAA,
     FedUAAEvidential,
@@ -210,7 +210,7 @@ def test_the_threshold_is_that_of_all_voxels_of_the_validation_cases(tmp_path: P
 def test_a_personal_head_stays_at_the_client(tmp_path: Path) -> None:
     chosen = config(tmp_path, method={"name": "feduaa", "personal_head": True})
     model = build_model(chosen)
-    assert set(model.state_dict()) - set(chosen.build_method().shared(model)) == set(head_names(model))
+    assert set(model.state_dict()) - set(build_method(chosen).shared(model)) == set(head_names(model))
     result = run(tmp_path / "run", method={"name": "feduaa", "personal_head": True})
     before = model.state_dict()
     for name in head_names(model):

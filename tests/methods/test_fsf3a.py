@@ -577,7 +577,7 @@ class Answering:
     def __init__(self, sizes, lost=()):
         self.sizes, self.lost = sizes, lost
 
-    def deliver(self, task, round, messages, standing):
+    def deliver(self, task, round, messages, sync_state):
         for k, name in enumerate(messages):
             if name in self.lost:
                 yield Answer(name, failure="the line went dead")

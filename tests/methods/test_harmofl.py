@@ -14,6 +14,7 @@ from torch import Tensor
 
 import wardround as wr
 from wardround.clients.clients import Answer
+from wardround.config import OptimizerSettings
 from wardround.data.cases import TensorSplit, stacked
 from wardround.data.federation import open_federation
 from wardround.engine.host import Host, build_model
@@ -25,7 +26,6 @@ from wardround.models import ModelSettings
 from wardround.models import build as build_network
 from wardround.models.unet import unet2d
 from wardround.params import Params
-from wardround.training.optimizers import OptimizerSettings
 from wardround.training.workbench import Step, Workbench
 
 WIDE = {"name": "harmofl", "window": 2}

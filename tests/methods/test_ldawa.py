@@ -29,7 +29,7 @@ def after_round(
 
     class Given:
         def deliver(
-            self, task: str, round: int, messages: Mapping[str, Message], standing: Any
+            self, task: str, round: int, messages: Mapping[str, Message], sync_state: Any
         ) -> list[Answer]:
             return [
                 Answer(name, Message(item), num_examples=1 + number, num_steps=1)

@@ -16,11 +16,13 @@ from torch import Tensor, nn
 import wardround as wr
 from wardround.clients.clients import Answer, Clients
 from wardround.clients.gate import Registration
+from wardround.config_file import resolve
 from wardround.data.cases import Batch
 from wardround.engine.checkpoint import MemoryStore
 from wardround.errors import ClientError, ConfigError
 from wardround.losses.objective import Context, Reference
 from wardround.messages import Message, Reply, ServerState
+from wardround.methods import build_objective
 from wardround.methods.safcf import (
     CFSL,
     SAFCF,
@@ -409,7 +411,7 @@ class Told:
     def __init__(self, params: dict[str, Params | None], sizes: dict[str, int]) -> None:
         self.params, self.sizes = params, sizes
 
-    def deliver(self, task: str, round: int, messages: Any, standing: Any) -> Any:
+    def deliver(self, task: str, round: int, messages: Any, sync_state: Any) -> Any:
         for name in messages:
             given = self.params[name]
             if given is None:
@@ -697,7 +699,7 @@ SAFCF_RUN: dict[str, Any] = {"method": {"name": "safcf"}}
 
 
 def test_the_objective_of_safcf_is_cfsl_unless_the_configuration_says_otherwise(tmp_path: Path) -> None:
-    assert isinstance(config(tmp_path, **SAFCF_RUN).build_objective(), CFSL)
+    assert isinstance(build_objective(config(tmp_path, **SAFCF_RUN)), CFSL)
 
 
 def test_a_run_records_weights_with_their_ingredients_and_the_loss_terms(tmp_path: Path) -> None:
@@ -906,7 +908,7 @@ def test_a_lambda_of_one_stands_in_every_record(tmp_path: Path) -> None:
 
 
 def test_the_resolved_settings_are_written_out(tmp_path: Path) -> None:
-    plain = config(tmp_path, **SAFCF_RUN).as_dict()
+    plain = resolve(config(tmp_path, **SAFCF_RUN))
     assert plain["method"]["scale_mode"] == "complement" and plain["objective"]["contrast"] == "margin"
     assert plain["model"]["variational"]["estimator"] == "flipout"
     json.dumps(plain)

@@ -15,11 +15,12 @@ from wardround.data.federation import open_federation
 from wardround.data.federation_file import write
 from wardround.data.phantom import files as phantom_files
 from wardround.data.phantom.cases import PhantomSettings
+from wardround.data.preparing.record import PREPARATION, Preparation
 from wardround.data.proposing.init import propose
 from wardround.errors import CheckpointError, ConfigError
 from wardround.files import write_json
 from wardround.prediction.session import models_for
-from wardround.prediction.trained import PREPARATION, Preparation, TrainedModel
+from wardround.prediction.trained import TrainedModel
 
 
 @pytest.fixture(scope="module")
@@ -157,7 +158,7 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 def wr_config(folder: Path) -> Any:
-    from wardround.config import load_config
+    from wardround.config_file import load_config
 
     return load_config(folder / "config.yaml")
 

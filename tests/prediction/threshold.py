@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 
 from wardround.config import Config
+from wardround.data.preparing.record import Preparation
 from wardround.losses.objective import Dice
 from wardround.methods.fedavg import FedAvg
 from wardround.models.base import Output, Segmenter
 from wardround.params import Params
 from wardround.prediction.predicting import Predictor
-from wardround.prediction.trained import Preparation, TrainedModel
+from wardround.prediction.trained import TrainedModel
 
 
 class Threshold(Segmenter):

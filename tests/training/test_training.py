@@ -12,7 +12,8 @@ import pytest
 import torch
 from helpers import config, run
 
-from wardround.config import ComputeSettings, load_config
+from wardround.config import ComputeSettings, OptimizerSettings
+from wardround.config_file import load_config
 from wardround.data.cases import Batch, TensorSplit
 from wardround.engine.host import Host, build_model
 from wardround.errors import ClientError, ConfigError, WardroundError
@@ -25,7 +26,6 @@ from wardround.params import Params
 from wardround.training import device, optimizers
 from wardround.training import workbench as training
 from wardround.training.device import Compute, choose, weighed
-from wardround.training.optimizers import OptimizerSettings
 from wardround.training.passes import Passes
 from wardround.training.workbench import Workbench
 

@@ -6,6 +6,7 @@ from helpers import config, run
 from pytest import approx, mark
 from torch import nn
 
+from wardround.config import OptimizerSettings, Schedule
 from wardround.data.cases import Batch, Case, TensorSplit
 from wardround.data.serving.augment import Augmentation
 from wardround.engine.host import Host
@@ -14,7 +15,6 @@ from wardround.params import Params
 from wardround.seeding import generator
 from wardround.seeds import derive
 from wardround.training import optimizers
-from wardround.training.optimizers import OptimizerSettings, Schedule
 from wardround.training.workbench import Step
 
 

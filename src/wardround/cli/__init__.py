@@ -17,7 +17,6 @@ from rich.markup import escape
 # It counts only if it is set before torch starts its threads, so here.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-from wardround import __version__
 from wardround.cli import (
     catalogues,
     compare,
@@ -35,6 +34,7 @@ from wardround.cli import (
 )
 from wardround.cli.common import app, err, out
 from wardround.errors import WardroundError
+from wardround.version import __version__
 
 __all__ = [
     "app",

@@ -48,12 +48,10 @@ def catalogue(
     kind: str,
 ) -> None:
     from wardround.errors import ConfigError
-    from wardround.text import suggestion
+    from wardround.text import suggest
 
     if name is not None and name not in registry:
-        raise ConfigError(
-            f"'{name}' is not a {kind}.{suggestion(name, registry)} List all: wardround {kind}s"
-        )
+        raise ConfigError(f"'{name}' is not a {kind}.{suggest(name, registry)} List all: wardround {kind}s")
     print_rows(list_all() if name is None else show_one(name), as_json)
 
 

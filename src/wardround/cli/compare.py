@@ -154,7 +154,7 @@ class Cells:
         self.errors: dict[str, str] = {}
         self.started = time.monotonic()
 
-    def on_plan(self, grid: Any, standing: Mapping[str, str]) -> None:
+    def on_plan(self, grid: Any, stages: Mapping[str, str]) -> None:
         self.grid = grid
         self.titles = {cell.name: cell.title for cell in grid.cells}
 
@@ -174,10 +174,10 @@ class Cells:
 class Lines(Cells):
     """In a pipe or a log file: one plain line a cell."""
 
-    def on_plan(self, grid: Any, standing: Mapping[str, str]) -> None:
-        super().on_plan(grid, standing)
-        done = sum(value == "done" for value in standing.values())
-        begun = sum(value == "unfinished" for value in standing.values())
+    def on_plan(self, grid: Any, stages: Mapping[str, str]) -> None:
+        super().on_plan(grid, stages)
+        done = sum(value == "done" for value in stages.values())
+        begun = sum(value == "unfinished" for value in stages.values())
         text = f"{grid.name}: {len(grid.cells)} cells"
         err.print(escape(text + (f", {done} done, {begun} to go on with" if done or begun else "")))
 

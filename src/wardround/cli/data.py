@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -25,6 +24,8 @@ from wardround.cli.common import (
 )
 from wardround.cli.progress import counting
 from wardround.files import writing
+from wardround.machine import cores
+from wardround.yaml_file import apply_override
 
 data_app = typer.Typer(name="data", help="Make and look at data.", no_args_is_help=True)
 app.add_typer(data_app)
@@ -44,7 +45,7 @@ def phantom(
 ) -> None:
     """Write made-up hospitals as folders of images and labels."""
     configure_logging(debug, False)
-    from wardround.config import apply_override, parse
+    from wardround.config_file import parse
     from wardround.data.phantom.files import write
     from wardround.errors import ConfigError
 
@@ -180,7 +181,7 @@ def split(
     chosen = settings.splits.model_dump()
     for override in set_ or []:
         apply_override(chosen, override.removeprefix("data.").removeprefix("splits."))
-    checked = checked_section(SplitSettings, chosen, "splits.")
+    checked = SplitSettings.read(chosen, "splits.")
     entries = assign(
         listing_of(settings, file.parent).entries, checked, file.parent, held_out=settings.held_out
     )
@@ -373,7 +374,7 @@ def write_dataset_labels(
 
 def data_settings(file: Path, overrides: list[str] | None) -> Any:
     """The `data:` section that names this file, with overrides such as prepare.size=[96,96] on top."""
-    from wardround.config import DataSettings
+    from wardround.data.settings import DataSettings
     from wardround.errors import ConfigError
 
     values: dict[str, Any] = {"federation": str(file)}
@@ -385,26 +386,4 @@ def data_settings(file: Path, overrides: list[str] | None) -> Any:
                 "write it there under partition."
             )
         apply_override(values, key)
-    return checked_section(DataSettings, values, "data.")
-
-
-def checked_section(kind: Any, values: dict[str, Any], where: str) -> Any:
-    from pydantic import ValidationError
-
-    from wardround.config import explained
-    from wardround.errors import ConfigError
-
-    try:
-        return kind.model_validate(values)
-    except ValidationError as error:
-        raise ConfigError(explained(error, where)) from None
-
-
-def apply_override(values: dict[str, Any], override: str) -> None:
-    from wardround.config import apply_override as apply
-
-    apply(values, override)
-
-
-def cores() -> int:
-    return len(os.sched_getaffinity(0))
+    return DataSettings.read(values, "data.")

@@ -10,6 +10,7 @@ import typer
 from rich.markup import escape
 
 from wardround.cli.common import Debug, Json, Quiet, app, configure_logging, err, out
+from wardround.text import format_size
 
 
 @app.command()
@@ -46,7 +47,7 @@ def export(
     for file in done.files:
         out.print(f"  {escape(str(file.relative_to(done.folder)))} ({size(file.stat().st_size)})")
     for entry in done.differences:
-        shape = "x".join(map(str, entry.shape))
+        shape = format_size(entry.shape)
         out.print(
             f"Against PyTorch at {shape}: probabilities differ by at most {entry.probabilities:.1e}, "
             f"logits by {entry.logits:.1e} (limit {entry.limit:g})"

@@ -134,7 +134,7 @@ def submit(
     """Hand a run to the running server; the hospitals that are connected take part."""
     configure_logging(debug, quiet or json_)
     needs_engine(debug)
-    from wardround.config import load_config
+    from wardround.config_file import load_config
     from wardround.deploy.kits import organisers_kit
     from wardround.deploy.nvflare import organising
     from wardround.errors import ConfigError

@@ -91,10 +91,8 @@ def show(
 
 def settings_of(name: str, overrides: list[str]) -> ModelSettings:
     """The settings of a network by name, with `model.a=b` on top."""
-    from pydantic import ValidationError
-
-    from wardround.config import apply_override, explained
     from wardround.models import ModelSettings, resolve
+    from wardround.yaml_file import apply_override
 
     values: dict[str, Any] = {"model": {"name": name}}
     for override in overrides:
@@ -104,10 +102,7 @@ def settings_of(name: str, overrides: list[str]) -> ModelSettings:
         raise ConfigError(
             f"--set {others[0] if others else 'model'}: only settings of the network, model.a=b."
         )
-    try:
-        settings = ModelSettings.model_validate(values["model"])
-    except ValidationError as error:
-        raise ConfigError(explained(error, "model.")) from None
+    settings = ModelSettings.read(values["model"], "model.")
     resolve(settings)
     return settings
 

@@ -10,6 +10,7 @@ import typer
 from rich.markup import escape
 
 from wardround.cli.common import Debug, Json, Quiet, Set, app, configure_logging, err, out, print_table
+from wardround.text import format_size
 
 if TYPE_CHECKING:
     from wardround.planning import Plan
@@ -43,7 +44,7 @@ def plan(
 ) -> None:
     """Tell what a run will take: memory, traffic, disk, steps and time, and what would not fit."""
     configure_logging(debug, quiet or json_)
-    from wardround.config import load_config
+    from wardround.config_file import load_config
     from wardround.planning import plan as make_plan
 
     source = config / "config.yaml" if config.is_dir() else config
@@ -78,7 +79,7 @@ def summary_table(made: Plan) -> Table:
     from wardround.tables import Table
 
     config, placement, compute, traffic = made.config, made.placement, made.compute, made.traffic
-    sides = "x".join(str(side) for side in made.shape)
+    sides = format_size(made.shape)
     workers = f"{placement.workers} ({placement.why}), {placement.threads} threads each"
     about = "" if traffic.measured else "about "
     rows = [

@@ -97,7 +97,7 @@ def demo(
 
 def config_of(path: Path, set_: list[str] | None) -> Config:
     """The configuration in a YAML file, or of a run folder, wherever it lies by now."""
-    from wardround.config import load_config
+    from wardround.config_file import load_config
 
     overrides = list(set_ or [])
     if path.is_dir():

@@ -25,9 +25,9 @@ from wardround.clients.gate import (
     names_complaint,
     variance_complaint,
 )
-from wardround.config import Config
+from wardround.clients.sync_state import SyncState
+from wardround.config import Config, OptimizerSettings
 from wardround.data.cases import Batch, ClientData, Split
-from wardround.engine.checkpoint import Standing
 from wardround.errors import ClientError, TooFewClients
 from wardround.losses.objective import Context, Objective
 from wardround.losses.segmentation import mask_dice
@@ -36,7 +36,6 @@ from wardround.params import Params
 from wardround.seeding import generator
 from wardround.seeds import derive
 from wardround.training.device import out_of_memory
-from wardround.training.optimizers import OptimizerSettings
 from wardround.training.workbench import Fitted, Loss, Step, Workbench, in_order
 
 log = logging.getLogger(__name__)
@@ -298,7 +297,7 @@ class Transport(Protocol):
         ...
 
     def deliver(
-        self, task: str, round: int, messages: Mapping[str, Message], standing: Standing
+        self, task: str, round: int, messages: Mapping[str, Message], sync_state: SyncState
     ) -> Iterator[Answer]:
         """Carry one request to each named client; answers may come in any order."""
         ...
@@ -337,7 +336,7 @@ class Clients:
     names: everyone who registered, sorted; present: who takes part in this round; taking_part: who ever
     does, None for everybody; sizes: training cases of each who does; tasks: the method's, and what a reply
     to them may hold beside the model; most_steps: how many a round so many cases make at most; judge: the
-    method's own complaint about a reply, if any; standing: goes with every request.
+    method's own complaint about a reply, if any; sync_state: goes with every request.
     """
 
     def __init__(
@@ -356,7 +355,7 @@ class Clients:
         self.registered = {entry.client: entry for entry in sorted(registrations, key=lambda e: e.client)}
         self.rounds = rounds
         self.round = 0
-        self.standing = Standing()
+        self.sync_state = SyncState()
         self._taking_part = taking_part
         self.present: list[str] = self.trainable
         self.exchanges: list[Exchange] = []
@@ -412,7 +411,7 @@ class Clients:
         for name, sent in messages.items():
             exchange.bytes_down[name] = sizes.setdefault(id(sent), sent.num_bytes)
         replies = {}
-        for answer in self._transport.deliver(task, self.round, messages, self.standing):
+        for answer in self._transport.deliver(task, self.round, messages, self.sync_state):
             reply = self._admitted(task, answer, exchange)
             if reply is not None:
                 replies[reply.client] = reply

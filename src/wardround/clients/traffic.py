@@ -10,34 +10,17 @@ from __future__ import annotations
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
+from wardround.config import TrafficSettings
 from wardround.messages import Message
 from wardround.params import Params
 
 Array = np.ndarray[Any, np.dtype[Any]]
-
-
-class TrafficSettings(BaseModel):
-    """How clients send their trained model.
-
-    upload: full; float16 (lossy, half the bytes); delta: the exact difference to the model they were sent,
-    smaller only once compressed; delta_float16: that, rounded (lossy, but small changes keep their digits).
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    upload: Literal["full", "float16", "delta", "delta_float16"] = "full"
-    compress: Literal["none", "zlib"] = Field("none", description="zlib: lossless, for every reply")
-
-    @property
-    def is_lossy(self) -> bool:
-        return self.upload in ("float16", "delta_float16")
 
 
 @dataclass(frozen=True)

@@ -21,16 +21,19 @@ from typing import Any
 from pydantic import BaseModel
 
 from wardround.comparison.sweep import Axis, Point, Sweep, folds_of, laid_over, seeds_of
-from wardround.config import Config, DataSettings, load_config
+from wardround.config import Config
+from wardround.config_file import load_config
 from wardround.data.federation import open_federation
+from wardround.data.settings import DataSettings
 from wardround.engine.experiment import Experiment
 from wardround.engine.host import build_model
 from wardround.errors import ConfigError, WardroundError
 from wardround.files import file_name
+from wardround.methods import build_method
 from wardround.papers import put
 from wardround.seeds import derive
 from wardround.tables import one_line
-from wardround.text import suggestion
+from wardround.text import suggest
 
 MOST_CELLS = 5000
 REAL_DATA = ("folders", "federation")  # sources of `data:` other than made-up hospitals
@@ -128,7 +131,7 @@ def find_reference(rows: Sequence[Row], wanted: str | None) -> str:
         if row.method == wanted:
             return row.label
     raise ConfigError(
-        f"reference is '{one_line(wanted, 60)}', which is no row.{suggestion(wanted, labels)} "
+        f"reference is '{one_line(wanted, 60)}', which is no row.{suggest(wanted, labels)} "
         f"Rows: {', '.join(one_line(label, 60) for label in labels)}."
     )
 
@@ -265,7 +268,7 @@ def held_out_groups(config: Config, hold_out: HoldOut) -> list[tuple[str, ...]]:
     for name in hold_out.names:
         if name not in names:
             raise ConfigError(
-                f"hold-out names '{one_line(name, 60)}', which is not a client.{suggestion(name, names)} "
+                f"hold-out names '{one_line(name, 60)}', which is not a client.{suggest(name, names)} "
                 f"Clients: {', '.join(one_line(known, 60) for known in names)}."
             )
     if len(names) <= len(set(hold_out.names)) or len(names) < 2:
@@ -278,7 +281,7 @@ def without(settings: Mapping[str, Any], held_out: Sequence[str], title: str) ->
     where = f"cell '{one_line(title, 80)}'"
     result = copy.deepcopy(dict(settings))
     config = checked(settings, where)
-    method = config.build_method()
+    method = build_method(config)
     if method.pooled or not method.shared(build_model(config)):
         what = "trains on everybody's cases" if method.pooled else "gives no common model to a newcomer"
         raise ConfigError(

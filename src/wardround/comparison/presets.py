@@ -12,12 +12,11 @@ from wardround import papers
 from wardround.comparison.grid import Row, checked
 from wardround.comparison.sweep import dotted
 from wardround.comparison.tables import MEAN, WEIGHTED
-from wardround.config import apply_override
 from wardround.errors import ConfigError
 from wardround.metrics import METRICS
 from wardround.tables import Spread
-from wardround.text import suggestion
-from wardround.yaml_file import read_yaml
+from wardround.text import suggest
+from wardround.yaml_file import apply_override, read_yaml
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +52,7 @@ def preset_rows(
     for label in only or ():
         if label not in labels:
             raise ConfigError(
-                f"{preset.name} has no row '{label}'.{suggestion(label, labels)} Rows: {', '.join(labels)}."
+                f"{preset.name} has no row '{label}'.{suggest(label, labels)} Rows: {', '.join(labels)}."
             )
     rows, notes = [], []
     for cell in preset.cells():
@@ -123,7 +122,7 @@ def chosen_federation(preset: papers.Preset, overrides: Sequence[str]) -> tuple[
             rest.append(override)
     if chosen not in preset.datasets:
         raise ConfigError(
-            f"datasets is '{chosen}'.{suggestion(chosen, preset.datasets)} "
+            f"datasets is '{chosen}'.{suggest(chosen, preset.datasets)} "
             f"{preset.name} has: {', '.join(preset.datasets)}."
         )
     return chosen, rest

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -11,17 +10,18 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from wardround import papers
-from wardround.batch import Standing, in_use, run_each, standing_of
+from wardround.batch import Stage, find_stage, in_use, run_each
 from wardround.comparison.grid import Grid, HoldOut, Row, build_grid, checked, rows_of, unheard
 from wardround.comparison.outcome import Comparison, describe
 from wardround.comparison.presets import preset_name, preset_rows
 from wardround.comparison.sweep import read_sweep
-from wardround.config import Config, apply_override
+from wardround.config import Config
 from wardround.errors import CheckpointError, ConfigError, WardroundError
 from wardround.files import file_name, taken, write_json
-from wardround.text import suggestion
+from wardround.machine import cores
+from wardround.text import suggest
 from wardround.training.device import choose_device
-from wardround.yaml_file import read_yaml
+from wardround.yaml_file import apply_override, read_yaml
 
 Source = str | Path | Mapping[str, Any] | Config
 
@@ -29,7 +29,7 @@ Source = str | Path | Mapping[str, Any] | Config
 class Watch(Protocol):
     """Who shows how a comparison goes; the command line draws a table that fills in."""
 
-    def on_plan(self, grid: Grid, standing: Mapping[str, Standing]) -> None:
+    def on_plan(self, grid: Grid, stages: Mapping[str, Stage]) -> None:
         """Once, before the first run."""
 
     def on_rounds(self, name: str, done: int, rounds: int) -> None:
@@ -42,7 +42,7 @@ class Watch(Protocol):
 class Silent:
     """Shows nothing."""
 
-    def on_plan(self, grid: Grid, standing: Mapping[str, Standing]) -> None: ...
+    def on_plan(self, grid: Grid, stages: Mapping[str, Stage]) -> None: ...
 
     def on_rounds(self, name: str, done: int, rounds: int) -> None: ...
 
@@ -146,7 +146,7 @@ def refuse_unknown(source: Source) -> None:
     known = papers.names()
     if source not in known and not Path(source).exists():
         raise ConfigError(
-            f"'{source}' is neither a file nor a paper's preset.{suggestion(source.lower(), known)} "
+            f"'{source}' is neither a file nor a paper's preset.{suggest(source.lower(), known)} "
             "List all presets: wardround papers"
         )
 
@@ -185,9 +185,9 @@ def run_grid(
     cells_folder = folder / "cells"
     with locked(folder):
         with unheard(True):
-            standing = standings(grid, cells_folder, overwrite)
+            stages = find_stages(grid, cells_folder, overwrite)
         write_json(folder / "comparison.json", describe(grid, {}))
-        watch.on_plan(grid, standing)
+        watch.on_plan(grid, stages)
         runs = {cell.name: side_by_side(cell.settings, jobs) for cell in in_turn(grid)}
         failures: dict[str, str] = {}
         with (
@@ -208,13 +208,13 @@ def run_grid(
     return comparison
 
 
-def standings(grid: Grid, folder: Path, overwrite: bool) -> dict[str, Standing]:
+def find_stages(grid: Grid, folder: Path, overwrite: bool) -> dict[str, Stage]:
     """How far every cell is; one that was run with other settings is refused, or cleared away."""
-    found: dict[str, Standing] = {}
+    found: dict[str, Stage] = {}
     for cell in grid.cells:
         path = folder / cell.name
         try:
-            found[cell.name] = standing_of(path, checked(cell.settings, ""))
+            found[cell.name] = find_stage(path, checked(cell.settings, ""))
         except (ConfigError, CheckpointError) as error:
             if not overwrite:
                 raise CheckpointError(f"cell '{cell.title}': {error}") from None
@@ -246,7 +246,7 @@ def default_jobs(grid: Grid) -> int:
     if choose_device(compute).type != "cpu":
         return 1
     workers = 1 if compute.workers == "auto" else compute.workers
-    return max(1, (os.cpu_count() or 1) // (workers * (compute.threads or 1)))
+    return max(1, cores() // (workers * (compute.threads or 1)))
 
 
 def headline(folder: Path, metric: str) -> float | None:

@@ -33,7 +33,7 @@ from wardround.comparison.statistics import (
 from wardround.errors import CheckpointError, ConfigError
 from wardround.metrics import METRICS, MM, ClientsSummary, across_clients, summarise
 from wardround.tables import Interval, Spread, formula_read, one_line
-from wardround.text import suggestion
+from wardround.text import suggest
 
 ReplicateKey = tuple[int, int | None]  # seed, fold
 CaseScores = Mapping[str, Scores]  # metric -> case -> value
@@ -120,7 +120,7 @@ def row_called(label: str, rows: Sequence[Labelled]) -> Labelled:
             return row
     labels = [row.label for row in rows]
     raise ConfigError(
-        f"'{one_line(str(label), 60)}' is no row.{suggestion(str(label), labels)} "
+        f"'{one_line(str(label), 60)}' is no row.{suggest(str(label), labels)} "
         f"Rows: {', '.join(one_line(known, 60) for known in labels)}."
     )
 

@@ -29,7 +29,7 @@ from wardround.config import Config
 from wardround.errors import ConfigError
 from wardround.methods import METHODS, OBJECTIVES
 from wardround.papers import point_label, put
-from wardround.text import suggestion
+from wardround.text import suggest
 
 SECTIONS = {"methods": "method", "objectives": "objective", "models": "model"}
 OWN_SETTINGS: dict[str, Mapping[str, type[Any]]] = {"method": METHODS, "objective": OBJECTIVES}
@@ -128,7 +128,7 @@ def axis(
         raise ConfigError(f"{where} is not an axis. Write sweep.{SINGULAR[name]}.")
     if not isinstance(values, list | tuple) or not values:
         known = "." in name or name in Config.model_fields or name in SHORTHANDS
-        hint = "" if known else suggestion(name, SHORTHANDS)
+        hint = "" if known else suggest(name, SHORTHANDS)
         raise ConfigError(f"{where} is {values!r}; it must be a list of values.{hint}")
     if name in SECTIONS:
         names = [value for value in values if isinstance(value, str)]
@@ -204,7 +204,7 @@ def check_overrides(section: str, names: Sequence[str], overrides: Mapping[str, 
                 row = f"{{label: mine, {section}: {{name: {having[0]}, {key}: {value}}}}}"
                 hint = f" For {having[0]} alone, write a row in the file, under sweep: {section}s: [{row}]"
             else:
-                hint = f"{suggestion(key, known)} It has: {', '.join(sorted(known)) or 'none'}."
+                hint = f"{suggest(key, known)} It has: {', '.join(sorted(known)) or 'none'}."
             raise ConfigError(f"--set {section}.{key}: {section} '{name}' has no setting '{key}'.{hint}")
 
 

@@ -10,16 +10,16 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from wardround.config import DataSettings
 from wardround.data.cases import ClientData, TensorSplit, join
 from wardround.data.federation_file import PrepareSettings
 from wardround.data.folders import Folders
 from wardround.data.phantom import cases as phantom
 from wardround.data.roles import POOLED, PROXY
 from wardround.data.serving.resident import Residence
+from wardround.data.settings import DataSettings
 from wardround.errors import ConfigError
 from wardround.seeds import derive
-from wardround.text import suggestion
+from wardround.text import suggest
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ def open_federation(settings: DataSettings, seed: int, resident: Residence = "au
     if settings.proxy not in found.names:
         raise ConfigError(
             f"data.proxy is '{settings.proxy}', which is not a centre."
-            f"{suggestion(settings.proxy, found.names)} There are: {', '.join(found.names)}."
+            f"{suggest(settings.proxy, found.names)} There are: {', '.join(found.names)}."
         )
     clients = [name for name in found.names if name != settings.proxy]
     if not clients:

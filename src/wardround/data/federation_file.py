@@ -21,18 +21,18 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from wardround.data.listing import Entry, Listing
 from wardround.data.readers import joining, read
 from wardround.data.readers.common import checked_name, named
 from wardround.errors import ConfigError, DataError
 from wardround.files import write_text
-from wardround.text import suggestion
-from wardround.yaml_file import read_yaml
-from wardround.yaml_text import commented, dumped, seen_from
+from wardround.settings import Settings
+from wardround.text import suggest
+from wardround.yaml_file import commented, dumped, read_yaml, seen_from
 
 OPPOSITE = str.maketrans("LPI", "RAS")
 BACKGROUND = ("background", "bg")  # no names of a class
@@ -57,13 +57,7 @@ Place = Annotated[Path, AfterValidator(at_home)]
 Numbers = Annotated[tuple[int, ...], BeforeValidator(as_list)]
 
 
-class Section(BaseModel):
-    """A part of the file: unknown keys are errors, values cannot be changed."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Source(Section):
+class Source(Settings):
     """One folder (or list) of cases.
 
     reader: the layout, `auto` looks; client: the name all its cases get, left out where the layout has
@@ -76,7 +70,7 @@ class Source(Section):
     column: str | None = None
 
 
-class SplitSettings(Section):
+class SplitSettings(Settings):
     """Who is trained on, chosen by, reported.
 
     by: column takes the list's own split where it has one and draws for the rest; ratios draws for all;
@@ -93,7 +87,7 @@ class SplitSettings(Section):
     repeat: int = Field(0, ge=0)
 
 
-class PartitionSettings(Section):
+class PartitionSettings(Settings):
     """How cases become clients in a simulation.
 
     kind: natural leaves them as they are; iid deals them at random; quantity makes sizes that follow a power
@@ -113,7 +107,7 @@ class PartitionSettings(Section):
     seed: int = 42
 
 
-class SliceSettings(Section):
+class SliceSettings(Settings):
     """How `wardround data slices` cut 2D images from volumes, so that `predict` can do the same.
 
     along: the axis; clip: the percentile of a volume above which values were cut off.
@@ -123,7 +117,7 @@ class SliceSettings(Section):
     clip: float | None = Field(None, gt=0, le=100)
 
 
-class PrepareSettings(Section):
+class PrepareSettings(Settings):
     """What is done to every case once, before training.
 
     orientation: axes of 3D scans, null leaves them; spacing: millimetres to resample to; size: voxels to
@@ -145,7 +139,7 @@ class PrepareSettings(Section):
     slices: Annotated[SliceSettings | None, BeforeValidator(as_slices)] = None
 
 
-class FederationFile(Section):
+class FederationFile(Settings):
     """The whole file."""
 
     version: Literal[1] = 1
@@ -166,8 +160,6 @@ class FederationFile(Section):
     )
 
 
-LISTS = ("labels", "regions")  # name: numbers
-
 # Reading the file
 
 
@@ -180,54 +172,11 @@ def load(path: Path) -> FederationFile:
         )
     values = read_yaml(path)
     try:
-        file = FederationFile.model_validate(values)
-    except ValidationError as error:
-        raise ConfigError(f"{path}: {explained(error)}") from None
-    try:
+        file = FederationFile.read(values)
         check_sense(file)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
     return file
-
-
-def explained(error: ValidationError) -> str:
-    """The first mistake in words, as `config.explained` does it for a run's settings."""
-    from wardround import config
-
-    first = error.errors()[0]
-    place = [str(part) for part in first["loc"]]
-    where = ".".join(place)
-    if first["type"] == "extra_forbidden":
-        return f"{where} is not a setting.{suggestion(place[-1], known_keys(place[:-1]))}"
-    if first["type"] == "missing":
-        return f"{where} is missing."
-    if first["type"] == "too_short":
-        return f"{where} is too short: {first['msg']}."
-    if place[-1] == "[key]":
-        name, value = place[0], first["input"]
-        how = (
-            f"put the name first, then its numbers: {name}: {{lesion: [1]}}" if name in LISTS else "quote it"
-        )
-        return f"{name}: {value!r} is not a name; {how}."
-    if first["type"] == "tuple_type":
-        return f"{where} is {first['input']!r}; it must be a list of numbers, such as [1]."
-    return config.explained(error)
-
-
-def known_keys(place: Sequence[str]) -> list[str]:
-    """The keys inside a section of the file; numbers in the place are members of a list."""
-    section: Any = FederationFile
-    for part in place:
-        if part.isdecimal():
-            continue
-        field = section.model_fields.get(part)
-        kinds = [field.annotation, *get_args(field.annotation)] if field is not None else []
-        section = next(
-            (kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None
-        )
-        if section is None:
-            return []
-    return list(section.model_fields)
 
 
 def check_sense(file: FederationFile) -> None:
@@ -295,7 +244,7 @@ def listing_of(file: FederationFile, base: Path) -> Listing:
     for name in (*(file.clients or ()), *file.held_out):
         if name not in known:
             raise ConfigError(
-                f"federation.yaml names client '{name}', which has no cases.{suggestion(name, known)} "
+                f"federation.yaml names client '{name}', which has no cases.{suggest(name, known)} "
                 f"There are: {named(sorted(known), 20)}."
             )
     check_names(found.clients)
@@ -390,7 +339,7 @@ def as_text(file: FederationFile, path: Path, notes: Sequence[str] = ()) -> str:
     return "\n".join(parts)
 
 
-def short(section: Section) -> dict[str, Any]:
+def short(section: Settings) -> dict[str, Any]:
     """A section with the settings that matter to it: those that differ, and the ones a person looks for."""
     everything = section.model_dump(mode="json")
     shown = {"by", "ratios", "seed"} if isinstance(section, SplitSettings) else {"kind", "normalise"}

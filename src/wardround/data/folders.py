@@ -19,21 +19,21 @@ from typing import Any, Literal
 import numpy as np
 import torch
 import torch.nn.functional as F
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import Tensor
 
 from wardround.data.cases import Case, ClientData, TensorSplit
 from wardround.data.readers.image_files import upright
 from wardround.errors import DataError
+from wardround.settings import Settings
+from wardround.text import format_size
 
 IMAGE_ENDINGS = (".png", ".jpg", ".jpeg", ".nii.gz", ".nii")
 SPLITS = ("train", "val", "test")
 
 
-class FolderSettings(BaseModel):
+class FolderSettings(Settings):
     """Folders of one centre each, with a list of cases."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     root: Path = Field(description="The folder that holds the centres' folders and index.csv.")
     clients: tuple[str, ...] | None = Field(
@@ -222,4 +222,4 @@ def normalised(image: Tensor, how: str) -> Tensor:
 
 
 def shape(tensor: Tensor) -> str:
-    return "x".join(str(side) for side in tensor.shape)
+    return format_size(tensor.shape)

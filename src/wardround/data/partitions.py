@@ -33,12 +33,11 @@ from wardround.data.federation_file import PartitionSettings, check_names
 from wardround.data.listing import SPLITS, Entry
 from wardround.data.readers.common import named
 from wardround.data.readers.joining import check_unique
-from wardround.engine.judging.pictures import clipped
 from wardround.errors import ConfigError, DataError
 from wardround.files import write_bytes
 from wardround.seeds import derive
 from wardround.tables import Table
-from wardround.text import suggestion
+from wardround.text import clipped, suggest
 
 MOST_CLIENTS = 100
 # Groups of a client, where there are enough; a list that fixes no splits leaves all of them to train.
@@ -266,7 +265,7 @@ def by_column(entries: Sequence[Entry], column: str | None) -> list[Entry]:
     key = column if column in known else column.lower()  # readers store heads in lower case
     if key not in known:
         raise ConfigError(
-            f"partition.column is '{column}', which no list has.{suggestion(column, known)} "
+            f"partition.column is '{column}', which no list has.{suggest(column, known)} "
             f"There are: {named(known, 20) or 'none; write a list with columns'}."
         )
     value_of: dict[tuple[str, str], str] = {}

@@ -24,7 +24,7 @@ from wardround.data.readers.common import named, read_text
 from wardround.errors import ConfigError, DataError
 from wardround.files import write_json
 from wardround.seeds import derive
-from wardround.text import suggestion
+from wardround.text import suggest
 
 log = logging.getLogger(__name__)
 
@@ -257,7 +257,7 @@ def of_client(path: Path, client: str, splits: Any) -> dict[str, list[str]]:
     for split, cases in splits.items():
         if split not in SPLITS:
             raise DataError(
-                f"{where}: '{split}' is not a split.{suggestion(split, SPLITS)} Take train, val or test."
+                f"{where}: '{split}' is not a split.{suggest(split, SPLITS)} Take train, val or test."
             )
         if not isinstance(cases, list) or not all(isinstance(case, str) for case in cases):
             raise DataError(f"{where}: {split} is not a list of case names.")
@@ -288,7 +288,7 @@ def from_file(entries: Sequence[Entry], path: Path) -> dict[tuple[str, str], str
         client = unknown[0][0]
         raise DataError(
             f"{path}: client '{client}' has no case {quoted(unknown, client)}."
-            f"{suggestion(unknown[0][1], [name for c, name in have if c == client])} Take it out of the file."
+            f"{suggest(unknown[0][1], [name for c, name in have if c == client])} Take it out of the file."
         )
     missing = sorted(have - set(home))
     if missing:

@@ -15,7 +15,8 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from wardround.clients.gate import Registration
-from wardround.config import Config, parse
+from wardround.config import Config
+from wardround.config_file import parse, resolve
 from wardround.data.cases import ClientData
 from wardround.data.federation import Federation, Seen, open_federation
 from wardround.data.federation_file import PrepareSettings
@@ -23,6 +24,7 @@ from wardround.data.serving.loading import federation_of
 from wardround.deploy.rules import SiteFile, client_of
 from wardround.engine.host import network_for
 from wardround.errors import ClientError, ConfigError
+from wardround.methods import build_method, build_objective
 from wardround.params import Params
 
 SAME = {
@@ -78,7 +80,7 @@ class Facts(BaseModel):
 
 def for_hospitals(config: Config) -> dict[str, Any]:
     """The configuration as hospitals get it: no path and no machine of the organiser's."""
-    plain = config.as_dict()
+    plain = resolve(config)
     data, compute = config.data, plain["compute"]
     refuse_split_file(plain["data"])
     if data.federation is not None or data.folders is not None or data.hospitals:
@@ -227,7 +229,7 @@ def check_networks(config: Config, federation: Federation, registrations: Mappin
     weightless = config.model.model_copy(update={"weights": None})
     model = network_for(config.model_copy(update={"model": weightless}), federation)
     everything = Params(model.state_dict())
-    travelling = set(config.build_method().shared(model)) - set(config.build_objective().local_names(model))
+    travelling = set(build_method(config).shared(model)) - set(build_objective(config).local_names(model))
     tensors = {name: everything.spec(name) for name in everything if name in travelling}
     trainable = {name for name in Params.trainable(model) if name in travelling}
     for client, entry in sorted(registrations.items()):

@@ -16,12 +16,12 @@ import re
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from wardround.data.roles import NOT_HOSPITALS
-from wardround.deploy.settings_file import not_a_truth_value, read_settings, shown
+from wardround.deploy.settings_file import not_a_truth_value, read_settings
 from wardround.errors import ConfigError
-from wardround.text import suggestion
+from wardround.settings import Settings, shown
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,47}")
 NAME_RULE = "up to 48 letters a-z, digits, - and _, with a letter or digit in front"
@@ -32,12 +32,6 @@ LONGEST_HOST = 64  # it is the common name of a certificate
 
 # names that mean something else: to the engine, in the folder of kits, or in a run
 RESERVED = frozenset({"organiser", "organizer", "server", "admin", "relay", "all", *NOT_HOSPITALS})
-
-
-class Section(BaseModel):
-    """A part of the file: unknown keys are errors, values cannot be changed."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 def checked_organisation(value: str) -> str:
@@ -60,7 +54,7 @@ def is_host(value: str) -> bool:
     return all(LABEL.fullmatch(label) for label in labels)
 
 
-class Organiser(Section):
+class Organiser(Settings):
     """The machine hospitals connect to.
 
     port: the one port that must be open on it; admin_port: where `wardround submit` and `status` speak to
@@ -96,7 +90,7 @@ class Organiser(Section):
         return self.admin_port if self.admin_port is not None else self.port + 1
 
 
-class Hospital(Section):
+class Hospital(Settings):
     """One hospital; organisation: as its certificate says it, left out the same as the name."""
 
     name: str
@@ -130,7 +124,7 @@ class Hospital(Section):
         return self.organisation or self.name.replace("-", "_")
 
 
-class Project(Section):
+class Project(Settings):
     """A federation: its name, its organiser, its hospitals.
 
     valid_days: how long certificates made now are good for.
@@ -178,34 +172,7 @@ def load_project(path: Path) -> Project:
         raise ConfigError(
             f"{path} does not exist. Write one with: wardround provision --example > {path.name}"
         )
-    try:
-        return Project.model_validate(read_settings(path, "project: my-project"))
-    except ValidationError as error:
-        raise ConfigError(f"{path}: {explained(error)}") from None
-
-
-def explained(error: ValidationError) -> str:
-    """The first mistake in words; beside a key that is missing, the one that may be meant for it."""
-    first, *others = error.errors()
-    place = [str(part) for part in first["loc"]]
-    where = ".".join(place)
-    sections: dict[str, type[BaseModel]] = {"organiser": Organiser, "hospitals": Hospital}
-    section = sections[place[0]] if len(place) > 1 else Project
-    if first["type"] == "extra_forbidden":
-        return f"{where} is not a setting.{suggestion(place[-1], section.model_fields)}"
-    if first["type"] == "missing":
-        beside = [other for other in others if other["loc"][:-1] == first["loc"][:-1]]
-        odd = [str(other["loc"][-1]) for other in beside if other["type"] == "extra_forbidden"]
-        if odd:
-            hint = suggestion(odd[0], section.model_fields)
-            return f"{where} is missing, and {odd[0]} is not a setting.{hint}"
-        return f"{where} is missing. An example: wardround provision --example"
-    message = first["msg"].removeprefix("Value error, ").removeprefix("Input should be ").rstrip(".")
-    if first["type"] == "value_error":
-        return f"{where}: {message}." if where else f"{message}."
-    if first["type"] == "model_type":
-        message = "a section with keys of its own, such as {host: organiser.example.org}"
-    return f"{where} is {shown(first.get('input'))}; it must be {message}."
+    return Project.read(read_settings(path, "project: my-project"), f"{path}: ")
 
 
 def template() -> str:

@@ -19,12 +19,12 @@ from typing import Any, Protocol
 
 from wardround.clients.clients import Answer
 from wardround.clients.gate import Registration
+from wardround.clients.sync_state import SyncState
 from wardround.config import Config
 from wardround.data.federation import Federation
 from wardround.data.roles import NOT_HOSPITALS, PROXY
 from wardround.deploy.agreement import Facts, agreed, check_networks, for_hospitals
 from wardround.deploy.wire import Parcel, ParcelError, pack, unpack
-from wardround.engine.checkpoint import Standing
 from wardround.engine.experiment import Experiment, Outcome
 from wardround.engine.host import PICTURES, Host, InProcess, Spilling
 from wardround.engine.judging.calibration import fit_temperature, pooled_quantiles, tested
@@ -34,6 +34,7 @@ from wardround.engine.run_folder import check_folder
 from wardround.errors import ConfigError, TooFewClients, WardroundError
 from wardround.files import file_name, jsonable, taken, write_json, write_parts, write_text
 from wardround.messages import Message, Reply
+from wardround.methods import build_method
 
 log = logging.getLogger(__name__)
 
@@ -140,7 +141,7 @@ class Remote:
         present = self._wait_for(self.names, len(self.names), "register", -1)
         requests = {name: Message() for name in self.names}
         troubles = {}
-        for answer in self._deliver("register", -1, requests, Standing(), present):
+        for answer in self._deliver("register", -1, requests, SyncState(), present):
             reason = answer.failure or answer.refused
             if reason is None:
                 try:
@@ -193,23 +194,23 @@ class Remote:
     # Requests
 
     def deliver(
-        self, task: str, round: int, messages: Mapping[str, Message], standing: Standing
+        self, task: str, round: int, messages: Mapping[str, Message], sync_state: SyncState
     ) -> Iterator[Answer]:
         self._spilling.begin(round)
         own = set(self._own.host.names) if self._own is not None else set()
         away = {name: message for name, message in messages.items() if name not in own}
         if away:
-            yield from self._deliver(task, round, away, standing)
+            yield from self._deliver(task, round, away, sync_state)
         if self._own is not None:
             here = {name: message for name, message in messages.items() if name in own}
-            yield from self._own.deliver(task, round, here, standing)
+            yield from self._own.deliver(task, round, here, sync_state)
 
     def _deliver(
         self,
         task: str,
         round: int,
         messages: Mapping[str, Message],
-        standing: Standing,
+        sync_state: SyncState,
         present: Sequence[str] | None = None,
     ) -> Iterator[Answer]:
         if present is None:
@@ -218,7 +219,7 @@ class Remote:
         for name in messages:
             if name not in present:
                 yield Answer(name, failure=self._gone.get(name, "it is not connected"))
-        requests = self._requests(task, round, {name: messages[name] for name in present}, standing)
+        requests = self._requests(task, round, {name: messages[name] for name in present}, sync_state)
         ids = {name: str(parcel.header["request"]) for name, parcel in requests.items()}
         deadline = time.monotonic() + self._config.deadline
         pending, bad = set(present), dict[str, str]()
@@ -244,9 +245,9 @@ class Remote:
         self._live.say(state="working", waiting_for=[], until=None, away=dict(self._gone))
 
     def _requests(
-        self, task: str, round: int, messages: Mapping[str, Message], standing: Standing
+        self, task: str, round: int, messages: Mapping[str, Message], sync_state: SyncState
     ) -> dict[str, Parcel]:
-        more = {"config": self._asked, "standing": standing.facts()}
+        more = {"config": self._asked, "sync_state": sync_state.facts()}
         return {
             name: pack(
                 message,
@@ -463,7 +464,7 @@ def rounds_done(folder: Path) -> int:
 
 
 def refuse_what_cannot_travel(config: Config) -> None:
-    method = config.build_method()
+    method = build_method(config)
     if method.pooled:
         raise ConfigError(
             f"method '{config.method.get('name')}' puts all cases in one place, which hospitals do not allow."
@@ -483,7 +484,7 @@ def run_id(folder: Path, resume: bool) -> str:
 
 def organisers_own(config: Config) -> InProcess | None:
     """The server's own labelled cases, for methods that need some."""
-    if "proxy" not in config.build_method().needs or config.data.proxy is None:
+    if "proxy" not in build_method(config).needs or config.data.proxy is None:
         return None
     if config.data.hospitals:
         raise ConfigError(

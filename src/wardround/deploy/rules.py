@@ -15,17 +15,18 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 
-from wardround.config import Config, explained
+from wardround.config import Config
 from wardround.deploy.settings_file import not_a_truth_value, read_settings
 from wardround.errors import ConfigError
 from wardround.messages import Message
 from wardround.models import MODELS
 from wardround.models.monai_networks import PREFIX
 from wardround.models.user_networks import is_import_path
-from wardround.text import suggestion
-from wardround.yaml_text import commented, dumped
+from wardround.settings import Settings
+from wardround.text import suggest
+from wardround.yaml_file import commented, dumped
 
 ALL = ("all",)
 PHANTOM = "phantom"
@@ -51,13 +52,11 @@ DAY = 24 * 60  # minutes
 LONGEST = 200  # characters of a name that a refusal repeats
 
 
-class SiteFile(BaseModel):
+class SiteFile(Settings):
     """The whole file; every key has a default.
 
     Lists of names may hold `all`: [all, mypackage.nets:MyNet] allows every network of ours and that one.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     version: Literal[1] = 1
     data: Literal["phantom"] | Path = Path("federation.yaml")
@@ -77,6 +76,13 @@ class SiteFile(BaseModel):
 
     _numbers = field_validator("version", "threads", "min_cases", mode="before")(not_a_truth_value)
 
+    @field_validator("data", mode="before")
+    @classmethod
+    def path_or_phantom(cls, value: Any) -> Any:
+        if not isinstance(value, str | Path):
+            raise ValueError(f"it is {value!r}; give the path of a federation.yaml, or the word {PHANTOM}")
+        return value
+
     @field_validator("tasks", "methods", "networks", "objectives", "runs", "scalars", mode="before")
     @classmethod
     def listed(cls, value: Any) -> Any:
@@ -95,7 +101,7 @@ class SiteFile(BaseModel):
         there = [*registries.get(info.field_name or "", [*TASKS, *ALWAYS]), "all"]
         for name in names:
             if name not in there:
-                raise ValueError(f"'{name}' is none that wardround knows.{suggestion(name, there)}")
+                raise ValueError(f"'{name}' is none that wardround knows.{suggest(name, there)}")
         return names
 
     @field_validator("networks")
@@ -104,7 +110,7 @@ class SiteFile(BaseModel):
         for name in names:
             if name not in (*MODELS, *ALL) and not is_import_path(name):
                 raise ValueError(
-                    f"'{name}' is no network.{suggestion(name, [*MODELS, *ALL])} Write MONAI's as "
+                    f"'{name}' is no network.{suggest(name, [*MODELS, *ALL])} Write MONAI's as "
                     "monai:SegResNet, your own as package.module:Class"
                 )
         return names
@@ -193,23 +199,10 @@ def load_site(path: Path) -> SiteFile:
             "again from there."
         )
     values = read_settings(path, "data: federation.yaml")
-    try:
-        site = SiteFile.model_validate(values)
-    except ValidationError as error:
-        raise ConfigError(f"{path}: {first_mistake(error)}") from None
+    site = SiteFile.read(values, f"{path}: ")
     if not isinstance(site.data, Path):
         return site
     return site.model_copy(update={"data": (path.parent / site.data.expanduser()).resolve()})
-
-
-def first_mistake(error: ValidationError) -> str:
-    first = error.errors()[0]
-    key = str(first["loc"][0])
-    if first["type"] == "extra_forbidden":
-        return f"{key} is not a setting.{suggestion(key, SiteFile.model_fields)}"
-    if key == "data":
-        return f"data is {first['input']!r}; give the path of a federation.yaml, or the word {PHANTOM}."
-    return explained(error)
 
 
 def client_of(site: SiteFile, names: Sequence[str], own: str) -> str:
@@ -218,7 +211,7 @@ def client_of(site: SiteFile, names: Sequence[str], own: str) -> str:
     if site.client is not None:
         if site.client not in names:
             raise ConfigError(
-                f"site.yaml: client is '{site.client}', which has no cases.{suggestion(site.client, names)} "
+                f"site.yaml: client is '{site.client}', which has no cases.{suggest(site.client, names)} "
                 f"{there}"
             )
         return site.client

@@ -5,7 +5,6 @@ A file too large to be one is not parsed at all.
 
 from __future__ import annotations
 
-import reprlib
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +13,6 @@ from wardround.yaml_file import read_yaml
 
 LARGEST = 1_000_000  # bytes
 
-_short = reprlib.Repr()
-_short.maxlist = _short.maxdict = _short.maxtuple = 4
-_short.maxstring = _short.maxother = 80
-
 
 def read_settings(path: Path, example: str) -> dict[str, Any]:
     """The settings of a file. example: a line of such a file, for those who give something else."""
@@ -25,15 +20,6 @@ def read_settings(path: Path, example: str) -> dict[str, Any]:
     if size > LARGEST:
         raise ConfigError(f"{path} has {size / 1e6:.1f} MB; that is no file with settings like '{example}'.")
     return read_yaml(path, example)
-
-
-def shown(value: Any) -> str:
-    """A value in an error message, cut where it is long.
-
-    >>> shown(["north"] * 9)
-    "['north', 'north', 'north', 'north', ...]"
-    """
-    return _short.repr(value)
 
 
 def not_a_truth_value(value: Any) -> Any:

@@ -17,15 +17,15 @@ from pathlib import Path
 from typing import Any
 
 from wardround.clients.clients import Answer
-from wardround.clients.traffic import TrafficSettings
-from wardround.config import DataSettings
+from wardround.clients.sync_state import SyncState
+from wardround.config import TrafficSettings
 from wardround.data.serving.loading import federation_of
+from wardround.data.settings import DataSettings
 from wardround.deploy.agreement import at_hospital, facts_of, own_federation
 from wardround.deploy.kits import DATA, KIT, SITE, Kit, open_kit
 from wardround.deploy.ledger import Ledger
 from wardround.deploy.rules import Rules, SiteFile, client_of, load_site
 from wardround.deploy.wire import Parcel, ParcelError, pack, unpack
-from wardround.engine.checkpoint import Standing
 from wardround.engine.host import Host
 from wardround.errors import ConfigError, WardroundError
 from wardround.files import file_name
@@ -99,9 +99,9 @@ class Site:
             message, more = self._opened(parcel, header)
             base = message.params
             host = self._host(about["run"], more["config"])
-            standing = Standing.of(more["standing"])
-            self._begin(host, about["run"], about["request"], standing)
-            answer = self._answered(host, about["task"], round, message, standing)
+            sync_state = SyncState.of(more["sync_state"])
+            self._begin(host, about["run"], about["request"], sync_state)
+            answer = self._answered(host, about["task"], round, message, sync_state)
             reply, facts = self._allowed(host, about["task"], answer)
             traffic = host.config.traffic
         except (Refused, ParcelError) as error:
@@ -176,9 +176,9 @@ class Site:
     # Requests are answered once. One that a crash interrupted comes again, and is done again unless memory
     # has changed since it was begun: its task would then count twice.
 
-    def _begin(self, host: Host, run: str, request: str, standing: Standing) -> None:
+    def _begin(self, host: Host, run: str, request: str, sync_state: SyncState) -> None:
         store = host.store(self.name)
-        store.follow(standing)
+        store.follow(sync_state)
         before = self._known(run).get(request)
         present = _version(store.folder)
         if before is not None and before != present:
@@ -228,9 +228,9 @@ class Site:
 
     # Going out
 
-    def _answered(self, host: Host, task: str, round: int, message: Message, standing: Standing) -> Answer:
+    def _answered(self, host: Host, task: str, round: int, message: Message, sync_state: SyncState) -> Answer:
         if task != "register":
-            return host.run(self.name, task, round, message, standing)
+            return host.run(self.name, task, round, message, sync_state)
         scalars = {"registration": host.register(self.name).facts(), "facts": facts_of(host.federation)}
         return Answer(self.name, Message(scalars=scalars), num_examples=host.client(self.name).num_examples)
 

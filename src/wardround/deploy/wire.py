@@ -29,7 +29,6 @@ from wardround.clients.traffic import (
     CODINGS,
     Array,
     Coding,
-    TrafficSettings,
     array_of,
     compressed,
     decode,
@@ -37,6 +36,7 @@ from wardround.clients.traffic import (
     encode,
     short,
 )
+from wardround.config import TrafficSettings
 from wardround.errors import WardroundError
 from wardround.messages import Message
 from wardround.params import Params

@@ -15,13 +15,13 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from wardround.clients.sync_state import SyncState
 from wardround.errors import CheckpointError
 from wardround.files import write_json
 from wardround.params import Params
@@ -94,26 +94,6 @@ def load_memory(path: Path, later: Collection[str] = ()) -> dict[str, Any]:
     return {key: unpack(item, stored, later=key in later) for key, item in tree["items"].items()}
 
 
-@dataclass(frozen=True)
-class Standing:
-    """What every request says about the run, so that a client's memory follows the server's.
-
-    rewinds: rounds that were begun again, in the order in which that happened; what a client remembers of
-    them since then does not count. best: the round (from 0) of the best model so far.
-    """
-
-    rewinds: tuple[int, ...] = ()
-    best: int | None = None
-
-    def facts(self) -> dict[str, Any]:
-        return {"rewinds": list(self.rewinds), "best": self.best}
-
-    @classmethod
-    def of(cls, facts: Mapping[str, Any]) -> Standing:
-        best = facts["best"]
-        return cls(tuple(int(round) for round in facts["rewinds"]), None if best is None else int(best))
-
-
 class MemoryStore:
     """One client's memory on its own disk, a file for each round that changed it.
 
@@ -124,7 +104,7 @@ class MemoryStore:
         self.folder = folder
         self._durable = durable
 
-    def follow(self, standing: Standing) -> None:
+    def follow(self, sync_state: SyncState) -> None:
         """Forget what the server took back, and keep what belongs to its best model.
 
         Every file tells how many rewinds came before it, so a client that was away catches up on the rest.
@@ -132,12 +112,12 @@ class MemoryStore:
         newest = self._files("memory")
         if not newest:
             return
-        if standing.rewinds:
+        if sync_state.rewinds:
             known = int(StoredTensors(newest[-1][1]).metadata.get("rewinds", 0))
-            if missed := standing.rewinds[known:]:
+            if missed := sync_state.rewinds[known:]:
                 self.rewind(min(missed))
-        if standing.best is not None and not self._path("best", standing.best).exists():
-            self.keep_best(standing.best)
+        if sync_state.best is not None and not self._path("best", sync_state.best).exists():
+            self.keep_best(sync_state.best)
 
     def load(self) -> dict[str, Any]:
         """The newest memory, or an empty one."""

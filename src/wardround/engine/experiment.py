@@ -20,7 +20,9 @@ from wardround.aggregation.weights import by_samples, weights_complaint
 from wardround.clients.clients import Clients, Exchange, Transport
 from wardround.clients.gate import content_complaint, params_complaint
 from wardround.config import Config
+from wardround.config_file import resolve
 from wardround.data.federation import Federation, open_federation
+from wardround.data.preparing.record import PREPARATION, Preparation
 from wardround.data.roles import NOT_HOSPITALS, POOLED, PROXY
 from wardround.engine.checkpoint import Checkpoints, in_memory
 from wardround.engine.host import Host, InProcess, Spilling, compute_for, network_for
@@ -36,15 +38,17 @@ from wardround.engine.transports.placement import Placement, place
 from wardround.engine.transports.workers import Workers
 from wardround.errors import ConfigError, TooFewClients, WardroundError
 from wardround.files import taken, write_json, write_text
+from wardround.machine import cores
 from wardround.messages import Message, ServerState
+from wardround.methods import build_method, build_objective
 from wardround.metrics import METRICS, MM
 from wardround.models.base import Segmenter
 from wardround.models.norm import from_moments, running_stats, to_moments
 from wardround.models.start_weights import Match
 from wardround.params import Params
 from wardround.seeding import generator
-from wardround.text import suggestion
-from wardround.training.device import choose, choose_device, cores, set_threads
+from wardround.text import suggest
+from wardround.training.device import choose, choose_device, set_threads
 
 log = logging.getLogger(__name__)
 
@@ -124,7 +128,7 @@ class Experiment:
         federation: Federation | None = None,
     ) -> None:
         self.config = config
-        self.method = config.build_method()
+        self.method = build_method(config)
         self.folder = config.folder
         self.federation = federation or open_federation(config.data, config.seed)
         self._hospitals = hospitals
@@ -133,7 +137,7 @@ class Experiment:
         self.stop_requested = False
         choose_device(config.compute)  # refused before anything is written
         self._method_warnings = self.method.warnings(config, self._fresh_model())
-        self._warnings = [*config.build_objective().warnings(config), *self._method_warnings]
+        self._warnings = [*build_objective(config).warnings(config), *self._method_warnings]
         self._names = [*self.federation.names, *([POOLED] if self.method.pooled else [])]
         if "proxy" in self.method.needs and self.federation.proxy is not None:
             self._names.append(PROXY)
@@ -201,13 +205,11 @@ class Experiment:
             raise ConfigError(f"output folder {self.folder} cannot be written: {error.strerror}.") from None
 
     def _write_config(self) -> None:
-        text = yaml.safe_dump(self.config.as_dict(), sort_keys=False, allow_unicode=True)
+        text = yaml.safe_dump(resolve(self.config), sort_keys=False, allow_unicode=True)
         write_text(self.folder / "config.yaml", text)
 
     def _write_preparation(self) -> None:
         """preparation.json: how a scan became what the network sees, so that the model can go elsewhere."""
-        from wardround.prediction.trained import PREPARATION, Preparation  # it builds on the engine
-
         Preparation.of(self.federation).save(self.folder / PREPARATION)
 
     @contextmanager
@@ -279,7 +281,7 @@ class Experiment:
                 if name not in self.federation.names:
                     raise ConfigError(
                         f"participation names '{name}', which is not a client."
-                        f"{suggestion(name, self.federation.names)}"
+                        f"{suggest(name, self.federation.names)}"
                     )
             if config.min_clients > len(set(config.participation)):
                 raise ConfigError(
@@ -343,7 +345,7 @@ class Experiment:
         config = self.config
         state, progress = self._first_state(clients, resume)  # held nowhere else, so that it can go
         self.listener.on_start(config, state.round)
-        tracking = open_trackers(config.trackers, self.folder, config.as_dict(), state.round)
+        tracking = open_trackers(config.trackers, self.folder, resolve(config), state.round)
         while state.round < config.rounds:
             if self.stop_requested:
                 egress.flush()
@@ -424,12 +426,12 @@ class Experiment:
 
     def _rewind(self, clients: Clients, round: int) -> None:
         """The round begins again: what clients remember of it does not count, as their next request says."""
-        clients.standing = replace(clients.standing, rewinds=self.checkpoints.add_rewind(round))
+        clients.sync_state = replace(clients.sync_state, rewinds=self.checkpoints.add_rewind(round))
 
     def _tell_best(self, clients: Clients, progress: Progress) -> None:
         """Let clients keep what they remember beside the best model, from their next request on."""
         if progress.best_round is not None:
-            clients.standing = replace(clients.standing, best=progress.best_round - 1)
+            clients.sync_state = replace(clients.sync_state, best=progress.best_round - 1)
 
     # Evaluation
 

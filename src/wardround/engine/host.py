@@ -17,18 +17,20 @@ import torch
 from wardround import models
 from wardround.clients.clients import Answer, Client, to_the_end
 from wardround.clients.gate import Registration
-from wardround.clients.traffic import TrafficSettings, through, wire_bytes
-from wardround.config import Config
+from wardround.clients.sync_state import SyncState
+from wardround.clients.traffic import through, wire_bytes
+from wardround.config import Config, TrafficSettings
 from wardround.data.cases import ClientData
 from wardround.data.federation import Federation, open_federation
 from wardround.data.roles import POOLED, PROXY
-from wardround.engine.checkpoint import Checkpoints, MemoryStore, Standing
+from wardround.engine.checkpoint import Checkpoints, MemoryStore
 from wardround.engine.judging.calibration import calibrate
 from wardround.engine.judging.evaluation import largest_components, score_cases
 from wardround.engine.judging.pictures import Album
 from wardround.errors import ClientError, WardroundError
 from wardround.files import file_name
 from wardround.messages import Message
+from wardround.methods import build_method, build_objective
 from wardround.metrics import METRICS
 from wardround.models import start_weights
 from wardround.models.base import Segmenter
@@ -42,7 +44,7 @@ log = logging.getLogger(__name__)
 Progress = Callable[[str, int, int], None]
 
 TRAIN_SHARE = 0.6  # of a client's cases, about
-UNTOUCHED = Standing()
+UNTOUCHED = SyncState()
 PICTURES = "pictures.safetensors"
 
 
@@ -63,7 +65,7 @@ def network_for(config: Config, federation: Federation) -> Segmenter:
 
 def build_network(config: Config, *, in_channels: int, num_classes: int, dimensions: int) -> Segmenter:
     """The same for cases that need not be there."""
-    objective = config.build_objective()
+    objective = build_objective(config)
     seed_everything(config.seed, "init")
     model = models.build(
         config.model,
@@ -74,7 +76,7 @@ def build_network(config: Config, *, in_channels: int, num_classes: int, dimensi
     if config.model.weights is not None and needs_weights(config):
         model.start_weights = start_weights.load_into(model, config.model.weights)
     objective.start_model(model)
-    config.build_method().start_model(model)
+    build_method(config).start_model(model)
     return model
 
 
@@ -139,8 +141,8 @@ class Host:
         durable: bool = False,
     ) -> None:
         self.config = config
-        self.method = config.build_method()
-        self.objective = config.build_objective()
+        self.method = build_method(config)
+        self.objective = build_objective(config)
         self.federation = federation or open_federation(config.data, config.seed, config.compute.resident)
         self.names = list(names)
         self._folder = folder
@@ -208,10 +210,10 @@ class Host:
     # Tasks
 
     def send(
-        self, name: str, task: str, round: int, message: Message, standing: Standing = UNTOUCHED
+        self, name: str, task: str, round: int, message: Message, sync_state: SyncState = UNTOUCHED
     ) -> Answer:
         """Do a task; the reply as it would arrive, rounded where the upload is."""
-        answer = self.run(name, task, round, message, standing)
+        answer = self.run(name, task, round, message, sync_state)
         traffic = self.config.traffic
         if answer.failure is not None or traffic == TrafficSettings():
             return answer
@@ -222,16 +224,16 @@ class Host:
         )
 
     def run(
-        self, name: str, task: str, round: int, message: Message, standing: Standing = UNTOUCHED
+        self, name: str, task: str, round: int, message: Message, sync_state: SyncState = UNTOUCHED
     ) -> Answer:
         """Do a task for a client; whatever goes wrong becomes an answer that says so."""
         started = time.perf_counter()
         try:
-            client, reply = self._done(name, task, round, message, standing)
+            client, reply = self._done(name, task, round, message, sync_state)
             if task == "train" and reply.params is not None:
                 reply = replace(reply, params=reply.params.only(self.shared))
             fitted, client.fitted = client.fitted, None  # one model in memory, not one a client
-            self._remember(client, task, round, standing)
+            self._remember(client, task, round, sync_state)
         except WardroundError as error:
             return Answer(name, failure=str(error), seconds=time.perf_counter() - started)
         except Exception as error:  # one client's mistake must not take the others down
@@ -253,37 +255,37 @@ class Host:
         )
 
     def _done(
-        self, name: str, task: str, round: int, message: Message, standing: Standing
+        self, name: str, task: str, round: int, message: Message, sync_state: SyncState
     ) -> tuple[Client, Message]:
         """A task from its beginning to its end; memory that runs out begins it anew, with smaller pieces."""
 
         def attempt() -> tuple[Client, Message]:
-            client = self._prepared(name, round, standing)
+            client = self._prepared(name, round, sync_state)
             return client, sendable(self._function(task)(client, message), task)
 
         return to_the_end(attempt)
 
-    def _prepared(self, name: str, round: int, standing: Standing) -> Client:
+    def _prepared(self, name: str, round: int, sync_state: SyncState) -> Client:
         if name not in self.names:
             raise ClientError(f"client '{name}' does not live here")
         client = self.client(name)
         client.round = round
         client.fitted = None
         store = self.store(name)
-        store.follow(standing)
+        store.follow(sync_state)
         client.memory = store.load()
         progress = self._on_progress
         client.on_progress = None if progress is None else lambda step, steps: progress(name, step, steps)
         seed_everything(self.config.seed, "task", name, round)
         return client
 
-    def _remember(self, client: Client, task: str, round: int, standing: Standing) -> None:
+    def _remember(self, client: Client, task: str, round: int, sync_state: SyncState) -> None:
         """Methods' tasks may change memory; the engine's own never do."""
         if task in self.method.tasks:
             for name in ("objective", "objective_second"):
                 if not client.memory.get(name):
                     client.memory.pop(name, None)
-            self.store(client.name).save(round, client.memory, len(standing.rewinds))
+            self.store(client.name).save(round, client.memory, len(sync_state.rewinds))
         client.memory = {}
 
     def _function(self, task: str) -> Callable[[Client, Message], Message]:
@@ -395,11 +397,11 @@ class InProcess:
         return [self.host.register(name) for name in self.host.names]
 
     def deliver(
-        self, task: str, round: int, messages: Mapping[str, Message], standing: Standing
+        self, task: str, round: int, messages: Mapping[str, Message], sync_state: SyncState
     ) -> Iterator[Answer]:
         self._spilling.begin(round)
         for name, message in messages.items():
-            yield self._spilling.kept(self.host.send(name, task, round, message, standing))
+            yield self._spilling.kept(self.host.send(name, task, round, message, sync_state))
 
     def settle(self) -> None:
         for name in self.host.names:

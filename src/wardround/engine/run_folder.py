@@ -12,12 +12,13 @@ from typing import Any
 
 import torch
 
-from wardround import __version__
-from wardround.config import Config, load_config
+from wardround.config import Config
+from wardround.config_file import load_config, resolve
 from wardround.engine.checkpoint import Checkpoints
 from wardround.engine.transports.placement import Placement
 from wardround.errors import CheckpointError, ConfigError
 from wardround.training.device import Compute, choose_device
+from wardround.version import __version__
 
 LOCK = ".lock"  # in every folder of a run
 RUN_ENTRIES = (
@@ -68,7 +69,7 @@ def check_folder(config: Config, resume: bool, overwrite: bool) -> None:
 
 def check_same(config: Config, path: Path) -> None:
     """A resumed run must be the same run."""
-    before, now = load_config(path).as_dict(), config.as_dict()
+    before, now = resolve(load_config(path)), resolve(config)
     for key in now:
         if key in ("output", "name", "compute", "deadline", "retries", "trackers", "min_clients"):
             continue

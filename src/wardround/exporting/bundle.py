@@ -17,11 +17,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from wardround import __version__
 from wardround.exporting.package import MODEL, WEIGHTS, Package
 from wardround.files import write_json, write_text
 from wardround.methods import METHODS, OBJECTIVES
 from wardround.models import MODELS
+from wardround.version import __version__
 
 SCHEMA = (
     "https://github.com/Project-MONAI/MONAI-extra-test-data/releases/download/0.8.1/meta_schema_20240725.json"

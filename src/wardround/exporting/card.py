@@ -14,7 +14,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from wardround import __version__
 from wardround.comparison.statistics import Scores, bootstrap, client_mean
 from wardround.exporting.package import Package
 from wardround.files import write_text
@@ -24,6 +23,8 @@ from wardround.metrics import METRICS, PX
 from wardround.models import MODELS
 from wardround.reporting.facts import mapping, number
 from wardround.tables import Interval, Table, escaped, shown
+from wardround.text import format_size
+from wardround.version import __version__
 
 WORST_CASES = 5
 MOST_LINES = 10
@@ -90,7 +91,10 @@ def intended_use(package: Package) -> Iterator[str]:
             else []
         ),
         *([("slices", package.turning)] if preparation.settings.slices is not None else []),
-        ("seen at once", "whole image" if preparation.window is None else f"{by(preparation.window)} voxels"),
+        (
+            "seen at once",
+            "whole image" if preparation.window is None else f"{format_size(preparation.window)} voxels",
+        ),
     ]
     if preparation.spacing is not None and package.run.lengths != PX:
         low, high = (" x ".join(f"{side:.3g}" for side in sides) for sides in preparation.spacing)
@@ -445,7 +449,3 @@ def plain(row: Sequence[Any]) -> list[Any]:
 
 def plain_rows(rows: Sequence[Sequence[Any]]) -> list[list[Any]]:
     return [plain(row) for row in rows]
-
-
-def by(sides: Sequence[int]) -> str:
-    return "x".join(str(side) for side in sides)

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from wardround import __version__
 from wardround.errors import ConfigError
 from wardround.exporting.bundle import write_bundle
 from wardround.exporting.card import write_card
@@ -16,6 +15,7 @@ from wardround.exporting.onnx import Difference, check_installed, export_onnx
 from wardround.exporting.package import MODEL, WEIGHTS, Package
 from wardround.exporting.writing import CARD, check_place, whole_folder
 from wardround.files import write_json, write_text
+from wardround.version import __version__
 
 KINDS = {
     "onnx": ("an ONNX graph", "model.onnx"),

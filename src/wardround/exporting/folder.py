@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from wardround import __version__
 from wardround.exporting.package import MODEL, WEIGHTS, Package
 from wardround.files import write_text
+from wardround.version import __version__
 
 LOADER = '''"""The network of this folder: `from loader import load`, or run this file to see what it is.
 

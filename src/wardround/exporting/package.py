@@ -20,17 +20,20 @@ from pydantic import TypeAdapter, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from wardround import __version__, models
-from wardround.config import ComputeSettings, Config, build_named
+from wardround import models
+from wardround.config import ComputeSettings, Config
+from wardround.config_file import resolve
+from wardround.data.preparing.record import Preparation
 from wardround.errors import CheckpointError, ConfigError
 from wardround.files import jsonable, write_json
-from wardround.methods import METHODS
+from wardround.methods import METHODS, build_method, build_named, build_objective
 from wardround.models.base import Segmenter
 from wardround.params import Params
-from wardround.prediction.trained import Preparation, TrainedModel, stored_status
+from wardround.prediction.trained import TrainedModel, stored_status
 from wardround.reporting.facts import Run, read_run
 from wardround.storage import save_tensors
 from wardround.training.device import autocast_dtype, choose_device
+from wardround.version import __version__
 
 FORMAT = 1
 MODEL = "model.json"
@@ -128,7 +131,7 @@ class Package:
                 "dimensions": network.dimensions,
             },
             "layers_of": self.layers_of,
-            "objective": trained.config.as_dict()["objective"],
+            "objective": resolve(trained.config)["objective"],
             "classes": list(trained.preparation.classes),
             "values": list(trained.preparation.values),
             "channels": list(trained.preparation.channels),
@@ -165,7 +168,7 @@ def without_heads(trained: TrainedModel) -> tuple[Segmenter, dict[str, Any] | No
         layers_of = None
         if type(network) is not type(trained.model):
             trained.method.start_model(network)
-            layers_of = config.as_dict()["method"]
+            layers_of = resolve(config)["method"]
     Params(trained.model.state_dict()).only(network.state_dict()).load_into(network)
     return network.eval().requires_grad_(False), layers_of
 
@@ -209,8 +212,8 @@ def opened(model: Path | str, weights: Path | str, device: str = "cpu") -> Train
     return TrainedModel(
         folder=model.parent,
         config=config,
-        method=config.build_method(),
-        objective=config.build_objective(),
+        method=build_method(config),
+        objective=build_objective(config),
         model=network.to(where).eval().requires_grad_(False),
         params=Params.of(network),
         preparation=preparation,

@@ -15,21 +15,19 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from wardround.config import Config
 from wardround.data.cases import Batch
 from wardround.errors import ConfigError
 from wardround.losses import contrastive
 from wardround.losses.objective import Context, Objective, Smooth
 from wardround.losses.segmentation import dice_loss
 from wardround.models.base import Output, Segmenter
-
-if TYPE_CHECKING:
-    from wardround.config import Config
 
 Temperature = Annotated[float, Field(gt=0, description="similarities are divided by it")]
 Dimension = Annotated[int, Field(ge=1, description="length of the projected vectors")]

@@ -11,18 +11,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from wardround.config import Config
 from wardround.data.cases import Batch
 from wardround.losses import segmentation
 from wardround.models.base import Output, Segmenter
-
-if TYPE_CHECKING:
-    from wardround.config import Config
 
 
 class Context:

@@ -1,5 +1,16 @@
 """The table of contents: METHODS (server rules and exchanges) and OBJECTIVES (what clients minimise)."""
 
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from wardround.config import Config
+from wardround.errors import ConfigError
 from wardround.losses.contrastive_objectives import InfoNCE, LocalCL, SimCLR, SwAV
 from wardround.losses.objective import (
     CrossEntropy,
@@ -42,6 +53,8 @@ from wardround.methods.references import Centralised, Local
 from wardround.methods.safcf import CFSL, SAFCF
 from wardround.methods.scaffold import SCAFFOLD
 from wardround.methods.trimmed_mean import Median, TrimmedMean
+from wardround.settings import explain
+from wardround.text import suggest
 
 METHODS: dict[str, type[Method]] = {
     # References
@@ -109,3 +122,46 @@ OBJECTIVES: dict[str, type[Objective]] = {
     "local_cl": LocalCL,
     "swav": SwAV,
 }
+
+
+def build_method(config: Config) -> Method:
+    """The chosen method with its settings."""
+    method: Method = build_named(METHODS, config.method, "method")
+    return method
+
+
+def build_objective(config: Config) -> Objective:
+    """The chosen objective, or the method's own when none is named."""
+    chosen = dict(config.objective)
+    if "name" not in chosen:
+        chosen["name"] = build_method(config).objective
+    objective: Objective = build_named(OBJECTIVES, chosen, "objective")
+    return objective
+
+
+@lru_cache(maxsize=256)
+def reader(kind: type[Any]) -> TypeAdapter[Any]:
+    """What makes objects of a class from plain values; making it takes longer than using it."""
+    return TypeAdapter(kind)
+
+
+def build_named(registry: Mapping[str, type[Any]], settings: Mapping[str, Any], where: str) -> Any:
+    """An object of the named class, its fields checked like every other setting."""
+    chosen = dict(settings)
+    name = chosen.pop("name", "fedavg" if where == "method" else None)
+    if name not in registry:
+        raise ConfigError(
+            f"{where}.name is {name!r}.{suggest(str(name), registry)} List all: wardround {where}s"
+        )
+    kind: Any = registry[name]
+    fields = {entry.name for entry in dataclasses.fields(kind)}
+    for key in chosen:
+        if key not in fields:
+            raise ConfigError(
+                f"{where}.{key} is not a setting of '{name}'.{suggest(key, fields)} "
+                f"It has: {', '.join(sorted(fields)) or 'none'}."
+            )
+    try:
+        return reader(kind).validate_python(chosen)
+    except ValidationError as error:
+        raise ConfigError(explain(error, None, f"{where}.")) from None

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from pydantic import ConfigDict
 from torch import nn
@@ -21,12 +21,10 @@ from wardround.aggregation.mean import mean
 from wardround.aggregation.weights import by_samples, named
 from wardround.clients.clients import Client, Clients
 from wardround.clients.gate import Registration
+from wardround.config import Config
+from wardround.losses.objective import Objective
 from wardround.messages import Message, Reply, ServerState
 from wardround.params import Params
-
-if TYPE_CHECKING:
-    from wardround.config import Config
-    from wardround.losses.objective import Objective
 
 
 @dataclass(frozen=True)

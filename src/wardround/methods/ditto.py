@@ -20,9 +20,9 @@ from typing import Annotated
 from pydantic import Field
 
 from wardround.clients.clients import Client
-from wardround.losses.proximal import pull
 from wardround.messages import Message
 from wardround.methods.base import Method
+from wardround.methods.proximal import pull
 from wardround.params import Params
 
 

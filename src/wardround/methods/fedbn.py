@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal, get_args
+from typing import Annotated, Literal, get_args
 
 from pydantic import Field
 from torch import nn
@@ -27,17 +27,15 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from wardround.aggregation.mean import mean
 from wardround.clients.clients import Client
 from wardround.clients.gate import Registration, params_complaint
+from wardround.config import Config
 from wardround.errors import ConfigError
+from wardround.losses.objective import Objective
 from wardround.messages import Message, Reply, ServerState
 from wardround.methods.base import Method
-from wardround.models import is_foreign
+from wardround.models import ModelSettings, is_foreign
 from wardround.models.norm import Norm, norm_names
 from wardround.params import Params
-
-if TYPE_CHECKING:
-    from wardround.config import Config
-    from wardround.losses.objective import Objective
-    from wardround.models import ModelSettings
+from wardround.training.sketch import sketch_model
 
 NormType = Literal["batch", "instance_affine", "group", "layer"]
 KINDS: dict[NormType, type[nn.Module]] = {
@@ -109,7 +107,7 @@ class FedBN(Method):
                 f"method 'fedbn' keeps norm layers whole, statistics too, but model.bn_stats is "
                 f"'{config.model.bn_stats}'. Leave model.bn_stats out."
             )
-        model = config.sketch_model()
+        model = sketch_model(config, objective)
         if model is not None and not self.kept(model):
             kinds = " or ".join(self.norm_types)
             raise ConfigError(

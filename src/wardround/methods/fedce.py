@@ -23,7 +23,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
@@ -32,13 +32,11 @@ from torch import Tensor, nn
 from wardround.aggregation.robust import inner_products
 from wardround.aggregation.weights import for_present, joined, moved, named, normalised, numbers
 from wardround.clients.clients import Client, Clients
+from wardround.config import Config
 from wardround.messages import Message, ServerState
 from wardround.methods.base import Method
 from wardround.models.norm import running_stats
 from wardround.params import Params
-
-if TYPE_CHECKING:
-    from wardround.config import Config
 
 LEAST_VARIANCE = 1e-5  # θ_-k extrapolates, and a running variance must stay positive
 NEARLY_ALL = 1 - 1e-6  # beyond it nothing is left without the client

@@ -31,10 +31,10 @@ from wardround.clients.gate import all_finite
 from wardround.data.cases import Batch
 from wardround.errors import ClientError
 from wardround.losses.objective import Context
-from wardround.losses.proximal import anchor
 from wardround.losses.segmentation import at_least_float32
 from wardround.messages import Message, Reply, ServerState
 from wardround.methods.base import Method
+from wardround.methods.proximal import anchor
 from wardround.params import Params
 
 

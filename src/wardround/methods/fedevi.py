@@ -25,13 +25,14 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 from torch import Tensor, nn
 
 from wardround.aggregation.weights import for_present, joined, moved, normalised, numbers
 from wardround.clients.clients import Client, Clients
+from wardround.config import Config
 from wardround.data.cases import Batch
 from wardround.errors import ClientError, ConfigError
 from wardround.losses.evidential import (
@@ -48,9 +49,6 @@ from wardround.losses.segmentation import Reduction, at_least_float32, matching_
 from wardround.messages import Message, Reply, ServerState
 from wardround.methods.base import Method
 from wardround.uncertainty.evidential import case_means, decompose
-
-if TYPE_CHECKING:
-    from wardround.config import Config
 
 log = logging.getLogger(__name__)
 

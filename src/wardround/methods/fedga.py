@@ -20,20 +20,18 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 from torch import nn
 
 from wardround.aggregation.weights import joined, moved, normalised, numbers, remembered
 from wardround.clients.clients import Client, Clients
+from wardround.config import Config
 from wardround.messages import Message, Reply, ServerState
 from wardround.methods.adaptive_weights import adapt, differences
 from wardround.methods.base import Method
 from wardround.params import Params
-
-if TYPE_CHECKING:
-    from wardround.config import Config
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field
@@ -37,6 +37,7 @@ from wardround.aggregation.mean import layerwise_mean
 from wardround.aggregation.updates import models
 from wardround.aggregation.weights import by_samples, is_number, softmax
 from wardround.clients.clients import Client, Clients
+from wardround.config import Config
 from wardround.data.cases import Batch
 from wardround.data.roles import PROXY
 from wardround.errors import ConfigError
@@ -45,9 +46,6 @@ from wardround.messages import Message, Reply, ServerState
 from wardround.methods.base import Method
 from wardround.params import Params
 from wardround.training.workbench import shuffled
-
-if TYPE_CHECKING:
-    from wardround.config import Config
 
 log = logging.getLogger(__name__)
 

@@ -26,7 +26,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -37,16 +37,15 @@ from torch import Tensor, nn
 from wardround import models
 from wardround.aggregation.mean import mean
 from wardround.clients.clients import Client, Clients
+from wardround.config import Config
 from wardround.errors import ConfigError
+from wardround.losses.objective import Objective
 from wardround.messages import Message, Reply, ServerState
 from wardround.methods.base import Method
 from wardround.methods.references import given
 from wardround.models.channel_groups import Group, channel_groups, permuted
 from wardround.params import Params
-
-if TYPE_CHECKING:
-    from wardround.config import Config
-    from wardround.losses.objective import Objective
+from wardround.training.sketch import sketch_model
 
 SMALLEST_GAIN = 1e-9  # of the mean cost: a better order than the present one, not rounding
 
@@ -176,7 +175,7 @@ class FedMA(Method):
                 "method 'fedma' reorders channels, but model.bn_stats is local: their statistics would stay "
                 "at the clients in the old order. Use another bn_stats, or norm instance."
             )
-        model = config.sketch_model()
+        model = sketch_model(config, objective)
         assert model is not None  # one of our own is always there
         objective.start_model(model)
         try:

@@ -20,7 +20,7 @@ Differs: Dice is not linear in the mask, so with it the second term is an approx
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
@@ -28,6 +28,7 @@ from torch import Tensor, nn
 
 from wardround.clients.clients import Client, Clients
 from wardround.clients.gate import Registration
+from wardround.config import Config
 from wardround.data.cases import Batch, stacked
 from wardround.data.federation import open_federation
 from wardround.errors import ConfigError
@@ -48,9 +49,6 @@ from wardround.models.base import Output, Segmenter
 from wardround.models.norm import frozen_statistics
 from wardround.params import Params
 from wardround.training.workbench import Loss
-
-if TYPE_CHECKING:
-    from wardround.config import Config
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field
@@ -31,6 +31,7 @@ from torch import Tensor, nn
 
 from wardround.aggregation.weights import named, normalised, numbers
 from wardround.clients.clients import Client, Clients
+from wardround.config import Config
 from wardround.data.cases import Batch, TensorSplit, stacked
 from wardround.errors import ConfigError
 from wardround.losses.objective import Context, Objective
@@ -38,10 +39,7 @@ from wardround.messages import Message, Reply, ServerState
 from wardround.methods.base import Method
 from wardround.models.base import Segmenter
 from wardround.params import Params
-from wardround.text import suggestion
-
-if TYPE_CHECKING:
-    from wardround.config import Config
+from wardround.text import suggest
 
 Annotation = Literal["mask", "box", "image", "none"]
 SECOND = "second."  # state-dict names of F_2 start with it
@@ -79,7 +77,7 @@ class FedMixSupervision(Method):
         """A misspelt name would quietly train on masks."""
         for name in self.annotation or {}:
             if name not in clients.names:
-                hint = suggestion(name, clients.names)
+                hint = suggest(name, clients.names)
                 raise ConfigError(f"method.annotation names '{name}', which is not a client.{hint}")
         return state
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from pydantic import Field
 from torch import nn
@@ -26,16 +26,14 @@ from torch import nn
 from wardround.aggregation.updates import average_update, moved_along
 from wardround.aggregation.weights import numbers, weighted_mean
 from wardround.clients.clients import Client, Clients
+from wardround.config import Config
 from wardround.errors import ConfigError
 from wardround.losses.objective import Objective
-from wardround.losses.proximal import pull
 from wardround.messages import Message, ServerState
 from wardround.methods.base import Method
+from wardround.methods.proximal import pull
 from wardround.params import Params
 from wardround.training.optimizers import accumulated
-
-if TYPE_CHECKING:
-    from wardround.config import Config
 
 
 @dataclass(frozen=True)

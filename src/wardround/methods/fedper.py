@@ -16,18 +16,17 @@ own: it uses the initial one, which no client ever trained.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from torch import nn
 
+from wardround.config import Config
 from wardround.errors import ConfigError
+from wardround.losses.objective import Objective
 from wardround.methods.base import Method
 from wardround.models.base import head_names
 from wardround.models.tap import decoder_names
-
-if TYPE_CHECKING:
-    from wardround.config import Config
-    from wardround.losses.objective import Objective
+from wardround.training.sketch import sketch_model
 
 
 @dataclass(frozen=True)
@@ -55,7 +54,7 @@ class FedPer(Method):
         return [name for name in model.state_dict() if name not in kept]
 
     def check(self, config: Config, objective: Objective) -> None:
-        model = config.sketch_model() if self.layers == "decoder" else None
+        model = sketch_model(config, objective) if self.layers == "decoder" else None
         if model is not None and not model.has_features:
             raise ConfigError(
                 f"method.layers is 'decoder', but which layers of model '{config.model.name}' are its "

@@ -24,7 +24,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -33,6 +33,7 @@ from torch import Tensor, nn
 
 from wardround.aggregation.weights import numbers, softmax
 from wardround.clients.clients import Client
+from wardround.config import Config
 from wardround.data.cases import Batch
 from wardround.errors import ConfigError
 from wardround.losses.evidential import DiceMode, EvidenceKind
@@ -42,9 +43,6 @@ from wardround.methods.base import Method
 from wardround.methods.fedevi import Evidential
 from wardround.models.base import head_names
 from wardround.params import Params
-
-if TYPE_CHECKING:
-    from wardround.config import Config
 
 NO_THRESHOLD = 0.5  # where no threshold tells wrong from right
 

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from wardround.errors import DataError
+from wardround.text import format_size
 
 NOTHING = 1e-5  # below it, a mean intensity is rounding
 TOO_BRIGHT = 1e30  # beyond it, float32 overflows soon
@@ -78,7 +79,7 @@ def low_frequencies(
 ) -> tuple[EllipsisType | Tensor, ...]:
     """Where the frequencies -b..b of every axis lie in a spectrum, whose first entry is frequency 0."""
     if 2 * half_width + 1 > min(sides):
-        size = "x".join(map(str, sides))
+        size = format_size(sides)
         raise DataError(
             f"a window of {2 * half_width + 1} frequencies does not fit an image of {size}. "
             "Set method.window smaller."

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
@@ -33,15 +33,13 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from wardround.aggregation.weights import by_samples
+from wardround.config import Config
 from wardround.data.cases import Batch
 from wardround.losses.contrastive import SHORTEST
 from wardround.losses.objective import Context, Objective
 from wardround.losses.segmentation import at_least_float32, choose_classes, divide, prepare, sums
 from wardround.messages import Reply, ServerState
 from wardround.methods.base import Method
-
-if TYPE_CHECKING:
-    from wardround.config import Config
 
 Pairing = Literal["paper", "moon", "anchor_pres"]
 Border = Literal["valid", "pad"]

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from pydantic import Field
 
@@ -29,13 +29,11 @@ from wardround.aggregation.robust import krum_scores, lowest, middle, squared_di
 from wardround.aggregation.updates import models
 from wardround.aggregation.weights import named
 from wardround.clients.clients import Clients
+from wardround.config import Config
+from wardround.losses.objective import Objective
 from wardround.messages import Message, ServerState
 from wardround.methods.base import Method
 from wardround.methods.trimmed_mean import refuse_pooled
-
-if TYPE_CHECKING:
-    from wardround.config import Config
-    from wardround.losses.objective import Objective
 
 log = logging.getLogger(__name__)
 

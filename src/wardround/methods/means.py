@@ -23,6 +23,7 @@ from wardround.data.cases import Batch, TensorSplit
 from wardround.errors import ClientError, DataError
 from wardround.losses.segmentation import targets
 from wardround.params import Params
+from wardround.text import format_size
 
 LEAST_GROUP = 5  # below it, a mean looks like the cases it is made of
 MOST_FLOAT16 = 65504.0
@@ -139,7 +140,7 @@ def one_grid(method: str, shapes: Mapping[str, Sequence[int]]) -> None:
     first = next(iter(shapes), "")
     for client, shape in shapes.items():
         if tuple(shape) != tuple(shapes[first]):
-            sides, other = ("x".join(map(str, list(given)[1:])) for given in (shapes[first], shape))
+            sides, other = (format_size(list(given)[1:]) for given in (shapes[first], shape))
             raise DataError(
                 f"method '{method}' takes images voxel by voxel, but '{first}' has them of {sides} and "
                 f"'{client}' of {other}. Bring all to one grid."

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from wardround.clients.clients import Client
+from wardround.config import Config
 from wardround.data.cases import Batch
 from wardround.losses.contrastive import mean_over_voxels, unit
 from wardround.losses.contrastive_objectives import Projection, bottleneck, trial_output
@@ -36,9 +37,6 @@ from wardround.losses.objective import Context
 from wardround.messages import Message
 from wardround.methods.base import Method
 from wardround.models.base import Segmenter
-
-if TYPE_CHECKING:
-    from wardround.config import Config
 
 
 @dataclass(frozen=True)

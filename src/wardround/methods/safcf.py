@@ -25,7 +25,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -36,6 +36,7 @@ from wardround.aggregation.mean import layerwise_mean, mean
 from wardround.aggregation.pieces import Piece, each, pieces
 from wardround.aggregation.weights import named, normalised
 from wardround.clients.clients import Clients
+from wardround.config import Config
 from wardround.data.cases import Batch
 from wardround.errors import ClientError, ConfigError
 from wardround.losses.objective import Context, Objective
@@ -44,9 +45,6 @@ from wardround.messages import Message, Reply, ServerState
 from wardround.methods.base import Method
 from wardround.models.variational import variational_pairs
 from wardround.params import Params
-
-if TYPE_CHECKING:
-    from wardround.config import Config
 
 log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ Differs: the paper never clips; `optimizer.clip_norm` clips g, before the correc
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 from torch import nn
@@ -26,15 +26,13 @@ from wardround.aggregation.mean import mean
 from wardround.aggregation.updates import moved_along
 from wardround.clients.clients import Client, Clients
 from wardround.clients.gate import Registration, all_finite, params_complaint
+from wardround.config import Config
 from wardround.errors import ClientError
-from wardround.losses.proximal import anchor
 from wardround.messages import Message, ServerState
 from wardround.methods.fedavg import FedAvg
+from wardround.methods.proximal import anchor
 from wardround.params import Params
 from wardround.training.workbench import Step
-
-if TYPE_CHECKING:
-    from wardround.config import Config
 
 
 @dataclass(frozen=True)

@@ -18,20 +18,18 @@ from __future__ import annotations
 import logging
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from pydantic import Field
 
 from wardround.aggregation.robust import middle, trimmed_mean
 from wardround.aggregation.updates import models
 from wardround.clients.clients import Clients
+from wardround.config import Config
 from wardround.errors import ConfigError
+from wardround.losses.objective import Objective
 from wardround.messages import Message, ServerState
 from wardround.methods.base import Method
-
-if TYPE_CHECKING:
-    from wardround.config import Config
-    from wardround.losses.objective import Objective
 
 log = logging.getLogger(__name__)
 

@@ -36,6 +36,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from wardround.errors import DataError
+from wardround.text import format_size
 
 EmptyPolicy = Literal["defined", "nan", "smooth"]
 Mask = NDArray[np.bool_]
@@ -156,7 +157,7 @@ def relative_volume_difference(counts: Confusion, empty_policy: EmptyPolicy = "d
 def check_same_shape(pred: NDArray[np.generic] | Tensor, truth: NDArray[np.generic] | Tensor) -> None:
     """Refuse arrays that NumPy would silently broadcast."""
     if pred.shape != truth.shape:
-        sizes = ["x".join(map(str, array.shape)) for array in (pred, truth)]
+        sizes = [format_size(array.shape) for array in (pred, truth)]
         raise DataError(
             f"the prediction is {sizes[0]} but the truth is {sizes[1]}. Resample one to the other."
         )

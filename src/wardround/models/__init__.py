@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import nn
 
 from wardround.errors import ConfigError
@@ -20,7 +20,8 @@ from wardround.models.norm import Norm
 from wardround.models.signature import check_arguments, checked, parameters_of, types_of
 from wardround.models.user_networks import build_foreign, find_user_network, from_data, is_import_path
 from wardround.models.variational import VariationalSegmenter, VariationalSettings
-from wardround.text import did_you_mean
+from wardround.settings import Settings
+from wardround.text import suggest
 
 __all__ = [
     "MODELS",
@@ -35,10 +36,8 @@ __all__ = [
 ]
 
 
-class ModelSettings(BaseModel):
+class ModelSettings(Settings):
     """The `model:` part of a configuration. None means the network's own default."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: Annotated[
         str, Field(description="see `wardround models`; or monai:<network>, package.module:Class")
@@ -57,7 +56,7 @@ class ModelSettings(BaseModel):
     variational: Annotated[VariationalSettings, Field(description="the variational stem's own")] = (
         VariationalSettings()
     )
-    arguments: Annotated[dict[str, Any], Field(description="arguments of the network's own")] = {}
+    arguments: dict[str, Any] = Field(default_factory=dict, description="arguments of the network's own")
     features: Annotated[
         str | None,
         Field(description="module that gives the features of a network not ours; null finds the deepest map"),
@@ -143,7 +142,7 @@ def resolve(settings: ModelSettings) -> ModelSettings:
         check_foreign(settings)
         return settings
     if settings.name not in MODELS:
-        hint = did_you_mean(settings.name, MODELS)
+        hint = suggest(settings.name, MODELS)
         raise ConfigError(
             f"model.name is '{settings.name}'.{hint} "
             f"List all: wardround models. MONAI's networks are written '{PREFIX}SegResNet', "

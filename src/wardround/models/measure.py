@@ -24,6 +24,7 @@ from wardround.models.base import Segmenter, head_names
 from wardround.models.channel_groups import channel_groups
 from wardround.models.tap import Call, TappedSegmenter, decoder_names, ghost, recorded
 from wardround.models.variational import VariationalSegmenter
+from wardround.text import format_size
 
 BYTES = 4  # of a float32
 DRAWS = (torch.Tensor.normal_, torch.Tensor.uniform_)
@@ -108,7 +109,7 @@ def costs(model: Segmenter, size: Sequence[int]) -> Costs:
     except ConfigError:
         raise
     except Exception as error:
-        shown = "x".join(map(str, size))
+        shown = format_size(size)
         said = " ".join(str(error).split())[:300]
         raise ConfigError(f"an image of {shown} does not fit this network: {said}") from error
     counts = counter.get_flop_counts()

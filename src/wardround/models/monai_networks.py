@@ -12,7 +12,7 @@ from torch import nn
 from wardround.errors import ConfigError
 from wardround.models.signature import parameters_of
 from wardround.models.user_networks import INPUTS, OUTPUTS
-from wardround.text import did_you_mean
+from wardround.text import suggest
 
 PREFIX = "monai:"
 
@@ -31,7 +31,7 @@ def find_network(name: str) -> type[nn.Module]:
     }
     network = name.removeprefix(PREFIX)
     if network not in networks:
-        hint = did_you_mean(network, networks, PREFIX)
+        hint = suggest(network, networks, PREFIX)
         raise ConfigError(
             f"model.name is '{name}', which MONAI does not have.{hint} List: monai.networks.nets"
         )

@@ -15,7 +15,7 @@ from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 from pydantic_core import SchemaError
 
 from wardround.errors import ConfigError
-from wardround.text import did_you_mean
+from wardround.text import suggest
 
 ANY_TYPE = ConfigDict(arbitrary_types_allowed=True)
 
@@ -56,7 +56,7 @@ def check_arguments(
             )
         if argument not in parameters and not takes_any(builder):
             free = [key for key in parameters if key not in from_data and key not in elsewhere]
-            hint = did_you_mean(argument, free)
+            hint = suggest(argument, free)
             raise ConfigError(
                 f"model.arguments.{argument} is not known to '{name}'.{hint} "
                 f"It takes: {', '.join(free) or 'none'}"

@@ -18,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from wardround.errors import ConfigError
+from wardround.text import format_size
 
 Shape = tuple[int, ...]
 DEPTH = 3  # parts of a name that may be a prefix
@@ -154,4 +155,4 @@ def shown(shape: Shape) -> str:
     >>> shown((2, 3)), shown(())
     ('2x3', 'one number')
     """
-    return "x".join(map(str, shape)) or "one number"
+    return format_size(shape) or "one number"

@@ -23,7 +23,7 @@ from wardround.errors import ConfigError
 from wardround.models.base import Segmenter
 from wardround.models.signature import check_arguments, parameters_of
 from wardround.models.tap import TappedSegmenter, missing_package
-from wardround.text import did_you_mean
+from wardround.text import suggest
 
 # Networks differ in what they call the three numbers that the data decide.
 DIMENSIONS = ("spatial_dims", "dimensions")
@@ -47,7 +47,7 @@ def find_user_network(name: str) -> type[nn.Module]:
     found: Any = import_from_here(path, name)
     for part in attribute.split("."):
         if not hasattr(found, part):
-            hint = did_you_mean(part, [key for key, value in vars(found).items() if is_network(value)])
+            hint = suggest(part, [key for key, value in vars(found).items() if is_network(value)])
             raise ConfigError(f"model.name is '{name}', but {path} has no '{part}'.{hint}")
         found = getattr(found, part)
     if not is_network(found):

@@ -18,23 +18,22 @@ from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import Field, field_validator
 from torch import Tensor, nn
 
 from wardround.models.base import Output, Segmenter
 from wardround.models.names import full_name
+from wardround.settings import Settings
 
 EVALUATION_SEED = 20  # of the draws when evaluation takes several: the same weights for every batch
 
 
-class VariationalSettings(BaseModel):
+class VariationalSettings(Settings):
     """The `model.variational:` part of a configuration; read when `model.stem` is variational.
 
     kl_weight: auto is 1 / (training cases of the client); 0 leaves the divergence out.
     prior: a standard normal, or the weights' distribution in the model this training started from.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     channels: Annotated[int, Field(ge=1, description="channels the network sees")] = 8
     estimator: Annotated[

@@ -16,10 +16,12 @@ from wardround.data.federation import Federation, Seen, open_federation
 from wardround.data.folders import Folders
 from wardround.data.phantom import cases as phantom
 from wardround.data.roles import POOLED
-from wardround.data.serving.resident import DEVICE_SHARE, free_memory
+from wardround.data.serving.resident import DEVICE_SHARE
 from wardround.engine.host import network_for
 from wardround.engine.transports.placement import EXCHANGE_BYTES_A_SECOND, Placement, place, present_sizes
 from wardround.engine.transports.workers import deal
+from wardround.machine import free_memory
+from wardround.methods import build_method, build_objective
 from wardround.models.base import Segmenter
 from wardround.params import Params
 from wardround.planning.memory import (
@@ -162,7 +164,7 @@ def plan(config: Config, *, calibrate: bool = True) -> Plan:
     """Look at a run before it is started; calibrate: rehearse some steps to know its time."""
     choose_device(config.compute)  # refused at once
     federation = open_federation(config.data, config.seed)
-    method = config.build_method()
+    method = build_method(config)
     model = network_for(config, federation)
     shape, notes = usual_shape(config, federation)
     clients = client_plans(config, counts(config, federation), pooled=method.pooled)
@@ -285,7 +287,7 @@ def memories(
     """Each device with the processes on it; of processes, the one with most to hold counts."""
     parameters = tensor_bytes(model.state_dict())
     trainable = tensor_bytes(Params.trainable(model))
-    needs = config.build_method().needs | config.build_objective().needs
+    needs = build_method(config).needs | build_objective(config).needs
     size = largest_batch(config, clients)
     kept = activation_bytes(
         model, (size, model.in_channels, *shape), checkpointing=config.compute.checkpointing
@@ -335,7 +337,7 @@ def tensor_bytes(tensors: Mapping[str, torch.Tensor] | Params) -> int:
 
 def shared_bytes(config: Config, model: Segmenter) -> int:
     """Of the tensors that travel."""
-    travelling = set(config.build_method().shared(model)) - set(config.build_objective().local_names(model))
+    travelling = set(build_method(config).shared(model)) - set(build_objective(config).local_names(model))
     return sum(tensor.nbytes for name, tensor in model.state_dict().items() if name in travelling)
 
 
@@ -346,7 +348,7 @@ def traffic_of(
     config: Config, rehearsal: Rehearsal | None, shared: int, everything: int, present: int, hospitals: int
 ) -> Traffic:
     """Bytes of one round: the method's exchanges, and the model that goes out to be validated."""
-    method = config.build_method()
+    method = build_method(config)
     measured = rehearsal is not None and rehearsal.down is not None and rehearsal.up is not None
     setup = (0, 0)
     if measured:
@@ -373,7 +375,7 @@ def disk_of(
     if rehearsal is not None and rehearsal.state_bytes is not None and rehearsal.memory_bytes is not None:
         state, memory = rehearsal.state_bytes, rehearsal.memory_bytes  # two rounds' memories
     else:
-        needs = config.build_method().needs | config.build_objective().needs
+        needs = build_method(config).needs | build_objective(config).needs
         kept = everything if needs & {"previous", "state"} else 0
         if config.optimizer.state == "keep":
             kept += optimizer_bytes(config.optimizer, tensor_bytes(Params.trainable(model)))

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import torch
 
+from wardround.config import OptimizerSettings
 from wardround.models.base import Segmenter
 from wardround.models.measure import as_ghost, kept_bytes
-from wardround.training.optimizers import OptimizerSettings
 
 PROCESS_BYTES = 300 * 2**20  # Python and torch; on a GPU, about what CUDA takes
 HALF = 0.6  # what autocast leaves of the activations: norms and losses stay in float32

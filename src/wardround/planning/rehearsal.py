@@ -25,6 +25,7 @@ from wardround.engine.checkpoint import Checkpoints
 from wardround.engine.host import Host, InProcess, Spilling
 from wardround.engine.records import Egress
 from wardround.messages import Message, ServerState
+from wardround.methods import build_method
 from wardround.metrics import METRICS
 from wardround.seeding import seed_everything
 
@@ -93,7 +94,7 @@ class Theatre:
     """A host with random cases, and the server's side of a run."""
 
     def __init__(self, config: Config, federation: Federation, folder: Path) -> None:
-        method = config.build_method()
+        method = build_method(config)
         names = [*federation.names, *([POOLED] if method.pooled else [])]
         if "proxy" in method.needs and federation.proxy is not None:
             names.append(PROXY)

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 __all__ = ["Prediction", "Predictor", "Preparation", "TrainedModel"]
 
 if TYPE_CHECKING:
+    from wardround.data.preparing.record import Preparation
     from wardround.prediction.predicting import Prediction, Predictor
-    from wardround.prediction.trained import Preparation, TrainedModel
+    from wardround.prediction.trained import TrainedModel
 
 _HOMES = {
     "Prediction": "predicting",

@@ -23,7 +23,7 @@ import numpy as np
 import yaml
 from numpy.typing import NDArray
 
-from wardround.config import DataSettings
+from wardround.config_file import resolve
 from wardround.data.checking.check import with_splits
 from wardround.data.federation_file import FederationFile, load
 from wardround.data.folders import Folders, find
@@ -34,6 +34,7 @@ from wardround.data.proposing.init import propose
 from wardround.data.readers import joining, read
 from wardround.data.readers.image_files import read_label, same_affine
 from wardround.data.serving.loading import RealData, overridden, with_meaning
+from wardround.data.settings import DataSettings
 from wardround.data.slices.cutting import CUT_FROM, VOLUME, content_of
 from wardround.data.slices.view import Along
 from wardround.engine.judging.evaluation import Evaluation, column
@@ -48,6 +49,7 @@ from wardround.prediction.session import UNFORESEEN, by_input, check_writable, m
 from wardround.prediction.trained import TrainedModel, stored_config
 from wardround.reporting import write_report
 from wardround.tables import Table
+from wardround.text import format_size
 from wardround.yaml_file import read_yaml
 
 log = logging.getLogger(__name__)
@@ -463,7 +465,9 @@ def judge(predictor: Predictor, entry: Entry, classes: Mapping[str, tuple[int, .
     if mask.ndim > truth.ndim:  # a slice stored as a volume of one
         mask = np.squeeze(mask)
     if mask.shape != truth.shape:
-        raise DataError(f"{entry.where}: image is {by(mask.shape)} but label is {by(truth.shape)}.")
+        raise DataError(
+            f"{entry.where}: image is {format_size(mask.shape)} but label is {format_size(truth.shape)}."
+        )
     settings = predictor.models[0].config.evaluate
     scores = measure(
         mask,
@@ -528,7 +532,7 @@ def write(judged: Judged, predictor: Predictor, data: Path, split: str) -> None:
     """The tables, and the few files that make the folder readable as one of a run."""
     folder, model = judged.folder, predictor.models[0]
     write_text(folder / "cases.csv", case_rows(judged.evaluation, judged.metrics).csv())
-    config = {**model.config.as_dict(), "name": judged.title, "output": str(folder)}
+    config = {**resolve(model.config), "name": judged.title, "output": str(folder)}
     write_text(folder / "config.yaml", yaml.safe_dump(config, sort_keys=False, allow_unicode=True))
     made = model.folder / "environment.json"
     if made.exists():
@@ -560,7 +564,3 @@ def write(judged: Judged, predictor: Predictor, data: Path, split: str) -> None:
         "flips": predictor.flips,
     }
     write_json(folder / "evaluation.json", {**about, **judged.as_dict()})
-
-
-def by(shape: Sequence[int]) -> str:
-    return "x".join(str(side) for side in shape)

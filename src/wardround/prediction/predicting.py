@@ -25,12 +25,13 @@ from torch import Tensor
 
 from wardround.data.preparing.geometry import Geometry
 from wardround.data.preparing.prepare import invert_label, invert_probabilities, prepare_case
+from wardround.data.preparing.record import Preparation
 from wardround.data.readers.image_files import Volume, read_image
 from wardround.data.slices.view import Along, Slices, clipped, thick
 from wardround.engine.judging.evaluation import largest_components
 from wardround.errors import ConfigError, DataError
 from wardround.prediction.inputs import Layout, Scan
-from wardround.prediction.trained import Preparation, TrainedModel
+from wardround.prediction.trained import TrainedModel
 from wardround.prediction.windows import Forward, Watch
 from wardround.seeds import derive
 from wardround.uncertainty.maps import (

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from wardround import __version__
 from wardround.data.slices.view import Along
 from wardround.errors import ConfigError, DataError, WardroundError
 from wardround.files import jsonable, write_json
@@ -23,6 +22,7 @@ from wardround.prediction import writing
 from wardround.prediction.inputs import Problem, Scan, find_scans
 from wardround.prediction.predicting import Prediction, Predictor
 from wardround.prediction.trained import TrainedModel, clients_of
+from wardround.version import __version__
 
 log = logging.getLogger(__name__)
 

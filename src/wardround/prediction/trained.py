@@ -9,126 +9,34 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import ValidationError
 from torch import Tensor, nn
 
-from wardround.config import ComputeSettings, Config, explained
-from wardround.data.federation import Federation, open_federation
-from wardround.data.federation_file import PrepareSettings
+from wardround.config import ComputeSettings, Config
+from wardround.data.federation import open_federation
+from wardround.data.preparing.record import PREPARATION, Preparation
 from wardround.data.roles import NOT_HOSPITALS
 from wardround.engine.checkpoint import Checkpoints, MemoryStore
 from wardround.engine.host import build_network
 from wardround.errors import CheckpointError, ConfigError, WardroundError
-from wardround.files import file_name, write_json
+from wardround.files import file_name
 from wardround.losses.objective import Objective
+from wardround.methods import build_method, build_objective
 from wardround.methods.base import Method
 from wardround.models.base import Segmenter
 from wardround.models.norm import from_moments, running_stats
 from wardround.params import Params
-from wardround.text import suggestion
+from wardround.text import suggest
 from wardround.training.device import autocast_dtype, choose_device
 from wardround.yaml_file import read_yaml
 
 log = logging.getLogger(__name__)
 
-PREPARATION = "preparation.json"
 CALIBRATION = "calibration.json"
-FORMAT = 1
-
-
-@dataclass(frozen=True)
-class Preparation:
-    """What a run did to a scan before the network saw it; kept as preparation.json in the run's folder.
-
-    classes: their names, background first; labels: class -> the values that meant it in the label files;
-    regions: what is measured, class numbers joined under a name; channels: names in their order, where
-    somebody gave them; prepare: the settings of `prepare`; patch: voxels of the parts that were trained
-    on, None for whole images; shape: of a usual prepared scan, where known; spacing: lowest and highest
-    voxel sides of the training scans in millimetres, along the prepared axes, where known.
-    """
-
-    dimensions: int
-    in_channels: int
-    classes: tuple[str, ...]
-    regions: Mapping[str, tuple[int, ...]]
-    channels: tuple[str, ...] = ()
-    labels: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    prepare: Mapping[str, Any] = field(default_factory=dict)
-    patch: tuple[int, ...] | None = None
-    shape: tuple[int, ...] | None = None
-    spacing: tuple[tuple[float, ...], tuple[float, ...]] | None = None
-
-    @classmethod
-    def of(cls, federation: Federation) -> Preparation:
-        """What a federation does to its scans."""
-        labels = {name: tuple(values) for name, values in federation.labels.items()}
-        for number in range(len(labels) + 1, federation.num_classes):
-            labels[f"class {number}"] = (number,)
-        seen = federation.look_back() if federation.look_back is not None else None
-        settings = federation.prepare or PrepareSettings(orientation=None, normalise="none")
-        return cls(
-            dimensions=federation.dimensions,
-            in_channels=federation.in_channels,
-            classes=("background", *labels),
-            regions={name: tuple(classes) for name, classes in federation.regions.items()},
-            channels=tuple(federation.channels),
-            labels=labels,
-            prepare=settings.model_dump(mode="json"),
-            patch=None if seen is None else seen.patch,
-            shape=None if seen is None else seen.shape,
-            spacing=None if seen is None else seen.spacing,
-        )
-
-    @classmethod
-    def load(cls, path: Path) -> Preparation:
-        try:
-            plain = json.loads(path.read_text(encoding="utf-8"))
-            plain.pop("format")
-            for name in ("classes", "channels", "patch", "shape"):
-                plain[name] = None if plain[name] is None else tuple(plain[name])
-            for name in ("regions", "labels"):
-                plain[name] = {key: tuple(values) for key, values in plain[name].items()}
-            if plain["spacing"] is not None:
-                low, high = plain["spacing"]
-                plain["spacing"] = (tuple(low), tuple(high))
-            found = cls(**plain)
-            PrepareSettings.model_validate(dict(found.prepare))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            reason = str(error).splitlines()[0]
-            raise CheckpointError(f"{path} cannot be used ({reason}). Take it from the run again.") from None
-        return found
-
-    def save(self, path: Path) -> None:
-        write_json(path, {"format": FORMAT, **asdict(self)})
-
-    @property
-    def num_classes(self) -> int:
-        return len(self.classes)
-
-    @property
-    def settings(self) -> PrepareSettings:
-        return PrepareSettings.model_validate(dict(self.prepare))
-
-    @property
-    def values(self) -> tuple[int, ...]:
-        """What a mask file holds for each class: 0, then the first value its labels had in the files."""
-        given = [self.labels[name][0] if self.labels.get(name) else n for n, name in self.numbered]
-        return (0, *given)
-
-    @property
-    def numbered(self) -> list[tuple[int, str]]:
-        """Class numbers and names without the background."""
-        return list(enumerate(self.classes))[1:]
-
-    @property
-    def window(self) -> tuple[int, ...] | None:
-        """Voxels the network sees at once: the training patch, or the usual size of a prepared scan."""
-        return self.patch or self.settings.size or self.shape
 
 
 @dataclass(frozen=True)
@@ -159,7 +67,7 @@ class TrainedModel:
         folder = Path(run)
         config = stored_config(folder)
         where = choose_device(ComputeSettings(device=device))
-        method, objective = config.build_method(), config.build_objective()
+        method, objective = build_method(config), build_objective(config)
         preparation = stored_preparation(folder, config)
         model = build_network(
             config,
@@ -217,10 +125,7 @@ def stored_config(folder: Path) -> Config:
     if not path.exists():
         raise ConfigError(f"{folder} is not the folder of a run (there is no config.yaml).")
     values = {**read_yaml(path), "output": str(folder)}
-    try:
-        return Config.model_validate(values)
-    except ValidationError as error:
-        raise ConfigError(f"{path}: {explained(error)}") from None
+    return Config.read(values, f"{path}: ")
 
 
 def stored_preparation(folder: Path, config: Config) -> Preparation:
@@ -335,7 +240,7 @@ def personal_params(
         ]
         known = ", ".join(having) or "none, since all clients use the common model"
         raise ConfigError(
-            f"{folder} keeps nothing of a client '{client}'.{suggestion(client, having)} "
+            f"{folder} keeps nothing of a client '{client}'.{suggest(client, having)} "
             f"Personal models are there of: {known}."
         )
     found = own_params(home, method, params, client, round)

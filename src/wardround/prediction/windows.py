@@ -20,6 +20,7 @@ from monai.inferers.utils import sliding_window_inference
 from torch import Tensor, nn
 
 from wardround.errors import DataError
+from wardround.text import format_size
 from wardround.training.device import out_of_memory
 
 log = logging.getLogger(__name__)
@@ -139,13 +140,18 @@ class Forward:
             return replace(plan, at_once=plan.at_once // 2)
         if max(window) > least:
             halved = tuple(max(min(least, side), side // 2) for side in window)
-            self._say(f"The device is full; windows of {by(halved)} instead of {by(window)} are used.")
+            self._say(
+                f"The device is full; windows of {format_size(halved)} instead of {format_size(window)} "
+                "are used."
+            )
             return replace(plan, window=halved)
         if plan.device.type == "cuda":
             self._say("The device is full even for the smallest window; the processor takes over.")
             self.model.to("cpu")
             return Plan(torch.device("cpu"), self._wanted, 1)
-        raise DataError(f"a scan of {by(spatial)} voxels does not fit into memory, even in small parts.")
+        raise DataError(
+            f"a scan of {format_size(spatial)} voxels does not fit into memory, even in small parts."
+        )
 
 
 def num_windows(spatial: Sequence[int], window: Sequence[int]) -> int:
@@ -155,7 +161,3 @@ def num_windows(spatial: Sequence[int], window: Sequence[int]) -> int:
         step = length if length == side else max(1, int(length * (1 - OVERLAP)))
         count *= 1 if length >= side else math.ceil((side - length) / step) + 1
     return count
-
-
-def by(shape: Sequence[int]) -> str:
-    return "x".join(str(side) for side in shape)

@@ -20,6 +20,7 @@ from wardround.models.measure import (
 )
 from wardround.models.start_weights import Match
 from wardround.tables import Table
+from wardround.text import format_size
 
 SIZES = {2: (256, 256), 3: (128, 128, 128)}  # where the user gives none
 OTHERS = "Further networks: monai:NAME (any of MONAI's), package.module:Class (your own)."
@@ -54,7 +55,7 @@ def network_list(size: Sequence[int] | None, channels: int, outputs: int) -> Tab
                     name,
                     info.title,
                     f"{dimensions}D",
-                    text_of_size(chosen),
+                    format_size(chosen),
                     found.costs.parameters,
                     round(found.costs.flops / 1e9, 1),
                     norm_text(found.model),
@@ -79,8 +80,8 @@ def network_facts(found: Measured) -> dict[str, Any]:
         facts |= {"network": info.title, "paper": info.paper}
     facts |= {
         "data": f"{model.dimensions}D",
-        "size": text_of_size(found.size),
-        "seen by the network as": text_of_size(cost.padded),
+        "size": format_size(found.size),
+        "seen by the network as": format_size(cost.padded),
         "channels in": model.in_channels,
         "channels out": model.num_outputs,
         "parameters": cost.parameters,
@@ -113,7 +114,7 @@ def facts_table(facts: dict[str, Any]) -> Table:
 
 def parts_table(found: Measured) -> Table:
     rows = [
-        [part.name, text_of_size(part.shape[1:]), part.parameters, round(part.flops / 1e9, 2)]
+        [part.name, format_size(part.shape[1:]), part.parameters, round(part.flops / 1e9, 2)]
         for part in found.costs.parts
     ]
     caption = (
@@ -137,7 +138,3 @@ def norm_text(model: Segmenter) -> str:
     '6 instance'
     """
     return ", ".join(f"{count} {kind}" for kind, count in norm_layers(model).items()) or "none"
-
-
-def text_of_size(size: Sequence[int]) -> str:
-    return "x".join(map(str, size))

@@ -11,7 +11,6 @@ from importlib import resources
 from pathlib import Path
 from string import Template
 
-from wardround import __version__
 from wardround.errors import ConfigError
 from wardround.files import write_text
 from wardround.reporting.colophon import how_to_cite, made_how
@@ -21,6 +20,7 @@ from wardround.reporting.groups import Group, groups_of
 from wardround.reporting.html import Html, attribute, data_block, escaped, join, name, plain, tag
 from wardround.reporting.overlays import SLICE_CHOICES, Encoded, encode_all
 from wardround.reporting.sections import run_sections
+from wardround.version import __version__
 
 DETAILS = {
     "curves": "Learning",

@@ -18,6 +18,7 @@ import torch
 
 from wardround.config import ComputeSettings
 from wardround.errors import ConfigError
+from wardround.machine import cores
 from wardround.models.base import Segmenter
 from wardround.models.forward_cost import forward_cost
 
@@ -172,11 +173,6 @@ def apply(compute: Compute) -> None:
 
         # one network is compiled for training and for its references, each a variant of its own
         dynamo.recompile_limit = max(dynamo.recompile_limit, 32)
-
-
-def cores() -> int:
-    """Processor cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def threads_for(settings: ComputeSettings, workers: int) -> int:

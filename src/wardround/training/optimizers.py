@@ -2,64 +2,13 @@
 
 from __future__ import annotations
 
-import math
-from typing import Any, Literal
+from typing import Any
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 
+from wardround.config import OptimizerSettings
 from wardround.training.light_optimizers import light
-
-
-class Schedule(BaseModel):
-    """How the learning rate changes with the round.
-
-    constant; step: times gamma every `every` rounds; exponential: times gamma each round;
-    polynomial: (1 - round/rounds)^power; cosine: half a cosine to zero. `warmup` rounds rise linearly;
-    polynomial and cosine then start, step and exponential count from the first round.
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    name: Literal["constant", "step", "exponential", "polynomial", "cosine"] = "constant"
-    gamma: float = Field(0.99, gt=0, le=1)
-    every: int = Field(30, ge=1)
-    power: float = Field(0.9, gt=0)
-    warmup: int = Field(0, ge=0)
-
-    def factor(self, round: int, rounds: int) -> float:
-        """What the base rate is multiplied with in this round (0-based)."""
-        if round < self.warmup:
-            return (round + 1) / (self.warmup + 1)
-        done = (round - self.warmup) / max(rounds - self.warmup, 1)
-        if self.name == "step":
-            return float(self.gamma ** (round // self.every))
-        if self.name == "exponential":
-            return float(self.gamma**round)
-        if self.name == "polynomial":
-            return float((1 - done) ** self.power)
-        if self.name == "cosine":
-            return 0.5 * (1 + math.cos(math.pi * done))
-        return 1.0
-
-
-class OptimizerSettings(BaseModel):
-    """The clients' optimizer."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    name: Literal["adam", "adamw", "sgd"] = "adam"
-    learning_rate: float = Field(1e-3, ge=0, allow_inf_nan=False)
-    weight_decay: float = Field(0.0, ge=0, allow_inf_nan=False)
-    betas: tuple[float, float] = (0.9, 0.999)
-    momentum: float = Field(0.0, ge=0, lt=1)
-    nesterov: bool = False
-    clip_norm: float | None = Field(None, gt=0, description="largest gradient norm; null: no clipping")
-    schedule: Schedule = Schedule()
-    state: Literal["keep", "reset"] = Field(
-        "reset", description="keep a client's optimizer state between rounds, or start afresh"
-    )
 
 
 def build(settings: OptimizerSettings, model: nn.Module) -> torch.optim.Optimizer:

@@ -17,11 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from wardround.config import OptimizerSettings
 from wardround.data.cases import Batch, Split
 from wardround.data.serving.augment import Augmentation
-from wardround.data.serving.resident import free_memory
 from wardround.errors import ClientError
 from wardround.losses.objective import Context, Objective, Reference
+from wardround.machine import free_memory
 from wardround.models.base import Segmenter
 from wardround.models.instance_norm import keep_layout
 from wardround.models.norm import from_moments, frozen_statistics, reestimate, running_stats, to_moments
@@ -30,7 +31,6 @@ from wardround.seeding import generator, random_state, restore_random_state, see
 from wardround.training import optimizers
 from wardround.training.cuda_graphs import Recorder
 from wardround.training.device import Compute, out_of_memory
-from wardround.training.optimizers import OptimizerSettings
 from wardround.training.passes import Passes
 
 log = logging.getLogger(__name__)

@@ -7,7 +7,7 @@ import torch
 from pytest import mark, raises
 from scipy import ndimage
 
-from wardround.config import load_config
+from wardround.config_file import load_config, resolve
 from wardround.data.cases import Batch
 from wardround.data.serving.augment import (
     Augmentation,
@@ -205,4 +205,4 @@ def test_a_rotation_without_a_chance_is_refused(asked: dict[str, Any]) -> None:
 def test_a_written_out_configuration_reads_back() -> None:
     config = load_config({"augmentation": {"spatial": 0.3, "rotate": 30}})
 
-    assert load_config(config.as_dict()).augmentation == config.augmentation
+    assert load_config(resolve(config)).augmentation == config.augmentation

@@ -16,7 +16,7 @@ from pytest import LogCaptureFixture, MonkeyPatch, fixture, mark, raises
 
 import wardround.data.preparing.client_cache as ready_module
 import wardround.data.serving.resident as residence
-from wardround.config import DataSettings, load_config
+from wardround.config_file import load_config, resolve
 from wardround.data.cases import ClientData, TensorSplit
 from wardround.data.federation import Federation, open_federation
 from wardround.data.phantom import files as phantom_files
@@ -24,6 +24,7 @@ from wardround.data.phantom.cases import PhantomSettings
 from wardround.data.roles import POOLED
 from wardround.data.serving.patches import PatchSplit
 from wardround.data.serving.resident import CachedSplit, HostSplit, Residence
+from wardround.data.settings import DataSettings
 from wardround.errors import ConfigError, DataError
 
 
@@ -158,7 +159,7 @@ def test_where_cases_live_is_one_of_four() -> None:
 def test_a_written_out_configuration_reads_back() -> None:
     config = load_config({"data": {"federation": "f.yaml", "patch": [8, 8], "prepare": {"size": [9, 9]}}})
 
-    assert load_config(config.as_dict()).data == config.data
+    assert load_config(resolve(config)).data == config.data
 
 
 def test_labels_without_a_meaning_and_a_file_that_is_not_there(tmp_path: Path, pictures: Path) -> None:

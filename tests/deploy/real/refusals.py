@@ -40,7 +40,7 @@ import msgpack  # type: ignore[import-untyped]
 import numpy as np
 import yaml
 
-from wardround.config import load_config
+from wardround.config_file import load_config
 from wardround.deploy.kits import Kit, read_kit
 from wardround.deploy.nvflare import provisioning
 from wardround.deploy.nvflare.executor import from_shareable, to_shareable

@@ -18,6 +18,7 @@ from wardround.engine import host
 from wardround.engine.judging import calibration
 from wardround.engine.judging.calibration import Repeated
 from wardround.messages import Message
+from wardround.methods import build_objective
 from wardround.uncertainty.calibration import around
 from wardround.uncertainty.maps import Accumulator, case_uncertainty
 
@@ -34,7 +35,7 @@ def tiny(tmp_path_factory):
 def predictions(result, split):
     """By hand: (client, predicted with temperature 1, truth, logits) of every case of a split."""
     federation = open_federation(result.config.data, result.config.seed)
-    objective = result.config.build_objective()
+    objective = build_objective(result.config)
     for name in federation.names:
         cases = getattr(federation.load(name), split)
         for number in range(len(cases)):

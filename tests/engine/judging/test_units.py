@@ -12,10 +12,10 @@ from pytest import MonkeyPatch, TempPathFactory, fixture, mark
 import wardround as wr
 from comparison.here import Here
 from wardround import batch
-from wardround.config import DataSettings
 from wardround.data.federation import Federation, Seen, open_federation
 from wardround.data.phantom import files as phantom_files
 from wardround.data.phantom.cases import PhantomSettings
+from wardround.data.settings import DataSettings
 from wardround.deploy.agreement import elsewhere
 from wardround.engine.judging.units import lengths_of
 from wardround.exporting.card import card

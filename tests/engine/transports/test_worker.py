@@ -11,12 +11,12 @@ import torch
 from helpers import config, settings
 from pytest import MonkeyPatch, mark
 
-from wardround.engine.checkpoint import Standing
+from wardround.clients.sync_state import SyncState
+from wardround.config import OptimizerSettings
 from wardround.engine.host import build_model
 from wardround.messages import Message
 from wardround.params import Params
 from wardround.training import optimizers
-from wardround.training.optimizers import OptimizerSettings
 
 HEAVY = ("torch._dynamo", "sympy", "monai", "nibabel", "matplotlib", "jinja2", "nvflare", "typer", "rich")
 
@@ -45,7 +45,7 @@ def test_a_worker_trains_without_heavy_packages_and_collects_garbage(tmp_path: P
         "client": "north",
         "task": "train",
         "round": 0,
-        "standing": Standing().facts(),
+        "sync_state": SyncState().facts(),
         "message": str(tmp_path / "down"),
         "reply": str(tmp_path / "up"),
     }

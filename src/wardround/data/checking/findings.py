@@ -13,6 +13,7 @@ from wardround.data.checking.facts import Facts, ImageFacts
 from wardround.data.listing import SPLITS, Entry
 from wardround.files import jsonable
 from wardround.tables import Table, one_line
+from wardround.text import format_size
 
 Severity = Literal["error", "warning", "repaired"]
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "repaired")
@@ -197,7 +198,7 @@ def by(shape: Iterable[float]) -> str:
     >>> by((96, 96, 2.5))
     '96x96x2.5'
     """
-    return "x".join(f"{side:g}" for side in shape)
+    return format_size(shape)
 
 
 def listed(names: Sequence[str], limit: int = 5) -> str:

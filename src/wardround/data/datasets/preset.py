@@ -17,16 +17,16 @@ from functools import cache
 from pathlib import Path
 from typing import Literal, Self
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from wardround.data.federation_file import (
     PartitionSettings,
     PrepareSettings,
-    Section,
     SplitSettings,
-    explained,
 )
 from wardround.errors import ConfigError
+from wardround.settings import Settings
+from wardround.text import suggest
 from wardround.yaml_file import read_yaml
 
 FOLDER = Path(__file__).parent
@@ -34,7 +34,7 @@ ANYWHERE = "(?P<at>(?:[^/]+/)*?)"  # the folders above what a part describes
 Values = dict[str, tuple[int, ...]]
 
 
-class Part(Section):
+class Part(Settings):
     """Some clients of a data set, found by the names of their files.
 
     find: regular expression for the first channel's path, its groups are used below (`case` is needed);
@@ -73,7 +73,7 @@ class Part(Section):
         return re.compile(ANYWHERE + self.find)
 
 
-class Preset(Section):
+class Preset(Settings):
     """One data set (or a few that papers use together)."""
 
     name: str
@@ -137,17 +137,10 @@ def names() -> list[str]:
 @cache
 def load(name: str) -> Preset:
     """The preset of that name; an unknown one is answered with the nearest."""
-    from wardround.text import suggestion
-
     if name not in names():
-        raise ConfigError(
-            f"'{name}' is not a data set.{suggestion(name, names())} List all: wardround datasets"
-        )
+        raise ConfigError(f"'{name}' is not a data set.{suggest(name, names())} List all: wardround datasets")
     file = FOLDER / f"{name}.yaml"
-    try:
-        preset = Preset.model_validate(read_yaml(file))
-    except ValidationError as error:
-        raise ConfigError(f"{file}: {explained(error)}") from None
+    preset = Preset.read(read_yaml(file), f"{file}: ")
     if preset.name != name:
         raise ConfigError(f"{file}: name is '{preset.name}'; call it '{name}', as the file.")
     return preset

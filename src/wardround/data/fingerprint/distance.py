@@ -31,9 +31,9 @@ from scipy.integrate import trapezoid
 
 from wardround.data.fingerprint.measure import ALL, LEVELS, Fingerprint, Matrix, Range
 from wardround.data.partitions import save_figure
-from wardround.engine.judging.pictures import clipped
 from wardround.errors import DataError
 from wardround.tables import Table, one_line
+from wardround.text import clipped
 
 FARTHEST = 10.0  # of two quantile curves; beyond, a number says no more
 ASPECTS = {

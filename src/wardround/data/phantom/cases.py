@@ -22,20 +22,19 @@ from typing import Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 
 from wardround.data.cases import Case, ClientData, TensorSplit
 from wardround.data.phantom.hospitals import DESIGNED, Hospital, blended, draw_style, stream
 from wardround.data.phantom.scans import acquire, annotate, draw_head, draw_lesions, grid_of
 from wardround.errors import DataError
+from wardround.settings import Settings
 
 Array = NDArray[np.float32]
 
 
-class PhantomSettings(BaseModel):
+class PhantomSettings(Settings):
     """Settings of a federation of made-up hospitals."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     hospitals: int = Field(default=3, ge=1, le=99, description="Number of hospitals.")
     dimensions: Literal[2, 3] = Field(default=2, description="2 for slices, 3 for volumes.")

@@ -18,7 +18,6 @@ import fcntl
 import hashlib
 import json
 import logging
-import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,6 +30,7 @@ from wardround.data.preparing.prepared_file import Loaded, describe, files_of, l
 from wardround.data.readers.image_files import read_image, read_label
 from wardround.errors import DataError
 from wardround.files import file_name, write_json
+from wardround.machine import cores
 
 __all__ = ["Cache", "CacheFolderError", "Loaded", "Outcome", "Watch", "load"]
 
@@ -132,7 +132,7 @@ class Cache:
                 missing.append(entry)
             else:
                 note(entry, path, None)
-        prepare_all(self, missing, recipe, known, jobs or len(os.sched_getaffinity(0)), note)
+        prepare_all(self, missing, recipe, known, jobs or cores(), note)
         sweep(self.folder / recipe.key)
         say_cut(cut)
         # sorted, whatever order they came in

@@ -14,7 +14,6 @@ import contextlib
 import hashlib
 import json
 import logging
-import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,6 +30,7 @@ from wardround.data.preparing.prepared_file import describe, files_of
 from wardround.data.readers.image_files import read_label
 from wardround.errors import DataError
 from wardround.files import file_name, taken, write_json
+from wardround.machine import cores
 
 log = logging.getLogger(__name__)
 
@@ -130,7 +130,7 @@ class Kitchen:
 
     def prepared(self, listing: Listing, watch: Watch | None = None) -> dict[str, Ready]:
         """Check the cases, prepare the good ones, and hold them against what the federation agreed on."""
-        jobs = len(os.sched_getaffinity(0))  # one process does this at a time, so all cores are its own
+        jobs = cores()  # one process does this at a time, so all cores are its own
         report = check(listing, self.file, jobs=jobs)
         reasons = {(e.client, e.name): report.reasons(e)[0].sentence for e in report.left_out}
         outcome = self.cache.ensure(

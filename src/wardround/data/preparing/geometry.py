@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from wardround.errors import DataError
+from wardround.text import format_size
 
 Array = NDArray[Any]
 Box = tuple[tuple[int, int], ...]
@@ -145,7 +146,9 @@ def invert_label(mask: Array | Tensor, geometry: Mapping[str, Any]) -> NDArray[n
     way = Geometry.from_record(geometry)
     values = torch.as_tensor(mask).detach().cpu()
     if tuple(values.shape) != way.size:
-        raise DataError(f"A mask is {_by(values.shape)} but the prepared scan was {_by(way.size)}.")
+        raise DataError(
+            f"A mask is {format_size(values.shape)} but the prepared scan was {format_size(way.size)}."
+        )
     background = torch.zeros(1)
     box = [stop - start for start, stop in way.box]
     back = resample_label(way.unplace(values.to(torch.uint8)[None], background), box)
@@ -161,7 +164,9 @@ def invert_probabilities(probabilities: Array | Tensor, geometry: Mapping[str, A
     way = Geometry.from_record(geometry)
     values = torch.as_tensor(probabilities).detach().cpu().float()
     if tuple(values.shape[1:]) != way.size:
-        raise DataError(f"A map is {_by(values.shape[1:])} but the prepared scan was {_by(way.size)}.")
+        raise DataError(
+            f"A map is {format_size(values.shape[1:])} but the prepared scan was {format_size(way.size)}."
+        )
     background = torch.zeros(len(values))
     background[0] = 1.0 if len(values) > 1 else 0.0
     box = [stop - start for start, stop in way.box]
@@ -257,7 +262,3 @@ def _lists(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _lists(item) for key, item in value.items()}
     return [_lists(item) for item in value] if isinstance(value, list | tuple) else value
-
-
-def _by(shape: Sequence[int]) -> str:
-    return "x".join(str(side) for side in shape)

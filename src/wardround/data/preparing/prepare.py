@@ -30,6 +30,7 @@ from wardround.data.preparing.geometry import (
 )
 from wardround.data.readers.image_files import Volume
 from wardround.errors import DataError
+from wardround.text import format_size
 
 __all__ = ["Prepared", "check_settings", "invert_label", "invert_probabilities", "prepare_case"]
 
@@ -94,7 +95,9 @@ def check_voxels(image: Volume, label: Volume | None) -> None:
     if not bool(np.isfinite(image.data).all()):
         raise DataError("the image holds NaN or infinite voxels.")
     if label is not None and label.spatial != image.spatial:
-        raise DataError(f"image is {_by(image.spatial)} but label is {_by(label.spatial)}. Resample one.")
+        raise DataError(
+            f"image is {format_size(image.spatial)} but label is {format_size(label.spatial)}. Resample one."
+        )
 
 
 def cut_off(share: float) -> str:
@@ -171,7 +174,9 @@ def plan(image: Volume, classes: Array | None, settings: PrepareSettings) -> Geo
         resampled = list(settings.size)
     size = settings.size if settings.size is not None else tuple(resampled)
     if max(_product(resampled), _product(size)) * image.channels > MAX_VOXELS:
-        raise DataError(f"it would become {_by(resampled)} voxels; look at its spacing and prepare.spacing.")
+        raise DataError(
+            f"it would become {format_size(resampled)} voxels; look at its spacing and prepare.spacing."
+        )
     shape = list(image.spatial)
     if image.thin is not None:
         shape.insert(image.thin, 1)
@@ -266,7 +271,3 @@ SCALES: Mapping[str, Callable[[Array, float, PrepareSettings], Array]] = {
 
 def _product(sides: Sequence[int]) -> float:
     return float(np.prod(np.asarray(sides, dtype=np.float64)))
-
-
-def _by(shape: Sequence[int]) -> str:
-    return "x".join(str(side) for side in shape)

@@ -14,6 +14,7 @@ import numpy as np
 from wardround.data.listing import Entry, Listing
 from wardround.data.readers.image_files import PICTURES, Volume, read_image, read_label
 from wardround.errors import DataError
+from wardround.text import format_size
 
 NUM_IMAGES = 60  # opened in all, shared among the clients, at least FEWEST of each
 NUM_LABELS = 120
@@ -119,7 +120,7 @@ def oriented(image: Volume) -> tuple[tuple[int, ...], tuple[float, ...]]:
 def proposed_grid(seen: Look) -> Grid:
     """Size, spacing and the sentence why."""
     middle = np.median(np.asarray(seen.shapes), axis=0)
-    said = times(round(side) for side in middle)
+    said = format_size(round(side) for side in middle)
     if seen.dimensions == 2:
         return picture_grid(seen, said)
     spacings = np.asarray(seen.spacings)
@@ -128,7 +129,8 @@ def proposed_grid(seen: Look) -> Grid:
         return (
             None,
             spacing,
-            f"Volumes are resampled to their median spacing, {times(spacing)} mm; training takes patches.",
+            f"Volumes are resampled to their median spacing, {format_size(spacing)} mm; "
+            "training takes patches.",
         )
     if np.prod(middle) > LARGEST_VOLUME:
         return (
@@ -137,7 +139,11 @@ def proposed_grid(seen: Look) -> Grid:
             f"Volumes of {said} voxels are large: they keep 1 mm and training takes patches.",
         )
     size = tuple(to_multiple(side) for side in middle)
-    return size, None, f"Volumes have unit spacing and a median size of {said}: all become {times(size)}."
+    return (
+        size,
+        None,
+        f"Volumes have unit spacing and a median size of {said}: all become {format_size(size)}.",
+    )
 
 
 def picture_grid(seen: Look, said: str) -> Grid:
@@ -146,16 +152,12 @@ def picture_grid(seen: Look, said: str) -> Grid:
     sides = shapes[0] if len(set(seen.shapes)) == 1 else np.repeat(np.median(shapes.min(axis=1)), 2)
     shrink = min(1.0, LARGEST_PICTURE / float(max(sides)))
     size = tuple(to_multiple(side * shrink) for side in sides)
-    return size, None, f"Pictures have a median size of {said}: all become {times(size)}."
+    return size, None, f"Pictures have a median size of {said}: all become {format_size(size)}."
 
 
 def to_multiple(side: float) -> int:
     """The nearest multiple of 16, at least 16; halves go up."""
     return max(MULTIPLE, int(side / MULTIPLE + 0.5) * MULTIPLE)
-
-
-def times(sides: object) -> str:
-    return "x".join(f"{side:g}" for side in sides)  # type: ignore[attr-defined]
 
 
 def is_ct(seen: Look, channels: Sequence[str]) -> bool:

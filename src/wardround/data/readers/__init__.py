@@ -103,10 +103,10 @@ def read(source: Source, base: Path) -> Listing:
     path = base / source.path
     of_preset = source.reader.startswith("preset:")
     if source.reader != "auto" and source.reader not in READERS and not of_preset:
-        from wardround.text import suggestion
+        from wardround.text import suggest
 
         raise ConfigError(
-            f"sources: reader is '{source.reader}'.{suggestion(source.reader, READERS)} "
+            f"sources: reader is '{source.reader}'.{suggest(source.reader, READERS)} "
             f"There are: auto, {', '.join(READERS)}."
         )
     if not path.exists():
@@ -134,12 +134,12 @@ def by_column(listing: Listing, column: str, path: Path) -> Listing:
     head = column.strip().lower()
     without = [entry.name for entry in listing.entries if not entry.columns.get(head)]
     if without:
-        from wardround.text import suggestion
+        from wardround.text import suggest
 
         known = sorted({name for entry in listing.entries for name in entry.columns})
         if head not in known:
             raise ConfigError(
-                f"{path} has no column '{column}'.{suggestion(head, known)} It has: "
+                f"{path} has no column '{column}'.{suggest(head, known)} It has: "
                 f"{named(known, 20) or 'none'}."
             )
         raise DataError(f"{path}: column '{column}' is empty for {named(without)}; fill it in.")

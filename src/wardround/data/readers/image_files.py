@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageSequence, UnidentifiedImageError
 
 from wardround.errors import DataError
+from wardround.text import format_size
 
 Array = NDArray[Any]
 
@@ -93,7 +94,8 @@ def read_image(paths: Sequence[Path]) -> Volume:
     for path, volume in zip(paths[1:], volumes[1:], strict=True):
         if volume.spatial != first.spatial:
             raise DataError(
-                f"{path} is {_by(volume.spatial)} but {Path(paths[0]).name} is {_by(first.spatial)}; "
+                f"{path} is {format_size(volume.spatial)} but {Path(paths[0]).name} is "
+                f"{format_size(first.spatial)}; "
                 "the channels of a case have one grid. Resample one."
             )
         if not same_affine(first.affine, volume.affine):
@@ -141,10 +143,12 @@ def _read_one(path: Path) -> Volume:
 def _volume(data: Array, affine: NDArray[np.float64] | None, path: Path) -> Volume:
     """The values with their geometry, the axis of a single slice dropped."""
     if data.size == 0:
-        raise DataError(f"{path} holds no voxels: its shape is {_by(data.shape[1:])}.")
+        raise DataError(f"{path} holds no voxels: its shape is {format_size(data.shape[1:])}.")
     spatial = data.shape[1:]
     if len(spatial) not in (2, 3):
-        raise DataError(f"{path} has {len(spatial)} spatial axes ({_by(spatial)}); wardround reads 2 or 3.")
+        raise DataError(
+            f"{path} has {len(spatial)} spatial axes ({format_size(spatial)}); wardround reads 2 or 3."
+        )
     sides = np.ones(3) if affine is None else np.linalg.norm(affine[:3, :3], axis=0)
     spacing = [float(side) for side in sides[: len(spatial)]]
     if len(spatial) == 3 and spatial.count(1) == 1:
@@ -235,7 +239,8 @@ def _nifti(stream: io.BufferedIOBase, path: Path, label: bool) -> Raw:
     packed = isinstance(stream, gzip.GzipFile)
     if math.prod(shape) > MAX_VALUES or claimed > path.stat().st_size * (MOST_PACKED if packed else 1):
         raise DataError(
-            f"{path} claims to hold {_by(shape)} values, more than a file of its size can: it is cut off or "
+            f"{path} claims to hold {format_size(shape)} values, more than a file of its size can: "
+            "it is cut off or "
             "damaged."
         )
     if loaded.get_data_dtype().fields is not None:
@@ -260,7 +265,7 @@ def _nifti_axes(values: Array, path: Path, label: bool) -> tuple[Array, bool]:
         return values, False
     if values.ndim > 4 or label:
         needs = "a label has one value a voxel" if label else "wardround reads up to four"
-        raise DataError(f"{path} has {values.ndim} axes ({_by(values.shape)}); {needs}.")
+        raise DataError(f"{path} has {values.ndim} axes ({format_size(values.shape)}); {needs}.")
     return values, True
 
 
@@ -328,7 +333,7 @@ def upright(picture: Image.Image) -> Image.Image:
 def _load_numpy(path: Path, label: bool) -> Raw:
     values = _array(path, "label" if label else "image")
     if values.size > MAX_VALUES:
-        raise DataError(f"{path} holds {_by(values.shape)} values, more than wardround reads.")
+        raise DataError(f"{path} holds {format_size(values.shape)} values, more than wardround reads.")
     if values.dtype.kind not in "biufc":
         raise DataError(f"{path} holds {values.dtype} values, not numbers.")
     if label:
@@ -400,7 +405,3 @@ def _whole(values: Array, path: Path) -> NDArray[np.int64]:
     if bool((np.abs(whole) > 2**31).any()):
         raise DataError(f"{path} is a label with values beyond 2,147,483,648, which are no classes.")
     return np.ascontiguousarray(whole, dtype=np.int64)
-
-
-def _by(shape: Sequence[int]) -> str:
-    return "x".join(str(side) for side in shape)

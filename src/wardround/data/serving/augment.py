@@ -13,17 +13,18 @@ from typing import Self
 
 import torch
 import torch.nn.functional as F
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from wardround.data.cases import Batch, sent
 from wardround.seeding import generator
+from wardround.settings import Settings
 
 BENDS = 4  # stretches between the knots of the elastic grid, along each axis
 BIAS_ORDER = 3  # highest total degree of the bias field's polynomial
 
 
-class Shading(BaseModel):
+class Shading(Settings):
     """How intensities vary; the anatomy stays where it is.
 
     intensity: largest relative change of scale and shift (in standard deviations); noise: standard
@@ -31,8 +32,6 @@ class Shading(BaseModel):
     1 + gamma; blur: largest standard deviation of a Gaussian blur, in voxels; bias: a smooth field as of a
     receiver coil multiplies the image by 1/(1 + bias) to 1 + bias.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     intensity: float = Field(0.1, ge=0, le=1)
     noise: float = Field(0.0, ge=0)

@@ -18,9 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from pydantic import ValidationError
 
-from wardround.config import DataSettings
 from wardround.data import partitions
 from wardround.data.cases import ClientData, Split, TensorSplit
 from wardround.data.checking.check import with_splits
@@ -29,7 +27,6 @@ from wardround.data.federation import Federation, Seen
 from wardround.data.federation_file import (
     FederationFile,
     PrepareSettings,
-    Section,
     check_settings,
     listing_of,
     load,
@@ -42,7 +39,10 @@ from wardround.data.proposing.looking import oriented
 from wardround.data.readers.image_files import Volume
 from wardround.data.serving.patches import PatchSplit, usual_patch
 from wardround.data.serving.resident import CachedSplit, HostSplit, Residence, Stored, stays_in_memory
+from wardround.data.settings import DataSettings
 from wardround.errors import ConfigError, DataError
+from wardround.settings import Settings
+from wardround.text import suggest
 
 __all__ = ["CachedSplit", "RealData", "federation_of"]
 
@@ -240,22 +240,16 @@ def overridden(file: FederationFile, settings: DataSettings) -> FederationFile:
     return file.model_copy(update=sections)
 
 
-def laid_over(section: Section, changes: Mapping[str, Any], name: str) -> Section:
+def laid_over(section: Settings, changes: Mapping[str, Any], name: str) -> Settings:
     """A section of the file with some settings replaced, checked like the file's own."""
-    from wardround.config import explained
-    from wardround.text import suggestion
-
     kind = type(section)
     for key in changes:
         if key not in kind.model_fields:
             raise ConfigError(
-                f"data.{name}.{key} is not a setting.{suggestion(str(key), kind.model_fields)} "
+                f"data.{name}.{key} is not a setting.{suggest(str(key), kind.model_fields)} "
                 f"There are: {', '.join(kind.model_fields)}."
             )
-    try:
-        return kind.model_validate({**section.model_dump(), **changes})
-    except ValidationError as error:
-        raise ConfigError(explained(error, f"data.{name}.")) from None
+    return kind.read({**section.model_dump(), **changes}, f"data.{name}.")
 
 
 def with_meaning(file: FederationFile, found: Listing, path: Path) -> FederationFile:

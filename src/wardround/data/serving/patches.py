@@ -13,8 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from wardround.data.cases import Batch
-from wardround.data.serving.resident import CachedSplit, Residence, Stored, by
+from wardround.data.serving.resident import CachedSplit, Residence, Stored
 from wardround.errors import ConfigError
+from wardround.text import format_size
 
 LARGEST = {2: 512, 3: 96}  # voxels along a side of a patch nobody chose
 MULTIPLE = 16  # four halvings of a U-Net
@@ -42,7 +43,8 @@ class PatchSplit(CachedSplit):
         for case in self.cases:
             if len(case.shape) != len(self.patch):
                 raise ConfigError(
-                    f"data.patch is {by(self.patch)}, but case '{case.name}' is {by(case.shape)}; "
+                    f"data.patch is {format_size(self.patch)}, but case '{case.name}' is "
+                    f"{format_size(case.shape)}; "
                     f"give {len(case.shape)} numbers."
                 )
 

@@ -9,10 +9,8 @@ The answer changes speed only: a batch holds the same bytes from all three.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Literal
 
 import torch
@@ -20,6 +18,8 @@ from torch import Tensor
 
 from wardround.data.cases import Batch, Case, TensorSplit
 from wardround.errors import DataError
+from wardround.machine import free_memory
+from wardround.text import format_size
 
 Residence = Literal["auto", "device", "host", "disk"]
 HOST_SHARE = 0.4  # of the free memory one client may take
@@ -149,13 +149,10 @@ def refuse_mixture(cases: Sequence[Stored]) -> None:
     for case in cases[1:]:
         if case.shape != cases[0].shape:
             raise DataError(
-                f"Cases '{cases[0].name}' ({by(cases[0].shape)}) and '{case.name}' ({by(case.shape)}) cannot "
+                f"Cases '{cases[0].name}' ({format_size(cases[0].shape)}) and '{case.name}' "
+                f"({format_size(case.shape)}) cannot "
                 "be in one batch. Train on patches (data.patch), or bring all to one size (prepare.size)."
             )
-
-
-def by(shape: Sequence[int]) -> str:
-    return "x".join(str(side) for side in shape)
 
 
 # What fits where
@@ -183,25 +180,3 @@ def moved(cases: Sequence[Stored], device: torch.device, residence: Residence) -
     if device.type != "cuda" or residence == "disk" or not may_move(total, device, residence):
         return cases
     return [case.kept(device) for case in cases]
-
-
-def free_memory() -> int:
-    """Bytes this process may still take: what the machine has free, or its control group allows."""
-    free = [os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
-    for line in text_of("/proc/meminfo").splitlines():
-        if line.startswith("MemAvailable:"):
-            free = [int(line.split()[1]) * 1024]
-    for limit, used in (
-        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-        ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
-    ):
-        if text_of(limit).isdecimal() and text_of(used).isdecimal():
-            free.append(max(0, int(text_of(limit)) - int(text_of(used))))
-    return min(free)
-
-
-def text_of(path: str) -> str:
-    try:
-        return Path(path).read_text(encoding="ascii").strip()
-    except OSError:
-        return ""

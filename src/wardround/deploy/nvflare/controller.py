@@ -333,7 +333,7 @@ class WardroundController(Controller):  # type: ignore[misc]
         self.conduct(fl_ctx.get_job_id())
 
     def conduct(self, job: str) -> None:
-        from wardround.config import load_config
+        from wardround.config_file import load_config
         from wardround.deploy.remote import conduct, rehearsed_pictures
 
         config, kits = load_config(self.args["config"]), self.args.get("kits")

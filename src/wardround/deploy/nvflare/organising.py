@@ -10,7 +10,8 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-from wardround.config import Config, load_config
+from wardround.config import Config
+from wardround.config_file import load_config, resolve
 from wardround.deploy.kits import Kit
 from wardround.deploy.live_view import FINAL, follow, is_past_registering, live_facts
 from wardround.deploy.nvflare.job import jobs_folder, write_job
@@ -20,7 +21,7 @@ from wardround.engine.experiment import Listener
 from wardround.engine.run_folder import check_folder
 from wardround.errors import ConfigError, WardroundError
 from wardround.files import file_name, write_json
-from wardround.text import suggestion
+from wardround.text import suggest
 
 HOSPITALS = "hospitals.json"  # in the run folder: who was asked to take part
 ASK_SECONDS = 3.0  # between questions to the server whether the job's process is still there
@@ -163,7 +164,7 @@ def refuse_unknown(names: Sequence[str], connected: Collection[str]) -> None:
     if away:
         here = ", ".join(sorted(connected)) or "none"
         raise ConfigError(
-            f"--hospitals names '{away[0]}', which is not connected.{suggestion(away[0], sorted(connected))} "
+            f"--hospitals names '{away[0]}', which is not connected.{suggest(away[0], sorted(connected))} "
             f"Connected: {here}. Is `wardround join KIT` running there?"
         )
 
@@ -181,7 +182,7 @@ def submit(
     refuse_what_cannot_travel(config)
     check_folder(config, resume, overwrite)
     args = {
-        "config": config.as_dict(),
+        "config": resolve(config),
         "names": sorted(names),
         "resume": resume,
         "overwrite": overwrite,

@@ -31,7 +31,6 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.x509.oid import NameOID
 
-from wardround import __version__
 from wardround.deploy.kits import Kit, open_kit
 from wardround.deploy.nvflare.provisioning import (
     ADMIN,
@@ -42,6 +41,7 @@ from wardround.deploy.nvflare.provisioning import (
     manifest_text,
 )
 from wardround.errors import ConfigError, WardroundError
+from wardround.version import __version__
 
 State = Literal["ok", "warning", "wrong", "not reached"]
 

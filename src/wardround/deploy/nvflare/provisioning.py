@@ -45,12 +45,12 @@ from nvflare.lighter.impl.static_file import StaticFileBuilder
 from nvflare.lighter.impl.workspace import WorkspaceBuilder
 from nvflare.lighter.provisioner import Provisioner
 
-from wardround import __version__
 from wardround.deploy.kits import Kit, check_private, read_kit
 from wardround.deploy.nvflare.job import CONTROLLER, EXECUTOR
 from wardround.deploy.project import Hospital, Project
 from wardround.errors import ConfigError
 from wardround.files import write_bytes, write_json, write_text
+from wardround.version import __version__
 
 log = logging.getLogger(__name__)
 

@@ -31,6 +31,7 @@ from wardround.data.cases import Split
 from wardround.files import write_bytes
 from wardround.metrics import EmptyPolicy, measure, summarise
 from wardround.storage import StoredTensors, save_tensors
+from wardround.text import clipped
 
 COLOURS = ("#19a7ce", "#ff7a45", "#b37feb", "#ffd666")
 LAYERS = ("image", "truth", "prediction", "uncertainty")
@@ -295,9 +296,3 @@ def normalised(image: NDArray[np.float32]) -> NDArray[np.float32]:
     low, high = np.percentile(image, (1, 99.5))
     scaled: NDArray[np.float32] = np.clip((image - low) / max(high - low, 1e-6), 0, 1)
     return scaled
-
-
-def clipped(text: str, length: int = 24) -> str:
-    """Names from elsewhere: short, one line, and never read as mathematics."""
-    flat = "".join(character if character.isprintable() else "?" for character in text).replace("$", r"\$")
-    return flat if len(flat) <= length else flat[: length - 1] + "…"

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -24,10 +23,10 @@ import torch
 from wardround.config import Config
 from wardround.data.federation import Federation
 from wardround.data.roles import NOT_HOSPITALS, POOLED
-from wardround.data.serving.resident import text_of
 from wardround.engine.host import TRAIN_SHARE, network_for, training_shape
+from wardround.machine import cores, total_memory
 from wardround.models.forward_cost import forward_cost
-from wardround.training.device import choose_device, cores, threads_for
+from wardround.training.device import choose_device, threads_for
 
 log = logging.getLogger(__name__)
 
@@ -90,7 +89,7 @@ def place(config: Config, federation: Federation, names: Sequence[str]) -> Place
         workers, why = workers_on_gpus(device, gpus, len(present_sizes(config, federation, names)))
     else:
         work = work_ahead(config, federation, names)
-        workers, why = workers_on_cores(work, cores(), settings.threads, memory())
+        workers, why = workers_on_cores(work, cores(), settings.threads, total_memory())
     placement = Placement(
         devices_for(device if on_gpu else "cpu", workers, gpus), threads_for(settings, workers), why
     )
@@ -152,14 +151,6 @@ def run_seconds(work: Work, workers: int, cores: int, threads: int | None) -> fl
     speed = float(threads or max(1, cores // workers)) ** THREADS_POWER
     files = work.rounds * (1 + len(work.sizes)) * work.num_bytes if workers > 1 else 0
     return float(work.seconds * share / speed + files / EXCHANGE_BYTES_A_SECOND)
-
-
-def memory() -> int:
-    """Bytes this machine has, or its control group allows: not what is free, which changes, since a resumed
-    run should choose the same number of threads."""
-    limits = [text_of("/sys/fs/cgroup/memory.max"), text_of("/sys/fs/cgroup/memory/memory.limit_in_bytes")]
-    most = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return min([most, *(int(limit) for limit in limits if limit.isdecimal())])
 
 
 # The work ahead

@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from wardround.config import load_config
-from wardround.engine.checkpoint import Standing
+from wardround.clients.sync_state import SyncState
+from wardround.config_file import load_config
 from wardround.engine.host import Host
 from wardround.errors import WardroundError
 from wardround.messages import Message
@@ -70,8 +70,8 @@ def serve(host: Host, request: dict[str, Any]) -> dict[str, Any]:
         message = Message.load(Path(request["message"]))
     except WardroundError as error:
         return {"client": request["client"], "failure": str(error), "seconds": 0.0}
-    standing = Standing.of(request["standing"])
-    result = host.send(request["client"], request["task"], request["round"], message, standing)
+    sync_state = SyncState.of(request["sync_state"])
+    result = host.send(request["client"], request["task"], request["round"], message, sync_state)
     if result.failure is None:
         result.message.save(Path(request["reply"]), durable=False)
     return {

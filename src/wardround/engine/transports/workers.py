@@ -22,7 +22,8 @@ from typing import Any
 
 from wardround.clients.clients import Answer
 from wardround.clients.gate import Registration
-from wardround.engine.checkpoint import MemoryStore, Standing
+from wardround.clients.sync_state import SyncState
+from wardround.engine.checkpoint import MemoryStore
 from wardround.engine.host import PICTURES, Progress
 from wardround.errors import WardroundError
 from wardround.files import file_name
@@ -181,7 +182,7 @@ class Workers:
         return ready
 
     def deliver(
-        self, task: str, round: int, messages: Mapping[str, Message], standing: Standing
+        self, task: str, round: int, messages: Mapping[str, Message], sync_state: SyncState
     ) -> Iterator[Answer]:
         """Hand each worker its clients' requests at once; yield answers as they come."""
         self._forget_replies_before(round)
@@ -205,7 +206,7 @@ class Workers:
                         "client": name,
                         "task": task,
                         "round": round,
-                        "standing": standing.facts(),
+                        "sync_state": sync_state.facts(),
                         "message": str(paths[id(messages[name])]),
                         "reply": str(self._new_path("up")),
                     }

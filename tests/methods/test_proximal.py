@@ -9,7 +9,7 @@ from torch import nn
 
 from toy import Weights, vector
 from wardround.engine.host import Host
-from wardround.losses.proximal import anchor, squared_distance
+from wardround.methods.proximal import anchor, squared_distance
 from wardround.params import Params
 
 GOLDEN = vectors("fedprox")["penalty"]

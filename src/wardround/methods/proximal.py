@@ -12,19 +12,16 @@ loss, not into the weights, so every optimizer sees its gradient, w - w^t for ha
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
+from wardround.clients.clients import Client
+from wardround.data.cases import Batch
+from wardround.losses.objective import Context
 from wardround.losses.segmentation import at_least_float32
 from wardround.params import Params
-
-if TYPE_CHECKING:
-    from wardround.clients.clients import Client
-    from wardround.data.cases import Batch
-    from wardround.losses.objective import Context
-    from wardround.training.workbench import Loss
+from wardround.training.workbench import Loss
 
 
 def squared_distance(model: nn.Module, received: Mapping[str, Tensor]) -> Tensor:

@@ -1,0 +1,27 @@
+"""SyncState: what every request says about the run, so that a client's memory follows the server's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class SyncState:
+    """What every request says about the run, so that a client's memory follows the server's.
+
+    rewinds: rounds that were begun again, in the order in which that happened; what a client remembers of
+    them since then does not count. best: the round (from 0) of the best model so far.
+    """
+
+    rewinds: tuple[int, ...] = ()
+    best: int | None = None
+
+    def facts(self) -> dict[str, Any]:
+        return {"rewinds": list(self.rewinds), "best": self.best}
+
+    @classmethod
+    def of(cls, facts: Mapping[str, Any]) -> SyncState:
+        best = facts["best"]
+        return cls(tuple(int(round) for round in facts["rewinds"]), None if best is None else int(best))

@@ -1,0 +1,113 @@
+"""Read a configuration: from YAML, a dictionary or a Config, checked whole before anything starts."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from wardround.config import Config
+from wardround.errors import ConfigError
+from wardround.losses.contrastive_objectives import trial_output
+from wardround.losses.objective import Objective
+from wardround.methods import build_method, build_objective
+from wardround.methods.base import Method
+from wardround.models import check_dimensions
+from wardround.models import resolve as find_model
+from wardround.models.measure import features_text
+from wardround.models.user_networks import NotHere
+from wardround.training.sketch import sketch_model
+from wardround.yaml_file import apply_override, read_yaml
+
+log = logging.getLogger(__name__)
+
+
+def load_config(source: str | Path | Mapping[str, Any] | Config, overrides: Sequence[str] = ()) -> Config:
+    """A checked configuration from a YAML file, a dictionary or a Config, with `a.b=c` on top."""
+    if isinstance(source, Config):
+        if not overrides:
+            return source
+        label, values = "", source.model_dump(mode="json")
+    elif isinstance(source, Mapping):
+        label, values = "", dict(source)
+    else:
+        label, values = f"{source}: ", read_yaml(Path(source))
+    for override in overrides:
+        apply_override(values, override)
+    return parse(values, label)
+
+
+def resolve(config: Config) -> dict[str, Any]:
+    """Every setting written out, defaults and those of method and objective included."""
+    method, objective = build_method(config), build_objective(config)
+    plain = config.model_dump(mode="json")
+    plain["method"] = {"name": config.method.get("name", "fedavg"), **dataclasses.asdict(method)}
+    plain["objective"] = {
+        "name": config.objective.get("name", method.objective),
+        **dataclasses.asdict(objective),
+    }
+    plain["output"] = str(config.folder)
+    return plain
+
+
+def parse(values: Mapping[str, Any], label: str = "") -> Config:
+    """Check everything that can be checked before a run, with one sentence for the first mistake."""
+    if "datasets" in values and "about" in values:
+        raise ConfigError(
+            f"{label}this describes a paper's table, which is several runs on data of your own. "
+            "See what it needs with: wardround papers show NAME"
+        )
+    if "sweep" in values:
+        raise ConfigError(
+            f"{label}this has a `sweep:` and is several runs. Run it with: wardround compare FILE"
+        )
+    try:
+        config = Config.read(values)
+        method, objective = build_method(config), build_objective(config)
+        check_model(config)
+        check_features(config, method, objective)
+        if config.model.bn_stats == "pooled" and config.traffic.is_lossy:
+            raise ConfigError(
+                f"traffic.upload is {config.traffic.upload}, which rounds the mean squares that "
+                "model.bn_stats: pooled sends, until variances vanish. Use upload: delta or another bn_stats."
+            )
+        method.check(config, objective)
+        objective.check(config)
+        for warning in objective.warnings(config):
+            log.warning(warning)
+    except ConfigError as error:
+        raise ConfigError(label + str(error)) from None
+    return config
+
+
+def check_model(config: Config) -> None:
+    """Refuse a network that is not there, its settings, and data it is not made for.
+
+    A network of the user's may lie elsewhere, as when an old run is looked at: then building it says so.
+    """
+    try:
+        find_model(config.model)
+    except NotHere as error:
+        log.debug("%s", error)
+    if config.data.dimensions is not None:
+        check_dimensions(config.model, config.data.dimensions)
+
+
+def check_features(config: Config, method: Method, objective: Objective) -> None:
+    """Refuse a network that does not show the features somebody compares."""
+    needs = method.needs | objective.needs
+    model = sketch_model(config, objective) if "features" in needs else None
+    if model is None:
+        return
+    if not model.has_features:
+        raise ConfigError(
+            f"objective or method needs encoder features, which model '{config.model.name}' does not offer "
+            f"({features_text(model)}). Name a module in model.features, or choose another network."
+        )
+    if "decoder" in needs and trial_output(model).decoder is None:
+        raise ConfigError(
+            f"objective or method needs decoder features of the image's size, but the output layer of model "
+            f"'{config.model.name}' is given smaller ones. Choose another network, for example unet2d."
+        )

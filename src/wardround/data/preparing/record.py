@@ -1,0 +1,107 @@
+"""What was done to a scan before the network saw it, kept with the run so that its model can go elsewhere."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from wardround.data.federation import Federation
+from wardround.data.federation_file import PrepareSettings
+from wardround.errors import CheckpointError
+from wardround.files import write_json
+
+PREPARATION = "preparation.json"
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """What a run did to a scan before the network saw it; kept as preparation.json in the run's folder.
+
+    classes: their names, background first; labels: class -> the values that meant it in the label files;
+    regions: what is measured, class numbers joined under a name; channels: names in their order, where
+    somebody gave them; prepare: the settings of `prepare`; patch: voxels of the parts that were trained
+    on, None for whole images; shape: of a usual prepared scan, where known; spacing: lowest and highest
+    voxel sides of the training scans in millimetres, along the prepared axes, where known.
+    """
+
+    dimensions: int
+    in_channels: int
+    classes: tuple[str, ...]
+    regions: Mapping[str, tuple[int, ...]]
+    channels: tuple[str, ...] = ()
+    labels: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    prepare: Mapping[str, Any] = field(default_factory=dict)
+    patch: tuple[int, ...] | None = None
+    shape: tuple[int, ...] | None = None
+    spacing: tuple[tuple[float, ...], tuple[float, ...]] | None = None
+
+    @classmethod
+    def of(cls, federation: Federation) -> Preparation:
+        """What a federation does to its scans."""
+        labels = {name: tuple(values) for name, values in federation.labels.items()}
+        for number in range(len(labels) + 1, federation.num_classes):
+            labels[f"class {number}"] = (number,)
+        seen = federation.look_back() if federation.look_back is not None else None
+        settings = federation.prepare or PrepareSettings(orientation=None, normalise="none")
+        return cls(
+            dimensions=federation.dimensions,
+            in_channels=federation.in_channels,
+            classes=("background", *labels),
+            regions={name: tuple(classes) for name, classes in federation.regions.items()},
+            channels=tuple(federation.channels),
+            labels=labels,
+            prepare=settings.model_dump(mode="json"),
+            patch=None if seen is None else seen.patch,
+            shape=None if seen is None else seen.shape,
+            spacing=None if seen is None else seen.spacing,
+        )
+
+    @classmethod
+    def load(cls, path: Path) -> Preparation:
+        try:
+            plain = json.loads(path.read_text(encoding="utf-8"))
+            plain.pop("format")
+            for name in ("classes", "channels", "patch", "shape"):
+                plain[name] = None if plain[name] is None else tuple(plain[name])
+            for name in ("regions", "labels"):
+                plain[name] = {key: tuple(values) for key, values in plain[name].items()}
+            if plain["spacing"] is not None:
+                low, high = plain["spacing"]
+                plain["spacing"] = (tuple(low), tuple(high))
+            found = cls(**plain)
+            PrepareSettings.model_validate(dict(found.prepare))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            reason = str(error).splitlines()[0]
+            raise CheckpointError(f"{path} cannot be used ({reason}). Take it from the run again.") from None
+        return found
+
+    def save(self, path: Path) -> None:
+        write_json(path, {"format": FORMAT, **asdict(self)})
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.classes)
+
+    @property
+    def settings(self) -> PrepareSettings:
+        return PrepareSettings.model_validate(dict(self.prepare))
+
+    @property
+    def values(self) -> tuple[int, ...]:
+        """What a mask file holds for each class: 0, then the first value its labels had in the files."""
+        given = [self.labels[name][0] if self.labels.get(name) else n for n, name in self.numbered]
+        return (0, *given)
+
+    @property
+    def numbered(self) -> list[tuple[int, str]]:
+        """Class numbers and names without the background."""
+        return list(enumerate(self.classes))[1:]
+
+    @property
+    def window(self) -> tuple[int, ...] | None:
+        """Voxels the network sees at once: the training patch, or the usual size of a prepared scan."""
+        return self.patch or self.settings.size or self.shape

@@ -1,0 +1,71 @@
+"""The `data:` section of a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+from pydantic import Field, model_validator
+
+from wardround.data.folders import FolderSettings
+from wardround.data.phantom.cases import PhantomSettings
+from wardround.settings import Settings
+
+
+class DataSettings(Settings):
+    """Where the cases come from: a federation.yaml, folders of one layout, or made-up hospitals.
+
+    prepare, splits: settings laid over those of federation.yaml, such as {size: [128, 128]}; patch: voxels
+    of the parts of volumes that are trained on, null takes whole images where they have one shape;
+    foreground: share of patches around something labelled.
+    """
+
+    phantom: PhantomSettings = PhantomSettings()
+    folders: FolderSettings | None = None
+    federation: Path | None = Field(
+        None, description="federation.yaml of real data, relative to the current directory"
+    )
+    hospitals: bool = Field(
+        False, description="cases are at the hospitals, each with its own federation.yaml: wardround submit"
+    )
+    prepare: dict[str, Any] | None = None
+    splits: dict[str, Any] | None = None
+    patch: tuple[Annotated[int, Field(ge=1)], ...] | None = None
+    foreground: float = Field(0.5, ge=0, le=1)
+    proxy: str | None = Field(
+        None, description="centre whose cases are at the server, for methods that need some; not a client"
+    )
+
+    @model_validator(mode="after")
+    def one_source(self) -> Self:
+        given = {
+            "phantom": self.phantom != PhantomSettings(),
+            "folders": self.folders is not None,
+            "federation": self.federation is not None,
+            "hospitals": self.hospitals,
+        }
+        named = [name for name, is_given in given.items() if is_given]
+        if len(named) > 1:
+            raise ValueError(
+                f"{' and '.join(named)} are both given, but cases come from one. Keep that alone, "
+                f"for example data: {{{named[-1]}: ...}}"
+            )
+        for name in ("prepare", "splits", "patch"):
+            if getattr(self, name) is not None and self.federation is None and not self.hospitals:
+                raise ValueError(f"{name} needs real data: set data.federation to a federation.yaml")
+        if self.patch is not None and len(self.patch) not in (2, 3):
+            raise ValueError(f"patch is {list(self.patch)}; give two numbers for images, three for volumes")
+        return self
+
+    @property
+    def is_phantom(self) -> bool:
+        """Whether made-up hospitals are asked for, rather than left in place by settings without data."""
+        return self.phantom != PhantomSettings()
+
+    @property
+    def dimensions(self) -> int | None:
+        """2 or 3 where the settings alone say it."""
+        if self.is_phantom:
+            return self.phantom.dimensions
+        sides = self.folders.size if self.folders is not None else self.patch
+        return None if sides is None else len(sides)
