@@ -18,7 +18,7 @@ from wardround.config import Config
 from wardround.config_file import load_config, resolve
 from wardround.engine.checkpoint import Checkpoints
 from wardround.errors import CheckpointError, ConfigError, WardroundError
-from wardround.files import taken, write_text
+from wardround.files import try_lock, write_text
 
 log = logging.getLogger(__name__)
 
@@ -141,7 +141,7 @@ def in_use(folder: Path) -> bool:
     """Whether a process trains in this folder."""
     try:
         with (folder / ".lock").open("r") as lock:
-            return not taken(lock)
+            return not try_lock(lock)
     except FileNotFoundError:
         return False
 

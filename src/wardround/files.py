@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import math
 import os
 import re
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
+
+from filelock import lock_descriptor
 
 from wardround.errors import ConfigError
 
@@ -26,12 +28,18 @@ def writing(path: Path) -> Iterator[None]:
         raise ConfigError(f"{path} cannot be written: {reason}. Choose another place.") from None
 
 
-def taken(lock: IO[Any]) -> bool:
+def try_lock(file: IO[Any] | int) -> bool:
     """Whether the lock of an open file is ours now; it stays ours as long as the file is open."""
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
+    return lock_descriptor(file if isinstance(file, int) else file.fileno(), blocking=False)
+
+
+def wait_for_lock(file: IO[Any] | int, seconds: float = math.inf) -> bool:
+    """Wait for the lock of an open file; False if others still have it after so many seconds."""
+    deadline = time.monotonic() + seconds
+    while not try_lock(file):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
     return True
 
 

@@ -17,7 +17,7 @@ from wardround.comparison.presets import preset_name, preset_rows
 from wardround.comparison.sweep import read_sweep
 from wardround.config import Config
 from wardround.errors import CheckpointError, ConfigError, WardroundError
-from wardround.files import file_name, taken, write_json
+from wardround.files import file_name, try_lock, write_json
 from wardround.machine import cores
 from wardround.text import suggest
 from wardround.training.device import choose_device
@@ -267,6 +267,6 @@ def locked(folder: Path) -> Iterator[None]:
     except OSError as error:
         raise ConfigError(f"folder {folder} cannot be written: {error.strerror}.") from None
     with file:
-        if not taken(file):
+        if not try_lock(file):
             raise WardroundError(f"{folder} is in use by another comparison.")
         yield

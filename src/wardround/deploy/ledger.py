@@ -10,13 +10,11 @@ last hash elsewhere from time to time, and even that shows.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import logging
 import os
 import re
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from wardround.engine.records import brief
 from wardround.errors import ConfigError, WardroundError
-from wardround.files import jsonable, write_json
+from wardround.files import jsonable, wait_for_lock, write_json
 
 if TYPE_CHECKING:
     from wardround.deploy.wire import Parcel
@@ -159,7 +157,7 @@ class Ledger:
                 f"{self.path} cannot be opened ({error.strerror}), so nothing leaves."
             ) from None
         try:
-            lock(file, self.path, fcntl.LOCK_EX)
+            lock(file, self.path)
             yield file
         finally:
             os.close(file)
@@ -196,19 +194,12 @@ class Ledger:
         log.warning("%s ended in the middle of a line, as after a crash; moved to %s", self.path, aside.name)
 
 
-def lock(file: int, path: Path, kind: int) -> None:
-    """Wait for a lock, but not for ever; closing the file lets go of it."""
-    deadline = time.monotonic() + LOCK_SECONDS
-    while True:
-        try:
-            fcntl.flock(file, kind | fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                raise LedgerError(
-                    f"{path} has been locked by another process for {LOCK_SECONDS:g} s. End that process."
-                ) from None
-            time.sleep(0.01)
+def lock(file: int, path: Path) -> None:
+    """Wait for the lock, but not for ever; closing the file releases it."""
+    if not wait_for_lock(file, LOCK_SECONDS):
+        raise LedgerError(
+            f"{path} has been locked by another process for {LOCK_SECONDS:g} s. End that process."
+        )
 
 
 WHAT_TO_DO = (
@@ -435,7 +426,7 @@ def state_of(path: Path) -> tuple[int, Head | None]:
     except FileNotFoundError:
         return 0, read_head(path)
     try:
-        lock(file, path, fcntl.LOCK_SH)
+        lock(file, path)
         return os.fstat(file).st_size, read_head(path)
     finally:
         os.close(file)

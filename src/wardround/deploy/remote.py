@@ -32,7 +32,7 @@ from wardround.engine.judging.evaluation import gather
 from wardround.engine.judging.result_tables import case_rows
 from wardround.engine.run_folder import check_folder
 from wardround.errors import ConfigError, TooFewClients, WardroundError
-from wardround.files import file_name, jsonable, taken, write_json, write_parts, write_text
+from wardround.files import file_name, jsonable, try_lock, write_json, write_parts, write_text
 from wardround.messages import Message, Reply
 from wardround.methods import build_method
 
@@ -445,7 +445,7 @@ def claimed(folder: Path) -> Iterator[None]:
     except OSError as error:
         raise ConfigError(f"output folder {folder} cannot be written: {error.strerror}.") from None
     with lock:
-        if not taken(lock):
+        if not try_lock(lock):
             raise ConfigError(f"{folder} is in use by another process.")
         yield
 

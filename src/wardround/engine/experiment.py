@@ -37,7 +37,7 @@ from wardround.engine.trackers import open_trackers
 from wardround.engine.transports.placement import Placement, place
 from wardround.engine.transports.workers import Workers
 from wardround.errors import ConfigError, TooFewClients, WardroundError
-from wardround.files import taken, write_json, write_text
+from wardround.files import try_lock, write_json, write_text
 from wardround.machine import cores
 from wardround.messages import Message, ServerState
 from wardround.methods import build_method, build_objective
@@ -216,7 +216,7 @@ class Experiment:
     def _locked(self) -> Iterator[None]:
         """Two processes must not write one run."""
         with (self.folder / LOCK).open("w") as lock:
-            if not taken(lock):
+            if not try_lock(lock):
                 raise ConfigError(f"{self.folder} is in use by another process.")
             yield
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import hashlib
 import json
 import logging
@@ -29,7 +28,7 @@ from wardround.data.preparing.prepare import MOST_CUT, check_settings, cut_off, 
 from wardround.data.preparing.prepared_file import Loaded, describe, files_of, load, save, sweep
 from wardround.data.readers.image_files import read_image, read_label
 from wardround.errors import DataError
-from wardround.files import file_name, write_json
+from wardround.files import file_name, wait_for_lock, write_json
 from wardround.machine import cores
 
 __all__ = ["Cache", "CacheFolderError", "Loaded", "Outcome", "Watch", "load"]
@@ -201,7 +200,7 @@ class Cache:
             lock = (self.folder / "locks" / f"{number:03d}").open("wb")
         with lock:
             with contextlib.suppress(OSError):
-                fcntl.flock(lock, fcntl.LOCK_EX)
+                wait_for_lock(lock)
             yield
 
 

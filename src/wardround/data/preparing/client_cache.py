@@ -29,7 +29,7 @@ from wardround.data.preparing.cache import FORMAT, Cache, explained, signature
 from wardround.data.preparing.prepared_file import describe, files_of
 from wardround.data.readers.image_files import read_label
 from wardround.errors import DataError
-from wardround.files import file_name, taken, write_json
+from wardround.files import file_name, try_lock, write_json
 from wardround.machine import cores
 
 log = logging.getLogger(__name__)
@@ -90,7 +90,7 @@ class Kitchen:
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / ".lock").open("w") as lock:
             deadline, said = time.monotonic() + WAIT_SECONDS, False
-            while not taken(lock):
+            while not try_lock(lock):
                 if time.monotonic() > deadline:
                     raise DataError(
                         f"{self.cache.folder}: another process has been preparing these cases for an hour. "

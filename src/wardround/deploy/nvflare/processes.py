@@ -28,7 +28,7 @@ from typing import IO, Any, Literal
 
 from wardround.deploy.kits import KIT, SITE
 from wardround.errors import ConfigError, WardroundError
-from wardround.files import taken
+from wardround.files import try_lock
 
 Role = Literal["server", "client"]
 HEARTBEAT_SECONDS = 2  # FLARE waits in steps of two seconds
@@ -216,7 +216,7 @@ class Processes:
                 f"{path} cannot be written ({error.strerror}). {path.parent} must be a folder that this "
                 "account may write into."
             ) from None
-        if not taken(file):
+        if not try_lock(file):
             file.close()
             raise ConfigError(
                 f"{self.kit}: this kit is already running on this machine. Stop that one first."

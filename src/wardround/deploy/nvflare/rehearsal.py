@@ -27,7 +27,7 @@ from wardround.deploy.remote import refuse_what_cannot_travel
 from wardround.engine.run_folder import check_folder
 from wardround.engine.transports.placement import place
 from wardround.errors import ConfigError
-from wardround.files import taken, write_text
+from wardround.files import try_lock, write_text
 
 START_SECONDS = 120.0
 LOOPBACK = "127.0.0.1"
@@ -79,7 +79,7 @@ def alone_in(run: Path) -> Iterator[None]:
             "elsewhere with --set output=..."
         ) from None
     with lock:
-        if not taken(lock):
+        if not try_lock(lock):
             raise ConfigError(
                 f"a rehearsal goes on in {run} already. Wait for its end, or write elsewhere with --set "
                 "output=..."
