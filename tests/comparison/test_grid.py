@@ -318,7 +318,7 @@ def test_the_file_is_named_once(tmp_path: Path) -> None:
 
 def test_data_are_looked_at_before_anything_runs(tmp_path: Path) -> None:
     with raises(ConfigError, match="cell 'fedavg, seed 42': .*nowhere"):
-        grid_of({}, data={"folders": {"root": str(tmp_path / "nowhere"), "size": [16, 16]}})
+        grid_of({}, data={"federation": str(tmp_path / "nowhere.yaml")})
 
 
 def test_a_warning_is_told_once_a_row(caplog: LogCaptureFixture) -> None:

@@ -323,11 +323,14 @@ def test_an_ensemble_has_seen_what_any_of_its_models_has(started: Path, elsewher
     assert ["are left out" in note for note in notes] == [True]
 
 
-def test_a_run_on_plain_folders_knows_its_cases_too(tmp_path: Path, elsewhere: Path) -> None:
+def test_a_folder_of_a_runs_cases_is_known_without_its_federation_file(
+    tmp_path: Path, elsewhere: Path
+) -> None:
     phantom_files.write(PhantomSettings(size=16, cases=8, hospitals=2), tmp_path / "data", "png", seed=5)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path)
-        run(Path("runs/plain"), rounds=1, data={"folders": {"root": "data", "size": [16, 16]}})
+        Path("federation.yaml").write_text("sources: [{path: data}]\nlabels: {lesion: [1]}\n")
+        run(Path("runs/plain"), rounds=1, data={"federation": "federation.yaml"})
     plain = tmp_path / "runs" / "plain"
     tests = {case for client, case in judged_in(plain) if client == "north"}
     assert judged_by(plain, tmp_path / "data", elsewhere / "out")[0] == judged_in(plain)

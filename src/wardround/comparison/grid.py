@@ -36,7 +36,6 @@ from wardround.tables import one_line
 from wardround.text import suggest
 
 MOST_CELLS = 5000
-REAL_DATA = ("folders", "federation")  # sources of `data:` other than made-up hospitals
 
 
 @dataclass(frozen=True)
@@ -226,8 +225,7 @@ def with_fixed_patients(settings: Mapping[str, Any], seed: int) -> dict[str, Any
     """Made-up patients stay the same for all seeds: seeds vary the training, and cases can be paired."""
     result = copy.deepcopy(dict(settings))
     data = checked(settings, "").data
-    real = any(getattr(data, source, None) is not None for source in REAL_DATA)
-    if data.phantom.seed is None and not real:
+    if data.phantom.seed is None and data.federation is None:
         put(result, "data.phantom.seed", derive(seed, "data"))
     return result
 

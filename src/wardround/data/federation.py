@@ -7,12 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 
 from wardround.data.cases import ClientData, TensorSplit, join
 from wardround.data.federation_file import PrepareSettings
-from wardround.data.folders import Folders
 from wardround.data.phantom import cases as phantom
 from wardround.data.roles import POOLED, PROXY
 from wardround.data.serving.resident import Residence
@@ -121,22 +119,6 @@ def all_centres(settings: DataSettings, seed: int, resident: Residence) -> Feder
         from wardround.data.serving.loading import federation_of  # it needs this module
 
         return federation_of(settings.federation, settings, seed, resident)
-    if settings.folders is not None:
-        found = Folders(settings.folders)
-        return Federation(
-            names=found.names,
-            counts=found.counts(),
-            dimensions=len(settings.folders.size),
-            in_channels=found.channels,
-            num_classes=settings.folders.num_classes,
-            regions=found.regions,
-            load_one=found.load,
-            prepare=PrepareSettings(
-                orientation=None, size=settings.folders.size, normalise=settings.folders.normalise
-            ),
-            look_back=partial(Seen, None, settings.folders.size),
-            first_images=found.first_images,
-        )
     made = settings.phantom
     names = phantom.hospital_names(made)
     data_seed = made.seed if made.seed is not None else derive(seed, "data")

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
 
-from wardround.data.folders import FolderSettings
 from wardround.data.phantom.cases import PhantomSettings
 from wardround.settings import Settings
 
 
 class DataSettings(Settings):
-    """Where the cases come from: a federation.yaml, folders of one layout, or made-up hospitals.
+    """Where the cases come from: a federation.yaml, or synthetic hospitals.
 
     prepare, splits: settings laid over those of federation.yaml, such as {size: [128, 128]}; patch: voxels
     of the parts of volumes that are trained on, null takes whole images where they have one shape;
@@ -21,7 +21,6 @@ class DataSettings(Settings):
     """
 
     phantom: PhantomSettings = PhantomSettings()
-    folders: FolderSettings | None = None
     federation: Path | None = Field(
         None, description="federation.yaml of real data, relative to the current directory"
     )
@@ -36,11 +35,23 @@ class DataSettings(Settings):
         None, description="centre whose cases are at the server, for methods that need some; not a client"
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def drop_folders(cls, values: Any) -> Any:
+        """Accept the `folders: null` of run folders written before; say what to do about any other value."""
+        if not isinstance(values, Mapping) or "folders" not in values:
+            return values
+        if values["folders"] is not None:
+            raise ValueError(
+                "data.folders is no longer read. Write a federation.yaml with: wardround data init FOLDER "
+                "-o federation.yaml; then set data.federation to it"
+            )
+        return {name: value for name, value in values.items() if name != "folders"}
+
     @model_validator(mode="after")
     def one_source(self) -> Self:
         given = {
             "phantom": self.phantom != PhantomSettings(),
-            "folders": self.folders is not None,
             "federation": self.federation is not None,
             "hospitals": self.hospitals,
         }
@@ -67,5 +78,4 @@ class DataSettings(Settings):
         """2 or 3 where the settings alone say it."""
         if self.is_phantom:
             return self.phantom.dimensions
-        sides = self.folders.size if self.folders is not None else self.patch
-        return None if sides is None else len(sides)
+        return None if self.patch is None else len(self.patch)

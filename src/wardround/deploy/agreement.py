@@ -83,7 +83,7 @@ def for_hospitals(config: Config) -> dict[str, Any]:
     plain = resolve(config)
     data, compute = config.data, plain["compute"]
     refuse_split_file(plain["data"])
-    if data.federation is not None or data.folders is not None or data.hospitals:
+    if data.federation is not None or data.hospitals:
         kept = {"hospitals": True}
         kept |= {name: plain["data"][name] for name in ("prepare", "splits", "patch", "foreground")}
     else:
@@ -117,9 +117,8 @@ def at_hospital(asked: Mapping[str, Any], *, device: str, threads: int | None) -
             raise ConfigError(f"the organiser's configuration has no section '{name}'.")
     data, model, compute = (dict(section or {}) for section in sections.values())
     refuse_split_file(data)
-    for name in ("federation", "folders"):
-        if data.get(name) is not None:
-            raise ConfigError(f"the organiser's configuration sets data.{name}, a place on its own machine.")
+    if data.get("federation") is not None:
+        raise ConfigError("the organiser's configuration sets data.federation, a place on its own machine.")
     if model.get("weights") is not None:
         raise ConfigError("the organiser's configuration sets model.weights, a file on its own machine.")
     compute |= {"device": device, "workers": 1}

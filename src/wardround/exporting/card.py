@@ -139,14 +139,10 @@ def data(package: Package) -> Iterator[str]:
     left_out = left_out_counts(package)
     if left_out:
         yield "Cases left out because they could not be used: " + ", ".join(left_out) + "."
-    if mapping(run.config.get("data")).get("federation") is None and "folders" not in used_data(run.config):
+    if mapping(run.config.get("data")).get("federation") is None:
         yield "The cases are made-up phantoms, not patients."
     else:
         yield "**TODO** Say where the cases come from: population, scanners, years, labels, consent."
-
-
-def used_data(config: Mapping[str, Any]) -> set[str]:
-    return {key for key, value in mapping(config.get("data")).items() if value is not None}
 
 
 def counts_of_validation(records: Sequence[Mapping[str, Any]]) -> dict[str, int]:

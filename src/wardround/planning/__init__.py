@@ -13,7 +13,6 @@ import torch
 
 from wardround.config import Config
 from wardround.data.federation import Federation, Seen, open_federation
-from wardround.data.folders import Folders
 from wardround.data.phantom import cases as phantom
 from wardround.data.roles import POOLED
 from wardround.data.serving.resident import DEVICE_SHARE
@@ -231,8 +230,6 @@ def usual_shape(config: Config, federation: Federation) -> tuple[tuple[int, ...]
             f"The shape is judged by the first image, {'x'.join(map(str, usual))} when prepared; cases of "
             "different shapes are trained on in patches."
         ]
-    if config.data.folders is not None:
-        return tuple(config.data.folders.size), []
     return config.data.phantom.shape, []
 
 
@@ -243,18 +240,13 @@ def known(federation: Federation, shape: Sequence[int]) -> Federation:
 
 def counts(config: Config, federation: Federation) -> dict[str, tuple[int, int, int]]:
     """Training, validation and test cases of each client."""
-    splits: dict[str, Counter[str]] = {}
-    if config.data.federation is not None:
-        from wardround.data.serving.loading import RealData
-
-        listing = RealData(config.data.federation, config.data).listing
-        splits = {n: Counter(entry.split or "train" for entry in listing.of(n)) for n in federation.names}
-    elif config.data.folders is not None:
-        index = Folders(config.data.folders).index
-        splits = {name: Counter(split for _, split in index[name]) for name in federation.names}
-    else:
+    if config.data.federation is None:
         made = config.data.phantom
         return {name: phantom.split_sizes(made, name) for name in federation.names}
+    from wardround.data.serving.loading import RealData
+
+    listing = RealData(config.data.federation, config.data).listing
+    splits = {n: Counter(entry.split or "train" for entry in listing.of(n)) for n in federation.names}
     return {n: (found["train"], found["val"], found["test"]) for n, found in splits.items()}
 
 

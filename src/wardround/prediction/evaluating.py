@@ -26,7 +26,6 @@ from numpy.typing import NDArray
 from wardround.config_file import resolve
 from wardround.data.checking.check import with_splits
 from wardround.data.federation_file import FederationFile, load
-from wardround.data.folders import Folders, find
 from wardround.data.listing import SPLITS, Entry, Listing
 from wardround.data.preparing.cache import Known, digest_of, signature
 from wardround.data.preparing.prepare import to_classes
@@ -344,10 +343,9 @@ def doubts(run: Path, past: Past | None, path: Path) -> list[str]:
     data = stored_config(run).data
     if past is not None and past.assumed:
         return [f"{path} is taken for the data of {run}: its test cases have the same names."]
-    if past is not None or (data.federation is None and data.folders is None and not data.hospitals):
+    if past is not None or (data.federation is None and not data.hospitals):
         return []
-    named = data.federation or (data.folders and data.folders.root)
-    where = f"{named}, which is not found" if named else "cases at hospitals"
+    where = f"{data.federation}, which is not found" if data.federation else "cases at hospitals"
     return [f"{run} was trained on {where}; whether it has seen cases of {path} cannot be told."]
 
 
@@ -356,9 +354,9 @@ def past_of(model: TrainedModel, given: Path) -> Past | None:
     data = model.config.data
     tested = tested_by(model.folder)
     left_out = left_out_by(model.folder)
-    named = data.federation or (data.folders.root if data.folders is not None else None)
+    named = data.federation
     sure, others = ([], []) if named is None else places_of(named, model.folder)
-    is_file = given.is_file() and given.suffix.lower() in (".yaml", ".yml") and data.folders is None
+    is_file = given.is_file() and given.suffix.lower() in (".yaml", ".yml")
     for place in dict.fromkeys([*sure, *others, *([given.resolve()] if is_file and tested else [])]):
         try:
             entries, cache = opened(place, data)
@@ -390,16 +388,8 @@ def places_of(named: Path, run: Path) -> tuple[list[Path], list[Path]]:
 
 def opened(path: Path, data: DataSettings) -> tuple[list[Entry], Path]:
     """The cases a run has of its data, each with its split, and the folder of its cache."""
-    if data.folders is None:
-        found = RealData(path, data)
-        return list(found.listing.entries), found.cache.folder
-    folders = Folders(data.folders.model_copy(update={"root": path}))
-    entries = [
-        Entry(centre, stem, (find(path / centre / "images", stem),), None, stem, split)
-        for centre in folders.names
-        for stem, split in folders.index[centre]
-    ]
-    return entries, path
+    found = RealData(path, data)
+    return list(found.listing.entries), found.cache.folder
 
 
 def tested_by(run: Path) -> dict[str, set[str]]:

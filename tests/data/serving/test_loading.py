@@ -136,10 +136,6 @@ def test_settings_that_do_not_fit_are_refused_when_opening(
     "data, message",
     [
         ({"federation": "f.yaml", "phantom": {"size": 32}}, "phantom and federation are both given"),
-        (
-            {"federation": "f.yaml", "folders": {"root": "x", "size": [8, 8]}},
-            "folders and federation are both given",
-        ),
         ({"patch": [8, 8]}, "patch needs real data: set data.federation"),
         ({"federation": "f.yaml", "patch": [8]}, r"patch is \[8\]; give two numbers for images"),
         ({"federation": "f.yaml", "patch": [8, 0]}, "data.patch.1 is 0"),

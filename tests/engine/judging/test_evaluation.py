@@ -157,3 +157,27 @@ def test_only_the_largest_part_of_each_class_is_kept() -> None:
     labels = np.array([[1, 1, 0, 1], [0, 0, 0, 0], [2, 0, 2, 2]], dtype=np.uint8)
 
     assert largest_components(labels).tolist() == [[1, 1, 0, 0], [0, 0, 0, 0], [0, 0, 2, 2]]
+
+
+def test_the_largest_part_of_nothing_is_nothing() -> None:
+    empty = np.zeros((3, 3), np.uint8)
+
+    assert np.array_equal(largest_components(empty), empty)
+    assert largest_components(empty).dtype == np.uint8
+
+
+def test_corners_do_not_connect_and_volumes_work_alike() -> None:
+    labels = np.zeros((2, 3, 3), np.uint8)
+    labels[0, 0, 0] = labels[1, 0, 0] = 1  # two voxels, face to face
+    labels[1, 1, 1] = 1  # touches by an edge only
+
+    kept = largest_components(labels)
+
+    assert kept.sum() == 2 and kept[1, 1, 1] == 0
+
+
+def test_the_prediction_itself_is_not_changed() -> None:
+    labels = np.array([[1, 0, 1, 1]], np.uint8)
+    largest_components(labels)
+
+    assert labels.tolist() == [[1, 0, 1, 1]]

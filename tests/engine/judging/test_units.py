@@ -57,17 +57,6 @@ def test_files_without_a_spacing_are_in_pixels(folders: dict[str, Path]) -> None
     assert here(phantom={"hospitals": 2, "size": 16}) == MM
 
 
-def test_folders_with_a_list_too(folders: dict[str, Path], tmp_path: Path) -> None:
-    for name, expected in (("pictures", PX), ("slices", MM)):
-        shutil.copytree(folders[name].parent / "scans", tmp_path / name)
-        rows = ["centre,stem,split"]
-        for centre in ("east", "north"):
-            for image in sorted((tmp_path / name / centre / "images").iterdir()):
-                rows.append(f"{centre},{image.name.split('.')[0]},train")
-        (tmp_path / name / "index.csv").write_text("\n".join(rows))
-        assert here(folders={"root": tmp_path / name, "size": [16, 16]}) == expected
-
-
 @mark.parametrize(
     ("dimensions", "spacing", "expected"),
     [

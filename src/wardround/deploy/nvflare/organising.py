@@ -34,9 +34,6 @@ def anywhere(config: Config) -> Config:
     changes: dict[str, Any] = {"output": config.folder.absolute()}
     if data.federation is not None:
         changes["data"] = data.model_copy(update={"federation": data.federation.absolute()})
-    if data.folders is not None:
-        folders = data.folders.model_copy(update={"root": data.folders.root.absolute()})
-        changes["data"] = data.model_copy(update={"folders": folders})
     if model.weights is not None:
         changes["model"] = model.model_copy(update={"weights": model.weights.absolute()})
     return config.model_copy(update=changes)
@@ -45,10 +42,6 @@ def anywhere(config: Config) -> Config:
 def at_the_organiser(config: Config, kit: Kit) -> Config:
     """The run in the organiser's kit; cases that are not here are at the hospitals."""
     data = config.data
-    if data.folders is not None:
-        raise ConfigError(
-            "data.folders is for one machine. Set data: {hospitals: true} for a run at hospitals."
-        )
     if data.federation is not None and not data.federation.exists():
         kept = data.model_dump(mode="json", include={"prepare", "splits", "patch", "foreground"})
         data = type(data).model_validate({"hospitals": True, **kept})

@@ -40,11 +40,6 @@ def rehearsal(
     """Start everything, hand the run over, and end everything with the block."""
     refuse_what_cannot_travel(config)
     check_folder(config, resume, overwrite)
-    if config.data.folders is not None:
-        raise ConfigError(
-            "hospitals read a federation.yaml, and this run has data.folders. Write one with: wardround data "
-            "init FOLDER; then set data.federation."
-        )
     config = on_this_machine(config)
     names = sorted(open_federation(config.data, config.seed).names)
     with ExitStack() as stack:
