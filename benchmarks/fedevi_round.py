@@ -21,13 +21,23 @@ from pathlib import Path
 from typing import Any
 
 import wardround as wr
+from wardround.data.federation_file import FederationFile, Source, write
+
+
+def federation(folder: Path, out: Path) -> str:
+    """A federation.yaml over the folder of a set, whose index.csv fixes the split."""
+    path = out / f"{folder.name}.yaml"
+    sources = (Source(path=folder.resolve()),)
+    write(FederationFile(sources=sources, labels={"polyp": (1,)}), path, overwrite=True)
+    return str(path)
 
 
 def settings(folder: Path, options: argparse.Namespace, seed: int, compute: dict[str, Any]) -> dict[str, Any]:
     small = options.small
     data: dict[str, Any] = {"phantom": {"hospitals": 4, "cases": 10, "size": 32}}
     if not small:
-        data = {"folders": {"root": str(options.data), "size": [160, 160], "normalise": "maximum"}}
+        prepare = {"size": [160, 160], "normalise": "maximum"}
+        data = {"federation": federation(options.data, folder.parent), "prepare": prepare}
     return {
         "name": "fedevi",
         "seed": seed,

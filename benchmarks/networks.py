@@ -3,7 +3,7 @@
     python benchmarks/networks.py --data DATA --out runs/networks        # GPU, about two minutes
     python benchmarks/networks.py --small                                # made-up hospitals, also on the CPU
 
-DATA holds `lgg3d` as `wardround.data.folders` describes it. The budget is the same for all: 10 rounds of two
+DATA holds `lgg3d` with its index.csv. The budget is the same for all: 10 rounds of two
 epochs, batch 4, volumes of 64x64x42, one seed, what `auto` computes with. Dice is that of the test cases with
 the best round's model; seconds a round are medians, validation included; memory is the device's peak.
 """
@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 import wardround as wr
+from wardround.data.federation_file import FederationFile, Source, write
 from wardround.engine.host import build_model
 
 NETWORKS: dict[str, dict[str, Any]] = {
@@ -30,13 +31,24 @@ NETWORKS: dict[str, dict[str, Any]] = {
 METHODS = ("fedavg", "aaw")
 
 
+def federation(folder: Path, out: Path) -> str:
+    """A federation.yaml over the folder of a set, whose index.csv fixes the split."""
+    path = out / f"{folder.name}.yaml"
+    sources = (Source(path=folder.resolve()),)
+    write(FederationFile(sources=sources, labels={"tumour": (1,)}), path, overwrite=True)
+    return str(path)
+
+
 def settings(options: argparse.Namespace, folder: Path, network: str, method: str) -> dict[str, Any]:
     side = options.side
-    data: dict[str, Any] = {"folders": {"root": str(options.data), "size": [side, side, 2 * side // 3]}}
     model = NETWORKS[network]
+    data: dict[str, Any]
     if options.small:
         data = {"phantom": {"hospitals": 2, "cases": 6, "dimensions": 3, "size": 16}}
         model = {**model, "base_filters": 4, "levels": 2}
+    else:
+        prepare = {"size": [side, side, 2 * side // 3], "orientation": None}
+        data = {"federation": federation(options.data, folder), "prepare": prepare}
     return {
         "name": f"{network}-{method}",
         "output": str(folder / f"{network}-{method}"),

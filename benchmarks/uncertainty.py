@@ -4,8 +4,8 @@
     python benchmarks/uncertainty.py --sets phantom --tiny                         # a laptop, a minute
     python benchmarks/uncertainty.py --case-numbers runs/quickstart                # which number for a case?
 
-DATA holds `fundus_odoc` (optic disc and cup, three sites) as `wardround.data.folders` describes it; without
-it only phantoms are done. Every site is left out once (`participation` names the others), by each model:
+DATA holds `fundus_odoc` (optic disc and cup, three sites) with its index.csv; without it only phantoms
+are done. Every site is left out once (`participation` names the others), by each model:
 
     softmax-dice    FedAvg, soft Dice: known to be far too sure
     softmax-ce      FedAvg, Dice + cross entropy
@@ -33,11 +33,13 @@ from torch.nn import functional
 import wardround as wr
 from wardround.api import Result
 from wardround.data.federation import open_federation
+from wardround.data.federation_file import FederationFile, Source, write
 from wardround.methods import build_objective
 from wardround.metrics import measure
 from wardround.uncertainty.maps import Accumulator, Predicted, case_uncertainty
 from wardround.uncertainty.quality import aurc, best_aurc, spearman
 
+REGIONS: dict[str, tuple[int, ...]] = {"disc": (1, 2), "cup": (2,)}
 LEVEL = "q95"  # of validation cases, which `predict` warns beyond
 COLUMNS = {"case": "uncertainty", "epistemic": "epistemic"}
 
@@ -48,7 +50,7 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 
 
-def phantom(options: argparse.Namespace) -> dict[str, Any]:
+def phantom(options: argparse.Namespace, out: Path) -> dict[str, Any]:
     size, cases = (32, 24) if options.tiny else (64, 120)
     return {
         "data": {"phantom": {"hospitals": 3, "size": size, "cases": cases}},
@@ -62,16 +64,20 @@ def phantom(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def fundus(options: argparse.Namespace) -> dict[str, Any]:
+def federation(folder: Path, out: Path) -> str:
+    """A federation.yaml over the folder of a set, whose index.csv fixes the split."""
+    path = out / f"{folder.name}.yaml"
+    sources, labels = (Source(path=folder.resolve()),), {"rim": (1,), "cup": (2,)}
+    write(FederationFile(sources=sources, labels=labels, regions=REGIONS), path, overwrite=True)
+    return str(path)
+
+
+def fundus(options: argparse.Namespace, out: Path) -> dict[str, Any]:
     side = 32 if options.tiny else 128
     return {
         "data": {
-            "folders": {
-                "root": str(options.data / "fundus_odoc"),
-                "size": [side, side],
-                "num_classes": 3,
-                "regions": {"disc": [1, 2], "cup": [2]},
-            }
+            "federation": federation(options.data / "fundus_odoc", out),
+            "prepare": {"size": [side, side]},
         },
         "model": {
             "name": "unet2d",
@@ -242,7 +248,7 @@ def main() -> None:
             if name != "phantom" and options.data is None:
                 continue
             base = {
-                **build(options),
+                **build(options, out),
                 "rounds": options.rounds or (2 if options.tiny else rounds),
                 "seed": options.seed,
                 "evaluate": {"every": 5, "metrics": ["dice"], "overlays": 0},

@@ -17,6 +17,7 @@ from typing import Any
 
 from wardround.api import Result
 from wardround.batch import run_all
+from wardround.data.federation_file import FederationFile, Source, write
 from wardround.methods import METHODS
 
 PHANTOM = {
@@ -30,12 +31,23 @@ PHANTOM = {
 }
 
 
-def polyp4(data: Path, rounds: int, side: int) -> dict[str, Any]:
+def federation(folder: Path, out: Path) -> str:
+    """A federation.yaml over the folder of a set, whose index.csv fixes the split."""
+    path = out / f"{folder.name}.yaml"
+    sources = (Source(path=folder.resolve()),)
+    write(FederationFile(sources=sources, labels={"polyp": (1,)}), path, overwrite=True)
+    return str(path)
+
+
+def polyp4(data: Path, out: Path, rounds: int, side: int) -> dict[str, Any]:
     return {
         "rounds": rounds,
         "local_epochs": 1,
         "batch_size": 8,
-        "data": {"folders": {"root": str(data / "polyp4"), "size": [side, side], "normalise": "maximum"}},
+        "data": {
+            "federation": federation(data / "polyp4", out),
+            "prepare": {"size": [side, side], "normalise": "maximum"},
+        },
         "model": {"name": "unet2d_fedevi", "norm": "batch"},
         "optimizer": {"learning_rate": 1e-3, "betas": [0.9, 0.99], "weight_decay": 1e-5},
         "augmentation": {"flip": 0.5, "intensity": 0.0},
@@ -92,7 +104,7 @@ def main() -> None:
     options = parser.parse_args()
 
     polyps = options.set == "polyp4"
-    base = polyp4(options.data, options.rounds or 12, options.side) if polyps else dict(PHANTOM)
+    base = polyp4(options.data, options.out, options.rounds or 12, options.side) if polyps else dict(PHANTOM)
     if options.rounds:
         base["rounds"] = options.rounds
     names = options.only.split(",") if options.only else list(METHODS)

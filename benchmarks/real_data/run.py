@@ -3,7 +3,7 @@
     python benchmarks/real_data/run.py polyp4 --data DATA --out runs/real     # 2D, four sources of polyps
     python benchmarks/real_data/run.py lgg3d --data DATA --out runs/real      # 3D, four hospitals, glioma
 
-DATA holds one folder for each set, as `wardround.data.folders` describes it. Protocol of polyp4: FedEvi's
+DATA holds one folder for each set, with its index.csv. Protocol of polyp4: FedEvi's
 (16-filter U-Net, Adam 1e-3, 0.99 a round, optimizer state kept, two local epochs, batch 8, flips), 160x160.
 """
 
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from wardround.batch import run_all
+from wardround.data.federation_file import FederationFile, Source, write
 
 RELEASED = {"name": "evidential", "cap": 80.0, "cap_kind": "hard", "dice_mode": "plug_in"}
 
@@ -46,12 +47,23 @@ RUNS: dict[str, dict[str, Any]] = {
 }
 
 
-def polyp4(data: Path, rounds: int, side: int) -> dict[str, Any]:
+def federation(folder: Path, out: Path) -> str:
+    """A federation.yaml over the folder of a set, whose index.csv fixes the split."""
+    path = out / f"{folder.name}.yaml"
+    sources = (Source(path=folder.resolve()),)
+    write(FederationFile(sources=sources, labels={"lesion": (1,)}), path, overwrite=True)
+    return str(path)
+
+
+def polyp4(data: Path, out: Path, rounds: int, side: int) -> dict[str, Any]:
     return {
         "rounds": rounds,
         "local_epochs": 2,
         "batch_size": 8,
-        "data": {"folders": {"root": str(data / "polyp4"), "size": [side, side], "normalise": "maximum"}},
+        "data": {
+            "federation": federation(data / "polyp4", out),
+            "prepare": {"size": [side, side], "normalise": "maximum"},
+        },
         "model": {"name": "unet2d_fedevi"},
         "optimizer": {
             "learning_rate": 1e-3,
@@ -64,12 +76,15 @@ def polyp4(data: Path, rounds: int, side: int) -> dict[str, Any]:
     }
 
 
-def lgg3d(data: Path, rounds: int, side: int) -> dict[str, Any]:
+def lgg3d(data: Path, out: Path, rounds: int, side: int) -> dict[str, Any]:
     return {
         "rounds": rounds,
         "local_epochs": 2,
         "batch_size": 4,
-        "data": {"folders": {"root": str(data / "lgg3d"), "size": [side, side, 2 * side // 3]}},
+        "data": {
+            "federation": federation(data / "lgg3d", out),
+            "prepare": {"size": [side, side, 2 * side // 3], "orientation": None},
+        },
         "model": {"name": "unet3d", "base_filters": 16},
         "optimizer": {
             "learning_rate": 1e-3,
@@ -110,7 +125,7 @@ def main() -> None:
     options = parser.parse_args()
 
     build, rounds, side = SETS[options.set]
-    base = build(options.data, options.rounds or rounds, options.side or side)
+    base = build(options.data, options.out, options.rounds or rounds, options.side or side)
     chosen = options.only.split(",") if options.only else list(RUNS)
     runs = {
         f"{options.set}-{name}-seed{seed}": {
