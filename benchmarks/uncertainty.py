@@ -32,8 +32,8 @@ from torch.nn import functional
 
 import wardround as wr
 from wardround.api import Result
-from wardround.data.federation import open_federation
 from wardround.data.federation_file import FederationFile, Source, write
+from wardround.data.opening import open_federation
 from wardround.methods import build_objective
 from wardround.metrics import measure
 from wardround.uncertainty.maps import Accumulator, Predicted, case_uncertainty

@@ -22,7 +22,7 @@ from PIL import Image
 
 from wardround.api import Result
 from wardround.config_file import load_config
-from wardround.data.federation import open_federation
+from wardround.data.opening import open_federation
 from wardround.files import write_bytes
 from wardround.methods import build_objective
 from wardround.uncertainty.maps import Accumulator, Predicted, case_uncertainty

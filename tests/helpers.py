@@ -15,7 +15,7 @@ import wardround as wr
 from wardround.clients.clients import Answer
 from wardround.config import Config
 from wardround.config_file import load_config
-from wardround.data.federation import open_federation
+from wardround.data.opening import open_federation
 from wardround.data.phantom.cases import PhantomSettings, make_client
 from wardround.engine.checkpoint import MemoryStore
 from wardround.engine.host import Host

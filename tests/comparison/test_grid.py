@@ -198,7 +198,7 @@ def test_made_up_patients_are_the_same_for_all_seeds() -> None:
 
     assert first.seed != second.seed and first.data == second.data
     assert first.data.phantom.seed is not None and plain.data.phantom.seed is None
-    from wardround.data.federation import open_federation
+    from wardround.data.opening import open_federation
 
     one = open_federation(plain.data, 5).load("north").test.batch([0]).image
     other = open_federation(second.data, 6).load("north").test.batch([0]).image

@@ -11,10 +11,10 @@ from wardround.data.federation_file import (
     PrepareSettings,
     Source,
     SplitSettings,
-    listing_of,
     load,
     write,
 )
+from wardround.data.sources import list_cases
 from wardround.errors import ConfigError, DataError
 
 
@@ -161,17 +161,17 @@ def test_paths_are_relative_where_that_is_sensible(tmp_path: Path) -> None:
     path = tmp_path / "run" / "federation.yaml"
     write(of(str(tmp_path / "data"), "/usr"), path)
     assert [str(source.path) for source in load(path).sources] == ["../data", "/usr"]
-    assert len(listing_of(of("../data"), path.parent).entries) == 1
+    assert len(list_cases(of("../data"), path.parent).entries) == 1
 
 
 def test_a_folder_reached_through_a_link_is_still_found(tmp_path: Path) -> None:
     centre(tmp_path / "a" / "real" / "north", "a")
     (tmp_path / "link").symlink_to(tmp_path / "a" / "real")
     write(of(str(tmp_path / "link")), tmp_path / "f.yaml")
-    assert listing_of(load(tmp_path / "f.yaml"), tmp_path).clients == ["north"]
+    assert list_cases(load(tmp_path / "f.yaml"), tmp_path).clients == ["north"]
 
 
-# listing_of
+# list_cases
 
 
 def test_sources_are_joined_and_clients_chosen(tmp_path: Path) -> None:
@@ -179,48 +179,48 @@ def test_sources_are_joined_and_clients_chosen(tmp_path: Path) -> None:
         centre(tmp_path / "one" / name, "a", "b")
     centre(tmp_path / "two" / "east", "a")
     file = of("one", "two", clients=("north", "east"), held_out=("west",))
-    found = listing_of(file, tmp_path)
+    found = list_cases(file, tmp_path)
     assert found.clients == ["east", "north", "west"]
     assert {entry.split for entry in found.of("west")} == {"test"}
-    assert listing_of(of("one", "two"), tmp_path).clients == ["east", "north", "south", "west"]
+    assert list_cases(of("one", "two"), tmp_path).clients == ["east", "north", "south", "west"]
     with raises(ConfigError, match="'noth', which has no cases. Did you mean 'north'"):
-        listing_of(of("one", clients=("noth",)), tmp_path)
+        list_cases(of("one", clients=("noth",)), tmp_path)
 
 
 def test_clients_without_training_cases_are_left_out_with_a_note(tmp_path: Path) -> None:
     centre(tmp_path / "north", "a")
     centre(tmp_path / "south", "b")
     (tmp_path / "index.csv").write_text("centre,stem,split\nnorth,a,train\nsouth,b,test\n")
-    found = listing_of(of("."), tmp_path)
+    found = list_cases(of("."), tmp_path)
     assert found.clients == ["north"] and "left out: south" in " ".join(found.notes)
-    assert listing_of(of(".", held_out=("south",)), tmp_path).clients == ["north", "south"]
+    assert list_cases(of(".", held_out=("south",)), tmp_path).clients == ["north", "south"]
     (tmp_path / "index.csv").write_text("centre,stem,split\nnorth,a,val\nsouth,b,test\n")
     with raises(DataError, match="No client has training cases"):
-        listing_of(of("."), tmp_path)
+        list_cases(of("."), tmp_path)
 
 
 def test_one_client_in_two_sources_is_joined_and_the_same_case_refused(tmp_path: Path) -> None:
     centre(tmp_path / "one" / "north", "a")
     centre(tmp_path / "two" / "north", "b")
-    found = listing_of(of("one", "two"), tmp_path)
+    found = list_cases(of("one", "two"), tmp_path)
     assert len(found.of("north")) == 2 and "more than one source" in " ".join(found.notes)
     centre(tmp_path / "two" / "north", "a")
     with raises(DataError, match="client 'north', case 'a' is there twice"):
-        listing_of(of("one", "two"), tmp_path)
+        list_cases(of("one", "two"), tmp_path)
 
 
 @mark.parametrize("name", ["pooled", "proxy"])
 def test_names_wardround_uses_itself_are_refused(tmp_path: Path, name: str) -> None:
     centre(tmp_path / name, "a")
     with raises(DataError, match="cannot be called"):
-        listing_of(of("."), tmp_path)
+        list_cases(of("."), tmp_path)
 
 
 def test_names_that_differ_in_capitals_are_refused(tmp_path: Path) -> None:
     centre(tmp_path / "one" / "north", "a")
     centre(tmp_path / "two" / "North", "a")
     with raises(DataError, match="capitals"):
-        listing_of(of("one", "two"), tmp_path)
+        list_cases(of("one", "two"), tmp_path)
 
 
 def raw(root: Path, channels: str, label: str) -> None:
@@ -238,7 +238,7 @@ def raw(root: Path, channels: str, label: str) -> None:
 def test_channels_in_another_order_are_brought_into_one(tmp_path: Path) -> None:
     raw(tmp_path / "A", "ab", "tumour")
     raw(tmp_path / "B", "ba", "tumour")
-    found = listing_of(of("A", "B"), tmp_path)
+    found = list_cases(of("A", "B"), tmp_path)
     assert found.channels == ("a", "b") and [p.name for p in found.of("B")[0].images] == [
         "x_0001.nii.gz",
         "x_0000.nii.gz",
@@ -250,6 +250,6 @@ def test_a_label_value_of_two_meanings_is_refused_until_the_file_decides(tmp_pat
     raw(tmp_path / "A", "a", "tumour")
     raw(tmp_path / "B", "a", "oedema")
     with raises(DataError, match="label value 1 is 'tumour' at client 'A' and 'oedema' at client 'B'"):
-        listing_of(of("A", "B"), tmp_path)
-    found = listing_of(of("A", "B", labels={"tumour": (1,)}), tmp_path)
+        list_cases(of("A", "B"), tmp_path)
+    found = list_cases(of("A", "B", labels={"tumour": (1,)}), tmp_path)
     assert found.labels == {"tumour": (1,)} and "calls label value 1 'oedema'" in " ".join(found.notes)

@@ -334,9 +334,9 @@ def test_cases_without_a_split_cannot_be_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["polyp4", "fundus_odoc", "lgg3d", "hippocampus"])
 def test_the_shared_sets_are_divided_as_they_say_and_anew(name: str) -> None:
     from wardround.data.federation_file import Source
-    from wardround.data.readers import read
+    from wardround.data.sources import read_source
 
-    entries = list(read(Source(path=SHARED / name), HERE).entries)
+    entries = list(read_source(Source(path=SHARED / name), HERE).entries)
     assert split(entries, by="column") == entries
     assert not leaks(split(entries))
     for who in {entry.client for entry in entries}:

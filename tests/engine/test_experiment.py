@@ -15,7 +15,8 @@ from pytest import LogCaptureFixture, MonkeyPatch, mark, param, raises
 
 import wardround as wr
 from wardround.config_file import resolve
-from wardround.data.federation import Federation, open_federation
+from wardround.data.federation import Federation
+from wardround.data.opening import open_federation
 from wardround.engine.checkpoint import (
     MemoryStore,
     in_memory,

@@ -13,7 +13,8 @@ from pytest import MonkeyPatch, TempPathFactory, fixture, mark, raises
 
 import wardround as wr
 from wardround.clients.clients import Answer
-from wardround.data.federation import Federation, open_federation
+from wardround.data.federation import Federation
+from wardround.data.opening import open_federation
 from wardround.data.phantom.cases import PhantomSettings, hospital_names
 from wardround.data.roles import POOLED
 from wardround.engine.host import build_model

@@ -13,7 +13,7 @@ from helpers import config, run, spoil, vectors
 from torch import Tensor
 
 from wardround.clients.clients import Answer
-from wardround.data.federation import open_federation
+from wardround.data.opening import open_federation
 from wardround.engine.host import Host, build_model
 from wardround.errors import ConfigError
 from wardround.losses.contrastive_objectives import trial_output

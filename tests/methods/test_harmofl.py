@@ -16,7 +16,7 @@ import wardround as wr
 from wardround.clients.clients import Answer
 from wardround.config import OptimizerSettings
 from wardround.data.cases import TensorSplit, stacked
-from wardround.data.federation import open_federation
+from wardround.data.opening import open_federation
 from wardround.engine.host import Host, build_model
 from wardround.losses.objective import Context, Dice
 from wardround.messages import Message

@@ -11,8 +11,8 @@ import pytest
 import torch
 from helpers import personal_models, run, settings
 
-from wardround.data.federation import open_federation
 from wardround.data.federation_file import write
+from wardround.data.opening import open_federation
 from wardround.data.phantom import files as phantom_files
 from wardround.data.phantom.cases import PhantomSettings
 from wardround.data.preparing.record import PREPARATION, Preparation

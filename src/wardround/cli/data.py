@@ -116,10 +116,11 @@ def check(
     """Open every scan and say which cannot be used, and how the clients differ."""
     configure_logging(debug, quiet or json_)
     from wardround.data.checking.check import check as check_all
-    from wardround.data.federation_file import listing_of, load
+    from wardround.data.federation_file import load
+    from wardround.data.sources import list_cases
 
     settings = load(file)
-    listing = listing_of(settings, file.parent)
+    listing = list_cases(settings, file.parent)
     with counting("checking", quiet or json_) as watch:
         report = check_all(listing, settings, base=file.parent, jobs=jobs or cores(), watch=watch)
     if json_:
@@ -172,8 +173,9 @@ def split(
 ) -> None:
     """Write who is trained on, chosen by and tested, to be edited; splits: {by: file, file: ...} uses it."""
     configure_logging(debug, False)
-    from wardround.data.federation_file import SplitSettings, listing_of, load
+    from wardround.data.federation_file import SplitSettings, load
     from wardround.data.partitions import summary
+    from wardround.data.sources import list_cases
     from wardround.data.splits import assign, write_splits
     from wardround.errors import ConfigError
 
@@ -183,7 +185,7 @@ def split(
         apply_override(chosen, override.removeprefix("data.").removeprefix("splits."))
     checked = SplitSettings.read(chosen, "splits.")
     entries = assign(
-        listing_of(settings, file.parent).entries, checked, file.parent, held_out=settings.held_out
+        list_cases(settings, file.parent).entries, checked, file.parent, held_out=settings.held_out
     )
     if output.exists():
         raise ConfigError(f"{output} exists; choose another name with -o, or remove it.")
@@ -228,15 +230,16 @@ def fingerprint(
     """What a hospital may share before training, and how unlike the hospitals are."""
     configure_logging(debug, json_)
     from wardround.data.checking.check import check as check_all
-    from wardround.data.federation_file import listing_of, load
+    from wardround.data.federation_file import load
     from wardround.data.fingerprint.distance import compare
     from wardround.data.fingerprint.measure import fingerprints
     from wardround.data.readers.image_files import read_image, read_label
+    from wardround.data.sources import list_cases
     from wardround.errors import DataError
     from wardround.files import write_json
 
     settings = load(file)
-    listing = listing_of(settings, file.parent)
+    listing = list_cases(settings, file.parent)
     with counting("checking", json_) as watch:
         report = check_all(listing, settings, base=file.parent, jobs=cores(), watch=watch)
     if not report.usable:

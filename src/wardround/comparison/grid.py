@@ -23,7 +23,7 @@ from pydantic import BaseModel
 from wardround.comparison.sweep import Axis, Point, Sweep, folds_of, laid_over, seeds_of
 from wardround.config import Config
 from wardround.config_file import load_config
-from wardround.data.federation import open_federation
+from wardround.data.opening import open_federation
 from wardround.data.settings import DataSettings
 from wardround.engine.experiment import Experiment
 from wardround.engine.host import build_model

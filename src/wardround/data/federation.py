@@ -6,18 +6,12 @@ Any client can be loaded alone, so a worker process or a hospital holds only its
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from wardround.data.cases import ClientData, TensorSplit, join
 from wardround.data.federation_file import PrepareSettings
-from wardround.data.phantom import cases as phantom
 from wardround.data.roles import POOLED, PROXY
-from wardround.data.serving.resident import Residence
-from wardround.data.settings import DataSettings
-from wardround.errors import ConfigError
-from wardround.seeds import derive
-from wardround.text import suggest
 
 
 @dataclass(frozen=True)
@@ -90,47 +84,3 @@ class Federation:
     def sizes(self, names: Sequence[str]) -> dict[str, int]:
         """Cases of each client, for dealing work evenly."""
         return {name: self.counts.get(name, sum(self.counts.values())) for name in names}
-
-
-def open_federation(settings: DataSettings, seed: int, resident: Residence = "auto") -> Federation:
-    """Look at the data without loading it; resident: where loaded cases will be."""
-    found = all_centres(settings, seed, resident)
-    if settings.proxy is None:
-        return found
-    if settings.proxy not in found.names:
-        raise ConfigError(
-            f"data.proxy is '{settings.proxy}', which is not a centre."
-            f"{suggest(settings.proxy, found.names)} There are: {', '.join(found.names)}."
-        )
-    clients = [name for name in found.names if name != settings.proxy]
-    if not clients:
-        raise ConfigError(f"data.proxy is '{settings.proxy}', the only centre; no client is left.")
-    return replace(found, names=clients, proxy=settings.proxy)
-
-
-def all_centres(settings: DataSettings, seed: int, resident: Residence) -> Federation:
-    """Every centre of the data, the server's own included."""
-    if settings.hospitals:
-        raise ConfigError(
-            "data.hospitals: the cases are at the hospitals. Run it there with: wardround submit CONFIG; or "
-            "set data.federation to cases on this machine."
-        )
-    if settings.federation is not None:
-        from wardround.data.serving.loading import federation_of  # it needs this module
-
-        return federation_of(settings.federation, settings, seed, resident)
-    made = settings.phantom
-    names = phantom.hospital_names(made)
-    data_seed = made.seed if made.seed is not None else derive(seed, "data")
-    return Federation(
-        names=names,
-        counts={name: phantom.num_cases(made, name) for name in names},
-        dimensions=made.dimensions,
-        in_channels=made.channels,
-        num_classes=made.num_classes,
-        regions={"lesion": [1]} if made.num_classes == 2 else {"lesion": [1, 2], "core": [2]},
-        load_one=lambda name: phantom.make_client(made, name, data_seed),
-        labels={"lesion": [1]} if made.num_classes == 2 else {"rim": [1], "core": [2]},
-        prepare=PrepareSettings(orientation="PLS"),  # the axes of a made-up head, scaled like them
-        look_back=lambda: Seen(None, made.shape),
-    )

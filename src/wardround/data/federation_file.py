@@ -19,19 +19,15 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from wardround.data.listing import Entry, Listing
-from wardround.data.readers import joining, read
-from wardround.data.readers.common import checked_name, named
-from wardround.errors import ConfigError, DataError
+from wardround.data.readers.common import named
+from wardround.errors import ConfigError
 from wardround.files import write_text
 from wardround.settings import Settings
-from wardround.text import suggest
 from wardround.yaml_file import commented, dumped, read_yaml, seen_from
 
 OPPOSITE = str.maketrans("LPI", "RAS")
@@ -229,64 +225,6 @@ def check_settings(settings: PrepareSettings) -> None:
 
 def sound_window(window: tuple[float, float] | None) -> bool:
     return window is not None and all(map(math.isfinite, window)) and window[1] > 0
-
-
-# The cases it speaks of
-
-
-def listing_of(file: FederationFile, base: Path) -> Listing:
-    """Every source read and joined, then the clients chosen; base: the folder of federation.yaml.
-
-    Cases of held-out clients come with split test.
-    """
-    found = joining.join([read(source, base) for source in file.sources], file.channels, file.labels)
-    known = set(found.clients)
-    for name in (*(file.clients or ()), *file.held_out):
-        if name not in known:
-            raise ConfigError(
-                f"federation.yaml names client '{name}', which has no cases.{suggest(name, known)} "
-                f"There are: {named(sorted(known), 20)}."
-            )
-    check_names(found.clients)
-    notes = list(found.notes)
-    training = set(file.clients) if file.clients is not None else with_training(file, found, notes)
-    if not training:
-        raise DataError("No client has training cases; mark some rows of the list with split train.")
-    entries = [
-        replace(entry, split="test") if entry.client in file.held_out else entry
-        for entry in found.entries
-        if entry.client in training or entry.client in file.held_out
-    ]
-    return replace(found, entries=tuple(entries), notes=tuple(notes))
-
-
-def check_names(clients: Sequence[str]) -> None:
-    from wardround.data.roles import NOT_HOSPITALS
-
-    for name in clients:
-        checked_name(name, "federation.yaml")
-        if name in NOT_HOSPITALS:
-            raise DataError(
-                f"A client cannot be called '{name}', which wardround uses itself; rename its folder."
-            )
-
-
-def with_training(file: FederationFile, found: Listing, notes: list[str]) -> set[str]:
-    """All clients but the held out and those whose list leaves nothing to train on."""
-    clients = [name for name in found.clients if name not in file.held_out]
-    if file.splits.by != "column":
-        return set(clients)
-    idle = [name for name in clients if never_trains(found.of(name))]
-    if idle:
-        notes.append(
-            f"No training cases, so left out: {named(idle)}. To test on them, name them in held_out."
-        )
-    return set(clients) - set(idle)
-
-
-def never_trains(entries: Sequence[Entry]) -> bool:
-    """Whether the list fixes every case, and none for training."""
-    return all(entry.split is not None and entry.split != "train" for entry in entries)
 
 
 # Writing the file

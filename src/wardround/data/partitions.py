@@ -29,10 +29,10 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from wardround.data.federation_file import PartitionSettings, check_names
+from wardround.data.federation_file import PartitionSettings
 from wardround.data.listing import SPLITS, Entry
 from wardround.data.readers.common import named
-from wardround.data.readers.joining import check_unique
+from wardround.data.sources import check_client_names, check_unique
 from wardround.errors import ConfigError, DataError
 from wardround.files import write_bytes
 from wardround.seeds import derive
@@ -284,7 +284,7 @@ def by_column(entries: Sequence[Entry], column: str | None) -> list[Entry]:
             f"Column '{column}' has {len(values)} different values ({named(values)}); "
             f"a partition needs 2 to {MOST_CLIENTS}."
         )
-    check_names(values)
+    check_client_names(values)
     clients = [value_of[entry.client, entry.group] for entry in entries]
     return [replace(e, client=client) for e, client in zip(told_apart(entries), clients, strict=True)]
 

@@ -18,8 +18,9 @@ from wardround.clients.gate import Registration
 from wardround.config import Config
 from wardround.config_file import parse, resolve
 from wardround.data.cases import ClientData
-from wardround.data.federation import Federation, Seen, open_federation
+from wardround.data.federation import Federation, Seen
 from wardround.data.federation_file import PrepareSettings
+from wardround.data.opening import open_federation
 from wardround.data.serving.loading import federation_of
 from wardround.deploy.rules import SiteFile, client_of
 from wardround.engine.host import network_for

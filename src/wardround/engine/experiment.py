@@ -21,7 +21,8 @@ from wardround.clients.clients import Clients, Exchange, Transport
 from wardround.clients.gate import content_complaint, params_complaint
 from wardround.config import Config
 from wardround.config_file import resolve
-from wardround.data.federation import Federation, open_federation
+from wardround.data.federation import Federation
+from wardround.data.opening import open_federation
 from wardround.data.preparing.record import PREPARATION, Preparation
 from wardround.data.roles import NOT_HOSPITALS, POOLED, PROXY
 from wardround.engine.checkpoint import Checkpoints, in_memory

@@ -21,7 +21,8 @@ from wardround.clients.sync_state import SyncState
 from wardround.clients.traffic import through, wire_bytes
 from wardround.config import Config, TrafficSettings
 from wardround.data.cases import ClientData
-from wardround.data.federation import Federation, open_federation
+from wardround.data.federation import Federation
+from wardround.data.opening import open_federation
 from wardround.data.roles import POOLED, PROXY
 from wardround.engine.checkpoint import Checkpoints, MemoryStore
 from wardround.engine.judging.calibration import calibrate

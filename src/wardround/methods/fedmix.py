@@ -30,7 +30,7 @@ from wardround.clients.clients import Client, Clients
 from wardround.clients.gate import Registration
 from wardround.config import Config
 from wardround.data.cases import Batch, stacked
-from wardround.data.federation import open_federation
+from wardround.data.opening import open_federation
 from wardround.errors import ConfigError
 from wardround.losses.objective import Context, Objective
 from wardround.messages import Message, ServerState

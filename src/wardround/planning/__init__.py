@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 from wardround.config import Config
-from wardround.data.federation import Federation, Seen, open_federation
+from wardround.data.federation import Federation, Seen
+from wardround.data.opening import open_federation
 from wardround.data.phantom import cases as phantom
 from wardround.data.roles import POOLED
 from wardround.data.serving.resident import DEVICE_SHARE

@@ -30,12 +30,12 @@ from wardround.data.listing import SPLITS, Entry, Listing
 from wardround.data.preparing.cache import Known, digest_of, signature
 from wardround.data.preparing.prepare import to_classes
 from wardround.data.proposing.init import propose
-from wardround.data.readers import joining, read
 from wardround.data.readers.image_files import read_label, same_affine
 from wardround.data.serving.loading import RealData, overridden, with_meaning
 from wardround.data.settings import DataSettings
 from wardround.data.slices.cutting import CUT_FROM, VOLUME, content_of
 from wardround.data.slices.view import Along
+from wardround.data.sources import join_listings, read_source
 from wardround.engine.judging.evaluation import Evaluation, column
 from wardround.engine.judging.result_tables import case_rows, client_table
 from wardround.errors import ConfigError, DataError, WardroundError
@@ -204,7 +204,8 @@ def open_labelled(path: Path, split: str, settings: DataSettings | None = None) 
 def of_file(path: Path) -> tuple[FederationFile, Listing]:
     """All centres it names; with none named, all there are, whether they could train or not."""
     file = load(path)
-    found = joining.join([read(source, path.parent) for source in file.sources], file.channels, file.labels)
+    listings = [read_source(source, path.parent) for source in file.sources]
+    found = join_listings(listings, file.channels, file.labels)
     if file.clients is not None:
         chosen = {*file.clients, *file.held_out}
         found = replace(found, entries=tuple(entry for entry in found.entries if entry.client in chosen))

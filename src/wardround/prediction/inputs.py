@@ -16,9 +16,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from wardround.data.readers import holds_dicom, is_dicom
 from wardround.data.readers.common import named, stem_of
-from wardround.data.readers.dicom import import_dicom
+from wardround.data.readers.dicom import holds_dicom, import_dicom, is_dicom
 from wardround.data.readers.image_files import ENDINGS, NIFTI, NUMPY, has_known_ending
 from wardround.errors import DataError
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from wardround.config import ComputeSettings, Config
-from wardround.data.federation import open_federation
+from wardround.data.opening import open_federation
 from wardround.data.preparing.record import PREPARATION, Preparation
 from wardround.data.roles import NOT_HOSPITALS
 from wardround.engine.checkpoint import Checkpoints, MemoryStore

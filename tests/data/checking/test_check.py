@@ -26,8 +26,9 @@ from data.checking.broken_files import (
 )
 from wardround.data.checking import facts
 from wardround.data.checking.check import CheckReport, check, quick
-from wardround.data.federation_file import FederationFile, PrepareSettings, Source, SplitSettings, listing_of
+from wardround.data.federation_file import FederationFile, PrepareSettings, Source, SplitSettings
 from wardround.data.listing import Entry, Listing
+from wardround.data.sources import list_cases
 
 
 def file_with(**settings: Any) -> FederationFile:
@@ -91,7 +92,7 @@ def test_healthy_cases_stay(ward: CheckReport) -> None:
 def test_a_healthy_federation_has_no_findings(tmp_path: Path) -> None:
     make_federation(tmp_path / "data", clients=3, cases=4)
     file = FederationFile(sources=(Source(path=Path("data")),), labels={"box": (1,)})
-    report = check(listing_of(file, tmp_path), file, base=tmp_path)
+    report = check(list_cases(file, tmp_path), file, base=tmp_path)
     assert report.findings == ()
     assert report.ok
     assert {one.split for one in report.usable} == {"train", "val", "test"}
@@ -256,11 +257,11 @@ def test_a_leak_of_the_list_does_not_stop_the_drawing_of_splits(tmp_path: Path) 
         for n in range(8):
             rows.writerow(("site0", f"s0c{n:02}", f"p{n // 2}", ("train", "test", "", "", "", "", "", "")[n]))
     file = FederationFile(sources=(Source(path=Path("data")),))
-    report = check(listing_of(file, tmp_path), file, base=tmp_path)
+    report = check(list_cases(file, tmp_path), file, base=tmp_path)
     assert [(f.case, f.code) for f in report.findings] == [("s0c00", "leak")]
     assert len(report.usable) == 7
     assert all(one.split is not None for one in report.usable)
-    assert quick(listing_of(file, tmp_path), file, base=tmp_path).usable == report.usable
+    assert quick(list_cases(file, tmp_path), file, base=tmp_path).usable == report.usable
 
 
 def test_a_list_of_splits_that_is_not_used_cannot_leak(tmp_path: Path) -> None:
@@ -571,7 +572,7 @@ real = pytest.mark.skipif(not SHARED.is_dir(), reason="the shared data sets are 
 
 def of_set(name: str, *clients: str, **settings: Any) -> CheckReport:
     file = FederationFile(sources=(Source(path=SHARED / name),), clients=clients or None, **settings)
-    return check(listing_of(file, SHARED), file, base=SHARED, jobs=2)
+    return check(list_cases(file, SHARED), file, base=SHARED, jobs=2)
 
 
 @real

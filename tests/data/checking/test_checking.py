@@ -12,11 +12,12 @@ import pytest
 
 from data.checking.broken_files import KINDS, UNUSUAL, break_some, make_case, make_federation
 from wardround.data.checking.check import CheckReport, check, quick
-from wardround.data.federation_file import PrepareSettings, listing_of, load
+from wardround.data.federation_file import PrepareSettings, load
 from wardround.data.listing import Listing
 from wardround.data.preparing.cache import Cache
 from wardround.data.preparing.prepare import prepare_case
 from wardround.data.readers.image_files import read_image, read_label
+from wardround.data.sources import list_cases
 
 # The reader passes over what is no file, with a note instead of a finding.
 NOTED = {"folder", "pipe"}
@@ -46,7 +47,7 @@ class Ward:
         (folder / "federation.yaml").write_text(FILE)
         self.before = self.tree()
         self.file = load(folder / "federation.yaml")
-        self.listing: Listing = listing_of(self.file, folder)
+        self.listing: Listing = list_cases(self.file, folder)
         self.report: CheckReport = check(self.listing, self.file, base=folder, jobs=2)
 
     def images(self) -> list[Path]:

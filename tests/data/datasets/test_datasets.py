@@ -14,11 +14,12 @@ from pytest import MonkeyPatch, fixture, mark, raises, skip
 from wardround.data import datasets
 from wardround.data.datasets import DATASETS, entries, federation_file, load, page, write_labels
 from wardround.data.datasets.labels import nearest
-from wardround.data.federation_file import FederationFile, Source, as_text, check_sense, listing_of
+from wardround.data.federation_file import FederationFile, Source, as_text, check_sense
 from wardround.data.listing import Listing
 from wardround.data.proposing.init import propose
-from wardround.data.readers import READERS, read
+from wardround.data.readers import READERS
 from wardround.data.readers.image_files import read_label
+from wardround.data.sources import list_cases, read_source
 from wardround.errors import ConfigError, DataError
 
 ROOT = Path(__file__).parents[3]
@@ -306,7 +307,7 @@ def test_written_labels_join_masks_cut_greys_and_are_a_list(tmp_path: Path) -> N
 
     written = write_labels("breast_ultrasound", tmp_path / "data", tmp_path / "out")
     file = federation_file("breast_ultrasound", tmp_path / "out")
-    listing = listing_of(file, tmp_path)
+    listing = list_cases(file, tmp_path)
 
     assert written.num_cases == len(listing.entries) == 5 and file.labels == {"lesion": (1,)}
     masks = {entry.name: read_label(entry.label).data[0, ::8, ::8].tolist()
@@ -381,7 +382,7 @@ def test_fundus_of_six_sources_needs_labels_of_one_meaning(tmp_path: Path) -> No
         entries(load("fundus"), tmp_path / "data")
     write_labels("fundus", tmp_path / "data", tmp_path / "out")
     file = federation_file("fundus", tmp_path / "out")
-    listing = listing_of(file, tmp_path)
+    listing = list_cases(file, tmp_path)
 
     assert len(listing.clients) == 6 and names(listing, "magrabia") == ["MagrabiFemale_image1"]
     masks = {entry.client: read_label(entry.label).data[0, ::8, ::8].tolist()
@@ -513,7 +514,7 @@ def test_a_federation_file_is_sound_and_can_be_written(name: str, sites: Path) -
 
 def test_the_reader_preset_works_in_a_federation_file(sites: Path) -> None:
     try:
-        listing = read(Source(path=sites, reader="preset:prostate"), Path())
+        listing = read_source(Source(path=sites, reader="preset:prostate"), Path())
     except ConfigError:
         skip("the readers do not know presets yet")
 

@@ -313,7 +313,7 @@ def test_words_are_listed_as_people_write_them() -> None:
 @pytest.mark.skipif(not (SHARED / "lgg3d").exists(), reason="the shared data are not here")
 def test_the_single_patient_centre_of_lgg3d_is_withheld() -> None:
     from wardround.data.federation_file import Source
-    from wardround.data.readers import read as listing
+    from wardround.data.sources import read_source as listing
 
     entries = listing(Source(path=SHARED / "lgg3d"), Path(__file__).parent).entries
     some = [entry for entry in entries if entry.client in ("TCGA_CS", "TCGA_EZ", "TCGA_FG")]

@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 from PIL import Image
 from pytest import mark, raises
 
-from wardround.data.federation_file import FederationFile, listing_of, load, write
+from wardround.data.federation_file import FederationFile, load, write
 from wardround.data.proposing.init import describe, look, propose
+from wardround.data.sources import list_cases
 from wardround.errors import DataError
 
 
@@ -48,7 +49,7 @@ def again(file: FederationFile, folder: Path) -> FederationFile:
     """Written and read: what init leaves behind can be used as it is."""
     write(file, folder / "federation.yaml")
     loaded = load(folder / "federation.yaml")
-    assert listing_of(loaded, folder).entries
+    assert list_cases(loaded, folder).entries
     return loaded
 
 

@@ -15,8 +15,8 @@ from PIL import Image
 from pytest import CaptureFixture, MonkeyPatch, approx, fixture, importorskip, mark, raises
 
 from wardround.data.federation_file import Source
-from wardround.data.readers import read
 from wardround.data.readers.dicom import import_dicom
+from wardround.data.sources import read_source
 from wardround.errors import DataError
 
 
@@ -85,7 +85,7 @@ def test_what_is_written_is_a_centre_and_names_nobody(pydicom: Any, tmp_path: Pa
     stack(pydicom, tmp_path / "in" / "b", "1.2", SeriesDescription="T1", PatientID="other")
     import_dicom(tmp_path / "in", tmp_path / "centre")
     (tmp_path / "centre" / "labels").mkdir()
-    found = read(Source(path=tmp_path / "centre"), Path())
+    found = read_source(Source(path=tmp_path / "centre"), Path())
     a, b = found.entries
     assert a.group != b.group and a.group.startswith("patient_") and b.group.startswith("patient_")
     assert a.name.startswith(f"{a.group}_CT_") and b.name.startswith(f"{b.group}_CT_")
@@ -266,7 +266,7 @@ def test_a_later_import_adds_to_the_list_and_knows_the_patient_again(pydicom: An
     (tmp_path / "out" / "images" / "mine.png").write_bytes(b"")
     for source in ("one", "two"):
         import_dicom(tmp_path / source, tmp_path / "out")
-    mine, a, b = read(Source(path=tmp_path / "out"), Path()).entries
+    mine, a, b = read_source(Source(path=tmp_path / "out"), Path()).entries
     assert a.group == b.group != mine.group and mine.name == "mine"
 
 

@@ -11,8 +11,9 @@ from pytest import mark, raises
 
 from wardround.data.federation_file import Source
 from wardround.data.listing import Listing
-from wardround.data.readers import READERS, detect, read
+from wardround.data.readers import READERS, detect
 from wardround.data.readers.common import is_safe, stem_of
+from wardround.data.sources import read_source
 from wardround.errors import ConfigError, DataError
 
 
@@ -30,7 +31,7 @@ def note(root: Path, facts: Mapping[str, Any], name: str = "dataset.json") -> No
 
 
 def listing(path: Path, **how: Any) -> Listing:
-    return read(Source(path=path, **how), Path())
+    return read_source(Source(path=path, **how), Path())
 
 
 def names(found: Listing) -> list[tuple[str, str]]:

@@ -18,7 +18,8 @@ import wardround.data.preparing.client_cache as ready_module
 import wardround.data.serving.resident as residence
 from wardround.config_file import load_config, resolve
 from wardround.data.cases import ClientData, TensorSplit
-from wardround.data.federation import Federation, open_federation
+from wardround.data.federation import Federation
+from wardround.data.opening import open_federation
 from wardround.data.phantom import files as phantom_files
 from wardround.data.phantom.cases import PhantomSettings
 from wardround.data.roles import POOLED

@@ -12,13 +12,14 @@ import numpy as np
 import pytest
 from helpers import call
 
-from wardround.data.federation_file import PrepareSettings, SliceSettings, listing_of, load
+from wardround.data.federation_file import PrepareSettings, SliceSettings, load
 from wardround.data.preparing.cache import Recipe
 from wardround.data.proposing.init import propose
 from wardround.data.readers.image_files import Volume, read_image, read_label
 from wardround.data.slices import cutting as module
 from wardround.data.slices.cutting import cut, flat
 from wardround.data.slices.view import Slices
+from wardround.data.sources import list_cases
 from wardround.errors import ConfigError, DataError
 
 
@@ -113,7 +114,7 @@ def test_a_federation_of_slices(tmp_path: Path) -> None:
         and file.prepare.normalise == "minmax"
     )
     assert dict(file.labels) == {"gland": (1,)} and file.splits.by == "column"
-    listing = listing_of(file, done.path.parent)
+    listing = list_cases(file, done.path.parent)
     assert len(listing.entries) == 18
     for entry in (listing.of("north")[0], listing.of("west")[0]):
         assert entry.label is not None
@@ -273,8 +274,8 @@ def test_columns_of_the_list_do_not_rename_clients_and_a_partition_keeps_its_own
         "partition: {kind: column, column: scanner}\nsplits: {ratios: [1, 0, 0]}\n"
     )
     done = cut(file, tmp_path / "cut")
-    listing = listing_of(load(done.path), done.path.parent)
-    assert listing.clients == listing_of(load(file), tmp_path).clients
+    listing = list_cases(load(done.path), done.path.parent)
+    assert listing.clients == list_cases(load(file), tmp_path).clients
     assert {entry.columns["scanner"] for entry in listing.entries} == {"s0", "s1"}
 
 
@@ -304,7 +305,7 @@ def test_names_that_would_share_a_file_or_are_too_long_are_left_out(tmp_path: Pa
             path.rename(path.with_name(f"{new}.nii.gz"))
     done = cut(file, tmp_path / "cut")
     assert done.volumes == {"north": 1} and "not a usable name" in done.left_out[0]
-    assert len(listing_of(load(done.path), done.path.parent).entries) == 3
+    assert len(list_cases(load(done.path), done.path.parent).entries) == 3
 
 
 def test_a_hospital_without_slices_is_not_named_any_more(tmp_path: Path) -> None:
@@ -314,7 +315,7 @@ def test_a_hospital_without_slices_is_not_named_any_more(tmp_path: Path) -> None
     file.write_text(file.read_text() + "clients: [north]\nheld_out: [west]\n")
     done = cut(file, tmp_path / "cut")
     assert done.slices == {"north": 9} and len(done.left_out) == 3
-    assert load(done.path).held_out == () and listing_of(load(done.path), done.path.parent).clients == [
+    assert load(done.path).held_out == () and list_cases(load(done.path), done.path.parent).clients == [
         "north"
     ]
 

@@ -13,7 +13,7 @@ from scipy.stats import spearmanr
 import wardround as wr
 from wardround.clients.gate import content_complaint
 from wardround.data.cases import TensorSplit
-from wardround.data.federation import open_federation
+from wardround.data.opening import open_federation
 from wardround.engine import host
 from wardround.engine.judging import calibration
 from wardround.engine.judging.calibration import Repeated

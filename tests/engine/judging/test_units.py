@@ -12,7 +12,8 @@ from pytest import MonkeyPatch, TempPathFactory, fixture, mark
 import wardround as wr
 from comparison.here import Here
 from wardround import batch
-from wardround.data.federation import Federation, Seen, open_federation
+from wardround.data.federation import Federation, Seen
+from wardround.data.opening import open_federation
 from wardround.data.phantom import files as phantom_files
 from wardround.data.phantom.cases import PhantomSettings
 from wardround.data.settings import DataSettings

@@ -8,7 +8,7 @@ import torch
 from helpers import config, run
 from pytest import MonkeyPatch, mark, raises
 
-from wardround.data.federation import open_federation
+from wardround.data.opening import open_federation
 from wardround.data.roles import POOLED
 from wardround.engine.host import build_model
 from wardround.engine.transports import placement

@@ -19,6 +19,7 @@ from wardround.data.datasets.preset import Part, Preset, load, names
 from wardround.data.datasets.reading import entries
 from wardround.data.federation_file import FederationFile, Source
 from wardround.data.listing import Listing
+from wardround.data.readers import table
 from wardround.tables import Table
 
 __all__ = [
@@ -72,8 +73,6 @@ def federation_file(name: str, root: Path) -> FederationFile:
 
 def written_labels(preset: Preset, folder: Path) -> Listing:
     """The list of `write_labels`, whose values are class numbers."""
-    from wardround.data.readers import table
-
     listing = table.read(Path(folder) / LIST)
     return Listing(
         listing.reader,

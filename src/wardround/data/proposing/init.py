@@ -21,13 +21,13 @@ from wardround.data.federation_file import (
     PrepareSettings,
     Source,
     SplitSettings,
-    never_trains,
 )
 from wardround.data.listing import Entry, Listing
 from wardround.data.proposing import looking
 from wardround.data.proposing.looking import Look
-from wardround.data.readers import detect, joining, read
+from wardround.data.readers import detect
 from wardround.data.readers.common import is_safe, named
+from wardround.data.sources import join_listings, never_trains, read_source
 from wardround.errors import DataError
 
 FEWEST_TO_SPLIT = 3  # patients: one to train on, one to choose by, one to report
@@ -64,9 +64,9 @@ def propose(folders: Sequence[Path], *, watch: Callable[[str], None] = log.info)
         reader, why = detect(place)
         recognised.append(f"{why} Reader: {reader}.")
         sources.append(Source(path=place, reader=reader))
-    listings = [read(source, Path()) for source in sources]
+    listings = [read_source(source, Path()) for source in sources]
     sources, listings = with_clients(sources, listings)
-    listing = joining.join(listings)
+    listing = join_listings(listings)
     seen = looking.look_into(listing, watch)
     return chosen(sources, listing, seen, recognised)
 
@@ -87,7 +87,7 @@ def with_clients(sources: list[Source], listings: list[Listing]) -> tuple[list[S
         repeated = counts[name] > 1 or name in taken
         client = longer if name and repeated and is_safe(longer) else name
         named_sources.append(source.model_copy(update={"client": client}) if client else source)
-    return named_sources, [read(source, Path()) for source in named_sources]
+    return named_sources, [read_source(source, Path()) for source in named_sources]
 
 
 def chosen(sources: Sequence[Source], listing: Listing, seen: Look, recognised: Sequence[str]) -> Proposal:

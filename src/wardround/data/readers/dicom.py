@@ -33,8 +33,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from wardround.data.readers import is_dicom
-from wardround.data.readers.common import files_in, named, read_rows
+from wardround.data.readers.common import entries_of, files_in, folders_in, named, read_rows
 from wardround.errors import DataError
 from wardround.files import file_name, write_bytes, write_text
 
@@ -142,6 +141,24 @@ def import_dicom(
         result.notes.append(f"Descriptions of an earlier import are taken out of {target / 'index.csv'}.")
     write_index(target, index, keep_descriptions)
     return result
+
+
+def holds_dicom(path: Path) -> bool:
+    """Whether a file here, or one folder down, carries DICOM's mark."""
+    files = [path / entry.name for entry in entries_of(path, [])]
+    files += [child / e.name for child in folders_in(path, [])[:5] for e in entries_of(child, [])[:5]]
+    return any(is_dicom(file) for file in files[:200])
+
+
+def is_dicom(file: Path) -> bool:
+    """DICM after 128 bytes, as the standard says."""
+    try:
+        if not file.is_file():
+            return False
+        with file.open("rb") as opened:
+            return opened.read(132)[128:] == b"DICM"
+    except OSError:
+        return False
 
 
 def library() -> Any:

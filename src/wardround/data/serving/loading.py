@@ -24,13 +24,7 @@ from wardround.data.cases import ClientData, Split, TensorSplit
 from wardround.data.checking.check import with_splits
 from wardround.data.checking.facts import ImageFacts, Watch, facts_of
 from wardround.data.federation import Federation, Seen
-from wardround.data.federation_file import (
-    FederationFile,
-    PrepareSettings,
-    check_settings,
-    listing_of,
-    load,
-)
+from wardround.data.federation_file import FederationFile, PrepareSettings, check_settings, load
 from wardround.data.listing import SPLITS, Entry, Listing
 from wardround.data.preparing import cache
 from wardround.data.preparing.client_cache import Described, Kitchen, LeftOut, Ready
@@ -40,6 +34,7 @@ from wardround.data.readers.image_files import Volume
 from wardround.data.serving.patches import PatchSplit, usual_patch
 from wardround.data.serving.resident import CachedSplit, HostSplit, Residence, Stored, stays_in_memory
 from wardround.data.settings import DataSettings
+from wardround.data.sources import list_cases
 from wardround.errors import ConfigError, DataError
 from wardround.settings import Settings
 from wardround.text import suggest
@@ -88,7 +83,7 @@ class RealData:
         self.settings = settings
         self.resident: Residence = resident
         file = overridden(load(path), settings)
-        found = listing_of(file, path.parent)
+        found = list_cases(file, path.parent)
         self.file = with_meaning(file, found, path)
         self.cache = cache.Cache(path.parent / (file.cache or ".wardround-cache"))
         self.describe = Described(self.cache.folder / "labels.json", self.file.labels)

@@ -31,7 +31,6 @@ from wardround.data.federation_file import (
     SliceSettings,
     Source,
     SplitSettings,
-    listing_of,
     load,
     write,
 )
@@ -42,6 +41,7 @@ from wardround.data.preparing.prepared_file import gone
 from wardround.data.readers.common import checked_name
 from wardround.data.readers.image_files import Volume, read_image, read_label, same_affine
 from wardround.data.slices.view import Along, Array, Slices, clipped
+from wardround.data.sources import list_cases
 from wardround.errors import ConfigError, DataError
 from wardround.files import file_name, write_bytes, write_text, writing
 
@@ -96,7 +96,7 @@ def cut(
         raise ConfigError(f"--clip is {clip:g}; give a percentile above 0, up to 100.")
     check_free(target)
     file = load(source)
-    listing = listing_of(file, source.parent)
+    listing = list_cases(file, source.parent)
     recipe = Cutting(
         SliceSettings(along=along, clip=clip),
         file.prepare.orientation,

@@ -547,6 +547,7 @@ def check_data(place: Place) -> Check | str:
     from wardround.data import federation_file
     from wardround.data.checking.check import quick
     from wardround.data.checking.findings import split_counts
+    from wardround.data.sources import list_cases
     from wardround.deploy.rules import client_of, load_site
 
     site = load_site(place.kit.site_file)
@@ -560,7 +561,7 @@ def check_data(place: Place) -> Check | str:
         )
     file = federation_file.load(source)
     base = source.parent
-    listing = federation_file.listing_of(file, base)
+    listing = list_cases(file, base)
     training = [name for name in listing.clients if name not in file.held_out]
     inside = client_of(site, training, place.kit.name)
     report = quick(listing, file, base=base)

@@ -16,7 +16,7 @@ from pathlib import Path
 import yaml
 
 from wardround.config import Config
-from wardround.data.federation import open_federation
+from wardround.data.opening import open_federation
 from wardround.deploy.kits import Kit
 from wardround.deploy.nvflare.organising import Submission, anywhere, submit
 from wardround.deploy.nvflare.processes import Processes, free_ports, wait_for_hospitals, wait_for_port

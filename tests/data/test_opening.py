@@ -6,7 +6,7 @@ from typing import Any
 from helpers import config, run
 from pytest import raises
 
-from wardround.data.federation import open_federation
+from wardround.data.opening import open_federation
 from wardround.data.roles import PROXY
 from wardround.data.settings import DataSettings
 from wardround.errors import ConfigError

@@ -1,0 +1,238 @@
+"""The cases a federation.yaml names: every source read by its reader, all of them joined, clients chosen.
+
+list_cases(file, base)       all cases of the file, as a Listing
+read_source(source, base)    the cases of one of its sources
+join_listings(listings)      several listings as one, where channels and labels agree
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from wardround.data import datasets
+from wardround.data.federation_file import FederationFile, Source
+from wardround.data.listing import Entry, Listing
+from wardround.data.readers import READERS, detect
+from wardround.data.readers.common import checked_name, named
+from wardround.data.roles import NOT_HOSPITALS
+from wardround.errors import ConfigError, DataError
+from wardround.text import suggest
+
+Labels = Mapping[str, tuple[int, ...]]
+
+
+# All cases of a file
+
+
+def list_cases(file: FederationFile, base: Path) -> Listing:
+    """Every source read and joined, then the clients chosen; base: the folder of federation.yaml.
+
+    Cases of held-out clients come with split test.
+    """
+    found = join_listings([read_source(source, base) for source in file.sources], file.channels, file.labels)
+    known = set(found.clients)
+    for name in (*(file.clients or ()), *file.held_out):
+        if name not in known:
+            raise ConfigError(
+                f"federation.yaml names client '{name}', which has no cases.{suggest(name, known)} "
+                f"There are: {named(sorted(known), 20)}."
+            )
+    check_client_names(found.clients)
+    notes = list(found.notes)
+    training = set(file.clients) if file.clients is not None else find_training_clients(file, found, notes)
+    if not training:
+        raise DataError("No client has training cases; mark some rows of the list with split train.")
+    entries = [
+        replace(entry, split="test") if entry.client in file.held_out else entry
+        for entry in found.entries
+        if entry.client in training or entry.client in file.held_out
+    ]
+    return replace(found, entries=tuple(entries), notes=tuple(notes))
+
+
+def check_client_names(clients: Sequence[str]) -> None:
+    for name in clients:
+        checked_name(name, "federation.yaml")
+        if name in NOT_HOSPITALS:
+            raise DataError(
+                f"A client cannot be called '{name}', which wardround uses itself; rename its folder."
+            )
+
+
+def find_training_clients(file: FederationFile, found: Listing, notes: list[str]) -> set[str]:
+    """All clients but the held out and those whose list leaves nothing to train on."""
+    clients = [name for name in found.clients if name not in file.held_out]
+    if file.splits.by != "column":
+        return set(clients)
+    idle = [name for name in clients if never_trains(found.of(name))]
+    if idle:
+        notes.append(
+            f"No training cases, so left out: {named(idle)}. To test on them, name them in held_out."
+        )
+    return set(clients) - set(idle)
+
+
+def never_trains(entries: Sequence[Entry]) -> bool:
+    """Whether the list fixes every case, and none for training."""
+    return all(entry.split is not None and entry.split != "train" for entry in entries)
+
+
+# One source
+
+
+def read_source(source: Source, base: Path) -> Listing:
+    """The cases of one source, its folder relative to `base`; clients as the source asks for them."""
+    path = base / source.path
+    of_preset = source.reader.startswith("preset:")
+    if source.reader != "auto" and source.reader not in READERS and not of_preset:
+        raise ConfigError(
+            f"sources: reader is '{source.reader}'.{suggest(source.reader, READERS)} "
+            f"There are: auto, {', '.join(READERS)}."
+        )
+    if not path.exists():
+        raise DataError(f"{path} does not exist; correct its path under sources.")
+    name = detect(path)[0] if source.reader == "auto" else source.reader
+    folder = path.parent if path.name == "dataset.json" and name in ("msd", "nnunet") else path
+    if of_preset:
+        listing = datasets.read(name.removeprefix("preset:"), folder, source.client)
+    else:
+        listing = READERS[name].read(folder, source.client)
+    if not listing.entries:
+        raise DataError(" ".join([f"{path} has no cases.", *listing.notes]))
+    if source.column is not None:
+        listing = rename_by_column(listing, source.column, path)
+    if source.client is not None:
+        listing = rename_client(listing, checked_name(source.client, str(path)))
+    ordered = tuple(sorted(listing.entries, key=lambda entry: (entry.client, entry.name)))
+    return replace(listing, entries=ordered)
+
+
+def rename_by_column(listing: Listing, column: str, path: Path) -> Listing:
+    """Clients named by a column of the list."""
+    head = column.strip().lower()
+    without = [entry.name for entry in listing.entries if not entry.columns.get(head)]
+    if without:
+        known = sorted({name for entry in listing.entries for name in entry.columns})
+        if head not in known:
+            raise ConfigError(
+                f"{path} has no column '{column}'.{suggest(head, known)} It has: "
+                f"{named(known, 20) or 'none'}."
+            )
+        raise DataError(f"{path}: column '{column}' is empty for {named(without)}; fill it in.")
+    entries = tuple(
+        replace(entry, client=checked_name(entry.columns[head], f"{path}, column '{column}'"))
+        for entry in listing.entries
+    )
+    return replace(listing, entries=disambiguate(entries, listing))
+
+
+def rename_client(listing: Listing, client: str) -> Listing:
+    renamed = tuple(replace(entry, client=client) for entry in listing.entries)
+    return replace(listing, entries=disambiguate(renamed, listing))
+
+
+def disambiguate(entries: tuple[Entry, ...], before: Listing) -> tuple[Entry, ...]:
+    """Cases of one name from two centres keep apart by the centre's name in front."""
+    if len({(entry.client, entry.name) for entry in entries}) == len(entries):
+        return entries
+    return tuple(
+        replace(entry, name=f"{old.client}_{entry.name}", group=f"{old.client}_{entry.group}")
+        for entry, old in zip(entries, before.entries, strict=True)
+    )
+
+
+# Several listings as one
+
+
+def join_listings(
+    listings: Sequence[Listing], channels: tuple[str, ...] = (), labels: Labels | None = None
+) -> Listing:
+    """All cases. channels and labels are what federation.yaml says; it wins over what the folders say."""
+    notes = [note for listing in listings for note in listing.notes]
+    wanted = channels or next((listing.channels for listing in listings if listing.channels), ())
+    entries = [entry for listing in listings for entry in order_channels(listing, wanted, notes)]
+    check_unique(entries)
+    homes = [set(listing.clients) for listing in listings]
+    for client in sorted({entry.client for entry in entries}):
+        if sum(client in home for home in homes) > 1:
+            notes.append(f"client '{client}' is in more than one source; its cases are taken together.")
+    if labels:
+        notes += [note for listing in listings for note in list_conflicts(listing, labels)]
+    return Listing(
+        reader="+".join(dict.fromkeys(listing.reader for listing in listings)),
+        entries=tuple(sorted(entries, key=lambda entry: (entry.client, entry.name))),
+        channels=wanted,
+        labels=dict(labels or join_labels(listings)),
+        notes=tuple(dict.fromkeys(notes)),
+        regions=next((listing.regions for listing in listings if listing.regions), {}),
+    )
+
+
+def check_unique(entries: Sequence[Entry]) -> None:
+    """Refuse two cases of one name in a client, and clients whose names differ by case alone."""
+    seen: dict[tuple[str, str], Entry] = {}
+    spelt: dict[str, str] = {}
+    for entry in entries:
+        other = seen.setdefault((entry.client, entry.name), entry)
+        if other is not entry:
+            raise DataError(
+                f"{entry.where} is there twice: {other.images[0]} and {entry.images[0]}. "
+                "Rename one, or give one of the sources another client."
+            )
+        first = spelt.setdefault(entry.client.casefold(), entry.client)
+        if first != entry.client:
+            # Their folders would be one on some disks.
+            raise DataError(f"clients '{first}' and '{entry.client}' differ only in capitals; rename one.")
+
+
+def order_channels(listing: Listing, wanted: tuple[str, ...], notes: list[str]) -> list[Entry]:
+    """The cases with their channels in the order all clients share."""
+    own = listing.channels
+    if not own or own == wanted:
+        return list(listing.entries)
+    where = listing.clients[0]
+    if sorted(own) != sorted(wanted) or len(set(own)) < len(own):
+        notes.append(
+            f"client '{where}' calls its channels {named(own)}; the federation's are {named(wanted)}."
+        )
+        return list(listing.entries)
+    if any(len(entry.images) != len(own) for entry in listing.entries):
+        raise DataError(
+            f"client '{where}' has its channels in the order {', '.join(own)}, the federation "
+            f"{', '.join(wanted)}. "
+            "They lie in one file a case, so they must be reordered there."
+        )
+    notes.append(f"client '{where}': channels {', '.join(own)} are taken in the order {', '.join(wanted)}.")
+    places = [own.index(channel) for channel in wanted]
+    return [replace(e, images=tuple(e.images[place] for place in places)) for e in listing.entries]
+
+
+def join_labels(listings: Sequence[Listing]) -> dict[str, tuple[int, ...]]:
+    """One label map: classes of one name joined; a value that means two things is refused."""
+    meaning: dict[int, tuple[str, str]] = {}
+    values: dict[str, set[int]] = {}
+    for listing in listings:
+        for name, own in listing.labels.items():
+            for value in own:
+                first, where = meaning.setdefault(value, (name, listing.clients[0]))
+                if first != name:
+                    raise DataError(
+                        f"label value {value} is '{first}' at client '{where}' and '{name}' at client "
+                        f"'{listing.clients[0]}'. Say under labels what it means, or change the files of one."
+                    )
+                values.setdefault(name, set()).add(value)
+    return {name: tuple(sorted(own)) for name, own in values.items()}
+
+
+def list_conflicts(listing: Listing, said: Labels) -> list[str]:
+    """Where a data set's own label map gives a value another meaning than federation.yaml does."""
+    meant = {value: name for name, values in said.items() for value in values}
+    return [
+        f"client '{listing.clients[0]}' calls label value {value} '{name}'; the federation calls "
+        f"it '{meant[value]}'."
+        for name, values in listing.labels.items()
+        for value in values
+        if meant.get(value, name) != name
+    ]
