@@ -24,7 +24,7 @@ import yaml
 from numpy.typing import NDArray
 
 from wardround.config_file import resolve
-from wardround.data.checking.check import with_splits
+from wardround.data.checking.quick import with_splits
 from wardround.data.federation_file import FederationFile, load
 from wardround.data.listing import SPLITS, Entry, Listing
 from wardround.data.preparing.cache import Known, digest_of, signature

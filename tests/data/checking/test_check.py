@@ -25,7 +25,9 @@ from data.checking.broken_files import (
     scan,
 )
 from wardround.data.checking import facts
-from wardround.data.checking.check import CheckReport, check, quick
+from wardround.data.checking.check import check
+from wardround.data.checking.findings import CheckReport
+from wardround.data.checking.quick import quick
 from wardround.data.federation_file import FederationFile, PrepareSettings, Source, SplitSettings
 from wardround.data.listing import Entry, Listing
 from wardround.data.sources import list_cases

@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from data.checking.broken_files import KINDS, UNUSUAL, break_some, make_case, make_federation
-from wardround.data.checking.check import CheckReport, check, quick
+from wardround.data.checking.check import check
+from wardround.data.checking.findings import CheckReport
+from wardround.data.checking.quick import quick
 from wardround.data.federation_file import PrepareSettings, load
 from wardround.data.listing import Listing
 from wardround.data.preparing.cache import Cache

@@ -16,27 +16,24 @@ Each case is opened once (`facts`) and judged by itself here, then against the o
 
 from __future__ import annotations
 
-import os
-import stat
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from wardround.data import splits
 from wardround.data.checking import cross_case as across
-from wardround.data.checking.facts import Facts, ImageFacts, LabelFacts, Watch, files_of, gather
-from wardround.data.checking.findings import CheckReport, Finding, Severity, by, line, listed
+from wardround.data.checking.facts import Facts, ImageFacts, LabelFacts, Watch, gather
+from wardround.data.checking.findings import CheckReport, Finding, by, line, listed
+from wardround.data.checking.quick import Cases, Verdict, unlabelled, with_splits, without_errors
 from wardround.data.federation_file import FederationFile, PrepareSettings
 from wardround.data.listing import Entry, Listing
+from wardround.data.preparing.prepare import MOST_CUT, cut_off, plan
 from wardround.data.readers.image_files import Volume, read_image, read_label
 from wardround.errors import DataError
-
-__all__ = ["CheckReport", "Finding", "check", "quick"]
 
 SAME_AFFINE = 1e-5  # rounding of a header
 TINY_AFFINE = 1e-3  # repaired: the image's affine is taken
@@ -44,9 +41,6 @@ FEWEST_PIXELS = 8  # a side of a 2D image
 FEWEST_VOXELS = 4  # a side of a 3D image
 LARGEST_CLASS = 255  # prepared labels are bytes
 MANY_VALUES = 32  # more are the greys of a picture
-
-Cases = list[tuple[Entry, Facts]]
-Verdict = tuple[str, Severity, str]  # code, severity, what is wrong
 
 
 def check(
@@ -80,37 +74,6 @@ def check(
     ]
     known = {(entry.client, entry.name): own for entry, own in cases}
     return CheckReport.of(entries, findings, known, listing.notes, norms.background)
-
-
-def quick(listing: Listing, file: FederationFile, *, base: Path | None = None) -> CheckReport:
-    """What needs no decoding, microseconds a case: files are there and not empty, labels, leaks, patients."""
-    entries, findings = with_splits(listing, file, base)
-    cases = [(entry, Facts()) for entry in entries]
-    findings += [Finding.at(entry, *verdict) for entry in entries for verdict in file_verdicts(entry)]
-    good = without_errors(cases, findings)
-    findings += across.leaks(good)
-    findings += across.groups(cases, without_errors(good, findings), file)
-    return CheckReport.of(entries, findings, {}, listing.notes)
-
-
-def with_splits(
-    listing: Listing, file: FederationFile, base: Path | None
-) -> tuple[list[Entry], list[Finding]]:
-    """Every case with its split. A patient whom the list itself puts in two splits is a finding, no end."""
-    entries = list(listing.entries)
-    if base is None:
-        return entries, []
-    findings = across.leaks([(entry, Facts()) for entry in entries]) if file.splits.by == "column" else []
-    leaking = {(found.client, found.case) for found in findings}
-    sound = [entry for entry in entries if (entry.client, entry.name) not in leaking]
-    assigned = splits.assign(sound, file.splits, base, held_out=file.held_out)
-    split = {(entry.client, entry.name): entry.split for entry in assigned}
-    return [replace(e, split=split.get((e.client, e.name), e.split)) for e in entries], findings
-
-
-def without_errors(cases: Cases, findings: Sequence[Finding]) -> Cases:
-    wrong = {(found.client, found.case) for found in findings if found.severity == "error"}
-    return [(entry, facts) for entry, facts in cases if (entry.client, entry.name) not in wrong]
 
 
 # What is usual
@@ -189,8 +152,6 @@ def cut_findings(cases: Cases, settings: PrepareSettings, norms: Norms, jobs: in
     """Cases whose labelled voxels `prepare.size` cuts off; labels of larger scans are opened again."""
     if settings.size is None or settings.spacing is None:  # otherwise whole images are resized
         return []
-    from wardround.data.preparing.prepare import MOST_CUT, cut_off
-
     with warnings.catch_warnings(), ThreadPoolExecutor(max(1, jobs)) as pool:
         warnings.simplefilter("ignore")  # once for all threads, as `facts.gather` does
         shares = list(pool.map(lambda case: share_cut(case[0], case[1], settings, norms), cases))
@@ -202,8 +163,6 @@ def cut_findings(cases: Cases, settings: PrepareSettings, norms: Norms, jobs: in
 
 
 def share_cut(entry: Entry, facts: Facts, settings: PrepareSettings, norms: Norms) -> float:
-    from wardround.data.preparing.prepare import plan
-
     if facts.image is None or entry.label is None:
         return 0.0
     image = facts.image
@@ -235,10 +194,6 @@ def case_verdicts(entry: Entry, facts: Facts, norms: Norms) -> Iterator[Verdict]
         yield from label_verdicts(facts.label, norms)
     if facts.image is not None and facts.label is not None:
         yield from pair_verdicts(facts.image, facts.label)
-
-
-def unlabelled() -> Verdict:
-    return "no_label", "error", "it has no label; draw one, or take it off the list."
 
 
 def image_verdicts(image: ImageFacts, norms: Norms) -> Iterator[Verdict]:
@@ -287,27 +242,3 @@ def pair_verdicts(image: ImageFacts, label: LabelFacts) -> Iterator[Verdict]:
         elif apart > SAME_AFFINE:
             said = f"the affines of image and label differ by {apart:.1g}; the image's is taken."
             yield "geometry", "repaired", said
-
-
-def file_verdicts(entry: Entry) -> Iterator[Verdict]:
-    """What the file system says of a case, without opening anything."""
-    if entry.label is None:
-        yield unlabelled()
-    for path in files_of(entry):
-        trouble = file_trouble(path)
-        if trouble is not None:
-            yield trouble[0], "error", f"{path} {trouble[1]}."
-
-
-def file_trouble(path: Path) -> tuple[str, str] | None:
-    try:
-        found = path.stat()
-    except FileNotFoundError:
-        return "missing", "does not exist"
-    except (OSError, ValueError) as error:
-        return "unreadable", f"cannot be read: {getattr(error, 'strerror', None) or error}"
-    if not stat.S_ISREG(found.st_mode):
-        return "unreadable", "is not a file"
-    if found.st_size == 0:
-        return "empty", "is empty (0 bytes)"
-    return None if os.access(path, os.R_OK) else ("unreadable", "cannot be read: Permission denied")

@@ -21,8 +21,8 @@ import torch
 
 from wardround.data import partitions
 from wardround.data.cases import ClientData, Split, TensorSplit
-from wardround.data.checking.check import with_splits
 from wardround.data.checking.facts import ImageFacts, Watch, facts_of
+from wardround.data.checking.quick import with_splits
 from wardround.data.federation import Federation, Seen
 from wardround.data.federation_file import FederationFile, PrepareSettings, check_settings, load
 from wardround.data.listing import SPLITS, Entry, Listing

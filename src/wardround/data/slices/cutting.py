@@ -22,8 +22,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from wardround.data.checking.check import with_splits
 from wardround.data.checking.facts import Watch
+from wardround.data.checking.quick import with_splits
 from wardround.data.federation_file import (
     OPPOSITE,
     FederationFile,

@@ -545,8 +545,8 @@ def check_device(place: Place) -> str:
 def check_data(place: Place) -> Check | str:
     """The data contract: the file opens, this hospital is in it and has training cases. Said here alone."""
     from wardround.data import federation_file
-    from wardround.data.checking.check import quick
     from wardround.data.checking.findings import split_counts
+    from wardround.data.checking.quick import quick
     from wardround.data.sources import list_cases
     from wardround.deploy.rules import client_of, load_site
 
