@@ -16,16 +16,9 @@ from hypothesis import strategies as st
 
 from wardround.data.federation_file import PartitionSettings, SplitSettings
 from wardround.data.listing import Entry
-from wardround.data.partitions import (
-    SHIFTS,
-    Description,
-    apply_shift,
-    partition,
-    picture,
-    shift_for,
-    shift_of,
-    summary,
-)
+from wardround.data.partition_shifts import SHIFTS, apply_shift, shift_for, shift_of
+from wardround.data.partition_summary import picture, summary
+from wardround.data.partitions import Description, partition
 from wardround.data.splits import assign
 from wardround.errors import ConfigError, DataError
 

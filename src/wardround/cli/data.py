@@ -174,7 +174,7 @@ def split(
     """Write who is trained on, chosen by and tested, to be edited; splits: {by: file, file: ...} uses it."""
     configure_logging(debug, False)
     from wardround.data.federation_file import SplitSettings, load
-    from wardround.data.partitions import summary
+    from wardround.data.partition_summary import summary
     from wardround.data.sources import list_cases
     from wardround.data.splits import assign, write_splits
     from wardround.errors import ConfigError
@@ -205,15 +205,15 @@ def partition(
 ) -> None:
     """Show which client gets which cases: natural, or dealt as `partition:` in the file says."""
     configure_logging(debug, json_)
-    from wardround.data import partitions
+    from wardround.data import partition_summary
     from wardround.data.serving.loading import RealData
 
     data = RealData(file, data_settings(file, set_))
-    table = partitions.summary(data.listing.entries, data.describe)
+    table = partition_summary.summary(data.listing.entries, data.describe)
     print_rows(table, json_)
     if picture is not None:
         with writing(picture):
-            partitions.picture(data.listing.entries, data.describe, picture)
+            partition_summary.picture(data.listing.entries, data.describe, picture)
         if not json_:
             out.print(f"\nPicture: [bold]{escape(str(picture))}[/]")
 

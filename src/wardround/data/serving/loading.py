@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from wardround.data import partitions
+from wardround.data import partition_shifts, partitions
 from wardround.data.cases import ClientData, Split, TensorSplit
 from wardround.data.checking.facts import ImageFacts, Watch, facts_of
 from wardround.data.checking.quick import with_splits
@@ -198,8 +198,8 @@ class RealData:
             if entry.name not in ready.paths:
                 continue
             loaded = cache.load(ready.paths[entry.name])
-            shift = partitions.shift_of(entry)
-            change = None if shift is None else partial(partitions.apply_shift, shift=shift)
+            shift = partition_shifts.shift_of(entry)
+            change = None if shift is None else partial(partition_shifts.apply_shift, shift=shift)
             case = replace(loaded.case, name=entry.name)
             stored[entry.split or "train"].append(Stored(case, loaded.foreground, change))
         return stored
