@@ -1,4 +1,4 @@
-"""Artificial domain shifts of a feature partition: each client's images as another scanner would store them."""
+"""Domain shifts of a feature partition: the images of each client as another scanner would store them."""
 
 from __future__ import annotations
 
