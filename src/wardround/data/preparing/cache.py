@@ -16,45 +16,27 @@ import contextlib
 import errno
 import hashlib
 import json
-import logging
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from wardround.data.federation_file import FederationFile, PrepareSettings
+from wardround.data.federation_file import PrepareSettings
 from wardround.data.listing import Entry
-from wardround.data.preparing.prepare import MOST_CUT, check_settings, cut_off, prepare_case, refuse_others
-from wardround.data.preparing.prepared_file import Loaded, describe, files_of, load, save, sweep
+from wardround.data.preparing.prepare import prepare_case, refuse_others
+from wardround.data.preparing.prepared_file import describe, files_of, save, sweep
 from wardround.data.readers.image_files import read_image, read_label
 from wardround.errors import DataError
 from wardround.files import file_name, wait_for_lock, write_json
-from wardround.machine import cores
-
-__all__ = ["Cache", "CacheFolderError", "Loaded", "Outcome", "Watch", "load"]
-
-log = logging.getLogger(__name__)
 
 FORMAT = 2  # raised when the same settings would give other bytes; 2: pictures are turned upright
 NUM_LOCKS = 256
 
-Watch = Callable[[int, int, str], None]
 Signature = tuple[int, int, int]
 
 
 class CacheFolderError(DataError):
     """The cache folder itself cannot be written: no case will succeed."""
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """paths: (client, case) -> its file; failures: (client, case, reason with the case's name in front);
-    cut: (client, case) -> the share of its labelled voxels that prepare.size cuts off, of those prepared now.
-    """
-
-    paths: Mapping[tuple[str, str], Path]
-    failures: Sequence[tuple[str, str, str]]
-    cut: Mapping[tuple[str, str], float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -65,15 +47,14 @@ class Recipe:
     labels: Mapping[str, tuple[int, ...]]
     background: tuple[int, ...] | None = ()
 
-    @property
-    def described(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Any]:
         labels = [[name, list(values)] for name, values in self.labels.items()]  # their order counts
         prepare = self.prepare.model_dump(mode="json", exclude={"slices"})  # which says what they are
         return {"format": FORMAT, "prepare": prepare, "labels": labels}
 
     @property
     def key(self) -> str:
-        text = json.dumps(self.described, sort_keys=True)
+        text = json.dumps(self.as_dict(), sort_keys=True)
         return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:12]
 
 
@@ -83,71 +64,17 @@ class Cache:
     def __init__(self, folder: Path) -> None:
         self.folder = Path(folder)
 
-    def ensure(
-        self,
-        entries: Sequence[Entry],
-        file: FederationFile,
-        *,
-        jobs: int | None = None,
-        watch: Watch | None = None,
-        background: Collection[int] | None = (),
-    ) -> Outcome:
-        """Prepare what is not there yet, in `jobs` processes (default: one for each processor).
-
-        watch: called with cases done, cases in all, and which one; background: label values of no class that
-        `data.checking.check` allowed, None for any.
-        """
-        from wardround.data.preparing.pool import prepare_all  # it needs this module
-
-        check_settings(file.prepare)
-        allowed = None if background is None else tuple(sorted(background))
-        recipe = Recipe(file.prepare, file.labels, allowed)
-        self._open(recipe)
-        known = Known(self.folder)
-        paths: dict[tuple[str, str], Path] = {}
-        failures: list[tuple[str, str, str]] = []
-
-        cut: dict[tuple[str, str], float] = {}
-
-        def note(entry: Entry, path: Path | None, reason: str | None, share_cut: float = 0.0) -> None:
-            if path is not None:
-                paths[entry.client, entry.name] = path
-                if share_cut > MOST_CUT:
-                    cut[entry.client, entry.name] = share_cut
-            else:
-                said = f"{entry.where}: {reason or 'it could not be prepared.'}"
-                failures.append((entry.client, entry.name, said))
-            if watch is not None:
-                watch(len(paths) + len(failures), len(entries), entry.where)
-
-        missing = []
-        for entry in entries:
-            try:
-                path = self._there(entry, recipe, known)
-            except DataError as error:
-                note(entry, None, str(error))
-                continue
-            if path is None:
-                missing.append(entry)
-            else:
-                note(entry, path, None)
-        prepare_all(self, missing, recipe, known, jobs or cores(), note)
-        sweep(self.folder / recipe.key)
-        say_cut(cut)
-        # sorted, whatever order they came in
-        return Outcome(dict(sorted(paths.items())), sorted(failures), dict(sorted(cut.items())))
-
-    def _open(self, recipe: Recipe) -> None:
+    def open(self, recipe: Recipe) -> None:
         """Make the folder, sweep what dead processes left, and say what it is for."""
         home = self.folder / recipe.key
         with explained(self.folder):
             (self.folder / "locks").mkdir(parents=True, exist_ok=True)
             home.mkdir(exist_ok=True)
             if not (home / "settings.json").exists():
-                write_json(home / "settings.json", recipe.described)
+                write_json(home / "settings.json", recipe.as_dict())
             sweep(home)
 
-    def _there(self, entry: Entry, recipe: Recipe, known: Known) -> Path | None:
+    def find(self, entry: Entry, recipe: Recipe, known: Known) -> Path | None:
         """The prepared file, if the case's files are known, unchanged, and were prepared before."""
         digests = [known.digest(path) for path in files_of(entry)]
         if None in digests:
@@ -202,18 +129,6 @@ class Cache:
             with contextlib.suppress(OSError):
                 wait_for_lock(lock)
             yield
-
-
-def say_cut(cut: Mapping[tuple[str, str], float]) -> None:
-    """One line for all cases that lost something drawn; `data.checking.check` names each."""
-    if not cut:
-        return
-    (client, case), share = max(sorted(cut.items()), key=lambda item: item[1])
-    where = f"client '{client}', case '{case}'"
-    if len(cut) == 1:
-        log.warning("%s: %s", where, cut_off(share))
-        return
-    log.warning("%d cases lose labelled voxels, the most %s: %s", len(cut), where, cut_off(share))
 
 
 # What files are

@@ -26,6 +26,7 @@ from wardround.data.federation_file import FederationFile
 from wardround.data.listing import Entry, Listing
 from wardround.data.partitions import Description
 from wardround.data.preparing.cache import FORMAT, Cache, explained, signature
+from wardround.data.preparing.pool import prepare_cases
 from wardround.data.preparing.prepared_file import describe, files_of
 from wardround.data.readers.image_files import read_label
 from wardround.errors import DataError
@@ -133,8 +134,8 @@ class Kitchen:
         jobs = cores()  # one process does this at a time, so all cores are its own
         report = check(listing, self.file, jobs=jobs)
         reasons = {(e.client, e.name): report.reasons(e)[0].sentence for e in report.left_out}
-        outcome = self.cache.ensure(
-            report.usable, self.file, jobs=jobs, watch=watch, background=report.background
+        outcome = prepare_cases(
+            self.cache, report.usable, self.file, jobs=jobs, watch=watch, background=report.background
         )
         reasons |= {(client, case): reason for client, case, reason in outcome.failures}
         paths: dict[str, dict[str, Path]] = {name: {} for name in listing.clients}

@@ -32,9 +32,10 @@ from wardround.data.federation_file import (
     load,
 )
 from wardround.data.listing import SPLITS, Entry, Listing
-from wardround.data.preparing import cache
+from wardround.data.preparing.cache import Cache
 from wardround.data.preparing.client_cache import Described, Kitchen, LeftOut, Ready
 from wardround.data.preparing.prepared_file import describe
+from wardround.data.preparing.prepared_file import load as load_prepared
 from wardround.data.proposing.looking import oriented
 from wardround.data.readers.image_files import Volume
 from wardround.data.serving.patches import PatchSplit, usual_patch
@@ -90,7 +91,7 @@ class RealData:
         file = overridden(load(path), settings)
         found = listing_of(file, path.parent)
         self.file = with_meaning(file, found, path)
-        self.cache = cache.Cache(path.parent / (file.cache or ".wardround-cache"))
+        self.cache = Cache(path.parent / (file.cache or ".wardround-cache"))
         self.describe = Described(self.cache.folder / "labels.json", self.file.labels)
         self.listing = replace(found, entries=tuple(self._placed(found)))
         first = self._first_image()
@@ -202,7 +203,7 @@ class RealData:
         for entry in self.listing.of(name):
             if entry.name not in ready.paths:
                 continue
-            loaded = cache.load(ready.paths[entry.name])
+            loaded = load_prepared(ready.paths[entry.name])
             shift = partitions.shift_of(entry)
             change = None if shift is None else partial(partitions.apply_shift, shift=shift)
             case = replace(loaded.case, name=entry.name)
