@@ -84,7 +84,7 @@ def init(
     configure_logging(debug, quiet)
     from wardround.data import datasets
     from wardround.data.federation_file import write
-    from wardround.data.proposing.init import describe, propose
+    from wardround.data.proposing.proposal import describe, propose
     from wardround.errors import ConfigError
 
     if dataset is None:

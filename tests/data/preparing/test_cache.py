@@ -87,22 +87,22 @@ def test_what_a_file_says_of_its_case(tmp_path: Path) -> None:
     path = prepare_cases(Cache(tmp_path / "cache"), entries, federation(), jobs=1).paths["north", "case 000"]
     found = load(path)
     assert found.case.name == "case 000" and found.case.spacing == (1.5, 1.5)
-    assert found.about["client"] == "north" and found.about["sources"] == [
+    assert found.metadata["client"] == "north" and found.metadata["sources"] == [
         "case 000.png",
         "case 000-label.png",
     ]
-    assert found.about["num_voxels"] == {"1": int(found.case.label.sum())}
+    assert found.metadata["num_voxels"] == {"1": int(found.case.label.sum())}
     assert set(map(tuple, found.foreground[1].tolist())) == set(
         map(tuple, found.case.label.nonzero().tolist())
     )
-    assert invert_label(found.case.label, found.about["geometry"]).shape == (24, 24)
+    assert invert_label(found.case.label, found.metadata["geometry"]).shape == (24, 24)
     assert json.loads((path.parents[1] / "settings.json").read_text())["prepare"]["size"] == [16, 16]
 
 
 def test_large_classes_keep_a_seeded_sample_of_their_voxels(tmp_path: Path) -> None:
     label = np.ones((60, 60), np.uint8)
     label[0] = 2
-    drawn = [dict(prepared_file.foreground(label, np.random.default_rng(3))) for _ in range(2)]
+    drawn = [dict(prepared_file.sample_foreground(label, np.random.default_rng(3))) for _ in range(2)]
     assert drawn[0][1][0] == 59 * 60 and drawn[0][2][0] == 60
     assert drawn[0][1][1].shape == (2000, 2) and len(np.unique(drawn[0][1][1], axis=0)) == 2000
     assert np.array_equal(drawn[0][1][1], drawn[1][1][1])
@@ -114,7 +114,7 @@ def test_a_case_nobody_drew_has_no_label(tmp_path: Path) -> None:
     bare = Entry(entry.client, entry.name, entry.images, None, entry.group)
     path = prepare_cases(Cache(tmp_path / "cache"), [bare], federation(), jobs=1).paths["north", "case 000"]
     found = load(path)
-    assert not found.about["has_label"] and found.case.label.numel() == 0 and not found.foreground
+    assert not found.metadata["has_label"] and found.case.label.numel() == 0 and not found.foreground
 
 
 def test_a_changed_setting_is_noticed_and_changing_back_finds_the_old(tmp_path: Path) -> None:
@@ -150,8 +150,8 @@ def test_a_touched_file_is_hashed_again_but_not_prepared(
     before = files_under(cache.folder)
     monkeypatch.setattr(cache_module, "read_image", None)  # would fail
     hashed: list[Path] = []
-    digest_of = cache_module.digest_of
-    monkeypatch.setattr(cache_module, "digest_of", lambda path: hashed.append(path) or digest_of(path))
+    hash_file = cache_module.hash_file
+    monkeypatch.setattr(cache_module, "hash_file", lambda path: hashed.append(path) or hash_file(path))
     entries[0].images[0].touch()
     assert whole(prepare_cases(cache, entries, federation(), jobs=1), entries)
     assert files_under(cache.folder) == before and set(hashed) == {entries[0].images[0], entries[0].label}
@@ -179,7 +179,7 @@ def test_values_of_no_class_are_background_only_where_allowed(tmp_path: Path) ->
         path = prepare_cases(cache, entries, federation(), jobs=1, background=allowed).paths[
             "north", "case 000"
         ]
-        assert load(path).about["others"] == [7] and load(path).case.label.unique().tolist() == [0, 1]
+        assert load(path).metadata["others"] == [7] and load(path).case.label.unique().tolist() == [0, 1]
     refused = prepare_cases(cache, entries, federation(), jobs=1)  # though it is there
     assert not refused.paths and "value 7" in refused.failures[0][2]
 
@@ -234,7 +234,7 @@ def test_a_picture_prepared_lying_is_prepared_again_upright(tmp_path: Path) -> N
     Image.fromarray(upright).save(entries[0].label)
     found = load(prepare_cases(cache, entries, federation(size=None), jobs=1).paths["north", "case 000"])
     assert torch.equal(found.case.image[0] > 0, found.case.label > 0)
-    assert np.array_equal(invert_label(found.case.label, found.about["geometry"]), upright > 0)
+    assert np.array_equal(invert_label(found.case.label, found.metadata["geometry"]), upright > 0)
 
 
 def test_settings_that_cannot_be_are_refused_before_any_case(tmp_path: Path) -> None:
@@ -300,7 +300,7 @@ def test_a_truncated_file_is_noticed_and_made_again(tmp_path: Path, keep: int) -
     entries, cache = make(tmp_path / "data", 2), Cache(tmp_path / "cache")
     path = prepare_cases(cache, entries, federation(), jobs=1).paths["north", "case 001"]
     path.write_bytes(path.read_bytes()[:keep])
-    with pytest.raises(DataError, match="not a whole prepared case"):
+    with pytest.raises(DataError, match="not a complete prepared case"):
         load(path)
     assert whole(prepare_cases(cache, entries, federation(), jobs=1), entries)
 
@@ -311,7 +311,7 @@ def test_another_kind_of_file_in_its_place_is_made_again(tmp_path: Path) -> None
     from safetensors.torch import save_file
 
     save_file({"image": torch.zeros(3)}, path)
-    with pytest.raises(DataError, match="no prepared case"):
+    with pytest.raises(DataError, match="not a prepared case of wardround"):
         load(path)
     assert whole(prepare_cases(cache, entries, federation(), jobs=1), entries)
 

@@ -1,8 +1,8 @@
 """Pool: prepare many cases on all cores. This process and some helpers take them from one queue.
 
-Helpers: `python -m wardround.data.preparing.pool`. It reads one JSON line a case and answers with one; only
-paths and settings go there, no voxels and no pickle. Helpers start when the work turns out to take longer
-than starting them, end when their input does, and one that dies costs the one case it had.
+A helper is `python -m wardround.data.preparing.pool`: it reads one JSON line a case and answers with one.
+Only paths and settings are sent, no voxels and no pickle. Helpers start once the work takes longer than
+starting them, and end with their input; one that dies costs the case it was preparing.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ import torch
 
 from wardround.data.federation_file import FederationFile, PrepareSettings, check_settings
 from wardround.data.listing import Entry
-from wardround.data.preparing.cache import Cache, CacheFolderError, Known, Recipe, Signature
+from wardround.data.preparing.cache import Cache, CacheFolderError, DigestIndex, Recipe, Signature
 from wardround.data.preparing.prepare import MOST_CUT, cut_off
-from wardround.data.preparing.prepared_file import sweep
+from wardround.data.preparing.prepared_file import remove_stale
 from wardround.errors import DataError
 from wardround.machine import cores
 
 log = logging.getLogger(__name__)
 
-PATIENCE = 0.2  # seconds of work alone before helpers are worth their start
+PATIENCE = 0.2  # seconds of work before helpers are worth starting
 Watch = Callable[[int, int, str], None]
 Note = Callable[[Entry, Path | None, str | None, float], None]
 
@@ -68,7 +68,7 @@ def prepare_cases(
     allowed = None if background is None else tuple(sorted(background))
     recipe = Recipe(file.prepare, file.labels, allowed)
     cache.open(recipe)
-    known = Known(cache.folder)
+    known = DigestIndex(cache.folder)
     paths: dict[tuple[str, str], Path] = {}
     failures: list[tuple[str, str, str]] = []
     cut: dict[tuple[str, str], float] = {}
@@ -96,7 +96,7 @@ def prepare_cases(
         else:
             note(entry, path, None)
     prepare_all(cache, missing, recipe, known, jobs or cores(), note)
-    sweep(cache.folder / recipe.key)
+    remove_stale(cache.folder / recipe.key)
     warn_of_cut(cut)
     # sorted: helpers finish in any order
     return PreparedCases(dict(sorted(paths.items())), sorted(failures), dict(sorted(cut.items())))
@@ -116,9 +116,9 @@ def warn_of_cut(cut: Mapping[tuple[str, str], float]) -> None:
 
 @dataclass(frozen=True)
 class Attempt:
-    """What became of a case: its file, or why not.
+    """Result of preparing one case: its file, or the reason why there is none.
 
-    fatal: no other case will do better; cut: the share of labelled voxels that was cut off.
+    fatal: no other case will succeed either; cut: the share of labelled voxels that was cut off.
     """
 
     path: str | None = None
@@ -129,7 +129,7 @@ class Attempt:
 
 
 def attempt(cache: Cache, entry: Entry, recipe: Recipe) -> Attempt:
-    """Prepare one case; whatever is wrong with it becomes a sentence."""
+    """Prepare one case; any error becomes a sentence."""
     try:
         path, found, cut = cache.prepare(entry, recipe)
         return Attempt(path=str(path), found=found, cut=cut)
@@ -145,30 +145,30 @@ def attempt(cache: Cache, entry: Entry, recipe: Recipe) -> Attempt:
 
 
 def prepare_all(
-    cache: Cache, entries: Sequence[Entry], recipe: Recipe, known: Known, jobs: int, note: Note
+    cache: Cache, entries: Sequence[Entry], recipe: Recipe, known: DigestIndex, jobs: int, note: Note
 ) -> None:
-    """Every case, here and in up to jobs - 1 helpers; `note` and `known` are told in this process."""
-    pile = deque(entries)
+    """Prepare cases here and in up to jobs - 1 helpers; `note` and `known` are updated in this process."""
+    pending = deque(entries)
     results: queue.Queue[tuple[Entry, Attempt]] = queue.Queue()
-    helpers = [Helper(cache, recipe, pile, results) for _ in range(min(jobs, len(entries)) - 1)]
+    helpers = [Helper(cache, recipe, pending, results) for _ in range(min(jobs, len(entries)) - 1)]
     begun = time.monotonic()
     num_left = len(entries)
     with one_thread(), stopping(helpers):
         while num_left:
             for helper in helpers:
-                if pile and not helper.started and time.monotonic() - begun >= PATIENCE:
+                if pending and not helper.started and time.monotonic() - begun >= PATIENCE:
                     helper.start()
-            for entry, result in next_results(cache, recipe, pile, results):
+            for entry, result in next_results(cache, recipe, pending, results):
                 num_left -= 1
                 settle(entry, result, known, note)
 
 
 def next_results(
-    cache: Cache, recipe: Recipe, pile: deque[Entry], results: queue.Queue[tuple[Entry, Attempt]]
+    cache: Cache, recipe: Recipe, pending: deque[Entry], results: queue.Queue[tuple[Entry, Attempt]]
 ) -> Iterator[tuple[Entry, Attempt]]:
-    """A case of our own from the pile, then what helpers finished; with an empty pile, wait for them."""
+    """Prepare one case from the queue, then yield what helpers finished; wait for them if it is empty."""
     try:
-        entry = pile.popleft()
+        entry = pending.popleft()
     except IndexError:
         with contextlib.suppress(queue.Empty):  # a helper that could not start puts its case back
             yield results.get(timeout=1.0)
@@ -179,10 +179,10 @@ def next_results(
             yield results.get_nowait()
 
 
-def settle(entry: Entry, result: Attempt, known: Known, note: Note) -> None:
+def settle(entry: Entry, result: Attempt, known: DigestIndex, note: Note) -> None:
     if result.fatal:
         raise CacheFolderError(result.reason)
-    known.learn(result.found)
+    known.add(result.found)
     note(entry, None if result.path is None else Path(result.path), result.reason, result.cut)
 
 
