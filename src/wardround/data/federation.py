@@ -138,11 +138,11 @@ def all_centres(settings: DataSettings, seed: int, resident: Residence) -> Feder
             first_images=found.first_images,
         )
     made = settings.phantom
-    names = phantom.hospital_names(made)
+    names = phantom.list_hospitals(made)
     data_seed = made.seed if made.seed is not None else derive(seed, "data")
     return Federation(
         names=names,
-        counts={name: phantom.num_cases(made, name) for name in names},
+        counts={name: phantom.count_cases(made, name) for name in names},
         dimensions=made.dimensions,
         in_channels=made.channels,
         num_classes=made.num_classes,

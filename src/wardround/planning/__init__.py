@@ -254,7 +254,7 @@ def counts(config: Config, federation: Federation) -> dict[str, tuple[int, int, 
         splits = {name: Counter(split for _, split in index[name]) for name in federation.names}
     else:
         made = config.data.phantom
-        return {name: phantom.split_sizes(made, name) for name in federation.names}
+        return {name: phantom.count_split_cases(made, name) for name in federation.names}
     return {n: (found["train"], found["val"], found["test"]) for n, found in splits.items()}
 
 

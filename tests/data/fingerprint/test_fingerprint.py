@@ -26,12 +26,12 @@ Read = Callable[[Entry], tuple[Volume, Volume | None]]
 
 @cache
 def phantoms(heterogeneity: float, dimensions: int = 2) -> Comparison:
-    """Three made-up hospitals of ten cases, compared."""
+    """Three synthetic hospitals of ten cases, compared."""
     size = 32 if dimensions == 2 else 16
     settings = PhantomSettings(heterogeneity=heterogeneity, dimensions=dimensions, size=size, cases=10)  # type: ignore[arg-type]
     scans = {}
-    for index, name in enumerate(phantom.hospital_names(settings)):
-        style = phantom.hospital(settings, index, 0)
+    for index, name in enumerate(phantom.list_hospitals(settings)):
+        style = phantom.make_hospital(settings, index, 0)
         for number in range(1, 11):
             scan = phantom.make_scan(settings, style, number, 0)
             scans[name, scan.name] = scan
