@@ -31,6 +31,7 @@ from wardround.data.cases import Split, TensorSplit, join
 from wardround.data.listing import Entry
 from wardround.data.phantom import files as phantom_files
 from wardround.data.phantom.cases import PhantomSettings
+from wardround.data.preparing.pool import prepare_cases
 from wardround.data.serving.augment import Augmentation
 from wardround.data.serving.loading import RealData
 from wardround.data.settings import DataSettings
@@ -66,7 +67,7 @@ def prepare_seconds(path: Path, limit: int | None, jobs: int) -> float:
     """Time to prepare the training cases into a cache that is empty."""
     data = real_data(path)
     started = time.perf_counter()
-    data.cache.ensure(training_cases(data, limit), data.file, jobs=jobs)
+    prepare_cases(data.cache, training_cases(data, limit), data.file, jobs=jobs)
     return time.perf_counter() - started
 
 

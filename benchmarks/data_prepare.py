@@ -22,6 +22,7 @@ from wardround.data.listing import Listing
 from wardround.data.phantom import files as phantom_files
 from wardround.data.phantom.cases import PhantomSettings
 from wardround.data.preparing.cache import Cache
+from wardround.data.preparing.pool import prepare_cases
 
 
 def listing_of(data: Path | None, folder: Path) -> Listing:
@@ -36,7 +37,7 @@ def listing_of(data: Path | None, folder: Path) -> Listing:
 def seconds(listing: Listing, file: FederationFile, jobs: int) -> float:
     with tempfile.TemporaryDirectory() as folder:
         start = time.perf_counter()
-        outcome = Cache(Path(folder)).ensure(listing.entries, file, jobs=jobs, background=None)
+        outcome = prepare_cases(Cache(Path(folder)), listing.entries, file, jobs=jobs, background=None)
         spent = time.perf_counter() - start
     if outcome.failures:
         raise SystemExit(f"{len(outcome.failures)} cases failed, the first: {outcome.failures[0]}")

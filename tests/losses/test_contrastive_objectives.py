@@ -10,7 +10,7 @@ import torch
 
 import wardround as wr
 from wardround.data.cases import Batch
-from wardround.data.serving.augment import Augmentation, Shading, blurred, curved
+from wardround.data.serving.augment import Augmentation, Shading, apply_gamma, blur
 from wardround.engine.checkpoint import MemoryStore, load_memory
 from wardround.engine.host import build_model
 from wardround.errors import ConfigError
@@ -324,7 +324,7 @@ def test_views_are_fixed_by_their_stream():
 def test_blurring_is_a_gaussian_of_each_cases_own_width():
     image = torch.zeros(2, 1, 21, 21)
     image[:, :, 10, 10] = 1
-    soft = blurred(image, torch.tensor([0.0, 1.5]))
+    soft = blur(image, torch.tensor([0.0, 1.5]))
     assert torch.allclose(soft[0], image[0])
     assert soft[1].sum().item() == pytest.approx(1)
     place = torch.arange(21.0) - 10
@@ -333,12 +333,12 @@ def test_blurring_is_a_gaussian_of_each_cases_own_width():
 
 def test_blurring_keeps_a_constant_volume_even_where_it_is_thin():
     volume = torch.full((2, 2, 1, 2, 3), 3.0)
-    assert torch.allclose(blurred(volume, torch.tensor([0.5, 3.0])), volume)
+    assert torch.allclose(blur(volume, torch.tensor([0.5, 3.0])), volume)
 
 
 def test_the_contrast_curve_keeps_darkest_and_brightest_voxel():
     image = two_views()[0].image
-    bent = curved(image, torch.tensor([0.5, 1.0, 2.0]))
+    bent = apply_gamma(image, torch.tensor([0.5, 1.0, 2.0]))
     assert torch.allclose(bent.amin(dim=(2, 3)), image.amin(dim=(2, 3)))
     assert torch.allclose(bent.amax(dim=(2, 3)), image.amax(dim=(2, 3)), atol=1e-5)
     assert torch.allclose(bent[1], image[1], atol=1e-5)
@@ -348,7 +348,7 @@ def test_the_contrast_curve_keeps_darkest_and_brightest_voxel():
 
 def test_a_constant_image_stays_finite_and_constant_under_the_curve():
     assert torch.equal(
-        curved(torch.full((2, 1, 4, 4), 5.0), torch.tensor([0.5, 2.0])), torch.full((2, 1, 4, 4), 5.0)
+        apply_gamma(torch.full((2, 1, 4, 4), 5.0), torch.tensor([0.5, 2.0])), torch.full((2, 1, 4, 4), 5.0)
     )
 
 

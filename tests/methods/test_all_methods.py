@@ -15,7 +15,7 @@ import wardround as wr
 from wardround.clients.clients import Answer
 from wardround.data.federation import Federation
 from wardround.data.opening import open_federation
-from wardround.data.phantom.cases import PhantomSettings, hospital_names
+from wardround.data.phantom.cases import PhantomSettings, list_hospitals
 from wardround.data.roles import POOLED
 from wardround.engine.host import build_model
 from wardround.errors import ConfigError
@@ -67,7 +67,7 @@ def hospitals(method: str, *cases: int, **changes: Any) -> dict[str, Any]:
     """A hospital for each number of cases, and the server's own cases for a method that needs some."""
     all_cases = [*cases, *([8] if "proxy" in METHODS[method].needs else [])]
     made = PhantomSettings(hospitals=len(all_cases), size=16, cases=all_cases, **changes)
-    proxy = hospital_names(made)[-1] if len(all_cases) > len(cases) else None
+    proxy = list_hospitals(made)[-1] if len(all_cases) > len(cases) else None
     return {"phantom": made.model_dump(), "proxy": proxy}
 
 

@@ -84,7 +84,7 @@ def init(
     configure_logging(debug, quiet)
     from wardround.data import datasets
     from wardround.data.federation_file import write
-    from wardround.data.proposing.init import describe, propose
+    from wardround.data.proposing.proposal import describe, propose
     from wardround.errors import ConfigError
 
     if dataset is None:
@@ -231,8 +231,8 @@ def fingerprint(
     configure_logging(debug, json_)
     from wardround.data.checking.check import check as check_all
     from wardround.data.federation_file import load
-    from wardround.data.fingerprint.distance import compare
-    from wardround.data.fingerprint.measure import fingerprints
+    from wardround.data.fingerprint.distance import compare, save_picture
+    from wardround.data.fingerprint.measure import measure_clients
     from wardround.data.readers.image_files import read_image, read_label
     from wardround.data.sources import list_cases
     from wardround.errors import DataError
@@ -248,17 +248,17 @@ def fingerprint(
     def read(entry: Any) -> Any:
         return read_image(entry.images), None if entry.label is None else read_label(entry.label)
 
-    found = compare(fingerprints(report.usable, read, minimum=minimum, labels=listing.labels or None))
+    found = compare(measure_clients(report.usable, read, minimum=minimum, labels=listing.labels or None))
     if output is not None:
         with writing(output):
-            write_json(output, found.as_json())
+            write_json(output, found.as_dict())
     if picture is not None:
         with writing(picture):
-            found.picture(picture)
+            save_picture(found, picture)
     if json_:
-        out.print_json(json.dumps(found.as_json()))
+        out.print_json(json.dumps(found.as_dict()))
         return
-    print_table(found.table())  # with the verdict below it
+    print_table(found.as_table())  # with the verdict below it
     if report.left_out:
         count = len(report.left_out)
         cases = "1 case is" if count == 1 else f"{count} cases are"

@@ -41,11 +41,11 @@ def all_centres(settings: DataSettings, seed: int, resident: Residence) -> Feder
     if settings.federation is not None:
         return federation_of(settings.federation, settings, seed, resident)
     made = settings.phantom
-    names = phantom.hospital_names(made)
+    names = phantom.list_hospitals(made)
     data_seed = made.seed if made.seed is not None else derive(seed, "data")
     return Federation(
         names=names,
-        counts={name: phantom.num_cases(made, name) for name in names},
+        counts={name: phantom.count_cases(made, name) for name in names},
         dimensions=made.dimensions,
         in_channels=made.channels,
         num_classes=made.num_classes,

@@ -221,13 +221,13 @@ def usual_shape(config: Config, federation: Federation) -> tuple[tuple[int, ...]
     if config.data.patch is not None:
         return tuple(config.data.patch), []
     if config.data.federation is not None:
-        from wardround.data.serving.loading import RealData, prepared_shape
+        from wardround.data.serving.loading import RealData, estimate_shape
 
         data = RealData(config.data.federation, config.data)
-        usual = prepared_shape(data._first_image(), data.file.prepare)
+        usual = estimate_shape(data.first_image, data.file.prepare)
         if data.file.prepare.size is not None:
             return tuple(usual), []
-        return tuple(data._usual_patch), [
+        return tuple(data.default_patch), [
             f"The shape is judged by the first image, {'x'.join(map(str, usual))} when prepared; cases of "
             "different shapes are trained on in patches."
         ]
@@ -243,7 +243,7 @@ def counts(config: Config, federation: Federation) -> dict[str, tuple[int, int, 
     """Training, validation and test cases of each client."""
     if config.data.federation is None:
         made = config.data.phantom
-        return {name: phantom.split_sizes(made, name) for name in federation.names}
+        return {name: phantom.count_split_cases(made, name) for name in federation.names}
     from wardround.data.serving.loading import RealData
 
     listing = RealData(config.data.federation, config.data).listing

@@ -27,11 +27,11 @@ from wardround.config_file import resolve
 from wardround.data.checking.quick import with_splits
 from wardround.data.federation_file import FederationFile, load
 from wardround.data.listing import SPLITS, Entry, Listing
-from wardround.data.preparing.cache import Known, digest_of, signature
+from wardround.data.preparing.cache import DigestIndex, hash_file, stat_signature
 from wardround.data.preparing.prepare import to_classes
-from wardround.data.proposing.init import propose
+from wardround.data.proposing.proposal import propose
 from wardround.data.readers.image_files import read_label, same_affine
-from wardround.data.serving.loading import RealData, overridden, with_meaning
+from wardround.data.serving.loading import RealData, add_label_meaning, override_sections
 from wardround.data.settings import DataSettings
 from wardround.data.slices.cutting import CUT_FROM, VOLUME, content_of
 from wardround.data.slices.view import Along
@@ -188,7 +188,7 @@ def open_labelled(path: Path, split: str, settings: DataSettings | None = None) 
         proposal = propose([path])
         file, found = proposal.file, proposal.listing
     if split != "all":
-        file = file if settings is None else overridden(file, settings)
+        file = file if settings is None else override_sections(file, settings)
         entries, _ = with_splits(found, file, path.parent if path.is_file() else path)
         found = replace(found, entries=tuple(entry for entry in entries if (entry.split or "train") == split))
     drawn = tuple(entry for entry in found.entries if entry.label is not None)
@@ -209,7 +209,7 @@ def of_file(path: Path) -> tuple[FederationFile, Listing]:
     if file.clients is not None:
         chosen = {*file.clients, *file.held_out}
         found = replace(found, entries=tuple(entry for entry in found.entries if entry.client in chosen))
-    return with_meaning(file, found, path), found
+    return add_label_meaning(file, found, path), found
 
 
 # What the model has seen
@@ -228,7 +228,7 @@ class Past:
         self.path = path
         self.tested = tested
         self.assumed = assumed
-        self._known = Known(cache)
+        self._known = DigestIndex(cache)
         self._digests: dict[Path, str] = {}
         self._named = {(entry.client, entry.name): entry for entry in entries}
         self._at: dict[Path, Entry] = {}
@@ -286,12 +286,12 @@ class Past:
 
     def _digest(self, path: Path) -> str:
         if path not in self._digests:
-            self._digests[path] = self._known.digest(path) or digest_of(path)
+            self._digests[path] = self._known.get(path) or hash_file(path)
         return self._digests[path]
 
 
 def sizes(paths: Sequence[Path]) -> tuple[int, ...]:
-    return tuple(sorted(signature(path)[0] for path in paths))
+    return tuple(sorted(stat_signature(path)[0] for path in paths))
 
 
 def is_seen(own: Entry) -> bool:

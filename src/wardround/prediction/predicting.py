@@ -266,7 +266,7 @@ class Predictor:
         if image.thin is None or image.affine is None:
             return None
         one = Slices.of(thick(image), self.along, settings.orientation)
-        return one if one.are_turned and len(one) == 1 else None
+        return one if one.are_reoriented and len(one) == 1 else None
 
     def _see(self, image: Volume, name: str, watch: Watch | None = None) -> Seen:
         """What the models say of an image, brought back onto its grid."""
@@ -357,7 +357,7 @@ class Predictor:
         seen = self.preparation.spacing
         if seen is None or image.affine is None:
             return
-        here = [image.spacing[axis] for axis in Geometry.from_record(geometry).order]
+        here = [image.spacing[axis] for axis in Geometry.from_dict(geometry).order]
         for side, low, high in zip(here, *seen, strict=True):
             if not low / FAR_SPACING <= side <= high * FAR_SPACING:
                 now, least, most = (" x ".join(f"{v:.3g}" for v in sides) for sides in (here, *seen))
@@ -467,7 +467,7 @@ def part_of(watch: Watch | None, done: int, total: int) -> Watch | None:
 
 def mask_on_grid(predicted: Predicted, geometry: Mapping[str, Any]) -> NDArray[np.uint8]:
     """Classes (*shape) on the scan's own grid."""
-    way = Geometry.from_record(geometry)
+    way = Geometry.from_dict(geometry)
     if [stop - start for start, stop in way.box] == list(way.resampled):
         return invert_label(predicted.label, geometry)
     best: NDArray[np.float32] | None = None

@@ -17,6 +17,7 @@ from wardround.data.checking.quick import quick
 from wardround.data.federation_file import PrepareSettings, load
 from wardround.data.listing import Listing
 from wardround.data.preparing.cache import Cache
+from wardround.data.preparing.pool import prepare_cases
 from wardround.data.preparing.prepare import prepare_case
 from wardround.data.readers.image_files import read_image, read_label
 from wardround.data.sources import list_cases
@@ -124,9 +125,8 @@ def test_all_that_is_left_can_be_prepared(ward: Ward) -> None:
 
 
 def test_the_cache_takes_all_that_is_left_and_names_the_rest(ward: Ward, tmp_path: Path) -> None:
-    pytest.importorskip("wardround.data.preparing.pool")
     good, bad = ward.report.usable[::6], ward.report.left_out
-    outcome = Cache(tmp_path / "cache").ensure([*good, *bad], ward.file, jobs=1)
+    outcome = prepare_cases(Cache(tmp_path / "cache"), [*good, *bad], ward.file, jobs=1)
     assert {(one.client, one.name) for one in good} <= set(outcome.paths)
     failed = {(client, case): reason for client, case, reason in outcome.failures}
     for case in bad:

@@ -16,7 +16,7 @@ from wardround.data.datasets import DATASETS, entries, federation_file, load, pa
 from wardround.data.datasets.labels import nearest
 from wardround.data.federation_file import FederationFile, Source, as_text, check_sense
 from wardround.data.listing import Listing
-from wardround.data.proposing.init import propose
+from wardround.data.proposing.proposal import propose
 from wardround.data.readers import READERS
 from wardround.data.readers.image_files import read_label
 from wardround.data.sources import list_cases, read_source

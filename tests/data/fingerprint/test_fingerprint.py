@@ -13,8 +13,14 @@ import numpy as np
 import pytest
 from helpers import SHARED
 
-from wardround.data.fingerprint.distance import ASPECTS, Comparison, compare, listed
-from wardround.data.fingerprint.measure import LEVELS, Fingerprint, fingerprint, fingerprints
+from wardround.data.fingerprint.distance import (
+    ASPECTS,
+    FingerprintComparison,
+    compare,
+    join_words,
+    save_picture,
+)
+from wardround.data.fingerprint.measure import LEVELS, Fingerprint, measure_client, measure_clients
 from wardround.data.listing import Entry
 from wardround.data.phantom import cases as phantom
 from wardround.data.phantom.cases import PhantomSettings
@@ -25,13 +31,13 @@ Read = Callable[[Entry], tuple[Volume, Volume | None]]
 
 
 @cache
-def phantoms(heterogeneity: float, dimensions: int = 2) -> Comparison:
-    """Three made-up hospitals of ten cases, compared."""
+def phantoms(heterogeneity: float, dimensions: int = 2) -> FingerprintComparison:
+    """Three synthetic hospitals of ten cases, compared."""
     size = 32 if dimensions == 2 else 16
     settings = PhantomSettings(heterogeneity=heterogeneity, dimensions=dimensions, size=size, cases=10)  # type: ignore[arg-type]
     scans = {}
-    for index, name in enumerate(phantom.hospital_names(settings)):
-        style = phantom.hospital(settings, index, 0)
+    for index, name in enumerate(phantom.list_hospitals(settings)):
+        style = phantom.make_hospital(settings, index, 0)
         for number in range(1, 11):
             scan = phantom.make_scan(settings, style, number, 0)
             scans[name, scan.name] = scan
@@ -42,7 +48,7 @@ def phantoms(heterogeneity: float, dimensions: int = 2) -> Comparison:
         return image, Volume(scan.label[None].astype(np.int64), np.eye(4), scan.spacing)
 
     entries = [Entry(client, name, (Path("i"),), Path("l"), name) for client, name in scans]
-    return compare(fingerprints(entries, read))
+    return compare(measure_clients(entries, read))
 
 
 def made(
@@ -73,7 +79,7 @@ def made(
         return Volume(image.astype(np.float32), where, (spacing,) * len(shape)), truth
 
     entries = [Entry(client, str(number), (Path("i"),), Path("l"), str(number)) for number in range(cases)]
-    return fingerprint(entries, read, minimum=minimum, labels=labels)
+    return measure_client(entries, read, minimum=minimum, labels=labels)
 
 
 # What is shared
@@ -106,8 +112,8 @@ def test_volumes_are_left_out_where_files_tell_no_spacing() -> None:
 
 def test_few_cases_only_give_their_bracket_and_are_not_even_read() -> None:
     found = made(cases=4)
-    assert found.as_json() == {
-        **Fingerprint(client="north", cases="fewer than 5", groups="fewer than 5").as_json(),
+    assert found.as_dict() == {
+        **Fingerprint(client="north", cases="fewer than 5", groups="fewer than 5").as_dict(),
     }
     assert not found.is_open
     assert made(cases=4, minimum=4).is_open
@@ -119,7 +125,7 @@ def test_many_cases_of_few_patients_are_withheld_too() -> None:
     def read(entry: Entry) -> tuple[Volume, None]:
         raise AssertionError("nothing is read")
 
-    found = fingerprint(entries, read)
+    found = measure_client(entries, read)
     assert (found.cases, found.groups, found.shape) == ("5 or more", "fewer than 5", ())
 
 
@@ -146,29 +152,29 @@ def test_an_empty_label_counts_as_a_case_without_the_class() -> None:
 
 def test_no_names_and_no_more_than_three_digits_leave() -> None:
     found = made(gain=1234.5678)
-    text = json.dumps(found.as_json())
+    text = json.dumps(found.as_dict())
     assert not any(f'"{number}"' in text for number in range(8))
     assert all(float(f"{value:.3g}") == value for value in found.intensity[0].mean)
-    assert Fingerprint.from_json(json.loads(text)) == found
+    assert Fingerprint.from_dict(json.loads(text)) == found
 
 
 def test_not_a_number_voxels_are_passed_over_and_an_image_of_them_refused() -> None:
     entries = [Entry("north", str(number), (Path("i"),), None, str(number)) for number in range(5)]
     image = np.ones((1, 4, 4), dtype=np.float32)
     image[0, 0, 0] = np.nan
-    found = fingerprint(entries, lambda entry: (Volume(image, None, (1.0, 1.0)), None))
+    found = measure_client(entries, lambda entry: (Volume(image, None, (1.0, 1.0)), None))
     assert found.intensity[0].mean == (1.0,) * len(LEVELS)
-    with pytest.raises(DataError, match="client 'north', case '0': the image has no voxel with a number"):
-        fingerprint(entries, lambda entry: (Volume(image * np.nan, None, (1.0, 1.0)), None))
+    with pytest.raises(DataError, match="client 'north', case '0': the image has no finite voxel"):
+        measure_client(entries, lambda entry: (Volume(image * np.nan, None, (1.0, 1.0)), None))
 
 
 def test_cases_of_other_dimensions_or_clients_are_refused() -> None:
     entries = [Entry("north", str(number), (Path("i"),), None, str(number)) for number in range(5)]
     shapes = [(1, 4, 4)] * 4 + [(3, 4, 4)]
     with pytest.raises(DataError, match="case '4' has 2 dimensions and 3 channels, but the first .* 2 and 1"):
-        fingerprint(entries, lambda e: (Volume(np.zeros(shapes[int(e.name)]), None, (1.0, 1.0)), None))
+        measure_client(entries, lambda e: (Volume(np.zeros(shapes[int(e.name)]), None, (1.0, 1.0)), None))
     with pytest.raises(DataError, match="of one client, and these cases are of 2"):
-        fingerprint([*entries, Entry("south", "a", (Path("i"),), None, "a")], lambda e: made)  # type: ignore[arg-type, return-value]
+        measure_client([*entries, Entry("south", "a", (Path("i"),), None, "a")], lambda e: made)  # type: ignore[arg-type, return-value]
 
 
 @pytest.mark.parametrize(
@@ -176,9 +182,9 @@ def test_cases_of_other_dimensions_or_clients_are_refused() -> None:
 )
 def test_what_is_not_a_fingerprint_is_refused(change: dict[str, Any]) -> None:
     with pytest.raises(DataError, match="This is not a fingerprint"):
-        Fingerprint.from_json({**made().as_json(), **change})
+        Fingerprint.from_dict({**made().as_dict(), **change})
     with pytest.raises(DataError, match="This is not a fingerprint"):
-        Fingerprint.from_json([])
+        Fingerprint.from_dict([])
 
 
 # How far apart
@@ -187,7 +193,7 @@ def test_what_is_not_a_fingerprint_is_refused(change: dict[str, Any]) -> None:
 @pytest.mark.parametrize("dimensions", [2, 3])
 def test_the_verdict_tells_alike_hospitals_from_different_ones(dimensions: int) -> None:
     alike, apart = phantoms(0.0, dimensions), phantoms(1.0, dimensions)
-    assert alike.verdict.startswith("Clients look alike: a plain average (fedavg) should serve all")
+    assert alike.verdict.startswith("Clients are alike: a plain average (fedavg) should serve all")
     assert apart.verdict.startswith("Clients differ strongly in brightness and contrast")
     assert "expect a plain average (fedavg) to serve 'south'" in apart.verdict
     for name in ("brightness", "contrast"):
@@ -246,23 +252,23 @@ def test_a_large_client_is_not_the_one_a_plain_average_serves_worst() -> None:
 def test_a_class_missing_at_a_client_is_said() -> None:
     labels = {"organ": (1,), "tumour": (2,)}
     found = compare([made(labels=labels), made("south", labels=labels, label=lambda n, mask: 2 * mask)])
-    assert "'tumour' is drawn in few or no cases of 'north'." in found.verdict
+    assert "'tumour' is labelled in few or no cases of 'north'." in found.verdict
 
 
 def test_withheld_clients_are_named_and_not_compared() -> None:
     found = compare([made(), made("tiny", cases=2), made("south")])
     assert found.clients == ("north", "south")
-    assert "Not compared, for too few patients: 'tiny'." in found.verdict
-    assert list(found.table().rows[1][1:]) == ["fewer than 5", "fewer than 5", *["withheld"] * 9]
+    assert "Not compared, because of too few patients: 'tiny'." in found.verdict
+    assert list(found.as_table().rows[1][1:]) == ["fewer than 5", "fewer than 5", *["withheld"] * 9]
 
 
 @pytest.mark.parametrize("cases", [[], [3], [8], [3, 3], [8, 2]])
 def test_fewer_than_two_clients_cannot_be_compared(tmp_path: Path, cases: list[int]) -> None:
     found = compare([made(f"c{n}", cases=count) for n, count in enumerate(cases)])
     assert found.verdict.startswith("Fewer than two clients have enough cases")
-    assert len(found.table().rows) == len(cases)
+    assert len(found.as_table().rows) == len(cases)
     if len(cases) == 1:
-        found.picture(tmp_path / "one.png")
+        save_picture(found, tmp_path / "one.png")
 
 
 def test_constant_images_are_a_finite_distance_apart() -> None:
@@ -289,12 +295,12 @@ def test_two_fingerprints_of_one_client_are_refused() -> None:
 
 def test_the_comparison_goes_into_json_table_and_picture(tmp_path: Path) -> None:
     found = phantoms(1.0)
-    content = json.loads(json.dumps(found.as_json(), allow_nan=False))
+    content = json.loads(json.dumps(found.as_dict(), allow_nan=False))
     assert content["verdict"] == found.verdict
-    assert [Fingerprint.from_json(one) for one in content["fingerprints"]] == list(found.fingerprints)
-    assert len(set(found.table().columns)) == len(found.table().columns)
-    assert found.verdict in str(found.table())
-    found.picture(tmp_path / "fingerprints.png")
+    assert [Fingerprint.from_dict(one) for one in content["fingerprints"]] == list(found.fingerprints)
+    assert len(set(found.as_table().columns)) == len(found.as_table().columns)
+    assert found.verdict in str(found.as_table())
+    save_picture(found, tmp_path / "fingerprints.png")
     assert (tmp_path / "fingerprints.png").read_bytes()[:4] == b"\x89PNG"
 
 
@@ -303,11 +309,15 @@ def test_names_from_elsewhere_and_many_clients_are_drawn(tmp_path: Path) -> None
     many = [one.model_copy(update={"client": f"_$x^{number}\n病"}) for number in range(21)]
     found = compare(many)
     assert "\n" not in found.verdict
-    found.picture(tmp_path / "many.png")
+    save_picture(found, tmp_path / "many.png")
 
 
 def test_words_are_listed_as_people_write_them() -> None:
-    assert [listed(words) for words in (["a"], ["a", "b"], ["a", "b", "c"])] == ["a", "a and b", "a, b and c"]
+    assert [join_words(words) for words in (["a"], ["a", "b"], ["a", "b", "c"])] == [
+        "a",
+        "a and b",
+        "a, b and c",
+    ]
 
 
 @pytest.mark.skipif(not (SHARED / "lgg3d").exists(), reason="the shared data are not here")
@@ -321,6 +331,6 @@ def test_the_single_patient_centre_of_lgg3d_is_withheld() -> None:
     def read(entry: Entry) -> tuple[Volume, Volume | None]:
         return read_image(entry.images), read_label(entry.label) if entry.label else None
 
-    found = compare(fingerprints(some, read))
+    found = compare(measure_clients(some, read))
     assert found.withheld == ("TCGA_EZ",)
     assert found.verdict.startswith("Clients differ strongly in image size")

@@ -1,4 +1,4 @@
-"""The made-up hospitals as files: complete or absent, repeatable, and readable again."""
+"""The synthetic hospitals as files: complete or absent, repeatable, and readable again."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 def cases(settings: PhantomSettings, seed: int) -> dict[str, phantom.Case]:
     found = {}
-    for index, name in enumerate(phantom.hospital_names(settings)):
-        style = phantom.hospital(settings, index, seed)
-        for number in range(1, phantom.num_cases(settings, name) + 1):
+    for index, name in enumerate(phantom.list_hospitals(settings)):
+        style = phantom.make_hospital(settings, index, seed)
+        for number in range(1, phantom.count_cases(settings, name) + 1):
             case = phantom.make_case(settings, style, number, seed)
             found[f"{name}/{case.name}"] = case
     return found

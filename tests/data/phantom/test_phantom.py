@@ -1,4 +1,4 @@
-"""The made-up hospitals: repeatable, independent of each other, and truly different."""
+"""The synthetic hospitals: repeatable, independent of each other, and truly different."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def fingerprint(client: ClientData) -> str:
     return digest.hexdigest()
 
 
-def scans(settings: PhantomSettings, name: str, count: int, seed: int = 0) -> list[phantom.Scan]:
-    style = phantom.hospital(settings, phantom.hospital_names(settings).index(name), seed)
+def scans(settings: PhantomSettings, name: str, count: int, seed: int = 0) -> list[phantom.PhantomScan]:
+    style = phantom.make_hospital(settings, phantom.list_hospitals(settings).index(name), seed)
     return [phantom.make_scan(settings, style, number, seed) for number in range(1, count + 1)]
 
 
-def lesion_contrast(scan: phantom.Scan) -> float:
+def lesion_contrast(scan: phantom.PhantomScan) -> float:
     """How much brighter the lesion is than the head around it, in units of the head's brightness."""
     image, lesion = scan.image[0].astype(float), scan.label > 0
     head = (image > 0.35 * np.percentile(image, 95)) & ~lesion
@@ -74,19 +74,19 @@ def test_a_hospital_does_not_depend_on_how_many_there_are() -> None:
 def test_a_case_can_be_made_alone() -> None:
     settings = PhantomSettings(size=32, cases=12)
     client = phantom.make_client(settings, "south", seed=3)
-    case = phantom.make_case(settings, phantom.hospital(settings, 2, 3), 5, 3)
+    case = phantom.make_case(settings, phantom.make_hospital(settings, 2, 3), 5, 3)
     assert case.name == "south-005" == client.train.names[4]
     assert torch.equal(case.image, client.train.images[4])
     assert torch.equal(case.label, client.train.labels[4])
 
 
 def test_a_stream_depends_on_its_words_alone() -> None:
-    assert phantom.stream(1, "north", 2).random() == phantom.stream(1, "north", 2).random()
-    assert phantom.stream(1, "north", 2).random() != phantom.stream(1, "north", 3).random()
+    assert phantom.make_generator(1, "north", 2).random() == phantom.make_generator(1, "north", 2).random()
+    assert phantom.make_generator(1, "north", 2).random() != phantom.make_generator(1, "north", 3).random()
     # Known in advance, so that another machine or Python gives the same patients.
     digest = hashlib.sha256(b"1/north/2").digest()
     assert (
-        phantom.stream(1, "north", 2).random()
+        phantom.make_generator(1, "north", 2).random()
         == np.random.default_rng(int.from_bytes(digest, "big")).random()
     )
 
@@ -95,22 +95,22 @@ def test_a_stream_depends_on_its_words_alone() -> None:
 
 
 def test_names_are_four_directions_and_then_numbers() -> None:
-    assert phantom.hospital_names(PhantomSettings(hospitals=2)) == ["north", "east"]
-    assert phantom.hospital_names(PhantomSettings(hospitals=6)) == [
+    assert phantom.list_hospitals(PhantomSettings(hospitals=2)) == ["north", "east"]
+    assert phantom.list_hospitals(PhantomSettings(hospitals=6)) == [
         "north", "east", "south", "west", "hospital-05", "hospital-06",
     ]  # fmt: skip
 
 
 def test_without_heterogeneity_all_hospitals_have_one_style() -> None:
     settings = PhantomSettings(hospitals=6, heterogeneity=0)
-    styles = {replace(phantom.hospital(settings, index, seed=0), name="any") for index in range(6)}
+    styles = {replace(phantom.make_hospital(settings, index, seed=0), name="any") for index in range(6)}
     assert len(styles) == 1
 
 
 def test_hospitals_differ_more_with_more_heterogeneity() -> None:
     def distance(heterogeneity: float) -> float:
         settings = PhantomSettings(heterogeneity=heterogeneity)
-        north, south = (phantom.hospital(settings, index, seed=0) for index in (0, 2))
+        north, south = (phantom.make_hospital(settings, index, seed=0) for index in (0, 2))
         return abs(north.noise - south.noise) + abs(north.lesion_radius - south.lesion_radius)
 
     assert 0 == distance(0) < distance(0.5) < distance(1) < distance(2)
@@ -120,24 +120,24 @@ def test_a_lesion_between_bright_and_dark_stays_visible() -> None:
     for heterogeneity in np.linspace(0, 2, 21):
         settings = PhantomSettings(hospitals=8, heterogeneity=heterogeneity)
         for index in range(8):
-            for contrast in phantom.hospital(settings, index, seed=0).contrasts:
+            for contrast in phantom.make_hospital(settings, index, seed=0).contrasts:
                 assert abs(contrast.lesion) >= 0.2
                 assert abs(contrast.core) >= 0.2
 
 
 def test_further_hospitals_are_drawn_from_the_seed() -> None:
     settings = PhantomSettings(hospitals=6)
-    fifth = phantom.hospital(settings, 4, seed=1)
-    assert fifth == phantom.hospital(PhantomSettings(hospitals=9), 4, seed=1)
-    assert fifth != phantom.hospital(settings, 4, seed=2)
-    assert fifth.noise != phantom.hospital(settings, 5, seed=1).noise
-    assert phantom.hospital(settings, 0, seed=1) == phantom.hospital(settings, 0, seed=2)
+    fifth = phantom.make_hospital(settings, 4, seed=1)
+    assert fifth == phantom.make_hospital(PhantomSettings(hospitals=9), 4, seed=1)
+    assert fifth != phantom.make_hospital(settings, 4, seed=2)
+    assert fifth.noise != phantom.make_hospital(settings, 5, seed=1).noise
+    assert phantom.make_hospital(settings, 0, seed=1) == phantom.make_hospital(settings, 0, seed=2)
 
 
 def test_hospitals_look_different() -> None:
     settings = PhantomSettings(hospitals=4)
     contrast, noise, size = {}, {}, {}
-    for name in phantom.hospital_names(settings):
+    for name in phantom.list_hospitals(settings):
         cases = [scan for scan in scans(settings, name, 12) if scan.label.any()]
         contrast[name] = np.median([lesion_contrast(scan) for scan in cases])
         corners = [scan.image[0, :6, :6] / np.percentile(scan.image, 99) for scan in cases]
@@ -156,13 +156,13 @@ def test_without_heterogeneity_hospitals_look_alike() -> None:
     settings = PhantomSettings(heterogeneity=0)
     contrast = {
         name: np.median([lesion_contrast(scan) for scan in scans(settings, name, 12)])
-        for name in phantom.hospital_names(settings)
+        for name in phantom.list_hospitals(settings)
     }
     assert max(contrast.values()) - min(contrast.values()) < 0.2
 
 
 def test_annotators_differ_on_the_same_patient() -> None:
-    style = phantom.hospital(PhantomSettings(), 0, seed=0)
+    style = phantom.make_hospital(PhantomSettings(), 0, seed=0)
     volumes = [
         (phantom.make_scan(PhantomSettings(), replace(style, margin=margin), 1, 0).label > 0).sum()
         for margin in (-2.0, 0.0, 2.0)
@@ -180,7 +180,7 @@ def test_cases_have_the_promised_shape_and_classes(dimensions: int, num_classes:
     settings = PhantomSettings(
         dimensions=dimensions, size=32, cases=3, num_classes=num_classes, channels=channels
     )
-    for name in phantom.hospital_names(settings):
+    for name in phantom.list_hospitals(settings):
         client = phantom.make_client(settings, name, seed=2)
         for split in (client.train, client.val, client.test):
             batch = split.batch([0])
@@ -221,7 +221,7 @@ def test_channels_show_other_tissue_of_the_same_patient() -> None:
 @pytest.mark.parametrize("dimensions", [2, 3])
 def test_lesions_have_a_plausible_volume(dimensions: int) -> None:
     settings = PhantomSettings(dimensions=dimensions, hospitals=4)
-    for name in phantom.hospital_names(settings):
+    for name in phantom.list_hospitals(settings):
         for scan in scans(settings, name, 10):
             share = (scan.label > 0).mean()
             assert share == 0 or 0.001 < share < 0.2
@@ -238,7 +238,7 @@ def test_lesions_lie_inside_the_head() -> None:
 @pytest.mark.parametrize("size", [16, [48, 80]])
 def test_small_and_oblong_grids_work(size: int | list[int]) -> None:
     settings = PhantomSettings(size=size, cases=3, heterogeneity=2.0, num_classes=3)
-    for name in phantom.hospital_names(settings):
+    for name in phantom.list_hospitals(settings):
         client = phantom.make_client(settings, name, seed=0)
         assert client.train.images.shape[2:] == settings.shape
         assert client.train.labels.flatten(1).any(dim=1).all()
@@ -246,7 +246,7 @@ def test_small_and_oblong_grids_work(size: int | list[int]) -> None:
 
 def test_thick_slices_are_told_in_the_spacing() -> None:
     settings = PhantomSettings(dimensions=3)
-    north, south = (phantom.hospital(settings, index, 0) for index in (0, 2))
+    north, south = (phantom.make_hospital(settings, index, 0) for index in (0, 2))
     spacing = [phantom.make_scan(settings, style, 1, 0).spacing for style in (north, south)]
     assert spacing[1][2] == pytest.approx(1.5 * spacing[0][2])
     assert spacing[0][0] == spacing[0][1]
@@ -282,7 +282,7 @@ def test_some_cases_are_without_a_lesion_but_never_a_whole_split() -> None:
 def test_splits_have_the_promised_sizes(cases: int, sizes: tuple[int, int, int]) -> None:
     settings = PhantomSettings(size=16, cases=cases)
     client = phantom.make_client(settings, "east", seed=0)
-    assert phantom.split_sizes(settings, "east") == sizes
+    assert phantom.count_split_cases(settings, "east") == sizes
     assert (len(client.train), len(client.val), len(client.test)) == sizes
     names = [*client.train.names, *client.val.names, *client.test.names]
     assert names == [f"east-{number:03d}" for number in range(1, cases + 1)]
@@ -291,17 +291,17 @@ def test_splits_have_the_promised_sizes(cases: int, sizes: tuple[int, int, int])
 def test_every_split_has_a_case_whatever_the_shares() -> None:
     for shares in ((0.98, 0.01, 0.01), (0.01, 0.98, 0.01), (0.01, 0.01, 0.98)):
         for cases in range(3, 30):
-            sizes = phantom.split_sizes(PhantomSettings(cases=cases, split=shares), "north")
+            sizes = phantom.count_split_cases(PhantomSettings(cases=cases, split=shares), "north")
             assert sum(sizes) == cases
             assert min(sizes) >= 1
 
 
 def test_hospitals_have_unequal_numbers_of_cases_unless_told() -> None:
     counts = [
-        phantom.num_cases(PhantomSettings(hospitals=5), name) for name in ("north", "south", "hospital-05")
+        phantom.count_cases(PhantomSettings(hospitals=5), name) for name in ("north", "south", "hospital-05")
     ]
     assert counts == [60, 32, 30]
-    assert phantom.num_cases(PhantomSettings(cases=[4, 5, 6]), "east") == 5
+    assert phantom.count_cases(PhantomSettings(cases=[4, 5, 6]), "east") == 5
 
 
 # Settings
@@ -338,5 +338,5 @@ def test_every_setting_is_described_and_survives_yaml() -> None:
 
 
 def test_an_unknown_hospital_is_named() -> None:
-    with pytest.raises(DataError, match="no phantom hospital 'nroth'; choose from north, east, south"):
+    with pytest.raises(DataError, match="no synthetic hospital 'nroth'; choose from north, east, south"):
         phantom.make_client(PhantomSettings(), "nroth", seed=0)

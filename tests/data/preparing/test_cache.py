@@ -18,8 +18,10 @@ from wardround.data.listing import Entry
 from wardround.data.preparing import cache as cache_module
 from wardround.data.preparing import pool as preparing
 from wardround.data.preparing import prepared_file
-from wardround.data.preparing.cache import Cache, Outcome, load
+from wardround.data.preparing.cache import Cache
+from wardround.data.preparing.pool import PreparedCases, prepare_cases
 from wardround.data.preparing.prepare import invert_label
+from wardround.data.preparing.prepared_file import load
 from wardround.errors import ConfigError, DataError
 
 
@@ -53,7 +55,7 @@ def files_under(folder: Path) -> dict[str, tuple[int, int]]:
     }
 
 
-def whole(outcome: Outcome, entries: Sequence[Entry]) -> bool:
+def whole(outcome: PreparedCases, entries: Sequence[Entry]) -> bool:
     """Every case prepared, readable, right."""
     assert not outcome.failures
     assert set(outcome.paths) == {(entry.client, entry.name) for entry in entries}
@@ -67,11 +69,11 @@ def whole(outcome: Outcome, entries: Sequence[Entry]) -> bool:
 def test_cases_are_prepared_once_and_mapped(tmp_path: Path) -> None:
     entries, cache = make(tmp_path / "data"), Cache(tmp_path / "cache")
     seen: list[tuple[int, int, str]] = []
-    first = cache.ensure(entries, federation(), jobs=1, watch=lambda *step: seen.append(step))
+    first = prepare_cases(cache, entries, federation(), jobs=1, watch=lambda *step: seen.append(step))
     assert whole(first, entries)
     assert [step[:2] for step in seen] == [(1, 4), (2, 4), (3, 4), (4, 4)] and "case 000" in seen[0][2]
     before = files_under(cache.folder)
-    assert cache.ensure(entries, federation(), jobs=2).paths == first.paths
+    assert prepare_cases(cache, entries, federation(), jobs=2).paths == first.paths
     assert files_under(cache.folder) == before
     maps = Path("/proc/self/maps")
     found = load(first.paths["north", "case 000"])
@@ -82,25 +84,25 @@ def test_cases_are_prepared_once_and_mapped(tmp_path: Path) -> None:
 
 def test_what_a_file_says_of_its_case(tmp_path: Path) -> None:
     entries = make(tmp_path / "data", 1)
-    path = Cache(tmp_path / "cache").ensure(entries, federation(), jobs=1).paths["north", "case 000"]
+    path = prepare_cases(Cache(tmp_path / "cache"), entries, federation(), jobs=1).paths["north", "case 000"]
     found = load(path)
     assert found.case.name == "case 000" and found.case.spacing == (1.5, 1.5)
-    assert found.about["client"] == "north" and found.about["sources"] == [
+    assert found.metadata["client"] == "north" and found.metadata["sources"] == [
         "case 000.png",
         "case 000-label.png",
     ]
-    assert found.about["num_voxels"] == {"1": int(found.case.label.sum())}
+    assert found.metadata["num_voxels"] == {"1": int(found.case.label.sum())}
     assert set(map(tuple, found.foreground[1].tolist())) == set(
         map(tuple, found.case.label.nonzero().tolist())
     )
-    assert invert_label(found.case.label, found.about["geometry"]).shape == (24, 24)
+    assert invert_label(found.case.label, found.metadata["geometry"]).shape == (24, 24)
     assert json.loads((path.parents[1] / "settings.json").read_text())["prepare"]["size"] == [16, 16]
 
 
 def test_large_classes_keep_a_seeded_sample_of_their_voxels(tmp_path: Path) -> None:
     label = np.ones((60, 60), np.uint8)
     label[0] = 2
-    drawn = [dict(prepared_file.foreground(label, np.random.default_rng(3))) for _ in range(2)]
+    drawn = [dict(prepared_file.sample_foreground(label, np.random.default_rng(3))) for _ in range(2)]
     assert drawn[0][1][0] == 59 * 60 and drawn[0][2][0] == 60
     assert drawn[0][1][1].shape == (2000, 2) and len(np.unique(drawn[0][1][1], axis=0)) == 2000
     assert np.array_equal(drawn[0][1][1], drawn[1][1][1])
@@ -110,33 +112,33 @@ def test_large_classes_keep_a_seeded_sample_of_their_voxels(tmp_path: Path) -> N
 def test_a_case_nobody_drew_has_no_label(tmp_path: Path) -> None:
     entry = make(tmp_path / "data", 1)[0]
     bare = Entry(entry.client, entry.name, entry.images, None, entry.group)
-    path = Cache(tmp_path / "cache").ensure([bare], federation(), jobs=1).paths["north", "case 000"]
+    path = prepare_cases(Cache(tmp_path / "cache"), [bare], federation(), jobs=1).paths["north", "case 000"]
     found = load(path)
-    assert not found.about["has_label"] and found.case.label.numel() == 0 and not found.foreground
+    assert not found.metadata["has_label"] and found.case.label.numel() == 0 and not found.foreground
 
 
 def test_a_changed_setting_is_noticed_and_changing_back_finds_the_old(tmp_path: Path) -> None:
     entries, cache = make(tmp_path / "data", 1), Cache(tmp_path / "cache")
     place = ("north", "case 000")
-    old = cache.ensure(entries, federation(), jobs=1).paths[place]
-    new = cache.ensure(entries, federation(normalise="minmax"), jobs=1).paths[place]
+    old = prepare_cases(cache, entries, federation(), jobs=1).paths[place]
+    new = prepare_cases(cache, entries, federation(normalise="minmax"), jobs=1).paths[place]
     assert old != new and load(new).case.image.min() == 0
     before = files_under(cache.folder)
-    assert cache.ensure(entries, federation(), jobs=1).paths[place] == old
+    assert prepare_cases(cache, entries, federation(), jobs=1).paths[place] == old
     assert files_under(cache.folder) == before
     other = federation().model_copy(update={"labels": {"other": (1,), "lesion": (255,)}})
-    assert load(cache.ensure(entries, other, jobs=1).paths[place]).case.label.max() == 2
+    assert load(prepare_cases(cache, entries, other, jobs=1).paths[place]).case.label.max() == 2
 
 
 def test_a_changed_file_is_noticed_even_if_its_time_and_size_are_not(tmp_path: Path) -> None:
     entries, cache = make(tmp_path / "data", 1), Cache(tmp_path / "cache")
     place = ("north", "case 000")
-    old = cache.ensure(entries, federation(), jobs=1).paths[place]
+    old = prepare_cases(cache, entries, federation(), jobs=1).paths[place]
     picture = entries[0].images[0]
     times = picture.stat().st_atime_ns, picture.stat().st_mtime_ns
     Image.fromarray(np.full((24, 24), 9, np.uint8)).save(picture)
     os.utime(picture, ns=times)  # as a copying tool would
-    new = cache.ensure(entries, federation(), jobs=1).paths[place]
+    new = prepare_cases(cache, entries, federation(), jobs=1).paths[place]
     assert new != old and not load(new).case.image.any()
 
 
@@ -144,14 +146,14 @@ def test_a_touched_file_is_hashed_again_but_not_prepared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     entries, cache = make(tmp_path / "data", 2), Cache(tmp_path / "cache")
-    cache.ensure(entries, federation(), jobs=1)
+    prepare_cases(cache, entries, federation(), jobs=1)
     before = files_under(cache.folder)
     monkeypatch.setattr(cache_module, "read_image", None)  # would fail
     hashed: list[Path] = []
-    digest_of = cache_module.digest_of
-    monkeypatch.setattr(cache_module, "digest_of", lambda path: hashed.append(path) or digest_of(path))
+    hash_file = cache_module.hash_file
+    monkeypatch.setattr(cache_module, "hash_file", lambda path: hashed.append(path) or hash_file(path))
     entries[0].images[0].touch()
-    assert whole(cache.ensure(entries, federation(), jobs=1), entries)
+    assert whole(prepare_cases(cache, entries, federation(), jobs=1), entries)
     assert files_under(cache.folder) == before and set(hashed) == {entries[0].images[0], entries[0].label}
 
 
@@ -161,7 +163,7 @@ def test_bad_cases_are_listed_and_the_others_prepared(tmp_path: Path) -> None:
     entries[1].images[0].unlink()
     Image.fromarray(np.zeros((9, 9), np.uint8)).save(entries[2].label)
     Image.fromarray(np.full((24, 24), 3, np.uint8)).save(entries[3].label)
-    outcome = cache.ensure(entries, federation(), jobs=1)
+    outcome = prepare_cases(cache, entries, federation(), jobs=1)
     reasons = {case: reason for _, case, reason in outcome.failures}
     assert list(outcome.paths) == [("north", "case 004")]
     for case, word in enumerate(("empty (0 bytes)", "does not exist", "label is 9x9", "value 3")):
@@ -174,9 +176,11 @@ def test_values_of_no_class_are_background_only_where_allowed(tmp_path: Path) ->
     mask[:9], mask[12:] = 255, 7
     Image.fromarray(mask).save(entries[0].label)
     for allowed in ({7}, None):
-        path = cache.ensure(entries, federation(), jobs=1, background=allowed).paths["north", "case 000"]
-        assert load(path).about["others"] == [7] and load(path).case.label.unique().tolist() == [0, 1]
-    refused = cache.ensure(entries, federation(), jobs=1)  # though it is there
+        path = prepare_cases(cache, entries, federation(), jobs=1, background=allowed).paths[
+            "north", "case 000"
+        ]
+        assert load(path).metadata["others"] == [7] and load(path).case.label.unique().tolist() == [0, 1]
+    refused = prepare_cases(cache, entries, federation(), jobs=1)  # though it is there
     assert not refused.paths and "value 7" in refused.failures[0][2]
 
 
@@ -188,7 +192,7 @@ def test_an_unexpected_error_is_a_failure_of_its_case(
 
     entries, cache = make(tmp_path / "data", 2), Cache(tmp_path / "cache")
     monkeypatch.setattr(cache_module, "prepare_case", broken)
-    outcome = cache.ensure(entries, federation(), jobs=1)
+    outcome = prepare_cases(cache, entries, federation(), jobs=1)
     assert [reason for _, _, reason in outcome.failures] == [
         f"client 'north', case 'case {n:03d}': it could not be prepared (ZeroDivisionError: oh)."
         for n in range(2)
@@ -200,20 +204,20 @@ def test_labelled_voxels_that_a_size_cuts_off_are_told_once(
 ) -> None:
     entries, cache = make(tmp_path / "data", 3), Cache(tmp_path / "cache")
     small = federation(spacing=(1.0, 1.0), size=(12, 12))
-    outcome = cache.ensure(entries, small, jobs=1)
+    outcome = prepare_cases(cache, entries, small, jobs=1)
     assert outcome.cut[("north", "case 000")] == pytest.approx(1 - 6 * 2 / 32)
     assert [record.getMessage() for record in caplog.records] == [
         "3 cases lose labelled voxels, the most client 'north', case 'case 000': "
         "prepare.size cuts off 62 % of what is labelled; raise it."
     ]
-    assert not cache.ensure(entries, federation(spacing=(1.0, 1.0), size=(24, 24)), jobs=1).cut
+    assert not prepare_cases(cache, entries, federation(spacing=(1.0, 1.0), size=(24, 24)), jobs=1).cut
 
 
 def test_a_helper_tells_what_was_cut_off(tmp_path: Path) -> None:
     entries = make(tmp_path / "data", 1)
     cache = Cache(tmp_path / "cache")
     recipe = cache_module.Recipe(federation(spacing=(1.0, 1.0), size=(12, 12)).prepare, {"lesion": (255,)})
-    cache._open(recipe)
+    cache.open(recipe)
     answer = json.loads(json.dumps(vars(preparing.attempt(cache, entries[0], recipe))))
     assert answer["cut"] == pytest.approx(0.625)
 
@@ -228,14 +232,14 @@ def test_a_picture_prepared_lying_is_prepared_again_upright(tmp_path: Path) -> N
     exif[0x0112] = 6
     Image.fromarray(np.rot90(upright)).save(entries[0].images[0], exif=exif)
     Image.fromarray(upright).save(entries[0].label)
-    found = load(cache.ensure(entries, federation(size=None), jobs=1).paths["north", "case 000"])
+    found = load(prepare_cases(cache, entries, federation(size=None), jobs=1).paths["north", "case 000"])
     assert torch.equal(found.case.image[0] > 0, found.case.label > 0)
-    assert np.array_equal(invert_label(found.case.label, found.about["geometry"]), upright > 0)
+    assert np.array_equal(invert_label(found.case.label, found.metadata["geometry"]), upright > 0)
 
 
 def test_settings_that_cannot_be_are_refused_before_any_case(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="window"):
-        Cache(tmp_path / "cache").ensure([], federation(normalise="window"))
+        prepare_cases(Cache(tmp_path / "cache"), [], federation(normalise="window"))
     assert not (tmp_path / "cache").exists()
 
 
@@ -249,7 +253,7 @@ def test_hostile_names_stay_inside_the_cache(tmp_path: Path) -> None:
     inside = tmp_path / "deep" / "er" / "cache"
     inside.parent.mkdir(parents=True)
     before = sorted(path for path in tmp_path.rglob("*"))
-    outcome = Cache(inside).ensure(entries, federation(), jobs=1)
+    outcome = prepare_cases(Cache(inside), entries, federation(), jobs=1)
     assert whole(outcome, entries) and len(set(outcome.paths.values())) == len(names)
     assert sorted(path for path in tmp_path.rglob("*") if inside not in (path, *path.parents)) == before
     assert all(path.resolve().is_relative_to(inside.resolve()) for path in outcome.paths.values())
@@ -263,9 +267,9 @@ def test_an_unwritable_folder_is_a_sentence(tmp_path: Path) -> None:
     entries = make(tmp_path / "data", 2)
     (tmp_path / "file").write_text("not a folder")
     with pytest.raises(DataError, match="cache folder .*file.* cannot be written: .*federation.yaml"):
-        Cache(tmp_path / "file").ensure(entries, federation(), jobs=1)
+        prepare_cases(Cache(tmp_path / "file"), entries, federation(), jobs=1)
     with pytest.raises(DataError, match="cannot be written"):
-        Cache(Path("/proc/nowhere")).ensure(entries, federation(), jobs=1)
+        prepare_cases(Cache(Path("/proc/nowhere")), entries, federation(), jobs=1)
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
@@ -273,7 +277,7 @@ def test_a_full_disk_is_a_sentence_and_leaves_no_half_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     entries, cache = make(tmp_path / "data", 3), Cache(tmp_path / "cache")
-    cache.ensure(entries[:1], federation(), jobs=1)
+    prepare_cases(cache, entries[:1], federation(), jobs=1)
     real = os.fsync
 
     def full(number: int) -> None:
@@ -282,10 +286,10 @@ def test_a_full_disk_is_a_sentence_and_leaves_no_half_file(
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(DataError, match=r"No space left on device\. Free some space"):
-        cache.ensure(entries, federation(), jobs=1)
+        prepare_cases(cache, entries, federation(), jobs=1)
     assert not list(cache.folder.rglob("*.partial"))
     monkeypatch.setattr(os, "fsync", real)
-    assert whole(cache.ensure(entries, federation(), jobs=1), entries)
+    assert whole(prepare_cases(cache, entries, federation(), jobs=1), entries)
 
 
 # Broken and stale files
@@ -294,27 +298,27 @@ def test_a_full_disk_is_a_sentence_and_leaves_no_half_file(
 @pytest.mark.parametrize("keep", [0, 7, 40, 500, -1])
 def test_a_truncated_file_is_noticed_and_made_again(tmp_path: Path, keep: int) -> None:
     entries, cache = make(tmp_path / "data", 2), Cache(tmp_path / "cache")
-    path = cache.ensure(entries, federation(), jobs=1).paths["north", "case 001"]
+    path = prepare_cases(cache, entries, federation(), jobs=1).paths["north", "case 001"]
     path.write_bytes(path.read_bytes()[:keep])
-    with pytest.raises(DataError, match="not a whole prepared case"):
+    with pytest.raises(DataError, match="not a complete prepared case"):
         load(path)
-    assert whole(cache.ensure(entries, federation(), jobs=1), entries)
+    assert whole(prepare_cases(cache, entries, federation(), jobs=1), entries)
 
 
 def test_another_kind_of_file_in_its_place_is_made_again(tmp_path: Path) -> None:
     entries, cache = make(tmp_path / "data", 1), Cache(tmp_path / "cache")
-    path = cache.ensure(entries, federation(), jobs=1).paths["north", "case 000"]
+    path = prepare_cases(cache, entries, federation(), jobs=1).paths["north", "case 000"]
     from safetensors.torch import save_file
 
     save_file({"image": torch.zeros(3)}, path)
-    with pytest.raises(DataError, match="no prepared case"):
+    with pytest.raises(DataError, match="not a prepared case of wardround"):
         load(path)
-    assert whole(cache.ensure(entries, federation(), jobs=1), entries)
+    assert whole(prepare_cases(cache, entries, federation(), jobs=1), entries)
 
 
 def test_half_files_of_dead_processes_are_swept_and_those_of_living_ones_left(tmp_path: Path) -> None:
     entries, cache = make(tmp_path / "data", 1), Cache(tmp_path / "cache")
-    home = cache.ensure(entries, federation(), jobs=1).paths["north", "case 000"].parent
+    home = prepare_cases(cache, entries, federation(), jobs=1).paths["north", "case 000"].parent
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
     host = prepared_file.socket.gethostname()
@@ -323,15 +327,15 @@ def test_half_files_of_dead_processes_are_swept_and_those_of_living_ones_left(tm
     for path in (dead, alive, far, ancient):
         path.touch()
     os.utime(ancient, (0, 0))
-    cache.ensure(entries, federation(), jobs=1)
+    prepare_cases(cache, entries, federation(), jobs=1)
     assert [path.exists() for path in (dead, alive, far, ancient)] == [False, True, True, False]
 
 
 def test_a_broken_index_only_costs_time(tmp_path: Path) -> None:
     entries, cache = make(tmp_path / "data", 2), Cache(tmp_path / "cache")
-    first = cache.ensure(entries, federation(), jobs=1)
+    first = prepare_cases(cache, entries, federation(), jobs=1)
     (cache.folder / "files.jsonl").write_bytes(b'["half a li\n\xff\xfe\n[1]\n{}\n3\n')
-    assert cache.ensure(entries, federation(), jobs=1) == first
+    assert prepare_cases(cache, entries, federation(), jobs=1) == first
 
 
 # Several processes
@@ -341,7 +345,7 @@ def test_helpers_do_the_same_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     """Bytes do not depend on who prepared a case; helpers are given the time to take some."""
     entries = make(tmp_path / "dätä", 12)
     entries[3].images[0].write_text("broken")
-    alone = Cache(tmp_path / "alone").ensure(entries, federation(), jobs=1)
+    alone = prepare_cases(Cache(tmp_path / "alone"), entries, federation(), jobs=1)
     monkeypatch.setattr(preparing, "PATIENCE", 0.0)
     workers: set[int] = set()
     mine = preparing.attempt
@@ -358,7 +362,7 @@ def test_helpers_do_the_same_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         return launched(self)
 
     monkeypatch.setattr(preparing.Helper, "_launched", watched)
-    together = Cache(tmp_path / "together").ensure(entries, federation(), jobs=2)
+    together = prepare_cases(Cache(tmp_path / "together"), entries, federation(), jobs=2)
     assert len(workers) == 1
     assert together.failures == alone.failures and len(alone.failures) == 1
     for place, path in alone.paths.items():
@@ -373,7 +377,7 @@ def test_a_helper_that_cannot_start_is_done_without(tmp_path: Path, monkeypatch:
         lambda: {**os.environ, "PYTHONPATH": "/nowhere", "PYTHONHOME": "/nowhere"},
     )
     entries = make(tmp_path / "data", 6)
-    assert whole(Cache(tmp_path / "cache").ensure(entries, federation(), jobs=3), entries)
+    assert whole(prepare_cases(Cache(tmp_path / "cache"), entries, federation(), jobs=3), entries)
 
 
 KILLS = """
@@ -382,7 +386,7 @@ from pathlib import Path
 from wardround.data.preparing import prepared_file
 from wardround.data.preparing.cache import Cache
 from wardround.data.federation_file import FederationFile
-from wardround.data.preparing.pool import entry_again
+from wardround.data.preparing.pool import entry_again, prepare_cases
 
 entries, file, folder = json.load(sys.stdin)
 entries, file, cache = [entry_again(e) for e in entries], FederationFile.model_validate(file), Cache(Path(folder))
@@ -396,7 +400,7 @@ prepared_file.tensor_parts = slowly
 def child():
     pid = os.fork()
     if pid == 0:
-        outcome = cache.ensure(entries, file, jobs=1)
+        outcome = prepare_cases(cache, entries, file, jobs=1)
         os._exit(0 if len(outcome.paths) == len(entries) else 1)
     return pid
 
@@ -437,6 +441,6 @@ def test_kill_9_at_any_time_and_two_runs_at_once(tmp_path: Path) -> None:
     assert halves > 0 and made < 16  # the kills did find it at work
     assert both == [0, 0]
     before = files_under(cache.folder)
-    assert len(before) == 16 and whole(cache.ensure(entries, federation(), jobs=1), entries)
+    assert len(before) == 16 and whole(prepare_cases(cache, entries, federation(), jobs=1), entries)
     assert files_under(cache.folder) == before  # all of it was there
     assert not list(cache.folder.rglob("*.partial"))

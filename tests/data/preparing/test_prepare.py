@@ -385,7 +385,7 @@ def test_numbers_for_another_dimension_are_refused(name: str) -> None:
 
 
 def test_a_spacing_that_explodes_is_refused() -> None:
-    with pytest.raises(DataError, match="look at its spacing"):
+    with pytest.raises(DataError, match="check its spacing"):
         prepare_case(volume(np.ones((40, 50))), None, PrepareSettings(spacing=(1e-4, 1e-4)), {})
 
 

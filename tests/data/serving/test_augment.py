@@ -12,11 +12,11 @@ from wardround.data.cases import Batch
 from wardround.data.serving.augment import (
     Augmentation,
     Shading,
-    resampled,
-    rotations,
-    source_grid,
+    apply_bias_field,
+    make_rotations,
+    make_source_grid,
+    resample,
     spline_basis,
-    uneven,
 )
 from wardround.errors import ConfigError
 
@@ -42,14 +42,14 @@ def by_scipy(image: torch.Tensor, matrix: np.ndarray, order: int) -> np.ndarray:
 
 @mark.parametrize("sides", [(24, 40), (40, 24), (21, 16, 30)], ids=str)
 def test_a_rotation_is_scipys_on_grids_of_unequal_sides(sides: tuple[int, ...]) -> None:
-    turn = rotations(torch.tensor([25.0]), len(sides), torch.Generator().manual_seed(3))
+    rotation = make_rotations(torch.tensor([25.0]), len(sides), torch.Generator().manual_seed(3))
     given = batch(*sides, count=1)
-    grid = source_grid(turn, None, given.image)
+    grid = make_source_grid(rotation, None, given.image)
 
-    image = resampled(given.image, grid, "bilinear")
-    label = resampled(given.label[:, None], grid, "nearest")
+    image = resample(given.image, grid, "bilinear")
+    label = resample(given.label[:, None], grid, "nearest")
 
-    matrix = turn[0].double().numpy()
+    matrix = rotation[0].double().numpy()
     np.testing.assert_allclose(matrix @ matrix.T, np.eye(len(sides)), atol=1e-6)
     np.testing.assert_allclose(np.linalg.det(matrix), 1, atol=1e-6)
     assert np.isclose(np.trace(matrix), 2 * np.cos(np.deg2rad(25)) + len(sides) - 2)
@@ -59,11 +59,11 @@ def test_a_rotation_is_scipys_on_grids_of_unequal_sides(sides: tuple[int, ...]) 
 
 def test_a_quarter_turn_of_a_square_moves_every_voxel_whole() -> None:
     given = batch(16, 16, count=1)
-    grid = source_grid(rotations(torch.tensor([90.0]), 2, torch.Generator()), None, given.image)
+    grid = make_source_grid(make_rotations(torch.tensor([90.0]), 2, torch.Generator()), None, given.image)
 
-    turned = resampled(given.image, grid, "bilinear")
+    rotated = resample(given.image, grid, "bilinear")
 
-    assert any(torch.allclose(turned, torch.rot90(given.image, k, (2, 3)), atol=1e-4) for k in (1, 3))
+    assert any(torch.allclose(rotated, torch.rot90(given.image, k, (2, 3)), atol=1e-4) for k in (1, 3))
 
 
 @mark.parametrize("sides", [(24, 40), (20, 16, 12)], ids=str)
@@ -71,14 +71,16 @@ def test_a_scale_is_scipys_and_above_one_makes_things_larger(sides: tuple[int, .
     given = batch(*sides, count=1)
     matrix = torch.eye(len(sides))[None] / 1.3
 
-    image = resampled(given.image, source_grid(matrix, None, given.image), "bilinear")
+    image = resample(given.image, make_source_grid(matrix, None, given.image), "bilinear")
 
     np.testing.assert_allclose(
         image[0, 1], by_scipy(given.image[0, 1], matrix[0].double().numpy(), 1), atol=2e-3
     )
     ball = torch.zeros(1, 1, 33, 33)
     ball[..., 12:21, 12:21] = 1
-    assert resampled(ball, source_grid(torch.eye(2)[None] / 2, None, ball), "nearest").sum() > 3 * ball.sum()
+    assert (
+        resample(ball, make_source_grid(torch.eye(2)[None] / 2, None, ball), "nearest").sum() > 3 * ball.sum()
+    )
 
 
 def test_knots_that_all_move_alike_shift_the_image() -> None:
@@ -86,7 +88,7 @@ def test_knots_that_all_move_alike_shift_the_image() -> None:
     knots = torch.zeros(1, 2, 7, 7)
     knots[:, 1] = 0.25  # a quarter of the knots' distance, which is 48 / 4 voxels
 
-    image = resampled(given.image, source_grid(torch.eye(2)[None], knots, given.image), "bilinear")
+    image = resample(given.image, make_source_grid(torch.eye(2)[None], knots, given.image), "bilinear")
 
     assert torch.allclose(image[..., :-3], given.image[..., 3:], atol=1e-3)
     assert torch.allclose(spline_basis(37).sum(dim=1), torch.ones(37, dtype=torch.float64))
@@ -98,7 +100,7 @@ def test_the_strongest_elastic_field_does_not_fold(sides: tuple[int, ...]) -> No
     image = torch.zeros(4, 1, *sides)
     knots = (torch.rand(4, len(sides), *[7] * len(sides), generator=draw) * 2 - 1).sign() * 0.4
 
-    grid = source_grid(torch.eye(len(sides)).expand(4, -1, -1), knots, image).double()
+    grid = make_source_grid(torch.eye(len(sides)).expand(4, -1, -1), knots, image).double()
 
     steps = [torch.diff(grid, dim=axis + 1) for axis in range(len(sides))]
     inner = [step[(slice(None), *[slice(0, side - 1) for side in sides])] for step in steps]
@@ -179,7 +181,7 @@ def test_the_bias_field_is_smooth_bounded_and_leaves_the_dark_dark(sides: tuple[
     image = torch.full((5, 2, *sides), 3.0)
     image[(slice(None), slice(None), *[0] * len(sides))] = 1.0  # the darkest voxel
 
-    field = (uneven(image, float(np.log(1.5)), torch.Generator().manual_seed(2)) - 1) / 2
+    field = (apply_bias_field(image, float(np.log(1.5)), torch.Generator().manual_seed(2)) - 1) / 2
     rest = field[..., 1:]
 
     assert torch.equal(field[(slice(None), slice(None), *[0] * len(sides))], torch.zeros(5, 2))

@@ -4,20 +4,20 @@ import torch
 from pytest import mark, raises
 
 from wardround.data.cases import Case
-from wardround.data.serving.patches import PatchSplit, cut, limits, start_of, usual_patch
-from wardround.data.serving.resident import Stored
+from wardround.data.serving.patches import PatchSplit, choose_patch, choose_start, crop_patch, start_limits
+from wardround.data.serving.resident import StoredCase
 from wardround.errors import ConfigError, DataError
 from wardround.training.workbench import in_order
 
 
-def stored(name: str, *shape: int, lesion: tuple[int, ...] | None = None, value: int = 1) -> Stored:
+def stored(name: str, *shape: int, lesion: tuple[int, ...] | None = None, value: int = 1) -> StoredCase:
     """An image in which every voxel knows its place, and a lesion of one voxel."""
     places = torch.cartesian_prod(*[torch.arange(side) for side in shape]).T.reshape(len(shape), *shape)
     label = torch.zeros(shape, dtype=torch.uint8)
     if lesion is not None:
         label[lesion] = value
     voxels = {value: (label == value).nonzero()} if lesion is not None else {}
-    return Stored(Case(name, places.float(), label, (1.0,) * len(shape)), voxels)
+    return StoredCase(Case(name, places.float(), label, (1.0,) * len(shape)), voxels)
 
 
 def draw(seed: int = 0) -> torch.Generator:
@@ -61,7 +61,9 @@ def test_a_rare_class_is_drawn_as_often_as_a_common_one() -> None:
     case.case.label[:30, :30] = 1
     case.case.label[55, 55] = 2
     voxels = {value: (case.case.label == value).nonzero() for value in (1, 2)}
-    split = PatchSplit([Stored(case.case, {**voxels, 3: torch.zeros(0, 2, dtype=torch.long)})], (4, 4), 1.0)
+    split = PatchSplit(
+        [StoredCase(case.case, {**voxels, 3: torch.zeros(0, 2, dtype=torch.long)})], (4, 4), 1.0
+    )
 
     labels = split.batch([0] * 1000, draw()).label
 
@@ -115,16 +117,16 @@ def test_a_patch_of_other_dimensions_is_refused_with_the_case() -> None:
 
 def test_places_at_the_very_ends() -> None:
     case = stored("a", 10, 3, lesion=(9, 0))
-    assert limits((10, 3), (4, 8)) == [(0, 6), (-5, 0)]
-    assert start_of(case, (4, 8), 1.0, [0.0, 0.999, 0.999, 0.5, 0.5]) == (6, -4)
-    assert start_of(case, (4, 8), 0.0, [0.5, 0.5, 0.5, 0.999999, 0.0]) == (6, -5)
-    image, label = cut(case, (6, -5), (4, 8))
+    assert start_limits((10, 3), (4, 8)) == [(0, 6), (-5, 0)]
+    assert choose_start(case, (4, 8), 1.0, [0.0, 0.999, 0.999, 0.5, 0.5]) == (6, -4)
+    assert choose_start(case, (4, 8), 0.0, [0.5, 0.5, 0.5, 0.999999, 0.0]) == (6, -5)
+    image, label = crop_patch(case, (6, -5), (4, 8))
     assert image[1, 0].tolist() == [0, 0, 0, 0, 0, 0, 1, 2] and label.nonzero().tolist() == [[3, 5]]
 
 
 def test_a_change_of_the_images_comes_before_cutting() -> None:
     case = stored("a", 20, 20)
-    changed = Stored(case.case, {}, lambda image: image - image.mean())
+    changed = StoredCase(case.case, {}, lambda image: image - image.mean())
 
     whole = changed.image
     part = PatchSplit([changed], (4, 4), 0.0).batch([0], draw()).image
@@ -133,5 +135,5 @@ def test_a_change_of_the_images_comes_before_cutting() -> None:
 
 
 def test_a_patch_nobody_chose_fits_the_volumes() -> None:
-    assert usual_patch([(240, 240, 155), (250, 230, 24), (256, 256, 30)]) == (96, 96, 32)
-    assert usual_patch([(5, 100), (7, 120), (9, 90)]) == (16, 96)
+    assert choose_patch([(240, 240, 155), (250, 230, 24), (256, 256, 30)]) == (96, 96, 32)
+    assert choose_patch([(5, 100), (7, 120), (9, 90)]) == (16, 96)

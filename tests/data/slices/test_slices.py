@@ -14,7 +14,7 @@ from helpers import call
 
 from wardround.data.federation_file import PrepareSettings, SliceSettings, load
 from wardround.data.preparing.cache import Recipe
-from wardround.data.proposing.init import propose
+from wardround.data.proposing.proposal import propose
 from wardround.data.readers.image_files import Volume, read_image, read_label
 from wardround.data.slices import cutting as module
 from wardround.data.slices.cutting import cut, flat

@@ -1,20 +1,20 @@
-"""How far hospitals are apart, by their fingerprints (`measure`), in numbers, words and a picture.
+"""Distance: how much clients differ by their fingerprints, in numbers, words and a picture.
 
-`compare` measures, between every two clients, how far they are apart at the least: two standard errors are
-taken off, so that a small client is not called different by chance.
+`compare` gives a lower bound for every two clients: two standard errors are subtracted, so that a small
+client is not called different by chance.
 
     brightness  area between the intensity quantile curves (1-Wasserstein), by their 5-to-95 % width
-    contrast    the same of curves brought to mean 0 and SD 1 case by case: what is left after a z-score
+    contrast    the same of curves with mean 0 and SD 1 in each case: what is left after a z-score
     spacing     log2 of the ratio of median spacings, the axis where it is largest
     shape       log2 of the ratio of median numbers of voxels, the axis where it is largest
     foreground  log2 of the ratio of median foreground sizes, the class where it is largest
     amount      log2 of the ratio of numbers of cases
 
-The verdict calls an aspect different from the first of these values on, strongly different from the second:
-brightness 0.1 and 0.3 widths; contrast 0.1 and 0.25 SD; spacing a factor of 1.25 and 2; shape 1.5 and 2;
-foreground 1.5 and 2.5; amount 3 and 10. It goes by the pair that differs most. Whom a plain average serves
-worst is a guess: the client farthest from all cases, its own included, every aspect in units of "strongly".
-The values are ours, set on the made-up hospitals and on polyp, fundus and glioma images; no law of nature.
+The verdict is by the pair that differs most. It calls an aspect different from the first of these values on,
+strongly different from the second: brightness 0.1 and 0.3 widths; contrast 0.1 and 0.25 SD; spacing a factor
+of 1.25 and 2; shape 1.5 and 2; foreground 1.5 and 2.5; amount 3 and 10. The values are our choice, set on
+synthetic hospitals and on polyp, fundus and glioma images. The client that a plain average serves worst is
+estimated: the one farthest from all cases, its own included, every aspect in units of "strongly".
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from wardround.errors import DataError
 from wardround.tables import Table, one_line
 from wardround.text import clipped
 
-FARTHEST = 10.0  # of two quantile curves; beyond, a number says no more
+FARTHEST = 10.0  # largest distance reported for two quantile curves
 ASPECTS = {
     "brightness": (0.1, 0.3),
     "contrast": (0.1, 0.25),
@@ -53,8 +53,8 @@ WORDS = {
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """How far clients are apart.
+class FingerprintComparison:
+    """How much clients differ.
 
     clients: those that could be compared; distances: aspect -> (clients, clients), as the top of this file
     defines them; withheld: clients with too few cases.
@@ -66,13 +66,13 @@ class Comparison:
     withheld: tuple[str, ...]
     verdict: str
 
-    def table(self) -> Table:
-        """One row a client: what it has, and its mean distance to the others."""
+    def as_table(self) -> Table:
+        """One row per client: what it has, and its mean distance to the others."""
         rows: list[list[Any]] = []
         for one in self.fingerprints:
             known = one.client in self.clients
-            row: list[Any] = [one.client, one.cases, one.groups, sides(one.shape), sides(one.spacing)]
-            row.append(size_in_words(one))
+            shape, spacing = format_sides(one.shape), format_sides(one.spacing)
+            row: list[Any] = [one.client, one.cases, one.groups, shape, spacing, format_foreground(one)]
             for matrix in self.distances.values():
                 others = len(self.clients) - 1
                 place = self.clients.index(one.client) if known else 0
@@ -82,9 +82,9 @@ class Comparison:
         heads = ["client", "cases", "groups", "shape", "spacing", "foreground", *distances]
         return Table("Fingerprints", heads, rows, self.verdict, width=60)
 
-    def as_json(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Any]:
         return {
-            "fingerprints": [one.as_json() for one in self.fingerprints],
+            "fingerprints": [one.as_dict() for one in self.fingerprints],
             "clients": list(self.clients),
             "distances": {name: matrix.round(4).tolist() for name, matrix in self.distances.items()},
             "thresholds": {name: list(limits) for name, limits in ASPECTS.items()},
@@ -92,56 +92,53 @@ class Comparison:
             "verdict": self.verdict,
         }
 
-    def picture(self, path: Path) -> None:
-        """A heat map of each aspect, and the intensity quantile curves of each channel."""
-        draw(self, path)
 
-
-def compare(fingerprints: Sequence[Fingerprint]) -> Comparison:
-    """Distances between the clients, and what they mean in plain words."""
+def compare(fingerprints: Sequence[Fingerprint]) -> FingerprintComparison:
+    """Measure the distances between clients, and say what they mean."""
     known = [one for one in fingerprints if one.is_open]
     check_comparable(known)
     distances = {name: np.zeros((len(known), len(known))) for name in ASPECTS}
     for (a, one), (b, other) in itertools.combinations(enumerate(known), 2):
-        for name, value in between(one, other).items():
+        for name, value in measure_distances(one, other).items():
             distances[name][a, b] = distances[name][b, a] = value
     names = tuple(one.client for one in known)
     withheld = tuple(one.client for one in fingerprints if not one.is_open)
-    return Comparison(tuple(fingerprints), names, distances, withheld, judge(known, distances, withheld))
+    verdict = judge(known, distances, withheld)
+    return FingerprintComparison(tuple(fingerprints), names, distances, withheld, verdict)
 
 
 def check_comparable(known: Sequence[Fingerprint]) -> None:
-    """Refuse clients of one name, of other dimensions or of other channels, each in a sentence."""
+    """Refuse two clients of one name, and clients that differ in dimensions or channels."""
     for one, what in itertools.product(known, ("dimensions", "channels")):
         field = "shape" if what == "dimensions" else "intensity"
         here, there = len(getattr(one, field)), len(getattr(known[0], field))
         if here != there:
             raise DataError(
                 f"client '{one.client}' has {here} {what}, client '{known[0].client}' {there}; "
-                "one model needs the same at all. Check with: wardround data check"
+                "one model needs the same everywhere. Check with: wardround data check"
             )
     names = [one.client for one in known]
     if len(set(names)) < len(names):
         raise DataError(f"Two fingerprints are of client '{max(names, key=names.count)}'; rename one.")
 
 
-def between(one: Fingerprint, other: Fingerprint) -> dict[str, float]:
+def measure_distances(one: Fingerprint, other: Fingerprint) -> dict[str, float]:
     """The distance of two clients in every aspect."""
     pairs = zip(one.intensity, other.intensity, strict=True)
     widths = [(a.mean[-2] - a.mean[1] + b.mean[-2] - b.mean[1]) / 2 for a, b in pairs]  # 5 to 95 %
     spacings = [log_ratio(a.median, b.median) for a, b in zip(one.spacing, other.spacing, strict=True)]
     shapes = [log_ratio(a.median, b.median) for a, b in zip(one.shape, other.shape, strict=True)]
     return {
-        "brightness": curve_distance(one, other, "intensity", widths),
-        "contrast": curve_distance(one, other, "contrast", [1.0] * len(widths)),
+        "brightness": measure_curves(one, other, "intensity", widths),
+        "contrast": measure_curves(one, other, "contrast", [1.0] * len(widths)),
         "spacing": max(spacings, default=0.0),
         "shape": max(shapes, default=0.0),
-        "foreground": foreground_distance(one, other),
+        "foreground": measure_foreground(one, other),
         "amount": log_ratio(float(one.cases), float(other.cases)),
     }
 
 
-def curve_distance(one: Fingerprint, other: Fingerprint, field: str, units: Sequence[float]) -> float:
+def measure_curves(one: Fingerprint, other: Fingerprint, field: str, units: Sequence[float]) -> float:
     """1-Wasserstein distance of the quantile curves less two standard errors, in units; the worst channel."""
     found = [0.0]
     for a, b, unit in zip(getattr(one, field), getattr(other, field), units, strict=True):
@@ -153,7 +150,7 @@ def curve_distance(one: Fingerprint, other: Fingerprint, field: str, units: Sequ
     return max(found)
 
 
-def foreground_distance(one: Fingerprint, other: Fingerprint) -> float:
+def measure_foreground(one: Fingerprint, other: Fingerprint) -> float:
     """Ratio of median sizes (as log2) less two standard errors; the class where it is largest."""
     found = [0.0]
     for name in one.foreground.keys() & other.foreground.keys():
@@ -177,45 +174,47 @@ def log_ratio(one: float, other: float) -> float:
     return abs(math.log2(one / other)) if one > 0 and other > 0 else 0.0
 
 
-# In plain words
+# Verdict
 
 
 def judge(known: Sequence[Fingerprint], distances: Mapping[str, Matrix], withheld: Sequence[str]) -> str:
     """The verdict, by the limits at the top of this file."""
     if len(known) < 2:
-        said = [
-            "Fewer than two clients have enough cases to be compared: nothing can be said of how they differ."
-        ]
+        sentences = ["Fewer than two clients have enough cases to be compared."]
     else:
         largest = {name: float(matrix.max()) for name, matrix in distances.items()}
         strong = [name for name, value in largest.items() if value >= ASPECTS[name][1]]
         some = [name for name, value in largest.items() if ASPECTS[name][0] <= value < ASPECTS[name][1]]
-        said = [differences(known, distances, strong, some), *advice(strong, some), *lacking(known)]
+        sentences = [
+            describe_differences(known, distances, strong, some),
+            *advise(strong, some),
+            *describe_missing_classes(known),
+        ]
     if withheld:
-        said.append(f"Not compared, for too few patients: {listed([quoted(name) for name in withheld])}.")
-    said.append("These are summary numbers: how outlines are drawn shows only where it changes sizes.")
-    return " ".join(said)
+        names = join_words([quote(name) for name in withheld])
+        sentences.append(f"Not compared, because of too few patients: {names}.")
+    sentences.append("These are summary numbers: annotation styles show only where they change sizes.")
+    return " ".join(sentences)
 
 
-def differences(
+def describe_differences(
     known: Sequence[Fingerprint], distances: Mapping[str, Matrix], strong: Sequence[str], some: Sequence[str]
 ) -> str:
-    """In what clients differ, and what to expect of a plain average."""
+    """Say in what clients differ, and what to expect of a plain average."""
     if not strong and not some:
-        return "Clients look alike: a plain average (fedavg) should serve all of them about equally well."
+        return "Clients are alike: a plain average (fedavg) should serve all of them about equally well."
     parts = [
-        f"{how} in {listed([WORDS.get(n, n) for n in names])}"
+        f"{how} in {join_words([WORDS.get(n, n) for n in names])}"
         for how, names in (("strongly", strong), ("somewhat", some))
         if names
     ]
     text = f"Clients differ {' and '.join(parts)}"
-    looks = [name for name in (*strong, *some) if name != "amount"]
-    if not looks:
+    if not {*strong, *some} - {"amount"}:
         most = max(known, key=lambda one: int(one.cases))
-        return f"{text}: a plain average (fedavg) goes by cases and will follow {quoted(most.client)}."
-    odd = odd_one(known, distances)
-    share = int(odd.cases) / sum(int(one.cases) for one in known)
-    who = f"{quoted(odd.client)}, the farthest from the others and {share:.0%} of the cases"
+        return f"{text}: a plain average (fedavg) weighs by cases and will follow {quote(most.client)}."
+    farthest = find_farthest(known, distances)
+    share = int(farthest.cases) / sum(int(one.cases) for one in known)
+    who = f"{quote(farthest.client)}, the farthest from the others and {share:.0%} of the cases"
     if {"contrast", "foreground"} & set(strong):
         return f"{text}: expect a plain average (fedavg) to serve {who}, worst."
     if set(strong) - {"amount"}:  # what preparing takes out
@@ -223,60 +222,60 @@ def differences(
     return f"{text}: a plain average (fedavg) is a fair start; watch {who}."
 
 
-def odd_one(known: Sequence[Fingerprint], distances: Mapping[str, Matrix]) -> Fingerprint:
-    """The client farthest from all cases, which a plain average goes by; aspects in units of "strongly"."""
+def find_farthest(known: Sequence[Fingerprint], distances: Mapping[str, Matrix]) -> Fingerprint:
+    """The client farthest from all cases, which a plain average weighs by; aspects in units of "strongly"."""
     cases = np.array([float(one.cases) for one in known])
     together = sum(matrix / ASPECTS[name][1] for name, matrix in distances.items() if name != "amount")
     apart = (together * cases).sum(axis=1)
     return known[int(np.argmax(apart))]
 
 
-def advice(strong: Sequence[str], some: Sequence[str]) -> list[str]:
-    """What may be done about it."""
-    said = []
+def advise(strong: Sequence[str], some: Sequence[str]) -> list[str]:
+    """Say what can be done about it."""
+    sentences = []
     either = {*strong, *some}
     if "brightness" in either:
         rest = ", but not the contrast" if "contrast" in either else ""
-        said.append(f"A z-score of each case (prepare.normalise) takes out the brightness{rest}.")
+        sentences.append(f"A z-score of each case (prepare.normalise) takes out the brightness{rest}.")
     if "spacing" in either:
-        said.append("Resample all to one spacing (prepare.spacing).")
+        sentences.append("Resample all to one spacing (prepare.spacing).")
     elif "shape" in either:
-        said.append("Bring all to one size (prepare.size), or to one spacing where files tell the true one.")
+        sentences.append("Bring all to one size (prepare.size), or to one spacing where files state it.")
     if {"contrast", "foreground"} & set(strong):
-        said.append("Compare it with methods for clients that differ (wardround methods).")
-    return said
+        sentences.append("Compare it with methods for clients that differ (wardround methods).")
+    return sentences
 
 
-def lacking(known: Sequence[Fingerprint]) -> list[str]:
-    """A sentence on classes that some clients have too rarely to describe."""
+def describe_missing_classes(known: Sequence[Fingerprint]) -> list[str]:
+    """A sentence on each class that some clients have too rarely to describe."""
     every = sorted({name for one in known for name, own in one.foreground.items() if own is not None})
-    said = []
+    sentences = []
     for name in every:
-        without = [quoted(one.client) for one in known if one.foreground.get(name) is None]
+        without = [quote(one.client) for one in known if one.foreground.get(name) is None]
         if without:
-            said.append(f"{quoted(name)} is drawn in few or no cases of {listed(without)}.")
-    return said
+            sentences.append(f"{quote(name)} is labelled in few or no cases of {join_words(without)}.")
+    return sentences
 
 
-def quoted(name: str) -> str:
-    """A name from elsewhere, on one line and not too long."""
+def quote(name: str) -> str:
+    """A client's or class name on one line, not too long."""
     return f"'{one_line(name, 40)}'"
 
 
-def listed(words: Sequence[str]) -> str:
+def join_words(words: Sequence[str]) -> str:
     """
-    >>> listed(["a", "b", "c"])
+    >>> join_words(["a", "b", "c"])
     'a, b and c'
     """
     return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
-def sides(axes: Sequence[Range]) -> str:
+def format_sides(axes: Sequence[Range]) -> str:
     """Medians, as 160 x 213."""
     return " x ".join(f"{axis.median:g}" for axis in axes) or "withheld"
 
 
-def size_in_words(one: Fingerprint) -> str:
+def format_foreground(one: Fingerprint) -> str:
     found = one.foreground.get(ALL)
     if found is None:
         return "withheld" if ALL in one.foreground or not one.is_open else "no labels"
@@ -287,8 +286,8 @@ def size_in_words(one: Fingerprint) -> str:
 # Picture
 
 
-def draw(found: Comparison, path: Path) -> None:
-    """Top: a heat map of each aspect; below: quantile curves of each channel, as stored and standardised."""
+def save_picture(found: FingerprintComparison, path: Path) -> None:
+    """Draw a heat map of each aspect, and quantile curves of each channel, as stored and standardised."""
     from matplotlib.figure import Figure
 
     known = [one for one in found.fingerprints if one.client in found.clients]
@@ -322,7 +321,7 @@ def draw(found: Comparison, path: Path) -> None:
 
 
 def draw_map(axis: Any, matrix: Matrix, name: str, clients: Sequence[str]) -> None:
-    """Colours go from alike (0) to twice the limit of "strongly"."""
+    """A heat map from 0 to twice the limit of "strongly"."""
     strong = ASPECTS[name][1]
     axis.imshow(matrix, vmin=0, vmax=2 * strong, cmap="YlOrRd")
     axis.set_title(f"{WORDS.get(name, name)}\nstrong from {strong:.2g}", fontsize=9)
@@ -338,7 +337,7 @@ def draw_map(axis: Any, matrix: Matrix, name: str, clients: Sequence[str]) -> No
 
 
 def draw_curves(axis: Any, known: Sequence[Fingerprint], field: str, channel: int) -> None:
-    """One line a client: intensity at each level."""
+    """One line per client: intensity at each level."""
     from matplotlib import colormaps
 
     palette = colormaps["tab10" if len(known) <= 10 else "viridis"]

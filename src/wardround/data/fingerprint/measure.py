@@ -1,11 +1,9 @@
-"""Fingerprints: what a hospital may share before training.
+"""Measure: the fingerprint of a client's data, which a hospital may share before training.
 
 A `Fingerprint` holds counts, shapes, spacings, intensity quantiles averaged over cases, and quantiles of
-foreground size; no name but the client's, no value of a single case. The minimum-count rule: with fewer than
-`minimum` groups (patients) only that is said, and a class that fewer of them have is not described either.
-Numbers are rounded to three digits, so that a quantile does not give away the case it falls on.
-
-`data.fingerprint.distance` holds those of several hospitals against each other.
+foreground size; no name but the client's, no value of a single case. With fewer than `minimum` groups
+(patients) only that is reported, and a class that fewer of them have is not described either. Numbers are
+rounded to three digits, so that a quantile does not reveal the case it falls on.
 """
 
 from __future__ import annotations
@@ -26,36 +24,36 @@ from wardround.errors import DataError
 
 LEVELS = (1.0, 5.0, 25.0, 50.0, 75.0, 95.0, 99.0)  # per cent, of the intensities of a case
 SIZE_LEVELS = (10.0, 25.0, 50.0, 75.0, 90.0)  # per cent, of the foreground sizes of the cases
-MOST_VOXELS = 500_000  # of a channel are looked at; more would not move a quantile
+MOST_VOXELS = 500_000  # of a channel are read; more would not move a quantile
 ALL = "foreground"  # all classes together
 Matrix = NDArray[np.float64]
 Read = Callable[[Entry], tuple[Volume, Volume | None]]
 
 
-class Part(BaseModel):
-    """Travels as JSON: what is unknown or not a number is refused."""
+class FingerprintModel(BaseModel):
+    """Sent as JSON: unknown fields and numbers that are not finite are refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
-class Range(Part):
+class Range(FingerprintModel):
     low: float
     median: float
     high: float
 
 
-class Curve(Part):
-    """Quantiles of one channel at LEVELS, averaged over the cases, and their SD between cases."""
+class Curve(FingerprintModel):
+    """Quantiles of one channel at LEVELS: mean and SD over the cases."""
 
     mean: tuple[float, ...] = Field(min_length=len(LEVELS), max_length=len(LEVELS))
     sd: tuple[float, ...] = Field(min_length=len(LEVELS), max_length=len(LEVELS))
 
 
-class Sizes(Part):
-    """How large a class is where it is there, quantiles at SIZE_LEVELS.
+class Sizes(FingerprintModel):
+    """How large a class is where it is present: quantiles at SIZE_LEVELS.
 
     share: of the cases that have it, to a tenth; fraction: of the image; volume: in mm to the power of the
-    dimensions, None where files tell no spacing.
+    dimensions, None where files have no spacing.
     """
 
     share: float
@@ -63,8 +61,8 @@ class Sizes(Part):
     volume: tuple[float, ...] | None = Field(None, min_length=len(SIZE_LEVELS), max_length=len(SIZE_LEVELS))
 
 
-class Fingerprint(Part):
-    """One client. cases, groups: a number, or in words ("fewer than 5") where too few; then nothing follows.
+class Fingerprint(FingerprintModel):
+    """One client. cases, groups: a number, or "fewer than 5" where there are too few; then the rest is empty.
 
     foreground: class -> sizes; None for a class that too few cases have.
     """
@@ -87,15 +85,15 @@ class Fingerprint(Part):
 
     @property
     def is_open(self) -> bool:
-        """Whether there were enough cases to say more than that."""
+        """Whether there were enough cases to share more than their count."""
         return isinstance(self.cases, int) and isinstance(self.groups, int) and bool(self.intensity)
 
-    def as_json(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Any]:
         return self.model_dump(mode="json")
 
     @classmethod
-    def from_json(cls, value: Any) -> Fingerprint:
-        """What a hospital sent, checked."""
+    def from_dict(cls, value: Any) -> Fingerprint:
+        """Check what a hospital sent."""
         try:
             return cls.model_validate(value)
         except ValidationError as error:
@@ -108,8 +106,8 @@ class Fingerprint(Part):
 
 
 @dataclass(frozen=True)
-class Look:
-    """One case, at home: quantiles of each channel, raw and standardised, and the voxels of each class."""
+class CaseStatistics:
+    """One case, never shared: quantiles of each channel, raw and standardised; voxels of each class."""
 
     group: str
     shape: tuple[int, ...]
@@ -120,7 +118,7 @@ class Look:
     knows_spacing: bool
 
 
-def fingerprint(
+def measure_client(
     entries: Sequence[Entry],
     read: Read,
     *,
@@ -141,26 +139,26 @@ def fingerprint(
         return Fingerprint(
             client=client, cases=few if len(entries) < minimum else f"{minimum} or more", groups=few
         )
-    looks = [look_at(entry, *read(entry), labels) for entry in entries]
-    for entry, look in zip(entries, looks, strict=True):
-        if (len(look.shape), len(look.raw)) != (len(looks[0].shape), len(looks[0].raw)):
+    cases = [measure_case(entry, *read(entry), labels) for entry in entries]
+    for entry, case in zip(entries, cases, strict=True):
+        if (len(case.shape), len(case.raw)) != (len(cases[0].shape), len(cases[0].raw)):
             raise DataError(
-                f"{entry.where} has {len(look.shape)} dimensions and {len(look.raw)} channels, but the first "
-                f"case of the client has {len(looks[0].shape)} and {len(looks[0].raw)}. Leave one kind out."
+                f"{entry.where} has {len(case.shape)} dimensions and {len(case.raw)} channels, but the first "
+                f"case of the client has {len(cases[0].shape)} and {len(cases[0].raw)}. Leave one kind out."
             )
     return Fingerprint(
         client=client,
         cases=len(entries),
         groups=num_groups,
-        shape=ranges([look.shape for look in looks]),
-        spacing=ranges([look.spacing for look in looks]),
-        intensity=curves([look.raw for look in looks]),
-        contrast=curves([look.standard for look in looks]),
-        foreground=sizes(looks, minimum),
+        shape=summarise_ranges([case.shape for case in cases]),
+        spacing=summarise_ranges([case.spacing for case in cases]),
+        intensity=average_curves([case.raw for case in cases]),
+        contrast=average_curves([case.standard for case in cases]),
+        foreground=summarise_sizes(cases, minimum),
     )
 
 
-def fingerprints(
+def measure_clients(
     entries: Iterable[Entry],
     read: Read,
     *,
@@ -170,26 +168,28 @@ def fingerprints(
     """The fingerprints of all clients, sorted by name."""
     ordered = sorted(entries, key=lambda entry: (entry.client, entry.name))
     return [
-        fingerprint(list(own), read, minimum=minimum, labels=labels)
+        measure_client(list(own), read, minimum=minimum, labels=labels)
         for _, own in itertools.groupby(ordered, key=lambda entry: entry.client)
     ]
 
 
-def look_at(
+def measure_case(
     entry: Entry, image: Volume, label: Volume | None, labels: Mapping[str, tuple[int, ...]] | None
-) -> Look:
-    """What a fingerprint needs of one case."""
+) -> CaseStatistics:
+    """Measure what a fingerprint needs of one case."""
     flat = image.data.reshape(len(image.data), -1)
     flat = flat[:, :: max(1, flat.shape[1] // MOST_VOXELS)].astype(np.float64)
     flat = flat[:, np.isfinite(flat).all(axis=0)]
     if flat.size == 0:
-        raise DataError(f"{entry.where}: the image has no voxel with a number; leave the case out.")
+        raise DataError(f"{entry.where}: the image has no finite voxel; leave the case out.")
     raw = np.percentile(flat, LEVELS, axis=1).T  # (C, levels)
     spread = flat.std(axis=1, keepdims=True)
     standard = (raw - flat.mean(axis=1, keepdims=True)) / np.where(spread > 0, spread, 1.0)
     shape = tuple(int(side) for side in image.data.shape[1:])
     voxels = None if label is None else count_voxels(label.data, labels)
-    return Look(entry.group, shape, tuple(image.spacing), raw, standard, voxels, image.affine is not None)
+    return CaseStatistics(
+        entry.group, shape, tuple(image.spacing), raw, standard, voxels, image.affine is not None
+    )
 
 
 def count_voxels(label: NDArray[Any], labels: Mapping[str, tuple[int, ...]] | None) -> dict[str, int]:
@@ -201,52 +201,52 @@ def count_voxels(label: NDArray[Any], labels: Mapping[str, tuple[int, ...]] | No
     return {ALL: sum(voxels.values()), **voxels}
 
 
-def ranges(values: Sequence[Sequence[float]]) -> tuple[Range, ...]:
+def summarise_ranges(values: Sequence[Sequence[float]]) -> tuple[Range, ...]:
     """Smallest, median and largest along each axis."""
     table = np.asarray(values, dtype=np.float64)
     rows = zip(table.min(0), np.median(table, axis=0), table.max(0), strict=True)
-    return tuple(Range(low=short(low), median=short(middle), high=short(high)) for low, middle, high in rows)
+    return tuple(Range(low=low, median=median, high=high) for low, median, high in map(round_all, rows))
 
 
-def curves(values: Sequence[Matrix]) -> tuple[Curve, ...]:
+def average_curves(values: Sequence[Matrix]) -> tuple[Curve, ...]:
     table = np.stack(values)  # (cases, C, levels)
     return tuple(
-        Curve(mean=shortened(mean), sd=shortened(sd))
+        Curve(mean=round_all(mean), sd=round_all(sd))
         for mean, sd in zip(
             table.mean(axis=0), table.std(axis=0, ddof=1 if len(table) > 1 else 0), strict=True
         )
     )
 
 
-def sizes(looks: Sequence[Look], minimum: int) -> dict[str, Sizes | None]:
+def summarise_sizes(cases: Sequence[CaseStatistics], minimum: int) -> dict[str, Sizes | None]:
     """Sizes of each class over the cases that have it; None where they are of fewer than `minimum` groups."""
-    drawn = [(look, look.voxels) for look in looks if look.voxels is not None]
+    labelled = [(case, case.voxels) for case in cases if case.voxels is not None]
     found: dict[str, Sizes | None] = {}
-    classes = sorted({name for _, voxels in drawn for name in voxels} - {ALL})
-    for name in [ALL, *classes] if len(classes) > 1 else [ALL] if drawn else []:
-        own = [(look, voxels[name]) for look, voxels in drawn if voxels.get(name, 0) > 0]
-        if len({look.group for look, _ in own}) < minimum:
+    classes = sorted({name for _, voxels in labelled for name in voxels} - {ALL})
+    for name in [ALL, *classes] if len(classes) > 1 else [ALL] if labelled else []:
+        own = [(case, voxels[name]) for case, voxels in labelled if voxels.get(name, 0) > 0]
+        if len({case.group for case, _ in own}) < minimum:
             found[name] = None
             continue
-        fractions = [count / math.prod(look.shape) for look, count in own]
-        volumes = [count * math.prod(look.spacing) for look, count in own]
-        measured = all(look.knows_spacing for look, _ in own)
+        fractions = [count / math.prod(case.shape) for case, count in own]
+        volumes = [count * math.prod(case.spacing) for case, count in own]
+        measured = all(case.knows_spacing for case, _ in own)
         found[name] = Sizes(
-            share=round(len(own) / len(drawn), 1),
-            fraction=shortened(np.percentile(fractions, SIZE_LEVELS)),
-            volume=shortened(np.percentile(volumes, SIZE_LEVELS)) if measured else None,
+            share=round(len(own) / len(labelled), 1),
+            fraction=round_all(np.percentile(fractions, SIZE_LEVELS)),
+            volume=round_all(np.percentile(volumes, SIZE_LEVELS)) if measured else None,
         )
     return found
 
 
-def short(value: float) -> float:
-    """Three digits.
+def round_digits(value: float) -> float:
+    """Round to three digits.
 
-    >>> short(1234.567), short(0.00012345)
+    >>> round_digits(1234.567), round_digits(0.00012345)
     (1230.0, 0.000123)
     """
     return float(f"{value:.3g}")
 
 
-def shortened(values: Iterable[float]) -> tuple[float, ...]:
-    return tuple(short(value) for value in values)
+def round_all(values: Iterable[float]) -> tuple[float, ...]:
+    return tuple(round_digits(value) for value in values)

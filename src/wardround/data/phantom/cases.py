@@ -1,11 +1,11 @@
-"""Made-up hospitals: head scans with lesions, drawn from a seed, 2D or 3D.
+"""Cases: head scans with lesions at synthetic hospitals, drawn from a seed, 2D or 3D.
 
-Every case is one made-up patient: a head in millimetres (scalp, skull, folded cortex, white matter,
+Every case is one synthetic patient: a head in millimetres (scalp, skull, folded cortex, white matter,
 ventricles) with lesions of irregular outline. A 2D case is one axial slice of such a head, a 3D case a
-whole volume. What the scan looks like is the hospital's doing: its sequence, noise, bias field,
-resolution, its patients' lesions and its annotator's hand are the fields of `Hospital`.
+whole volume. What a scan looks like depends on the hospital: its sequence, noise, bias field, resolution,
+its patients' lesions and its annotator's style are the fields of `PhantomHospital`.
 
-Two stages: `make_scan` gives what the scanner stores (whole numbers), `make_case` what a network reads
+Two stages: `make_scan` returns what the scanner stores (whole numbers), `make_case` what a network reads
 (zero mean and unit variance, per case and channel).
 
 Every draw comes from (seed, hospital, case, purpose), so a hospital can be made alone, in any order.
@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 from pydantic import Field, ValidationInfo, field_validator
 
 from wardround.data.cases import Case, ClientData, TensorSplit
-from wardround.data.phantom.hospitals import DESIGNED, Hospital, blended, draw_style, stream
-from wardround.data.phantom.scans import acquire, annotate, draw_head, draw_lesions, grid_of
+from wardround.data.phantom.hospitals import DESIGNED, PhantomHospital, blend, draw_style, make_generator
+from wardround.data.phantom.scans import acquire, annotate, draw_head, draw_lesions, make_grid
 from wardround.errors import DataError
 from wardround.settings import Settings
 
@@ -34,7 +34,7 @@ Array = NDArray[np.float32]
 
 
 class PhantomSettings(Settings):
-    """Settings of a federation of made-up hospitals."""
+    """Settings of a federation of synthetic hospitals."""
 
     hospitals: int = Field(default=3, ge=1, le=99, description="Number of hospitals.")
     dimensions: Literal[2, 3] = Field(default=2, description="2 for slices, 3 for volumes.")
@@ -65,7 +65,7 @@ class PhantomSettings(Settings):
         description="Shares of training, validation and test cases; above 0, together 1.",
     )
     seed: int | None = Field(
-        default=None, ge=0, description="Seed of the made-up patients. Left out: the run's seed."
+        default=None, ge=0, description="Seed of the synthetic patients. Left out: the run's seed."
     )
 
     @field_validator("size")
@@ -74,7 +74,7 @@ class PhantomSettings(Settings):
         dimensions = info.data.get("dimensions")
         if isinstance(size, list) and dimensions and len(size) != dimensions:
             raise ValueError(f"has {len(size)} numbers; give one, or {dimensions} for {dimensions}D")
-        if not all(16 <= voxels <= 512 for voxels in _listed(size)):
+        if not all(16 <= voxels <= 512 for voxels in _as_list(size)):
             raise ValueError("each axis needs 16 to 512 voxels")
         return size
 
@@ -86,7 +86,7 @@ class PhantomSettings(Settings):
             raise ValueError(
                 f"has {len(cases)} numbers for {hospitals} hospitals; give one each, or one for all"
             )
-        if not all(0 <= count <= 10_000 for count in _listed(cases)):
+        if not all(0 <= count <= 10_000 for count in _as_list(cases)):
             raise ValueError("each hospital has 0 to 10000 cases")
         return cases
 
@@ -105,15 +105,15 @@ class PhantomSettings(Settings):
         return (self.size or (64 if self.dimensions == 2 else 32),) * self.dimensions
 
 
-def _listed(value: int | list[int] | None) -> list[int]:
+def _as_list(value: int | list[int] | None) -> list[int]:
     if value is None:
         return []
     return value if isinstance(value, list) else [value]
 
 
 @dataclass(frozen=True)
-class Scan:
-    """One case as the scanner and the annotator left it.
+class PhantomScan:
+    """One case as the scanner and the annotator store it.
 
     image: (C, *spatial) int16 scanner intensities; label: (*spatial) uint8; spacing: mm a voxel.
     """
@@ -130,27 +130,27 @@ _CASES = (60, 48, 32, 40)
 _FURTHER_CASES = 30
 
 
-def hospital_names(settings: PhantomSettings) -> list[str]:
+def list_hospitals(settings: PhantomSettings) -> list[str]:
     """north, east, south, west, hospital-05, hospital-06, ..."""
     designed = [style.name for style in DESIGNED]
     further = [f"hospital-{number:02d}" for number in range(len(designed) + 1, settings.hospitals + 1)]
     return (designed + further)[: settings.hospitals]
 
 
-def hospital(settings: PhantomSettings, index: int, seed: int) -> Hospital:
-    """The hospital at this place of `hospital_names`; it does not depend on how many others there are.
+def make_hospital(settings: PhantomSettings, index: int, seed: int) -> PhantomHospital:
+    """The hospital at this index of `list_hospitals`; it does not depend on how many others there are.
 
-    Only hospitals from the fifth on depend on the seed; `settings.seed` goes before `seed`.
+    Only hospitals from the fifth on depend on the seed; `settings.seed` overrides `seed`.
     """
-    name = hospital_names(settings)[index]
+    name = list_hospitals(settings)[index]
     own = DESIGNED[index] if index < len(DESIGNED) else draw_style(name, _seed(settings, seed))
-    return replace(blended(own, settings.heterogeneity), name=name)
+    return replace(blend(own, settings.heterogeneity), name=name)
 
 
 # Cases and splits
 
 
-def num_cases(settings: PhantomSettings, name: str) -> int:
+def count_cases(settings: PhantomSettings, name: str) -> int:
     """Cases of this hospital, all splits together."""
     index = _index(settings, name)
     if isinstance(settings.cases, list):
@@ -160,12 +160,12 @@ def num_cases(settings: PhantomSettings, name: str) -> int:
     return _CASES[index] if index < len(_CASES) else _FURTHER_CASES
 
 
-def split_sizes(settings: PhantomSettings, name: str) -> tuple[int, int, int]:
+def count_split_cases(settings: PhantomSettings, name: str) -> tuple[int, int, int]:
     """Number of training, validation and test cases of this hospital.
 
     From three cases on, each split has at least one; one case is for training, a second for testing.
     """
-    total = num_cases(settings, name)
+    total = count_cases(settings, name)
     if total < 3:
         return min(total, 1), 0, max(total - 1, 0)
     _, val_share, test_share = settings.split
@@ -174,24 +174,24 @@ def split_sizes(settings: PhantomSettings, name: str) -> tuple[int, int, int]:
     return total - val - test, val, test
 
 
-def split_of(settings: PhantomSettings, name: str, number: int) -> str:
+def choose_split(settings: PhantomSettings, name: str, number: int) -> str:
     """Which of "train", "val" and "test" holds this case; cases are numbered from 1."""
-    train, val, _ = split_sizes(settings, name)
+    train, val, _ = count_split_cases(settings, name)
     if number <= train:
         return "train"
     return "val" if number <= train + val else "test"
 
 
 def make_client(settings: PhantomSettings, name: str, seed: int) -> ClientData:
-    """All cases of one hospital, in their splits; `settings.seed` goes before `seed`."""
-    style = hospital(settings, _index(settings, name), seed)
+    """All cases of one hospital, in their splits; `settings.seed` overrides `seed`."""
+    style = make_hospital(settings, _index(settings, name), seed)
     cases: dict[str, list[Case]] = {"train": [], "val": [], "test": []}
-    for number in range(1, num_cases(settings, name) + 1):
-        cases[split_of(settings, name, number)].append(make_case(settings, style, number, seed))
+    for number in range(1, count_cases(settings, name) + 1):
+        cases[choose_split(settings, name, number)].append(make_case(settings, style, number, seed))
     return ClientData(**{split: TensorSplit.of(members) for split, members in cases.items()})
 
 
-def make_case(settings: PhantomSettings, hospital: Hospital, number: int, seed: int) -> Case:
+def make_case(settings: PhantomSettings, hospital: PhantomHospital, number: int, seed: int) -> Case:
     """One case as a network reads it, from its number (1, 2, ...) at the hospital."""
     scan = make_scan(settings, hospital, number, seed)
     label = torch.from_numpy(scan.label.astype(np.int64))
@@ -212,40 +212,47 @@ def _seed(settings: PhantomSettings, seed: int) -> int:
 
 
 def _index(settings: PhantomSettings, name: str) -> int:
-    names = hospital_names(settings)
+    names = list_hospitals(settings)
     if name not in names:
-        raise DataError(f"There is no phantom hospital {name!r}; choose from {', '.join(names)}.")
+        raise DataError(f"There is no synthetic hospital {name!r}; choose from {', '.join(names)}.")
     return names.index(name)
 
 
 # One scan
 
 
-def make_scan(settings: PhantomSettings, hospital: Hospital, number: int, seed: int) -> Scan:
+def make_scan(settings: PhantomSettings, hospital: PhantomHospital, number: int, seed: int) -> PhantomScan:
     """One case as the scanner stores it, from its number (1, 2, ...) at the hospital."""
     seed = _seed(settings, seed)
     who = (seed, hospital.name, number)
-    grid = grid_of(settings.shape, hospital)
-    head = draw_head(stream(*who, "anatomy"), grid)
+    grid = make_grid(settings.shape, hospital)
+    head = draw_head(make_generator(*who, "anatomy"), grid)
 
     lesion = None
-    if not _is_empty(settings, hospital, number, seed):
-        lesion = draw_lesions(stream(*who, "lesions"), grid, head, hospital)
+    if not _is_healthy(settings, hospital, number, seed):
+        lesion = draw_lesions(make_generator(*who, "lesions"), grid, head, hospital)
     label = annotate(lesion, grid, hospital, settings.num_classes)
     channels = [
-        acquire(stream(*who, "scanner", channel), grid, head, lesion, hospital, hospital.contrasts[channel])
+        acquire(
+            make_generator(*who, "scanner", channel),
+            grid,
+            head,
+            lesion,
+            hospital,
+            hospital.contrasts[channel],
+        )
         for channel in range(settings.channels)
     ]
     image = np.stack(channels)  # (C, rows, columns, slices)
     if settings.dimensions == 2:
         image, label = image[..., 0], label[..., 0]
-    return Scan(f"{hospital.name}-{number:03d}", image, label, grid.spacing[: settings.dimensions])
+    return PhantomScan(f"{hospital.name}-{number:03d}", image, label, grid.spacing[: settings.dimensions])
 
 
-def _is_empty(settings: PhantomSettings, hospital: Hospital, number: int, seed: int) -> bool:
+def _is_healthy(settings: PhantomSettings, hospital: PhantomHospital, number: int, seed: int) -> bool:
     """Whether the patient is healthy: the hospital's share of each split, to the nearest whole case."""
-    train, val, test = split_sizes(settings, hospital.name)
-    split = split_of(settings, hospital.name, number)
+    train, val, test = count_split_cases(settings, hospital.name)
+    split = choose_split(settings, hospital.name, number)
     first, size = {"train": (1, train), "val": (train + 1, val), "test": (train + val + 1, test)}[split]
-    order = stream(seed, hospital.name, split, "healthy").permutation(size)
+    order = make_generator(seed, hospital.name, split, "healthy").permutation(size)
     return number - first in order[: round(hospital.empty * size)]

@@ -1,11 +1,11 @@
-"""Made-up hospitals as folders of image files, as a real federation would find them.
+"""Files: synthetic hospitals as folders of images and labels, laid out like real ones.
 
     <folder>/index.csv                        centre,stem,split
     <folder>/<hospital>/images/<case>.nii.gz  what the scanner stores, not normalised
     <folder>/<hospital>/labels/<case>.nii.gz  classes 0, 1, ... in the same geometry
 
-NIfTI keeps the axes of `phantom.Scan` (rows, columns, slices) and tells their directions and spacing in
-the affine; a 2D case is a volume of one slice, and several channels are a fourth axis. PNG holds 2D cases
+NIfTI keeps the axes of `PhantomScan` (rows, columns, slices), with their directions and spacing in the
+affine; a 2D case is a volume of one slice, and several channels are a fourth axis. PNG holds 2D cases
 of one channel (grey) or three (red, green, blue), each channel scaled to its brightest voxel.
 The same settings and seed give the same bytes.
 """
@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from wardround.data.phantom import cases as phantom
-from wardround.data.phantom.cases import PhantomSettings, Scan
+from wardround.data.phantom.cases import PhantomScan, PhantomSettings
 from wardround.data.phantom.scans import SLICE_THICKNESS
 from wardround.errors import DataError
 
@@ -34,13 +34,13 @@ FileFormat = Literal["nifti", "png"]
 
 def write(settings: PhantomSettings, folder: Path, file_format: FileFormat, seed: int) -> None:
     """Write all hospitals into a new or empty folder; it appears when complete, or not at all."""
-    write_scan = _writer(settings, file_format)
+    write_scan = _choose_writer(settings, file_format)
     folder = Path(folder).absolute().resolve()
     _check_free(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as workplace:
-        # The workplace is private to this user; a folder inside it has the usual permissions.
-        unfinished = Path(workplace) / folder.name
+    with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as temporary:
+        # The temporary folder is private to this user; a folder inside it has the default permissions.
+        unfinished = Path(temporary) / folder.name
         unfinished.mkdir()
         _write_hospitals(settings, unfinished, write_scan, seed)
         _check_free(folder)
@@ -49,8 +49,8 @@ def write(settings: PhantomSettings, folder: Path, file_format: FileFormat, seed
         unfinished.rename(folder)
 
 
-def _writer(settings: PhantomSettings, file_format: str) -> Callable[[Scan, Path, Path], None]:
-    """The function that writes one scan, once it is known that the format can hold it."""
+def _choose_writer(settings: PhantomSettings, file_format: str) -> Callable[[PhantomScan, Path, Path], None]:
+    """The function that writes one scan; refuse a format that cannot hold it."""
     if file_format == "nifti":
         return _write_nifti
     if file_format != "png":
@@ -75,25 +75,25 @@ def _check_free(folder: Path) -> None:
 
 
 def _write_hospitals(
-    settings: PhantomSettings, folder: Path, write_scan: Callable[[Scan, Path, Path], None], seed: int
+    settings: PhantomSettings, folder: Path, write_scan: Callable[[PhantomScan, Path, Path], None], seed: int
 ) -> None:
     rows = []
-    for index, name in enumerate(phantom.hospital_names(settings)):
+    for index, name in enumerate(phantom.list_hospitals(settings)):
         images, labels = folder / name / "images", folder / name / "labels"
         images.mkdir(parents=True)
         labels.mkdir()
-        style = phantom.hospital(settings, index, seed)
-        for number in range(1, phantom.num_cases(settings, name) + 1):
+        style = phantom.make_hospital(settings, index, seed)
+        for number in range(1, phantom.count_cases(settings, name) + 1):
             scan = phantom.make_scan(settings, style, number, seed)
             write_scan(scan, images / scan.name, labels / scan.name)
-            rows.append((name, scan.name, phantom.split_of(settings, name, number)))
+            rows.append((name, scan.name, phantom.choose_split(settings, name, number)))
     with (folder / "index.csv").open("w", newline="", encoding="utf-8") as file:
         table = csv.writer(file, lineterminator="\n")
         table.writerow(("centre", "stem", "split"))
         table.writerows(rows)
 
 
-def _write_nifti(scan: Scan, image_stem: Path, label_stem: Path) -> None:
+def _write_nifti(scan: PhantomScan, image_stem: Path, label_stem: Path) -> None:
     image = np.moveaxis(scan.image, 0, -1)  # (C, *spatial) -> (*spatial, C)
     label = scan.label
     spacing = scan.spacing
@@ -101,12 +101,12 @@ def _write_nifti(scan: Scan, image_stem: Path, label_stem: Path) -> None:
         image, label, spacing = image[:, :, None], label[:, :, None], (*spacing, SLICE_THICKNESS)
     if image.shape[-1] == 1:
         image = image[..., 0]
-    affine = _affine(label.shape, spacing)
+    affine = _make_affine(label.shape, spacing)
     _save_nifti(image, affine, image_stem)
     _save_nifti(label, affine, label_stem)
 
 
-def _affine(shape: tuple[int, ...], spacing: tuple[float, ...]) -> NDArray[np.float64]:
+def _make_affine(shape: tuple[int, ...], spacing: tuple[float, ...]) -> NDArray[np.float64]:
     """Rows run to the back, columns to the patient's left, slices upwards; the middle is at zero."""
     affine = np.zeros((4, 4))
     rows, columns, slices = spacing
@@ -122,7 +122,7 @@ def _save_nifti(values: NDArray[np.generic], affine: NDArray[np.float64], stem: 
     stem.with_name(f"{stem.name}.nii.gz").write_bytes(gzip.compress(volume.to_bytes(), 6, mtime=0))
 
 
-def _write_png(scan: Scan, image_stem: Path, label_stem: Path) -> None:
+def _write_png(scan: PhantomScan, image_stem: Path, label_stem: Path) -> None:
     brightest = np.maximum(scan.image.max(axis=(1, 2), keepdims=True), 1)
     channels = np.rint(scan.image * (255.0 / brightest)).astype(np.uint8)
     picture = channels[0] if len(channels) == 1 else np.moveaxis(channels, 0, -1)

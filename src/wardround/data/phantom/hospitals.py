@@ -1,4 +1,4 @@
-"""The made-up hospitals of `cases`: what makes the scans, patients and labels of each."""
+"""Hospitals: the scanner, patients and annotator of each synthetic hospital."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 
 @dataclass(frozen=True)
-class Contrast:
+class SequenceContrast:
     """How bright each tissue is in one kind of scan, from 0 for air to about 1.
 
     lesion, core: brightness above white matter; below zero is darker.
@@ -27,7 +27,7 @@ class Contrast:
 
 
 @dataclass(frozen=True)
-class Hospital:
+class PhantomHospital:
     """What makes the scans, patients and labels of one hospital.
 
     contrasts: one per channel, at most four; the first is the hospital's own, the others are common.
@@ -38,13 +38,13 @@ class Hospital:
     blur: in-plane, mm; field_of_view: 1 fits a head; thickness: of slices in 3D, 1 fits a head.
     num_lesions: the mean; lesion_radius: the mean, mm; irregularity: of the outline, 0 is an ellipse;
     rim: how thick it is around the core, as a share of the radius.
-    margin: mm the annotator draws outside (above 0) or inside the true outline; smoothing: of that line, mm.
+    margin: mm of the annotator's outline outside (above 0) or inside the true border; smoothing: of it, mm.
     empty: share of cases without a lesion.
     gain: what the scanner stores for brightness 1.
     """
 
     name: str
-    contrasts: tuple[Contrast, ...]
+    contrasts: tuple[SequenceContrast, ...]
     gamma: float
     noise: float
     rician: float
@@ -63,168 +63,68 @@ class Hospital:
     gain: float
 
 
-# The hospitals there are
+# Styles
 
-_FLAIR = Contrast(
-    scalp=0.72, skull=0.10, fluid=0.12, grey=0.58, white=0.44, blood=0.36, lesion=0.40, core=0.30
-)
-_T1 = Contrast(
-    scalp=0.85, skull=0.12, fluid=0.14, grey=0.56, white=0.70, blood=0.40, lesion=-0.40, core=-0.48
-)
+# fmt: off
+#                         scalp skull fluid grey  white blood lesion core
+_FLAIR = SequenceContrast(0.72, 0.10, 0.12, 0.58, 0.44, 0.36, 0.40, 0.30)
+_T1 = SequenceContrast(   0.85, 0.12, 0.14, 0.56, 0.70, 0.40, -0.40, -0.48)
+_T2 = SequenceContrast(   0.48, 0.08, 0.94, 0.50, 0.38, 0.40, 0.44, 0.52)
+_PD = SequenceContrast(   0.62, 0.16, 0.46, 0.70, 0.56, 0.50, 0.32, 0.20)
+# fmt: on
 _T1_ENHANCED = replace(_T1, scalp=0.90, grey=0.58, blood=1.08, lesion=-0.44, core=0.30)
-_T2 = Contrast(scalp=0.48, skull=0.08, fluid=0.94, grey=0.50, white=0.38, blood=0.40, lesion=0.44, core=0.52)
-_PD = Contrast(scalp=0.62, skull=0.16, fluid=0.46, grey=0.70, white=0.56, blood=0.50, lesion=0.32, core=0.20)
 
-_REFERENCE = Hospital(
-    name="reference",
-    contrasts=(_FLAIR, _T1, _T2, _PD),
-    gamma=1.0,
-    noise=0.035,
-    rician=0.5,
-    bias=0.12,
-    bias_angle=0.0,
-    blur=1.6,
-    field_of_view=1.0,
-    thickness=1.0,
-    num_lesions=1.4,
-    lesion_radius=18.0,
-    irregularity=0.22,
-    rim=0.26,
-    margin=0.0,
-    smoothing=1.0,
-    empty=0.0,
-    gain=1000.0,
-)
-
-DESIGNED = (
-    # A university hospital: crisp FLAIR, bright lesions, outlines drawn as they are.
-    replace(
-        _REFERENCE,
-        name="north",
-        noise=0.025,
-        rician=0.3,
-        bias=0.10,
-        bias_angle=0.6,
-        blur=1.2,
-        num_lesions=1.3,
-        lesion_radius=20.0,
-        irregularity=0.24,
-        rim=0.26,
-        empty=0.06,
-        gain=1100.0,
-    ),
-    # T1 with contrast agent: dark rim, bright core, bright vessels. An old coil; drawn generously.
-    replace(
-        _REFERENCE,
-        name="east",
-        contrasts=(_T1_ENHANCED, _T1, _T2, _PD),
-        gamma=0.85,
-        noise=0.04,
-        rician=0.6,
-        bias=0.28,
-        bias_angle=3.0,
-        blur=2.0,
-        field_of_view=0.94,
-        thickness=1.25,
-        num_lesions=1.2,
-        lesion_radius=22.0,
-        irregularity=0.20,
-        rim=0.16,
-        margin=0.6,
-        smoothing=2.0,
-        empty=0.03,
-        gain=420.0,
-    ),
-    # Fast T2: the fluid is as bright as any lesion; grainy and soft; several small lesions, drawn tightly.
-    replace(
-        _REFERENCE,
-        name="south",
-        contrasts=(_T2, _T1, _T2, _PD),
-        gamma=1.15,
-        noise=0.045,
-        rician=1.0,
-        bias=0.22,
-        bias_angle=-1.4,
-        blur=2.2,
-        field_of_view=1.06,
-        thickness=1.5,
-        num_lesions=2.1,
-        lesion_radius=17.0,
-        irregularity=0.14,
-        rim=0.26,
-        margin=-0.6,
-        smoothing=1.5,
-        empty=0.06,
-        gain=260.0,
-    ),
-    # Plain T1: the same disease is dark. An open coil; the annotator draws smooth outlines.
-    replace(
-        _REFERENCE,
-        name="west",
-        contrasts=(_T1, _T1, _T2, _PD),
-        gamma=1.1,
-        noise=0.03,
-        rician=0.2,
-        bias=0.30,
-        bias_angle=1.7,
-        blur=2.2,
-        field_of_view=0.98,
-        thickness=0.9,
-        num_lesions=1.6,
-        lesion_radius=19.0,
-        irregularity=0.28,
-        rim=0.30,
-        margin=1.0,
-        smoothing=3.0,
-        empty=0.06,
-        gain=1900.0,
-    ),
-)
-
-# Where exaggeration stops.
-_LIMITS = {
-    "gamma": (0.5, 2.0),
-    "noise": (0.0, 0.25),
-    "rician": (0.0, 1.0),
-    "bias": (0.0, 0.9),
-    "blur": (0.0, 6.0),
-    "field_of_view": (0.85, 1.25),
-    "thickness": (0.75, 2.0),
-    "num_lesions": (1.0, 5.0),
-    "lesion_radius": (9.0, 28.0),
-    "irregularity": (0.0, 0.5),
-    "rim": (0.1, 0.5),
-    "margin": (-3.0, 5.0),
-    "smoothing": (0.0, 8.0),
-    "empty": (0.0, 0.15),
-    "gain": (100.0, 6000.0),
+_NAMES = ("reference", "north", "east", "south", "west")
+_CONTRASTS = (_FLAIR, _FLAIR, _T1_ENHANCED, _T2, _T1)  # of the first channel; the others are common
+# north  a university hospital: crisp FLAIR, bright lesions, accurate outlines
+# east   T1 with contrast agent: dark rim, bright core, bright vessels; an old coil; generous outlines
+# south  fast T2: fluid is as bright as any lesion; grainy and soft; several small lesions, tight outlines
+# west   plain T1: the same disease is dark; an open coil; smooth outlines
+# fmt: off
+_STYLES: dict[str, tuple[float, ...]] = {
+    #             reference   north    east     south    west      lower and upper limit
+    "gamma":         (1.0,    1.0,     0.85,    1.15,    1.1,      0.5, 2.0),
+    "noise":         (0.035,  0.025,   0.04,    0.045,   0.03,     0.0, 0.25),
+    "rician":        (0.5,    0.3,     0.6,     1.0,     0.2,      0.0, 1.0),
+    "bias":          (0.12,   0.10,    0.28,    0.22,    0.30,     0.0, 0.9),
+    "blur":          (1.6,    1.2,     2.0,     2.2,     2.2,      0.0, 6.0),
+    "field_of_view": (1.0,    1.0,     0.94,    1.06,    0.98,     0.85, 1.25),
+    "thickness":     (1.0,    1.0,     1.25,    1.5,     0.9,      0.75, 2.0),
+    "num_lesions":   (1.4,    1.3,     1.2,     2.1,     1.6,      1.0, 5.0),
+    "lesion_radius": (18.0,   20.0,    22.0,    17.0,    19.0,     9.0, 28.0),
+    "irregularity":  (0.22,   0.24,    0.20,    0.14,    0.28,     0.0, 0.5),
+    "rim":           (0.26,   0.26,    0.16,    0.26,    0.30,     0.1, 0.5),
+    "margin":        (0.0,    0.0,     0.6,     -0.6,    1.0,      -3.0, 5.0),
+    "smoothing":     (1.0,    1.0,     2.0,     1.5,     3.0,      0.0, 8.0),
+    "empty":         (0.0,    0.06,    0.03,    0.06,    0.06,     0.0, 0.15),
+    "gain":          (1000.0, 1100.0,  420.0,   260.0,   1900.0,   100.0, 6000.0),
+    "bias_angle":    (0.0,    0.6,     3.0,     -1.4,    1.7,      -np.inf, np.inf),
 }
+# fmt: on
+_REFERENCE, *DESIGNED = (
+    PhantomHospital(name, (contrast, _T1, _T2, _PD), **{field: row[place] for field, row in _STYLES.items()})
+    for place, (name, contrast) in enumerate(zip(_NAMES, _CONTRASTS, strict=True))
+)
 _FAINTEST_LESION = 0.2
 
 
-def draw_style(name: str, seed: int) -> Hospital:
-    """A further hospital: one of the designed contrasts, everything else anywhere between them."""
-    random = stream(seed, name, "style")
+def draw_style(name: str, seed: int) -> PhantomHospital:
+    """A further hospital: one of the designed contrasts, everything else within their range."""
+    random = make_generator(seed, name, "style")
     own = DESIGNED[random.integers(len(DESIGNED))]
     drawn: dict[str, Any] = {}
-    for field in _LIMITS:
-        values = [getattr(style, field) for style in DESIGNED]
+    for field in _STYLES:
+        values = [-np.pi, np.pi] if field == "bias_angle" else [getattr(style, field) for style in DESIGNED]
         drawn[field] = float(random.uniform(min(values), max(values)))
-    drawn["bias_angle"] = float(random.uniform(-np.pi, np.pi))
     return replace(own, name=name, **drawn)
 
 
-def blended(own: Hospital, heterogeneity: float) -> Hospital:
+def blend(own: PhantomHospital, heterogeneity: float) -> PhantomHospital:
     """From the reference (0) to a hospital's own style (1), and as far again beyond it (2)."""
-
-    def between(start: float, end: float) -> float:
-        return start + heterogeneity * (end - start)
-
     blended: dict[str, Any] = {}
-    for field in [*_LIMITS, "bias_angle"]:
-        low, high = _LIMITS.get(field, (-np.inf, np.inf))
-        value = between(getattr(_REFERENCE, field), getattr(own, field))
-        blended[field] = float(np.clip(value, low, high))
+    for field, (*_, low, high) in _STYLES.items():
+        start, end = getattr(_REFERENCE, field), getattr(own, field)
+        blended[field] = float(np.clip(start + heterogeneity * (end - start), low, high))
     contrasts = tuple(
         _blend_contrast(start, end, heterogeneity)
         for start, end in zip(_REFERENCE.contrasts, own.contrasts, strict=True)
@@ -232,20 +132,20 @@ def blended(own: Hospital, heterogeneity: float) -> Hospital:
     return replace(own, contrasts=contrasts, **blended)
 
 
-def _blend_contrast(start: Contrast, end: Contrast, heterogeneity: float) -> Contrast:
-    """Between two contrasts and not beyond; a lesion on its way from bright to dark stays visible."""
+def _blend_contrast(start: SequenceContrast, end: SequenceContrast, heterogeneity: float) -> SequenceContrast:
+    """Between two contrasts, not beyond; a lesion between bright and dark stays visible."""
     share = min(heterogeneity, 1.0)
     values = {
         field.name: (1 - share) * getattr(start, field.name) + share * getattr(end, field.name)
-        for field in fields(Contrast)
+        for field in fields(SequenceContrast)
     }
     for part in ("lesion", "core"):
         if abs(values[part]) < _FAINTEST_LESION:
             values[part] = float(np.copysign(_FAINTEST_LESION, values[part]))
-    return Contrast(**values)
+    return SequenceContrast(**values)
 
 
-def stream(*parts: object) -> np.random.Generator:
-    """A random generator of its own for these words and numbers, the same on every machine."""
+def make_generator(*parts: object) -> np.random.Generator:
+    """A random generator seeded by these words and numbers, the same on every machine."""
     digest = hashlib.sha256("/".join(map(str, parts)).encode()).digest()
     return np.random.default_rng(int.from_bytes(digest, "big"))

@@ -1,6 +1,4 @@
-"""One made-up scan of `cases`: a head in millimetres, its lesions, what the annotator draws and the
-scanner stores.
-"""
+"""Scans: one synthetic head in millimetres, its lesions, its image and its label."""
 
 from __future__ import annotations
 
@@ -10,13 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from wardround.data.phantom.hospitals import Contrast, Hospital
+from wardround.data.phantom.hospitals import PhantomHospital, SequenceContrast
 
 Array = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
-class Grid:
+class ScanGrid:
     """Where the voxels are: a 2D scan is a volume of one slice.
 
     points: (3, rows, columns, slices) mm from the middle; spacing: of the three axes, mm.
@@ -38,7 +36,7 @@ class Grid:
         sigma = [width / self.spacing[0], width / self.spacing[1], 0.0]
         if not self.is_flat:
             sigma[2] = (width if through_plane is None else through_plane) / self.spacing[2]
-        from scipy import ndimage  # only who makes the cases waits for it
+        from scipy import ndimage  # slow to import
 
         smoothed = ndimage.gaussian_filter(values, sigma, mode="nearest", truncate=3.0)
         return np.asarray(smoothed, dtype=np.float32)
@@ -59,7 +57,7 @@ _MARGIN_OF_VIEW = 1.12
 SLICE_THICKNESS = 5.0  # of a 2D case, mm
 
 
-def grid_of(shape: Sequence[int], hospital: Hospital) -> Grid:
+def make_grid(shape: Sequence[int], hospital: PhantomHospital) -> ScanGrid:
     """Square pixels that fit a head into the picture, as the hospital sets its field of view."""
     rows, columns, *rest = shape
     slices = rest[0] if rest else 1
@@ -71,11 +69,11 @@ def grid_of(shape: Sequence[int], hospital: Hospital) -> Grid:
     axes = [
         (np.arange(n) - (n - 1) / 2) * step for n, step in zip((rows, columns, slices), spacing, strict=True)
     ]
-    return Grid(np.stack(np.meshgrid(*axes, indexing="ij")).astype(np.float32), spacing)
+    return ScanGrid(np.stack(np.meshgrid(*axes, indexing="ij")).astype(np.float32), spacing)
 
 
 @dataclass(frozen=True)
-class Head:
+class PhantomHead:
     """One patient's anatomy, as mm inside of each border (above zero is inside).
 
     points: the voxels in the patient's own axes.
@@ -92,8 +90,9 @@ class Head:
     texture: Array
 
 
-def draw_head(random: np.random.Generator, grid: Grid) -> Head:
-    points = _pose(random, grid)
+def draw_head(random: np.random.Generator, grid: ScanGrid) -> PhantomHead:
+    """A random head in a random pose."""
+    points = _draw_pose(random, grid)
     rows, columns, slices = points
     length, width, height = (_HEAD_LENGTH, _HEAD_WIDTH, _HEAD_HEIGHT) * random.uniform(0.95, 1.04, 3)
 
@@ -111,13 +110,15 @@ def draw_head(random: np.random.Generator, grid: Grid) -> Head:
     white = np.minimum(brain - 5.0 - 2.0 * grid.texture(random, 6.0), -sulci - 3.0)
     fissure = np.minimum(1.3 - np.abs(columns + 1.0 * grid.texture(random, 15.0)), np.abs(rows) - 30.0)
     sulci = np.minimum(np.maximum(sulci, fissure), brain)
-    nuclei = _pair(random, points, (6.0, 21.0, 2.0), (17.0, 9.0, 15.0), -0.35) + 0.8 * folds
-    ventricles = _ventricles(random, points)
-    vessels = _vessels(random, points, length)
-    return Head(points, skin, brain, white, sulci, nuclei, ventricles, vessels, grid.texture(random, 5.0))
+    nuclei = _draw_pair(random, points, (6.0, 21.0, 2.0), (17.0, 9.0, 15.0), -0.35) + 0.8 * folds
+    ventricles = _draw_ventricles(random, points)
+    vessels = _draw_vessels(random, points, length)
+    return PhantomHead(
+        points, skin, brain, white, sulci, nuclei, ventricles, vessels, grid.texture(random, 5.0)
+    )
 
 
-def _pose(random: np.random.Generator, grid: Grid) -> Array:
+def _draw_pose(random: np.random.Generator, grid: ScanGrid) -> Array:
     """The voxels in the patient's axes: heads are never laid down quite straight or centred."""
     angle = random.normal(0, 0.08)
     shift = random.normal(0, 2.5, 3)
@@ -128,25 +129,25 @@ def _pose(random: np.random.Generator, grid: Grid) -> Array:
     return np.stack([cosine * rows - sine * columns, sine * rows + cosine * columns, slices])
 
 
-def _ventricles(random: np.random.Generator, points: Array) -> Array:
+def _draw_ventricles(random: np.random.Generator, points: Array) -> Array:
     """Two front horns, two back horns and the third ventricle; they widen with age."""
     age = random.uniform(0.75, 1.35)
-    front = _pair(random, points, (-22.0, 10.0, 6.0), (17.0, 5.5 * age, 15.0), 0.35)
-    back = _pair(random, points, (24.0, 17.0, 4.0), (20.0, 5.5 * age, 14.0), -0.45)
+    front = _draw_pair(random, points, (-22.0, 10.0, 6.0), (17.0, 5.5 * age, 15.0), 0.35)
+    back = _draw_pair(random, points, (24.0, 17.0, 4.0), (20.0, 5.5 * age, 14.0), -0.45)
     third = _ellipsoid(points, (4.0, 0.0, -6.0), (12.0, 2.2 * age, 10.0), 0.0)
     return np.maximum(np.maximum(front, back), third)
 
 
-def _vessels(random: np.random.Generator, points: Array, length: float) -> Array:
+def _draw_vessels(random: np.random.Generator, points: Array, length: float) -> Array:
     """The sinus behind, the artery in front, a pair at the sides, and the plexus in each ventricle."""
     behind = _ellipsoid(points, (length - 17.0, 0.0, 10.0), (4.5, 4.5, 60.0), 0.0)
     front = _ellipsoid(points, (-36.0, 0.0, 0.0), (6.0, 2.5, 40.0), 0.0)
-    sides = _pair(random, points, (-4.0, 46.0, 0.0), (10.0, 2.8, 40.0), 0.3)
-    plexus = _pair(random, points, (27.0, 18.0, 4.0), (9.0, 3.2, 8.0), -0.45)
+    sides = _draw_pair(random, points, (-4.0, 46.0, 0.0), (10.0, 2.8, 40.0), 0.3)
+    plexus = _draw_pair(random, points, (27.0, 18.0, 4.0), (9.0, 3.2, 8.0), -0.45)
     return np.maximum(np.maximum(behind, front), np.maximum(sides, plexus))
 
 
-def _pair(
+def _draw_pair(
     random: np.random.Generator,
     points: Array,
     centre: tuple[float, float, float],
@@ -163,7 +164,7 @@ def _pair(
 
 
 def _ellipsoid(points: Array, centre: tuple[float, ...], axes: tuple[float, ...], tilt: float) -> Array:
-    """Millimetres inside an ellipsoid, about; tilt turns it in the plane."""
+    """Millimetres inside an ellipsoid, about; tilt rotates it in the plane."""
     rows, columns, slices = points - np.asarray(centre, dtype=np.float32)[:, None, None, None]
     cosine, sine = float(np.cos(tilt)), float(np.sin(tilt))
     along, across = cosine * rows + sine * columns, cosine * columns - sine * rows
@@ -181,7 +182,9 @@ class Lesion:
     strength: float
 
 
-def draw_lesions(random: np.random.Generator, grid: Grid, head: Head, hospital: Hospital) -> Lesion:
+def draw_lesions(
+    random: np.random.Generator, grid: ScanGrid, head: PhantomHead, hospital: PhantomHospital
+) -> Lesion:
     """Irregular ellipsoids inside the brain and outside the ventricles."""
     allowed = np.minimum(head.brain - 2.0, -head.ventricles)
     whole = core = np.full(grid.shape, -1e3, dtype=np.float32)
@@ -199,8 +202,8 @@ def draw_lesions(random: np.random.Generator, grid: Grid, head: Head, hospital: 
 
 def _draw_blob(
     random: np.random.Generator,
-    grid: Grid,
-    head: Head,
+    grid: ScanGrid,
+    head: PhantomHead,
     allowed: Array,
     radius: float,
     irregularity: float,
@@ -214,33 +217,35 @@ def _draw_blob(
     return np.asarray(body + irregularity * radius * lobes, dtype=np.float32)
 
 
-def annotate(lesion: Lesion | None, grid: Grid, hospital: Hospital, num_classes: int) -> NDArray[np.uint8]:
-    """The label as this hospital's annotator draws it; a lesion is never lost altogether."""
+def annotate(
+    lesion: Lesion | None, grid: ScanGrid, hospital: PhantomHospital, num_classes: int
+) -> NDArray[np.uint8]:
+    """The label as this hospital's annotator outlines it; a lesion is never lost altogether."""
     label = np.zeros(grid.shape, dtype=np.uint8)
     if lesion is None:
         return label
     parts = [lesion.whole, lesion.core][: num_classes - 1]
     for value, level in enumerate(parts, start=1):
-        drawn = grid.smooth(level, hospital.smoothing) + hospital.margin
+        outline = grid.smooth(level, hospital.smoothing) + hospital.margin
         # The margin belongs to the outer line; the core keeps its size.
         if value > 1:
-            drawn = np.where(label > 0, drawn - hospital.margin, -np.inf)
-        label[(drawn > 0) | (drawn == drawn.max())] = value
+            outline = np.where(label > 0, outline - hospital.margin, -np.inf)
+        label[(outline > 0) | (outline == outline.max())] = value
     return label
 
 
 def acquire(
     random: np.random.Generator,
-    grid: Grid,
-    head: Head,
+    grid: ScanGrid,
+    head: PhantomHead,
     lesion: Lesion | None,
-    hospital: Hospital,
-    contrast: Contrast,
+    hospital: PhantomHospital,
+    contrast: SequenceContrast,
 ) -> NDArray[np.int16]:
     """What the hospital's scanner stores for one contrast."""
     signal = _paint(grid, head, lesion, contrast)
     signal = grid.smooth(signal, hospital.blur, through_plane=0.3 * grid.spacing[2])
-    signal = np.clip(signal, 0.0, 1.5) ** hospital.gamma * _bias(random, grid, hospital)
+    signal = np.clip(signal, 0.0, 1.5) ** hospital.gamma * _draw_bias_field(random, grid, hospital)
     first, second = random.standard_normal((2, *grid.shape), dtype=np.float32) * hospital.noise
     magnitude = np.sqrt((signal + first) ** 2 + (hospital.rician * second) ** 2)
     gain = hospital.gain * random.uniform(0.9, 1.1)
@@ -248,7 +253,7 @@ def acquire(
     return np.asarray(stored, dtype=np.int16)
 
 
-def _paint(grid: Grid, head: Head, lesion: Lesion | None, contrast: Contrast) -> Array:
+def _paint(grid: ScanGrid, head: PhantomHead, lesion: Lesion | None, contrast: SequenceContrast) -> Array:
     """The brightness of every tissue, painted from the outside in."""
     tissue = 1 + 0.035 * head.texture
     layers: list[tuple[Array, Array | float]] = [
@@ -272,7 +277,7 @@ def _paint(grid: Grid, head: Head, lesion: Lesion | None, contrast: Contrast) ->
     return picture
 
 
-def _bias(random: np.random.Generator, grid: Grid, hospital: Hospital) -> Array:
+def _draw_bias_field(random: np.random.Generator, grid: ScanGrid, hospital: PhantomHospital) -> Array:
     """The coil's uneven gain: stronger towards one side, weaker in the depth of the head."""
     angle = hospital.bias_angle + random.normal(0, 0.2)
     rows, columns, slices = grid.points / np.float32(_HEAD_LENGTH)

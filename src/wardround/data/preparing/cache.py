@@ -1,13 +1,13 @@
-"""Cache: prepared cases on disk, made once, mapped into memory ever after.
+"""Cache: prepared cases on disk, made once and then memory-mapped.
 
     <cache>/<settings>/settings.json                     what the folder was prepared with
     <cache>/<settings>/<client>/<case>-<content>.safetensors
-    <cache>/files.jsonl                                  size, times and SHA-256 of every file seen
-    <cache>/locks/                                       empty files, one process a case
+    <cache>/files.jsonl                                  size, times and SHA-256 of every source file
+    <cache>/locks/                                       lock files, so that one process prepares a case
 
 `settings` and `content` are hashes, of the settings and of the files' bytes: when either changes, another
-file is made, and the old one is left for whoever still reads it. A file is complete from the moment it has
-its name; two runs, or a `kill -9` at any time, do no harm, and the next call makes what is missing.
+file is made, and the old one stays for runs that still read it. Files are written atomically: two runs at
+once, or a `kill -9` at any time, do no harm, and the next call prepares what is missing.
 """
 
 from __future__ import annotations
@@ -16,29 +16,22 @@ import contextlib
 import errno
 import hashlib
 import json
-import logging
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from wardround.data.federation_file import FederationFile, PrepareSettings
+from wardround.data.federation_file import PrepareSettings
 from wardround.data.listing import Entry
-from wardround.data.preparing.prepare import MOST_CUT, check_settings, cut_off, prepare_case, refuse_others
-from wardround.data.preparing.prepared_file import Loaded, describe, files_of, load, save, sweep
+from wardround.data.preparing.prepare import check_values, prepare_case
+from wardround.data.preparing.prepared_file import describe, list_files, remove_stale, save
 from wardround.data.readers.image_files import read_image, read_label
 from wardround.errors import DataError
 from wardround.files import file_name, wait_for_lock, write_json
-from wardround.machine import cores
 
-__all__ = ["Cache", "CacheFolderError", "Loaded", "Outcome", "Watch", "load"]
-
-log = logging.getLogger(__name__)
-
-FORMAT = 2  # raised when the same settings would give other bytes; 2: pictures are turned upright
+FORMAT = 2  # raised when the same settings would give other bytes; 2: pictures follow their EXIF orientation
 NUM_LOCKS = 256
 
-Watch = Callable[[int, int, str], None]
 Signature = tuple[int, int, int]
 
 
@@ -47,33 +40,21 @@ class CacheFolderError(DataError):
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """paths: (client, case) -> its file; failures: (client, case, reason with the case's name in front);
-    cut: (client, case) -> the share of its labelled voxels that prepare.size cuts off, of those prepared now.
-    """
-
-    paths: Mapping[tuple[str, str], Path]
-    failures: Sequence[tuple[str, str, str]]
-    cut: Mapping[tuple[str, str], float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
 class Recipe:
-    """What decides the bytes of a prepared case, besides its files; background: see `prepare_case`."""
+    """All that decides the bytes of a prepared case, besides its files; background: see `prepare_case`."""
 
     prepare: PrepareSettings
     labels: Mapping[str, tuple[int, ...]]
     background: tuple[int, ...] | None = ()
 
-    @property
-    def described(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Any]:
         labels = [[name, list(values)] for name, values in self.labels.items()]  # their order counts
-        prepare = self.prepare.model_dump(mode="json", exclude={"slices"})  # which says what they are
+        prepare = self.prepare.model_dump(mode="json", exclude={"slices"})  # their origin does not count
         return {"format": FORMAT, "prepare": prepare, "labels": labels}
 
     @property
     def key(self) -> str:
-        text = json.dumps(self.described, sort_keys=True)
+        text = json.dumps(self.as_dict(), sort_keys=True)
         return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:12]
 
 
@@ -83,120 +64,66 @@ class Cache:
     def __init__(self, folder: Path) -> None:
         self.folder = Path(folder)
 
-    def ensure(
-        self,
-        entries: Sequence[Entry],
-        file: FederationFile,
-        *,
-        jobs: int | None = None,
-        watch: Watch | None = None,
-        background: Collection[int] | None = (),
-    ) -> Outcome:
-        """Prepare what is not there yet, in `jobs` processes (default: one for each processor).
-
-        watch: called with cases done, cases in all, and which one; background: label values of no class that
-        `data.checking.check` allowed, None for any.
-        """
-        from wardround.data.preparing.pool import prepare_all  # it needs this module
-
-        check_settings(file.prepare)
-        allowed = None if background is None else tuple(sorted(background))
-        recipe = Recipe(file.prepare, file.labels, allowed)
-        self._open(recipe)
-        known = Known(self.folder)
-        paths: dict[tuple[str, str], Path] = {}
-        failures: list[tuple[str, str, str]] = []
-
-        cut: dict[tuple[str, str], float] = {}
-
-        def note(entry: Entry, path: Path | None, reason: str | None, share_cut: float = 0.0) -> None:
-            if path is not None:
-                paths[entry.client, entry.name] = path
-                if share_cut > MOST_CUT:
-                    cut[entry.client, entry.name] = share_cut
-            else:
-                said = f"{entry.where}: {reason or 'it could not be prepared.'}"
-                failures.append((entry.client, entry.name, said))
-            if watch is not None:
-                watch(len(paths) + len(failures), len(entries), entry.where)
-
-        missing = []
-        for entry in entries:
-            try:
-                path = self._there(entry, recipe, known)
-            except DataError as error:
-                note(entry, None, str(error))
-                continue
-            if path is None:
-                missing.append(entry)
-            else:
-                note(entry, path, None)
-        prepare_all(self, missing, recipe, known, jobs or cores(), note)
-        sweep(self.folder / recipe.key)
-        say_cut(cut)
-        # sorted, whatever order they came in
-        return Outcome(dict(sorted(paths.items())), sorted(failures), dict(sorted(cut.items())))
-
-    def _open(self, recipe: Recipe) -> None:
-        """Make the folder, sweep what dead processes left, and say what it is for."""
+    def open(self, recipe: Recipe) -> None:
+        """Create the folder, note its settings, and remove what dead processes left."""
         home = self.folder / recipe.key
-        with explained(self.folder):
+        with explain_write_errors(self.folder):
             (self.folder / "locks").mkdir(parents=True, exist_ok=True)
             home.mkdir(exist_ok=True)
             if not (home / "settings.json").exists():
-                write_json(home / "settings.json", recipe.described)
-            sweep(home)
+                write_json(home / "settings.json", recipe.as_dict())
+            remove_stale(home)
 
-    def _there(self, entry: Entry, recipe: Recipe, known: Known) -> Path | None:
-        """The prepared file, if the case's files are known, unchanged, and were prepared before."""
-        digests = [known.digest(path) for path in files_of(entry)]
+    def find(self, entry: Entry, recipe: Recipe, known: DigestIndex) -> Path | None:
+        """The prepared file of a case whose files are known and unchanged; None if it has to be made."""
+        digests = [known.get(path) for path in list_files(entry)]
         if None in digests:
             return None
-        path = self.path_of(entry, recipe, content_key([digest for digest in digests if digest]))
-        return path if self._usable(path, recipe) else None
+        path = self.locate(entry, recipe, hash_contents([digest for digest in digests if digest]))
+        return path if self._is_usable(path, recipe) else None
 
-    def path_of(self, entry: Entry, recipe: Recipe, content: str) -> Path:
+    def locate(self, entry: Entry, recipe: Recipe, content: str) -> Path:
         name = f"{file_name(entry.name)}-{content[:16]}.safetensors"
         return self.folder / recipe.key / file_name(entry.client) / name
 
-    def _usable(self, path: Path, recipe: Recipe) -> bool:
-        """Whether a whole file is there; one with label values that are no longer allowed is an error."""
+    def _is_usable(self, path: Path, recipe: Recipe) -> bool:
+        """Whether a complete file exists; label values that are no longer allowed are an error."""
         if not path.exists():
             return False
         try:
-            about = describe(path)
+            metadata = describe(path)
         except DataError:
             return False
-        refuse_others(about["others"], recipe.labels, recipe.background)
+        check_values(metadata["others"], recipe.labels, recipe.background)
         return True
 
     def prepare(self, entry: Entry, recipe: Recipe) -> tuple[Path, dict[str, tuple[Signature, str]], float]:
-        """Prepare one case, unless it is there; what its files were found to be; what share was cut off."""
-        before = {str(path): (signature(path), digest_of(path)) for path in files_of(entry)}
-        content = content_key([digest for _, digest in before.values()])
-        target = self.path_of(entry, recipe, content)
-        with self._alone(target):
-            if self._usable(target, recipe):
+        """Prepare one case unless it exists: its path, signatures and digests of its files, share cut off."""
+        before = {str(path): (stat_signature(path), hash_file(path)) for path in list_files(entry)}
+        content = hash_contents([digest for _, digest in before.values()])
+        target = self.locate(entry, recipe, content)
+        with self._lock_case(target):
+            if self._is_usable(target, recipe):
                 return target, before, 0.0
             image = read_image(entry.images)
             label = None if entry.label is None else read_label(entry.label)
             made = prepare_case(image, label, recipe.prepare, recipe.labels, background=recipe.background)
-            for path in files_of(entry):
-                if signature(path) != before[str(path)][0]:
-                    raise DataError(f"{path} changed while it was read; try again when it is still.")
-            with explained(self.folder):
+            for path in list_files(entry):
+                if stat_signature(path) != before[str(path)][0]:
+                    raise DataError(f"{path} changed while it was read; try again when nothing writes to it.")
+            with explain_write_errors(self.folder):
                 save(target, entry, made, content)
         return target, before, made.cut
 
     @contextlib.contextmanager
-    def _alone(self, target: Path) -> Iterator[None]:
-        """Wait while another process makes the same case, so that it is made once.
+    def _lock_case(self, target: Path) -> Iterator[None]:
+        """Wait while another process prepares the same case.
 
-        A lock dies with its process. Where the file system has no locks, work may be done twice; the last
+        A lock ends with its process. Where the file system has no locks, work may be done twice; the last
         rename wins, and both files are the same.
         """
         number = int(hashlib.sha256(target.name.encode()).hexdigest(), 16) % NUM_LOCKS
-        with explained(self.folder):
+        with explain_write_errors(self.folder):
             lock = (self.folder / "locks" / f"{number:03d}").open("wb")
         with lock:
             with contextlib.suppress(OSError):
@@ -204,52 +131,40 @@ class Cache:
             yield
 
 
-def say_cut(cut: Mapping[tuple[str, str], float]) -> None:
-    """One line for all cases that lost something drawn; `data.checking.check` names each."""
-    if not cut:
-        return
-    (client, case), share = max(sorted(cut.items()), key=lambda item: item[1])
-    where = f"client '{client}', case '{case}'"
-    if len(cut) == 1:
-        log.warning("%s: %s", where, cut_off(share))
-        return
-    log.warning("%d cases lose labelled voxels, the most %s: %s", len(cut), where, cut_off(share))
+# Source files
 
 
-# What files are
-
-
-class Known:
-    """Digests of files seen before, by path; a changed size or time makes a file unknown again."""
+class DigestIndex:
+    """SHA-256 digests of source files by path; a file whose size or times changed is hashed again."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / "files.jsonl"
-        self._seen: dict[str, tuple[Signature, str]] = {}
+        self._known: dict[str, tuple[Signature, str]] = {}
         with contextlib.suppress(OSError):
             for line in self._path.read_text(encoding="utf-8", errors="replace").splitlines():
                 with contextlib.suppress(ValueError, TypeError):  # the last line of a killed process
                     path, size, changed, renewed, digest = json.loads(line)
-                    self._seen[path] = (size, changed, renewed), digest
+                    self._known[path] = (size, changed, renewed), digest
 
-    def digest(self, path: Path) -> str | None:
-        found = self._seen.get(str(path.absolute()))
-        return found[1] if found is not None and found[0] == signature(path) else None
+    def get(self, path: Path) -> str | None:
+        found = self._known.get(str(path.absolute()))
+        return found[1] if found is not None and found[0] == stat_signature(path) else None
 
-    def learn(self, found: Mapping[str, tuple[Signature, str]]) -> None:
-        """Append; lines of two processes do not mix, since each is one small write."""
+    def add(self, found: Mapping[str, tuple[Signature, str]]) -> None:
+        """Append to the index; lines of two processes do not mix, since each is one small write."""
         lines = []
-        for path, (seen, digest) in found.items():
+        for path, (signature, digest) in found.items():
             place = str(Path(path).absolute())
-            if self._seen.get(place) != (seen, digest):
-                self._seen[place] = seen, digest
-                lines.append(json.dumps([place, *seen, digest]) + "\n")
+            if self._known.get(place) != (signature, digest):
+                self._known[place] = signature, digest
+                lines.append(json.dumps([place, *signature, digest]) + "\n")
         if lines:
-            with explained(self._path.parent), self._path.open("ab") as file:
+            with explain_write_errors(self._path.parent), self._path.open("ab") as file:
                 file.write("".join(lines).encode())
 
 
-def signature(path: Path) -> Signature:
-    """Size and the times of the last change, of content and of anything; (0, 0, 0) if it cannot be told."""
+def stat_signature(path: Path) -> Signature:
+    """Size and times of the last change of content and of metadata; (0, 0, 0) if unknown."""
     try:
         found = path.stat()
     except (OSError, ValueError):
@@ -257,8 +172,8 @@ def signature(path: Path) -> Signature:
     return found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
-def digest_of(path: Path) -> str:
-    """SHA-256 of the bytes; a file that cannot be read has none, and reading it says why."""
+def hash_file(path: Path) -> str:
+    """SHA-256 of the bytes; "" for a file that cannot be read, since reading it later says why."""
     try:
         if not path.is_file():
             return ""
@@ -268,7 +183,7 @@ def digest_of(path: Path) -> str:
         return ""
 
 
-def content_key(digests: Sequence[str]) -> str:
+def hash_contents(digests: Sequence[str]) -> str:
     return hashlib.sha256("\n".join(digests).encode()).hexdigest()
 
 
@@ -276,8 +191,8 @@ def content_key(digests: Sequence[str]) -> str:
 
 
 @contextlib.contextmanager
-def explained(folder: Path) -> Iterator[None]:
-    """A folder that cannot be written to, in a sentence."""
+def explain_write_errors(folder: Path) -> Iterator[None]:
+    """Turn an OSError into a sentence that names the folder and what to do."""
     try:
         yield
     except OSError as error:
@@ -285,5 +200,5 @@ def explained(folder: Path) -> Iterator[None]:
         todo = "Free some space" if full else "Choose another folder under cache in federation.yaml"
         raise CacheFolderError(
             f"The cache folder {folder} cannot be written: {error.strerror or error}. "
-            f"{todo}, then try again; what is prepared stays."
+            f"{todo}, then try again; cases already prepared are kept."
         ) from None

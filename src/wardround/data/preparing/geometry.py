@@ -1,17 +1,17 @@
-"""Geometry: the way from a scan's own grid to the prepared one, and exactly back.
+"""Geometry: from a scan's own grid to the prepared one, and exactly back.
 
-Four steps, each of which leaves out what the settings do not ask for:
+Four steps, each skipped where the settings do not ask for it:
 
-    turn     axes swapped and flipped, so that an oblique scan lies closest to the wanted orientation
-    crop     the box around the body
-    resample linear between voxel centres; the box keeps its extent, so spacing is extent / voxels
-    place    padded or cropped around the middle to the wanted size
+    reorient     swap and flip axes to the wanted orientation; an oblique scan to the closest one
+    crop         to the box around the body
+    resample     linearly between voxel centres; the box keeps its extent, so spacing is extent / voxels
+    pad or crop  around the centre to the wanted size
 
-Classes are resampled one by one, linearly, and the most likely one wins; where they are level, the higher
-number, so that small lesions stay. Levels are frequent where an axis is halved, and there what is drawn
-grows: a ball of radius 6, 10 or 20 voxels by about 12, 8 and 4 % when one axis of three is halved, by 2 to
-6 % when all are. Taking the nearest voxel keeps volumes within about 1 %, but loses thin and small
-structures. Where nothing is resampled nothing changes.
+Classes are resampled one by one, linearly, and the most likely one wins; a tie goes to the higher number, so
+that small lesions stay. Ties are frequent where an axis is halved, and there labels grow: a ball of radius
+6, 10 or 20 voxels by about 12, 8 and 4 % when one axis of three is halved, by 2 to 6 % when all are. Taking
+the nearest voxel keeps volumes within about 1 %, but loses thin and small structures. Without resampling
+nothing changes.
 """
 
 from __future__ import annotations
@@ -31,16 +31,17 @@ from wardround.text import format_size
 
 Array = NDArray[Any]
 Box = tuple[tuple[int, int], ...]
+Reorientation = tuple[tuple[int, ...], tuple[bool, ...]]  # order of the axes, and which are reversed
 
 
 @dataclass(frozen=True)
 class Geometry:
-    """One case's way.
+    """How one case gets to the prepared grid.
 
     shape: of the file's grid, with the axis `thin` that reading dropped; affine, spacing: of that grid;
-    order, flips: axis i of the turned grid is axis order[i], reversed where flips[i]; box: first and last
-    (excluded) voxel of the crop, on the turned grid; resampled: voxels of the box after resampling; size:
-    voxels of the prepared grid, around the same middle.
+    order, flips: axis i of the reoriented grid is axis order[i], reversed where flips[i]; box: first and
+    last (excluded) voxel of the crop, on the reoriented grid; resampled: voxels of the box after resampling;
+    size: voxels of the prepared grid, around the same centre.
     """
 
     shape: tuple[int, ...]
@@ -54,19 +55,19 @@ class Geometry:
     size: tuple[int, ...]
 
     @classmethod
-    def from_record(cls, record: Mapping[str, Any]) -> Geometry:
+    def from_dict(cls, plain: Mapping[str, Any]) -> Geometry:
         try:
-            return cls(**{key: _tuples(record[key]) for key in cls.__dataclass_fields__})
+            return cls(**{key: _to_tuples(plain[key]) for key in cls.__dataclass_fields__})
         except KeyError as error:
-            raise DataError(f"A record of geometry lacks {error}; prepare the case again.") from None
+            raise DataError(f"The geometry of a case lacks {error}; prepare the case again.") from None
 
-    def record(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
-        record: dict[str, Any] = _lists(asdict(self))
-        return record
+        plain: dict[str, Any] = _to_lists(asdict(self))
+        return plain
 
     @property
-    def flat(self) -> tuple[int, ...]:
+    def flat_shape(self) -> tuple[int, ...]:
         """The file's shape without its thin axis."""
         return tuple(side for axis, side in enumerate(self.shape) if axis != self.thin)
 
@@ -82,24 +83,24 @@ class Geometry:
             for axis, (start, stop), voxels in zip(self.order, self.box, self.resampled, strict=True)
         )
 
-    # There
+    # Forwards
 
-    def turn(self, data: Array) -> Array:
-        """(C, *file) -> (C, *turned), a view."""
-        return turned(data, self.order, self.flips)
+    def reorient(self, data: Array) -> Array:
+        """(C, *file) -> (C, *reoriented), a view."""
+        return reorient(data, self.order, self.flips)
 
-    def cut(self, data: Array) -> Array:
-        """(C, *file) -> (C, *box), in memory of its own."""
-        # a copy: NumPy calls an axis of one voxel contiguous even when it runs backwards, torch does not
-        return self.turn(data)[(slice(None), *(slice(*side) for side in self.box))].copy(order="C")
+    def crop(self, data: Array) -> Array:
+        """(C, *file) -> (C, *box), a copy."""
+        # NumPy calls an axis of one voxel contiguous even when it runs backwards, torch does not
+        return self.reorient(data)[_index(self.box)].copy(order="C")
 
-    def place(self, data: Tensor, fill: Tensor) -> Tensor:
-        """(C, *resampled) -> (C, *size); fill: (C,), what padding is made of."""
-        return placed(data, self.offset, self.size, fill)
+    def pad_or_crop(self, data: Tensor, fill: Tensor) -> Tensor:
+        """(C, *resampled) -> (C, *size); fill: (C,), the value of padded voxels."""
+        return pad_or_crop(data, self.offset, self.size, fill)
 
     @property
     def window(self) -> Box:
-        """The voxels of the box, on the turned grid, whose centres the prepared grid still has."""
+        """The voxels of the box, on the reoriented grid, whose centres lie inside the prepared grid."""
         sides = []
         for (start, stop), first, voxels, size in zip(
             self.box, self.offset, self.resampled, self.size, strict=True
@@ -111,73 +112,76 @@ class Geometry:
 
     @property
     def cuts(self) -> bool:
-        """Whether placing crops anything."""
+        """Whether the wanted size crops anything."""
         return any(size < now for size, now in zip(self.size, self.resampled, strict=True))
 
-    def share_cut(self, drawn: Array) -> float:
-        """The share of what is drawn (1, *file) that placing crops, 0 where nothing is drawn."""
+    def share_cut(self, mask: Array) -> float:
+        """The share of a mask's foreground (1, *file) that the wanted size crops, 0 if it is empty."""
         if not self.cuts:
             return 0.0
-        turned_drawn = self.turn(drawn)
-        total = np.count_nonzero(turned_drawn)
-        kept = np.count_nonzero(turned_drawn[(slice(None), *(slice(*side) for side in self.window))])
-        return 1 - kept / total if total else 0.0
+        mask = self.reorient(mask)
+        total = np.count_nonzero(mask)
+        return 1 - np.count_nonzero(mask[_index(self.window)]) / total if total else 0.0
 
     # And back
 
-    def unplace(self, data: Tensor, fill: Tensor) -> Tensor:
+    def undo_pad_or_crop(self, data: Tensor, fill: Tensor) -> Tensor:
         """(C, *size) -> (C, *resampled)."""
-        return placed(data, [-first for first in self.offset], self.resampled, fill)
+        return pad_or_crop(data, [-first for first in self.offset], self.resampled, fill)
 
-    def uncut(self, data: Array, fill: Array) -> Array:
+    def uncrop(self, data: Array, fill: Array) -> Array:
         """(C, *box) -> (C, *shape of the file)."""
-        turned_shape = [self.flat[axis] for axis in self.order]
-        whole = np.empty((len(data), *turned_shape), dtype=data.dtype)
-        whole[:] = fill.reshape(-1, *[1] * len(turned_shape))
-        whole[(slice(None), *(slice(*side) for side in self.box))] = data
-        back = turned(whole, *inverse(self.order, self.flips))
+        shape = [self.flat_shape[axis] for axis in self.order]
+        whole = np.empty((len(data), *shape), dtype=data.dtype)
+        whole[:] = fill.reshape(-1, *[1] * len(shape))
+        whole[_index(self.box)] = data
+        back = reorient(whole, *invert_reorientation(self.order, self.flips))
         if self.thin is not None:
             back = np.expand_dims(back, self.thin + 1)
         return np.ascontiguousarray(back)
 
 
+def _index(box: Box) -> tuple[slice, ...]:
+    """The box of an array (C, *spatial)."""
+    return (slice(None), *(slice(*side) for side in box))
+
+
 def invert_label(mask: Array | Tensor, geometry: Mapping[str, Any]) -> NDArray[np.uint8]:
-    """Classes (*size) on the prepared grid -> (*shape) on the scan's own; background where it was cut."""
-    way = Geometry.from_record(geometry)
+    """Classes (*size) on the prepared grid -> (*shape) on the scan's own; background where it was cropped."""
+    grid = Geometry.from_dict(geometry)
     values = torch.as_tensor(mask).detach().cpu()
-    if tuple(values.shape) != way.size:
+    if tuple(values.shape) != grid.size:
         raise DataError(
-            f"A mask is {format_size(values.shape)} but the prepared scan was {format_size(way.size)}."
+            f"A mask is {format_size(values.shape)} but the prepared scan was {format_size(grid.size)}."
         )
-    background = torch.zeros(1)
-    box = [stop - start for start, stop in way.box]
-    back = resample_label(way.unplace(values.to(torch.uint8)[None], background), box)
-    whole: NDArray[np.uint8] = way.uncut(back.numpy(), np.zeros(1))[0]
+    box = [stop - start for start, stop in grid.box]
+    back = resample_label(grid.undo_pad_or_crop(values.to(torch.uint8)[None], torch.zeros(1)), box)
+    whole: NDArray[np.uint8] = grid.uncrop(back.numpy(), np.zeros(1))[0]
     return whole
 
 
 def invert_probabilities(probabilities: Array | Tensor, geometry: Mapping[str, Any]) -> NDArray[np.float32]:
     """(C, *size) on the prepared grid -> (C, *shape) on the scan's own, linearly.
 
-    What was cut away is background: 1 in channel 0 and 0 in the others; a single channel gets 0.
+    Where the scan was cropped it is background: 1 in channel 0 and 0 in the others; a single channel gets 0.
     """
-    way = Geometry.from_record(geometry)
+    grid = Geometry.from_dict(geometry)
     values = torch.as_tensor(probabilities).detach().cpu().float()
-    if tuple(values.shape[1:]) != way.size:
+    if tuple(values.shape[1:]) != grid.size:
         raise DataError(
-            f"A map is {format_size(values.shape[1:])} but the prepared scan was {format_size(way.size)}."
+            f"A map is {format_size(values.shape[1:])} but the prepared scan was {format_size(grid.size)}."
         )
     background = torch.zeros(len(values))
     background[0] = 1.0 if len(values) > 1 else 0.0
-    box = [stop - start for start, stop in way.box]
-    back = resample_image(way.unplace(values, background), box)
-    return way.uncut(back.numpy(), background.numpy())
+    box = [stop - start for start, stop in grid.box]
+    back = resample_image(grid.undo_pad_or_crop(values, background), box)
+    return grid.uncrop(back.numpy(), background.numpy())
 
 
-# Turning
+# Orientation
 
 
-def turning(affine: Array | None, axes: int, wanted: str | None) -> tuple[tuple[int, ...], tuple[bool, ...]]:
+def find_reorientation(affine: Array | None, axes: int, wanted: str | None) -> Reorientation:
     """Order and flips that bring a scan closest to an orientation such as RAS; 2D images stay as they are."""
     if affine is None or wanted is None or axes != 3:
         return tuple(range(axes)), (False,) * axes
@@ -191,13 +195,13 @@ def turning(affine: Array | None, axes: int, wanted: str | None) -> tuple[tuple[
     return order, tuple(bool(steps[axis, 1] < 0) for axis in order)
 
 
-def turned(data: Array, order: Sequence[int], flips: Sequence[bool]) -> Array:
+def reorient(data: Array, order: Sequence[int], flips: Sequence[bool]) -> Array:
     """Spatial axes of (C, *spatial) in another order, some reversed: a view."""
     data = data.transpose(0, *(axis + 1 for axis in order))
     return data[(slice(None), *(slice(None, None, -1 if flip else 1) for flip in flips))]
 
 
-def inverse(order: Sequence[int], flips: Sequence[bool]) -> tuple[tuple[int, ...], tuple[bool, ...]]:
+def invert_reorientation(order: Sequence[int], flips: Sequence[bool]) -> Reorientation:
     """The order and flips that undo these."""
     back = tuple(order.index(axis) for axis in range(len(order)))
     return back, tuple(flips[axis] for axis in back)
@@ -231,7 +235,7 @@ def resample_label(mask: Tensor, size: Sequence[int]) -> Tensor:
     mode = "bilinear" if mask.ndim == 3 else "trilinear"
     best = torch.zeros((1, *size))
     result = torch.zeros((1, *size), dtype=torch.uint8)
-    for value in torch.unique(mask).tolist():  # ascending: where two are level the higher one wins
+    for value in torch.unique(mask).tolist():  # ascending: the higher one wins a tie
         share = F.interpolate((mask == value).float()[None], size=tuple(size), mode=mode)[0]
         wins = (share >= best) & (share > 0)
         result[wins] = value
@@ -239,7 +243,7 @@ def resample_label(mask: Tensor, size: Sequence[int]) -> Tensor:
     return result
 
 
-def placed(data: Tensor, offset: Sequence[int], size: Sequence[int], fill: Tensor) -> Tensor:
+def pad_or_crop(data: Tensor, offset: Sequence[int], size: Sequence[int], fill: Tensor) -> Tensor:
     """The window of (C, *spatial) that starts at offset, filled where it reaches outside."""
     if not any(offset) and list(data.shape[1:]) == list(size):
         return data
@@ -254,11 +258,11 @@ def placed(data: Tensor, offset: Sequence[int], size: Sequence[int], fill: Tenso
     return result
 
 
-def _tuples(value: Any) -> Any:
-    return tuple(_tuples(item) for item in value) if isinstance(value, list | tuple) else value
+def _to_tuples(value: Any) -> Any:
+    return tuple(_to_tuples(item) for item in value) if isinstance(value, list | tuple) else value
 
 
-def _lists(value: Any) -> Any:
+def _to_lists(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {key: _lists(item) for key, item in value.items()}
-    return [_lists(item) for item in value] if isinstance(value, list | tuple) else value
+        return {key: _to_lists(item) for key, item in value.items()}
+    return [_to_lists(item) for item in value] if isinstance(value, list | tuple) else value

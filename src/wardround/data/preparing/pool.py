@@ -1,8 +1,8 @@
-"""Preparing on all processors: this process and some helpers take cases from one pile.
+"""Pool: prepare many cases on all cores. This process and some helpers take them from one queue.
 
-Helpers: `python -m wardround.data.preparing.pool`. It reads one JSON line a case and answers with one; only
-paths and settings go there, no voxels and no pickle. Helpers start when the work turns out to take longer
-than starting them, end when their input does, and one that dies costs the one case it had.
+A helper is `python -m wardround.data.preparing.pool`: it reads one JSON line a case and answers with one.
+Only paths and settings are sent, no voxels and no pickle. Helpers start once the work takes longer than
+starting them, and end with their input; one that dies costs the case it was preparing.
 """
 
 from __future__ import annotations
@@ -17,29 +17,108 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from wardround.data.federation_file import PrepareSettings
+from wardround.data.federation_file import FederationFile, PrepareSettings, check_settings
 from wardround.data.listing import Entry
-from wardround.data.preparing.cache import Cache, CacheFolderError, Known, Recipe, Signature
+from wardround.data.preparing.cache import Cache, CacheFolderError, DigestIndex, Recipe, Signature
+from wardround.data.preparing.prepare import MOST_CUT, cut_off
+from wardround.data.preparing.prepared_file import remove_stale
 from wardround.errors import DataError
+from wardround.machine import cores
 
 log = logging.getLogger(__name__)
 
-PATIENCE = 0.2  # seconds of work alone before helpers are worth their start
+PATIENCE = 0.2  # seconds of work before helpers are worth starting
+Watch = Callable[[int, int, str], None]
 Note = Callable[[Entry, Path | None, str | None, float], None]
 
 
 @dataclass(frozen=True)
-class Attempt:
-    """What became of a case: its file, or why not.
+class PreparedCases:
+    """paths: (client, case) -> its file; failures: (client, case, reason with the case's name in front);
+    cut: (client, case) -> the share of its labelled voxels that prepare.size cuts off, of those prepared now.
+    """
 
-    fatal: no other case will do better; cut: the share of labelled voxels that was cut off.
+    paths: Mapping[tuple[str, str], Path]
+    failures: Sequence[tuple[str, str, str]]
+    cut: Mapping[tuple[str, str], float] = field(default_factory=dict)
+
+
+def prepare_cases(
+    cache: Cache,
+    entries: Sequence[Entry],
+    file: FederationFile,
+    *,
+    jobs: int | None = None,
+    watch: Watch | None = None,
+    background: Collection[int] | None = (),
+) -> PreparedCases:
+    """Look up cases in the cache and prepare the missing ones in `jobs` processes (default: one a core).
+
+    watch: called with cases done, cases in all, and which one; background: label values of no class that
+    `data.checking.check` allowed, None for any.
+    """
+    check_settings(file.prepare)
+    allowed = None if background is None else tuple(sorted(background))
+    recipe = Recipe(file.prepare, file.labels, allowed)
+    cache.open(recipe)
+    known = DigestIndex(cache.folder)
+    paths: dict[tuple[str, str], Path] = {}
+    failures: list[tuple[str, str, str]] = []
+    cut: dict[tuple[str, str], float] = {}
+
+    def note(entry: Entry, path: Path | None, reason: str | None, share_cut: float = 0.0) -> None:
+        if path is not None:
+            paths[entry.client, entry.name] = path
+            if share_cut > MOST_CUT:
+                cut[entry.client, entry.name] = share_cut
+        else:
+            sentence = f"{entry.where}: {reason or 'it could not be prepared.'}"
+            failures.append((entry.client, entry.name, sentence))
+        if watch is not None:
+            watch(len(paths) + len(failures), len(entries), entry.where)
+
+    missing = []
+    for entry in entries:
+        try:
+            path = cache.find(entry, recipe, known)
+        except DataError as error:
+            note(entry, None, str(error))
+            continue
+        if path is None:
+            missing.append(entry)
+        else:
+            note(entry, path, None)
+    prepare_all(cache, missing, recipe, known, jobs or cores(), note)
+    remove_stale(cache.folder / recipe.key)
+    warn_of_cut(cut)
+    # sorted: helpers finish in any order
+    return PreparedCases(dict(sorted(paths.items())), sorted(failures), dict(sorted(cut.items())))
+
+
+def warn_of_cut(cut: Mapping[tuple[str, str], float]) -> None:
+    """Log one line for all cases that lose labelled voxels; `data.checking.check` names each."""
+    if not cut:
+        return
+    (client, case), share = max(sorted(cut.items()), key=lambda item: item[1])
+    where = f"client '{client}', case '{case}'"
+    if len(cut) == 1:
+        log.warning("%s: %s", where, cut_off(share))
+        return
+    log.warning("%d cases lose labelled voxels, the most %s: %s", len(cut), where, cut_off(share))
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """Result of preparing one case: its file, or the reason why there is none.
+
+    fatal: no other case will succeed either; cut: the share of labelled voxels that was cut off.
     """
 
     path: str | None = None
@@ -50,7 +129,7 @@ class Attempt:
 
 
 def attempt(cache: Cache, entry: Entry, recipe: Recipe) -> Attempt:
-    """Prepare one case; whatever is wrong with it becomes a sentence."""
+    """Prepare one case; any error becomes a sentence."""
     try:
         path, found, cut = cache.prepare(entry, recipe)
         return Attempt(path=str(path), found=found, cut=cut)
@@ -66,30 +145,30 @@ def attempt(cache: Cache, entry: Entry, recipe: Recipe) -> Attempt:
 
 
 def prepare_all(
-    cache: Cache, entries: Sequence[Entry], recipe: Recipe, known: Known, jobs: int, note: Note
+    cache: Cache, entries: Sequence[Entry], recipe: Recipe, known: DigestIndex, jobs: int, note: Note
 ) -> None:
-    """Every case, here and in up to jobs - 1 helpers; `note` and `known` are told in this process."""
-    pile = deque(entries)
+    """Prepare cases here and in up to jobs - 1 helpers; `note` and `known` are updated in this process."""
+    pending = deque(entries)
     results: queue.Queue[tuple[Entry, Attempt]] = queue.Queue()
-    helpers = [Helper(cache, recipe, pile, results) for _ in range(min(jobs, len(entries)) - 1)]
+    helpers = [Helper(cache, recipe, pending, results) for _ in range(min(jobs, len(entries)) - 1)]
     begun = time.monotonic()
     num_left = len(entries)
     with one_thread(), stopping(helpers):
         while num_left:
             for helper in helpers:
-                if pile and not helper.started and time.monotonic() - begun >= PATIENCE:
+                if pending and not helper.started and time.monotonic() - begun >= PATIENCE:
                     helper.start()
-            for entry, result in next_results(cache, recipe, pile, results):
+            for entry, result in next_results(cache, recipe, pending, results):
                 num_left -= 1
                 settle(entry, result, known, note)
 
 
 def next_results(
-    cache: Cache, recipe: Recipe, pile: deque[Entry], results: queue.Queue[tuple[Entry, Attempt]]
+    cache: Cache, recipe: Recipe, pending: deque[Entry], results: queue.Queue[tuple[Entry, Attempt]]
 ) -> Iterator[tuple[Entry, Attempt]]:
-    """A case of our own from the pile, then what helpers finished; with an empty pile, wait for them."""
+    """Prepare one case from the queue, then yield what helpers finished; wait for them if it is empty."""
     try:
-        entry = pile.popleft()
+        entry = pending.popleft()
     except IndexError:
         with contextlib.suppress(queue.Empty):  # a helper that could not start puts its case back
             yield results.get(timeout=1.0)
@@ -100,10 +179,10 @@ def next_results(
             yield results.get_nowait()
 
 
-def settle(entry: Entry, result: Attempt, known: Known, note: Note) -> None:
+def settle(entry: Entry, result: Attempt, known: DigestIndex, note: Note) -> None:
     if result.fatal:
         raise CacheFolderError(result.reason)
-    known.learn(result.found)
+    known.add(result.found)
     note(entry, None if result.path is None else Path(result.path), result.reason, result.cut)
 
 
@@ -242,7 +321,7 @@ def entry_again(plain: Mapping[str, Any]) -> Entry:
 
 def plain_recipe(recipe: Recipe) -> dict[str, Any]:
     background = None if recipe.background is None else list(recipe.background)
-    return {**recipe.described, "background": background}
+    return {**recipe.as_dict(), "background": background}
 
 
 def recipe_again(plain: Mapping[str, Any]) -> Recipe:

@@ -1,9 +1,8 @@
-"""Prepare: one case from what the scanner stored to what a network sees, once.
+"""Prepare: one case from what the scanner stored to what a network reads.
 
-turn -> crop -> resample -> normalise -> pad (`geometry` does the first, second, third and last, and
-knows the way back). Intensities are scaled by the case alone, so that nothing about it depends on others;
-a constant channel becomes zeros, never NaN. Padding is as dark as the darkest voxel
-(after zscore_nonzero: 0).
+reorient -> crop -> resample -> normalise -> pad or crop (all but normalise are in `geometry`, with the way
+back). Intensities are scaled by the case alone, so that nothing depends on other cases; a constant channel
+becomes zeros, never NaN. Padding is as dark as the darkest voxel (after zscore_nonzero: 0).
 """
 
 from __future__ import annotations
@@ -21,30 +20,30 @@ from wardround.data.federation_file import PrepareSettings, check_settings
 from wardround.data.preparing.geometry import (
     Box,
     Geometry,
+    find_reorientation,
     invert_label,
     invert_probabilities,
+    reorient,
     resample_image,
     resample_label,
-    turned,
-    turning,
 )
 from wardround.data.readers.image_files import Volume
 from wardround.errors import DataError
 from wardround.text import format_size
 
-__all__ = ["Prepared", "check_settings", "invert_label", "invert_probabilities", "prepare_case"]
+__all__ = ["PreparedCase", "check_settings", "invert_label", "invert_probabilities", "prepare_case"]
 
 Array = NDArray[Any]
 MARGIN = 2  # voxels kept around the body
-MOST_CUT = 0.01  # of what is labelled may be cut off without a word
+MOST_CUT = 0.01  # share of the labelled voxels that may be cut off without a warning
 MAX_VOXELS = 2**30  # a prepared case beyond it comes from a wrong spacing
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedCase:
     """A case as it is stored.
 
-    image: (C, *spatial) float32; label: (*spatial) uint8 classes, None for a case nobody drew; spacing:
+    image: (C, *spatial) float32; label: (*spatial) uint8 classes, None for an unlabelled case; spacing:
     millimetres a voxel; geometry: plain values that `invert_label` needs; others: label values of no class
     that became background; cut: the share of labelled voxels that `size` cuts off.
     """
@@ -64,10 +63,10 @@ def prepare_case(
     labels: Mapping[str, tuple[int, ...]],
     *,
     background: Collection[int] | None = (),
-) -> Prepared:
-    """One case; a DataError says what is wrong with it, and leaves its name to the caller.
+) -> PreparedCase:
+    """Prepare one case; a DataError says what is wrong with it, without the name of the case.
 
-    background: label values that belong to no class and are allowed, as `data check` found; None allows any.
+    background: label values of no class that are allowed, as `data check` reports; None allows any.
     """
     check_settings(settings)
     check_voxels(image, label)
@@ -76,22 +75,22 @@ def prepare_case(
     if label is not None:
         classes, others = to_classes(label.data, labels, background)
     geometry = plan(image, classes, settings)
-    values = resample_image(torch.from_numpy(geometry.cut(image.data)), geometry.resampled)
-    values = torch.from_numpy(normalised(values.numpy(), settings))
+    values = resample_image(torch.from_numpy(geometry.crop(image.data)), geometry.resampled)
+    values = torch.from_numpy(normalise(values.numpy(), settings))
     dark = torch.zeros(len(values))
     if settings.normalise != "zscore_nonzero":
         dark = values.flatten(1).amin(1)
     mask, cut = None, 0.0
     if classes is not None:
         cut = geometry.share_cut(classes > 0)
-        mask = resample_label(torch.from_numpy(geometry.cut(classes)), geometry.resampled)
-        mask = geometry.place(mask, torch.zeros(1))[0].contiguous()
-    placed = geometry.place(values, dark).contiguous()
-    return Prepared(placed, mask, geometry.prepared_spacing, geometry.record(), tuple(others), cut)
+        mask = resample_label(torch.from_numpy(geometry.crop(classes)), geometry.resampled)
+        mask = geometry.pad_or_crop(mask, torch.zeros(1))[0].contiguous()
+    values = geometry.pad_or_crop(values, dark).contiguous()
+    return PreparedCase(values, mask, geometry.prepared_spacing, geometry.as_dict(), tuple(others), cut)
 
 
 def check_voxels(image: Volume, label: Volume | None) -> None:
-    """What no case could be prepared of."""
+    """Refuse voxels that are not finite, and image and label of two shapes."""
     if not bool(np.isfinite(image.data).all()):
         raise DataError("the image holds NaN or infinite voxels.")
     if label is not None and label.spatial != image.spatial:
@@ -101,7 +100,7 @@ def check_voxels(image: Volume, label: Volume | None) -> None:
 
 
 def cut_off(share: float) -> str:
-    """How a person is told that labelled voxels are lost."""
+    """The warning that labelled voxels are lost."""
     return f"prepare.size cuts off {100 * share:.0f} % of what is labelled; raise it."
 
 
@@ -111,20 +110,20 @@ def cut_off(share: float) -> str:
 def to_classes(
     data: Array, labels: Mapping[str, tuple[int, ...]], background: Collection[int] | None = ()
 ) -> tuple[Array, list[int]]:
-    """Values of the files -> classes 1, 2, ... in the order of `labels` (uint8), and what became background.
+    """File values -> classes 1, 2, ... in the order of `labels` (uint8), and values made background.
 
-    Without labels the values are the classes. A value nobody listed is background where it is 0 or in
+    Without labels the values are the classes. An unlisted value is background where it is 0 or in
     `background` (None: any), and is refused by name otherwise.
     """
-    values = present(data)
+    values = list_values(data)
     if not labels:
-        odd = [value for value in values if not 0 <= value <= 255]
-        if odd:
-            raise DataError(f"the label has the value {odd[0]}; say under labels which class it is.")
+        unexpected = [value for value in values if not 0 <= value <= 255]
+        if unexpected:
+            raise DataError(f"the label has the value {unexpected[0]}; say under labels which class it is.")
         return data.astype(np.uint8), []
     number = {value: index for index, listed in enumerate(labels.values(), start=1) for value in listed}
     others = [value for value in values if value != 0 and value not in number]
-    refuse_others(others, labels, background)
+    check_values(others, labels, background)
     result = np.zeros(data.shape, dtype=np.uint8)
     for value in values:
         if value in number:
@@ -132,39 +131,40 @@ def to_classes(
     return result, others
 
 
-def present(data: Array) -> list[int]:
-    """The values there are, ascending."""
+def list_values(data: Array) -> list[int]:
+    """The distinct values, ascending."""
     small = data.min() >= 0 and data.max() < 2**16
     found = np.flatnonzero(np.bincount(data.reshape(-1))) if small else np.unique(data)
     values: list[int] = found.tolist()
     return values
 
 
-def refuse_others(
+def check_values(
     others: Sequence[int], labels: Mapping[str, tuple[int, ...]], background: Collection[int] | None
 ) -> None:
-    odd = [] if background is None else sorted(set(others) - set(background))
-    if odd:
+    """Refuse label values of no class that are not allowed as background (None: any is)."""
+    unexpected = [] if background is None else sorted(set(others) - set(background))
+    if unexpected:
         named = ", ".join(f"{name} {list(values)}" for name, values in labels.items())
-        raise DataError(f"the label has the value {odd[0]}, which is none of the labels ({named}).")
+        raise DataError(f"the label has the value {unexpected[0]}, which is none of the labels ({named}).")
 
 
 # The grid
 
 
 def plan(image: Volume, classes: Array | None, settings: PrepareSettings) -> Geometry:
-    """The way to the prepared grid."""
+    """Work out the geometry: orientation, crop, resampling and final size."""
     dims = len(image.spatial)
     for name, given in (("spacing", settings.spacing), ("size", settings.size)):
         if given is not None and len(given) != dims:
             thin = ", being one slice thick" if image.thin is not None else ""
             raise DataError(f"the image is {dims}D{thin}, but prepare.{name} has {len(given)} numbers.")
-    order, flips = turning(image.affine, dims, settings.orientation)
+    order, flips = find_reorientation(image.affine, dims, settings.orientation)
     spacing = tuple(image.spacing[axis] for axis in order)
     box: Box = tuple((0, image.spatial[axis]) for axis in order)
     if settings.crop == "foreground":
-        drawn = None if classes is None else turned(classes, order, flips)
-        box = body(turned(image.data, order, flips), drawn)
+        label = None if classes is None else reorient(classes, order, flips)
+        box = find_body(reorient(image.data, order, flips), label)
     sides = [stop - start for start, stop in box]
     resampled = sides
     if settings.spacing is not None:
@@ -173,9 +173,9 @@ def plan(image: Volume, classes: Array | None, settings: PrepareSettings) -> Geo
     elif settings.size is not None:
         resampled = list(settings.size)
     size = settings.size if settings.size is not None else tuple(resampled)
-    if max(_product(resampled), _product(size)) * image.channels > MAX_VOXELS:
+    if max(_count_voxels(resampled), _count_voxels(size)) * image.channels > MAX_VOXELS:
         raise DataError(
-            f"it would become {format_size(resampled)} voxels; look at its spacing and prepare.spacing."
+            f"it would become {format_size(resampled)} voxels; check its spacing and prepare.spacing."
         )
     shape = list(image.spatial)
     if image.thin is not None:
@@ -187,24 +187,24 @@ def plan(image: Volume, classes: Array | None, settings: PrepareSettings) -> Geo
     )  # fmt: skip
 
 
-def body(data: Array, classes: Array | None) -> Box:
-    """The box around all that is not empty, with a margin; what somebody drew is always inside.
+def find_body(data: Array, classes: Array | None) -> Box:
+    """The box around all that is not empty, with a margin; labelled voxels are always inside.
 
     Empty is the value that all corners share, or else the darkest one. Channels are joined.
     """
-    shown: NDArray[np.bool_] = np.zeros(data.shape[1:], dtype=bool)
-    sides: tuple[int, ...] = shown.shape
+    inside: NDArray[np.bool_] = np.zeros(data.shape[1:], dtype=bool)
+    sides: tuple[int, ...] = inside.shape
     for channel in data:
         corners = channel[tuple(slice(None, None, max(1, side - 1)) for side in channel.shape)]
         same = bool((corners == corners.flat[0]).all())
-        shown |= channel != (corners.flat[0] if same else channel.min())
+        inside |= channel != (corners.flat[0] if same else channel.min())
     if classes is not None:
-        shown |= classes[0] > 0
-    if not shown.any():
+        inside |= classes[0] > 0
+    if not inside.any():
         return tuple((0, side) for side in sides)
     box = []
     for axis, side in enumerate(sides):
-        along = np.flatnonzero(shown.any(axis=tuple(a for a in range(shown.ndim) if a != axis)))
+        along = np.flatnonzero(inside.any(axis=tuple(a for a in range(inside.ndim) if a != axis)))
         box.append((max(0, int(along[0]) - MARGIN), min(side, int(along[-1]) + 1 + MARGIN)))
     return tuple(box)
 
@@ -212,8 +212,8 @@ def body(data: Array, classes: Array | None) -> Box:
 # Intensities
 
 
-def normalised(data: Array, settings: PrepareSettings) -> Array:
-    """(C, *spatial) scaled by itself, channel by channel (maximum: by the largest of all)."""
+def normalise(data: Array, settings: PrepareSettings) -> Array:
+    """Scale intensities (C, *spatial), each channel by its own (maximum: by the largest of all)."""
     if settings.normalise == "none":
         return data
     largest = float(np.abs(data).max())
@@ -239,21 +239,21 @@ def _zscore_nonzero(data: Array, least: float, settings: PrepareSettings) -> Arr
 
 def _percentile(data: Array, least: float, settings: PrepareSettings) -> Array:
     low, high = (float(value) for value in np.percentile(data, settings.percentiles))
-    return _stretched(data, low, high, least)
+    return _rescale(data, low, high, least)
 
 
 def _minmax(data: Array, least: float, settings: PrepareSettings) -> Array:
-    return _stretched(data, float(data.min()), float(data.max()), least)
+    return _rescale(data, float(data.min()), float(data.max()), least)
 
 
 def _window(data: Array, least: float, settings: PrepareSettings) -> Array:
     assert settings.window is not None
     centre, width = settings.window
-    return _stretched(data, centre - width / 2, centre + width / 2, 0.0)
+    return _rescale(data, centre - width / 2, centre + width / 2, 0.0)
 
 
-def _stretched(data: Array, low: float, high: float, least: float) -> Array:
-    """low becomes 0 and high 1; what lies outside is cut off."""
+def _rescale(data: Array, low: float, high: float, least: float) -> Array:
+    """Map low to 0 and high to 1, and clip."""
     if high - low <= least:
         return np.zeros_like(data)
     scaled: Array = np.clip((data - np.float32(low)) / np.float32(high - low), 0, 1)
@@ -269,5 +269,5 @@ SCALES: Mapping[str, Callable[[Array, float, PrepareSettings], Array]] = {
 }
 
 
-def _product(sides: Sequence[int]) -> float:
+def _count_voxels(sides: Sequence[int]) -> float:
     return float(np.prod(np.asarray(sides, dtype=np.float64)))

@@ -1,8 +1,8 @@
-"""One prepared case as a file: safetensors, whole or absent, mapped into memory when loaded.
+"""One prepared case as a safetensors file: written atomically, memory-mapped when loaded.
 
 image                (C, *spatial) float32
-label                (*spatial) uint8 classes; absent for a case nobody drew
-foreground.<class>   (N, dims) int32: up to 2,000 of its voxels, for patches around them
+label                (*spatial) uint8 classes; absent for an unlabelled case
+foreground.<class>   (N, dims) int32: up to 2,000 of its voxels, where patches are centred
 metadata             JSON: name, client, spacing, shape, geometry, sources, content, num_voxels, others
 """
 
@@ -27,49 +27,49 @@ from torch import Tensor
 
 from wardround.data.cases import Case
 from wardround.data.listing import Entry
-from wardround.data.preparing.prepare import Prepared, present
+from wardround.data.preparing.prepare import PreparedCase, list_values
 from wardround.errors import DataError
 from wardround.storage import tensor_parts
 
 MAX_FOREGROUND = 2000
-STALE_SECONDS = 24 * 3600.0  # after that a half-written file of another machine has no writer
+STALE_SECONDS = 24 * 3600.0  # a partial file of another machine is abandoned after that
 
 
 @dataclass(frozen=True)
-class Loaded:
+class LoadedCase:
     """A prepared case, its tensors mapped from the file.
 
-    foreground: class -> some of its voxels (N, dims); about: name, client, spacing, geometry, shape, sources,
-    num_voxels of each class, others (label values that became background), has_label. A case nobody drew has
-    an empty label.
+    foreground: class -> some of its voxels (N, dims); metadata: name, client, spacing, geometry, shape,
+    sources, num_voxels of each class, others (label values that became background), has_label. An unlabelled
+    case has an empty label.
     """
 
     case: Case
     foreground: Mapping[int, Tensor]
-    about: Mapping[str, Any]
+    metadata: Mapping[str, Any]
 
 
-def files_of(entry: Entry) -> list[Path]:
+def list_files(entry: Entry) -> list[Path]:
     return [*entry.images, *([] if entry.label is None else [entry.label])]
 
 
-def save(target: Path, entry: Entry, made: Prepared, content: str) -> None:
-    """Write a prepared case, whole or not at all, even if the disk is full or the power fails."""
+def save(target: Path, entry: Entry, made: PreparedCase, content: str) -> None:
+    """Write a prepared case atomically, even if the disk is full or the power fails."""
     tensors = {"image": made.image}
     counts: dict[str, int] = {}
     if made.label is not None:
         tensors["label"] = made.label
         draw = np.random.default_rng(int(content[:16], 16))
-        for value, voxels in foreground(made.label.numpy(), draw):
+        for value, voxels in sample_foreground(made.label.numpy(), draw):
             counts[str(value)] = voxels[0]
             tensors[f"foreground.{value}"] = torch.from_numpy(voxels[1])
-    about = {
+    metadata = {
         "name": entry.name,
         "client": entry.client,
         "spacing": list(made.spacing),
         "shape": list(made.image.shape),
         "geometry": made.geometry,
-        "sources": [path.name for path in files_of(entry)],
+        "sources": [path.name for path in list_files(entry)],
         "content": content,
         "num_voxels": counts,
         "others": list(made.others),
@@ -79,7 +79,7 @@ def save(target: Path, entry: Entry, made: Prepared, content: str) -> None:
     partial = target.with_name(f".{os.getpid()}-{secrets.token_hex(4)}-{socket.gethostname()}.partial")
     try:
         with partial.open("wb") as file:
-            for part in tensor_parts(tensors, {"wardround": json.dumps(about)}):
+            for part in tensor_parts(tensors, {"wardround": json.dumps(metadata)}):
                 file.write(part)
             file.flush()
             os.fsync(file.fileno())
@@ -89,12 +89,12 @@ def save(target: Path, entry: Entry, made: Prepared, content: str) -> None:
         raise
 
 
-def foreground(
+def sample_foreground(
     label: NDArray[np.uint8], draw: np.random.Generator
 ) -> Iterator[tuple[int, tuple[int, NDArray[np.int32]]]]:
-    """Each class, how many voxels it has, and where some of them are (N, dims), in file order."""
+    """Yield each class, its number of voxels, and the places of some of them (N, dims), in file order."""
     flat = label.reshape(-1)
-    for value in present(flat):
+    for value in list_values(flat):
         if value == 0:
             continue
         places = np.flatnonzero(flat == value)
@@ -105,56 +105,56 @@ def foreground(
         yield value, (count, voxels.astype(np.int32))
 
 
-def load(path: Path) -> Loaded:
-    """A prepared case; its voxels are read from the file when they are looked at."""
-    with opened(path) as file:
-        about = about_of(file, path)
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, it is no dict
+def load(path: Path) -> LoadedCase:
+    """Map a prepared case; its voxels are read from the file when they are used."""
+    with open_prepared(path) as file:
+        metadata = read_metadata(file, path)
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, not a dict
         label = tensors.pop("label", torch.zeros(0, dtype=torch.uint8))
-        case = Case(about["name"], tensors.pop("image"), label, tuple(about["spacing"]))
+        case = Case(metadata["name"], tensors.pop("image"), label, tuple(metadata["spacing"]))
         places = {int(name.removeprefix("foreground.")): tensor for name, tensor in tensors.items()}
-    return Loaded(case, dict(sorted(places.items())), about)
+    return LoadedCase(case, dict(sorted(places.items())), metadata)
 
 
 def describe(path: Path) -> dict[str, Any]:
-    """What a prepared file says of itself, without its voxels; a truncated one is a DataError."""
-    with opened(path) as file:
-        return about_of(file, path)
+    """The metadata of a prepared file, without its voxels; a truncated one is a DataError."""
+    with open_prepared(path) as file:
+        return read_metadata(file, path)
 
 
 @contextlib.contextmanager
-def opened(path: Path) -> Iterator[Any]:
+def open_prepared(path: Path) -> Iterator[Any]:
     try:
         with safe_open(path, framework="pt") as file:
             yield file
     except (SafetensorError, OSError, KeyError) as error:
         raise DataError(
-            f"{path} is not a whole prepared case ({error}); delete it, or prepare again."
+            f"{path} is not a complete prepared case ({error}); delete it, or prepare again."
         ) from None
 
 
-def about_of(file: Any, path: Path) -> dict[str, Any]:
+def read_metadata(file: Any, path: Path) -> dict[str, Any]:
     try:
-        about: dict[str, Any] = json.loads(file.metadata()["wardround"])
-        return about
+        metadata: dict[str, Any] = json.loads(file.metadata()["wardround"])
+        return metadata
     except (KeyError, TypeError, ValueError):
-        raise DataError(f"{path} is no prepared case of wardround; prepare again.") from None
+        raise DataError(f"{path} is not a prepared case of wardround; prepare again.") from None
 
 
-def sweep(home: Path) -> None:
-    """Remove half-written files whose writer is gone."""
+def remove_stale(home: Path) -> None:
+    """Remove partial files whose process has ended."""
     for partial in home.glob("*/.*.partial"):
         pid, _, rest = partial.name[1:].partition("-")
         here = rest.endswith(f"-{socket.gethostname()}.partial") and pid.isdecimal()
         with contextlib.suppress(OSError):
-            if (here and gone(int(pid))) or time.time() - partial.stat().st_mtime > STALE_SECONDS:
+            if (here and is_gone(int(pid))) or time.time() - partial.stat().st_mtime > STALE_SECONDS:
                 partial.unlink()
 
 
-def gone(pid: int) -> bool:
-    """Whether no process has this number."""
+def is_gone(pid: int) -> bool:
+    """Whether no process has this id."""
     try:
-        os.kill(pid, 0)  # asks, and does nothing
+        os.kill(pid, 0)  # signal 0 only asks
     except ProcessLookupError:
         return True
     except (OSError, OverflowError):

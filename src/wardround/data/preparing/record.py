@@ -1,4 +1,4 @@
-"""What was done to a scan before the network saw it, kept with the run so that its model can go elsewhere."""
+"""Record: what was done to the scans of a run, kept with its model so that it can be used elsewhere."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class Preparation:
-    """What a run did to a scan before the network saw it; kept as preparation.json in the run's folder.
+    """What a run did to its scans before the network saw them: preparation.json in the run folder.
 
     classes: their names, background first; labels: class -> the values that meant it in the label files;
     regions: what is measured, class numbers joined under a name; channels: names in their order, where
-    somebody gave them; prepare: the settings of `prepare`; patch: voxels of the parts that were trained
-    on, None for whole images; shape: of a usual prepared scan, where known; spacing: lowest and highest
-    voxel sides of the training scans in millimetres, along the prepared axes, where known.
+    given; prepare: the settings of `prepare`; patch: its size in voxels, None for whole
+    images; shape: of a typical prepared scan, where known; spacing: lowest and highest voxel sides of the
+    training scans in millimetres, along the prepared axes, where known.
     """
 
     dimensions: int
@@ -41,7 +41,7 @@ class Preparation:
 
     @classmethod
     def of(cls, federation: Federation) -> Preparation:
-        """What a federation does to its scans."""
+        """What a federation does to its scans, and what these were like."""
         labels = {name: tuple(values) for name, values in federation.labels.items()}
         for number in range(len(labels) + 1, federation.num_classes):
             labels[f"class {number}"] = (number,)
@@ -76,7 +76,7 @@ class Preparation:
             PrepareSettings.model_validate(dict(found.prepare))
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             reason = str(error).splitlines()[0]
-            raise CheckpointError(f"{path} cannot be used ({reason}). Take it from the run again.") from None
+            raise CheckpointError(f"{path} cannot be used ({reason}). Copy it from the run again.") from None
         return found
 
     def save(self, path: Path) -> None:
@@ -92,7 +92,7 @@ class Preparation:
 
     @property
     def values(self) -> tuple[int, ...]:
-        """What a mask file holds for each class: 0, then the first value its labels had in the files."""
+        """The value of each class in mask files: 0, then the first value it had in the label files."""
         given = [self.labels[name][0] if self.labels.get(name) else n for n, name in self.numbered]
         return (0, *given)
 
@@ -103,5 +103,5 @@ class Preparation:
 
     @property
     def window(self) -> tuple[int, ...] | None:
-        """Voxels the network sees at once: the training patch, or the usual size of a prepared scan."""
+        """Voxels the network sees at once: the training patch, or the typical size of a prepared scan."""
         return self.patch or self.settings.size or self.shape

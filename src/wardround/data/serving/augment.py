@@ -1,7 +1,7 @@
-"""Augmentation of whole batches on the device, drawn from named streams.
+"""Augment: random changes of whole batches on the device, drawn from named streams.
 
-Turning, scaling and bending are one resampling (image linear, label nearest), so that a case is blurred
-by interpolation once at most. A setting of 0 draws nothing, so it shifts no other draw.
+Rotation, scaling and elastic deformation are one resampling (image linear, label nearest), so that a case is
+interpolated at most once. A setting of 0 draws no random numbers, so it shifts no other draw.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from wardround.data.cases import Batch, sent
 from wardround.seeding import generator
 from wardround.settings import Settings
 
-BENDS = 4  # stretches between the knots of the elastic grid, along each axis
+INTERVALS = 4  # between the knots of the elastic grid, along each axis
 BIAS_ORDER = 3  # highest total degree of the bias field's polynomial
 
 
@@ -40,18 +40,18 @@ class Shading(Settings):
     bias: float = Field(0.0, ge=0, le=10)
 
     @property
-    def _shades(self) -> bool:
+    def _changes_intensity(self) -> bool:
         return bool(self.intensity or self.noise or self.gamma or self.blur or self.bias)
 
-    def _shaded(self, image: Tensor, draw: torch.Generator) -> Tensor:
-        """The same scans seen by another scanner; a setting of 0 draws nothing and changes nothing."""
+    def _shade(self, image: Tensor, draw: torch.Generator) -> Tensor:
+        """The same scans as another scanner would show them."""
         if self.blur:
-            image = blurred(image, torch.rand(len(image), generator=draw) * self.blur)
+            image = blur(image, torch.rand(len(image), generator=draw) * self.blur)
         if self.gamma:
             power = (1 + self.gamma) ** (torch.rand(len(image), generator=draw) * 2 - 1)
-            image = curved(image, power)
+            image = apply_gamma(image, power)
         if self.bias:
-            image = uneven(image, math.log1p(self.bias), draw)
+            image = apply_bias_field(image, math.log1p(self.bias), draw)
         if self.intensity:
             change = (torch.rand(2, len(image), generator=draw) * 2 - 1) * self.intensity
             scale, shift = sent(change, image.device)
@@ -64,12 +64,12 @@ class Shading(Settings):
 class Augmentation(Shading):
     """How training batches vary.
 
-    flip: chance for each case to be mirrored along one random axis; spatial: chance for each case to be
-    turned, scaled and bent; rotate: turned by at most so many degrees, in the plane or about a random axis;
-    scale: the size lies between 1/(1 + scale) and 1 + scale of what it was; elastic: how far the knots of
-    a coarse grid move at most, as a share of their distance (up to 0.4, where no fold can arise). All in
-    voxels: where these are far from cubes, resample first. second_view: how the second view differs, for
-    objectives that compare two. The first view is the ordinary one, whoever asks.
+    flip: probability for each case to be mirrored along one random axis; spatial: probability for each case
+    to be rotated, scaled and deformed; rotate: by at most so many degrees, in the plane or about a random
+    axis; scale: by a factor between 1/(1 + scale) and 1 + scale; elastic: how far the knots of a coarse grid
+    move at most, as a share of their distance (up to 0.4, where no fold can arise). All in voxels: where
+    these are far from cubes, resample first. second_view: how the second view differs, for objectives that
+    compare two. The first view does not depend on it.
     """
 
     flip: float = Field(0.5, ge=0, le=1)
@@ -81,8 +81,8 @@ class Augmentation(Shading):
     second_view: Shading = Shading(intensity=0.1, noise=0.1, gamma=0.3, blur=1.0)
 
     @model_validator(mode="after")
-    def heard(self) -> Self:
-        """Refuse a rotation nobody would ever see."""
+    def _check_spatial(self) -> Self:
+        """Refuse a rotation, scale or deformation that would never be applied."""
         asked = [name for name in ("rotate", "scale", "elastic") if name in self.model_fields_set]
         if asked and "spatial" not in self.model_fields_set:
             raise ValueError(
@@ -92,8 +92,8 @@ class Augmentation(Shading):
 
     @property
     def changes_nothing(self) -> bool:
-        """Whether every case looks the same in all epochs."""
-        return not (self.flip or self.spatial or self._shades)
+        """Whether every case is the same in all epochs."""
+        return not (self.flip or self.spatial or self._changes_intensity)
 
     def __call__(
         self, batch: Batch, seed: int, stream: tuple[object, ...], views: int = 1
@@ -101,41 +101,41 @@ class Augmentation(Shading):
         """The augmented batch, and a second view of it (same geometry, other intensities) if asked."""
         draw = generator(seed, *stream)
         if self.flip:
-            batch = self._flipped(batch, draw)
+            batch = self._flip(batch, draw)
         if self.spatial:
-            batch = self._moved(batch, draw)
-        first = self._shaded(batch.image, draw)
-        second = self.second_view._shaded(batch.image, draw) if views == 2 else None
+            batch = self._transform(batch, draw)
+        first = self._shade(batch.image, draw)
+        second = self.second_view._shade(batch.image, draw) if views == 2 else None
         return replace(batch, image=first), second
 
-    def _flipped(self, batch: Batch, draw: torch.Generator) -> Batch:
+    def _flip(self, batch: Batch, draw: torch.Generator) -> Batch:
         dimensions = batch.label.ndim - 1
         chosen = torch.rand(len(batch), generator=draw) < self.flip
         axes = torch.randint(dimensions, (len(batch),), generator=draw)
         image, label = batch.image.clone(), batch.label.clone()
-        for axis in range(dimensions):  # known here, not on the device: only chosen cases are touched
+        for axis in range(dimensions):  # known on the CPU: only chosen cases are touched
             which = sent((chosen & (axes == axis)).nonzero()[:, 0], image.device)
             image.index_copy_(0, which, batch.image[which].flip(axis + 2))
             label.index_copy_(0, which, batch.label[which].flip(axis + 1))
         return replace(batch, image=image, label=label)
 
-    def _moved(self, batch: Batch, draw: torch.Generator) -> Batch:
-        """Some cases turned, scaled and bent; the others keep their bytes."""
+    def _transform(self, batch: Batch, draw: torch.Generator) -> Batch:
+        """Rotate, scale and deform some cases; the others keep their bytes."""
         count, dimensions = len(batch), batch.label.ndim - 1
         # Every case draws, chosen or not: what one does must not depend on its neighbours.
         chosen = (torch.rand(count, generator=draw) < self.spatial).nonzero()[:, 0]
-        matrix = rotations((torch.rand(count, generator=draw) * 2 - 1) * self.rotate, dimensions, draw)
+        matrix = make_rotations((torch.rand(count, generator=draw) * 2 - 1) * self.rotate, dimensions, draw)
         size = (1 + self.scale) ** (torch.rand(count, generator=draw) * 2 - 1)
         knots = None
         if self.elastic:
-            shape = (count, dimensions, *[BENDS + 3] * dimensions)
+            shape = (count, dimensions, *[INTERVALS + 3] * dimensions)
             knots = (torch.rand(shape, generator=draw) * 2 - 1)[chosen] * self.elastic
         if not len(chosen):
             return batch
         place = sent(chosen, batch.image.device)
-        grid = source_grid((matrix / size.view(-1, 1, 1))[chosen], knots, batch.image[place])
-        image = resampled(batch.image[place], grid, "bilinear")
-        label = resampled(batch.label[place][:, None], grid, "nearest")[:, 0]
+        grid = make_source_grid((matrix / size.view(-1, 1, 1))[chosen], knots, batch.image[place])
+        image = resample(batch.image[place], grid, "bilinear")
+        label = resample(batch.label[place][:, None], grid, "nearest")[:, 0]
         return replace(
             batch,
             image=batch.image.index_copy(0, place, image),
@@ -146,7 +146,7 @@ class Augmentation(Shading):
 # Geometry
 
 
-def rotations(degrees: Tensor, dimensions: int, draw: torch.Generator) -> Tensor:
+def make_rotations(degrees: Tensor, dimensions: int, draw: torch.Generator) -> Tensor:
     """(B,) angles -> (B, d, d) rotations, in the plane or each about an axis drawn from the sphere."""
     angle = torch.deg2rad(degrees)
     if dimensions == 2:
@@ -156,39 +156,39 @@ def rotations(degrees: Tensor, dimensions: int, draw: torch.Generator) -> Tensor
     cross = torch.linalg.cross(torch.eye(3).expand(len(degrees), 3, 3), axis[:, None], dim=2)
     cos, sin = torch.cos(angle).view(-1, 1, 1), torch.sin(angle).view(-1, 1, 1)
     # Rodrigues' formula; `cross` is the matrix of v -> axis x v
-    turn: Tensor = cos * torch.eye(3) + sin * cross + (1 - cos) * axis[:, :, None] * axis[:, None, :]
-    return turn
+    rotation: Tensor = cos * torch.eye(3) + sin * cross + (1 - cos) * axis[:, :, None] * axis[:, None, :]
+    return rotation
 
 
-def source_grid(matrix: Tensor, knots: Tensor | None, image: Tensor) -> Tensor:
-    """Where every voxel takes its value from, in grid_sample's coordinates: (B, *spatial, d).
+def make_source_grid(matrix: Tensor, knots: Tensor | None, image: Tensor) -> Tensor:
+    """Where every voxel takes its value from, in the coordinates of grid_sample: (B, *spatial, d).
 
     matrix: (B, d, d), voxel offsets from the centre to offsets in the source; knots: (B, d, *grid)
     displacements on top, as shares of the knots' distance. Coordinates run from -1 to 1 along every side,
-    so a turn of voxels is not a turn of coordinates unless the sides are equal.
+    so a rotation of voxels is no rotation of coordinates unless the sides are equal.
     """
     sides = torch.tensor(image.shape[2:], dtype=matrix.dtype)
     theta = matrix * sides[None, None, :] / sides[None, :, None]
     theta = theta.flip(1, 2)  # grid_sample names the last axis first
-    still = torch.zeros(len(matrix), len(sides), 1)
-    theta = torch.cat([theta, still], dim=2).to(image)
+    shift = torch.zeros(len(matrix), len(sides), 1)
+    theta = torch.cat([theta, shift], dim=2).to(image)
     grid = F.affine_grid(theta, [len(matrix), 1, *image.shape[2:]], align_corners=False)
     if knots is not None:
         bases = [spline_basis(side) for side in image.shape[2:]]
-        field = spread(knots.to(image) * (2 / BENDS), bases)  # (B, d, *spatial)
+        field = evaluate_separable(knots.to(image) * (2 / INTERVALS), bases)  # (B, d, *spatial)
         grid = grid + field.flip(1).movedim(1, -1)
     return grid
 
 
-def resampled(values: Tensor, grid: Tensor, mode: str) -> Tensor:
-    """(B, C, *spatial) read at the grid's places, edges repeated; integers stay integers."""
+def resample(values: Tensor, grid: Tensor, mode: str) -> Tensor:
+    """Sample (B, C, *spatial) at the points of a grid, edges repeated; integers stay integers."""
     moved: Tensor = F.grid_sample(
         values.to(grid.dtype), grid, mode, padding_mode="border", align_corners=False
     )
     return moved.to(values.dtype)
 
 
-def spread(coefficients: Tensor, bases: Sequence[Tensor]) -> Tensor:
+def evaluate_separable(coefficients: Tensor, bases: Sequence[Tensor]) -> Tensor:
     """Sum of separable functions: (B, C, *numbers) and a (side, number) basis an axis -> (B, C, *spatial)."""
     for axis, basis in enumerate(bases, start=2):
         coefficients = torch.tensordot(coefficients, basis.to(coefficients), ([axis], [1])).movedim(-1, axis)
@@ -196,9 +196,9 @@ def spread(coefficients: Tensor, bases: Sequence[Tensor]) -> Tensor:
 
 
 def spline_basis(side: int) -> Tensor:
-    """(side, BENDS + 3): weights of uniform cubic B-splines at the voxels' centres; each row sums to one."""
-    place = (torch.arange(side, dtype=torch.float64) + 0.5) / side * BENDS
-    distance = (place[:, None] - (torch.arange(BENDS + 3, dtype=torch.float64) - 1)).abs()
+    """(side, INTERVALS + 3): weights of uniform cubic B-splines at voxel centres; each row sums to one."""
+    place = (torch.arange(side, dtype=torch.float64) + 0.5) / side * INTERVALS
+    distance = (place[:, None] - (torch.arange(INTERVALS + 3, dtype=torch.float64) - 1)).abs()
     near = 2 / 3 - distance**2 + distance**3 / 2
     far = (2 - distance).clamp_min(0) ** 3 / 6
     return torch.where(distance < 1, near, far)
@@ -207,10 +207,10 @@ def spline_basis(side: int) -> Tensor:
 # Intensities
 
 
-def uneven(image: Tensor, strength: float, draw: torch.Generator) -> Tensor:
-    """Every case times a smooth field of its own, between exp(-strength) and exp(strength).
+def apply_bias_field(image: Tensor, strength: float, draw: torch.Generator) -> Tensor:
+    """Multiply every case by a smooth field of its own, between exp(-strength) and exp(strength).
 
-    What is multiplied is the brightness above the darkest voxel: a coil does not brighten the dark.
+    The field scales the brightness above the darkest voxel: a coil does not brighten the background.
     """
     dimensions = image.ndim - 2
     shape = (len(image), 1, *[BIAS_ORDER + 1] * dimensions)
@@ -218,7 +218,7 @@ def uneven(image: Tensor, strength: float, draw: torch.Generator) -> Tensor:
     amount = torch.rand(len(image), generator=draw) * strength
     degrees = torch.cartesian_prod(*[torch.arange(BIAS_ORDER + 1)] * dimensions).sum(dim=1)
     weight *= ((degrees > 0) & (degrees <= BIAS_ORDER)).view(shape[2:])  # constants are for `intensity`
-    field = spread(weight.to(image), [polynomial_basis(side) for side in image.shape[2:]])
+    field = evaluate_separable(weight.to(image), [polynomial_basis(side) for side in image.shape[2:]])
     axes = tuple(range(1, image.ndim))
     field = field / field.abs().amax(axes, keepdim=True).clamp_min(1e-12)
     low = image.amin(tuple(range(2, image.ndim)), keepdim=True)
@@ -231,16 +231,16 @@ def polynomial_basis(side: int) -> Tensor:
     return torch.stack([torch.ones_like(x), x, (3 * x**2 - 1) / 2, (5 * x**3 - 3 * x) / 2], dim=1)
 
 
-def curved(image: Tensor, power: Tensor) -> Tensor:
-    """Every case and channel raised to its power (B,) between its own darkest and brightest voxel."""
+def apply_gamma(image: Tensor, power: Tensor) -> Tensor:
+    """Raise every case and channel to its power (B,), between its own darkest and brightest voxel."""
     axes = tuple(range(2, image.ndim))
     low, high = image.amin(axes, keepdim=True), image.amax(axes, keepdim=True)
     span = (high - low).clamp_min(1e-12)
     return ((image - low) / span) ** _fit(power.to(image.device), image) * span + low
 
 
-def blurred(image: Tensor, sigma: Tensor) -> Tensor:
-    """Every case smoothed by a Gaussian of its own width (B,), in voxels; 0 leaves it as it is.
+def blur(image: Tensor, sigma: Tensor) -> Tensor:
+    """Smooth every case by a Gaussian of its own width (B,), in voxels; 0 changes nothing.
 
     A sum of shifted copies, axis by axis, edges repeated.
     """

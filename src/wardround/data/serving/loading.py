@@ -1,10 +1,10 @@
-"""From federation.yaml to the clients of a run.
+"""Loading: from federation.yaml to the clients of a run.
 
     list -> split -> partition      for every client, without opening more than one image (`federation_of`)
-    check -> prepare -> load        for one client, when it is loaded; known from last time where possible
+    check -> prepare -> load        for one client, when it is loaded; looked up in its cache where possible
 
-Bad cases are left out, each with its reason. Every process that opens the same file over the same folders
-finds the same clients and cases.
+Unusable cases are left out, each with its reason. Every process that opens the same file over the same
+folders finds the same clients and cases.
 """
 
 from __future__ import annotations
@@ -26,13 +26,14 @@ from wardround.data.checking.quick import with_splits
 from wardround.data.federation import Federation, Seen
 from wardround.data.federation_file import FederationFile, PrepareSettings, check_settings, load
 from wardround.data.listing import SPLITS, Entry, Listing
-from wardround.data.preparing import cache
-from wardround.data.preparing.client_cache import Described, Kitchen, LeftOut, Ready
+from wardround.data.preparing.cache import Cache
+from wardround.data.preparing.client_cache import LabelDescriptions, LeftOut, PreparedClient, Preparer
 from wardround.data.preparing.prepared_file import describe
-from wardround.data.proposing.looking import oriented
+from wardround.data.preparing.prepared_file import load as load_prepared
+from wardround.data.proposing.inspection import reorient_grid
 from wardround.data.readers.image_files import Volume
-from wardround.data.serving.patches import PatchSplit, usual_patch
-from wardround.data.serving.resident import CachedSplit, HostSplit, Residence, Stored, stays_in_memory
+from wardround.data.serving.patches import PatchSplit, choose_patch
+from wardround.data.serving.resident import CachedSplit, HostSplit, Residence, StoredCase, fits_in_memory
 from wardround.data.settings import DataSettings
 from wardround.data.sources import list_cases
 from wardround.errors import ConfigError, DataError
@@ -47,11 +48,11 @@ log = logging.getLogger(__name__)
 def federation_of(
     path: Path, settings: DataSettings, seed: int, resident: Residence = "auto", only: str | None = None
 ) -> Federation:
-    """The federation a file speaks of, cheap to open; each client is checked and prepared when loaded.
+    """The federation of a federation.yaml, cheap to open; each client is checked and prepared when loaded.
 
-    only: the one client that is here, as at a hospital.
-    seed: of the run. It changes nothing here: splits and partitions have seeds in the file, so that runs of
-    all seeds have the same cases at the same clients.
+    only: the one client served by this process, as at a hospital.
+    seed: of the run, unused: splits and partitions have seeds in the file, so that runs of all seeds have
+    the same cases at the same clients.
     """
     data = RealData(Path(path), settings, resident, only)
     names = data.listing.clients
@@ -82,35 +83,35 @@ class RealData:
         self.path = path
         self.settings = settings
         self.resident: Residence = resident
-        file = overridden(load(path), settings)
+        file = override_sections(load(path), settings)
         found = list_cases(file, path.parent)
-        self.file = with_meaning(file, found, path)
-        self.cache = cache.Cache(path.parent / (file.cache or ".wardround-cache"))
-        self.describe = Described(self.cache.folder / "labels.json", self.file.labels)
-        self.listing = replace(found, entries=tuple(self._placed(found)))
-        first = self._first_image()
-        if only is not None:  # after the split and the partition, which look at all
+        self.file = add_label_meaning(file, found, path)
+        self.cache = Cache(path.parent / (file.cache or ".wardround-cache"))
+        self.describe = LabelDescriptions(self.cache.folder / "labels.json", self.file.labels)
+        self.listing = replace(found, entries=tuple(self._place(found)))
+        self.first_image = first = self._read_first_image()
+        if only is not None:  # after the split and the partition, which need all
             self.listing = replace(self.listing, entries=tuple(self.listing.of(only)))
         self.dimensions = len(first.shape)
         self.in_channels = len(self.file.channels) or first.channels
         self._check_numbers()
-        self._usual_patch = usual_patch([prepared_shape(first, self.file.prepare)])
-        self._kitchen = Kitchen(self.cache, self.file, self.in_channels, self.dimensions)
+        self.default_patch = choose_patch([estimate_shape(first, self.file.prepare)])
+        self._preparer = Preparer(self.cache, self.file, self.in_channels, self.dimensions)
 
     @property
     def regions(self) -> Mapping[str, Sequence[int]]:
         """What is measured; left out: each class."""
         return self.file.regions or {name: (n,) for n, name in enumerate(self.file.labels, start=1)}
 
-    def _placed(self, found: Listing) -> list[Entry]:
+    def _place(self, found: Listing) -> list[Entry]:
         entries, _ = with_splits(found, self.file, self.path.parent)  # leaks are found again when checking
         held_out = self.file.held_out
         placed = partitions.partition(entries, self.file.partition, self.describe, held_out=held_out)
         self.describe.save()
         return placed
 
-    def _first_image(self) -> ImageFacts:
-        """Facts of the first image that can be read, which all others are held against."""
+    def _read_first_image(self) -> ImageFacts:
+        """Facts of the first readable image, which all others are compared with."""
         reason = ""
         for entry in self.listing.entries:
             facts = facts_of(entry)
@@ -120,7 +121,7 @@ class RealData:
         raise DataError(f"{self.path}: none of {len(self.listing.entries)} images can be read. {reason}")
 
     def _check_numbers(self) -> None:
-        """As many sides as the images have."""
+        """Refuse sizes with another number of axes than the images."""
         for name, sides in (("data.patch", self.settings.patch), ("prepare.size", self.file.prepare.size)):
             if sides is not None and len(sides) != self.dimensions:
                 raise ConfigError(
@@ -128,98 +129,103 @@ class RealData:
                     f"give {self.dimensions} numbers."
                 )
 
-    def prepare(self, watch: Watch | None = None) -> dict[str, Ready]:
-        """Check and prepare the cases of all clients; what is done already is not done again."""
-        return self._kitchen.all_ready(self.listing, watch=watch)
+    def prepare(self, watch: Watch | None = None) -> dict[str, PreparedClient]:
+        """Check and prepare the cases of all clients, unless that is done already."""
+        return self._preparer.prepare_clients(self.listing, watch=watch)
 
     # One client
 
     def load(self, name: str) -> ClientData:
         """All usable cases of a client, where `resident` wants them."""
-        ready = self._kitchen.ready(self.listing, name)
+        client = self._preparer.prepare_client(self.listing, name)
         try:
-            stored = self._stored(name, ready)
+            stored = self._load_cases(name, client)
         except DataError:  # a prepared file was damaged since
-            ready = self._kitchen.ready(self.listing, name, afresh=True)
-            stored = self._stored(name, ready)
+            client = self._preparer.prepare_client(self.listing, name, refresh=True)
+            stored = self._load_cases(name, client)
         every = [case for cases in stored.values() for case in cases]
-        self._say(name, ready, len(every))
-        patch = self._patch(every)
-        in_memory = stays_in_memory(every, self.resident)
+        self._warn_of_left_out(name, client, len(every))
+        patch = self._choose_patch(every)
+        in_memory = fits_in_memory(every, self.resident)
         return ClientData(
-            train=self._split(stored["train"], patch, in_memory, trains=True),
-            val=self._split(stored["val"], patch, in_memory),
-            test=self._split(stored["test"], patch, in_memory),
+            train=self._make_split(stored["train"], patch, in_memory, trains=True),
+            val=self._make_split(stored["val"], patch, in_memory),
+            test=self._make_split(stored["test"], patch, in_memory),
         )
 
     def left_out(self, name: str) -> LeftOut:
         """Cases of a client that are not used, each with its reason."""
-        return self._kitchen.ready(self.listing, name).left_out
+        return self._preparer.prepare_client(self.listing, name).left_out
 
     def look_back(self) -> Seen:
-        """What the training scans were like, from the heads of the prepared files."""
+        """What the training scans were like, from the metadata of the prepared files."""
         shapes: list[tuple[int, ...]] = []
         sides: list[list[float]] = []
         differ = False
         for name in self.listing.clients:
-            paths = self._kitchen.ready(self.listing, name).paths
-            about = {case: describe(path) for case, path in paths.items()}
-            differ |= len({tuple(facts["shape"]) for facts in about.values()}) > 1
+            paths = self._preparer.prepare_client(self.listing, name).paths
+            metadata = {case: describe(path) for case, path in paths.items()}
+            differ |= len({tuple(facts["shape"]) for facts in metadata.values()}) > 1
             for entry in self.listing.of(name):
-                if entry.split in (None, "train") and entry.name in about:
-                    geometry = about[entry.name]["geometry"]
-                    shapes.append(tuple(about[entry.name]["shape"][1:]))
+                if entry.split in (None, "train") and entry.name in metadata:
+                    geometry = metadata[entry.name]["geometry"]
+                    shapes.append(tuple(metadata[entry.name]["shape"][1:]))
                     sides.append([geometry["spacing"][axis] for axis in geometry["order"]])
         if not shapes:
             return Seen(self.settings.patch, None)
-        usual = tuple(int(side) for side in np.median(shapes, axis=0))
+        typical = tuple(int(side) for side in np.median(shapes, axis=0))
         low, high = np.min(sides, axis=0).tolist(), np.max(sides, axis=0).tolist()
-        patch = self.settings.patch or (self._usual_patch if differ else None)
-        return Seen(patch, usual, (tuple(low), tuple(high)))
+        patch = self.settings.patch or (self.default_patch if differ else None)
+        return Seen(patch, typical, (tuple(low), tuple(high)))
 
-    def _say(self, name: str, ready: Ready, count: int) -> None:
-        if count and ready.left_out:
+    def _warn_of_left_out(self, name: str, client: PreparedClient, count: int) -> None:
+        if count and client.left_out:
             log.warning(
                 "client '%s': %d of %d cases are left out. The first: %s",
-                name, len(ready.left_out), count + len(ready.left_out), ready.left_out[0][1],
+                name, len(client.left_out), count + len(client.left_out), client.left_out[0][1],
             )  # fmt: skip
         if not count:
-            reason = ready.left_out[0][1] if ready.left_out else "It has none."
+            reason = client.left_out[0][1] if client.left_out else "It has none."
             log.warning(
                 "client '%s' has no usable case of %d and takes no part. %s "
                 "Correct its files, or leave it out of clients in %s.",
-                name, len(ready.left_out), reason, self.path.name,
+                name, len(client.left_out), reason, self.path.name,
             )  # fmt: skip
 
-    def _stored(self, name: str, ready: Ready) -> dict[str, list[Stored]]:
+    def _load_cases(self, name: str, client: PreparedClient) -> dict[str, list[StoredCase]]:
         """The prepared cases by split, mapped from their files."""
-        stored: dict[str, list[Stored]] = {split: [] for split in SPLITS}
+        stored: dict[str, list[StoredCase]] = {split: [] for split in SPLITS}
         for entry in self.listing.of(name):
-            if entry.name not in ready.paths:
+            if entry.name not in client.paths:
                 continue
-            loaded = cache.load(ready.paths[entry.name])
+            loaded = load_prepared(client.paths[entry.name])
             shift = partition_shifts.shift_of(entry)
             change = None if shift is None else partial(partition_shifts.apply_shift, shift=shift)
             case = replace(loaded.case, name=entry.name)
-            stored[entry.split or "train"].append(Stored(case, loaded.foreground, change))
+            stored[entry.split or "train"].append(StoredCase(case, loaded.foreground, change))
         return stored
 
-    def _patch(self, cases: Sequence[Stored]) -> tuple[int, ...] | None:
-        """The patch asked for; without one, whole images, unless they differ in shape and cannot stack."""
+    def _choose_patch(self, cases: Sequence[StoredCase]) -> tuple[int, ...] | None:
+        """The patch of the settings; without one, whole images, unless their shapes differ."""
         if self.settings.patch is not None:
             return self.settings.patch
-        return self._usual_patch if len({case.shape for case in cases}) > 1 else None
+        return self.default_patch if len({case.shape for case in cases}) > 1 else None
 
-    def _split(
-        self, cases: Sequence[Stored], patch: tuple[int, ...] | None, in_memory: bool, *, trains: bool = False
+    def _make_split(
+        self,
+        cases: Sequence[StoredCase],
+        patch: tuple[int, ...] | None,
+        in_memory: bool,
+        *,
+        trains: bool = False,
     ) -> Split:
         residence = self.resident
         if not cases:
             return TensorSplit.of([])
         if patch is None and in_memory:
-            return HostSplit.stacked(cases, residence)
+            return HostSplit.from_cases(cases, residence)
         if in_memory:
-            cases = [case.kept(torch.device("cpu")) for case in cases]
+            cases = [case.load_to(torch.device("cpu")) for case in cases]
         if patch is not None and trains:
             return PatchSplit(cases, patch, self.settings.foreground, residence=residence)
         return CachedSplit(cases, together=patch is None, residence=residence)
@@ -228,14 +234,16 @@ class RealData:
 # The file
 
 
-def overridden(file: FederationFile, settings: DataSettings) -> FederationFile:
-    """The file with the run's own `prepare` and `splits` settings laid over."""
+def override_sections(file: FederationFile, settings: DataSettings) -> FederationFile:
+    """The file with the `prepare` and `splits` settings of the run in place of its own."""
     changes = {"prepare": settings.prepare, "splits": settings.splits}
-    sections = {name: laid_over(getattr(file, name), given, name) for name, given in changes.items() if given}
+    sections = {
+        name: override_section(getattr(file, name), given, name) for name, given in changes.items() if given
+    }
     return file.model_copy(update=sections)
 
 
-def laid_over(section: Settings, changes: Mapping[str, Any], name: str) -> Settings:
+def override_section(section: Settings, changes: Mapping[str, Any], name: str) -> Settings:
     """A section of the file with some settings replaced, checked like the file's own."""
     kind = type(section)
     for key in changes:
@@ -247,27 +255,27 @@ def laid_over(section: Settings, changes: Mapping[str, Any], name: str) -> Setti
     return kind.read({**section.model_dump(), **changes}, f"data.{name}.")
 
 
-def with_meaning(file: FederationFile, found: Listing, path: Path) -> FederationFile:
-    """The file with channels, labels and regions from the folders where it names none itself."""
+def add_label_meaning(file: FederationFile, found: Listing, path: Path) -> FederationFile:
+    """The file with channels, labels and regions of its folders where it names none itself."""
     if not found.labels:
         raise ConfigError(
             f"{path} does not say what the labels mean; add, for example, labels: {{lesion: [1]}}. "
-            "`wardround data init` looks and writes it for you."
+            "`wardround data init` inspects them and writes it for you."
         )
     regions = file.regions or found.regions
     meaning = {"labels": dict(found.labels), "channels": found.channels, "regions": dict(regions)}
     return file.model_copy(update=meaning)
 
 
-def prepared_shape(image: ImageFacts, settings: PrepareSettings) -> tuple[int, ...]:
-    """About the shape an image will have, without preparing it."""
-    check_settings(settings)  # a run may have laid its own over those of the file
+def estimate_shape(image: ImageFacts, settings: PrepareSettings) -> tuple[int, ...]:
+    """Estimate the shape of an image after preparing."""
+    check_settings(settings)  # a run may have overridden those of the file
     if settings.size is not None:
         return settings.size
     shape, spacing = image.shape, image.spacing
     if settings.orientation is not None:
-        grid = np.broadcast_to(np.float32(0), (1, *shape))  # takes no room
-        shape, spacing = oriented(Volume(grid, image.affine, spacing))
+        grid = np.broadcast_to(np.float32(0), (1, *shape))  # takes no memory
+        shape, spacing = reorient_grid(Volume(grid, image.affine, spacing))
     if settings.spacing is None or len(settings.spacing) != len(shape):
         return shape
     return tuple(

@@ -1,7 +1,7 @@
-"""Patches: parts of volumes that are too large, or too different in shape, to be stacked whole.
+"""Patches: crops of volumes that are too large, or too different in shape, to be stacked.
 
-A training batch has one patch of every case asked for, somewhere in it or, with chance `foreground`, around
-a voxel of a class that is there, so that small lesions are seen. Judging takes whole cases.
+A training batch has one patch of each of its cases, at a random place or, with probability `foreground`,
+around a voxel of a class that is present, so that small lesions are seen. Evaluation takes whole cases.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from wardround.data.cases import Batch
-from wardround.data.serving.resident import CachedSplit, Residence, Stored
+from wardround.data.serving.resident import CachedSplit, Residence, StoredCase
 from wardround.errors import ConfigError
 from wardround.text import format_size
 
-LARGEST = {2: 512, 3: 96}  # voxels along a side of a patch nobody chose
+LARGEST = {2: 512, 3: 96}  # voxels along a side of a default patch
 MULTIPLE = 16  # four halvings of a U-Net
 Box = tuple[int, ...]  # where a patch starts; below 0 where it is larger than the volume
 
@@ -29,14 +29,14 @@ class PatchSplit(CachedSplit):
 
     def __init__(
         self,
-        cases: Sequence[Stored],
+        cases: Sequence[StoredCase],
         patch: Sequence[int],
         foreground: float,
         device: torch.device | None = None,
         *,
         residence: Residence = "disk",
     ) -> None:
-        # Whole volumes are large: they are judged one at a time, even where they have one shape.
+        # Whole volumes are large: they are evaluated one at a time, even where they have one shape.
         super().__init__(cases, device, together=False, residence=residence)
         self.patch = tuple(patch)
         self.foreground = foreground
@@ -55,19 +55,19 @@ class PatchSplit(CachedSplit):
         # All at once, and as many for every case: what one case draws does not depend on the others.
         chances = torch.rand(len(chosen), 3 + len(self.patch), generator=draw, dtype=torch.float64).tolist()
         parts = [
-            cut(case, start_of(case, self.patch, self.foreground, numbers), self.patch)
+            crop_patch(case, choose_start(case, self.patch, self.foreground, numbers), self.patch)
             for case, numbers in zip(chosen, chances, strict=True)
         ]
         images = torch.stack([image for image, _ in parts])
         labels = torch.stack([label for _, label in parts])
         return Batch(images.to(self.device), labels.to(self.device).long())
 
-    def like(self, cases: Sequence[Stored], device: torch.device) -> PatchSplit:
+    def with_cases(self, cases: Sequence[StoredCase], device: torch.device) -> PatchSplit:
         return PatchSplit(cases, self.patch, self.foreground, device, residence=self.residence)
 
 
-def start_of(case: Stored, patch: Sequence[int], foreground: float, chances: Sequence[float]) -> Box:
-    """Where the patch begins, from numbers between 0 and 1: whether, which class, which voxel, or where."""
+def choose_start(case: StoredCase, patch: Sequence[int], foreground: float, chances: Sequence[float]) -> Box:
+    """Where the patch starts, from numbers in [0, 1): at foreground or not, class, voxel, other place."""
     whether, which, voxel, *where = chances
     classes = [value for value, voxels in sorted(case.foreground.items()) if len(voxels)]
     if whether < foreground and classes:
@@ -77,24 +77,24 @@ def start_of(case: Stored, patch: Sequence[int], foreground: float, chances: Seq
     else:
         wanted = [
             low + int(chance * (high - low + 1))
-            for chance, (low, high) in zip(where, limits(case.shape, patch), strict=True)
+            for chance, (low, high) in zip(where, start_limits(case.shape, patch), strict=True)
         ]
     return tuple(
         min(max(place, low), high)
-        for place, (low, high) in zip(wanted, limits(case.shape, patch), strict=True)
+        for place, (low, high) in zip(wanted, start_limits(case.shape, patch), strict=True)
     )
 
 
-def limits(shape: Sequence[int], patch: Sequence[int]) -> list[tuple[int, int]]:
+def start_limits(shape: Sequence[int], patch: Sequence[int]) -> list[tuple[int, int]]:
     """First and last place a patch may start, so that it lies in the volume, or the volume in it."""
     room = [side - length for side, length in zip(shape, patch, strict=True)]
     return [(min(0, left), max(0, left)) for left in room]
 
 
-def cut(case: Stored, start: Box, patch: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Image (C, *patch) and label (*patch); beyond the volume its edge is repeated, and labels are 0.
+def crop_patch(case: StoredCase, start: Box, patch: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Image (C, *patch) and label (*patch); outside the volume its edge is repeated, and labels are 0.
 
-    Only the pages of the file that the patch touches are read.
+    Only the pages of the file that the patch covers are read.
     """
     box, margins = [], []
     for begin, length, side in zip(start, patch, case.shape, strict=True):
@@ -108,8 +108,8 @@ def cut(case: Stored, start: Box, patch: Sequence[int]) -> tuple[Tensor, Tensor]
     return image, label
 
 
-def usual_patch(shapes: Sequence[Sequence[int]]) -> tuple[int, ...]:
-    """A patch for cases of several shapes: their median sides to a multiple of 16, within reason."""
+def choose_patch(shapes: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    """A patch for cases of several shapes: their median sides to a multiple of 16, up to LARGEST."""
     sides = torch.tensor([list(shape) for shape in shapes], dtype=torch.float64).median(dim=0).values
     largest = LARGEST[len(sides)]
     return tuple(

@@ -1,10 +1,8 @@
-"""Where prepared cases live while a client trains: on the device, in memory, or on disk.
+"""Resident: where prepared cases are held while a client trains; batches are the same from everywhere.
 
-The answer changes speed only: a batch holds the same bytes from all three.
-
-- device: everything is on the GPU, where batches are cut;
-- host: everything is in memory, batches are copied to the device;
-- disk: cases stay in the memory-mapped cache and are read when asked for.
+- device: all cases are on the GPU, and batches are indexed there;
+- host: all cases are in memory, and batches are copied to the device;
+- disk: cases stay in the memory-mapped cache and are read when needed.
 """
 
 from __future__ import annotations
@@ -27,10 +25,10 @@ DEVICE_SHARE = 0.25  # of the GPU's free memory one client may take
 
 
 @dataclass(frozen=True)
-class Stored:
-    """One prepared case, wherever its tensors lie.
+class StoredCase:
+    """One prepared case, wherever its tensors are.
 
-    foreground: some voxels (N, d) of each class present; change: what is done to the image on reading.
+    foreground: some voxels (N, d) of each class present; change: applied to the image on reading.
     """
 
     case: Case
@@ -51,29 +49,29 @@ class Stored:
 
     @property
     def num_bytes(self) -> int:
-        """Of image and label in memory, where labels of a stack have eight bytes."""
+        """Of image and label in memory, where a label voxel has eight bytes."""
         return self.case.image.numel() * 4 + self.case.label.numel() * 8
 
-    def kept(self, device: torch.device) -> Stored:
-        """The case read whole, changed, and held there."""
+    def load_to(self, device: torch.device) -> StoredCase:
+        """The case read from disk, changed, and copied to the device."""
         image = self.image.to(device)
         if image.data_ptr() == self.case.image.data_ptr():
-            image = image.clone()  # else it would still be the file
+            image = image.clone()  # otherwise it would still be mapped from the file
         label = self.case.label.clone().to(device)
-        return Stored(replace(self.case, image=image, label=label), self.foreground)
+        return StoredCase(replace(self.case, image=image, label=label), self.foreground)
 
 
 class CachedSplit:
-    """Whole cases of any shape, each read when it is asked for.
+    """Whole cases of any shape, each read when it is needed.
 
-    device: where batches go; together: whether cases of one shape may be judged several at a time.
+    device: where batches go; together: whether cases of one shape may be evaluated several at a time.
     """
 
     draws = False
 
     def __init__(
         self,
-        cases: Sequence[Stored],
+        cases: Sequence[StoredCase],
         device: torch.device | None = None,
         *,
         together: bool = True,
@@ -94,21 +92,21 @@ class CachedSplit:
 
     def batch(self, indices: Sequence[int] | Tensor, draw: torch.Generator | None = None) -> Batch:
         chosen = [self.cases[int(index)] for index in indices]
-        refuse_mixture(chosen)
+        check_one_shape(chosen)
         images = torch.stack([case.image for case in chosen])
         labels = torch.stack([case.case.label for case in chosen])
         return Batch(images.to(self.device), labels.to(self.device).long())
 
     def to(self, device: torch.device) -> CachedSplit:
-        """Batches for this device; the cases move there too if they may and fit."""
-        return self.like(moved(self.cases, device, self.residence), device)
+        """Batches for this device; the cases move there too if allowed and if they fit."""
+        return self.with_cases(move_cases(self.cases, device, self.residence), device)
 
-    def like(self, cases: Sequence[Stored], device: torch.device) -> CachedSplit:
+    def with_cases(self, cases: Sequence[StoredCase], device: torch.device) -> CachedSplit:
         return CachedSplit(cases, device, together=self.together, residence=self.residence)
 
 
 class HostSplit(TensorSplit):
-    """A stack that stays in memory when it is too large for the device, and hands batches over."""
+    """A stack that stays in memory when it is too large for the device, and copies batches there."""
 
     def __init__(
         self,
@@ -124,8 +122,8 @@ class HostSplit(TensorSplit):
         self.device = device or images.device
 
     @classmethod
-    def stacked(cls, cases: Sequence[Stored], residence: Residence) -> HostSplit:
-        """Cases of one shape, read into one stack."""
+    def from_cases(cls, cases: Sequence[StoredCase], residence: Residence) -> HostSplit:
+        """Stack cases of one shape."""
         return cls(
             [case.name for case in cases],
             torch.stack([case.image for case in cases]),
@@ -145,7 +143,8 @@ class HostSplit(TensorSplit):
         return HostSplit(self.names, self.images, self.labels, self._spacings, self.residence, device)
 
 
-def refuse_mixture(cases: Sequence[Stored]) -> None:
+def check_one_shape(cases: Sequence[StoredCase]) -> None:
+    """Refuse a batch of cases that differ in shape."""
     for case in cases[1:]:
         if case.shape != cases[0].shape:
             raise DataError(
@@ -158,15 +157,15 @@ def refuse_mixture(cases: Sequence[Stored]) -> None:
 # What fits where
 
 
-def stays_in_memory(cases: Sequence[Stored], residence: Residence) -> bool:
-    """Whether a client's cases are read into memory at once."""
+def fits_in_memory(cases: Sequence[StoredCase], residence: Residence) -> bool:
+    """Whether all cases of a client are read into memory."""
     if residence == "auto":
         return sum(case.num_bytes for case in cases) <= HOST_SHARE * free_memory()
     return residence in ("device", "host")
 
 
 def may_move(num_bytes: int, device: torch.device, residence: Residence) -> bool:
-    """Whether cases in memory go to the device as a whole."""
+    """Whether cases in memory all move to the device."""
     if device.type != "cuda":
         return True
     if residence == "auto":
@@ -174,9 +173,11 @@ def may_move(num_bytes: int, device: torch.device, residence: Residence) -> bool
     return residence == "device"
 
 
-def moved(cases: Sequence[Stored], device: torch.device, residence: Residence) -> Sequence[Stored]:
-    """The cases on the device where they may be and fit, else as they are."""
+def move_cases(
+    cases: Sequence[StoredCase], device: torch.device, residence: Residence
+) -> Sequence[StoredCase]:
+    """The cases on the device if allowed and if they fit, otherwise as they are."""
     total = sum(case.num_bytes for case in cases)
     if device.type != "cuda" or residence == "disk" or not may_move(total, device, residence):
         return cases
-    return [case.kept(device) for case in cases]
+    return [case.load_to(device) for case in cases]

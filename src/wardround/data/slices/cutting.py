@@ -35,9 +35,9 @@ from wardround.data.federation_file import (
     write,
 )
 from wardround.data.listing import Entry, Listing
-from wardround.data.preparing.cache import content_key, digest_of
+from wardround.data.preparing.cache import hash_contents, hash_file
 from wardround.data.preparing.prepare import check_voxels
-from wardround.data.preparing.prepared_file import gone
+from wardround.data.preparing.prepared_file import is_gone
 from wardround.data.readers.common import checked_name
 from wardround.data.readers.image_files import Volume, read_image, read_label, same_affine
 from wardround.data.slices.view import Along, Array, Slices, clipped
@@ -140,7 +140,7 @@ def workplace_beside(target: Path) -> Iterator[Path]:
     target.parent.mkdir(parents=True, exist_ok=True)
     for left in target.parent.glob(f".{glob.escape(target.name)}.*.partial"):
         number = left.name.split(".")[-2]
-        if number.isdecimal() and gone(int(number)):
+        if number.isdecimal() and is_gone(int(number)):
             shutil.rmtree(left, ignore_errors=True)
     workplace = target.with_name(f".{target.name}.{os.getpid()}.partial")
     shutil.rmtree(workplace, ignore_errors=True)
@@ -197,7 +197,7 @@ def cut_one(entry: Entry, folder: Path, recipe: Cutting, others: set[int]) -> It
         drawn = list(Slices(replace(classes, affine=image.affine), slices.order, slices.flips, slices.axis))
     checked_name(f"{entry.name}_{along.lower()}{len(slices):03d}", entry.where)  # before any is written
     home = Path(file_name(entry.client))
-    volume = content_of([digest_of(path) for path in entry.images])
+    volume = content_of([hash_file(path) for path in entry.images])
     for number, (plane, mask) in enumerate(zip(slices, drawn, strict=True)):
         if recipe.keep == "labelled" and mask is not None and not mask.data.any():
             continue
@@ -234,7 +234,7 @@ def classes_alone(label: Volume, labels: Mapping[str, Sequence[int]], others: se
 
 def content_of(digests: Sequence[str]) -> str:
     """One name for what the files of a volume hold, whatever their order; none if one cannot be read."""
-    return content_key(sorted(digests)) if all(digests) else ""
+    return hash_contents(sorted(digests)) if all(digests) else ""
 
 
 def as_nifti(plane: Volume) -> bytes:

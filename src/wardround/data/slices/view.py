@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wardround.data.federation_file import OPPOSITE
-from wardround.data.preparing.geometry import inverse, turned, turning
+from wardround.data.preparing.geometry import find_reorientation, invert_reorientation, reorient
 from wardround.data.readers.image_files import Volume
 from wardround.errors import DataError
 
@@ -40,7 +40,7 @@ class Slices:
                 "its format does not say how it lies in space, so nobody knows which axis is "
                 f"{along}; store it as NIfTI."
             )
-        order, flips = turning(volume.affine, 3, orientation)
+        order, flips = find_reorientation(volume.affine, 3, orientation)
         slices = cls(volume, order, flips, 0)
         import nibabel
 
@@ -49,7 +49,7 @@ class Slices:
         return replace(slices, axis=codes.index(along))
 
     @property
-    def are_turned(self) -> bool:
+    def are_reoriented(self) -> bool:
         return self.order != (0, 1, 2) or any(self.flips)
 
     @property
@@ -68,7 +68,7 @@ class Slices:
         return self.volume.spatial[self.order[self.axis]]
 
     def __iter__(self) -> Iterator[Volume]:
-        data = turned(self.volume.data, self.order, self.flips)
+        data = reorient(self.volume.data, self.order, self.flips)
         affine = self.affine
         spacing = [self.volume.spacing[axis] for axis in self.order]
         del spacing[self.axis]
@@ -81,7 +81,7 @@ class Slices:
     def joined(self, planes: Sequence[Array]) -> Array:
         """Planes (C, *spatial), with the axis of length one, as one array on the volume's own grid."""
         whole = np.concatenate(planes, axis=self.axis + 1)
-        return np.ascontiguousarray(turned(whole, *inverse(self.order, self.flips)))
+        return np.ascontiguousarray(reorient(whole, *invert_reorientation(self.order, self.flips)))
 
 
 def thick(image: Volume) -> Volume:

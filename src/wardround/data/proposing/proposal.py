@@ -1,10 +1,10 @@
-"""`wardround data init`: look at folders, open a few files, and propose a federation.yaml.
+"""Proposal: inspect folders and propose a federation.yaml (`wardround data init`).
 
     proposal = propose([Path("north"), Path("south")])
-    describe(proposal)                          what was found and chosen, in sentences
+    describe(proposal)                          what was found and chosen, and why
     write(proposal.file, Path("federation.yaml"))
 
-What is proposed is what a careful person would try first; every choice is said aloud and can be edited.
+Every choice is stated with its reason and can be edited.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from wardround.data.federation_file import (
     SplitSettings,
 )
 from wardround.data.listing import Entry, Listing
-from wardround.data.proposing import looking
-from wardround.data.proposing.looking import Look
+from wardround.data.proposing import inspection
+from wardround.data.proposing.inspection import Inspection
 from wardround.data.readers import detect
 from wardround.data.readers.common import is_safe, named
 from wardround.data.sources import join_listings, never_trains, read_source
 from wardround.errors import DataError
 
-FEWEST_TO_SPLIT = 3  # patients: one to train on, one to choose by, one to report
+FEWEST_TO_SPLIT = 3  # patients: one each for training, validation and test
 Labels = dict[str, tuple[int, ...]]
 
 log = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Proposal:
-    """A federation.yaml and why it is as it is: how the folders were read, what was chosen, what to know."""
+    """A federation.yaml, the reader recognised for each folder, and a sentence on every choice."""
 
     file: FederationFile
     listing: Listing
@@ -46,15 +46,10 @@ class Proposal:
     choices: tuple[str, ...]
 
 
-def look(folders: Sequence[Path], *, watch: Callable[[str], None] = log.info) -> FederationFile:
-    """The federation.yaml for some folders."""
-    return propose(folders, watch=watch).file
-
-
 def propose(folders: Sequence[Path], *, watch: Callable[[str], None] = log.info) -> Proposal:
-    """Look at folders, open a few files of each client, and choose; watch: told what is looked at."""
+    """Read folders, inspect a few files of each client, and choose settings; watch: called with each step."""
     if not folders:
-        raise DataError("Give the folders to look at: wardround data init FOLDER... -o federation.yaml")
+        raise DataError("Give the folders to inspect: wardround data init FOLDER... -o federation.yaml")
     places = [Path(folder).absolute() for folder in folders]
     if len({place.resolve() for place in places}) < len(places):
         raise DataError("A folder is given twice; give each once.")
@@ -65,14 +60,14 @@ def propose(folders: Sequence[Path], *, watch: Callable[[str], None] = log.info)
         recognised.append(f"{why} Reader: {reader}.")
         sources.append(Source(path=place, reader=reader))
     listings = [read_source(source, Path()) for source in sources]
-    sources, listings = with_clients(sources, listings)
+    sources, listings = name_clients(sources, listings)
     listing = join_listings(listings)
-    seen = looking.look_into(listing, watch)
-    return chosen(sources, listing, seen, recognised)
+    found = inspection.inspect_files(listing, watch)
+    return choose(sources, listing, found, recognised)
 
 
-def with_clients(sources: list[Source], listings: list[Listing]) -> tuple[list[Source], list[Listing]]:
-    """Several folders that are one client each get their folder's name, told apart where names repeat."""
+def name_clients(sources: list[Source], listings: list[Listing]) -> tuple[list[Source], list[Listing]]:
+    """Folders that are one client each get their folder's name, made unique where names repeat."""
     single = [len(listing.clients) == 1 for listing in listings]
     if len(sources) == 1 or not any(single):
         return sources, listings
@@ -90,18 +85,22 @@ def with_clients(sources: list[Source], listings: list[Listing]) -> tuple[list[S
     return named_sources, [read_source(source, Path()) for source in named_sources]
 
 
-def chosen(sources: Sequence[Source], listing: Listing, seen: Look, recognised: Sequence[str]) -> Proposal:
-    """Every setting from what was seen, each with its sentence."""
+def choose(
+    sources: Sequence[Source], listing: Listing, found: Inspection, recognised: Sequence[str]
+) -> Proposal:
+    """Choose every setting, each with a sentence that says why."""
     choices: list[str] = []
-    channels = choose_channels(listing, seen, choices)
-    labels = choose_labels(listing, seen, choices)
+    channels = choose_channels(listing, found, choices)
+    labels = choose_labels(listing, found, choices)
     held_out = choose_held_out(listing, choices)
     training = [name for name in listing.clients if name not in held_out]
     partition = choose_partition(listing, training, choices)
-    prepare = choose_prepare(seen, channels, choices)
+    prepare = choose_prepare(found, channels, choices)
     splits = choose_splits(listing, choices)
-    if seen.notes:
-        choices.append(f"{counted(len(seen.notes), 'file')} could not be used, the first: {seen.notes[0]}")
+    if found.notes:
+        choices.append(
+            f"{format_count(len(found.notes), 'file')} could not be used; the first: {found.notes[0]}"
+        )
     file = FederationFile(
         sources=tuple(sources),
         clients=tuple(training) if partition.kind == "natural" else None,
@@ -116,33 +115,33 @@ def chosen(sources: Sequence[Source], listing: Listing, seen: Look, recognised: 
     return Proposal(file, listing, tuple(recognised), tuple(choices))
 
 
-def choose_channels(listing: Listing, seen: Look, choices: list[str]) -> tuple[str, ...]:
-    count = seen.channels
+def choose_channels(listing: Listing, found: Inspection, choices: list[str]) -> tuple[str, ...]:
+    count = found.channels
     if len(listing.channels) == count:
         return listing.channels
     if listing.channels:
         choices.append(
             f"The data set names {len(listing.channels)} channels, its images have {count}; the "
-            "images are believed."
+            "images are right."
         )
-    if seen.pictures and count == 3:
+    if found.pictures and count == 3:
         return ("red", "green", "blue")
-    return ("grey",) if seen.pictures and count == 1 else tuple(f"channel_{n}" for n in range(count))
+    return ("grey",) if found.pictures and count == 1 else tuple(f"channel_{n}" for n in range(count))
 
 
-def choose_labels(listing: Listing, seen: Look, choices: list[str]) -> Labels:
+def choose_labels(listing: Listing, found: Inspection, choices: list[str]) -> Labels:
     """The data set's own names, or class_1, class_2 ... for the values seen in the labels."""
     if listing.labels:
         known = {value for values in listing.labels.values() for value in values}
-        other = sorted(set(seen.values) - known - {0})
+        other = sorted(set(found.values) - known - {0})
         if other:
             choices.append(
                 f"Labels hold values the data set does not name: {named(map(str, other))}; background."
             )
         return dict(listing.labels)
-    values = [value for value in seen.values if value > 0]
+    values = [value for value in found.values if value > 0]
     if not values:
-        first = " ".join(seen.notes[:1])
+        first = " ".join(found.notes[:1])
         raise DataError(
             "The labels that were opened hold no class values; store 0 for background and 1, 2 "
             "... for classes. "
@@ -157,7 +156,7 @@ def choose_labels(listing: Listing, seen: Look, choices: list[str]) -> Labels:
 
 
 def choose_held_out(listing: Listing, choices: list[str]) -> list[str]:
-    """Clients that cannot train: all their cases are fixed for testing, or they have a patient or two."""
+    """Clients that cannot train: all cases are fixed for testing, or there are fewer than three patients."""
     few = {name: num_patients(listing.of(name)) for name in listing.clients}
     held = [
         name
@@ -168,7 +167,7 @@ def choose_held_out(listing: Listing, choices: list[str]) -> list[str]:
         return []
     for name in held:
         choices.append(
-            f"Client '{name}' has {counted(few[name], 'patient')} and cannot train; it is held "
+            f"Client '{name}' has {format_count(few[name], 'patient')} and cannot train; it is held "
             "out for testing."
         )
     return held
@@ -186,7 +185,7 @@ def choose_splits(listing: Listing, choices: list[str]) -> SplitSettings:
     fixed = sum(entry.split is not None for entry in listing.entries)
     total = len(listing.entries)
     if fixed == total:
-        choices.append("The list says which cases are for training, validation and test; it is followed.")
+        choices.append("The list says which cases are for training, validation and test; this is kept.")
     elif fixed:
         choices.append(
             f"The list fixes the split of {fixed} of {total} cases; the others are drawn 70/10/20 by patient."
@@ -199,23 +198,23 @@ def choose_splits(listing: Listing, choices: list[str]) -> SplitSettings:
 
 
 def choose_partition(listing: Listing, training: Sequence[str], choices: list[str]) -> PartitionSettings:
-    """Natural clients; a lone one is dealt into up to four, so that there is a federation."""
+    """Natural clients; a lone one is split into up to four, so that there is a federation."""
     if len(training) > 1:
         return PartitionSettings()
     entries = listing.of(training[0])
     clients = min(4, num_patients(entries) // FEWEST_TO_SPLIT)
     if clients < 2:
         choices.append(
-            f"There is one client, '{training[0]}', too small to be dealt into several; it trains alone."
+            f"There is one client, '{training[0]}', too small to be split into several; it trains alone."
         )
         return PartitionSettings()
     alone = len(listing.clients) == 1
     found = "All cases are of one client," if alone else "Only one client has enough cases to train,"
     choices.append(
-        f"{found} '{training[0]}'. For a simulation {'they' if alone else 'its cases'} are dealt at random "
-        f"to {clients} clients (partition: iid); report such results as artificially partitioned."
+        f"{found} '{training[0]}'. For a simulation {'they' if alone else 'its cases'} are distributed "
+        f"at random to {clients} clients (partition: iid); report such results as artificially partitioned."
     )
-    columns = telling_columns(entries)
+    columns = find_client_columns(entries)
     if columns:
         first = next(iter(columns))
         kinds = named((f"{name} ({count} values)" for name, count in columns.items()), 6)
@@ -226,12 +225,12 @@ def choose_partition(listing: Listing, training: Sequence[str], choices: list[st
     return PartitionSettings(kind="iid", clients=clients)
 
 
-def telling_columns(entries: Sequence[Entry]) -> dict[str, int]:
-    """Columns in words with a few values, each of several cases: natural ways to form clients."""
+def find_client_columns(entries: Sequence[Entry]) -> dict[str, int]:
+    """Text columns with a few values, each of several cases: natural ways to form clients."""
     found = {}
     for name in entries[0].columns:
         values = Counter(entry.columns.get(name, "") for entry in entries)
-        in_words = not all(looking.is_number(value) for value in values)
+        in_words = not all(inspection.is_number(value) for value in values)
         if (
             in_words
             and "" not in values
@@ -242,26 +241,24 @@ def telling_columns(entries: Sequence[Entry]) -> dict[str, int]:
     return found
 
 
-def choose_prepare(seen: Look, channels: Sequence[str], choices: list[str]) -> PrepareSettings:
-    size, spacing, why = looking.proposed_grid(seen)
+def choose_prepare(found: Inspection, channels: Sequence[str], choices: list[str]) -> PrepareSettings:
+    size, spacing, why = inspection.propose_grid(found)
     choices.append(why)
-    if looking.is_ct(seen, channels):
+    if inspection.is_ct(found, channels):
         choices.append("Values are those of CT: the soft-tissue window (centre 40, width 400) is proposed.")
         return PrepareSettings(size=size, spacing=spacing, normalise="window", window=(40.0, 400.0))
     return PrepareSettings(size=size, spacing=spacing, normalise="zscore")
 
 
 def describe(proposal: Proposal) -> list[str]:
-    """What was found and chosen, in the order a person wants to hear it."""
+    """What was found and chosen, the most important first."""
     file, listing = proposal.file, proposal.listing
     sizes = (f"{name} ({len(listing.of(name))})" for name in listing.clients)
-    found = (
-        f"Found {counted(len(listing.entries), 'case')} of {counted(len(listing.clients), 'client')}: "
-        f"{named(sizes, 20)}."
-    )
+    cases, clients = format_count(len(listing.entries), "case"), format_count(len(listing.clients), "client")
+    found = f"Found {cases} of {clients}: {named(sizes, 20)}."
     images = f"Channels: {', '.join(file.channels)}. Classes: {', '.join(file.labels)}."
     return [*proposal.recognised, found, images, *proposal.choices, *listing.notes]
 
 
-def counted(count: int, what: str) -> str:
+def format_count(count: int, what: str) -> str:
     return f"{count} {what}" if count == 1 else f"{count} {what}s"

@@ -12,7 +12,7 @@ from PIL import Image
 from pytest import mark, raises
 
 from wardround.data.federation_file import FederationFile, load, write
-from wardround.data.proposing.init import describe, look, propose
+from wardround.data.proposing.proposal import describe, propose
 from wardround.data.sources import list_cases
 from wardround.errors import DataError
 
@@ -45,6 +45,10 @@ def volumes(centre: Path, shape: tuple[int, ...], spacing: tuple[float, ...], lo
         nifti(centre / "labels" / f"v{n}.nii.gz", (values == 100).astype(np.uint8)[:, :, : shape[2]], spacing)
 
 
+def proposed(folders: list[Path]) -> FederationFile:
+    return propose(folders).file
+
+
 def again(file: FederationFile, folder: Path) -> FederationFile:
     """Written and read: what init leaves behind can be used as it is."""
     write(file, folder / "federation.yaml")
@@ -56,7 +60,7 @@ def again(file: FederationFile, folder: Path) -> FederationFile:
 def test_pictures_of_two_centres(tmp_path: Path) -> None:
     pictures(tmp_path / "data" / "north", size=(40, 50))
     pictures(tmp_path / "data" / "south", size=(34, 60))
-    file = again(look([tmp_path / "data"]), tmp_path)
+    file = again(proposed([tmp_path / "data"]), tmp_path)
     assert file.clients == ("north", "south") and file.channels == ("red", "green", "blue")
     assert file.labels == {"class_1": (1,)} == file.regions
     assert file.prepare.size == (32, 32) and file.splits.by == "ratios" and file.partition.kind == "natural"
@@ -64,15 +68,17 @@ def test_pictures_of_two_centres(tmp_path: Path) -> None:
 
 def test_pictures_of_one_size_keep_their_shape_and_large_ones_shrink(tmp_path: Path) -> None:
     pictures(tmp_path / "a" / "x", size=(32, 64), mode=1)
-    assert look([tmp_path / "a"]).prepare.size == (32, 64) and look([tmp_path / "a"]).channels == ("grey",)
+    assert proposed([tmp_path / "a"]).prepare.size == (32, 64) and proposed([tmp_path / "a"]).channels == (
+        "grey",
+    )
     pictures(tmp_path / "b" / "x", size=(600, 1200), mode=1)
-    assert look([tmp_path / "b"]).prepare.size == (256, 512)
+    assert proposed([tmp_path / "b"]).prepare.size == (256, 512)
 
 
 def test_folders_of_one_centre_are_a_client_each(tmp_path: Path) -> None:
     for name in ("north", "south"):
         pictures(tmp_path / name)
-    file = again(look([tmp_path / "north", tmp_path / "south"]), tmp_path)
+    file = again(proposed([tmp_path / "north", tmp_path / "south"]), tmp_path)
     assert file.clients == ("north", "south") and [source.client for source in file.sources] == [
         "north",
         "south",
@@ -83,21 +89,21 @@ def test_folders_of_one_centre_are_a_client_each(tmp_path: Path) -> None:
 def test_folders_of_one_name_are_told_apart(tmp_path: Path) -> None:
     for name in ("oslo", "bergen"):
         pictures(tmp_path / name / "data")
-    file = again(look([tmp_path / "oslo" / "data", tmp_path / "bergen" / "data"]), tmp_path)
+    file = again(proposed([tmp_path / "oslo" / "data", tmp_path / "bergen" / "data"]), tmp_path)
     assert file.clients == ("bergen-data", "oslo-data")
 
 
 def test_a_folder_given_twice_and_no_folder_are_refused(tmp_path: Path) -> None:
     pictures(tmp_path / "x")
     with raises(DataError, match="twice"):
-        look([tmp_path / "x", tmp_path / "x" / ".." / "x"])
+        proposed([tmp_path / "x", tmp_path / "x" / ".." / "x"])
     with raises(DataError, match="Give the folders"):
-        look([])
+        proposed([])
 
 
 def test_masks_of_255_are_a_class_and_pictures_are_no_masks(tmp_path: Path) -> None:
     pictures(tmp_path / "a" / "x", value=255)
-    assert look([tmp_path / "a"]).labels == {"class_1": (255,)}
+    assert proposed([tmp_path / "a"]).labels == {"class_1": (255,)}
     pictures(tmp_path / "b" / "x")
     grey = np.tile(np.arange(200, dtype=np.uint8), (40, 1))[:, :50] * 5
     Image.fromarray(grey).save(tmp_path / "b" / "x" / "labels" / "c0.png")
@@ -106,16 +112,16 @@ def test_masks_of_255_are_a_class_and_pictures_are_no_masks(tmp_path: Path) -> N
     for n in range(3):
         Image.fromarray(grey).save(tmp_path / "b" / "x" / "labels" / f"c{n}.png")
     with raises(DataError, match="no class values.*is this an image"):
-        look([tmp_path / "b"])
+        proposed([tmp_path / "b"])
     pictures(tmp_path / "c" / "x", value=0)
     with raises(DataError, match="no class values"):
-        look([tmp_path / "c"])
+        proposed([tmp_path / "c"])
 
 
 def test_volumes_are_resampled_to_the_median_spacing(tmp_path: Path) -> None:
     volumes(tmp_path / "d" / "a", (20, 20, 10), (0.5, 0.5, 3.0))
     volumes(tmp_path / "d" / "b", (20, 20, 12), (0.5, 0.5, 2.0))
-    file = again(look([tmp_path / "d"]), tmp_path)
+    file = again(proposed([tmp_path / "d"]), tmp_path)
     assert (
         file.prepare.spacing == (0.5, 0.5, 2.5)
         and file.prepare.size is None
@@ -130,15 +136,15 @@ def test_the_grid_is_that_of_the_oriented_volume(tmp_path: Path) -> None:
         for n in range(3):
             image = nibabel.Nifti1Image(np.ones((8, 9, 10), dtype=np.uint8), turned)
             nibabel.save(image, tmp_path / "d" / "a" / part / f"v{n}.nii.gz")
-    assert look([tmp_path / "d"]).prepare.spacing == (3.0, 2.0, 1.5)
+    assert proposed([tmp_path / "d"]).prepare.spacing == (3.0, 2.0, 1.5)
 
 
 def test_ct_gets_a_window(tmp_path: Path) -> None:
     volumes(tmp_path / "d" / "a", (20, 20, 10), (1.0, 1.0, 5.0), low=-1000)
-    assert look([tmp_path / "d"]).prepare.window == (40.0, 400.0)
+    assert proposed([tmp_path / "d"]).prepare.window == (40.0, 400.0)
 
 
-def test_small_centres_are_held_out_and_a_lone_one_is_dealt(tmp_path: Path) -> None:
+def test_small_centres_are_held_out_and_a_lone_one_is_partitioned(tmp_path: Path) -> None:
     pictures(tmp_path / "d" / "big", 6)
     pictures(tmp_path / "d" / "tiny", 2)
     proposal = propose([tmp_path / "d"])
@@ -149,7 +155,7 @@ def test_small_centres_are_held_out_and_a_lone_one_is_dealt(tmp_path: Path) -> N
     assert "Only one client has enough cases to train, 'big'" in text and "All cases" not in text
     again(proposal.file, tmp_path)
     pictures(tmp_path / "e" / "tiny", 2)
-    assert look([tmp_path / "e"]).held_out == ()
+    assert proposed([tmp_path / "e"]).held_out == ()
 
 
 def test_a_lone_client_is_told_of_columns_that_could_divide_it(tmp_path: Path) -> None:
@@ -193,7 +199,7 @@ def test_a_decathlon_task_keeps_its_names(tmp_path: Path) -> None:
     assert "values the data set does not name: 2" in " ".join(describe(proposal))
     facts["modality"] = {"0": "T1"}
     (root / "dataset.json").write_text(json.dumps(facts))
-    assert look([root]).channels == ("channel_0", "channel_1")
+    assert proposed([root]).channels == ("channel_0", "channel_1")
 
 
 def test_broken_files_are_said_and_passed_over(tmp_path: Path) -> None:
@@ -204,8 +210,8 @@ def test_broken_files_are_said_and_passed_over(tmp_path: Path) -> None:
     assert "2 files could not be used" in " ".join(describe(proposal))
     for n in range(4):
         (tmp_path / "d" / "x" / "images" / f"c{n}.png").write_bytes(b"")
-    with raises(DataError, match="None of the images"):
-        look([tmp_path / "d"])
+    with raises(DataError, match="None of the inspected images"):
+        proposed([tmp_path / "d"])
 
 
 @mark.skipif(not SHARED.is_dir(), reason="the shared data are not here")
