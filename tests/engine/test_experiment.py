@@ -25,7 +25,8 @@ from wardround.engine.checkpoint import (
     save_memory,
     unpack,
 )
-from wardround.engine.experiment import Experiment, better
+from wardround.engine.experiment import Experiment
+from wardround.engine.judging.judge import is_better
 from wardround.errors import CheckpointError, ConfigError, WardroundError
 from wardround.messages import Message, ServerState
 from wardround.methods.fedavg import FedAvg
@@ -199,7 +200,7 @@ def test_two_processes_cannot_write_one_run(tmp_path: Path) -> None:
     first = Experiment(config(tmp_path / "run"))
     (tmp_path / "run").mkdir()
 
-    with first._locked(), raises(ConfigError, match="in use by another process"):
+    with first.folder.locked(), raises(ConfigError, match="in use by another process"):
         run(tmp_path / "run")
 
 
@@ -468,9 +469,9 @@ def test_an_empty_memory_writes_no_file(tmp_path: Path) -> None:
 
 
 def test_better_follows_the_metric() -> None:
-    assert better("dice", 0.9, 0.8) and not better("dice", 0.7, 0.8)
-    assert better("hd95", 3.0, 4.0)
-    assert better("volume_difference", -0.1, 0.5)
+    assert is_better("dice", 0.9, 0.8) and not is_better("dice", 0.7, 0.8)
+    assert is_better("hd95", 3.0, 4.0)
+    assert is_better("volume_difference", -0.1, 0.5)
 
 
 def test_a_hospital_that_takes_no_part_does_not_choose_the_best_round(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from wardround.config import Config
 from wardround.data.federation import Federation
 from wardround.data.roles import NOT_HOSPITALS, POOLED
 from wardround.engine.host import TRAIN_SHARE, network_for, training_shape
+from wardround.engine.participation import count_present
 from wardround.machine import cores, total_memory
 from wardround.models.forward_cost import forward_cost
 from wardround.training.device import choose_device, threads_for
@@ -165,7 +166,7 @@ def present_sizes(config: Config, federation: Federation, names: Sequence[str]) 
     share = config.participation
     if not isinstance(share, float):
         return {name: size for name, size in sizes.items() if name in share}
-    count = max(1, config.min_clients, math.floor(share * len(sizes) + 0.5))
+    count = count_present(config, share, len(sizes))
     return dict(sorted(sizes.items(), key=lambda item: -item[1])[:count])
 
 
