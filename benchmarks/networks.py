@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 import wardround as wr
-from wardround.engine.host import build_model
+from wardround.engine.networks import build_model
 
 NETWORKS: dict[str, dict[str, Any]] = {
     "unet3d": {"name": "unet3d", "base_filters": 16},

@@ -24,7 +24,7 @@ from wardround.deploy.ledger import LedgerError
 from wardround.deploy.site import Site
 from wardround.deploy.wire import Parcel, pack, unpack
 from wardround.engine.checkpoint import MemoryStore
-from wardround.engine.host import build_model
+from wardround.engine.networks import build_model
 from wardround.messages import Message
 from wardround.params import Params
 

@@ -16,7 +16,7 @@ from wardround.clients.clients import Answer
 from wardround.data.federation import Federation, open_federation
 from wardround.data.phantom.cases import PhantomSettings, hospital_names
 from wardround.data.roles import POOLED
-from wardround.engine.host import build_model
+from wardround.engine.networks import build_model
 from wardround.errors import ConfigError
 from wardround.methods import METHODS, OBJECTIVES
 from wardround.methods.base import Method

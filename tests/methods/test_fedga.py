@@ -12,7 +12,7 @@ from helpers import config, run, spoil, vectors
 
 from wardround.clients.clients import Answer, Clients
 from wardround.clients.gate import Registration
-from wardround.engine.host import build_model
+from wardround.engine.networks import build_model
 from wardround.errors import ConfigError
 from wardround.messages import Message, Reply, ServerState
 from wardround.methods import build_method

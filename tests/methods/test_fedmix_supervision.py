@@ -12,7 +12,7 @@ from torch import Tensor
 from wardround.aggregation.weights import normalised
 from wardround.clients.clients import Answer
 from wardround.data.federation import open_federation
-from wardround.engine.host import build_model
+from wardround.engine.networks import build_model
 from wardround.errors import ConfigError
 from wardround.losses.segmentation import dice_loss
 from wardround.messages import Reply, ServerState

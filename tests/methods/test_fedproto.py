@@ -14,7 +14,8 @@ from torch import Tensor
 
 from wardround.clients.clients import Answer
 from wardround.data.federation import open_federation
-from wardround.engine.host import Host, build_model
+from wardround.engine.host import Host
+from wardround.engine.networks import build_model
 from wardround.errors import ConfigError
 from wardround.losses.contrastive_objectives import trial_output
 from wardround.messages import Message

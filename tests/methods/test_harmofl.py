@@ -17,7 +17,8 @@ from wardround.clients.clients import Answer
 from wardround.config import OptimizerSettings
 from wardround.data.cases import TensorSplit, stacked
 from wardround.data.federation import open_federation
-from wardround.engine.host import Host, build_model
+from wardround.engine.host import Host
+from wardround.engine.networks import build_model
 from wardround.losses.objective import Context, Dice
 from wardround.messages import Message
 from wardround.methods.frequency import amplitude_window, restyled

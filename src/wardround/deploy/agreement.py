@@ -22,7 +22,7 @@ from wardround.data.federation import Federation, Seen, open_federation
 from wardround.data.federation_file import PrepareSettings
 from wardround.data.serving.loading import federation_of
 from wardround.deploy.rules import SiteFile, client_of
-from wardround.engine.host import network_for
+from wardround.engine.networks import network_for
 from wardround.errors import ClientError, ConfigError
 from wardround.methods import build_method, build_objective
 from wardround.params import Params

@@ -26,12 +26,14 @@ from wardround.data.roles import NOT_HOSPITALS, PROXY
 from wardround.deploy.agreement import Facts, agreed, check_networks, for_hospitals
 from wardround.deploy.wire import Parcel, ParcelError, pack, unpack
 from wardround.engine.experiment import Experiment
-from wardround.engine.host import PICTURES, Host, InProcess, Spilling
+from wardround.engine.host import Host
 from wardround.engine.judging.calibration import fit_temperature, pooled_quantiles, tested
 from wardround.engine.judging.evaluation import gather
+from wardround.engine.judging.pictures import PICTURES
 from wardround.engine.judging.result_tables import case_rows
 from wardround.engine.outcome import Outcome
 from wardround.engine.run_folder import check_folder
+from wardround.engine.transports.in_process import InProcess, Spilling
 from wardround.errors import ConfigError, TooFewClients, WardroundError
 from wardround.files import file_name, jsonable, try_lock, write_json, write_parts, write_text
 from wardround.messages import Message, Reply

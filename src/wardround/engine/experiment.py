@@ -18,14 +18,16 @@ from wardround.config_file import resolve
 from wardround.data.federation import Federation, open_federation
 from wardround.data.roles import NOT_HOSPITALS, POOLED, PROXY
 from wardround.engine.checkpoint import in_memory
-from wardround.engine.host import Host, InProcess, Spilling, compute_for, network_for
+from wardround.engine.host import Host
 from wardround.engine.judging.judge import Judge
 from wardround.engine.judging.units import lengths_of
+from wardround.engine.networks import compute_for, network_for
 from wardround.engine.outcome import Outcome, Progress
 from wardround.engine.participation import check_participation, choose_present
 from wardround.engine.records import Egress, append_lines, exchange_facts, missing_replies, round_record
 from wardround.engine.run_folder import RunFolder
 from wardround.engine.trackers import open_trackers
+from wardround.engine.transports.in_process import InProcess, Spilling
 from wardround.engine.transports.placement import Placement, place
 from wardround.engine.transports.workers import Workers
 from wardround.errors import TooFewClients, WardroundError

@@ -13,7 +13,7 @@ from pytest import MonkeyPatch, mark
 
 from wardround.clients.sync_state import SyncState
 from wardround.config import OptimizerSettings
-from wardround.engine.host import build_model
+from wardround.engine.networks import build_model
 from wardround.messages import Message
 from wardround.params import Params
 from wardround.training import optimizers

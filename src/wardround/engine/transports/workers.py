@@ -24,7 +24,9 @@ from wardround.clients.clients import Answer
 from wardround.clients.gate import Registration
 from wardround.clients.sync_state import SyncState
 from wardround.engine.checkpoint import MemoryStore
-from wardround.engine.host import PICTURES, Progress
+from wardround.engine.host import Progress
+from wardround.engine.judging.pictures import PICTURES
+from wardround.engine.transports.placement import deal
 from wardround.errors import WardroundError
 from wardround.files import file_name
 from wardround.messages import Message
@@ -32,21 +34,6 @@ from wardround.messages import Message
 log = logging.getLogger(__name__)
 
 START_SECONDS = 120.0
-
-
-def deal(sizes: Mapping[str, int], workers: int) -> list[list[str]]:
-    """Clients for each worker: the largest first, each to the worker with least to do.
-
-    >>> deal({"a": 5, "b": 3, "c": 2}, 2)
-    [['a'], ['b', 'c']]
-    """
-    hands: list[list[str]] = [[] for _ in range(min(workers, len(sizes)))]
-    loads = [0] * len(hands)
-    for name in sorted(sizes, key=lambda client: (-sizes[client], client)):
-        lightest = loads.index(min(loads))
-        hands[lightest].append(name)
-        loads[lightest] += max(sizes[name], 1)
-    return hands
 
 
 class Worker:
