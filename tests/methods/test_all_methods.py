@@ -12,7 +12,7 @@ from helpers import Watcher, config, personal_models, run, settings, spoil
 from pytest import MonkeyPatch, TempPathFactory, fixture, mark, raises
 
 import wardround as wr
-from wardround.clients.clients import Answer
+from wardround.clients import Answer
 from wardround.data.federation import Federation, open_federation
 from wardround.data.phantom.cases import PhantomSettings, hospital_names
 from wardround.data.roles import POOLED

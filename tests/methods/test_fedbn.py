@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from wardround.aggregation.mean import mean
-from wardround.clients.clients import Answer
+from wardround.clients import Answer
 from wardround.engine.host import Host
 from wardround.engine.networks import build_model
 from wardround.errors import ConfigError

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from wardround import models
 from wardround.aggregation.mean import mean
-from wardround.clients.clients import Answer
+from wardround.clients import Answer
 from wardround.engine.host import Host
 from wardround.engine.networks import build_model
 from wardround.errors import ConfigError

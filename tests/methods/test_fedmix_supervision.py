@@ -10,7 +10,7 @@ from helpers import config, run, spoil, vectors
 from torch import Tensor
 
 from wardround.aggregation.weights import normalised
-from wardround.clients.clients import Answer
+from wardround.clients import Answer
 from wardround.data.federation import open_federation
 from wardround.engine.networks import build_model
 from wardround.errors import ConfigError

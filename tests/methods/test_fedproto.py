@@ -12,7 +12,7 @@ import torch
 from helpers import config, run, spoil, vectors
 from torch import Tensor
 
-from wardround.clients.clients import Answer
+from wardround.clients import Answer
 from wardround.data.federation import open_federation
 from wardround.engine.host import Host
 from wardround.engine.networks import build_model

@@ -12,7 +12,7 @@ from helpers import config, run, spoil, vectors
 from torch import Tensor, nn
 
 from wardround.aggregation.weights import softmax
-from wardround.clients.clients import Answer
+from wardround.clients import Answer
 from wardround.data.cases import Batch
 from wardround.engine.host import Host
 from wardround.engine.networks import build_model

@@ -13,7 +13,7 @@ from helpers import config, run, settings, spoil
 from torch import Tensor
 
 import wardround as wr
-from wardround.clients.clients import Answer
+from wardround.clients import Answer
 from wardround.config import OptimizerSettings
 from wardround.data.cases import TensorSplit, stacked
 from wardround.data.federation import open_federation

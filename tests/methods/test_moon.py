@@ -10,7 +10,7 @@ import torch
 from helpers import config, run, spoil, vectors
 from torch import Tensor
 
-from wardround.clients.clients import Answer
+from wardround.clients import Answer
 from wardround.engine.networks import build_model
 from wardround.errors import ConfigError
 from wardround.losses.objective import Reference

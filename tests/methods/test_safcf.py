@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import wardround as wr
-from wardround.clients.clients import Answer, Clients
-from wardround.clients.gate import Registration
+from wardround.clients import Answer, Clients, Registration
 from wardround.config_file import resolve
 from wardround.data.cases import Batch
 from wardround.engine.checkpoint import MemoryStore

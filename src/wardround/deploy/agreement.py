@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from wardround.clients.gate import Registration
+from wardround.clients import Registration
 from wardround.config import Config
 from wardround.config_file import parse, resolve
 from wardround.data.cases import ClientData

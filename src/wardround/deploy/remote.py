@@ -17,8 +17,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Protocol
 
-from wardround.clients.clients import Answer
-from wardround.clients.gate import Registration
+from wardround.clients import Answer, Registration
 from wardround.clients.sync_state import SyncState
 from wardround.config import Config
 from wardround.data.federation import Federation

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from wardround.aggregation.mean import mean
 from wardround.aggregation.weights import by_samples, weights_complaint
-from wardround.clients.clients import Clients, Exchange, Transport
+from wardround.clients import Clients, Exchange, Transport
 from wardround.clients.gate import content_complaint, params_complaint
 from wardround.config import Config
 from wardround.config_file import resolve

@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from wardround.clients.clients import Answer, Client, to_the_end
-from wardround.clients.gate import Registration
+from wardround.clients import Answer, Client, Registration
+from wardround.clients.client import to_the_end
 from wardround.clients.sync_state import SyncState
 from wardround.clients.traffic import through, wire_bytes
 from wardround.config import Config, TrafficSettings

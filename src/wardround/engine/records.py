@@ -14,7 +14,7 @@ from wardround.errors import CheckpointError
 from wardround.files import jsonable, write_text
 
 if TYPE_CHECKING:  # reading lines must stay quick: these need torch
-    from wardround.clients.clients import Exchange
+    from wardround.clients import Exchange
     from wardround.engine.judging.evaluation import Evaluation
     from wardround.messages import Reply, ServerState
 

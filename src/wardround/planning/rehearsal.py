@@ -16,7 +16,8 @@ from pathlib import Path
 
 import torch
 
-from wardround.clients.clients import Clients, to_the_end
+from wardround.clients import Clients
+from wardround.clients.client import to_the_end
 from wardround.config import Config
 from wardround.data.cases import Case, ClientData, TensorSplit
 from wardround.data.federation import Federation, Seen

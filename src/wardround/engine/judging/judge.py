@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from wardround.clients.clients import Clients, Transport
+from wardround.clients import Clients, Transport
 from wardround.config import Config
 from wardround.data.roles import NOT_HOSPITALS
 from wardround.engine.judging.calibration import calibrated

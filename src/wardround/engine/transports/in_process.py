@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from wardround.clients.clients import Answer
-from wardround.clients.gate import Registration
+from wardround.clients import Answer, Registration
 from wardround.clients.sync_state import SyncState
 from wardround.engine.host import Host
 from wardround.engine.judging.pictures import PICTURES

@@ -20,8 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from wardround.clients.clients import Answer
-from wardround.clients.gate import Registration
+from wardround.clients import Answer, Registration
 from wardround.clients.sync_state import SyncState
 from wardround.engine.checkpoint import MemoryStore
 from wardround.engine.host import Progress
