@@ -22,10 +22,11 @@ HEAVY = ("torch._dynamo", "sympy", "monai", "nibabel", "matplotlib", "jinja2", "
 
 # the worker as it is started, and what it holds at its end
 WORKER = f"""
-import atexit, gc, json, runpy, sys
+import atexit, gc, json, os, runpy, sys
+out = os.dup(1)
 def tell():
     held = [name for name in {HEAVY!r} if name in sys.modules]
-    print(json.dumps({{"held": held, "collects": gc.isenabled()}}), file=sys.__stdout__)
+    os.write(out, json.dumps({{"held": held, "collects": gc.isenabled()}}).encode())
 atexit.register(tell)
 runpy.run_module("wardround.engine.transports.worker", run_name="__main__")
 """

@@ -7,14 +7,13 @@ import gc
 if __name__ == "__main__":
     gc.disable()  # imports drop hardly any objects; looking for some would take a fifth of a second
 
-import json
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from wardround.child_process import connect
 from wardround.clients.sync_state import SyncState
 from wardround.config_file import load_config
 from wardround.engine.host import Host
@@ -26,13 +25,7 @@ PROGRESS_SECONDS = 0.2
 
 
 def main() -> None:
-    say = sys.stdout.write
-    sys.stdout = sys.stderr  # a library's print must not mix with answers
-
-    def answer(value: dict[str, Any]) -> None:
-        say(json.dumps(value) + "\n")
-        sys.__stdout__.flush()  # type: ignore[union-attr]
-
+    requests, answer = connect()
     last = [0.0]
 
     def progress(name: str, step: int, steps: int) -> None:
@@ -41,7 +34,7 @@ def main() -> None:
             last[0] = now
             answer({"progress": [name, step, steps]})
 
-    setup = json.loads(sys.stdin.readline())
+    setup = next(requests)
     set_threads(setup["threads"])
     try:
         config = load_config(setup["config"], [f"compute.device={setup['device']}"])
@@ -53,8 +46,7 @@ def main() -> None:
         return
     gc.freeze()  # what is here now stays
     gc.enable()
-    for line in sys.stdin:
-        request = json.loads(line)
+    for request in requests:
         answer(serve(host, request))
 
 
