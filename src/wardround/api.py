@@ -80,7 +80,7 @@ class Result:
         if self.test is None:
             raise LookupError(f"the run in {self.folder} was stopped before its test; resume it first")
         metrics, name = self.config.evaluate.metrics, self.config.name
-        return client_table(self.test, metrics, name, self.outcome.lengths)
+        return client_table(self.test, metrics, name, self.outcome.units)
 
     @cached_property
     def params(self) -> Params:

@@ -20,7 +20,7 @@ from wardround.data.roles import NOT_HOSPITALS, POOLED, PROXY
 from wardround.engine.checkpoint import in_memory
 from wardround.engine.host import Host
 from wardround.engine.judging.judge import Judge
-from wardround.engine.judging.units import lengths_of
+from wardround.engine.judging.units import detect_units
 from wardround.engine.networks import compute_for, network_for
 from wardround.engine.outcome import Outcome, Progress
 from wardround.engine.participation import check_participation, choose_present
@@ -106,7 +106,7 @@ class Experiment:
             set_threads(self.config.compute.threads or cores())
             self.federation.get_ready()  # once, on all cores, before worker processes ask for it
             self.folder.write_preparation(self.federation)
-            self._lengths = lengths_of(self.federation)
+            self._units = detect_units(self.federation)
             placement = self._place(resume)
             egress = Egress(self.folder.egress)
             self._transport = self._hospitals or self._open_transport(placement)
@@ -220,7 +220,7 @@ class Experiment:
         while state.round < config.rounds:
             if self.stop_requested:
                 egress.flush()
-                outcome = Outcome("stopped", state, progress, lengths=self._lengths)
+                outcome = Outcome("stopped", state, progress, units=self._units)
                 break
             started = time.perf_counter()
             egress.round = state.round + 1
@@ -265,7 +265,7 @@ class Experiment:
         """The test of the chosen model; replies that are missing here are part of the outcome."""
         clients.begin_round(state.round, [])
         egress.round, egress.phase = state.round, "test"
-        outcome = judge.test(state, progress, self._lengths)
+        outcome = judge.test(state, progress, self._units)
         egress.flush()
         missing = missing_replies(clients.exchanges)
         outcome.troubles = {**missing["refused"], **missing["lost"]}

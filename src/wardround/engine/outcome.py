@@ -34,7 +34,7 @@ class Outcome:
 
     status: done, or stopped (by the user, with a checkpoint); cross_site: model of one client on the
     test cases of another; troubles: replies lost or refused after the last round, "task/client": reason;
-    lengths: what distances are in.
+    units: of distances.
     """
 
     status: str
@@ -43,4 +43,4 @@ class Outcome:
     test: Evaluation | None = None
     cross_site: dict[str, Evaluation] = field(default_factory=dict)
     troubles: dict[str, str] = field(default_factory=dict)
-    lengths: str = MM
+    units: str = MM

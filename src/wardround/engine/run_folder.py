@@ -22,13 +22,13 @@ from wardround.data.federation import Federation
 from wardround.data.preparing.record import PREPARATION, Preparation
 from wardround.engine.checkpoint import Checkpoints
 from wardround.engine.judging.evaluation import Evaluation
+from wardround.engine.judging.units import read_units
 from wardround.engine.outcome import Outcome, Progress
 from wardround.engine.records import keep_lines, read_lines
 from wardround.engine.transports.placement import Placement
 from wardround.errors import CheckpointError, ConfigError
 from wardround.files import try_lock, write_json, write_text
 from wardround.messages import ServerState
-from wardround.metrics import MM
 from wardround.training.device import Compute, choose_device
 from wardround.version import __version__
 
@@ -143,7 +143,7 @@ class RunFolder:
             "best_validation": progress.best_value,
             "tested_model": self.config.evaluate.model,
             "test": test.as_dict() if test is not None else None,
-            "lengths": outcome.lengths,
+            "units": outcome.units,
             "cross_site": {name: entry.as_dict() for name, entry in outcome.cross_site.items()},
             "num_refused": sum(len(record["refused"]) for record in records),
             "num_lost": sum(len(record["lost"]) for record in records),
@@ -165,7 +165,7 @@ class RunFolder:
             Progress.from_dict(facts),
             None if test is None else Evaluation.from_dict(test),
             {name: Evaluation.from_dict(entry) for name, entry in crossed},
-            lengths=result.get("lengths", MM),
+            units=read_units(result),
         )
 
 

@@ -59,12 +59,12 @@ class Judge:
 
     # After the last round
 
-    def test(self, state: ServerState, progress: Progress, lengths: str) -> Outcome:
+    def test(self, state: ServerState, progress: Progress, units: str) -> Outcome:
         """The test, once, with the model chosen on validation cases."""
         settings = self._config.evaluate
         params, chosen = self._tested_model(state, progress)
         test = self._evaluate(params, "test", settings.metrics, self.hospitals, **chosen)
-        outcome = Outcome("done", state, progress, test, lengths=lengths)
+        outcome = Outcome("done", state, progress, test, units=units)
         if settings.cross_site:
             outcome.cross_site = self._cross_site(params, chosen)
         write_text(self._folder.path / "cases.csv", case_rows(test, settings.metrics).csv())
