@@ -49,7 +49,7 @@ def request(
         client=client,
         task=task,
         round=round,
-        more={"config": config, "sync_state": SyncState().facts(), **more},
+        more={"config": config, "sync_state": SyncState().as_dict(), **more},
     )
 
 

@@ -43,7 +43,7 @@ class Registration:
         """The tensors that learn, without running statistics and counters."""
         return {name: self.tensors[name] for name in self.trainable}
 
-    def facts(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Any]:
         """The same as plain JSON."""
         return {
             "client": self.client,
@@ -56,7 +56,7 @@ class Registration:
         }
 
     @classmethod
-    def of(cls, facts: Mapping[str, Any]) -> Registration:
+    def from_dict(cls, facts: Mapping[str, Any]) -> Registration:
         """From plain JSON; whatever does not fit raises a KeyError, TypeError or ValueError."""
         return cls(
             client=str(facts["client"]),

@@ -175,7 +175,7 @@ class Remote:
 
     def _enter(self, name: str, said: Mapping[str, Any]) -> None:
         facts = Facts.model_validate(said["facts"])
-        entry = Registration.of({**said["registration"], "client": name})
+        entry = Registration.from_dict({**said["registration"], "client": name})
         if max(entry.num_train, entry.num_val, entry.num_test) > MOST_CASES:
             raise ValueError(f"more than {MOST_CASES} cases")
         self._registered[name], self.facts[name] = entry, facts
@@ -188,7 +188,7 @@ class Remote:
             self._enter(name, known[name])
             log.warning("hospital '%s' is away for now: %s", name, troubles.pop(name))
         said = {
-            name: {"registration": entry.facts(), "facts": self.facts[name].model_dump(mode="json")}
+            name: {"registration": entry.as_dict(), "facts": self.facts[name].model_dump(mode="json")}
             for name, entry in self.hospitals.items()
         }
         write_json(path, {**known, **said})
@@ -249,7 +249,7 @@ class Remote:
     def _requests(
         self, task: str, round: int, messages: Mapping[str, Message], sync_state: SyncState
     ) -> dict[str, Parcel]:
-        more = {"config": self._asked, "sync_state": sync_state.facts()}
+        more = {"config": self._asked, "sync_state": sync_state.as_dict()}
         return {
             name: pack(
                 message,

@@ -24,7 +24,7 @@ from wardround.engine.judging.units import detect_units
 from wardround.engine.networks import compute_for, network_for
 from wardround.engine.outcome import Outcome, Progress
 from wardround.engine.participation import check_participation, choose_present
-from wardround.engine.records import Egress, append_lines, exchange_facts, missing_replies, round_record
+from wardround.engine.records import Egress, append_lines, describe_exchanges, missing_replies, round_record
 from wardround.engine.run_folder import RunFolder
 from wardround.engine.trackers import open_trackers
 from wardround.engine.transports.in_process import InProcess, Spilling
@@ -198,7 +198,7 @@ class Experiment:
         state = self.method.prepare(self.method.start(model), clients)
         state = replace(state, params=in_memory(state.params), memory=in_memory(state.memory))
         if clients.exchanges:  # what some methods exchange before the first round
-            write_json(self.folder.path / "setup.json", exchange_facts(clients.exchanges))
+            write_json(self.folder.path / "setup.json", describe_exchanges(clients.exchanges))
         checkpoints.save(0, state.params, state.memory, Progress().as_dict())
         return state, Progress()
 

@@ -39,7 +39,7 @@ from wardround.training.workbench import Workbench
 
 log = logging.getLogger(__name__)
 
-Progress = Callable[[str, int, int], None]
+OnProgress = Callable[[str, int, int], None]
 
 UNTOUCHED = SyncState()
 
@@ -71,7 +71,7 @@ class Host:
         config: Config,
         folder: Path,
         names: Sequence[str],
-        on_progress: Progress | None = None,
+        on_progress: OnProgress | None = None,
         federation: Federation | None = None,
         *,
         durable: bool = False,

@@ -75,10 +75,10 @@ def round_record(
     if strays:
         record["stray"] = [f"{name}: {reason}" for name, reason in strays]
     record["seconds"] = seconds
-    return record | exchange_facts(exchanges, judging)
+    return record | describe_exchanges(exchanges, judging)
 
 
-def exchange_facts(exchanges: Sequence[Exchange], judging: Sequence[Exchange] = ()) -> dict[str, Any]:
+def describe_exchanges(exchanges: Sequence[Exchange], judging: Sequence[Exchange] = ()) -> dict[str, Any]:
     """Time and bytes of each exchange, by client, and why replies are missing, also while judging."""
     keys = ("task", "seconds", "bytes_down", "bytes_up")
     shown = [{key: getattr(exchange, key) for key in keys} for exchange in exchanges]

@@ -229,7 +229,7 @@ def environment(config: Config, placement: Placement, compute: Compute) -> dict[
         "platform": platform.platform(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "cores": os.cpu_count(),
-        **placement.facts(),
+        **placement.as_dict(),
         "compute": compute.facts(),
         "commit": git_commit(),
         "seed": config.seed,

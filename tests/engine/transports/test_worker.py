@@ -46,7 +46,7 @@ def test_a_worker_trains_without_heavy_packages_and_collects_garbage(tmp_path: P
         "client": "north",
         "task": "train",
         "round": 0,
-        "sync_state": SyncState().facts(),
+        "sync_state": SyncState().as_dict(),
         "message": str(tmp_path / "down"),
         "reply": str(tmp_path / "up"),
     }

@@ -54,7 +54,7 @@ class Placement:
     def workers(self) -> int:
         return len(self.devices)
 
-    def facts(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Any]:
         """For environment.json."""
         return {
             "workers": self.workers,

@@ -40,7 +40,7 @@ def main() -> None:
         config = load_config(setup["config"], [f"compute.device={setup['device']}"])
         take(choose_device(config.compute))
         host = Host(config, Path(setup["folder"]), setup["names"], progress)
-        answer({"clients": [host.register(name).facts() for name in host.names]})
+        answer({"clients": [host.register(name).as_dict() for name in host.names]})
     except WardroundError as error:
         answer({"failure": str(error)})
         return
@@ -62,7 +62,7 @@ def serve(host: Host, request: dict[str, Any]) -> dict[str, Any]:
         message = Message.load(Path(request["message"]))
     except WardroundError as error:
         return {"client": request["client"], "failure": str(error), "seconds": 0.0}
-    sync_state = SyncState.of(request["sync_state"])
+    sync_state = SyncState.from_dict(request["sync_state"])
     result = host.send(request["client"], request["task"], request["round"], message, sync_state)
     if result.failure is None:
         result.message.save(Path(request["reply"]), durable=False)

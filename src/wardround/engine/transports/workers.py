@@ -16,7 +16,7 @@ from wardround.child_process import ChildProcess
 from wardround.clients import Answer, Registration
 from wardround.clients.sync_state import SyncState
 from wardround.engine.checkpoint import MemoryStore
-from wardround.engine.host import Progress
+from wardround.engine.host import OnProgress
 from wardround.engine.judging.pictures import PICTURES
 from wardround.engine.transports.placement import deal
 from wardround.errors import WardroundError
@@ -57,7 +57,7 @@ class Worker:
         if ready is None or "clients" not in ready:
             reason = (ready or {}).get("failure", f"exit code {self.child.exit_code()}")
             raise WardroundError(f"worker {self.number} could not start: {reason}")
-        return [Registration.of(entry) for entry in ready["clients"]]
+        return [Registration.from_dict(entry) for entry in ready["clients"]]
 
     def stop(self) -> None:
         if self._child is not None:
@@ -78,7 +78,7 @@ class Workers:
         *,
         threads: int,
         deadline: float,
-        on_progress: Progress | None = None,
+        on_progress: OnProgress | None = None,
     ) -> None:
         setup = {"config": str(config_path), "folder": str(clients_folder), "threads": threads}
         hands = deal(sizes, len(devices))
@@ -127,7 +127,7 @@ class Workers:
                         "client": name,
                         "task": task,
                         "round": round,
-                        "sync_state": sync_state.facts(),
+                        "sync_state": sync_state.as_dict(),
                         "message": str(paths[id(messages[name])]),
                         "reply": str(self._new_path("up")),
                     }
