@@ -14,9 +14,10 @@ from torch import nn
 from wardround.config import Config
 from wardround.config_file import load_config
 from wardround.engine.checkpoint import Checkpoints
-from wardround.engine.experiment import Experiment, Listener
+from wardround.engine.experiment import Experiment
 from wardround.engine.judging.evaluation import Evaluation
 from wardround.engine.judging.result_tables import client_table
+from wardround.engine.listener import Listener
 from wardround.engine.networks import build_model
 from wardround.engine.outcome import Outcome
 from wardround.engine.records import read_lines

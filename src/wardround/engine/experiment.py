@@ -4,32 +4,31 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from wardround.aggregation.mean import mean
-from wardround.aggregation.weights import by_samples, weights_complaint
+from wardround.aggregation.weights import by_samples
 from wardround.clients import Clients, Exchange, Transport
-from wardround.clients.gate import content_complaint, params_complaint
+from wardround.clients.gate import state_complaint
 from wardround.config import Config
 from wardround.config_file import resolve
 from wardround.data.federation import Federation, open_federation
 from wardround.data.roles import NOT_HOSPITALS, POOLED, PROXY
 from wardround.engine.checkpoint import in_memory
-from wardround.engine.host import Host
 from wardround.engine.judging.judge import Judge
 from wardround.engine.judging.units import detect_units
+from wardround.engine.listener import Listener, SilentListener
 from wardround.engine.networks import compute_for, network_for
 from wardround.engine.outcome import Outcome, Progress
 from wardround.engine.participation import check_participation, choose_present
 from wardround.engine.records import Egress, append_lines, describe_exchanges, missing_replies, round_record
 from wardround.engine.run_folder import RunFolder
 from wardround.engine.trackers import open_trackers
-from wardround.engine.transports.in_process import InProcess, Spilling
+from wardround.engine.transports.opening import open_transport
 from wardround.engine.transports.placement import Placement, place
-from wardround.engine.transports.workers import Workers
 from wardround.errors import TooFewClients, WardroundError
 from wardround.files import write_json
 from wardround.machine import cores
@@ -42,30 +41,6 @@ from wardround.params import Params
 from wardround.training.device import choose, choose_device, set_threads
 
 log = logging.getLogger(__name__)
-
-
-class Listener(Protocol):
-    """Who wants to know how the run goes; the command line draws it."""
-
-    def on_start(self, config: Config, first_round: int) -> None: ...
-
-    def on_round(self, round: int, present: Sequence[str]) -> None: ...
-
-    def on_progress(self, client: str, step: int, steps: int) -> None: ...
-
-    def on_record(self, record: Mapping[str, Any]) -> None: ...
-
-
-class SilentListener:
-    """A listener that shows nothing."""
-
-    def on_start(self, config: Config, first_round: int) -> None: ...
-
-    def on_round(self, round: int, present: Sequence[str]) -> None: ...
-
-    def on_progress(self, client: str, step: int, steps: int) -> None: ...
-
-    def on_record(self, record: Mapping[str, Any]) -> None: ...
 
 
 class Experiment:
@@ -109,7 +84,9 @@ class Experiment:
             self._units = detect_units(self.federation)
             placement = self._place(resume)
             egress = Egress(self.folder.egress)
-            self._transport = self._hospitals or self._open_transport(placement)
+            self._transport = self._hospitals or open_transport(
+                self.folder, self.federation, self._names, placement, self.listener.on_progress
+            )
             try:
                 clients = self._register_clients(egress)
                 self.folder.write_left_out(self.federation)
@@ -138,22 +115,6 @@ class Experiment:
             self.folder.write_environment(placement, compute)
             log.info("%s", compute)
         return placement
-
-    def _open_transport(self, placement: Placement) -> Transport:
-        config, folder, on_progress = self.config, self.folder, self.listener.on_progress
-        exchange = folder.clear_exchange()
-        if placement.workers == 1:
-            return InProcess(Host(config, folder.clients, self._names, on_progress), Spilling(exchange))
-        return Workers(
-            folder.path / "config.yaml",
-            folder.clients,
-            exchange,
-            self.federation.sizes(self._names),
-            placement.devices,
-            threads=placement.threads,
-            deadline=config.deadline,
-            on_progress=on_progress,
-        )
 
     def _register_clients(self, egress: Egress) -> Clients:
         registered = self._transport.register()
@@ -330,16 +291,3 @@ def announce_best(clients: Clients, progress: Progress) -> None:
     """Let clients keep what they remember beside the best model, from their next request on."""
     if progress.best_round is not None:
         clients.sync_state = replace(clients.sync_state, best=progress.best_round - 1)
-
-
-def state_complaint(before: ServerState, after: Any) -> str | None:
-    """Why a method's result cannot be the next state, or None."""
-    if not isinstance(after, ServerState):
-        return f"run_round returned {type(after).__name__}, not the next state; return state.next(...)"
-    if after.round != before.round + 1:
-        return "run_round returned a state of the same round; return state.next(...)"
-    odd = weights_complaint(after.notes.get("weights", {}))
-    if odd is not None:  # before the tensors, which they spoil
-        return odd
-    specs = {name: before.params.spec(name) for name in before.params}
-    return params_complaint(specs, after.params) or content_complaint(Message(params=after.params))
