@@ -35,7 +35,8 @@ import torch
 import yaml
 
 import wardround as wr
-from wardround.engine.host import Host, build_model
+from wardround.engine.host import Host
+from wardround.engine.networks import build_model
 from wardround.losses.segmentation import dice_bce_loss
 
 NAMES = ["east", "north", "south", "west"]

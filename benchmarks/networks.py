@@ -21,7 +21,7 @@ import torch
 
 import wardround as wr
 from wardround.data.federation_file import FederationFile, Source, write
-from wardround.engine.host import build_model
+from wardround.engine.networks import build_model
 
 NETWORKS: dict[str, dict[str, Any]] = {
     "unet3d": {"name": "unet3d", "base_filters": 16},

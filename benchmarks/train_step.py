@@ -30,7 +30,8 @@ import wardround as wr
 from wardround.data.cases import ClientData, TensorSplit
 from wardround.data.phantom import cases as phantom
 from wardround.data.phantom.cases import PhantomSettings
-from wardround.engine.host import Host, build_model
+from wardround.engine.host import Host
+from wardround.engine.networks import build_model
 from wardround.losses.segmentation import dice_loss
 
 PLAIN_AUGMENTATION = {"flip": 0, "intensity": 0}

@@ -12,7 +12,7 @@ from pytest import raises
 from torch import Tensor, nn
 
 import wardround as wr
-from wardround.clients.clients import Answer
+from wardround.clients import Answer
 from wardround.config import Config
 from wardround.config_file import load_config
 from wardround.data.opening import open_federation

@@ -17,8 +17,7 @@ import torch
 from helpers import config
 from torch import Tensor, nn
 
-from wardround.clients.clients import Answer, Client, Clients
-from wardround.clients.gate import Registration
+from wardround.clients import Answer, Client, Clients, Registration
 from wardround.data.cases import Batch, ClientData, TensorSplit
 from wardround.losses.objective import Context, Objective
 from wardround.messages import Message, ServerState

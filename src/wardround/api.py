@@ -14,14 +14,15 @@ from torch import nn
 from wardround.config import Config
 from wardround.config_file import load_config
 from wardround.engine.checkpoint import Checkpoints
-from wardround.engine.experiment import Experiment, Listener, Outcome, Progress
-from wardround.engine.host import build_model
+from wardround.engine.experiment import Experiment
 from wardround.engine.judging.evaluation import Evaluation
 from wardround.engine.judging.result_tables import client_table
+from wardround.engine.listener import Listener
+from wardround.engine.networks import build_model
+from wardround.engine.outcome import Outcome
 from wardround.engine.records import read_lines
+from wardround.engine.run_folder import RunFolder
 from wardround.errors import CheckpointError
-from wardround.messages import ServerState
-from wardround.metrics import MM
 from wardround.models.norm import from_moments, running_stats
 from wardround.params import Params
 from wardround.tables import Table
@@ -44,16 +45,7 @@ class Result:
         if not (folder / "result.json").exists():
             raise CheckpointError(f"{folder} holds no finished run (there is no result.json).")
         config = load_config(folder / "config.yaml", [f"output={json.dumps(str(folder))}"])
-        summary = json.loads((folder / "result.json").read_text())
-        facts, params, memory = Checkpoints(folder / "checkpoints").load()
-        progress = Progress(facts["best_round"], facts["best_value"], facts["best_file"], facts["seconds"])
-        outcome = Outcome(summary["status"], ServerState(params, memory, facts["round"]), progress)
-        outcome.lengths = summary.get("lengths", MM)
-        if summary["test"] is not None:
-            outcome.test = Evaluation.from_dict(summary["test"])
-        crossed = summary["cross_site"].items()
-        outcome.cross_site = {name: Evaluation.from_dict(entry) for name, entry in crossed}
-        return cls(config, outcome)
+        return cls(config, RunFolder(config).load_outcome())
 
     @property
     def folder(self) -> Path:
@@ -89,7 +81,7 @@ class Result:
         if self.test is None:
             raise LookupError(f"the run in {self.folder} was stopped before its test; resume it first")
         metrics, name = self.config.evaluate.metrics, self.config.name
-        return client_table(self.test, metrics, name, self.outcome.lengths)
+        return client_table(self.test, metrics, name, self.outcome.units)
 
     @cached_property
     def params(self) -> Params:

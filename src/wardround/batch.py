@@ -29,7 +29,7 @@ Stage = Literal["new", "unfinished", "done"]
 Runs = Mapping[str, Mapping[str, Any]]
 
 
-class Watch(Protocol):
+class BatchListener(Protocol):
     """Who wants to see how far the runs are."""
 
     def on_rounds(self, name: str, done: int, rounds: int) -> None: ...
@@ -40,7 +40,7 @@ def run_all(
     folder: Path,
     *,
     jobs: int = 2,
-    watch: Watch | None = None,
+    watch: BatchListener | None = None,
     keep_going: bool = False,
     resume: bool = False,
 ) -> dict[str, Result]:
@@ -61,7 +61,7 @@ def run_all(
 
 
 def run_each(
-    runs: Runs, folder: Path, *, jobs: int = 2, watch: Watch | None = None, resume: bool = False
+    runs: Runs, folder: Path, *, jobs: int = 2, watch: BatchListener | None = None, resume: bool = False
 ) -> Generator[tuple[str, WardroundError | None], None, None]:
     """As `run_all`, telling of each run when it ends: its name, and what went wrong if anything did.
 

@@ -9,7 +9,7 @@ import torch
 from helpers import run, spoil
 from pytest import LogCaptureFixture, MonkeyPatch, approx, mark, raises
 
-from wardround.clients.clients import Answer, Client
+from wardround.clients import Answer, Client
 from wardround.clients.gate import all_finite, scalar_complaint, steps_complaint, variance_complaint
 from wardround.config import Config
 from wardround.errors import TooFewClients

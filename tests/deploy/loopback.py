@@ -19,7 +19,7 @@ from wardround.deploy.rules import SiteFile
 from wardround.deploy.site import Site
 from wardround.deploy.wire import Parcel
 from wardround.engine.checkpoint import MemoryStore
-from wardround.engine.experiment import Outcome
+from wardround.engine.outcome import Outcome
 
 NAMES = ("east", "north", "south")
 RULES = SiteFile(data="phantom", case_names="keep", tasks=("all",))

@@ -12,7 +12,7 @@ from helpers import run, settings
 from pytest import TempPathFactory, fixture, mark, raises
 
 from deploy.loopback import RULES, Loopback, conducted, remote_config
-from wardround.clients.gate import Registration
+from wardround.clients import Registration
 from wardround.config_file import load_config
 from wardround.data.phantom import files as phantom_files
 from wardround.data.phantom.cases import PhantomSettings

@@ -24,7 +24,7 @@ from wardround.deploy.ledger import LedgerError
 from wardround.deploy.site import Site
 from wardround.deploy.wire import Parcel, pack, unpack
 from wardround.engine.checkpoint import MemoryStore
-from wardround.engine.host import build_model
+from wardround.engine.networks import build_model
 from wardround.messages import Message
 from wardround.params import Params
 
@@ -49,7 +49,7 @@ def request(
         client=client,
         task=task,
         round=round,
-        more={"config": config, "sync_state": SyncState().facts(), **more},
+        more={"config": config, "sync_state": SyncState().as_dict(), **more},
     )
 
 

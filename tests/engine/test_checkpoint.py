@@ -25,7 +25,7 @@ def done(store: MemoryStore, round: int, sync_state: SyncState, value: float | N
 
 def test_a_standing_travels_as_plain_facts() -> None:
     for sync_state in (SyncState(), SyncState((3, 3, 5), 4)):
-        assert SyncState.of(sync_state.facts()) == sync_state
+        assert SyncState.from_dict(sync_state.as_dict()) == sync_state
 
 
 def test_without_rewinds_memory_goes_from_round_to_round(store: MemoryStore) -> None:

@@ -26,7 +26,8 @@ from wardround.engine.checkpoint import (
     save_memory,
     unpack,
 )
-from wardround.engine.experiment import Experiment, better
+from wardround.engine.experiment import Experiment
+from wardround.engine.judging.judge import is_better
 from wardround.errors import CheckpointError, ConfigError, WardroundError
 from wardround.messages import Message, ServerState
 from wardround.methods.fedavg import FedAvg
@@ -75,7 +76,7 @@ def test_worker_processes_give_the_same_bytes_as_one_process(tmp_path: Path, met
 
 def test_replies_on_disk_give_the_same_bytes_as_in_memory(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     first = run(tmp_path / "memory")
-    monkeypatch.setattr("wardround.engine.host.Spilling.__init__.__defaults__", (0,))
+    monkeypatch.setattr("wardround.engine.transports.in_process.Spilling.__init__.__defaults__", (0,))
 
     assert run(tmp_path / "disk").params_sha256 == first.params_sha256
 
@@ -200,7 +201,7 @@ def test_two_processes_cannot_write_one_run(tmp_path: Path) -> None:
     first = Experiment(config(tmp_path / "run"))
     (tmp_path / "run").mkdir()
 
-    with first._locked(), raises(ConfigError, match="in use by another process"):
+    with first.folder.locked(), raises(ConfigError, match="in use by another process"):
         run(tmp_path / "run")
 
 
@@ -469,9 +470,9 @@ def test_an_empty_memory_writes_no_file(tmp_path: Path) -> None:
 
 
 def test_better_follows_the_metric() -> None:
-    assert better("dice", 0.9, 0.8) and not better("dice", 0.7, 0.8)
-    assert better("hd95", 3.0, 4.0)
-    assert better("volume_difference", -0.1, 0.5)
+    assert is_better("dice", 0.9, 0.8) and not is_better("dice", 0.7, 0.8)
+    assert is_better("hd95", 3.0, 4.0)
+    assert is_better("volume_difference", -0.1, 0.5)
 
 
 def test_a_hospital_that_takes_no_part_does_not_choose_the_best_round(tmp_path: Path) -> None:

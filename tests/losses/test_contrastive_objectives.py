@@ -12,7 +12,7 @@ import wardround as wr
 from wardround.data.cases import Batch
 from wardround.data.serving.augment import Augmentation, Shading, apply_gamma, blur
 from wardround.engine.checkpoint import MemoryStore, load_memory
-from wardround.engine.host import build_model
+from wardround.engine.networks import build_model
 from wardround.errors import ConfigError
 from wardround.losses.contrastive_objectives import InfoNCE, LocalCL, SimCLR, SwAV
 from wardround.losses.objective import Context

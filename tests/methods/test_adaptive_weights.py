@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 import wardround as wr
 from wardround.aggregation.mean import mean
-from wardround.clients.clients import Answer, Clients
-from wardround.clients.gate import Registration
+from wardround.clients import Answer, Clients, Registration
 from wardround.errors import ConfigError
 from wardround.losses.segmentation import cross_entropy_loss, dice_bce_loss, dice_loss
 from wardround.messages import Message, Reply, ServerState

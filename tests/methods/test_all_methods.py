@@ -12,12 +12,12 @@ from helpers import Watcher, config, personal_models, run, settings, spoil
 from pytest import MonkeyPatch, TempPathFactory, fixture, mark, raises
 
 import wardround as wr
-from wardround.clients.clients import Answer
+from wardround.clients import Answer
 from wardround.data.federation import Federation
 from wardround.data.opening import open_federation
 from wardround.data.phantom.cases import PhantomSettings, list_hospitals
 from wardround.data.roles import POOLED
-from wardround.engine.host import build_model
+from wardround.engine.networks import build_model
 from wardround.errors import ConfigError
 from wardround.methods import METHODS, OBJECTIVES
 from wardround.methods.base import Method

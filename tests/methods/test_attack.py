@@ -13,7 +13,7 @@ import torch
 from helpers import run
 from pytest import MonkeyPatch, TempPathFactory, fixture, mark, param
 
-from wardround.clients.clients import Answer
+from wardround.clients import Answer
 from wardround.data.cases import ClientData
 from wardround.data.phantom import cases as phantom
 from wardround.data.phantom.cases import PhantomSettings

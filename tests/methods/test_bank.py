@@ -10,7 +10,7 @@ import torch
 from helpers import Watcher, run, settings, spoil
 
 import wardround as wr
-from wardround.clients.clients import Answer, Client
+from wardround.clients import Answer, Client
 from wardround.engine.checkpoint import MemoryStore
 from wardround.messages import Message
 from wardround.methods import METHODS

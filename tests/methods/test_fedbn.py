@@ -11,8 +11,9 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from wardround.aggregation.mean import mean
-from wardround.clients.clients import Answer
-from wardround.engine.host import Host, build_model
+from wardround.clients import Answer
+from wardround.engine.host import Host
+from wardround.engine.networks import build_model
 from wardround.errors import ConfigError
 from wardround.methods.fedbn import FedBN
 from wardround.params import Params

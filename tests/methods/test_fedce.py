@@ -13,9 +13,8 @@ from helpers import config, run, spoil, vectors
 from torch import nn
 
 from wardround.aggregation.mean import mean
-from wardround.clients.clients import Answer, Client, Clients
-from wardround.clients.gate import Registration
-from wardround.engine.host import build_model
+from wardround.clients import Answer, Client, Clients, Registration
+from wardround.engine.networks import build_model
 from wardround.errors import ConfigError
 from wardround.losses.objective import Dice
 from wardround.losses.segmentation import mask_dice

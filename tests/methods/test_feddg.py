@@ -13,7 +13,7 @@ from helpers import params, run, spoil
 from scipy import ndimage
 from torch import Tensor
 
-from wardround.clients.clients import Answer
+from wardround.clients import Answer
 from wardround.config import OptimizerSettings
 from wardround.data.cases import ClientData, TensorSplit
 from wardround.data.serving.augment import Augmentation

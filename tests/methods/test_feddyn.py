@@ -9,7 +9,7 @@ from helpers import run, spoil, vectors
 from pytest import approx, mark, raises
 
 from toy import Weights, always, answer, client, federation, pull_to, rounds, state, vector, weights
-from wardround.clients.clients import Answer
+from wardround.clients import Answer
 from wardround.engine.checkpoint import MemoryStore
 from wardround.errors import ClientError
 from wardround.messages import Message

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 import wardround as wr
 from wardround.aggregation.weights import joined
-from wardround.clients.clients import Answer, Clients
-from wardround.clients.gate import Registration
+from wardround.clients import Answer, Clients, Registration
 from wardround.config_file import resolve
 from wardround.data.cases import Batch
 from wardround.engine.checkpoint import MemoryStore

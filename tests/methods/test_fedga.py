@@ -10,9 +10,8 @@ import pytest
 import torch
 from helpers import config, run, spoil, vectors
 
-from wardround.clients.clients import Answer, Clients
-from wardround.clients.gate import Registration
-from wardround.engine.host import build_model
+from wardround.clients import Answer, Clients, Registration
+from wardround.engine.networks import build_model
 from wardround.errors import ConfigError
 from wardround.messages import Message, Reply, ServerState
 from wardround.methods import build_method

@@ -14,10 +14,11 @@ from helpers import config, run, spoil, vectors
 from torch import Tensor, nn
 
 from wardround.aggregation.weights import softmax
-from wardround.clients.clients import Answer
+from wardround.clients import Answer
 from wardround.data.cases import Batch, ClientData, TensorSplit
 from wardround.data.roles import PROXY
-from wardround.engine.host import Host, build_model
+from wardround.engine.host import Host
+from wardround.engine.networks import build_model
 from wardround.errors import ConfigError
 from wardround.losses.objective import Dice
 from wardround.messages import Message, Reply, ServerState

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from wardround import models
 from wardround.aggregation.mean import mean
-from wardround.clients.clients import Answer
-from wardround.engine.host import Host, build_model
+from wardround.clients import Answer
+from wardround.engine.host import Host
+from wardround.engine.networks import build_model
 from wardround.errors import ConfigError
 from wardround.messages import Message, Reply, ServerState
 from wardround.methods.fedma import FedMA, assignment, best_order, costs, match, redrawn

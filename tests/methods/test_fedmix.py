@@ -13,7 +13,7 @@ import torch
 from helpers import config, run, spoil, vectors
 from torch import Tensor, nn
 
-from wardround.clients.clients import Answer
+from wardround.clients import Answer
 from wardround.data.cases import Batch
 from wardround.engine.checkpoint import MemoryStore
 from wardround.errors import ConfigError, DataError

@@ -10,9 +10,9 @@ from helpers import config, run, spoil, vectors
 from torch import Tensor
 
 from wardround.aggregation.weights import normalised
-from wardround.clients.clients import Answer
+from wardround.clients import Answer
 from wardround.data.opening import open_federation
-from wardround.engine.host import build_model
+from wardround.engine.networks import build_model
 from wardround.errors import ConfigError
 from wardround.losses.segmentation import dice_loss
 from wardround.messages import Reply, ServerState

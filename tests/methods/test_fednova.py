@@ -13,7 +13,7 @@ from pytest import approx, mark, raises
 import wardround as wr
 from toy import answer, client, federation, pull_to, rounds, state, vector, weights
 from wardround.aggregation.weights import weighted_mean
-from wardround.clients.clients import Answer
+from wardround.clients import Answer
 from wardround.errors import ConfigError
 from wardround.methods.fednova import FedNova
 from wardround.training.optimizers import accumulated

@@ -9,7 +9,7 @@ import torch
 from helpers import config, run, vectors
 from pytest import approx, mark, raises
 
-from wardround.clients.clients import Clients
+from wardround.clients import Clients
 from wardround.errors import ConfigError
 from wardround.messages import Reply, ServerState
 from wardround.methods.fedopt import FedAdagrad, FedAdam, FedAvgM, FedYogi, ServerOptimizer

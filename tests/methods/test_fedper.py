@@ -6,7 +6,7 @@ from typing import Any
 from helpers import config, own_tensors, personal_models, run
 from pytest import fixture, mark, raises
 
-from wardround.engine.host import build_model
+from wardround.engine.networks import build_model
 from wardround.errors import ConfigError
 from wardround.methods import build_method
 from wardround.methods.fedper import FedPer

@@ -12,9 +12,10 @@ import torch
 from helpers import config, run, spoil, vectors
 from torch import Tensor
 
-from wardround.clients.clients import Answer
+from wardround.clients import Answer
 from wardround.data.opening import open_federation
-from wardround.engine.host import Host, build_model
+from wardround.engine.host import Host
+from wardround.engine.networks import build_model
 from wardround.errors import ConfigError
 from wardround.losses.contrastive_objectives import trial_output
 from wardround.messages import Message

@@ -10,7 +10,7 @@ import torch
 from helpers import config, run, vectors
 from torch import Tensor
 
-from wardround.engine.host import build_model
+from wardround.engine.networks import build_model
 from wardround.errors import ConfigError
 from wardround.losses.contrastive import cosines
 from wardround.losses.voxels import MIXED, MOST_OF_A_CLASS, Voxels, drawn, levels, pure_labels

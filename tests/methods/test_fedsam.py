@@ -10,7 +10,8 @@ from pytest import approx, mark, raises
 from torch import nn
 
 from toy import Weights, client, rounds, state, vector, weights
-from wardround.engine.host import Host, build_model
+from wardround.engine.host import Host
+from wardround.engine.networks import build_model
 from wardround.errors import ConfigError
 from wardround.messages import Message
 from wardround.methods.fedsam import FedSAM, ascent

@@ -12,9 +12,10 @@ from helpers import config, run, spoil, vectors
 from torch import Tensor, nn
 
 from wardround.aggregation.weights import softmax
-from wardround.clients.clients import Answer
+from wardround.clients import Answer
 from wardround.data.cases import Batch
-from wardround.engine.host import Host, build_model
+from wardround.engine.host import Host
+from wardround.engine.networks import build_model
 from wardround.errors import ConfigError
 from wardround.losses.objective import Context
 from wardround.messages import Reply

@@ -13,8 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import wardround as wr
-from wardround.clients.clients import Answer, Clients
-from wardround.clients.gate import Registration
+from wardround.clients import Answer, Clients, Registration
 from wardround.data.cases import Batch
 from wardround.errors import ConfigError
 from wardround.losses.objective import Context, Reference

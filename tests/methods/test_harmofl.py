@@ -13,11 +13,12 @@ from helpers import config, run, settings, spoil
 from torch import Tensor
 
 import wardround as wr
-from wardround.clients.clients import Answer
+from wardround.clients import Answer
 from wardround.config import OptimizerSettings
 from wardround.data.cases import TensorSplit, stacked
 from wardround.data.opening import open_federation
-from wardround.engine.host import Host, build_model
+from wardround.engine.host import Host
+from wardround.engine.networks import build_model
 from wardround.losses.objective import Context, Dice
 from wardround.messages import Message
 from wardround.methods.frequency import amplitude_window, restyled

@@ -10,7 +10,7 @@ from helpers import config, run, vectors
 from pytest import approx, mark, raises
 
 from wardround.aggregation.robust import krum_scores, lowest, squared_distances
-from wardround.clients.clients import Clients
+from wardround.clients import Clients
 from wardround.errors import ConfigError
 from wardround.messages import Reply, ServerState
 from wardround.methods.krum import Krum, MultiKrum

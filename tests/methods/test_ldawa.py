@@ -8,8 +8,7 @@ import pytest
 import torch
 from helpers import run, vectors
 
-from wardround.clients.clients import Answer, Clients
-from wardround.clients.gate import Registration
+from wardround.clients import Answer, Clients, Registration
 from wardround.messages import Message, ServerState
 from wardround.methods.ldawa import LDAWA, cosine, cosines
 from wardround.params import Params

@@ -10,8 +10,8 @@ import torch
 from helpers import config, run, spoil, vectors
 from torch import Tensor
 
-from wardround.clients.clients import Answer
-from wardround.engine.host import build_model
+from wardround.clients import Answer
+from wardround.engine.networks import build_model
 from wardround.errors import ConfigError
 from wardround.losses.objective import Reference
 from wardround.methods.moon import MOON, model_contrast

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from pytest import approx, mark, raises
 
 from toy import Weights, answer, client, federation, pull_to, rounds, state, vector, weights
-from wardround.clients.clients import Answer, Client
+from wardround.clients import Answer, Client
 from wardround.engine.checkpoint import Checkpoints, MemoryStore
 from wardround.errors import ClientError
 from wardround.messages import Message

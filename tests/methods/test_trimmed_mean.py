@@ -14,7 +14,7 @@ from pytest import MonkeyPatch, approx, mark, raises
 
 from wardround.aggregation import pieces as module
 from wardround.aggregation.robust import middle, trimmed_mean
-from wardround.clients.clients import Clients
+from wardround.clients import Clients
 from wardround.errors import ConfigError
 from wardround.messages import Reply, ServerState
 from wardround.methods.trimmed_mean import CoordinateWise, Median, TrimmedMean

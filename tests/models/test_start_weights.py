@@ -9,7 +9,7 @@ from helpers import Watcher, run, settings
 from safetensors.torch import save_file
 
 import wardround as wr
-from wardround.engine.host import build_model
+from wardround.engine.networks import build_model
 from wardround.errors import ConfigError
 from wardround.models import ModelSettings, build
 from wardround.models.start_weights import compare, load_into

@@ -13,7 +13,7 @@ from torch import nn
 
 import wardround as wr
 import wardround.planning as planning
-from wardround.engine.host import build_model
+from wardround.engine.networks import build_model
 from wardround.models.base import Output, Segmenter
 from wardround.planning import plan, size
 from wardround.planning.memory import activation_bytes, optimizer_bytes

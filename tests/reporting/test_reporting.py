@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 import wardround as wr
 from wardround.cli import app
-from wardround.clients.clients import Answer
+from wardround.clients import Answer
 from wardround.engine.judging import pictures
 from wardround.errors import CheckpointError, ConfigError
 from wardround.files import file_name, write_json

@@ -15,7 +15,8 @@ from helpers import config, run
 from wardround.config import ComputeSettings, OptimizerSettings
 from wardround.config_file import load_config
 from wardround.data.cases import Batch, TensorSplit
-from wardround.engine.host import Host, build_model
+from wardround.engine.host import Host
+from wardround.engine.networks import build_model
 from wardround.errors import ClientError, ConfigError, WardroundError
 from wardround.losses.objective import Context, Dice, DiceBCE, Reference
 from wardround.messages import Message

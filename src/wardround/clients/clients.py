@@ -1,21 +1,16 @@
-"""Client: one hospital. Clients: the server's view of all of them, with one verb, `ask`.
+"""Clients: the server's view of all participants, with one verb, `ask`.
 
-A method file sees only these two. Where the clients run (in this process, in worker processes, at
-hospitals behind a federated engine) is the business of a `Transport`.
+Where the clients run (in this process, in worker processes, at hospitals behind a federated engine) is the
+business of a `Transport`.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
-
-import torch
-from torch import Tensor, nn
+from typing import Any, Protocol
 
 from wardround.clients.gate import (
     Registration,
@@ -26,248 +21,10 @@ from wardround.clients.gate import (
     variance_complaint,
 )
 from wardround.clients.sync_state import SyncState
-from wardround.config import Config, OptimizerSettings
-from wardround.data.cases import Batch, ClientData, Split
-from wardround.errors import ClientError, TooFewClients
-from wardround.losses.objective import Context, Objective
-from wardround.losses.segmentation import mask_dice
+from wardround.errors import TooFewClients
 from wardround.messages import Message, Reply
-from wardround.params import Params
-from wardround.seeding import generator
-from wardround.seeds import derive
-from wardround.training.device import out_of_memory
-from wardround.training.workbench import Fitted, Loss, Step, Workbench, in_order
 
 log = logging.getLogger(__name__)
-
-T = TypeVar("T")
-
-
-class BeginAnew(Exception):
-    """Memory ran out in a task: it begins anew, so that nothing of the first attempt counts."""
-
-
-def to_the_end(attempt: Callable[[], T]) -> T:
-    """What an attempt gives that was not cut short."""
-    while True:
-        with contextlib.suppress(BeginAnew):
-            return attempt()
-
-
-class Client:
-    """One hospital: its cases, its memory, and the process's model to train with.
-
-    memory: what it remembers between tasks; it never leaves. round: the round of the present task.
-    """
-
-    def __init__(
-        self, name: str, data: ClientData, bench: Workbench, config: Config, needs: frozenset[str]
-    ) -> None:
-        self.name = name
-        self.data = data
-        self.memory: dict[str, Any] = {}
-        self.round = 0
-        self.on_progress: Callable[[int, int], None] | None = None
-        self.fitted: Fitted | None = None
-        self._bench = bench
-        self._config = config
-        self._needs = needs | bench.objective.needs
-
-    # What a method may read
-
-    @property
-    def rounds(self) -> int:
-        return self._config.rounds
-
-    @property
-    def model(self) -> nn.Module:
-        return self._bench.model
-
-    @property
-    def objective(self) -> Objective:
-        """The chosen objective: how logits become probabilities, and the loss of a case."""
-        return self._bench.objective
-
-    @property
-    def device(self) -> torch.device:
-        return self._bench.device
-
-    @property
-    def num_examples(self) -> int:
-        return len(self.data.train)
-
-    @property
-    def local_epochs(self) -> int:
-        return self._config.local_epochs
-
-    @property
-    def optimizer(self) -> OptimizerSettings:
-        return self._config.optimizer
-
-    @property
-    def learning_rate(self) -> float:
-        """The rate of the present round."""
-        optimizer = self._config.optimizer
-        return optimizer.learning_rate * optimizer.schedule.factor(self.round, self.rounds)
-
-    def generator(self, *purpose: object) -> torch.Generator:
-        """Random numbers of this client, round and purpose alone."""
-        return generator(self._config.seed, "method", self.name, self.round, *purpose)
-
-    def seed(self, *purpose: object) -> int:
-        return derive(self._config.seed, "method", self.name, self.round, *purpose)
-
-    def loss(self, model: nn.Module, batch: Batch, context: Context) -> Tensor:
-        """The chosen objective on one batch."""
-        return self._bench.objective.loss(model, batch, context)
-
-    # What a method may do
-
-    def fit(
-        self,
-        start: Params,
-        *,
-        loss: Loss | None = None,
-        add: Loss | None = None,
-        on_batch: Callable[[Batch, Context], Batch] | None = None,
-        after_backward: Callable[[nn.Module], None] | None = None,
-        step: Callable[[Step], None] | None = None,
-        epochs: int | None = None,
-        split: Split | None = None,
-        second: bool = False,
-    ) -> Fitted:
-        """Train from `start` for this round's epochs and return the result; nothing is sent.
-
-        loss replaces the objective, add comes on top of it; on_batch changes a batch before the
-        forward pass; after_backward may edit gradients; step takes the whole optimizer step apart.
-        split: other cases than the client's training cases. second: a further model trained in the same
-        task (a personal one), with random streams and optimizer state of its own, which starts from
-        `start` alone and is not reported as the round's training.
-        """
-        config, bench, memory = self._config, self._bench, self.memory
-        stream = ("train", self.name, self.round, *(["second"] if second else []))
-        moments = "optimizer_second" if second else "optimizer"
-        where = f"round {self.round + 1}, client '{self.name}', train"
-        fitted = self._fitting(
-            self.data.train if split is None else split,
-            start,
-            second,
-            where=where,
-            seed=config.seed,
-            stream=stream,
-            rate=self.learning_rate,
-            epochs=config.local_epochs if epochs is None else epochs,
-            batch_size=config.batch_size,
-            augmentation=config.augmentation,
-            own=None if second else memory.get("own"),
-            optimizer_state=dict(memory.get(moments, {})),
-            loss=loss,
-            add=add,
-            on_batch=on_batch,
-            after_backward=after_backward,
-            step=step,
-            on_progress=self.on_progress,
-        )
-        if config.optimizer.state == "keep":
-            memory[moments] = Params(bench.optimizer_state())
-        if second:
-            return fitted
-        if bench.own_names:
-            memory["own"] = bench.own()
-        if "previous" in self._needs:
-            memory["previous"] = fitted.params
-        self.fitted = fitted
-        return fitted
-
-    def _fitting(self, split: Split, start: Params, second: bool, **how: Any) -> Fitted:
-        """Fit; where memory runs out, the whole task begins anew with half as many cases at a time."""
-        bench = self._bench
-        least = bench.objective.least_together
-        try:
-            if "global" in self._needs and bench.device.type != "cpu":
-                start = start.to(bench.device)  # model and reference both take it from there
-            return bench.fit(split, start, context=self._context(start, second), **how)
-        except RuntimeError as error:
-            if not out_of_memory(error):
-                raise
-            together = min(bench.micro_batch or how["batch_size"], how["batch_size"])
-        if together <= least:
-            few = (
-                "one case alone does" if together == 1 else f"{together} cases, which this loss compares, do"
-            )
-            raise ClientError(
-                f"{how['where']}: {few} not fit into the memory of {bench.device}. "
-                "Try compute.checkpointing: true, a smaller patch or image, or a smaller network."
-            )
-        bench.micro_batch = max(least, -(-together // 2))
-        bench.free_memory()
-        log.warning(
-            "%s: out of memory on %s; from here on %d cases at a time, their gradients added up",
-            how["where"], bench.device, bench.micro_batch,
-        )  # fmt: skip
-        raise BeginAnew
-
-    def evaluate(
-        self,
-        params: Params | None = None,
-        function: Callable[[Tensor, Batch], Tensor] | None = None,
-        *,
-        fallback: bool = True,
-    ) -> float | None:
-        """The mean over validation cases of `function(logits, batch)` (B,), by default the objective's loss.
-
-        Evaluation mode, no augmentation; model, statistics and random streams stay untouched. Without
-        validation cases the training cases serve if `fallback`; with none at all the answer is None.
-        """
-        split = self.data.val
-        if not len(split) and fallback:
-            log.info("client '%s' has no validation cases; its training cases serve", self.name)
-            split = self.data.train
-        if not len(split):
-            return None
-        value = function or (lambda logits, batch: self._bench.objective.sample_losses(logits, batch.label))
-        totals = [value(logits, batch).double().sum() for logits, batch in self.predictions(split, params)]
-        return float(torch.stack(totals).sum()) / len(split)
-
-    def dice(self, params: Params) -> float | None:
-        """The mean Dice of predicted masks over validation cases (training cases if there are none)."""
-        predict = self.objective.predict
-        return self.evaluate(
-            params, lambda logits, batch: mask_dice(predict(logits), batch.label, logits.shape[1])
-        )
-
-    def predictions(self, split: Split, params: Params | None = None) -> Iterator[tuple[Tensor, Batch]]:
-        """Logits of a split, batch by batch, by these params (default: the model as it stands)."""
-        return self._bench.predictions(
-            in_order(split, self._config.evaluate.batch_size), params, self.memory.get("own")
-        )
-
-    def kept_model(self) -> Params | None:
-        """The whole model of a client that shares none of it, as models travel; None before its first."""
-        own = self.memory.get("own")
-        return None if own is None else self._bench.as_sent(own)  # kept as the network has it
-
-    def with_own_statistics(self, params: Params) -> Params:
-        """The params with running statistics measured on this client's training images, without labels."""
-        measured = self._bench.reestimate_statistics(self.data.train, params, self._config.batch_size)
-        return params.updated(self._bench.as_sent(measured))
-
-    def _context(self, start: Params, second: bool) -> Context:
-        bench, needs = self._bench, self._needs
-        previous = None if second else self.memory.get("previous")
-        return Context(
-            round=self.round,
-            rounds=self.rounds,
-            num_examples=self.num_examples,
-            memory=self.memory.setdefault("objective_second" if second else "objective", {}),
-            generator=generator(self._config.seed, "objective", self.name, self.round),
-            with_features="features" in needs,
-            global_=bench.reference("global", start) if "global" in needs else None,
-            previous=bench.reference("previous", previous or start) if "previous" in needs else None,
-            has_previous=previous is not None,
-            run=partial(bench.passes.run, decoder="decoder" in needs),
-            compiled=bench.passes.compiled,
-        )
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 
-from wardround.messages import Message
+from wardround.aggregation.weights import weights_complaint
+from wardround.messages import Message, ServerState
 from wardround.params import Params
 from wardround.storage import DTYPES
 
@@ -43,7 +44,7 @@ class Registration:
         """The tensors that learn, without running statistics and counters."""
         return {name: self.tensors[name] for name in self.trainable}
 
-    def facts(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Any]:
         """The same as plain JSON."""
         return {
             "client": self.client,
@@ -56,7 +57,7 @@ class Registration:
         }
 
     @classmethod
-    def of(cls, facts: Mapping[str, Any]) -> Registration:
+    def from_dict(cls, facts: Mapping[str, Any]) -> Registration:
         """From plain JSON; whatever does not fit raises a KeyError, TypeError or ValueError."""
         return cls(
             client=str(facts["client"]),
@@ -187,6 +188,19 @@ def scalar_complaint(value: Any, where: str = "scalars") -> str | None:
     if value is None or isinstance(value, str | int | float):
         return None
     return f"{where} has type {type(value).__name__}"
+
+
+def state_complaint(before: ServerState, after: Any) -> str | None:
+    """Why a method's result cannot be the next state, or None."""
+    if not isinstance(after, ServerState):
+        return f"run_round returned {type(after).__name__}, not the next state; return state.next(...)"
+    if after.round != before.round + 1:
+        return "run_round returned a state of the same round; return state.next(...)"
+    odd = weights_complaint(after.notes.get("weights", {}))
+    if odd is not None:  # before the tensors, which they spoil
+        return odd
+    specs = {name: before.params.spec(name) for name in before.params}
+    return params_complaint(specs, after.params) or content_complaint(Message(params=after.params))
 
 
 def _short(dtype: torch.dtype) -> str:

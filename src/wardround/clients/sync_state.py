@@ -18,10 +18,10 @@ class SyncState:
     rewinds: tuple[int, ...] = ()
     best: int | None = None
 
-    def facts(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Any]:
         return {"rewinds": list(self.rewinds), "best": self.best}
 
     @classmethod
-    def of(cls, facts: Mapping[str, Any]) -> SyncState:
+    def from_dict(cls, facts: Mapping[str, Any]) -> SyncState:
         best = facts["best"]
         return cls(tuple(int(round) for round in facts["rewinds"]), None if best is None else int(best))

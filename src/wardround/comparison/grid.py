@@ -26,7 +26,7 @@ from wardround.config_file import load_config
 from wardround.data.opening import open_federation
 from wardround.data.settings import DataSettings
 from wardround.engine.experiment import Experiment
-from wardround.engine.host import build_model
+from wardround.engine.networks import build_model
 from wardround.errors import ConfigError, WardroundError
 from wardround.files import file_name
 from wardround.methods import build_method

@@ -51,9 +51,10 @@ from wardround.comparison.tables import (
     significance_table,
 )
 from wardround.engine.judging.evaluation import Evaluation
+from wardround.engine.judging.units import read_units
 from wardround.errors import CheckpointError, ConfigError
 from wardround.files import write_json, write_text
-from wardround.metrics import METRICS, MM, lengths_together
+from wardround.metrics import METRICS, lengths_together
 from wardround.tables import Table
 from wardround.yaml_file import read_yaml
 
@@ -177,7 +178,7 @@ class Comparison:
     def lengths(self) -> str:
         """What distances are in, by the results of the cells that are done."""
         return lengths_together(
-            json.loads((cell.folder / "result.json").read_text(encoding="utf-8")).get("lengths", MM)
+            read_units(json.loads((cell.folder / "result.json").read_text(encoding="utf-8")))
             for cell in self.cells
             if cell.is_done
         )

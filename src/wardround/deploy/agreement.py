@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from wardround.clients.gate import Registration
+from wardround.clients import Registration
 from wardround.config import Config
 from wardround.config_file import parse, resolve
 from wardround.data.cases import ClientData
@@ -23,7 +23,7 @@ from wardround.data.federation_file import PrepareSettings
 from wardround.data.opening import open_federation
 from wardround.data.serving.loading import federation_of
 from wardround.deploy.rules import SiteFile, client_of
-from wardround.engine.host import network_for
+from wardround.engine.networks import network_for
 from wardround.errors import ClientError, ConfigError
 from wardround.methods import build_method, build_objective
 from wardround.params import Params

@@ -20,7 +20,7 @@ from wardround.files import file_name
 
 if TYPE_CHECKING:
     from wardround.config import Config
-    from wardround.engine.experiment import Listener
+    from wardround.engine.listener import Listener
 
 FINAL = ("done", "stopped", "failed")
 LOOK_SECONDS = 0.3

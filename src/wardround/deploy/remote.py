@@ -17,20 +17,22 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Protocol
 
-from wardround.clients.clients import Answer
-from wardround.clients.gate import Registration
+from wardround.clients import Answer, Registration
 from wardround.clients.sync_state import SyncState
 from wardround.config import Config
 from wardround.data.federation import Federation
 from wardround.data.roles import NOT_HOSPITALS, PROXY
 from wardround.deploy.agreement import Facts, agreed, check_networks, for_hospitals
 from wardround.deploy.wire import Parcel, ParcelError, pack, unpack
-from wardround.engine.experiment import Experiment, Outcome
-from wardround.engine.host import PICTURES, Host, InProcess, Spilling
+from wardround.engine.experiment import Experiment
+from wardround.engine.host import Host
 from wardround.engine.judging.calibration import fit_temperature, pooled_quantiles, tested
 from wardround.engine.judging.evaluation import gather
+from wardround.engine.judging.pictures import PICTURES
 from wardround.engine.judging.result_tables import case_rows
+from wardround.engine.outcome import Outcome
 from wardround.engine.run_folder import check_folder
+from wardround.engine.transports.in_process import InProcess, Spilling
 from wardround.errors import ConfigError, TooFewClients, WardroundError
 from wardround.files import file_name, jsonable, try_lock, write_json, write_parts, write_text
 from wardround.messages import Message, Reply
@@ -173,7 +175,7 @@ class Remote:
 
     def _enter(self, name: str, said: Mapping[str, Any]) -> None:
         facts = Facts.model_validate(said["facts"])
-        entry = Registration.of({**said["registration"], "client": name})
+        entry = Registration.from_dict({**said["registration"], "client": name})
         if max(entry.num_train, entry.num_val, entry.num_test) > MOST_CASES:
             raise ValueError(f"more than {MOST_CASES} cases")
         self._registered[name], self.facts[name] = entry, facts
@@ -186,7 +188,7 @@ class Remote:
             self._enter(name, known[name])
             log.warning("hospital '%s' is away for now: %s", name, troubles.pop(name))
         said = {
-            name: {"registration": entry.facts(), "facts": self.facts[name].model_dump(mode="json")}
+            name: {"registration": entry.as_dict(), "facts": self.facts[name].model_dump(mode="json")}
             for name, entry in self.hospitals.items()
         }
         write_json(path, {**known, **said})
@@ -247,7 +249,7 @@ class Remote:
     def _requests(
         self, task: str, round: int, messages: Mapping[str, Message], sync_state: SyncState
     ) -> dict[str, Parcel]:
-        more = {"config": self._asked, "sync_state": sync_state.facts()}
+        more = {"config": self._asked, "sync_state": sync_state.as_dict()}
         return {
             name: pack(
                 message,

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from wardround.clients.clients import Answer
+from wardround.clients import Answer
 from wardround.clients.sync_state import SyncState
 from wardround.config import TrafficSettings
 from wardround.data.serving.loading import federation_of
@@ -99,7 +99,7 @@ class Site:
             message, more = self._opened(parcel, header)
             base = message.params
             host = self._host(about["run"], more["config"])
-            sync_state = SyncState.of(more["sync_state"])
+            sync_state = SyncState.from_dict(more["sync_state"])
             self._begin(host, about["run"], about["request"], sync_state)
             answer = self._answered(host, about["task"], round, message, sync_state)
             reply, facts = self._allowed(host, about["task"], answer)
@@ -231,7 +231,7 @@ class Site:
     def _answered(self, host: Host, task: str, round: int, message: Message, sync_state: SyncState) -> Answer:
         if task != "register":
             return host.run(self.name, task, round, message, sync_state)
-        scalars = {"registration": host.register(self.name).facts(), "facts": facts_of(host.federation)}
+        scalars = {"registration": host.register(self.name).as_dict(), "facts": facts_of(host.federation)}
         return Answer(self.name, Message(scalars=scalars), num_examples=host.client(self.name).num_examples)
 
     def _allowed(self, host: Host, task: str, answer: Answer) -> tuple[Message, dict[str, Any]]:

@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from wardround import models
-from wardround.clients.clients import Answer, Client, to_the_end
-from wardround.clients.gate import Registration
+from wardround.clients import Answer, Client, Registration
+from wardround.clients.client import to_the_end
 from wardround.clients.sync_state import SyncState
 from wardround.clients.traffic import through, wire_bytes
 from wardround.config import Config, TrafficSettings
@@ -24,89 +23,26 @@ from wardround.data.cases import ClientData
 from wardround.data.federation import Federation
 from wardround.data.opening import open_federation
 from wardround.data.roles import POOLED, PROXY
-from wardround.engine.checkpoint import Checkpoints, MemoryStore
+from wardround.engine.checkpoint import MemoryStore
 from wardround.engine.judging.calibration import calibrate
 from wardround.engine.judging.evaluation import largest_components, score_cases
-from wardround.engine.judging.pictures import Album
+from wardround.engine.judging.pictures import PICTURES, Album
+from wardround.engine.networks import compute_for, network_for
 from wardround.errors import ClientError, WardroundError
 from wardround.files import file_name
 from wardround.messages import Message
 from wardround.methods import build_method, build_objective
 from wardround.metrics import METRICS
-from wardround.models import start_weights
-from wardround.models.base import Segmenter
 from wardround.params import Params
 from wardround.seeding import seed_everything
-from wardround.training.device import Compute, apply, choose, choose_device
+from wardround.training.device import apply
 from wardround.training.workbench import Workbench
 
 log = logging.getLogger(__name__)
 
-Progress = Callable[[str, int, int], None]
+OnProgress = Callable[[str, int, int], None]
 
-TRAIN_SHARE = 0.6  # of a client's cases, about
 UNTOUCHED = SyncState()
-PICTURES = "pictures.safetensors"
-
-
-def build_model(config: Config) -> Segmenter:
-    """The network this configuration asks for, freshly initialised from the run's seed."""
-    return network_for(config, open_federation(config.data, config.seed))
-
-
-def network_for(config: Config, federation: Federation) -> Segmenter:
-    """The same, for a federation that is open already."""
-    return build_network(
-        config,
-        in_channels=federation.in_channels,
-        num_classes=federation.num_classes,
-        dimensions=federation.dimensions,
-    )
-
-
-def build_network(config: Config, *, in_channels: int, num_classes: int, dimensions: int) -> Segmenter:
-    """The same for cases that need not be there."""
-    objective = build_objective(config)
-    seed_everything(config.seed, "init")
-    model = models.build(
-        config.model,
-        in_channels=in_channels,
-        num_outputs=objective.num_outputs(num_classes),
-        dimensions=dimensions,
-    )
-    if config.model.weights is not None and needs_weights(config):
-        model.start_weights = start_weights.load_into(model, config.model.weights)
-    objective.start_model(model)
-    build_method(config).start_model(model)
-    return model
-
-
-def needs_weights(config: Config) -> bool:
-    """Whether the file of start weights counts: not when it is gone and a checkpoint has what came of it."""
-    path = config.model.weights
-    return path is not None and (path.exists() or not Checkpoints(config.folder / "checkpoints").exists())
-
-
-def compute_for(
-    config: Config, federation: Federation, names: Sequence[str], model: Segmenter | None = None
-) -> Compute:
-    """How the process that has these clients computes; where there is a GPU, the work ahead is weighed."""
-    on_gpu = choose_device(config.compute).type == "cuda"
-    shape = training_shape(config, federation) if on_gpu else None
-    if shape is None:
-        return choose(config.compute)
-    counts = federation.sizes(names).values()
-    batches = sum(-(-int(TRAIN_SHARE * count) // config.batch_size) for count in counts)
-    steps = config.rounds * config.local_epochs * batches
-    return choose(config.compute, model or network_for(config, federation), shape, config.batch_size, steps)
-
-
-def training_shape(config: Config, federation: Federation) -> tuple[int, ...] | None:
-    """Voxels of what goes through the network in training, where that is known."""
-    if config.data.patch is not None:
-        return config.data.patch
-    seen = federation.look_back() if federation.look_back is not None else None
-    return None if seen is None else seen.patch or seen.shape
 
 
 def sendable(reply: Any, task: str) -> Message:
@@ -136,7 +72,7 @@ class Host:
         config: Config,
         folder: Path,
         names: Sequence[str],
-        on_progress: Progress | None = None,
+        on_progress: OnProgress | None = None,
         federation: Federation | None = None,
         *,
         durable: bool = False,
@@ -355,64 +291,3 @@ class Host:
                 album.add(batch.image[number], batch.label[number], probabilities, labels)
         album.save(self.folder(client.name) / PICTURES, settings.overlays)
         return Message()
-
-
-class Spilling:
-    """Keeps a round's replies in memory while they are small, and on disk beyond that.
-
-    A rule that streams over replies then needs one model's room, whatever the number of clients.
-    """
-
-    def __init__(self, folder: Path, room: int = 48 * 2**20) -> None:
-        self._folder = folder
-        self._room = room
-        self._used = 0
-        self._count = 0
-        self._round: int | None = None
-
-    def begin(self, round: int) -> None:
-        """A new round: the replies of the last one are no longer needed."""
-        if round != self._round:
-            self._round, self._used = round, 0
-            for path in self._folder.glob("reply-*.safetensors"):
-                path.unlink()
-
-    def kept(self, answer: Answer) -> Answer:
-        self._used += answer.message.num_bytes
-        if answer.failure is not None or self._used <= self._room or not answer.message.tensors():
-            return answer
-        self._count += 1
-        path = self._folder / f"reply-{self._count:06d}.safetensors"
-        answer.message.save(path, durable=False)
-        return replace(answer, message=Message.load(path))
-
-
-class InProcess:
-    """A transport that is a for loop."""
-
-    def __init__(self, host: Host, spilling: Spilling) -> None:
-        self.host = host
-        self._spilling = spilling
-
-    def register(self) -> list[Registration]:
-        return [self.host.register(name) for name in self.host.names]
-
-    def deliver(
-        self, task: str, round: int, messages: Mapping[str, Message], sync_state: SyncState
-    ) -> Iterator[Answer]:
-        self._spilling.begin(round)
-        for name, message in messages.items():
-            yield self._spilling.kept(self.host.send(name, task, round, message, sync_state))
-
-    def settle(self) -> None:
-        for name in self.host.names:
-            self.host.store(name).settle()
-
-    def strays(self) -> list[tuple[str, str]]:
-        return []
-
-    def pictures(self, name: str) -> Path | None:
-        return self.host.folder(name) / PICTURES
-
-    def close(self) -> None:
-        self.host.close()

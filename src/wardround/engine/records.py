@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any
 from wardround.errors import CheckpointError
 from wardround.files import jsonable, write_text
 
-if TYPE_CHECKING:
-    from wardround.messages import Reply
+if TYPE_CHECKING:  # reading lines must stay quick: these need torch
+    from wardround.clients import Exchange
+    from wardround.engine.judging.evaluation import Evaluation
+    from wardround.messages import Reply, ServerState
 
 
 def append_lines(path: Path, values: Iterable[Mapping[str, Any]]) -> None:
@@ -45,6 +47,54 @@ def keep_lines(path: Path, keep: Callable[[Mapping[str, Any]], bool]) -> None:
     """Drop the lines of rounds that a resumed run will do again."""
     kept = [line for line in read_lines(path) if keep(line)]
     write_text(path, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in kept))
+
+
+def round_record(
+    state: ServerState,
+    exchanges: Sequence[Exchange],
+    *,
+    warnings: Sequence[str],
+    validation: Evaluation | None,
+    best_round: int | None,
+    strays: Sequence[tuple[str, str]],
+    seconds: float,
+    judging: Sequence[Exchange] = (),
+) -> dict[str, Any]:
+    """A round's line in records.jsonl. judging: exchanges of its validation; only missing replies count."""
+    trained = [exchange for exchange in exchanges if exchange.task == "train"]
+    record: dict[str, Any] = {
+        "round": state.round,
+        "clients": sorted({name for exchange in trained for name in exchange.bytes_down}),
+        "loss": {name: loss for exchange in trained for name, loss in exchange.loss.items()},
+        **state.notes,
+    }
+    record["warnings"] = [*record.get("warnings", []), *warnings]
+    if validation is not None:
+        record["validation"] = validation.as_dict()
+        record["best_round"] = best_round
+    if strays:
+        record["stray"] = [f"{name}: {reason}" for name, reason in strays]
+    record["seconds"] = seconds
+    return record | describe_exchanges(exchanges, judging)
+
+
+def describe_exchanges(exchanges: Sequence[Exchange], judging: Sequence[Exchange] = ()) -> dict[str, Any]:
+    """Time and bytes of each exchange, by client, and why replies are missing, also while judging."""
+    keys = ("task", "seconds", "bytes_down", "bytes_up")
+    shown = [{key: getattr(exchange, key) for key in keys} for exchange in exchanges]
+    return {"exchanges": shown, **missing_replies([*exchanges, *judging])}
+
+
+def missing_replies(exchanges: Sequence[Exchange]) -> dict[str, dict[str, str]]:
+    """`refused` and `lost`: "task/client" -> reason."""
+    return {
+        kind: {
+            f"{exchange.task}/{name}": reason
+            for exchange in exchanges
+            for name, reason in getattr(exchange, kind).items()
+        }
+        for kind in ("refused", "lost")
+    }
 
 
 class Egress:

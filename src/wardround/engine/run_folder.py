@@ -5,18 +5,30 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 
 from wardround.config import Config
 from wardround.config_file import load_config, resolve
+from wardround.data.federation import Federation
+from wardround.data.preparing.record import PREPARATION, Preparation
 from wardround.engine.checkpoint import Checkpoints
+from wardround.engine.judging.evaluation import Evaluation
+from wardround.engine.judging.units import read_units
+from wardround.engine.outcome import Outcome, Progress
+from wardround.engine.records import keep_lines, read_lines
 from wardround.engine.transports.placement import Placement
 from wardround.errors import CheckpointError, ConfigError
+from wardround.files import try_lock, write_json, write_text
+from wardround.messages import ServerState
 from wardround.training.device import Compute, choose_device
 from wardround.version import __version__
 
@@ -41,6 +53,120 @@ RUN_ENTRIES = (
     "clients",
     "exchange",
 )
+
+
+class RunFolder:
+    """The folder of one run, and the files in it that are not the clients'."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.path = config.folder
+        self.checkpoints = Checkpoints(self.path / "checkpoints")
+        self.clients = self.path / "clients"
+        self.exchange = self.path / "exchange"
+        self.records = self.path / "records.jsonl"
+        self.egress = self.path / "egress.jsonl"
+
+    def open(self, *, resume: bool, overwrite: bool) -> None:
+        """Make the folder ready for a new run, or check that this run can go on in it."""
+        check_folder(self.config, resume, overwrite)
+        if resume:
+            self._write_config()  # worker processes read it; compute settings may have changed
+            return
+        if (self.path / "config.yaml").exists():
+            for entry in RUN_ENTRIES:
+                path = self.path / entry
+                if path.is_dir():
+                    shutil.rmtree(path)
+                else:
+                    path.unlink(missing_ok=True)
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._write_config()
+        except OSError as error:
+            raise ConfigError(f"output folder {self.path} cannot be written: {error.strerror}.") from None
+
+    def _write_config(self) -> None:
+        text = yaml.safe_dump(resolve(self.config), sort_keys=False, allow_unicode=True)
+        write_text(self.path / "config.yaml", text)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Two processes must not write one run."""
+        with (self.path / LOCK).open("w") as lock:
+            if not try_lock(lock):
+                raise ConfigError(f"{self.path} is in use by another process.")
+            yield
+
+    def start_records(self) -> None:
+        for path in (self.records, self.egress):
+            write_text(path, "")
+
+    def rewind_records(self, done: int) -> None:
+        """Drop the lines of rounds that a resumed run will do again."""
+        keep_lines(self.records, lambda line: line["round"] <= done)
+        keep_lines(self.egress, lambda line: line["round"] <= done and line["phase"] == "round")
+
+    def clear_exchange(self) -> Path:
+        """An empty folder for messages on their way."""
+        shutil.rmtree(self.exchange, ignore_errors=True)
+        self.exchange.mkdir(parents=True)
+        return self.exchange
+
+    def remove_exchange(self) -> None:
+        shutil.rmtree(self.exchange, ignore_errors=True)
+
+    def write_preparation(self, federation: Federation) -> None:
+        """preparation.json: how a scan became what the network sees, so that the model can go elsewhere."""
+        Preparation.of(federation).save(self.path / PREPARATION)
+
+    def write_environment(self, placement: Placement, compute: Compute) -> None:
+        write_json(self.path / "environment.json", environment(self.config, placement, compute))
+
+    def write_left_out(self, federation: Federation) -> None:
+        """left_out.json: cases that could not be used, each with its reason; no file when there are none."""
+        found = {name: dict(federation.left_out(name)) for name in federation.names}
+        if any(found.values()):
+            write_json(self.path / "left_out.json", {name: cases for name, cases in found.items() if cases})
+
+    def write_result(self, outcome: Outcome) -> dict[str, Any]:
+        """result.json, and what it says."""
+        progress, test = outcome.progress, outcome.test
+        records = read_lines(self.records)
+        result = {
+            "status": outcome.status,
+            "name": self.config.name,
+            "method": self.config.method.get("name", "fedavg"),
+            "rounds": outcome.state.round,
+            "params_sha256": outcome.state.params.sha256(),
+            "best_round": progress.best_round,
+            "best_validation": progress.best_value,
+            "tested_model": self.config.evaluate.model,
+            "test": test.as_dict() if test is not None else None,
+            "units": outcome.units,
+            "cross_site": {name: entry.as_dict() for name, entry in outcome.cross_site.items()},
+            "num_refused": sum(len(record["refused"]) for record in records),
+            "num_lost": sum(len(record["lost"]) for record in records),
+            "test_troubles": outcome.troubles,
+            "seconds": progress.seconds,
+        }
+        write_json(self.path / "result.json", result)
+        return result
+
+    def load_outcome(self) -> Outcome:
+        """What `write_result` and the last checkpoint say; the rows of the cases stay in cases.csv."""
+        result = json.loads((self.path / "result.json").read_text())
+        facts, params, memory = self.checkpoints.load()
+        state = ServerState(params, memory, facts["round"])
+        test, crossed = result["test"], result["cross_site"].items()
+        return Outcome(
+            result["status"],
+            state,
+            Progress.from_dict(facts),
+            None if test is None else Evaluation.from_dict(test),
+            {name: Evaluation.from_dict(entry) for name, entry in crossed},
+            units=read_units(result),
+        )
 
 
 def check_folder(config: Config, resume: bool, overwrite: bool) -> None:
@@ -103,7 +229,7 @@ def environment(config: Config, placement: Placement, compute: Compute) -> dict[
         "platform": platform.platform(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "cores": os.cpu_count(),
-        **placement.facts(),
+        **placement.as_dict(),
         "compute": compute.facts(),
         "commit": git_commit(),
         "seed": config.seed,

@@ -28,7 +28,7 @@ import torch
 from pydantic import Field
 
 from wardround.aggregation.weights import joined, moved, normalised, numbers, remembered
-from wardround.clients.clients import Client, Clients
+from wardround.clients import Client, Clients
 from wardround.messages import Message, Reply, ServerState
 from wardround.methods.base import Method
 from wardround.params import Params

@@ -15,8 +15,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from wardround.clients.clients import Client, Clients
-from wardround.clients.gate import Registration
+from wardround.clients import Client, Clients, Registration
 from wardround.messages import Message, ServerState
 from wardround.methods.base import Method
 from wardround.params import Params

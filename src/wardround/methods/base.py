@@ -19,8 +19,7 @@ from torch import nn
 
 from wardround.aggregation.mean import mean
 from wardround.aggregation.weights import by_samples, named
-from wardround.clients.clients import Client, Clients
-from wardround.clients.gate import Registration
+from wardround.clients import Client, Clients, Registration
 from wardround.config import Config
 from wardround.losses.objective import Objective
 from wardround.messages import Message, Reply, ServerState

@@ -19,7 +19,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from wardround.clients.clients import Client
+from wardround.clients import Client
 from wardround.messages import Message
 from wardround.methods.base import Method
 from wardround.methods.proximal import pull

@@ -25,8 +25,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from wardround.aggregation.mean import mean
-from wardround.clients.clients import Client
-from wardround.clients.gate import Registration, params_complaint
+from wardround.clients import Client, Registration
+from wardround.clients.gate import params_complaint
 from wardround.config import Config
 from wardround.errors import ConfigError
 from wardround.losses.objective import Objective

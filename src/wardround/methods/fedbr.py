@@ -27,8 +27,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from wardround.clients.clients import Client, Clients
-from wardround.clients.gate import Registration
+from wardround.clients import Client, Clients, Registration
 from wardround.data.cases import Batch, stacked
 from wardround.losses.contrastive import cosines, mean_over_voxels, unit
 from wardround.losses.contrastive_objectives import Projection, bottleneck, trial_output

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 from wardround.aggregation.robust import inner_products
 from wardround.aggregation.weights import for_present, joined, moved, named, normalised, numbers
-from wardround.clients.clients import Client, Clients
+from wardround.clients import Client, Clients
 from wardround.config import Config
 from wardround.messages import Message, ServerState
 from wardround.methods.base import Method

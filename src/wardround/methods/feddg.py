@@ -34,8 +34,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from wardround.clients.clients import Client, Clients
-from wardround.clients.gate import Registration
+from wardround.clients import Client, Clients, Registration
 from wardround.data.cases import Batch
 from wardround.errors import ClientError
 from wardround.losses.contrastive import cosines

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from wardround.aggregation.updates import average_update
 from wardround.aggregation.weights import uniform
-from wardround.clients.clients import Client, Clients
+from wardround.clients import Client, Clients
 from wardround.clients.gate import all_finite
 from wardround.data.cases import Batch
 from wardround.errors import ClientError

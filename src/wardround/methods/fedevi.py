@@ -31,7 +31,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from wardround.aggregation.weights import for_present, joined, moved, normalised, numbers
-from wardround.clients.clients import Client, Clients
+from wardround.clients import Client, Clients
 from wardround.config import Config
 from wardround.data.cases import Batch
 from wardround.errors import ClientError, ConfigError

@@ -26,7 +26,7 @@ from pydantic import Field
 from torch import nn
 
 from wardround.aggregation.weights import joined, moved, normalised, numbers, remembered
-from wardround.clients.clients import Client, Clients
+from wardround.clients import Client, Clients
 from wardround.config import Config
 from wardround.messages import Message, Reply, ServerState
 from wardround.methods.adaptive_weights import adapt, differences

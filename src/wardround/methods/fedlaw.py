@@ -36,7 +36,7 @@ from torch.func import functional_call
 from wardround.aggregation.mean import layerwise_mean
 from wardround.aggregation.updates import models
 from wardround.aggregation.weights import by_samples, is_number, softmax
-from wardround.clients.clients import Client, Clients
+from wardround.clients import Client, Clients
 from wardround.config import Config
 from wardround.data.cases import Batch
 from wardround.data.roles import PROXY

@@ -36,7 +36,7 @@ from torch import Tensor, nn
 
 from wardround import models
 from wardround.aggregation.mean import mean
-from wardround.clients.clients import Client, Clients
+from wardround.clients import Client, Clients
 from wardround.config import Config
 from wardround.errors import ConfigError
 from wardround.losses.objective import Objective

@@ -26,8 +26,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from wardround.clients.clients import Client, Clients
-from wardround.clients.gate import Registration
+from wardround.clients import Client, Clients, Registration
 from wardround.config import Config
 from wardround.data.cases import Batch, stacked
 from wardround.data.opening import open_federation

@@ -30,7 +30,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from wardround.aggregation.weights import named, normalised, numbers
-from wardround.clients.clients import Client, Clients
+from wardround.clients import Client, Clients
 from wardround.config import Config
 from wardround.data.cases import Batch, TensorSplit, stacked
 from wardround.errors import ConfigError

@@ -25,7 +25,7 @@ from torch import nn
 
 from wardround.aggregation.updates import average_update, moved_along
 from wardround.aggregation.weights import numbers, weighted_mean
-from wardround.clients.clients import Client, Clients
+from wardround.clients import Client, Clients
 from wardround.config import Config
 from wardround.errors import ConfigError
 from wardround.losses.objective import Objective

@@ -26,7 +26,7 @@ from pydantic import Field
 from torch import Tensor
 
 from wardround.aggregation.updates import average_update
-from wardround.clients.clients import Clients
+from wardround.clients import Clients
 from wardround.messages import Message, ServerState
 from wardround.methods.base import Method
 from wardround.params import Params

@@ -26,7 +26,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from wardround.clients.clients import Client, Clients
+from wardround.clients import Client, Clients
 from wardround.data.cases import Batch
 from wardround.losses.contrastive_objectives import trial_output
 from wardround.losses.objective import Context

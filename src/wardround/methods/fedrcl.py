@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from wardround.clients.clients import Client
+from wardround.clients import Client
 from wardround.data.cases import Batch
 from wardround.losses.contrastive import cosines
 from wardround.losses.objective import Context

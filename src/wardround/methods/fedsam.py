@@ -23,7 +23,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from wardround.clients.clients import Client
+from wardround.clients import Client
 from wardround.losses.segmentation import at_least_float32
 from wardround.messages import Message
 from wardround.methods.base import Method

@@ -32,7 +32,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from wardround.aggregation.weights import numbers, softmax
-from wardround.clients.clients import Client
+from wardround.clients import Client
 from wardround.config import Config
 from wardround.data.cases import Batch
 from wardround.errors import ConfigError

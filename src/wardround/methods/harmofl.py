@@ -28,8 +28,8 @@ from torch import Tensor, nn
 
 from wardround.aggregation.mean import mean
 from wardround.aggregation.weights import uniform
-from wardround.clients.clients import Client, Clients
-from wardround.clients.gate import Registration, params_complaint
+from wardround.clients import Client, Clients, Registration
+from wardround.clients.gate import params_complaint
 from wardround.messages import Message, Reply, ServerState
 from wardround.methods.base import Method
 from wardround.methods.fedsam import ascent

@@ -28,7 +28,7 @@ from wardround.aggregation.mean import mean
 from wardround.aggregation.robust import krum_scores, lowest, middle, squared_distances, trimmed_mean
 from wardround.aggregation.updates import models
 from wardround.aggregation.weights import named
-from wardround.clients.clients import Clients
+from wardround.clients import Clients
 from wardround.config import Config
 from wardround.losses.objective import Objective
 from wardround.messages import Message, ServerState

@@ -27,7 +27,7 @@ from torch import Tensor
 from wardround.aggregation.mean import layerwise_mean
 from wardround.aggregation.updates import models
 from wardround.aggregation.weights import named, uniform
-from wardround.clients.clients import Clients
+from wardround.clients import Clients
 from wardround.messages import Message, Reply, ServerState
 from wardround.methods.base import Method
 from wardround.params import Params

@@ -28,7 +28,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from wardround.clients.clients import Client
+from wardround.clients import Client
 from wardround.config import Config
 from wardround.data.cases import Batch
 from wardround.losses.contrastive import mean_over_voxels, unit

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from wardround.clients.clients import Client
+from wardround.clients import Client
 from wardround.data.cases import Batch
 from wardround.losses.objective import Context
 from wardround.losses.segmentation import at_least_float32

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from wardround.clients.clients import Client, Clients
+from wardround.clients import Client, Clients
 from wardround.messages import Message, ServerState
 from wardround.methods.base import Method
 from wardround.params import Params

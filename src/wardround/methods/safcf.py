@@ -35,7 +35,7 @@ from torch import Tensor, nn
 from wardround.aggregation.mean import layerwise_mean, mean
 from wardround.aggregation.pieces import Piece, each, pieces
 from wardround.aggregation.weights import named, normalised
-from wardround.clients.clients import Clients
+from wardround.clients import Clients
 from wardround.config import Config
 from wardround.data.cases import Batch
 from wardround.errors import ClientError, ConfigError

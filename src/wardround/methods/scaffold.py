@@ -24,8 +24,8 @@ from torch import nn
 
 from wardround.aggregation.mean import mean
 from wardround.aggregation.updates import moved_along
-from wardround.clients.clients import Client, Clients
-from wardround.clients.gate import Registration, all_finite, params_complaint
+from wardround.clients import Client, Clients, Registration
+from wardround.clients.gate import all_finite, params_complaint
 from wardround.config import Config
 from wardround.errors import ClientError
 from wardround.messages import Message, ServerState

@@ -24,7 +24,7 @@ from pydantic import Field
 
 from wardround.aggregation.robust import middle, trimmed_mean
 from wardround.aggregation.updates import models
-from wardround.clients.clients import Clients
+from wardround.clients import Clients
 from wardround.config import Config
 from wardround.errors import ConfigError
 from wardround.losses.objective import Objective

@@ -17,9 +17,14 @@ from wardround.data.opening import open_federation
 from wardround.data.phantom import cases as phantom
 from wardround.data.roles import POOLED
 from wardround.data.serving.resident import DEVICE_SHARE
-from wardround.engine.host import network_for
-from wardround.engine.transports.placement import EXCHANGE_BYTES_A_SECOND, Placement, place, present_sizes
-from wardround.engine.transports.workers import deal
+from wardround.engine.networks import network_for
+from wardround.engine.transports.placement import (
+    EXCHANGE_BYTES_A_SECOND,
+    Placement,
+    deal,
+    place,
+    present_sizes,
+)
 from wardround.machine import free_memory
 from wardround.methods import build_method, build_objective
 from wardround.models.base import Segmenter
@@ -131,7 +136,7 @@ class Plan:
             "clients": [vars(client) for client in self.clients],
             "clients_a_round": self.present,
             "steps": self.steps,
-            "choices": {**self.compute.facts(), **self.placement.facts()},
+            "choices": {**self.compute.facts(), **self.placement.as_dict()},
             "memory": [
                 {
                     "device": entry.device,

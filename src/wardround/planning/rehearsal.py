@@ -16,14 +16,16 @@ from pathlib import Path
 
 import torch
 
-from wardround.clients.clients import Clients, to_the_end
+from wardround.clients import Clients
+from wardround.clients.client import to_the_end
 from wardround.config import Config
 from wardround.data.cases import Case, ClientData, TensorSplit
 from wardround.data.federation import Federation, Seen
 from wardround.data.roles import NOT_HOSPITALS, POOLED, PROXY
 from wardround.engine.checkpoint import Checkpoints
-from wardround.engine.host import Host, InProcess, Spilling
+from wardround.engine.host import Host
 from wardround.engine.records import Egress
+from wardround.engine.transports.in_process import InProcess, Spilling
 from wardround.messages import Message, ServerState
 from wardround.methods import build_method
 from wardround.metrics import METRICS

@@ -21,7 +21,7 @@ from wardround.data.opening import open_federation
 from wardround.data.preparing.record import PREPARATION, Preparation
 from wardround.data.roles import NOT_HOSPITALS
 from wardround.engine.checkpoint import Checkpoints, MemoryStore
-from wardround.engine.host import build_network
+from wardround.engine.networks import build_network
 from wardround.errors import CheckpointError, ConfigError, WardroundError
 from wardround.files import file_name
 from wardround.losses.objective import Objective

@@ -16,10 +16,11 @@ from typing import Any
 from wardround.comparison.scores import CaseScores, read_cases
 from wardround.engine.judging.evaluation import Evaluation
 from wardround.engine.judging.pictures import Picture, read_pictures
+from wardround.engine.judging.units import read_units
 from wardround.engine.records import read_lines
 from wardround.errors import CheckpointError, WardroundError
 from wardround.files import file_name
-from wardround.metrics import METRICS, MM, MM_OR_PX, PX
+from wardround.metrics import METRICS
 from wardround.storage import StoredTensors
 from wardround.yaml_file import read_yaml
 
@@ -105,10 +106,7 @@ class Run:
     @property
     def lengths(self) -> str:
         """What distances are in; not known before there is a result, and mm where an older one is silent."""
-        if not self.result:
-            return ""
-        found = self.result.get("lengths")
-        return found if found in (MM, PX, MM_OR_PX) else MM
+        return read_units(self.result) if self.result else ""
 
     @cached_property
     def cases(self) -> CaseScores:

@@ -192,7 +192,7 @@ def hospital(checks: Checks, hospitals: Deployment) -> None:
 def without(folder: Path, config: dict[str, Any], name: str, missed: list[int]) -> str:
     """The SHA-256 of the run in one process, where a client does not train in some rounds."""
     import wardround as wr
-    from wardround.clients.clients import Answer
+    from wardround.clients import Answer
     from wardround.engine.host import Host
 
     run = Host.run

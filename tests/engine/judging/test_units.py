@@ -18,7 +18,7 @@ from wardround.data.phantom import files as phantom_files
 from wardround.data.phantom.cases import PhantomSettings
 from wardround.data.settings import DataSettings
 from wardround.deploy.agreement import elsewhere
-from wardround.engine.judging.units import lengths_of
+from wardround.engine.judging.units import detect_units, read_units
 from wardround.exporting.card import card
 from wardround.exporting.package import Package
 from wardround.metrics import METRICS, MM, MM_OR_PX, PX
@@ -48,7 +48,7 @@ def trained(folder: Path, file: Path) -> Any:
 
 
 def here(**data: Any) -> str:
-    return lengths_of(open_federation(DataSettings.model_validate(data), seed=0))
+    return detect_units(open_federation(DataSettings.model_validate(data), seed=0))
 
 
 def test_files_without_a_spacing_are_in_pixels(folders: dict[str, Path]) -> None:
@@ -78,7 +78,7 @@ def test_hospitals_tell_sides_and_not_files(dimensions: int, spacing: Any, expec
         load_one=elsewhere,
         look_back=lambda: Seen(None, None, spacing),
     )
-    assert lengths_of(known) == expected
+    assert detect_units(known) == expected
 
 
 def test_a_run_on_pictures_says_pixels_everywhere(folders: dict[str, Path], tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_a_run_on_pictures_says_pixels_everywhere(folders: dict[str, Path], tmp_
     page = write_report([result.folder]).read_text(encoding="utf-8")
     told = card(Package.of(result.folder), kind="a folder", files={})
 
-    assert result.summary["lengths"] == "px" and set(result.summary["test"]) >= {"hd95"}
+    assert result.summary["units"] == "px" and set(result.summary["test"]) >= {"hd95"}
     assert list(result.table.columns) == ["client", "Dice", "HD95 (px)", "Volume difference (1000 px)"]
     assert wr.Result.load(result.folder).table.columns == result.table.columns
     assert "Validation HD95 (px)" in page and "Test HD95 (px) of every case" in page
@@ -136,8 +136,8 @@ def test_a_run_under_way_does_not_claim_a_unit(folders: dict[str, Path], tmp_pat
 def test_results_of_before_are_in_millimetres(tmp_path: Path) -> None:
     result = run(tmp_path / "run", rounds=1, evaluate=EVALUATE)
     path = result.folder / "result.json"
-    for odd in ({}, {"lengths": "ell"}):
-        stored = {key: value for key, value in result.summary.items() if key != "lengths"}
+    for odd in ({}, {"units": "ell"}, {"lengths": "ell"}):
+        stored = {key: value for key, value in result.summary.items() if key != "units"}
         path.write_text(json.dumps({**stored, **odd}))
         assert "HD95 (mm)" in write_report([result.folder]).read_text(encoding="utf-8")
 
@@ -147,3 +147,11 @@ def test_units_follow_what_lengths_are_in() -> None:
 
     assert found == ["mm", "px", "mm or px", ""]
     assert METRICS["dice"].unit_in(PX) == "" and METRICS["dice"].title_in(PX) == "Dice"
+
+
+def test_a_result_that_says_lengths_is_read_as_units() -> None:
+    assert [read_units(result) for result in ({"lengths": "px"}, {"units": "mm or px"}, {})] == [
+        PX,
+        MM_OR_PX,
+        MM,
+    ]

@@ -10,7 +10,7 @@ from pytest import MonkeyPatch, mark, raises
 
 from wardround.data.opening import open_federation
 from wardround.data.roles import POOLED
-from wardround.engine.host import build_model
+from wardround.engine.networks import build_model
 from wardround.engine.transports import placement
 from wardround.engine.transports.placement import (
     Placement,

@@ -13,7 +13,7 @@ from pytest import MonkeyPatch, mark
 
 from wardround.clients.sync_state import SyncState
 from wardround.config import OptimizerSettings
-from wardround.engine.host import build_model
+from wardround.engine.networks import build_model
 from wardround.messages import Message
 from wardround.params import Params
 from wardround.training import optimizers
@@ -22,10 +22,11 @@ HEAVY = ("torch._dynamo", "sympy", "monai", "nibabel", "matplotlib", "jinja2", "
 
 # the worker as it is started, and what it holds at its end
 WORKER = f"""
-import atexit, gc, json, runpy, sys
+import atexit, gc, json, os, runpy, sys
+out = os.dup(1)
 def tell():
     held = [name for name in {HEAVY!r} if name in sys.modules]
-    print(json.dumps({{"held": held, "collects": gc.isenabled()}}), file=sys.__stdout__)
+    os.write(out, json.dumps({{"held": held, "collects": gc.isenabled()}}).encode())
 atexit.register(tell)
 runpy.run_module("wardround.engine.transports.worker", run_name="__main__")
 """
@@ -45,7 +46,7 @@ def test_a_worker_trains_without_heavy_packages_and_collects_garbage(tmp_path: P
         "client": "north",
         "task": "train",
         "round": 0,
-        "sync_state": SyncState().facts(),
+        "sync_state": SyncState().as_dict(),
         "message": str(tmp_path / "down"),
         "reply": str(tmp_path / "up"),
     }

@@ -8,7 +8,8 @@ from helpers import Watcher, run, settings
 from pytest import LogCaptureFixture, raises
 
 import wardround as wr
-from wardround.engine.transports.workers import Worker, Workers, deal
+from wardround.engine.transports.placement import deal
+from wardround.engine.transports.workers import Worker, Workers
 from wardround.errors import WardroundError
 
 TWO = {"threads": 1, "workers": 2}
@@ -33,22 +34,22 @@ def test_a_worker_that_dies_loses_its_clients_for_one_round_and_comes_back(
             if self.round == 2 and not killed:
                 killed.append(client)
                 worker = next(w for w in Worker.all if client in w.names)  # type: ignore[attr-defined]
-                os.kill(worker._process.pid, signal.SIGKILL)
+                os.kill(worker.child.pid, signal.SIGKILL)
 
     Worker.all = []  # type: ignore[attr-defined]
-    ensure = Worker.ensure
+    start = Worker.start
 
     def remember(self: Worker) -> None:
         if self not in Worker.all:  # type: ignore[attr-defined]
             Worker.all.append(self)  # type: ignore[attr-defined]
-        ensure(self)
+        start(self)
 
-    Worker.ensure = remember  # type: ignore[method-assign]
+    Worker.start = remember  # type: ignore[method-assign]
     try:
         # long enough local training that a progress line comes before the answer
         result = wr.run(settings(tmp_path / "run", rounds=3, compute=TWO, local_epochs=40), listener=Killer())
     finally:
-        Worker.ensure = ensure  # type: ignore[method-assign]
+        Worker.start = start  # type: ignore[method-assign]
         del Worker.all  # type: ignore[attr-defined]
 
     lost = result.records[1]["lost"]

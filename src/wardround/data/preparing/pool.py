@@ -8,12 +8,8 @@ starting them, and end with their input; one that dies costs the case it was pre
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
-import os
 import queue
-import subprocess
-import sys
 import threading
 import time
 from collections import deque
@@ -24,6 +20,7 @@ from typing import Any
 
 import torch
 
+from wardround.child_process import ChildProcess, connect
 from wardround.data.federation_file import FederationFile, PrepareSettings, check_settings
 from wardround.data.listing import Entry
 from wardround.data.preparing.cache import Cache, CacheFolderError, DigestIndex, Recipe, Signature
@@ -198,7 +195,7 @@ class Helper:
     ) -> None:
         self._task = {"folder": str(cache.folder), "recipe": plain_recipe(recipe)}
         self._pile, self._results = pile, results
-        self._process: subprocess.Popen[str] | None = None
+        self._child: ChildProcess | None = None
         self._thread = threading.Thread(target=self._feed, daemon=True)
         self._stopped = False
         self.started = False
@@ -210,8 +207,8 @@ class Helper:
     def stop(self) -> None:
         """At once: a half-made case is made again another time."""
         self._stopped = True
-        if self._process is not None:
-            self._process.kill()
+        if self._child is not None:
+            self._child.kill()
         if self.started:
             self._thread.join(timeout=10)
 
@@ -222,8 +219,8 @@ class Helper:
 
     def _serve(self) -> bool:
         """Feed one process until the pile or the process ends; whether to start another."""
-        with self._launched() as process:
-            if self._ask(process, self._task) is None:
+        with self._launched() as child:
+            if child.ask(self._task) is None:
                 log.debug("a helper could not start")
                 return False
             while not self._stopped:
@@ -231,11 +228,10 @@ class Helper:
                     entry = self._pile.popleft()
                 except IndexError:
                     return False
-                answer = self._ask(process, plain_entry(entry))
+                answer = child.ask(plain_entry(entry))
                 if answer is None:
-                    reason = (
-                        f"the process that prepared it ended (exit code {process.wait()}); is memory short?"
-                    )
+                    code = child.exit_code()
+                    reason = f"the process that prepared it ended (exit code {code}); is memory short?"
                     self._results.put((entry, Attempt(reason=reason)))
                     return True
                 found = found_again(answer.pop("found"))
@@ -243,43 +239,18 @@ class Helper:
         return False
 
     @contextlib.contextmanager
-    def _launched(self) -> Iterator[subprocess.Popen[str]]:
-        self._process = process = subprocess.Popen(
-            [sys.executable, "-m", "wardround.data.preparing.pool"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            start_new_session=True,  # Ctrl-C is ours to handle
-            env=helper_environment(),
-        )
+    def _launched(self) -> Iterator[ChildProcess]:
+        self._child = child = ChildProcess("wardround.data.preparing.pool", helper_environment(), quiet=True)
         if self._stopped:  # between the two lines above
-            process.kill()
+            child.kill()
         try:
-            yield process
+            yield child
         finally:
-            for stream in (process.stdin, process.stdout):  # without input it ends
-                with contextlib.suppress(OSError):
-                    assert stream is not None
-                    stream.close()
-            process.wait()
-
-    @staticmethod
-    def _ask(process: subprocess.Popen[str], request: Mapping[str, Any]) -> dict[str, Any] | None:
-        """One line there and one back; None when the process is gone."""
-        assert process.stdin is not None and process.stdout is not None
-        try:
-            process.stdin.write(json.dumps(request) + "\n")
-            process.stdin.flush()
-            line = process.stdout.readline()
-            return dict(json.loads(line)) if line.endswith("\n") else None
-        except (OSError, ValueError):
-            return None
+            child.stop()
 
 
 def helper_environment() -> dict[str, str]:
-    threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-    return {**os.environ, **threads, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    return dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
 
 @contextlib.contextmanager
@@ -339,22 +310,15 @@ def found_again(plain: Mapping[str, Any]) -> dict[str, tuple[Signature, str]]:
 
 def serve() -> None:
     """Answer one line for each line, until there are no more."""
-    answers = os.fdopen(os.dup(1), "w", encoding="ascii")
-    os.dup2(2, 1)  # what a library prints must not look like an answer
+    requests, answer = connect()
     torch.set_num_threads(1)
-    task = json.loads(sys.stdin.readline())
+    task = next(requests)
     cache, recipe = Cache(Path(task["folder"])), recipe_again(task["recipe"])
-    print_line(answers, {"ready": True})
-    for line in sys.stdin:
-        result = attempt(cache, entry_again(json.loads(line)), recipe)
-        print_line(answers, vars(result))
-
-
-def print_line(stream: Any, value: Mapping[str, Any]) -> None:
-    stream.write(json.dumps(dict(value)) + "\n")
-    stream.flush()
+    answer({"ready": True})
+    for request in requests:
+        answer(vars(attempt(cache, entry_again(request), recipe)))
 
 
 if __name__ == "__main__":
-    with contextlib.suppress(BrokenPipeError, KeyboardInterrupt, json.JSONDecodeError):
+    with contextlib.suppress(BrokenPipeError, KeyboardInterrupt, StopIteration):
         serve()

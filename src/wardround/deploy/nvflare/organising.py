@@ -17,7 +17,7 @@ from wardround.deploy.live_view import FINAL, follow, is_past_registering, live_
 from wardround.deploy.nvflare.job import jobs_folder, write_job
 from wardround.deploy.nvflare.session import DONE, Session
 from wardround.deploy.remote import refuse_what_cannot_travel
-from wardround.engine.experiment import Listener
+from wardround.engine.listener import Listener
 from wardround.engine.run_folder import check_folder
 from wardround.errors import ConfigError, WardroundError
 from wardround.files import file_name, write_json

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from wardround.clients.clients import Client, Clients
+from wardround.clients import Client, Clients
 from wardround.config import EvaluateSettings
 from wardround.data.cases import Batch, Split
 from wardround.engine.judging.evaluation import largest_components

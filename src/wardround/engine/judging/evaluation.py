@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from wardround.clients.clients import Client
+from wardround.clients import Client
 from wardround.config import EvaluateSettings
 from wardround.data.cases import Split
 from wardround.losses.objective import Objective

@@ -33,6 +33,7 @@ from wardround.metrics import EmptyPolicy, measure, summarise
 from wardround.storage import StoredTensors, save_tensors
 from wardround.text import clipped
 
+PICTURES = "pictures.safetensors"
 COLOURS = ("#19a7ce", "#ff7a45", "#b37feb", "#ffd666")
 LAYERS = ("image", "truth", "prediction", "uncertainty")
 MOST_SLICES = 24

@@ -11,10 +11,10 @@ from wardround.metrics import BOTH, METRICS, MM, MM_OR_PX
 from wardround.tables import Table
 
 
-def client_table(evaluation: Evaluation, metrics: Sequence[str], title: str, lengths: str = MM) -> Table:
+def client_table(evaluation: Evaluation, metrics: Sequence[str], title: str, units: str = MM) -> Table:
     """One row a client, then mean, SD between clients, weighted mean and worst.
 
-    lengths: what distances are in.
+    units: of distances.
     """
     clients = list(next(iter(evaluation.clients.values()), {}))
     rows: list[list[Any]] = [
@@ -26,9 +26,9 @@ def client_table(evaluation: Evaluation, metrics: Sequence[str], title: str, len
     rows.append(["weighted mean", *(entry.weighted_mean for entry in overall)])
     rows.append(["worst client", *(worst_value(entry) for entry in overall)])
     caption = counts(evaluation, metrics)
-    if lengths == MM_OR_PX and any(METRICS[metric].unit for metric in metrics):
+    if units == MM_OR_PX and any(METRICS[metric].unit for metric in metrics):
         caption += f" {BOTH}"
-    return Table(title, ["client", *(METRICS[m].title_in(lengths) for m in metrics)], rows, caption)
+    return Table(title, ["client", *(METRICS[m].title_in(units) for m in metrics)], rows, caption)
 
 
 def worst_value(entry: Any) -> float:

@@ -23,7 +23,8 @@ import torch
 from wardround.config import Config
 from wardround.data.federation import Federation
 from wardround.data.roles import NOT_HOSPITALS, POOLED
-from wardround.engine.host import TRAIN_SHARE, network_for, training_shape
+from wardround.engine.networks import TRAIN_SHARE, network_for, training_shape
+from wardround.engine.participation import count_present
 from wardround.machine import cores, total_memory
 from wardround.models.forward_cost import forward_cost
 from wardround.training.device import choose_device, threads_for
@@ -53,7 +54,7 @@ class Placement:
     def workers(self) -> int:
         return len(self.devices)
 
-    def facts(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Any]:
         """For environment.json."""
         return {
             "workers": self.workers,
@@ -141,10 +142,23 @@ def workers_on_cores(work: Work, cores: int, threads: int | None, memory: int) -
     return best, f"about {seconds[1] / seconds[best]:.1f} times as fast as one"
 
 
+def deal(sizes: Mapping[str, int], workers: int) -> list[list[str]]:
+    """Clients for each worker: the largest first, each to the worker with least to do.
+
+    >>> deal({"a": 5, "b": 3, "c": 2}, 2)
+    [['a'], ['b', 'c']]
+    """
+    hands: list[list[str]] = [[] for _ in range(min(workers, len(sizes)))]
+    loads = [0] * len(hands)
+    for name in sorted(sizes, key=lambda client: (-sizes[client], client)):
+        lightest = loads.index(min(loads))
+        hands[lightest].append(name)
+        loads[lightest] += max(sizes[name], 1)
+    return hands
+
+
 def run_seconds(work: Work, workers: int, cores: int, threads: int | None) -> float:
     """Of all rounds with so many workers: the busiest one decides, and messages take their time."""
-    from wardround.engine.transports.workers import deal
-
     hands = deal(work.sizes, workers)
     longest = max(sum(max(work.sizes[name], 1) for name in hand) for hand in hands)
     share = longest / sum(max(size, 1) for size in work.sizes.values())
@@ -165,7 +179,7 @@ def present_sizes(config: Config, federation: Federation, names: Sequence[str]) 
     share = config.participation
     if not isinstance(share, float):
         return {name: size for name, size in sizes.items() if name in share}
-    count = max(1, config.min_clients, math.floor(share * len(sizes) + 0.5))
+    count = count_present(config, share, len(sizes))
     return dict(sorted(sizes.items(), key=lambda item: -item[1])[:count])
 
 

@@ -7,14 +7,13 @@ import gc
 if __name__ == "__main__":
     gc.disable()  # imports drop hardly any objects; looking for some would take a fifth of a second
 
-import json
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from wardround.child_process import connect
 from wardround.clients.sync_state import SyncState
 from wardround.config_file import load_config
 from wardround.engine.host import Host
@@ -26,13 +25,7 @@ PROGRESS_SECONDS = 0.2
 
 
 def main() -> None:
-    say = sys.stdout.write
-    sys.stdout = sys.stderr  # a library's print must not mix with answers
-
-    def answer(value: dict[str, Any]) -> None:
-        say(json.dumps(value) + "\n")
-        sys.__stdout__.flush()  # type: ignore[union-attr]
-
+    requests, answer = connect()
     last = [0.0]
 
     def progress(name: str, step: int, steps: int) -> None:
@@ -41,20 +34,19 @@ def main() -> None:
             last[0] = now
             answer({"progress": [name, step, steps]})
 
-    setup = json.loads(sys.stdin.readline())
+    setup = next(requests)
     set_threads(setup["threads"])
     try:
         config = load_config(setup["config"], [f"compute.device={setup['device']}"])
         take(choose_device(config.compute))
         host = Host(config, Path(setup["folder"]), setup["names"], progress)
-        answer({"clients": [host.register(name).facts() for name in host.names]})
+        answer({"clients": [host.register(name).as_dict() for name in host.names]})
     except WardroundError as error:
         answer({"failure": str(error)})
         return
     gc.freeze()  # what is here now stays
     gc.enable()
-    for line in sys.stdin:
-        request = json.loads(line)
+    for request in requests:
         answer(serve(host, request))
 
 
@@ -70,7 +62,7 @@ def serve(host: Host, request: dict[str, Any]) -> dict[str, Any]:
         message = Message.load(Path(request["message"]))
     except WardroundError as error:
         return {"client": request["client"], "failure": str(error), "seconds": 0.0}
-    sync_state = SyncState.of(request["sync_state"])
+    sync_state = SyncState.from_dict(request["sync_state"])
     result = host.send(request["client"], request["task"], request["round"], message, sync_state)
     if result.failure is None:
         result.message.save(Path(request["reply"]), durable=False)

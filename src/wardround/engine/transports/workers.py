@@ -7,126 +7,62 @@ it again, and the clients' memories are on disk.
 
 from __future__ import annotations
 
-import contextlib
-import json
-import logging
-import os
-import queue
-import subprocess
-import sys
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from wardround.clients.clients import Answer
-from wardround.clients.gate import Registration
+from wardround.child_process import ChildProcess
+from wardround.clients import Answer, Registration
 from wardround.clients.sync_state import SyncState
 from wardround.engine.checkpoint import MemoryStore
-from wardround.engine.host import PICTURES, Progress
+from wardround.engine.host import OnProgress
+from wardround.engine.judging.pictures import PICTURES
+from wardround.engine.transports.placement import deal
 from wardround.errors import WardroundError
 from wardround.files import file_name
 from wardround.messages import Message
 
-log = logging.getLogger(__name__)
-
 START_SECONDS = 120.0
 
 
-def deal(sizes: Mapping[str, int], workers: int) -> list[list[str]]:
-    """Clients for each worker: the largest first, each to the worker with least to do.
-
-    >>> deal({"a": 5, "b": 3, "c": 2}, 2)
-    [['a'], ['b', 'c']]
-    """
-    hands: list[list[str]] = [[] for _ in range(min(workers, len(sizes)))]
-    loads = [0] * len(hands)
-    for name in sorted(sizes, key=lambda client: (-sizes[client], client)):
-        lightest = loads.index(min(loads))
-        hands[lightest].append(name)
-        loads[lightest] += max(sizes[name], 1)
-    return hands
-
-
 class Worker:
-    """One process and the thread that reads its lines."""
+    """A process, started when it is needed, and the clients it serves."""
 
-    def __init__(self, number: int, names: Sequence[str], command: Mapping[str, Any]) -> None:
+    def __init__(self, number: int, names: Sequence[str], setup: Mapping[str, Any]) -> None:
         self.number = number
         self.names = list(names)
-        self._command = {**command, "names": self.names}
-        self._process: subprocess.Popen[str] | None = None
-        self._reader: threading.Thread | None = None
-        self.lines: queue.Queue[dict[str, Any] | None] = queue.Queue()
+        self._setup = {**setup, "names": self.names}
+        self._child: ChildProcess | None = None
 
-    def ensure(self) -> None:
-        """Start the process unless it is running."""
-        if self.alive():
-            return
+    @property
+    def child(self) -> ChildProcess:
+        assert self._child is not None
+        return self._child
+
+    def is_alive(self) -> bool:
+        return self._child is not None and self._child.is_alive()
+
+    def start(self) -> None:
         self.stop()
-        self.lines = queue.Queue()
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "wardround.engine.transports.worker"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            start_new_session=True,  # Ctrl-C is the server's to handle
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
-        )
-        self._reader = threading.Thread(target=self._read, args=(self._process, self.lines), daemon=True)
-        self._reader.start()
-        self.send(self._command)
+        self._child = ChildProcess("wardround.engine.transports.worker")
+        self._child.send(self._setup)
 
-    def alive(self) -> bool:
-        return self._process is not None and self._process.poll() is None
-
-    @staticmethod
-    def _read(process: subprocess.Popen[str], lines: queue.Queue[dict[str, Any] | None]) -> None:
-        assert process.stdout is not None
-        for line in process.stdout:
-            if line.startswith("{"):
-                lines.put(json.loads(line))
-        lines.put(None)  # the process ended
-
-    def send(self, request: Mapping[str, Any]) -> None:
-        assert self._process is not None and self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # its end is already in `lines`
-            self._process.stdin.write(json.dumps(request) + "\n")
-            self._process.stdin.flush()
-
-    def receive(self, deadline: float) -> dict[str, Any] | None:
-        """The next line, or None when the process is gone; TimeoutError past the deadline."""
+    def wait_ready(self) -> list[Registration]:
+        """What its clients register once they are loaded."""
         try:
-            return self.lines.get(timeout=max(0.0, deadline - time.monotonic()))
-        except queue.Empty:
-            raise TimeoutError from None
-
-    def exit_code(self) -> int | None:
-        return None if self._process is None else self._process.wait(timeout=10)
+            ready = self.child.receive(time.monotonic() + START_SECONDS)
+        except TimeoutError:
+            raise WardroundError(f"worker {self.number} did not start within {START_SECONDS:g} s.") from None
+        if ready is None or "clients" not in ready:
+            reason = (ready or {}).get("failure", f"exit code {self.child.exit_code()}")
+            raise WardroundError(f"worker {self.number} could not start: {reason}")
+        return [Registration.from_dict(entry) for entry in ready["clients"]]
 
     def stop(self) -> None:
-        process = self._process
-        if process is None:
-            return
-        if process.stdin is not None and not process.stdin.closed:
-            with contextlib.suppress(BrokenPipeError):
-                process.stdin.close()
-        try:
-            process.wait(timeout=10)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        if self._reader is not None:
-            self._reader.join(timeout=10)
-        if process.stdout is not None:
-            process.stdout.close()
-        self._process = None
-
-    def kill(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
+        if self._child is not None:
+            self._child.stop()
+            self._child = None
 
 
 class Workers:
@@ -142,12 +78,12 @@ class Workers:
         *,
         threads: int,
         deadline: float,
-        on_progress: Progress | None = None,
+        on_progress: OnProgress | None = None,
     ) -> None:
-        command = {"config": str(config_path), "folder": str(clients_folder), "threads": threads}
+        setup = {"config": str(config_path), "folder": str(clients_folder), "threads": threads}
         hands = deal(sizes, len(devices))
         self._workers = [
-            Worker(number, names, {**command, "device": device})
+            Worker(number, names, {**setup, "device": device})
             for number, (names, device) in enumerate(zip(hands, devices, strict=False))
         ]
         self._home = {name: worker for worker in self._workers for name in worker.names}
@@ -161,25 +97,8 @@ class Workers:
     def register(self) -> list[Registration]:
         """Start all workers and collect what their clients register."""
         for worker in self._workers:
-            worker.ensure()
-        entries = []
-        for worker in self._workers:
-            ready = self._ready(worker)
-            for entry in ready["clients"]:
-                entries.append(Registration.of(entry))
-        return entries
-
-    def _ready(self, worker: Worker) -> dict[str, Any]:
-        try:
-            ready = worker.receive(time.monotonic() + START_SECONDS)
-        except TimeoutError:
-            raise WardroundError(
-                f"worker {worker.number} did not start within {START_SECONDS:g} s."
-            ) from None
-        if ready is None or "clients" not in ready:
-            reason = (ready or {}).get("failure", f"exit code {worker.exit_code()}")
-            raise WardroundError(f"worker {worker.number} could not start: {reason}")
-        return ready
+            worker.start()
+        return [entry for worker in self._workers for entry in worker.wait_ready()]
 
     def deliver(
         self, task: str, round: int, messages: Mapping[str, Message], sync_state: SyncState
@@ -195,18 +114,20 @@ class Workers:
             waiting.setdefault(self._home[name], []).append(name)
         for worker, names in waiting.items():
             try:
-                self._wake(worker)
+                if not worker.is_alive():  # it died; the clients' memories are on disk
+                    worker.start()
+                    worker.wait_ready()
             except WardroundError as error:
                 yield from (Answer(name, failure=str(error)) for name in names)
                 names.clear()
                 continue
             for name in names:
-                worker.send(
+                worker.child.send(
                     {
                         "client": name,
                         "task": task,
                         "round": round,
-                        "sync_state": sync_state.facts(),
+                        "sync_state": sync_state.as_dict(),
                         "message": str(paths[id(messages[name])]),
                         "reply": str(self._new_path("up")),
                     }
@@ -223,26 +144,20 @@ class Workers:
             for path in self._exchange.glob("up-*.safetensors"):
                 path.unlink()
 
-    def _wake(self, worker: Worker) -> None:
-        """A worker that died is started again and must register before it works."""
-        if not worker.alive():
-            worker.ensure()
-            self._ready(worker)
-
     def _answers(self, worker: Worker, names: list[str], task: str) -> Iterator[Answer]:
         """All answers of one worker; each client has the deadline to itself, since they queue."""
         pending = list(names)
         deadline = time.monotonic() + self._deadline
         while pending:
             try:
-                line = worker.receive(deadline)
+                line = worker.child.receive(deadline)
             except TimeoutError:
-                worker.kill()
+                worker.child.kill()
                 reason = f"no answer to '{task}' within the deadline of {self._deadline:g} s"
                 yield from (Answer(name, failure=reason) for name in pending)
                 return
             if line is None:
-                code = worker.exit_code()
+                code = worker.child.exit_code()
                 reason = f"its worker process ended with exit code {code}"
                 yield from (Answer(name, failure=reason) for name in pending)
                 return

@@ -1,0 +1,123 @@
+"""A child process of ours: one JSON line for each request, JSON lines for answers.
+
+The parent starts `ChildProcess("package.module")`; that module's main calls `connect`. Only paths, settings
+and numbers go through the pipes, no tensors and no pickle.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+END_SECONDS = 10.0  # for a child to end by itself
+
+Line = dict[str, Any]
+
+
+# The parent's side
+
+
+class ChildProcess:
+    """`python -m module`, and the thread that reads its lines.
+
+    environment: variables beside our own; quiet: what it writes to standard error is dropped.
+    """
+
+    def __init__(
+        self, module: str, environment: Mapping[str, str] | None = None, *, quiet: bool = False
+    ) -> None:
+        paths = os.pathsep.join(path for path in sys.path if path)
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", module],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL if quiet else None,
+            text=True,
+            start_new_session=True,  # Ctrl-C is the parent's to handle
+            env={**os.environ, "PYTHONPATH": paths, **(environment or {})},
+        )
+        self._answers: queue.Queue[Line | None] = queue.Queue()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
+    def send(self, request: Mapping[str, Any]) -> None:
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):  # `receive` will say that it ended
+            self._process.stdin.write(json.dumps(request) + "\n")
+            self._process.stdin.flush()
+
+    def receive(self, deadline: float | None = None) -> Line | None:
+        """The next answer, or None when the child ended; TimeoutError past the deadline (time.monotonic)."""
+        timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
+        try:
+            answer = self._answers.get(timeout=timeout)
+        except queue.Empty:
+            raise TimeoutError from None
+        if answer is None:
+            self._answers.put(None)  # for whoever asks again
+        return answer
+
+    def ask(self, request: Mapping[str, Any]) -> Line | None:
+        """One request and its answer; None when the child ended."""
+        self.send(request)
+        return self.receive()
+
+    def exit_code(self) -> int:
+        """Of a child that ended."""
+        return self._process.wait(timeout=END_SECONDS)
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def stop(self) -> None:
+        """Let it end by itself, as it does without input; kill it if it does not."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
+        try:
+            self._process.wait(timeout=END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.kill()
+        self._reader.join(timeout=END_SECONDS)
+        self._process.stdout.close()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if line.startswith("{") and line.endswith("\n"):  # no print during an import, no half line
+                self._answers.put(json.loads(line))
+        self._answers.put(None)
+
+
+# The child's side
+
+
+def connect() -> tuple[Iterator[Line], Callable[[Mapping[str, Any]], None]]:
+    """The parent's requests, until there are no more, and how to answer.
+
+    From here on whatever a library prints goes to standard error: it must not look like an answer.
+    """
+    answers = os.fdopen(os.dup(1), "w", encoding="ascii")
+    os.dup2(2, 1)
+
+    def answer(value: Mapping[str, Any]) -> None:
+        answers.write(json.dumps(dict(value)) + "\n")
+        answers.flush()
+
+    return (json.loads(line) for line in sys.stdin), answer

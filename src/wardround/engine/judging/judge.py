@@ -1,0 +1,127 @@
+"""The judge of a run: validation after rounds, the test of the chosen model, and what is drawn from it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from wardround.clients import Clients, Transport
+from wardround.config import Config
+from wardround.data.roles import NOT_HOSPITALS
+from wardround.engine.judging.calibration import calibrated
+from wardround.engine.judging.evaluation import Evaluation, gather
+from wardround.engine.judging.pictures import draw_overlays
+from wardround.engine.judging.result_tables import case_rows
+from wardround.engine.outcome import Outcome, Progress
+from wardround.engine.run_folder import RunFolder
+from wardround.files import write_json, write_text
+from wardround.messages import Message, ServerState
+from wardround.metrics import METRICS
+from wardround.params import Params
+
+
+class Judge:
+    """Evaluates models of one run at its clients.
+
+    title: of the pictures; hospitals: who is tested; choosers: whose validation cases choose the best round.
+    """
+
+    def __init__(
+        self, config: Config, folder: RunFolder, clients: Clients, transport: Transport, title: str
+    ) -> None:
+        self._config = config
+        self._folder = folder
+        self._clients = clients
+        self._transport = transport
+        self._title = title
+        self.hospitals = [name for name in clients.names if name not in NOT_HOSPITALS]
+        share = config.participation  # a client that takes no part must stay unseen
+        self.choosers = [name for name in self.hospitals if isinstance(share, float) or name in share]
+
+    # After a round
+
+    def validate(self, state: ServerState, progress: Progress) -> Evaluation | None:
+        """Score the model on validation cases and keep it if it is the best so far."""
+        settings, done = self._config.evaluate, state.round
+        if done % settings.every and done != self._config.rounds:
+            return None
+        metrics = [name for name in settings.metrics if not METRICS[name].is_surface]
+        metrics = list(dict.fromkeys([settings.select, *metrics]))
+        validation = self._evaluate(state.params, "val", metrics, self.choosers)
+        value = validation.value(settings.select)
+        if math.isfinite(value) and (
+            progress.best_value is None or is_better(settings.select, value, progress.best_value)
+        ):
+            progress.best_value, progress.best_round = value, done
+            progress.best_file = self._folder.checkpoints.save_best(done, state.params)
+        return validation
+
+    # After the last round
+
+    def test(self, state: ServerState, progress: Progress, units: str) -> Outcome:
+        """The test, once, with the model chosen on validation cases."""
+        settings = self._config.evaluate
+        params, chosen = self._tested_model(state, progress)
+        test = self._evaluate(params, "test", settings.metrics, self.hospitals, **chosen)
+        outcome = Outcome("done", state, progress, test, units=units)
+        if settings.cross_site:
+            outcome.cross_site = self._cross_site(params, chosen)
+        write_text(self._folder.path / "cases.csv", case_rows(test, settings.metrics).csv())
+        if settings.overlays:
+            self._draw(params, chosen)
+        if settings.calibrate:
+            self._calibrate(params, chosen)
+        return outcome
+
+    def _tested_model(self, state: ServerState, progress: Progress) -> tuple[Params, dict[str, Any]]:
+        """The model, and which round's client memories belong to it."""
+        if self._config.evaluate.model != "best" or progress.best_file is None:
+            return state.params, {}
+        params = self._folder.checkpoints.load_best(progress.best_file)
+        return params, {"memory_of_round": int(progress.best_round or 0) - 1}
+
+    def _evaluate(
+        self, params: Params, split: str, metrics: Sequence[str], names: Sequence[str], **scalars: Any
+    ) -> Evaluation:
+        message = Message(params=params, scalars={"split": split, "metrics": list(metrics), **scalars})
+        return gather(self._clients.ask("evaluate", message, to=names), metrics)
+
+    def _cross_site(self, params: Params, chosen: dict[str, Any]) -> dict[str, Evaluation]:
+        """Every client's own model on the test cases of all (simulation only: models travel for it)."""
+        metrics = self._config.evaluate.metrics
+        replies = self._clients.ask(
+            "personal_model", Message(params=params, scalars=chosen), to=self.hospitals
+        )
+        return {
+            reply.client: self._evaluate(reply.extras["model"], "test", metrics, self.hospitals, as_sent=True)
+            for reply in replies
+        }
+
+    def _draw(self, params: Params, chosen: dict[str, Any]) -> None:
+        """overlays.png, where the clients' pictures are on this machine; they do not travel."""
+        found = {name: self._transport.pictures(name) for name in self.hospitals}
+        sources = {name: path for name, path in found.items() if path is not None}
+        if not sources:
+            return
+        self._clients.ask("pictures", Message(params=params, scalars=chosen), to=list(sources))
+        draw_overlays(sources, self._folder.path / "overlays.png", self._title)
+
+    def _calibrate(self, params: Params, chosen: dict[str, Any]) -> None:
+        """calibration.json: whether the tested model's confidence matches its accuracy."""
+        found = calibrated(
+            self._clients,
+            params,
+            chosen,
+            judges=self.choosers,
+            hospitals=self.hospitals,
+            passes=self._config.evaluate.passes,
+        )
+        write_json(self._folder.path / "calibration.json", found)
+
+
+def is_better(metric: str, value: float, than: float) -> bool:
+    entry = METRICS[metric]
+    if entry.higher_is_better is None:
+        return abs(value - entry.best) < abs(than - entry.best)
+    return value > than if entry.higher_is_better else value < than

@@ -1,0 +1,77 @@
+"""The network a configuration asks for, and how a process computes with it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from wardround import models
+from wardround.config import Config
+from wardround.data.federation import Federation, open_federation
+from wardround.engine.checkpoint import Checkpoints
+from wardround.methods import build_method, build_objective
+from wardround.models import start_weights
+from wardround.models.base import Segmenter
+from wardround.seeding import seed_everything
+from wardround.training.device import Compute, choose, choose_device
+
+TRAIN_SHARE = 0.6  # of a client's cases, about
+
+
+def build_model(config: Config) -> Segmenter:
+    """The network this configuration asks for, freshly initialised from the run's seed."""
+    return network_for(config, open_federation(config.data, config.seed))
+
+
+def network_for(config: Config, federation: Federation) -> Segmenter:
+    """The same, for a federation that is open already."""
+    return build_network(
+        config,
+        in_channels=federation.in_channels,
+        num_classes=federation.num_classes,
+        dimensions=federation.dimensions,
+    )
+
+
+def build_network(config: Config, *, in_channels: int, num_classes: int, dimensions: int) -> Segmenter:
+    """The same for cases that need not be there."""
+    objective = build_objective(config)
+    seed_everything(config.seed, "init")
+    model = models.build(
+        config.model,
+        in_channels=in_channels,
+        num_outputs=objective.num_outputs(num_classes),
+        dimensions=dimensions,
+    )
+    if config.model.weights is not None and needs_weights(config):
+        model.start_weights = start_weights.load_into(model, config.model.weights)
+    objective.start_model(model)
+    build_method(config).start_model(model)
+    return model
+
+
+def needs_weights(config: Config) -> bool:
+    """Whether the file of start weights counts: not when it is gone and a checkpoint has what came of it."""
+    path = config.model.weights
+    return path is not None and (path.exists() or not Checkpoints(config.folder / "checkpoints").exists())
+
+
+def compute_for(
+    config: Config, federation: Federation, names: Sequence[str], model: Segmenter | None = None
+) -> Compute:
+    """How the process that has these clients computes; where there is a GPU, the work ahead is weighed."""
+    on_gpu = choose_device(config.compute).type == "cuda"
+    shape = training_shape(config, federation) if on_gpu else None
+    if shape is None:
+        return choose(config.compute)
+    counts = federation.sizes(names).values()
+    batches = sum(-(-int(TRAIN_SHARE * count) // config.batch_size) for count in counts)
+    steps = config.rounds * config.local_epochs * batches
+    return choose(config.compute, model or network_for(config, federation), shape, config.batch_size, steps)
+
+
+def training_shape(config: Config, federation: Federation) -> tuple[int, ...] | None:
+    """Voxels of what goes through the network in training, where that is known."""
+    if config.data.patch is not None:
+        return config.data.patch
+    seen = federation.look_back() if federation.look_back is not None else None
+    return None if seen is None else seen.patch or seen.shape

@@ -1,0 +1,46 @@
+"""What a run carries from round to round (`Progress`), and what it gives in the end (`Outcome`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from wardround.engine.judging.evaluation import Evaluation
+from wardround.messages import ServerState
+from wardround.metrics import MM
+
+
+@dataclass
+class Progress:
+    """What the loop carries from round to round beside the server's state."""
+
+    best_round: int | None = None
+    best_value: float | None = None
+    best_file: str | None = None
+    seconds: float = 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+    @classmethod
+    def from_dict(cls, stored: Mapping[str, Any]) -> Progress:
+        return cls(**{entry.name: stored[entry.name] for entry in fields(cls)})
+
+
+@dataclass
+class Outcome:
+    """What a finished (or stopped) run holds.
+
+    status: done, or stopped (by the user, with a checkpoint); cross_site: model of one client on the
+    test cases of another; troubles: replies lost or refused after the last round, "task/client": reason;
+    units: of distances.
+    """
+
+    status: str
+    state: ServerState
+    progress: Progress
+    test: Evaluation | None = None
+    cross_site: dict[str, Evaluation] = field(default_factory=dict)
+    troubles: dict[str, str] = field(default_factory=dict)
+    units: str = MM
