@@ -131,7 +131,7 @@ class Plan:
             "clients": [vars(client) for client in self.clients],
             "clients_a_round": self.present,
             "steps": self.steps,
-            "choices": {**self.compute.facts(), **self.placement.facts()},
+            "choices": {**self.compute.as_dict(), **self.placement.facts()},
             "memory": [
                 {
                     "device": entry.device,
