@@ -5,7 +5,7 @@ from pytest import raises
 
 from wardround.data.cases import Case, JoinedSplit, TensorSplit, join, stacked
 from wardround.errors import DataError
-from wardround.training.workbench import in_order
+from wardround.training.workbench import read_in_order
 
 
 def split(prefix: str, count: int, side: int) -> TensorSplit:
@@ -27,7 +27,9 @@ def test_splits_of_several_shapes_are_judged_one_case_at_a_time() -> None:
     joined = join([split("a", 2, 4), split("b", 1, 6)])
 
     assert isinstance(joined, JoinedSplit) and len(joined) == 3 and not joined.one_shape
-    assert [tuple(batch.image.shape) for batch in in_order(joined, 8)] == [(1, 1, 4, 4)] * 2 + [(1, 1, 6, 6)]
+    assert [tuple(batch.image.shape) for batch in read_in_order(joined, 8)] == [(1, 1, 4, 4)] * 2 + [
+        (1, 1, 6, 6)
+    ]
     assert joined.spacing(2) == (1.0, 6)
     assert torch.equal(joined.to(torch.device("cpu")).batch([1]).image, torch.ones(1, 1, 4, 4))
 

@@ -21,7 +21,7 @@ from wardround.methods import build_objective
 from wardround.methods import fedbr as module
 from wardround.methods.fedbr import FedBR, contrast, projection, pseudo_dice
 from wardround.params import Params
-from wardround.training.workbench import Step
+from wardround.training.learner import Step
 
 DATA = {"phantom": {"hospitals": 3, "size": 16, "cases": [10, 12, 20]}}  # 6, 7 and 12 to train on
 NONE = nn.Identity()

@@ -32,7 +32,8 @@ from wardround.methods.frequency import amplitude_window, restyled, within_range
 from wardround.models.unet import unet2d
 from wardround.params import Params
 from wardround.seeding import generator
-from wardround.training.workbench import Step, Workbench
+from wardround.training.learner import Step
+from wardround.training.workbench import FitHooks, FitSettings, Workbench
 
 WIDE = {"name": "feddg", "window": 0.2}  # b = 3 of 16 voxels
 ONE = {"phantom": {"hospitals": 1, "size": 16, "cases": 8}}
@@ -182,19 +183,16 @@ class OneBatch:
         context = Context(
             round=0, rounds=1, num_examples=3, memory={}, generator=torch.Generator(), with_features=True
         )
-        self.fitted = self.bench.fit(
-            self.data.train,
-            start,
+        settings = FitSettings(
             where="here",
             seed=1,
             stream=("s",),
-            context=context,
-            rate=1.0,
+            learning_rate=1.0,
             epochs=1,
             batch_size=3,
             augmentation=Augmentation(flip=0, intensity=0),
-            step=step,
         )
+        self.fitted = self.bench.fit(self.data.train, start, context, settings, FitHooks(step=step))
         return self.fitted
 
 
@@ -421,7 +419,7 @@ def test_where_memory_runs_out_the_clients_go_on_in_pieces(
     honest = Step.backward
 
     def tight(self: Step, batch: Any = None, **how: Any) -> Tensor:
-        if batch is not None and self._bench.micro_batch is None:
+        if batch is not None and self._learner.micro_batch is None:
             raise torch.OutOfMemoryError("no room")
         return honest(self, batch, **how)
 

@@ -27,7 +27,8 @@ from wardround.models import ModelSettings
 from wardround.models import build as build_network
 from wardround.models.unet import unet2d
 from wardround.params import Params
-from wardround.training.workbench import Step, Workbench
+from wardround.training.learner import Step
+from wardround.training.workbench import Workbench
 
 WIDE = {"name": "harmofl", "window": 2}
 ONE = {"phantom": {"hospitals": 1, "size": 16, "cases": 8}}

@@ -26,7 +26,7 @@ from wardround.models.unet import unet2d, unet3d
 from wardround.params import Params
 from wardround.training import device, optimizers
 from wardround.training import workbench as training
-from wardround.training.device import Compute, choose, weighed
+from wardround.training.device import Compute, choose, weigh_compile
 from wardround.training.passes import Passes
 from wardround.training.workbench import Workbench
 
@@ -67,16 +67,16 @@ def test_a_cpu_computes_in_float32_as_written() -> None:
     assert (chosen.precision, chosen.compile, chosen.channels_last) == ("float32", "off", False)
 
 
-def test_a_small_network_is_recorded_and_a_large_one_compiled_when_that_pays() -> None:
+def test_a_small_network_runs_as_cuda_graphs_and_a_large_one_compiled_when_that_pays() -> None:
     small, large = unet2d(in_channels=3, num_outputs=2, base_filters=16), unet3d(in_channels=1, num_outputs=1)
     cube = (128, 128, 128)
-    assert weighed(True, small, (160, 160), 8, 5000)[:2] == (True, False)
-    assert weighed(True, small, (160, 160), 8, 5)[:2] == (False, False)
-    assert weighed(True, small, (160, 160), 8, 200_000)[:2] == (True, True)
-    assert weighed(True, large, cube, 8, 100)[:2] == (False, False)
-    record, inductor, why = weighed(True, large, cube, 8, 100_000)
-    assert not record and inductor and "saves about" in why
-    assert weighed(False, large, cube, 8, 100_000)[:2] == (False, False)
+    assert weigh_compile(True, small, (160, 160), 8, 5000)[:2] == (True, False)
+    assert weigh_compile(True, small, (160, 160), 8, 5)[:2] == (False, False)
+    assert weigh_compile(True, small, (160, 160), 8, 200_000)[:2] == (True, True)
+    assert weigh_compile(True, large, cube, 8, 100)[:2] == (False, False)
+    graphs, inductor, why = weigh_compile(True, large, cube, 8, 100_000)
+    assert not graphs and inductor and "saves about" in why
+    assert weigh_compile(False, large, cube, 8, 100_000)[:2] == (False, False)
 
 
 def test_a_gpu_keeps_everything_channels_last_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -272,7 +272,7 @@ def test_a_network_that_does_not_fit_at_all_is_told(tmp_path: Path, monkeypatch:
         run(tmp_path, rounds=1)
 
 
-def test_a_run_that_is_over_holds_no_recordings_and_no_cases(
+def test_a_run_that_is_over_holds_no_graphs_and_no_cases(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hosts: list[Host] = []
@@ -284,9 +284,7 @@ def test_a_run_that_is_over_holds_no_recordings_and_no_cases(
 
     monkeypatch.setattr(Host, "__init__", noted)
     run(tmp_path, rounds=2, objective={"name": "cfsl"})
-    assert [(host.bench._recorder, host.bench.references, host._clients) for host in hosts] == [
-        (None, [], {})
-    ]
+    assert [(host.bench._graphs, host.bench.references, host._clients) for host in hosts] == [(None, [], {})]
 
 
 # Frozen references
@@ -322,7 +320,7 @@ def test_features_of_cases_that_come_back_are_computed_once(
     once, result = encoded(tmp_path, monkeypatch, STILL)
     always, _ = encoded(tmp_path, monkeypatch, {"flip": 0.5, "intensity": 0.0})
     assert always == 3 * once
-    monkeypatch.setattr(training, "kept_room", lambda *_: 0)
+    monkeypatch.setattr(training, "room_for_features", lambda *_: 0)
     seen, again = encoded(tmp_path / "no", monkeypatch, STILL)
     assert seen == always
     for name in result.params:
@@ -346,7 +344,7 @@ def test_a_reference_that_moves_forgets_what_it_saw() -> None:
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 def test_kept_features_lie_in_memory_as_computed_ones(layout: torch.memory_format) -> None:
-    """Else a compiled loss would be compiled once more for them, in the midst of a recording."""
+    """Else a compiled loss would be compiled once more for them, in the middle of a capture."""
     reference = Reference(bench().model.eval())
     reference.room = 10**9
     features = torch.randn(3, 8, 4, 5).contiguous(memory_format=layout)
@@ -420,7 +418,7 @@ def test_a_compiled_loss_is_the_written_one(name: str, parts: list[str]) -> None
 
 @pytest.mark.parametrize("name", list(OBJECTIVES))
 def test_equal_constants_mean_an_equal_loss(name: str) -> None:
-    """Else a step recorded in one round or epoch would be wrong in another."""
+    """Else a step captured in one round or epoch would be wrong in another."""
     objective = OBJECTIVES[name]()
     torch.manual_seed(3)
     model = unet2d(in_channels=1, num_outputs=objective.num_outputs(2), base_filters=4, levels=3)
@@ -447,7 +445,7 @@ def test_equal_constants_mean_an_equal_loss(name: str) -> None:
 @pytest.mark.parametrize("objective", ["dice_bce", "evidential", "cfsl", "clsl", "swav"])
 @pytest.mark.parametrize("augmentation", [STILL, {"flip": 0.5}])
 @pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
-def test_a_recorded_step_gives_the_bytes_of_a_written_one(
+def test_a_captured_step_gives_the_bytes_of_an_eager_one(
     tmp_path: Path, objective: str, augmentation: dict[str, Any], layout: str
 ) -> None:
     exact = {"precision": "float32", "memory_format": layout, "deterministic": True}
@@ -470,15 +468,15 @@ def test_a_recorded_step_gives_the_bytes_of_a_written_one(
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:The .grad attribute:UserWarning")
 @pytest.mark.parametrize("objective", ["cfsl", "clsl"])
-def test_steps_are_recorded_with_compiled_losses_too(tmp_path: Path, objective: str) -> None:
+def test_steps_are_captured_with_compiled_losses_too(tmp_path: Path, objective: str) -> None:
     settings = {"objective": {"name": objective}, "augmentation": STILL, "local_epochs": 6}
     made = config(tmp_path, rounds=1, compute={"compile": "full"}, **settings)
     host = Host(made, tmp_path / "clients", ["north"])
     for round in range(2):
         answer = host.run("north", "train", round, Message(params=Params.of(host.bench.model)))
         assert answer.failure is None
-    assert host.bench._recorder is not None and not host.bench._recorder.steps.gave_up
-    assert len(host.bench._recorder.steps._recordings) >= 2
+    assert host.bench._graphs is not None and not host.bench._graphs.steps.gave_up
+    assert len(host.bench._graphs.steps._captured) >= 2
 
 
 @pytest.mark.gpu
@@ -496,7 +494,7 @@ def test_two_models_under_evaluation_at_once_do_not_mix(tmp_path: Path) -> None:
     client, one = host.client("north"), Params.of(host.bench.model)
     two = one.map(lambda tensor: tensor * 0.5)
     alone = [[logits for logits, _ in client.predictions(client.data.train, params)] for params in (one, two)]
-    for _ in range(4):  # from the third pass on they are recorded
+    for _ in range(4):  # from the third pass on they are captured
         together = zip(
             client.predictions(client.data.train, one),
             client.predictions(client.data.train, two),
@@ -505,7 +503,7 @@ def test_two_models_under_evaluation_at_once_do_not_mix(tmp_path: Path) -> None:
         for number, (first, second) in enumerate(together):
             torch.testing.assert_close(first[0], alone[0][number], rtol=1e-2, atol=1e-2)
             torch.testing.assert_close(second[0], alone[1][number], rtol=1e-2, atol=1e-2)
-    assert host.bench._recorder is not None and host.bench._recorder.predictions._predictions
+    assert host.bench._graphs is not None and host.bench._graphs.forwards._captured
 
 
 def test_a_client_keeps_nothing_of_a_step_between_tasks(tmp_path: Path) -> None:

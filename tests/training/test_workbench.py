@@ -15,7 +15,7 @@ from wardround.params import Params
 from wardround.seeding import generator
 from wardround.seeds import derive
 from wardround.training import optimizers
-from wardround.training.workbench import Step
+from wardround.training.learner import Step
 
 
 def host(folder: Path, **changes: Any) -> Host:

@@ -19,8 +19,9 @@ from wardround.losses.segmentation import mask_dice
 from wardround.params import Params
 from wardround.seeding import generator
 from wardround.seeds import derive
-from wardround.training.device import out_of_memory
-from wardround.training.workbench import Fitted, Loss, Step, Workbench, in_order
+from wardround.training.device import is_out_of_memory
+from wardround.training.learner import Loss, Step
+from wardround.training.workbench import FitHooks, FitSettings, Fitted, Workbench, read_in_order
 
 log = logging.getLogger(__name__)
 
@@ -129,29 +130,20 @@ class Client:
         `start` alone and is not reported as the round's training.
         """
         config, bench, memory = self._config, self._bench, self.memory
-        stream = ("train", self.name, self.round, *(["second"] if second else []))
         moments = "optimizer_second" if second else "optimizer"
-        where = f"round {self.round + 1}, client '{self.name}', train"
-        fitted = self._fitting(
-            self.data.train if split is None else split,
-            start,
-            second,
-            where=where,
+        settings = FitSettings(
+            where=f"round {self.round + 1}, client '{self.name}', train",
             seed=config.seed,
-            stream=stream,
-            rate=self.learning_rate,
+            stream=("train", self.name, self.round, *(["second"] if second else [])),
+            learning_rate=self.learning_rate,
             epochs=config.local_epochs if epochs is None else epochs,
             batch_size=config.batch_size,
             augmentation=config.augmentation,
             own=None if second else memory.get("own"),
-            optimizer_state=dict(memory.get(moments, {})),
-            loss=loss,
-            add=add,
-            on_batch=on_batch,
-            after_backward=after_backward,
-            step=step,
-            on_progress=self.on_progress,
+            optimizer_state=memory.get(moments, {}),
         )
+        hooks = FitHooks(loss, add, on_batch, after_backward, step, self.on_progress)
+        fitted = self._fitting(self.data.train if split is None else split, start, second, settings, hooks)
         if config.optimizer.state == "keep":
             memory[moments] = Params(bench.optimizer_state())
         if second:
@@ -163,31 +155,33 @@ class Client:
         self.fitted = fitted
         return fitted
 
-    def _fitting(self, split: Split, start: Params, second: bool, **how: Any) -> Fitted:
+    def _fitting(
+        self, split: Split, start: Params, second: bool, settings: FitSettings, hooks: FitHooks
+    ) -> Fitted:
         """Fit; where memory runs out, the whole task begins anew with half as many cases at a time."""
         bench = self._bench
         least = bench.objective.least_together
         try:
             if "global" in self._needs and bench.device.type != "cpu":
                 start = start.to(bench.device)  # model and reference both take it from there
-            return bench.fit(split, start, context=self._context(start, second), **how)
+            return bench.fit(split, start, self._context(start, second), settings, hooks)
         except RuntimeError as error:
-            if not out_of_memory(error):
+            if not is_out_of_memory(error):
                 raise
-            together = min(bench.micro_batch or how["batch_size"], how["batch_size"])
+            together = min(bench.micro_batch or settings.batch_size, settings.batch_size)
         if together <= least:
             few = (
                 "one case alone does" if together == 1 else f"{together} cases, which this loss compares, do"
             )
             raise ClientError(
-                f"{how['where']}: {few} not fit into the memory of {bench.device}. "
+                f"{settings.where}: {few} not fit into the memory of {bench.device}. "
                 "Try compute.checkpointing: true, a smaller patch or image, or a smaller network."
             )
         bench.micro_batch = max(least, -(-together // 2))
         bench.free_memory()
         log.warning(
             "%s: out of memory on %s; from here on %d cases at a time, their gradients added up",
-            how["where"], bench.device, bench.micro_batch,
+            settings.where, bench.device, bench.micro_batch,
         )  # fmt: skip
         raise BeginAnew
 
@@ -223,7 +217,7 @@ class Client:
     def predictions(self, split: Split, params: Params | None = None) -> Iterator[tuple[Tensor, Batch]]:
         """Logits of a split, batch by batch, by these params (default: the model as it stands)."""
         return self._bench.predictions(
-            in_order(split, self._config.evaluate.batch_size), params, self.memory.get("own")
+            read_in_order(split, self._config.evaluate.batch_size), params, self.memory.get("own")
         )
 
     def kept_model(self) -> Params | None:

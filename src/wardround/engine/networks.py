@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from wardround import models
 from wardround.config import Config
-from wardround.data.federation import Federation, open_federation
+from wardround.data.federation import Federation
+from wardround.data.opening import open_federation
 from wardround.engine.checkpoint import Checkpoints
 from wardround.methods import build_method, build_objective
 from wardround.models import start_weights

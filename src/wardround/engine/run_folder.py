@@ -230,7 +230,7 @@ def environment(config: Config, placement: Placement, compute: Compute) -> dict[
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "cores": os.cpu_count(),
         **placement.as_dict(),
-        "compute": compute.facts(),
+        "compute": compute.as_dict(),
         "commit": git_commit(),
         "seed": config.seed,
     }

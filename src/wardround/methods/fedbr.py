@@ -48,7 +48,7 @@ from wardround.methods.means import (
 from wardround.models.base import Segmenter
 from wardround.models.norm import frozen_statistics
 from wardround.params import Params
-from wardround.training.workbench import Step
+from wardround.training.learner import Step
 
 SMOOTH = 1e-5  # of the Dice
 

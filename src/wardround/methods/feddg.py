@@ -51,7 +51,7 @@ from wardround.methods.frequency import (
     within_range,
 )
 from wardround.params import Params
-from wardround.training.workbench import Loss, Step
+from wardround.training.learner import Loss, Step
 
 log = logging.getLogger(__name__)
 

@@ -45,7 +45,7 @@ from wardround.losses.objective import Objective
 from wardround.messages import Message, Reply, ServerState
 from wardround.methods.base import Method
 from wardround.params import Params
-from wardround.training.workbench import shuffled
+from wardround.training.workbench import shuffle_indices
 
 log = logging.getLogger(__name__)
 
@@ -141,7 +141,7 @@ class FedLAW(Method):
         mixture = Mixture(client.model, client.objective, items, {**fixed, **own})
 
         def batches(epoch: int) -> Iterator[Batch]:
-            for index in shuffled(len(learning), self.batch_size, client.seed("tune"), epoch):
+            for index in shuffle_indices(len(learning), self.batch_size, client.seed("tune"), epoch):
                 yield split.batch(learning[index])
 
         starts = range(0, len(stopping), self.batch_size)

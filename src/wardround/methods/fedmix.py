@@ -47,7 +47,7 @@ from wardround.methods.means import (
 from wardround.models.base import Output, Segmenter
 from wardround.models.norm import frozen_statistics
 from wardround.params import Params
-from wardround.training.workbench import Loss
+from wardround.training.learner import Loss
 
 
 @dataclass(frozen=True)

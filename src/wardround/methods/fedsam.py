@@ -27,7 +27,7 @@ from wardround.clients import Client
 from wardround.losses.segmentation import at_least_float32
 from wardround.messages import Message
 from wardround.methods.base import Method
-from wardround.training.workbench import Step
+from wardround.training.learner import Step
 
 TINY = 1e-12  # keeps eps 0 where the gradient is 0
 

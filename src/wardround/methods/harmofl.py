@@ -36,7 +36,7 @@ from wardround.methods.fedsam import ascent
 from wardround.methods.frequency import amplitude_complaint, amplitude_window, restyled, says_nothing
 from wardround.models.base import Output, Segmenter
 from wardround.params import Params
-from wardround.training.workbench import Step
+from wardround.training.learner import Step
 
 log = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from wardround.data.cases import Batch
 from wardround.losses.objective import Context
 from wardround.losses.segmentation import at_least_float32
 from wardround.params import Params
-from wardround.training.workbench import Loss
+from wardround.training.learner import Loss
 
 
 def squared_distance(model: nn.Module, received: Mapping[str, Tensor]) -> Tensor:

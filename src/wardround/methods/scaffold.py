@@ -32,7 +32,7 @@ from wardround.messages import Message, ServerState
 from wardround.methods.fedavg import FedAvg
 from wardround.methods.proximal import anchor
 from wardround.params import Params
-from wardround.training.workbench import Step
+from wardround.training.learner import Step
 
 
 @dataclass(frozen=True)

@@ -136,7 +136,7 @@ class Plan:
             "clients": [vars(client) for client in self.clients],
             "clients_a_round": self.present,
             "steps": self.steps,
-            "choices": {**self.compute.facts(), **self.placement.as_dict()},
+            "choices": {**self.compute.as_dict(), **self.placement.as_dict()},
             "memory": [
                 {
                     "device": entry.device,

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from wardround.errors import DataError
 from wardround.text import format_size
-from wardround.training.device import out_of_memory
+from wardround.training.device import is_out_of_memory
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ class Forward:
             try:
                 return self._logits(image, watch)
             except (MemoryError, RuntimeError) as error:
-                if not out_of_memory(error):
+                if not is_out_of_memory(error):
                     raise
             if self.plan.device.type == "cuda":
                 torch.cuda.empty_cache()

@@ -2,8 +2,8 @@
 
 What `auto` chooses on a GPU follows from measurements (`benchmarks/train_step.py`, one H200): bfloat16
 and channels-last always pay; a CUDA graph pays where a step is so short that launching its kernels takes
-longer than running them; kernels made for the network (inductor) pay where the time they save in the
-steps to come exceeds the time to make them.
+longer than running them; compiling with inductor pays where the time it saves in the steps to come exceeds
+the time it takes.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ log = logging.getLogger(__name__)
 
 FLOPS_A_SECOND = 270e12  # a training step in bfloat16, all layers taken together
 LAUNCH_BOUND_SECONDS = 0.03  # shorter steps wait for the host
-LEAST_STEPS_TO_RECORD = 30
+LEAST_STEPS_TO_CAPTURE = 30
 INDUCTOR_SAVES = {2: 0.1, 3: 0.03}  # of a step, by dimensions
-RECORDED_SAVES = 0.0004  # seconds of a recorded step at least, measured on FedEvi's network
-INDUCTOR_SECONDS = {2: 60.0, 3: 75.0}  # to make the kernels of a network, by dimensions
+GRAPH_SAVES = 0.0004  # seconds of a captured step at least, measured on FedEvi's network
+INDUCTOR_SECONDS = {2: 60.0, 3: 75.0}  # to compile a network, by dimensions
 
 
 @dataclass(frozen=True)
 class Compute:
     """How this process computes.
 
-    autocast: type of convolutions and matrix products, None: float32; record: training steps as CUDA
-    graphs; inductor: kernels made for the network; why: what `auto` weighed, in words.
+    autocast: type of convolutions and matrix products, None: float32; cuda_graphs: training steps and
+    evaluation as CUDA graphs; inductor: the network compiled; why: what `auto` weighed, in words.
     """
 
     device: torch.device
     autocast: torch.dtype | None = None
     tf32: bool = False
     channels_last: bool = False
-    record: bool = False
+    cuda_graphs: bool = False
     inductor: bool = False
     micro_batch: int | None = None
     checkpointing: bool = False
@@ -64,11 +64,11 @@ class Compute:
 
     @property
     def compile(self) -> str:
-        if self.record:
+        if self.cuda_graphs:
             return "full" if self.inductor else "graphs"
         return "inductor" if self.inductor else "off"
 
-    def facts(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Any]:
         """For environment.json."""
         return {
             "device": str(self.device),
@@ -116,18 +116,18 @@ def choose(
     device = choose_device(settings)
     on_gpu = device.type == "cuda"
     layout, how, why = settings.memory_format, settings.compile, ""
-    record, inductor = how in ("graphs", "full"), how in ("inductor", "full")
+    graphs, inductor = how in ("graphs", "full"), how in ("inductor", "full")
     if how == "auto":
-        record, inductor, why = weighed(on_gpu, model, shape, batch_size, steps)
-    if record and not on_gpu:
-        record, why = False, "CUDA graphs need a GPU"
-        log.info("compute.compile is '%s', but %s; steps run as written", how, why)
+        graphs, inductor, why = weigh_compile(on_gpu, model, shape, batch_size, steps)
+    if graphs and not on_gpu:
+        graphs, why = False, "CUDA graphs need a GPU"
+        log.info("compute.compile is '%s', but %s; steps run eagerly", how, why)
     return Compute(
         device=device,
         autocast=autocast_dtype(settings, device),
         tf32=on_gpu and settings.precision != "float32",
         channels_last=layout == "channels_last" or (layout == "auto" and on_gpu),
-        record=record,
+        cuda_graphs=graphs,
         inductor=inductor,
         micro_batch=settings.micro_batch,
         checkpointing=settings.checkpointing,
@@ -136,26 +136,26 @@ def choose(
     )
 
 
-def weighed(
+def weigh_compile(
     on_gpu: bool, model: Segmenter | None, shape: Sequence[int] | None, batch_size: int, steps: int
 ) -> tuple[bool, bool, str]:
-    """Whether to record steps, whether to make kernels, and why."""
+    """Whether to use CUDA graphs, whether to compile with inductor, and why."""
     if not on_gpu or model is None or shape is None:
-        return False, False, "steps run as written" if not on_gpu else "nothing to weigh"
+        return False, False, "steps run eagerly" if not on_gpu else "nothing to weigh"
     flops = 3 * batch_size * forward_cost(model, shape)[0]  # backward costs twice the forward
     seconds = flops / FLOPS_A_SECOND
     short = seconds < LAUNCH_BOUND_SECONDS
     a_step = seconds * INDUCTOR_SAVES[len(shape)]
-    saved = steps * (max(a_step, RECORDED_SAVES) if short else a_step)
+    saved = steps * (max(a_step, GRAPH_SAVES) if short else a_step)
     cost = INDUCTOR_SECONDS[len(shape)]
     sizes = f"about {seconds * 1000:.0f} ms a step, {steps} steps to come"
     if short and saved > cost:
-        return True, True, f"{sizes}: steps are recorded, and kernels made for them pay for themselves"
-    if short and steps >= LEAST_STEPS_TO_RECORD:
-        return True, False, f"{sizes}: launching kernels is what takes the time"
+        return True, True, f"{sizes}: CUDA graphs, and compiling with inductor pays for itself"
+    if short and steps >= LEAST_STEPS_TO_CAPTURE:
+        return True, False, f"{sizes}: launching kernels takes most of the time"
     if saved > cost:
-        return False, True, f"{sizes}: saves about {saved:.0f} s for {cost:.0f} s of making kernels"
-    return False, False, f"{sizes}: making kernels would cost more than it saves"
+        return False, True, f"{sizes}: compiling saves about {saved:.0f} s and takes {cost:.0f} s"
+    return False, False, f"{sizes}: compiling would take longer than it saves"
 
 
 def apply(compute: Compute) -> None:
@@ -185,7 +185,7 @@ def set_threads(threads: int) -> None:
     torch.set_num_threads(threads)
 
 
-def out_of_memory(error: BaseException) -> bool:
+def is_out_of_memory(error: BaseException) -> bool:
     """Whether that is what went wrong; some libraries say it in words alone."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True

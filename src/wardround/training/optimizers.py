@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any
+import inspect
+from collections.abc import Mapping
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from wardround.config import OptimizerSettings
-from wardround.training.light_optimizers import light
+
+Kind = TypeVar("Kind", bound=Optimizer)
 
 
-def build(settings: OptimizerSettings, model: nn.Module) -> torch.optim.Optimizer:
+def build(settings: OptimizerSettings, model: nn.Module) -> Optimizer:
     """The optimizer of a model's trainable parameters; fused where torch offers it."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     rate, decay = settings.learning_rate, settings.weight_decay
     if settings.name == "sgd":
-        return light(torch.optim.SGD)(
+        return without_compiler(torch.optim.SGD)(
             parameters,
             lr=rate,
             weight_decay=decay,
@@ -24,8 +28,23 @@ def build(settings: OptimizerSettings, model: nn.Module) -> torch.optim.Optimize
             nesterov=settings.nesterov,
             fused=True,
         )
-    kind = light(torch.optim.AdamW if settings.name == "adamw" else torch.optim.Adam)
+    kind = without_compiler(torch.optim.AdamW if settings.name == "adamw" else torch.optim.Adam)
     return kind(parameters, lr=rate, weight_decay=decay, betas=settings.betas, fused=True)
+
+
+def without_compiler(kind: type[Kind]) -> type[Kind]:
+    """The same optimizer, the same bytes, without torch's compiler.
+
+    torch wraps an optimizer's functions so that a compiled program leaves them out. The wrappers import the
+    compiler, with sympy and much else, when they are first called: about a second and 100 MB in every process
+    that trains, compiled or not. We never compile an optimizer, so we call what is inside the wrappers.
+    """
+    inside = {
+        "step": torch.no_grad()(inspect.unwrap(kind.step)),  # the wrapper also turns gradients off
+        "zero_grad": inspect.unwrap(kind.zero_grad),
+        "add_param_group": inspect.unwrap(kind.add_param_group),
+    }
+    return type(kind.__name__, (kind,), inside)
 
 
 def accumulated(steps: int, momentum: float = 0.0, pull: float = 0.0, *, nesterov: bool = False) -> float:
@@ -46,7 +65,7 @@ def accumulated(steps: int, momentum: float = 0.0, pull: float = 0.0, *, nestero
     return a
 
 
-def complete_momentum(optimizer: torch.optim.Optimizer) -> None:
+def complete_momentum(optimizer: Optimizer) -> None:
     """Momentum 0 for parameters whose first gradient comes after others' (a head that rested at first).
 
     SGD would begin it with the gradient, which is the same, but its fused step takes all or none.
@@ -60,7 +79,7 @@ def complete_momentum(optimizer: torch.optim.Optimizer) -> None:
             optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
 
 
-def export_state(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+def export_state(optimizer: Optimizer) -> dict[str, Tensor]:
     """Moments and step counts as named tensors: "<parameter number>.<slot>"."""
     exported: dict[str, Tensor] = {}
     for number, parameter in enumerate(_parameters(optimizer)):
@@ -70,8 +89,8 @@ def export_state(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     return exported
 
 
-def import_state(optimizer: torch.optim.Optimizer, exported: dict[str, Tensor]) -> None:
-    """Put exported moments back; an empty dictionary starts afresh."""
+def import_state(optimizer: Optimizer, exported: Mapping[str, Tensor]) -> None:
+    """Put exported moments back; an empty mapping starts afresh."""
     optimizer.state.clear()
     parameters = _parameters(optimizer)
     for key, value in exported.items():
@@ -85,5 +104,5 @@ def import_state(optimizer: torch.optim.Optimizer, exported: dict[str, Tensor]) 
         state[slot] = moved
 
 
-def _parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+def _parameters(optimizer: Optimizer) -> list[Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]

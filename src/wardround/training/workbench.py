@@ -1,12 +1,11 @@
 """fit(): the only local training loop.
 
 One `Workbench` serves all clients of a process: one model, one optimizer, and frozen reference
-models when somebody needs them. Parameters are loaded in, trained, copied out.
+models when they are needed. Parameters are loaded in, trained, copied out.
 """
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -24,18 +23,51 @@ from wardround.errors import ClientError
 from wardround.losses.objective import Context, Objective, Reference
 from wardround.machine import free_memory
 from wardround.models.base import Segmenter
-from wardround.models.instance_norm import keep_layout
-from wardround.models.norm import from_moments, frozen_statistics, reestimate, running_stats, to_moments
+from wardround.models.norm import from_moments, reestimate, running_stats, to_moments
 from wardround.params import Params
-from wardround.seeding import generator, random_state, restore_random_state, seed_everything
+from wardround.seeding import generator, seed_everything
 from wardround.training import optimizers
-from wardround.training.cuda_graphs import Recorder
-from wardround.training.device import Compute, out_of_memory
-from wardround.training.passes import Passes
+from wardround.training.cuda_graphs import GraphRunner
+from wardround.training.device import Compute, is_out_of_memory
+from wardround.training.learner import Learner, Loss, Step
 
 log = logging.getLogger(__name__)
 
-Loss = Callable[[nn.Module, Batch, Context], Tensor]
+
+@dataclass(frozen=True)
+class FitSettings:
+    """How long and from what state a client trains.
+
+    where: round and client, for messages; stream: what the random draws are derived from, beside the seed;
+    own: tensors that stay at the client; optimizer_state: moments of its last training, none to start afresh.
+    """
+
+    where: str
+    seed: int
+    stream: tuple[object, ...]
+    learning_rate: float
+    epochs: int
+    batch_size: int
+    augmentation: Augmentation
+    own: Params | None = None
+    optimizer_state: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class FitHooks:
+    """What a method changes in the training loop; `Client.fit` says what each does."""
+
+    loss: Loss | None = None
+    add: Loss | None = None
+    on_batch: Callable[[Batch, Context], Batch] | None = None
+    after_backward: Callable[[nn.Module], None] | None = None
+    step: Callable[[Step], None] | None = None
+    on_progress: Callable[[int, int], None] | None = None
+
+    @property
+    def change_the_step(self) -> bool:
+        """Whether a step does more than the objective's gradient and the optimizer's move."""
+        return any(hook is not None for hook in (self.loss, self.add, self.after_backward, self.step))
 
 
 @dataclass(frozen=True)
@@ -53,70 +85,8 @@ class Fitted:
     loss: dict[str, float] = field(default_factory=dict)
 
 
-class Step:
-    """One optimizer step, for methods that take it apart (sharpness-aware, episodic)."""
-
-    def __init__(
-        self, bench: Workbench, batch: Batch, context: Context, loss: Loss, *, taken_apart: bool
-    ) -> None:
-        self.model = bench.model
-        self.optimizer = bench.optimizer
-        self.batch = batch
-        self.context = context
-        self.value: Tensor | None = None
-        self._bench = bench
-        self._loss = loss
-        self._random = random_state(bench.device) if taken_apart else None
-
-    def backward(
-        self, batch: Batch | None = None, *, add: Loss | None = None, accumulate: bool = False
-    ) -> Tensor:
-        """Gradients of the loss (plus `add`) on this step's batch, or another; the first value is recorded.
-
-        accumulate: on top of the gradients that are there, instead of fresh.
-        """
-        if not accumulate:
-            self.optimizer.zero_grad(set_to_none=True)
-        batch = self.batch if batch is None else batch
-        loss = self._bench.backward(batch, self.context, with_added(self._loss, add))
-        if self.value is None:
-            self.value = loss
-        return loss
-
-    @contextlib.contextmanager
-    def shifted(self, offsets: Mapping[str, Tensor]) -> Iterator[None]:
-        """Run passes at shifted parameters, then come back to the exact bytes; gradients stay.
-
-        The same dropout mask as in the first pass; running statistics and noted terms are left alone.
-        """
-        before = {name: p.detach().clone() for name, p in self.model.named_parameters() if name in offsets}
-        terms, after = dict(self.context.terms), random_state(self._bench.device)
-        with torch.no_grad():
-            for name, parameter in self.model.named_parameters():
-                if name in offsets:
-                    parameter.add_(offsets[name])
-        restore_random_state(self._bench.device, self._random)
-        try:
-            with frozen_statistics(self.model):
-                yield
-        finally:
-            with torch.no_grad():
-                for name, parameter in self.model.named_parameters():
-                    if name in before:
-                        parameter.copy_(before[name])
-            self.context.terms = terms
-            restore_random_state(self._bench.device, after)
-
-    def apply(self) -> None:
-        """Clip if asked, then let the optimizer move."""
-        self._bench.move()
-
-
-class Workbench:
-    """Model, optimizer and references of one process, reused for every client and round.
-
-    micro_batch: cases that go through the network at once, None: all of a batch.
-    """
+class Workbench(Learner):
+    """Model, optimizer and references of one process, reused for every client and round."""
 
     def __init__(
         self,
@@ -129,21 +99,7 @@ class Workbench:
         bn_stats: str = "average",
         compute: Compute | None = None,
     ) -> None:
-        self.compute = compute or Compute(device or torch.device("cpu"))
-        self.device = self.compute.device
-        self.model = model.to(self.device)
-        if self.compute.channels_last or self.device.type == "cuda":
-            keep_layout(self.model)
-        if self.compute.channels_last:
-            for parameter in self.model.parameters():
-                parameter.data = in_layout(parameter.data)
-        for module in self.model.modules():  # a stem has its backbone inside
-            if isinstance(module, Segmenter):
-                module.checkpointing = self.compute.checkpointing
-        self.micro_batch = self.compute.micro_batch
-        self.objective = objective
-        self.settings = settings
-        self.optimizer = optimizers.build(settings, self.model)
+        super().__init__(model, objective, settings, compute or Compute(device or torch.device("cpu")))
         self.bn_stats = bn_stats
         self.stats = running_stats(self.model)
         everything = list(self.model.state_dict())
@@ -151,36 +107,34 @@ class Workbench:
         if bn_stats == "local":
             travelling -= {name for pair in self.stats for name in pair}
         self.own_names = [name for name in everything if name not in travelling]
-        self.passes = Passes(inductor=self.compute.inductor)
-        self._judged_at_once: int | None = None  # cases, where memory ran out in evaluation
-        self._references: dict[str, Reference] = {}
-        self._recorder = Recorder(self) if self.compute.record else None
+        self._evaluated_at_once: int | None = None  # cases, where memory ran out in evaluation
+        self._graphs = GraphRunner(self) if self.compute.cuda_graphs else None
 
     # Tensors in and out
 
     def load(self, params: Params, own: Params | None = None) -> None:
         """Put received params into the model; the client's own tensors go on top."""
-        if self.bn_stats == "pooled":
-            params = Params(from_moments(params, self.stats))
-        params.load_into(self.model)
+        self._from_sent(params).load_into(self.model)
         if own is not None:
             own.load_into(self.model)
 
     def export(self) -> Params:
         """A copy of the model as it travels."""
-        params = Params.of(self.model)
-        return Params(to_moments(params, self.stats)) if self.bn_stats == "pooled" else params
+        return self.as_sent(Params.of(self.model))
 
     def as_sent(self, tensors: Params) -> Params:
         """Tensors of the network as they travel, running statistics among them."""
         return Params(to_moments(tensors, self.stats)) if self.bn_stats == "pooled" else tensors
+
+    def _from_sent(self, params: Params) -> Params:
+        return Params(from_moments(params, self.stats)) if self.bn_stats == "pooled" else params
 
     def with_own(self, params: Params, memory: Mapping[str, Any]) -> Params:
         """A client's personal model as it would travel; its own tensors are kept as the network has them."""
         own: Mapping[str, Tensor] = memory.get("own", {})
         if self.bn_stats != "pooled" or not own:
             return params
-        return Params(to_moments(Params(from_moments(params, self.stats)).updated(own), self.stats))
+        return self.as_sent(self._from_sent(params).updated(own))
 
     def own(self) -> Params:
         """What stays at the client: local statistics and heads, and what the method does not share."""
@@ -189,23 +143,31 @@ class Workbench:
     def optimizer_state(self) -> dict[str, Tensor]:
         return optimizers.export_state(self.optimizer)
 
+    def reference(self, role: str, params: Params) -> Reference:
+        """A frozen model with these params; the object is kept for the next client."""
+        if role not in self._references:
+            frozen = copy.deepcopy(self.model).requires_grad_(False).eval()
+            self._references[role] = Reference(frozen, self.passes.encode)
+        reference = self._references[role]
+        self._from_sent(params).load_into(reference.model)
+        reference.forget()
+        return reference
+
+    # Evaluation
+
     def predictions(
         self, batches: Iterable[Batch], params: Params | None, own: Params | None = None
     ) -> Iterator[tuple[Tensor, Batch]]:
         """Logits of each batch in evaluation mode; the model keeps its own tensors throughout."""
-        tensors: dict[str, Tensor] = {}
-        if params is not None:
-            if self.bn_stats == "pooled":
-                params = Params(from_moments(params, self.stats))
-            tensors = {name: params[name] for name in params}
+        tensors: dict[str, Tensor] = dict(self._from_sent(params)) if params is not None else {}
         if own is not None:
-            tensors |= {name: own[name] for name in own}
+            tensors |= own
         was_training = self.model.training
         self.model.eval()
         try:
-            forward = self._recorder.predictions.of(tensors) if self._recorder is not None else None
+            forward = self._graphs.forwards.make_forward(tensors) if self._graphs is not None else None
             if forward is None:
-                there = {name: self._laid_out(tensor.to(self.device)) for name, tensor in tensors.items()}
+                there = {name: self.lay_out(tensor.to(self.device)) for name, tensor in tensors.items()}
                 forward = partial(torch.func.functional_call, self.model, there)
             for batch in batches:
                 yield from self._in_pieces(forward, batch)
@@ -216,13 +178,13 @@ class Workbench:
         """The logits of a batch; where memory runs out, of half as many cases at a time from then on."""
         done = 0
         while done < len(batch):
-            piece = min(self._judged_at_once or len(batch), len(batch))
+            piece = min(self._evaluated_at_once or len(batch), len(batch))
             part = batch if piece == len(batch) else batch.part(done, done + piece)
             try:
                 with torch.no_grad(), self.autocast():
-                    logits = forward(self._laid_out(part.image)).float().contiguous()
+                    logits = forward(self.lay_out(part.image)).float().contiguous()
             except RuntimeError as error:
-                if not out_of_memory(error):
+                if not is_out_of_memory(error):
                     raise
                 if piece == 1:
                     raise ClientError(
@@ -233,37 +195,18 @@ class Workbench:
                 done += len(part)
                 yield logits, part
                 continue
-            self._judged_at_once = -(-piece // 2)
-            self._free_recordings()
+            self._evaluated_at_once = -(-piece // 2)
+            self._free_graphs()
             log.warning(
                 "evaluation: out of memory on %s; from here on %d cases at a time",
-                self.device, self._judged_at_once,
+                self.device, self._evaluated_at_once,
             )  # fmt: skip
 
-    def autocast(self) -> contextlib.AbstractContextManager[Any]:
-        if self.compute.autocast is None:
-            return contextlib.nullcontext()
-        return torch.autocast(self.device.type, dtype=self.compute.autocast)
-
-    def reference(self, role: str, params: Params) -> Reference:
-        """A frozen model with these params; the object is kept for the next client."""
-        if role not in self._references:
-            frozen = copy.deepcopy(self.model).requires_grad_(False).eval()
-            self._references[role] = Reference(frozen, self.passes.encode)
-        reference = self._references[role]
-        if self.bn_stats == "pooled":
-            params = Params(from_moments(params, self.stats))
-        params.load_into(reference.model)
-        reference.forget()
-        return reference
-
-    @property
-    def references(self) -> list[Reference]:
-        return list(self._references.values())
-
-    def _laid_out(self, tensor: Tensor) -> Tensor:
-        """In the memory layout the network likes."""
-        return in_layout(tensor) if self.compute.channels_last else tensor
+    def reestimate_statistics(self, split: Split, params: Params, batch_size: int) -> Params:
+        """Running statistics of a model on a split, from one pass without gradients."""
+        self.load(params)
+        reestimate(self.model, (self.lay_out(batch.image) for batch in read_in_order(split, batch_size)))
+        return Params.of(self.model).only({name for pair in self.stats for name in pair})
 
     # Training
 
@@ -271,202 +214,171 @@ class Workbench:
         self,
         split: Split,
         start: Params,
-        *,
-        where: str,
-        seed: int,
-        stream: tuple[object, ...],
         context: Context,
-        rate: float,
-        epochs: int,
-        batch_size: int,
-        augmentation: Augmentation,
-        own: Params | None = None,
-        optimizer_state: dict[str, Tensor] | None = None,
-        loss: Loss | None = None,
-        add: Loss | None = None,
-        on_batch: Callable[[Batch, Context], Batch] | None = None,
-        after_backward: Callable[[nn.Module], None] | None = None,
-        step: Callable[[Step], None] | None = None,
-        on_progress: Callable[[int, int], None] | None = None,
+        settings: FitSettings,
+        hooks: FitHooks,
     ) -> Fitted:
-        """Train the model from `start` on a split; see `Client.fit` for the hooks."""
-        self.load(start, own)
+        """Train the model from `start` on a split."""
+        self.load(start, settings.own)
         self.model.start_fit()
-        optimizers.import_state(self.optimizer, optimizer_state or {})
+        optimizers.import_state(self.optimizer, settings.optimizer_state)
         for group in self.optimizer.param_groups:
-            group["lr"] = rate
-        objective_loss = loss or self.objective.loss
-        hooked = any(hook is not None for hook in (loss, add, after_backward, step))
-        recorder = None if hooked or self.micro_batch is not None else self._recorder
-
-        def total_loss(model: nn.Module, batch: Batch, context: Context) -> Tensor:
-            value = objective_loss(model, batch, context)
-            if add is not None:
-                value = value + add(model, batch, context)
-            for term, extra in self.model.extra_losses(context.num_examples).items():
-                context.note(term, extra)
-                value = value + extra
-            for term, number in self.model.notes().items():
-                context.note(term, number)
-            return value
-
-        def plain_step(this: Step) -> None:
-            if recorder is not None:
-                this.value = recorder.steps.backward(this.batch, context, total_loss)
-            else:
-                this.backward()
-            if after_backward is not None:
-                after_backward(this.model)
-            this.apply()
-
-        seed_everything(seed, *stream, "torch")
+            group["lr"] = settings.learning_rate
+        seed_everything(settings.seed, *settings.stream, "torch")
         self.model.train()
-        take = step or plain_step
-        values: list[Tensor] = []
-        num_steps = 0
-        steps_an_epoch = -(-len(split) // batch_size)
-        self.passes.usual = min(self.micro_batch or batch_size, batch_size, len(split))
-        views = 2 if "two_views" in self.objective.needs else 1
-        references = self.references
-        comes_back = epochs > 1 and on_batch is None and not split.draws
-        comes_back = comes_back and self.micro_batch is None and augmentation.changes_nothing
-        context.memory.update(
-            {k: v.to(self.device).clone() for k, v in context.memory.items() if isinstance(v, Tensor)}
-        )
-        for reference in references:
-            reference.room = kept_room(self.device, len(references)) if comes_back else 0
-        for epoch in range(epochs):
-            context.epoch = epoch
-            self.objective.start_epoch(self.model, context)
-            for indices in shuffled(len(split), batch_size, seed, *stream, "order", epoch):
-                draw = generator(seed, *stream, "patch", epoch, context.step) if split.draws else None
-                batch = split.batch(indices, draw)
-                batch, context.second_view = augmentation(
-                    batch, seed, (*stream, "augment", epoch, context.step), views
-                )
-                if on_batch is not None:
-                    batch = on_batch(batch, context)
-                batch = replace(batch, image=self._laid_out(batch.image))
-                for reference in references:
-                    reference.expect(batch.image if comes_back else None, indices.tolist())
-                this = Step(self, batch, context, total_loss, taken_apart=step is not None)
-                take(this)
-                if this.value is not None:
-                    values.append(this.value)
-                num_steps += 1
-                context.step += 1
-                if on_progress is not None:
-                    on_progress(num_steps, epochs * steps_an_epoch)
-            refuse_non_finite(values, where, rate)
+        self.passes.usual = min(self.micro_batch or settings.batch_size, settings.batch_size, len(split))
+        clone_tensors(context.memory, self.device)
+        graphs = None if hooks.change_the_step or self.micro_batch is not None else self._graphs
+        loop = TrainingLoop(self, split, context, settings, hooks, graphs)
+        loop.run()
         self.model.eval()
-        for reference in references:
+        for reference in self.references:
             reference.forget()
-        context.memory.update({k: v.clone() for k, v in context.memory.items() if isinstance(v, Tensor)})
+        clone_tensors(context.memory)
+        values, num_steps = loop.values, loop.num_steps
         losses = {"total": float(torch.stack(values).double().mean())} if values else {}
         losses |= {term: float(value) / num_steps for term, value in context.terms.items()}
-        return Fitted(self.export(), num_steps, len(split), rate * num_steps, losses)
-
-    def backward(self, batch: Batch, context: Context, loss: Loss) -> Tensor:
-        """Add the gradients of the loss, the whole batch at once or piece by piece; its value.
-
-        Pieces count by their cases: for losses that are means over cases the gradient is the same.
-        """
-        size = len(batch)
-        piece = self.micro_batch or size
-        second, total = context.second_view, None
-        for first in range(0, size, piece):
-            cut = slice(first, first + piece)
-            part = batch if piece >= size else replace(batch, image=batch.image[cut], label=batch.label[cut])
-            context.share = 1.0 if piece >= size else len(part) / size
-            if second is not None and piece < size:
-                context.second_view = second[cut]
-            with self.autocast():
-                value = loss(self.model, part, context)
-            if context.share != 1:
-                value = value * context.share
-            value.backward()  # type: ignore[no-untyped-call]
-            value = value.detach()
-            total = value if total is None else total + value
-        context.share, context.second_view = 1.0, second
-        assert total is not None, "a batch has cases"
-        return total
-
-    def move(self) -> None:
-        """One step of the optimizer along the gradients that are there."""
-        limit = self.settings.clip_norm
-        if limit is not None:
-            nn.utils.clip_grad_norm_(self.model.parameters(), limit, foreach=True)
-        optimizers.complete_momentum(self.optimizer)
-        self.optimizer.step()
+        return Fitted(self.export(), num_steps, len(split), settings.learning_rate * num_steps, losses)
 
     def free_memory(self) -> None:
-        """Let go of what a failed step left behind."""
+        """Release what a failed step left behind."""
         self.optimizer.zero_grad(set_to_none=True)
         self.optimizer.state.clear()
-        self._free_recordings()
+        self._free_graphs()
 
-    def _free_recordings(self) -> None:
-        if self._recorder is not None:
-            self._recorder.forget()
+    def _free_graphs(self) -> None:
+        if self._graphs is not None:
+            self._graphs.clear()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
     def close(self) -> None:
-        """Let go of recordings and references; they and the bench know each other."""
-        if self._recorder is not None:
-            self._recorder.forget()
-            self._recorder = None
+        """Release CUDA graphs and references; they and the bench refer to each other."""
+        if self._graphs is not None:
+            self._graphs.clear()
+            self._graphs = None
         self._references.clear()
 
-    def reestimate_statistics(self, split: Split, params: Params, batch_size: int) -> Params:
-        """Running statistics of a model on a split, from one pass without gradients."""
-        self.load(params)
-        reestimate(self.model, (self._laid_out(batch.image) for batch in in_order(split, batch_size)))
-        return Params.of(self.model).only({name for pair in self.stats for name in pair})
+
+class TrainingLoop:
+    """The epochs of one `fit`: batches, optimizer steps, and the loss of each step in `values`."""
+
+    def __init__(
+        self,
+        learner: Learner,
+        split: Split,
+        context: Context,
+        settings: FitSettings,
+        hooks: FitHooks,
+        graphs: GraphRunner | None,
+    ) -> None:
+        self.values: list[Tensor] = []
+        self.num_steps = 0
+        self._learner = learner
+        self._split = split
+        self._context = context
+        self._settings = settings
+        self._hooks = hooks
+        self._graphs = graphs
+        self._references = learner.references
+        self._comes_back = (  # the same images every epoch
+            settings.epochs > 1
+            and hooks.on_batch is None
+            and not split.draws
+            and learner.micro_batch is None
+            and settings.augmentation.changes_nothing
+        )
+
+    def run(self) -> None:
+        """Train for the epochs asked for; a loss that is not finite ends it with the epoch."""
+        learner, context, settings, hooks = self._learner, self._context, self._settings, self._hooks
+        take = hooks.step or self._take
+        expected = settings.epochs * -(-len(self._split) // settings.batch_size)
+        for reference in self._references:
+            room = room_for_features(learner.device, len(self._references)) if self._comes_back else 0
+            reference.room = room
+        for epoch in range(settings.epochs):
+            context.epoch = epoch
+            learner.objective.start_epoch(learner.model, context)
+            for batch in self._batches(epoch):
+                step = Step(learner, batch, context, self._loss, taken_apart=hooks.step is not None)
+                take(step)
+                if step.value is not None:
+                    self.values.append(step.value)
+                self.num_steps += 1
+                context.step += 1
+                if hooks.on_progress is not None:
+                    hooks.on_progress(self.num_steps, expected)
+            refuse_non_finite(self.values, settings.where, settings.learning_rate)
+
+    def _batches(self, epoch: int) -> Iterator[Batch]:
+        """An epoch's batches, shuffled, augmented and laid out; references are told which cases come."""
+        learner, split, context, settings = self._learner, self._split, self._context, self._settings
+        seed, stream = settings.seed, settings.stream
+        views = 2 if "two_views" in learner.objective.needs else 1
+        for indices in shuffle_indices(len(split), settings.batch_size, seed, *stream, "order", epoch):
+            draw = generator(seed, *stream, "patch", epoch, context.step) if split.draws else None
+            batch, context.second_view = settings.augmentation(
+                split.batch(indices, draw), seed, (*stream, "augment", epoch, context.step), views
+            )
+            if self._hooks.on_batch is not None:
+                batch = self._hooks.on_batch(batch, context)
+            batch = replace(batch, image=learner.lay_out(batch.image))
+            for reference in self._references:
+                reference.expect(batch.image if self._comes_back else None, indices.tolist())
+            yield batch
+
+    def _loss(self, model: nn.Module, batch: Batch, context: Context) -> Tensor:
+        """The objective or what replaces it, a method's term, and the network's own."""
+        hooks, network = self._hooks, self._learner.model
+        value = (hooks.loss or self._learner.objective.loss)(model, batch, context)
+        if hooks.add is not None:
+            value = value + hooks.add(model, batch, context)
+        for term, extra in network.extra_losses(context.num_examples).items():
+            context.note(term, extra)
+            value = value + extra
+        for term, number in network.notes().items():
+            context.note(term, number)
+        return value
+
+    def _take(self, step: Step) -> None:
+        """An ordinary step, as a CUDA graph where there is one."""
+        if self._graphs is not None:
+            step.value = self._graphs.steps.backward(step.batch, step.context, self._loss)
+        else:
+            step.backward()
+        if self._hooks.after_backward is not None:
+            self._hooks.after_backward(step.model)
+        step.apply()
 
 
-def with_added(loss: Loss, add: Loss | None) -> Loss:
-    """The sum of two losses."""
-    if add is None:
-        return loss
-    return lambda model, batch, context: loss(model, batch, context) + add(model, batch, context)
+def clone_tensors(memory: dict[str, Any], device: torch.device | None = None) -> None:
+    """Replace the tensors in a memory by copies of their own, on the device if one is given."""
+    memory.update({k: v.to(device or v.device).clone() for k, v in memory.items() if isinstance(v, Tensor)})
 
 
-def in_layout(tensor: Tensor) -> Tensor:
-    """Channels last, for images, volumes and the weights of convolutions over them."""
-    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
-    if tensor.dim() not in formats:
-        return tensor
-    layout = formats[tensor.dim()]
-    if tensor.shape[1] == 1 and tensor.is_contiguous():
-        # one channel fits both layouts; only the strides tell convolutions which one is meant
-        strides = torch.empty(tensor.shape, device="meta").to(memory_format=layout).stride()
-        return tensor.as_strided(tensor.shape, strides)
-    return tensor.contiguous(memory_format=layout)
-
-
-def kept_room(device: torch.device, models: int) -> int:
+def room_for_features(device: torch.device, models: int) -> int:
     """Bytes that each frozen model's features may take: a tenth of what is free, shared."""
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_memory()
     return free // 10 // max(models, 1)
 
 
-def shuffled(count: int, batch_size: int, seed: int, *stream: object) -> Iterator[Tensor]:
-    """Index batches in random order; the last one may be smaller."""
+def shuffle_indices(count: int, batch_size: int, seed: int, *stream: object) -> Iterator[Tensor]:
+    """Batches of indices in random order; the last one may be smaller."""
     order = torch.randperm(count, generator=generator(seed, *stream))
     for start in range(0, count, batch_size):
         yield order[start : start + batch_size]
 
 
-def in_order(split: Split, batch_size: int) -> Iterator[Batch]:
+def read_in_order(split: Split, batch_size: int) -> Iterator[Batch]:
     """Whole cases, one after the other; those of different shapes one at a time."""
     batch_size = batch_size if split.one_shape else 1
     for start in range(0, len(split), batch_size):
         yield split.batch(range(start, min(start + batch_size, len(split))))
 
 
-def refuse_non_finite(values: list[Tensor], where: str, rate: float) -> None:
-    """One look at all losses an epoch: no synchronisation inside it."""
+def refuse_non_finite(values: list[Tensor], where: str, learning_rate: float) -> None:
+    """Check all losses once an epoch: no synchronisation inside it."""
     if not values:
         return
     finite = torch.isfinite(torch.stack(values))
@@ -474,5 +386,5 @@ def refuse_non_finite(values: list[Tensor], where: str, rate: float) -> None:
         step = int((~finite).nonzero()[0]) + 1
         raise ClientError(
             f"{where}: the loss became NaN or infinite at step {step}. "
-            f"Last learning_rate {rate:g}; try a smaller one."
+            f"Last learning_rate {learning_rate:g}; try a smaller one."
         )

@@ -7,7 +7,7 @@ from wardround.data.cases import Case
 from wardround.data.serving.patches import PatchSplit, choose_patch, choose_start, crop_patch, start_limits
 from wardround.data.serving.resident import StoredCase
 from wardround.errors import ConfigError, DataError
-from wardround.training.workbench import in_order
+from wardround.training.workbench import read_in_order
 
 
 def stored(name: str, *shape: int, lesion: tuple[int, ...] | None = None, value: int = 1) -> StoredCase:
@@ -105,7 +105,7 @@ def test_judging_takes_whole_cases_one_at_a_time() -> None:
     split = PatchSplit([stored("a", 20, 30), stored("b", 20, 30)], (8, 8), 0.5)
 
     assert split.draws and not split.one_shape
-    assert [tuple(batch.image.shape) for batch in in_order(split, 16)] == [(1, 2, 20, 30)] * 2
+    assert [tuple(batch.image.shape) for batch in read_in_order(split, 16)] == [(1, 2, 20, 30)] * 2
     with raises(DataError, match=r"'a' \(20x30\) and 'c' \(9x9\) cannot be in one batch"):
         PatchSplit([stored("a", 20, 30), stored("c", 9, 9)], (8, 8), 0.5).batch([0, 1])
 

@@ -16,7 +16,7 @@ from wardround.data.cases import Batch, Case, TensorSplit
 from wardround.engine.judging.evaluation import Turns, largest_components, score_cases
 from wardround.errors import DataError
 from wardround.metrics import METRICS, measure
-from wardround.training.workbench import in_order
+from wardround.training.workbench import read_in_order
 
 REGIONS = {"disc": [1, 2], "cup": [2], "absent": [7], "nothing": [], "background": [0]}
 SPACINGS = [(1.0, 1.5), (0.5, 2.0)]
@@ -52,7 +52,7 @@ def split() -> TensorSplit:
 
 def client(batch_size: int) -> Any:
     def predictions(given: TensorSplit, params: Any) -> Iterator[tuple[Tensor, Batch]]:
-        for batch in in_order(given, batch_size):
+        for batch in read_in_order(given, batch_size):
             yield batch.image, batch
 
     return SimpleNamespace(device=torch.device("cpu"), predictions=predictions)
