@@ -17,8 +17,8 @@ from wardround.config_file import load_config
 from wardround.data.phantom import files as phantom_files
 from wardround.data.phantom.cases import PhantomSettings
 from wardround.deploy.agreement import Facts, agreed, at_hospital, facts_of, for_hospitals, own_federation
-from wardround.deploy.remote import organisers_own
-from wardround.deploy.rules import SiteFile
+from wardround.deploy.conducting import organisers_own
+from wardround.deploy.site_file import SiteFile
 from wardround.errors import ConfigError
 
 QUICK = {

@@ -15,10 +15,10 @@ from pytest import CaptureFixture, MonkeyPatch, fixture, importorskip, mark, rai
 importorskip("nvflare")
 
 from wardround.deploy.kits import open_kit, organisers_kit
-from wardround.deploy.nvflare import organising, processes, provisioning, rehearsal
+from wardround.deploy.nvflare import authority, organising, processes, provisioning, rehearsal
 from wardround.deploy.project import Project
-from wardround.deploy.rules import SiteFile
 from wardround.deploy.site import refuse_device_not_here
+from wardround.deploy.site_file import SiteFile
 from wardround.errors import ConfigError, WardroundError
 
 JOINS = ["flare/startup/rootCA.pem", "flare/startup/fed_client.json", "flare/local/resources.json"]
@@ -141,9 +141,9 @@ def test_the_authority_knows_everybody_it_made_a_kit_for(
 ) -> None:
     (mine / "organiser" / "flare" / "startup" / "rootCA.pem").unlink()  # not needed to tell the fingerprint
 
-    authority, issued = provisioning.issued_by(mine)
+    issuer, issued = authority.issued_by(mine)
 
-    assert set(issued) == {"organiser", "north", "south"} and provisioning.fingerprint(authority)
+    assert set(issued) == {"organiser", "north", "south"} and authority.fingerprint(issuer)
 
 
 # submit

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from helpers import call
 from pytest import CaptureFixture, MonkeyPatch, fixture, importorskip, mark, raises
 
-from test_cli import call
 from wardround.deploy.kits import Kit, open_kit
 from wardround.deploy.project import Project, load_project, template
-from wardround.deploy.rules import load_site
+from wardround.deploy.site_file import load_site
 from wardround.errors import ConfigError
 
 SMALLEST: dict[str, Any] = {"project": "demo", "organiser": {"host": "localhost"}, "hospitals": ["north"]}

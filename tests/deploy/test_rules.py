@@ -12,8 +12,9 @@ from helpers import config
 from pytest import fixture, mark, raises
 
 from wardround.config_file import resolve
-from wardround.deploy import rules as module
-from wardround.deploy.rules import Rules, SiteFile, case_numbers, client_of, load_site, template
+from wardround.deploy import site_file
+from wardround.deploy.rules import Rules, case_numbers, chosen
+from wardround.deploy.site_file import SiteFile, client_of, load_site, template
 from wardround.engine.judging.evaluation import gather
 from wardround.errors import ConfigError
 from wardround.messages import Message, Reply
@@ -49,7 +50,7 @@ def test_the_template_is_the_defaults_with_every_key_explained(tmp_path: Path) -
     assert load_site(path) == SiteFile(data=tmp_path / "federation.yaml")
     assert set(yaml.safe_load(text)) == set(SiteFile.model_fields)
     assert "hospital 'north'" in text and max(map(len, text.splitlines())) <= 110
-    for key in module.COMMENTS:
+    for key in site_file.COMMENTS:
         assert re.search(rf"^#.*\n{key}:", text, re.MULTILINE), key
 
 
@@ -65,7 +66,7 @@ def test_data_are_relative_to_the_file_or_made_up(load: Load, tmp_path: Path) ->
 
 def test_every_task_a_client_can_be_asked_for_is_known() -> None:
     engine = {"evaluate", "personal_model", "norm_stats", "pictures", "calibrate"}
-    assert set(module.TASKS) == engine.union(*(method.tasks for method in METHODS.values()))
+    assert set(site_file.TASKS) == engine.union(*(method.tasks for method in METHODS.values()))
 
 
 @mark.parametrize(
@@ -133,7 +134,7 @@ def test_a_client_that_is_not_clear_is_asked_for(client: str | None, words: str)
 
 
 def test_by_default_everything_but_the_personal_model_may_be_asked_for(tmp_path: Path) -> None:
-    for task in module.TASKS:
+    for task in site_file.TASKS:
         refused = rules().refuses_request(task, config=config(tmp_path), bytes=10**9)
         assert (refused is None) == (task != "personal_model")
     assert rules(tasks="all").refuses_request("personal_model") is None
@@ -187,8 +188,8 @@ def test_a_run_inside_the_lists_is_not_refused(settings: dict[str, Any], asked: 
 
 def test_settings_are_judged_alike_before_and_after_they_are_parsed(tmp_path: Path) -> None:
     checked = config(tmp_path, method={"name": "fedevi"})
-    assert module.chosen(checked) == module.chosen(resolve(checked))
-    assert module.chosen(checked)["objective"] == "evidential"
+    assert chosen(checked) == chosen(resolve(checked))
+    assert chosen(checked)["objective"] == "evidential"
 
 
 def test_a_request_over_the_cap_is_refused_with_both_sizes() -> None:

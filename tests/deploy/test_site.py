@@ -364,8 +364,8 @@ def test_the_line_is_written_before_the_reply_returns(
     order: list[str] = []
     append, note = ledger.Ledger.append, Site._note
 
-    def appending(self: Any, parcel: Parcel, **rest: Any) -> Any:
-        line = append(self, parcel, **rest)
+    def appending(self: Any, *given: Any, **rest: Any) -> Any:
+        line = append(self, *given, **rest)
         order.append(f"line {line['sha256']}")
         return line
 

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from pytest import fixture, mark, raises
 
 from wardround.config import TrafficSettings
-from wardround.deploy.wire import SCHEMA, TYPES, Parcel, ParcelError, fingerprint, pack, unpack
+from wardround.deploy.wire import Parcel, ParcelError, pack, unpack
+from wardround.deploy.wire.parcel import SCHEMA, TYPES, fingerprint
 from wardround.messages import Message
 from wardround.params import Params
 

@@ -65,7 +65,7 @@ def is_wanted(line: Mapping[str, Any], run: str | None, task: str | None) -> boo
 
 
 def table_of(lines: Iterable[Mapping[str, Any]]) -> Any:
-    from wardround.deploy.rules import size_text
+    from wardround.deploy.site_file import size_text
     from wardround.tables import Table
 
     rows = [

@@ -74,7 +74,8 @@ def server(
     configure_logging(debug, False)
     needs_engine(debug)
     from wardround.deploy.kits import open_kit
-    from wardround.deploy.nvflare.preflight import refuse_broken, refuse_taken_ports
+    from wardround.deploy.nvflare.preflight.connection import refuse_taken_ports
+    from wardround.deploy.nvflare.preflight.kit import refuse_broken
     from wardround.deploy.nvflare.processes import Processes, wait_for_port
     from wardround.deploy.nvflare.session import Session
 
@@ -262,7 +263,7 @@ def show_state(facts: dict[str, Any], trouble: str, *, clear: bool) -> None:
 
 def runs_of(kit: Kit, session: Session | None) -> list[dict[str, Any]]:
     """Every run of the organiser: its state, how far it is, and what it waits for."""
-    from wardround.deploy.live_view import live_facts, waiting_line
+    from wardround.deploy.live_file import live_facts, waiting_line
 
     rows = []
     for path in sorted(kit.runs.glob("*/live.json")):
@@ -317,7 +318,7 @@ def stop(
     configure_logging(debug, False)
     needs_engine(debug)
     from wardround.deploy.kits import organisers_kit
-    from wardround.deploy.live_view import running
+    from wardround.deploy.live_file import running
 
     opened = organisers_kit(kit)
     name, facts = running(opened, run)
@@ -346,7 +347,9 @@ def needs_engine(debug: bool = False) -> None:
 
 def opened_session(kit: Kit) -> Session:
     """A line to the server; said at once, not after a while, if nothing listens there."""
-    from wardround.deploy.nvflare.preflight import TIMEOUT, Place, refuse_broken, stranger
+    from wardround.deploy.nvflare.preflight.checks import TIMEOUT, Place
+    from wardround.deploy.nvflare.preflight.connection import stranger
+    from wardround.deploy.nvflare.preflight.kit import refuse_broken
     from wardround.deploy.nvflare.processes import port_open
     from wardround.deploy.nvflare.session import Session
     from wardround.errors import ConfigError, WardroundError
@@ -393,7 +396,7 @@ def leaving_on_signals() -> Iterator[None]:
 def finish(config: Config, state: str, json_: bool, again: str) -> None:
     """What `train` prints at the end."""
     from wardround.api import Result
-    from wardround.deploy.live_view import live_facts
+    from wardround.deploy.live_file import live_facts
 
     result = Result.load(config.folder)
     if not json_:

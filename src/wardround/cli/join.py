@@ -59,7 +59,9 @@ def check_trust(kit: Kit) -> None:
 
     A server that is not there yet is no reason to end.
     """
-    from wardround.deploy.nvflare.preflight import TIMEOUT, Distrust, Place, Wrong, check_tls, refuse_broken
+    from wardround.deploy.nvflare.preflight.checks import TIMEOUT, Distrust, Place, Wrong
+    from wardround.deploy.nvflare.preflight.connection import check_tls
+    from wardround.deploy.nvflare.preflight.kit import refuse_broken
     from wardround.errors import ConfigError
 
     refuse_broken(kit)

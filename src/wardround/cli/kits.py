@@ -12,7 +12,7 @@ from rich.markup import escape
 from wardround.cli.common import Debug, Json, app, configure_logging, err, out, print_table
 
 if TYPE_CHECKING:
-    from wardround.deploy.nvflare.preflight import Check
+    from wardround.deploy.nvflare.preflight.checks import Check
 
 COLOURS = {"ok": "green", "warning": "yellow", "wrong": "bold red", "not reached": "dim"}
 
@@ -49,13 +49,13 @@ def provision(
         )
     asked = projects.load_project(project)
     require()
-    from wardround.deploy.nvflare import provisioning
+    from wardround.deploy.nvflare import authority, provisioning
 
     before = {path.parent.name for path in output.glob("*/kit.json")}
     kits = provisioning.provision(asked, output, renew=renew or ())
     here = {kit.name for kit in kits}
-    authority, issued = provisioning.issued_by(output)
-    fingerprint = provisioning.fingerprint(authority)
+    issuer, issued = authority.issued_by(output)
+    fingerprint = authority.fingerprint(issuer)
     rows = [
         [kit.name, kit.role, "kept" if kit.name in before else "new", str(output / kit.name)] for kit in kits
     ]
@@ -97,8 +97,8 @@ def preflight(
     from wardround.deploy.nvflare import require
 
     require()
-    from wardround.deploy.nvflare.preflight import first_wrong
-    from wardround.deploy.nvflare.preflight import preflight as look
+    from wardround.deploy.nvflare.preflight.sequence import first_wrong
+    from wardround.deploy.nvflare.preflight.sequence import preflight as look
 
     checks = look(kit, data=data)
     wrong = first_wrong(checks)

@@ -21,7 +21,7 @@ from wardround.data.cases import ClientData
 from wardround.data.federation import Federation, Seen, open_federation
 from wardround.data.federation_file import PrepareSettings
 from wardround.data.serving.loading import federation_of
-from wardround.deploy.rules import SiteFile, client_of
+from wardround.deploy.site_file import SiteFile, client_of
 from wardround.engine.host import network_for
 from wardround.errors import ClientError, ConfigError
 from wardround.methods import build_method, build_objective

@@ -24,7 +24,8 @@ from wardround.data.settings import DataSettings
 from wardround.deploy.agreement import at_hospital, facts_of, own_federation
 from wardround.deploy.kits import DATA, KIT, SITE, Kit, open_kit
 from wardround.deploy.ledger import Ledger
-from wardround.deploy.rules import Rules, SiteFile, client_of, load_site
+from wardround.deploy.rules import Rules
+from wardround.deploy.site_file import SiteFile, client_of, load_site
 from wardround.deploy.wire import Parcel, ParcelError, pack, unpack
 from wardround.engine.host import Host
 from wardround.errors import ConfigError, WardroundError
@@ -119,7 +120,7 @@ class Site:
         reason = self._rules.too_large("answer", made.num_bytes)
         if reason is not None:
             made = self._packed(about, round, Message(), {"refused": reason})
-        self._ledger.append(made, name=self._run_name(header))  # before it leaves
+        self._ledger.append(made.header, made.num_bytes, name=self._run_name(header))  # before it leaves
         if not is_damaged and is_named(about):
             self._note(about["run"], about["request"], ANSWERED)
         return made

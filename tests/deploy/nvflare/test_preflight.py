@@ -13,8 +13,8 @@ from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from pathlib import Path
 
+from helpers import call
 from pytest import CaptureFixture, MonkeyPatch, fixture, importorskip, mark, raises
-from test_cli import call
 
 from wardround.data.phantom.cases import PhantomSettings
 from wardround.data.phantom.files import write
@@ -24,7 +24,11 @@ from wardround.deploy.project import Project
 importorskip("nvflare")
 
 from wardround.deploy.nvflare import provisioning
-from wardround.deploy.nvflare.preflight import Check, Place, Wrong, check_tls, first_wrong, preflight
+from wardround.deploy.nvflare.authority import Authority
+from wardround.deploy.nvflare.manifest import write_manifest
+from wardround.deploy.nvflare.preflight.checks import Check, Place, Wrong
+from wardround.deploy.nvflare.preflight.connection import check_tls
+from wardround.deploy.nvflare.preflight.sequence import first_wrong, preflight
 
 TIMEOUT = 20.0  # none waits for it where all is well
 Copy = Callable[[str], Kit]
@@ -85,12 +89,12 @@ def secured(kit: Kit, told: timedelta | None = timedelta()) -> Callable[[socket.
 
 def reissue(kit: Kit, kits: Path, project: Project, *, start: datetime, base: str) -> None:
     """Give a kit a certificate that begins at `start` and is good for ten days, rightly signed."""
-    authority = provisioning.Authority.open(kits / ".authority", project, "127.0.0.1")
+    authority = Authority.open(kits / ".authority", project, "127.0.0.1")
     name = kit.server if base == "server" else kit.name
     use = "server" if base == "server" else "client"
     issued = authority.issue(name, "x", use=use, valid=timedelta(days=10), start=start)  # type: ignore[arg-type]
     provisioning.put_certificate(kit.startup, base, *issued, authority)
-    provisioning.write_manifest(kit, authority)
+    write_manifest(kit, authority)
 
 
 @fixture
@@ -231,18 +235,18 @@ def test_the_key_of_another(north: Kit, kits: Path) -> None:
 
 
 def test_the_certificate_of_another(north: Kit, kits: Path, project: Project) -> None:
-    authority = provisioning.Authority.open(kits / ".authority", project, "127.0.0.1")
+    authority = Authority.open(kits / ".authority", project, "127.0.0.1")
     for name in ("client.key", "client.crt"):
         shutil.copy(kits / "south" / "flare" / "startup" / name, north.startup / name)
-    provisioning.write_manifest(north, authority)
+    write_manifest(north, authority)
     assert "is the certificate of 'south', not of 'north'" in wrong(preflight(north.folder)).found
 
 
 def test_a_certificate_of_another_authority(north: Kit, kits: Path, project: Project, foreign: Path) -> None:
-    authority = provisioning.Authority.open(kits / ".authority", project, "127.0.0.1")
+    authority = Authority.open(kits / ".authority", project, "127.0.0.1")
     for name in ("client.key", "client.crt"):
         shutil.copy(foreign / "north" / "flare" / "startup" / name, north.startup / name)
-    provisioning.write_manifest(north, authority)
+    write_manifest(north, authority)
     found = wrong(preflight(north.folder))
     assert found.name == "certificate" and "was not issued by this project's authority" in found.found
 

@@ -14,6 +14,7 @@ from wardround.files import file_name, write_json, write_text
 
 CONTROLLER = "wardround.deploy.nvflare.controller.WardroundController"
 EXECUTOR = "wardround.deploy.nvflare.executor.WardroundExecutor"
+REJOIN = "wardround.deploy.nvflare.rejoin.RejoinMonitor"  # part of the server, not of a job
 TASK = "wardround"  # the only task name FLARE sees; ours stands in the parcel's header
 POLL_SECONDS = 0.1
 ARGUMENTS = "run.json"

@@ -12,11 +12,12 @@ from typing import Any
 
 from wardround.config import Config
 from wardround.config_file import load_config, resolve
+from wardround.deploy.conducting import refuse_what_cannot_travel
 from wardround.deploy.kits import Kit
-from wardround.deploy.live_view import FINAL, follow, is_past_registering, live_facts
+from wardround.deploy.live_file import FINAL, is_past_registering, live_facts
+from wardround.deploy.live_view import follow
 from wardround.deploy.nvflare.job import jobs_folder, write_job
 from wardround.deploy.nvflare.session import DONE, Session
-from wardround.deploy.remote import refuse_what_cannot_travel
 from wardround.engine.experiment import Listener
 from wardround.engine.run_folder import check_folder
 from wardround.errors import ConfigError, WardroundError

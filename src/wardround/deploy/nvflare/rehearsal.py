@@ -17,13 +17,13 @@ import yaml
 
 from wardround.config import Config
 from wardround.data.federation import open_federation
+from wardround.deploy.conducting import refuse_what_cannot_travel
 from wardround.deploy.kits import Kit
 from wardround.deploy.nvflare.organising import Submission, anywhere, submit
 from wardround.deploy.nvflare.processes import Processes, free_ports, wait_for_hospitals, wait_for_port
 from wardround.deploy.nvflare.provisioning import provision
 from wardround.deploy.nvflare.session import Session
 from wardround.deploy.project import Hospital, Organiser, Project
-from wardround.deploy.remote import refuse_what_cannot_travel
 from wardround.engine.run_folder import check_folder
 from wardround.engine.transports.placement import place
 from wardround.errors import ConfigError
