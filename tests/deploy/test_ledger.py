@@ -14,7 +14,7 @@ import torch
 from pytest import LogCaptureFixture, MonkeyPatch, fixture, mark, raises
 
 from wardround.deploy.ledger import Ledger, LedgerError, chain, find, head_path, read, verify, writing
-from wardround.deploy.ledger.chain import canonical
+from wardround.deploy.ledger.chain import encode_line
 from wardround.deploy.wire import pack
 from wardround.errors import ConfigError
 from wardround.messages import Message
@@ -56,7 +56,7 @@ def resealed(text: str, **changes: Any) -> str:
     """A line changed by somebody who knows how its hash is formed."""
     line = json.loads(text) | changes
     line.pop("hash")
-    body = canonical(line)
+    body = encode_line(line)
     return body.decode()[:-1] + f',"hash":"{hashlib.sha256(body).hexdigest()}"}}'
 
 
@@ -68,7 +68,7 @@ def test_every_line_is_chained_to_the_one_before_it(path: Path) -> None:
     for number, line in enumerate(read(path), start=1):
         found = line.pop("hash")
         assert (line["number"], line["previous"]) == (number, previous)
-        assert hashlib.sha256(canonical(line)).hexdigest() == found
+        assert hashlib.sha256(encode_line(line)).hexdigest() == found
         previous = found
     assert json.loads(head_path(path).read_text()) == {"lines": 8, "hash": previous}
     assert path.stat().st_mode & 0o777 == 0o600
@@ -381,7 +381,9 @@ def test_thousands_of_lines_are_verified_in_seconds(tmp_path: Path) -> None:
     path, previous = tmp_path / "egress.jsonl", "0" * 64
     with path.open("wb") as file:
         for number in range(1, 20_001):
-            body = canonical({**entry(number), "number": number, "time": "2026-01-01", "previous": previous})
+            body = encode_line(
+                {**entry(number), "number": number, "time": "2026-01-01", "previous": previous}
+            )
             previous = hashlib.sha256(body).hexdigest()
             file.write(body[:-1] + f',"hash":"{previous}"}}\n'.encode())
     head_path(path).write_text(json.dumps({"lines": 20_000, "hash": previous}))

@@ -295,7 +295,7 @@ def test_what_is_not_there_is_not_resumed_and_what_is_there_not_replaced(tmp_pat
     before = live(folder)
     with raises(ConfigError, match="already holds a run"):
         conducted(loop, folder, rounds=1, **SHORT)
-    with conducting.claimed(folder), raises(ConfigError, match="in use by another process"):
+    with conducting.claim(folder), raises(ConfigError, match="in use by another process"):
         conducted(loop, folder, rounds=1, resume=True, **SHORT)
     assert live(folder) == before
 

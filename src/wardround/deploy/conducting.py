@@ -12,7 +12,7 @@ from pathlib import Path
 from wardround.config import Config
 from wardround.data.federation import Federation
 from wardround.data.roles import NOT_HOSPITALS, PROXY
-from wardround.deploy.agreement import agreed, check_networks
+from wardround.deploy.agreement import agree_on_federation, check_networks
 from wardround.deploy.live_file import Live
 from wardround.deploy.remote import Channel, Remote
 from wardround.engine.experiment import Experiment, Outcome
@@ -42,13 +42,13 @@ def conduct(
     """
     folder = config.folder
     check_folder(config, resume, overwrite)  # what is there stays as it is
-    with claimed(folder):
+    with claim(folder):
         live = Live(folder / "live.json", job=job, rounds=config.rounds, run=None)
         try:
-            refuse_what_cannot_travel(config)
+            refuse_pooled(config)
             check_names(names)
             run = run_id(folder, resume)
-            live.say(run=run, first_round=rounds_done(folder) if resume else 0)
+            live.say(run=run, first_round=count_rounds_done(folder) if resume else 0)
             remote = Remote(
                 channel,
                 config,
@@ -57,11 +57,11 @@ def conduct(
                 live=live,
                 exchange=folder / "exchange",
                 resumes=resume,
-                own=organisers_own(config),
+                own=open_own_client(config),
                 pictures_at=pictures_at,
             )
             remote.register()
-            federation = with_proxy(config, agreed(remote.facts, remote.hospitals))
+            federation = with_proxy(config, agree_on_federation(remote.facts, remote.hospitals))
             check_networks(config, federation, remote.hospitals)
             experiment = Experiment(config, hospitals=remote, federation=federation)
             if on_experiment is not None:
@@ -80,7 +80,7 @@ def conduct(
 
 
 @contextmanager
-def claimed(folder: Path) -> Iterator[None]:
+def claim(folder: Path) -> Iterator[None]:
     """One process at a time conducts a run; a second must not touch the first one's files."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -102,11 +102,11 @@ def check_names(names: Sequence[str]) -> None:
             raise ConfigError(f"'{name}' cannot be the name of a hospital.")
 
 
-def rounds_done(folder: Path) -> int:
+def count_rounds_done(folder: Path) -> int:
     return int(json.loads((folder / "checkpoints" / "latest.json").read_text(encoding="utf-8"))["round"])
 
 
-def refuse_what_cannot_travel(config: Config) -> None:
+def refuse_pooled(config: Config) -> None:
     method = build_method(config)
     if method.pooled:
         raise ConfigError(
@@ -125,7 +125,7 @@ def run_id(folder: Path, resume: bool) -> str:
     return run
 
 
-def organisers_own(config: Config) -> InProcess | None:
+def open_own_client(config: Config) -> InProcess | None:
     """The server's own labelled cases, for methods that need some."""
     if "proxy" not in build_method(config).needs or config.data.proxy is None:
         return None
@@ -142,7 +142,7 @@ def with_proxy(config: Config, federation: Federation) -> Federation:
     return replace(federation, proxy=config.data.proxy)
 
 
-def rehearsed_pictures(kits: Path, folder: Path, name: str) -> Path:
+def find_rehearsed_pictures(kits: Path, folder: Path, name: str) -> Path:
     """Where a hospital on this machine leaves its pictures of a run."""
     run = run_id(folder, resume=True)
     return kits / name / "state" / file_name(run) / file_name(name) / PICTURES

@@ -16,7 +16,7 @@ from wardround.files import file_name, jsonable, write_parts
 FINAL = ("done", "stopped", "failed")
 
 
-def live_facts(folder: Path) -> dict[str, Any] | None:
+def read_live(folder: Path) -> dict[str, Any] | None:
     """What live.json says, None where there is none yet."""
     try:
         facts: dict[str, Any] = json.loads((folder / "live.json").read_text(encoding="utf-8"))
@@ -25,12 +25,12 @@ def live_facts(folder: Path) -> dict[str, Any] | None:
     return facts
 
 
-def running(kit: Kit, name: str | None = None) -> tuple[str, dict[str, Any]]:
+def find_running(kit: Kit, name: str | None = None) -> tuple[str, dict[str, Any]]:
     """The run that goes on, and what live.json says of it."""
     going = {
         path.parent.name: facts
         for path in sorted(kit.runs.glob("*/live.json"))
-        if (facts := live_facts(path.parent)) is not None and facts["state"] not in FINAL
+        if (facts := read_live(path.parent)) is not None and facts["state"] not in FINAL
     }
     if name is not None:
         going = {key: facts for key, facts in going.items() if key == file_name(name)}
@@ -46,7 +46,7 @@ def is_past_registering(facts: Mapping[str, Any]) -> bool:
     return facts["state"] in FINAL or not str(facts.get("task") or "register").startswith("register")
 
 
-def waiting_line(facts: Mapping[str, Any]) -> str:
+def describe_waiting(facts: Mapping[str, Any]) -> str:
     """What the run waits for and until when, in words; empty where it waits for nothing."""
     if facts.get("state") != "waiting" or not facts.get("waiting_for"):
         return ""

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 
 from wardround.config import Config
-from wardround.deploy.live_file import FINAL, is_past_registering, live_facts, waiting_line
+from wardround.deploy.live_file import FINAL, describe_waiting, is_past_registering, read_live
 from wardround.engine.experiment import Listener
 from wardround.engine.records import read_lines
 from wardround.errors import WardroundError
@@ -36,7 +36,7 @@ def follow(
     """
     folder, shown, started, told = config.folder, 0, False, ""
     while True:
-        facts = live_facts(folder)
+        facts = read_live(folder)
         mine = facts if facts is not None and facts.get("job") == job else None
         if mine is not None and mine["state"] not in ("starting", "failed") and is_past_registering(mine):
             records = read_lines(folder / "records.jsonl")
@@ -49,7 +49,7 @@ def follow(
                     listener.on_record(record)
             shown = max(shown, len(records))
         if mine is not None:
-            line = waiting_line(mine)
+            line = describe_waiting(mine)
             if line and line != told and "connect" in str(mine.get("task")):
                 say(line)
                 told = line

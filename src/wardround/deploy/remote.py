@@ -17,7 +17,7 @@ from wardround.clients.clients import Answer
 from wardround.clients.gate import Registration
 from wardround.clients.sync_state import SyncState
 from wardround.config import Config
-from wardround.deploy.agreement import Facts, for_hospitals
+from wardround.deploy.agreement import DataFacts, make_hospital_config
 from wardround.deploy.live_file import Live
 from wardround.deploy.wire import Parcel, ParcelError, pack, unpack
 from wardround.engine.host import InProcess, Spilling
@@ -76,10 +76,10 @@ class Remote:
         pictures_at: Callable[[str], Path] | None = None,
     ) -> None:
         self.names = sorted(names)
-        self.facts: dict[str, Facts] = {}
+        self.facts: dict[str, DataFacts] = {}
         self._channel = channel
         self._config = config
-        self._asked = for_hospitals(config)
+        self._asked = make_hospital_config(config)
         self._run = run
         self._live = live
         self._own = own
@@ -107,7 +107,7 @@ class Remote:
                     self._enter(answer.client, answer.message.scalars)
                     continue
                 except (KeyError, TypeError, ValueError) as error:
-                    reason = f"its registration cannot be read ({shown(error)})"
+                    reason = f"its registration cannot be read ({describe_error(error)})"
             troubles[answer.client] = reason
         self._remember_those_away(troubles)
         for name, reason in troubles.items():
@@ -131,7 +131,7 @@ class Remote:
         return {name: self._registered[name] for name in sorted(self.facts)}
 
     def _enter(self, name: str, said: Mapping[str, Any]) -> None:
-        facts = Facts.model_validate(said["facts"])
+        facts = DataFacts.model_validate(said["facts"])
         entry = Registration.of({**said["registration"], "client": name})
         if max(entry.num_train, entry.num_val, entry.num_test) > MOST_CASES:
             raise ValueError(f"more than {MOST_CASES} cases")
@@ -260,12 +260,12 @@ class Remote:
             )
             if len(answer.loss) > MOST_TERMS:
                 raise ValueError(f"a loss of more than {MOST_TERMS} terms")
-            try_out(task, sent, answer)
+            check_usable(task, sent, answer)
             return answer
         except ParcelError as error:
             return Answer(name, refused=str(error))
         except Exception as error:  # whatever a stranger sends must not end the run
-            return Answer(name, refused=f"it cannot be read ({shown(error)})")
+            return Answer(name, refused=f"it cannot be read ({describe_error(error)})")
 
     def _wait_for(self, names: Sequence[str], needed: int, task: str, round: int) -> list[str]:
         """The named hospitals that are there; if fewer than needed, wait for them until the deadline."""
@@ -310,11 +310,11 @@ class Remote:
         """The engine ends its own processes."""
 
 
-def shown(error: Exception) -> str:
+def describe_error(error: Exception) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())[:300]
 
 
-def try_out(task: str, sent: Message, answer: Answer) -> None:
+def check_usable(task: str, sent: Message, answer: Answer) -> None:
     """Raise where the engine could not use an answer to one of its own questions; the gate sees the rest."""
     message, name = answer.message, answer.client
     reply = Reply(message.params, message.extras, message.scalars, client=name, num_examples=1)

@@ -14,7 +14,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from wardround.config import Config
-from wardround.deploy.site_file import ALWAYS, TASKS, SiteFile, quiet_minutes, size_text
+from wardround.deploy.site_file import ALWAYS, TASKS, SiteFile, format_bytes, quiet_minutes
 from wardround.messages import Message
 from wardround.methods import METHODS, OBJECTIVES
 from wardround.models import MODELS
@@ -48,7 +48,7 @@ class Rules:
             self._too_early(now or self._clock())
             or self.too_large("request", bytes)
             or self._task_refused(task)
-            or (None if config is None else self._config_refused(chosen(config)))
+            or (None if config is None else self._config_refused(list_choices(config)))
         )
 
     def refuses_reply(self, task: str, message: Message, num_bytes: int, num_train: int) -> str | None:
@@ -70,18 +70,18 @@ class Rules:
             "(min_cases in its site.yaml)"
         )
 
-    def filtered(self, task: str, message: Message) -> Message:
+    def filter_message(self, task: str, message: Message) -> Message:
         """The message as it may leave: names of cases numbered, tensors and numbers untouched.
 
         What may not leave at all is for `refuses_reply` to say, so that nothing goes missing silently.
         """
         if self.site.case_names == "keep":
             return message
-        scalars = {name: numbered(value) for name, value in message.scalars.items()}
+        scalars = {name: number_cases(value) for name, value in message.scalars.items()}
         same = all(scalars[name] is value for name, value in message.scalars.items())
         return message if same else replace(message, scalars=scalars)
 
-    def filtered_loss(self, task: str, loss: Mapping[str, float]) -> dict[str, float]:
+    def filter_loss(self, task: str, loss: Mapping[str, float]) -> dict[str, float]:
         """The training losses that may leave; the rest is left out, for no method needs them."""
         return {term: value for term, value in loss.items() if self.may_leave(task, f"loss/{term}")}
 
@@ -92,7 +92,7 @@ class Rules:
             fnmatchcase(name, pattern) or fnmatchcase(f"{task}/{name}", pattern) for pattern in patterns
         )
 
-    def tellable(self, failure: str, names: Iterable[str] = ()) -> str:
+    def redact(self, failure: str, names: Iterable[str] = ()) -> str:
         """A failure's text as the organiser may read it; names: of the hospital's cases.
 
         A text that speaks of files or cases stays here as a whole: cutting names out of a sentence
@@ -126,8 +126,8 @@ class Rules:
         if count <= self.site.largest_message:
             return None
         return (
-            f"the {what} has {size_text(count)}, but messages at this hospital have at most "
-            f"{size_text(self.site.largest_message)} (largest_message in its site.yaml)"
+            f"the {what} has {format_bytes(count)}, but messages at this hospital have at most "
+            f"{format_bytes(self.site.largest_message)} (largest_message in its site.yaml)"
         )
 
     def _task_refused(self, task: str) -> str | None:
@@ -151,7 +151,7 @@ class Rules:
         return None
 
 
-def chosen(config: Config | Mapping[str, Any]) -> dict[str, str]:
+def list_choices(config: Config | Mapping[str, Any]) -> dict[str, str]:
     """Run, method, network and objective by name, from checked settings or from plain ones nobody checked."""
     values: Mapping[str, Any] = (
         {"name": config.name, "method": config.method, "objective": config.objective,
@@ -184,7 +184,7 @@ def case_numbers(names: Iterable[str]) -> dict[str, str]:
     return {name: f"case-{number:04d}" for number, name in enumerate(sorted(set(names)), start=1)}
 
 
-def numbered(value: Any) -> Any:
+def number_cases(value: Any) -> Any:
     """A table with one row a case, its names numbered; anything else as it is.
 
     Rows keep their order, so means over them stay the same to the last bit.

@@ -1,7 +1,7 @@
 """site.yaml: what a hospital allows. It stays on the hospital's machine and is never sent.
 
-`load_site` reads and checks the file, `template` writes one with every default explained; rules.py applies
-it.
+`load_site` reads and checks the file, `render_template` makes one with every default explained; rules.py
+applies it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from wardround.deploy.settings_file import not_a_truth_value, read_settings
+from wardround.deploy.settings_file import read_settings, refuse_boolean
 from wardround.errors import ConfigError
 from wardround.methods import METHODS, OBJECTIVES
 from wardround.models import MODELS
@@ -65,7 +65,7 @@ class SiteFile(Settings):
     min_cases: int = Field(0, ge=0)
     quiet_hours: tuple[str, ...] = ()
 
-    _numbers = field_validator("version", "threads", "min_cases", mode="before")(not_a_truth_value)
+    _numbers = field_validator("version", "threads", "min_cases", mode="before")(refuse_boolean)
 
     @field_validator("data", mode="before")
     @classmethod
@@ -114,7 +114,7 @@ class SiteFile(Settings):
     @field_validator("largest_message", mode="before")
     @classmethod
     def in_bytes(cls, value: Any) -> int:
-        return num_bytes(value)
+        return parse_size(value)
 
     @field_validator("quiet_hours", mode="before")
     @classmethod
@@ -127,10 +127,10 @@ class SiteFile(Settings):
         return tuple(spans)
 
 
-def num_bytes(value: Any) -> int:
+def parse_size(value: Any) -> int:
     """A size in bytes, from a number or from text with a unit.
 
-    >>> num_bytes("500 MB"), num_bytes("1.5GiB"), num_bytes(1000)
+    >>> parse_size("500 MB"), parse_size("1.5GiB"), parse_size(1000)
     (500000000, 1610612736, 1000)
     """
     if isinstance(value, int) and not isinstance(value, bool):
@@ -142,9 +142,9 @@ def num_bytes(value: Any) -> int:
     return int(float(found[1]) * unit)
 
 
-def size_text(count: int) -> str:
+def format_bytes(count: int) -> str:
     """
-    >>> size_text(532), size_text(2_000_000_000)
+    >>> format_bytes(532), format_bytes(2_000_000_000)
     ('532 B', '2.0 GB')
     """
     for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
@@ -162,7 +162,9 @@ def quiet_minutes(spans: Sequence[Any]) -> frozenset[int]:
     minutes: set[int] = set()
     for span in spans:
         found = re.fullmatch(r"\s*(\d{1,2}):([0-5]\d)\s*-\s*(\d{1,2}):([0-5]\d)\s*", str(span))
-        times = [] if found is None else [minute_of(*found.group(1, 2)), minute_of(*found.group(3, 4))]
+        times = (
+            [] if found is None else [count_minutes(*found.group(1, 2)), count_minutes(*found.group(3, 4))]
+        )
         if not times or max(times) > DAY:
             raise ValueError(f'{span!r} is no span of time; write it as "22:00-06:00"')
         start, end = times
@@ -172,7 +174,7 @@ def quiet_minutes(spans: Sequence[Any]) -> frozenset[int]:
     return frozenset(minutes)
 
 
-def minute_of(hours: str, minutes: str) -> int:
+def count_minutes(hours: str, minutes: str) -> int:
     return 60 * int(hours) + int(minutes)
 
 
@@ -191,7 +193,7 @@ def load_site(path: Path) -> SiteFile:
     return site.model_copy(update={"data": (path.parent / site.data.expanduser()).resolve()})
 
 
-def client_of(site: SiteFile, names: Sequence[str], own: str) -> str:
+def find_client(site: SiteFile, names: Sequence[str], own: str) -> str:
     """Which client of the data this hospital is: the one named, the only one, or the one called `own`."""
     there = f"The data hold: {', '.join(sorted(names)) or 'no client'}."
     if site.client is not None:
@@ -243,10 +245,10 @@ COMMENTS = {
 }
 
 
-def template(name: str) -> str:
+def render_template(name: str) -> str:
     """A site.yaml with all defaults written out and explained."""
     plain = SiteFile().model_dump(mode="json")
-    plain["largest_message"] = size_text(SiteFile().largest_message).replace(".0 ", " ")
+    plain["largest_message"] = format_bytes(SiteFile().largest_message).replace(".0 ", " ")
     tasks = "\n".join(f"  {task}: {what}" for task, what in TASKS.items())
     parts = [commented(ABOUT.format(name=name)) + "version: 1\n"]
     for key, comment in COMMENTS.items():

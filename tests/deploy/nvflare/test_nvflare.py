@@ -63,10 +63,10 @@ def test_a_parcel_comes_back_from_flare_as_it_was() -> None:
 def test_a_large_array_travels_in_pieces_that_are_views(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shareable, "CHUNK_BYTES", 40)
     array = np.arange(33, dtype=np.float32).reshape(3, 11)
-    pieces, plan = shareable.cut({"w": array})
+    pieces, plan = shareable.split_arrays({"w": array})
     assert [piece.size for piece in pieces.values()] == [10, 10, 10, 3]
     assert all(np.shares_memory(piece, array) for piece in pieces.values())
-    np.testing.assert_array_equal(shareable.joined(pieces, plan)["w"], array, strict=True)
+    np.testing.assert_array_equal(shareable.join_arrays(pieces, plan)["w"], array, strict=True)
 
 
 def test_a_parcel_without_arrays_travels() -> None:
@@ -85,10 +85,10 @@ def test_a_parcel_without_arrays_travels() -> None:
     ],
 )
 def test_pieces_that_do_not_fit_are_no_parcel(change) -> None:
-    pieces, plan = shareable.cut(parcel().arrays)
+    pieces, plan = shareable.split_arrays(parcel().arrays)
     change(plan, pieces)
     with pytest.raises((ValueError, LookupError)):
-        shareable.joined(pieces, plan)
+        shareable.join_arrays(pieces, plan)
 
 
 def test_foreign_content_is_a_value_error() -> None:
@@ -104,7 +104,7 @@ def test_foreign_content_is_a_value_error() -> None:
 def test_emptying_keeps_flares_labels() -> None:
     content = to_shareable(parcel())
     content.set_header("task_id", "7")
-    shareable.empty(content)
+    shareable.clear_content(content)
     assert content.get_header("task_id") == "7"
     with pytest.raises(ValueError):
         from_shareable(content)
@@ -333,7 +333,7 @@ def test_an_exchange_that_is_given_up_drops_its_replies() -> None:
         thread.join()
     exchange.close()
     assert len(channel.strays()) == 1
-    assert channel.mailbox._arrived.empty()
+    assert channel.mailbox._arrived.clear_content()
     assert channel.get_num_standing_tasks() == 0
 
 
@@ -636,4 +636,4 @@ def test_server_and_hospitals_start_come_back_and_leave_nothing(kits: Path, tmp_
             time.sleep(0.2)
         pids = [process.child.pid for process in (server, north) if process.child is not None]
     assert not any(psutil.pid_exists(pid) for pid in pids)
-    assert processes._of_kit((folder / "north").resolve()) == []
+    assert processes._find_processes((folder / "north").resolve()) == []

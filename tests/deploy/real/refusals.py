@@ -46,8 +46,7 @@ from wardround.deploy.kits import Kit, read_kit
 from wardround.deploy.nvflare import provisioning
 from wardround.deploy.nvflare.authority import Authority
 from wardround.deploy.nvflare.manifest import write_manifest
-from wardround.deploy.nvflare.preflight.checks import Place as Looking
-from wardround.deploy.nvflare.preflight.checks import Wrong
+from wardround.deploy.nvflare.preflight.checks import CheckFailed, PreflightContext
 from wardround.deploy.nvflare.preflight.connection import check_tls
 from wardround.deploy.nvflare.processes import free_ports, wait_for_hospitals, wait_for_port
 from wardround.deploy.nvflare.provisioning import provision, put_certificate
@@ -242,8 +241,8 @@ def seen_from(kit: Kit, place: Place) -> str:
     """How the server ends the connection, and how the refused side names it."""
     ended = alert_from(place.address, context_of(kit))
     try:
-        check_tls(Looking(kit, None, datetime.now(UTC), SECONDS))
-    except Wrong as wrong:
+        check_tls(PreflightContext(kit, None, datetime.now(UTC), SECONDS))
+    except CheckFailed as wrong:
         return f"{ended}; {wrong.found}"
     raise NotRefused(f"{ended}, but preflight finds nothing wrong")
 
@@ -275,7 +274,7 @@ def expired_kit(place: Place) -> Kit:
         file.unlink()
     put_certificate(kit.startup, "client", *issued, place.authority)
     write_manifest(kit, place.authority)
-    provisioning.close(kit.folder)
+    provisioning.make_private(kit.folder)
     return kit
 
 

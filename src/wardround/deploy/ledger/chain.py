@@ -28,26 +28,26 @@ class LedgerError(WardroundError):
     """The ledger cannot be written or trusted; nothing may leave before somebody has looked."""
 
 
-class Head(NamedTuple):
+class LedgerHead(NamedTuple):
     """Where the chain ends."""
 
     lines: int
     hash: str
 
 
-EMPTY = Head(0, ZEROS)
+EMPTY = LedgerHead(0, ZEROS)
 
 
 def head_path(path: Path) -> Path:
     return path.with_name(f"{path.stem}.head.json")
 
 
-def canonical(line: Mapping[str, Any]) -> bytes:
+def encode_line(line: Mapping[str, Any]) -> bytes:
     """The one way to write a line."""
     return json.dumps(line, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
 
 
-def sealed(text: bytes) -> dict[str, Any] | None:
+def parse_sealed(text: bytes) -> dict[str, Any] | None:
     """A line whose hash is right, else None."""
     seal = SEAL.fullmatch(text, max(0, len(text) - SEAL_LENGTH))
     if seal is None or hashlib.sha256(text[:-SEAL_LENGTH] + b"}").hexdigest() != seal[1].decode():
@@ -60,18 +60,18 @@ def sealed(text: bytes) -> dict[str, Any] | None:
     return line if good else None
 
 
-def read_head(path: Path) -> Head | None:
+def read_head(path: Path) -> LedgerHead | None:
     """What the file beside the ledger says; None where there is none."""
     try:
         found = json.loads(head_path(path).read_text(encoding="utf-8"))
-        return Head(int(found["lines"]), str(found["hash"]))
+        return LedgerHead(int(found["lines"]), str(found["hash"]))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError):
-        return Head(-1, "damaged")
+        return LedgerHead(-1, "damaged")
 
 
-def write_head(path: Path, head: Head) -> None:
+def write_head(path: Path, head: LedgerHead) -> None:
     try:
         write_json(head_path(path), head._asdict())
     except OSError as error:
@@ -81,7 +81,7 @@ def write_head(path: Path, head: Head) -> None:
         ) from None
 
 
-def difference(found: Head, kept: Head | None) -> str:
+def describe_difference(found: LedgerHead, kept: LedgerHead | None) -> str:
     """How a ledger and the file beside it disagree, in a sentence."""
     if kept is None:
         return "egress.head.json is missing, so lines cut off at the end would not be noticed."
@@ -94,7 +94,7 @@ def difference(found: Head, kept: Head | None) -> str:
     return f"line {found.lines} is not the one that was written last."
 
 
-def lock(file: int, path: Path) -> None:
+def lock_ledger(file: int, path: Path) -> None:
     """Wait for the lock, but not for ever; closing the file releases it."""
     if not wait_for_lock(file, LOCK_SECONDS):
         raise LedgerError(

@@ -25,7 +25,7 @@ def find(path: Path) -> Path:
         if place.exists() or head_path(place).exists():
             return place
     if (path / "kit.json").exists():
-        if role_of(path) == "organiser":
+        if read_role(path) == "organiser":
             raise ConfigError(
                 f"{path} is the organiser's kit; hospitals keep the ledger. What reached the organiser is in "
                 f"each run: {path}/runs/NAME/{NAME}"
@@ -34,7 +34,7 @@ def find(path: Path) -> Path:
     raise ConfigError(f"{path} holds no {NAME}. Give a hospital's kit, its state folder, or a run folder.")
 
 
-def role_of(kit: Path) -> str | None:
+def read_role(kit: Path) -> str | None:
     try:
         role = json.loads((kit / "kit.json").read_text(encoding="utf-8")).get("role")
     except (OSError, ValueError, AttributeError):

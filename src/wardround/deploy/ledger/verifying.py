@@ -9,7 +9,15 @@ from itertools import chain
 from pathlib import Path
 from typing import Literal
 
-from wardround.deploy.ledger.chain import EMPTY, ZEROS, Head, difference, lock, read_head, sealed
+from wardround.deploy.ledger.chain import (
+    EMPTY,
+    ZEROS,
+    LedgerHead,
+    describe_difference,
+    lock_ledger,
+    parse_sealed,
+    read_head,
+)
 from wardround.deploy.ledger.reading import is_organisers
 from wardround.errors import ConfigError
 
@@ -53,41 +61,41 @@ def verify(path: Path) -> Verdict:
             f"{path} is the organiser's list of what reached it and has no chain to verify. The ledger with "
             "a chain is at each hospital, in its kit."
         )
-    size, kept = state_of(path)
-    expected, links = Head(1, ZEROS), Links(path, size)
+    size, kept = read_state(path)
+    expected, links = LedgerHead(1, ZEROS), Links(path, size)
     before: Link | None = None
     for link in links:
         if not link.intact or (link.number, link.previous) != (expected.lines, expected.hash):
-            return broken(before, link, expected, links, kept)
-        before, expected = link, Head(link.number + 1, link.hash)
-    found = Head(expected.lines - 1, expected.hash)
-    return ended(found, kept, before, links.is_cut)
+            return judge_break(before, link, expected, links, kept)
+        before, expected = link, LedgerHead(link.number + 1, link.hash)
+    found = LedgerHead(expected.lines - 1, expected.hash)
+    return judge_end(found, kept, before, links.is_cut)
 
 
-def state_of(path: Path) -> tuple[int, Head | None]:
+def read_state(path: Path) -> tuple[int, LedgerHead | None]:
     """Length of the file and what its head says, at one moment between two lines."""
     try:
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
         return 0, read_head(path)
     try:
-        lock(file, path)
+        lock_ledger(file, path)
         return os.fstat(file).st_size, read_head(path)
     finally:
         os.close(file)
 
 
-def ended(found: Head, kept: Head | None, last: Link | None, is_cut: bool) -> Verdict:
+def judge_end(found: LedgerHead, kept: LedgerHead | None, last: Link | None, is_cut: bool) -> Verdict:
     """The verdict on a chain without a gap: does it end where it should?"""
     lines = found.lines
-    one_behind = last is not None and (kept or EMPTY) == Head(lines - 1, last.previous)
+    one_behind = last is not None and (kept or EMPTY) == LedgerHead(lines - 1, last.previous)
     if (kept or EMPTY) == found or one_behind:
         words = (
             "no line yet" if not lines else "1 line, unbroken" if lines == 1 else f"{lines} lines, unbroken"
         )
         cut = "; a piece of one more was cut off by a crash, and its message never left" if is_cut else ""
         return Verdict(True, lines, f"{words}{cut}.", hash=found.hash if lines else None)
-    why = difference(found, kept)
+    why = describe_difference(found, kept)
     if kept is None or kept.lines < 0:
         return Verdict(False, lines, f"the end cannot be checked: {why}", what="unsure")
     if kept.lines > lines:
@@ -96,10 +104,12 @@ def ended(found: Head, kept: Head | None, last: Link | None, is_cut: bool) -> Ve
     return Verdict(False, lines, sentence(line, what, why), line, what)
 
 
-def broken(before: Link | None, link: Link, expected: Head, links: Links, kept: Head | None) -> Verdict:
+def judge_break(
+    before: Link | None, link: Link, expected: LedgerHead, links: Links, kept: LedgerHead | None
+) -> Verdict:
     """The verdict on the first line that does not fit; what follows tells what was done."""
     following = next(links, None)
-    line, what, why = judged(before, link, expected, following, kept)
+    line, what, why = find_fault(before, link, expected, following, kept)
     rest = chain([] if following is None else [following], links)
     if what == "removed" and any(later.intact and later.number == expected.lines for later in rest):
         what, why = "reordered", f"line {expected.lines} of the chain comes later"
@@ -107,8 +117,8 @@ def broken(before: Link | None, link: Link, expected: Head, links: Links, kept: 
     return Verdict(False, links.lines, sentence(line, what, why + "."), line, what)
 
 
-def judged(
-    before: Link | None, link: Link, expected: Head, following: Link | None, kept: Head | None
+def find_fault(
+    before: Link | None, link: Link, expected: LedgerHead, following: Link | None, kept: LedgerHead | None
 ) -> tuple[int, What, str]:
     """Place, kind and reason of the first fault."""
     place = link.place
@@ -165,7 +175,7 @@ class Links(Iterator[Link]):
     def __next__(self) -> Link:
         text = next(self._texts)
         self.lines += 1
-        line = sealed(text)
+        line = parse_sealed(text)
         if line is None:
             return Link(self.lines, intact=False)
         return Link(self.lines, True, line["number"], line["previous"], line["hash"])

@@ -13,14 +13,14 @@ from typing import Any
 
 from wardround.deploy.ledger.chain import (
     EMPTY,
-    Head,
     LedgerError,
-    canonical,
-    difference,
+    LedgerHead,
+    describe_difference,
+    encode_line,
     head_path,
-    lock,
+    lock_ledger,
+    parse_sealed,
     read_head,
-    sealed,
     write_head,
 )
 from wardround.engine.records import brief
@@ -66,7 +66,7 @@ class Ledger:
                 "round": header["round"] + 1,
                 "task": header["task"],
                 "tensors": {key: facts["shape"] for key, facts in header["tensors"].items()},
-                "types": {key: sent_as(facts) for key, facts in header["tensors"].items()},
+                "types": {key: describe_coding(facts) for key, facts in header["tensors"].items()},
                 "bytes": num_bytes,
                 "sha256": header["sha256"],
                 "scalars": {key: brief(value) for key, value in header["scalars"].items()} | losses,
@@ -85,15 +85,15 @@ class Ledger:
                 "time": self._clock().isoformat(timespec="milliseconds"),
                 "previous": last.hash,
             }
-            text = canonical(line)
+            text = encode_line(line)
             line["hash"] = hashlib.sha256(text).hexdigest()
             whole = text[:-1] + f',"hash":"{line["hash"]}"}}\n'.encode()
             self._write(file, whole)
-            write_head(self.path, Head(last.lines + 1, line["hash"]))  # a crash before it is healed
+            write_head(self.path, LedgerHead(last.lines + 1, line["hash"]))  # a crash before it is healed
         return line
 
     @property
-    def head(self) -> Head:
+    def head(self) -> LedgerHead:
         """Number of lines and hash of the last."""
         with self._locked() as file:
             return self._last(file)
@@ -125,31 +125,31 @@ class Ledger:
                 f"{self.path} cannot be opened ({error.strerror}), so nothing leaves."
             ) from None
         try:
-            lock(file, self.path)
+            lock_ledger(file, self.path)
             yield file
         finally:
             os.close(file)
 
-    def _last(self, file: int) -> Head:
+    def _last(self, file: int) -> LedgerHead:
         """Where the chain ends by the last line alone; heals a crash, refuses anything else."""
         self._heal(file)
-        text = last_line(file)
-        line = None if text is None else sealed(text)
+        text = read_last_line(file)
+        line = None if text is None else parse_sealed(text)
         if text is not None and line is None:
             raise LedgerError(f"{self.path}: the last line is damaged. {WHAT_TO_DO}")
-        found = EMPTY if line is None else Head(line["number"], line["hash"])
+        found = EMPTY if line is None else LedgerHead(line["number"], line["hash"])
         kept = read_head(self.path)
         if kept == found or (kept is None and found == EMPTY):
             return found
-        if line is not None and (kept or EMPTY) == Head(found.lines - 1, line["previous"]):
+        if line is not None and (kept or EMPTY) == LedgerHead(found.lines - 1, line["previous"]):
             write_head(self.path, found)  # a crash came between the line and the head
             return found
-        raise LedgerError(f"{self.path}: {difference(found, kept)} {WHAT_TO_DO}")
+        raise LedgerError(f"{self.path}: {describe_difference(found, kept)} {WHAT_TO_DO}")
 
     def _heal(self, file: int) -> None:
         """Move a last line without its end aside: its message never left."""
         size = os.fstat(file).st_size
-        piece = tail(file, size)
+        piece = read_tail(file, size)
         if not piece:
             return
         aside = damaged_path(self.path)
@@ -166,10 +166,10 @@ def damaged_path(path: Path) -> Path:
     return path.with_name(f"{path.stem}.damaged")
 
 
-def sent_as(facts: Mapping[str, Any]) -> str:
+def describe_coding(facts: Mapping[str, Any]) -> str:
     """How a tensor travels.
 
-    >>> sent_as({"dtype": "float16", "shape": [3], "coding": "float16", "compress": "zlib"})
+    >>> describe_coding({"dtype": "float16", "shape": [3], "coding": "float16", "compress": "zlib"})
     'float16, float16, zlib'
     """
     return ", ".join(str(value) for key, value in facts.items() if key != "shape")
@@ -184,7 +184,7 @@ def sync_folder(folder: Path) -> None:
         os.close(opened)
 
 
-def tail(file: int, end: int) -> bytes:
+def read_tail(file: int, end: int) -> bytes:
     """What stands between the last line break before `end` and `end`, read from behind."""
     piece, start = b"", end
     while start > 0 and b"\n" not in piece:
@@ -194,7 +194,7 @@ def tail(file: int, end: int) -> bytes:
     return piece[piece.rfind(b"\n") + 1 :]
 
 
-def last_line(file: int) -> bytes | None:
+def read_last_line(file: int) -> bytes | None:
     """The last line, without its line break; None for an empty file."""
     size = os.fstat(file).st_size
-    return None if size == 0 else tail(file, size - 1)
+    return None if size == 0 else read_tail(file, size - 1)

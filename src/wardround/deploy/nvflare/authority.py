@@ -79,7 +79,7 @@ class Authority:
         name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, facts["project"])])
         uses = x509.KeyUsage(True, False, False, False, False, True, True, False, False)
         certificate = (
-            builder(name, name, key.public_key(), key, timedelta(days=AUTHORITY_DAYS))
+            start_certificate(name, name, key.public_key(), key, timedelta(days=AUTHORITY_DAYS))
             .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
             .add_extension(uses, critical=True)
             .sign(key, hashes.SHA256())
@@ -115,9 +115,9 @@ class Authority:
         if use == "server":
             purposes.append(ExtendedKeyUsageOID.SERVER_AUTH)
         uses = x509.KeyUsage(True, False, True, False, False, False, False, False, False)
-        names = [alternative(host) for host in (tuple(hosts) or (name,))]
+        names = [as_general_name(host) for host in (tuple(hosts) or (name,))]
         certificate = (
-            builder(subject, self.certificate.subject, key.public_key(), self.key, valid, start)
+            start_certificate(subject, self.certificate.subject, key.public_key(), self.key, valid, start)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(uses, critical=True)
             .add_extension(x509.ExtendedKeyUsage(purposes), critical=False)
@@ -130,7 +130,7 @@ class Authority:
         return base64.b64encode(self.key.sign(content, SIGNATURE, hashes.SHA256())).decode()
 
 
-def builder(
+def start_certificate(
     subject: x509.Name,
     issuer: x509.Name,
     public: rsa.RSAPublicKey,
@@ -154,7 +154,7 @@ def builder(
     )
 
 
-def alternative(host: str) -> x509.GeneralName:
+def as_general_name(host: str) -> x509.GeneralName:
     try:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
@@ -169,18 +169,18 @@ def as_pem(key: rsa.RSAPrivateKey) -> bytes:
     )
 
 
-def fingerprint(certificate: x509.Certificate) -> str:
+def format_fingerprint(certificate: x509.Certificate) -> str:
     """Eight groups of an authority's SHA-256, short enough to compare over the telephone."""
     digest = certificate.fingerprint(hashes.SHA256()).hex()[:32]
     return " ".join(digest[start : start + 4] for start in range(0, 32, 4))
 
 
-def authority_of(kit: Kit) -> x509.Certificate:
+def load_authority(kit: Kit) -> x509.Certificate:
     """The certificate of the project's authority, as the kit has it."""
     return x509.load_pem_x509_certificate((kit.startup / "rootCA.pem").read_bytes())
 
 
-def issued_by(folder: Path) -> tuple[x509.Certificate, list[str]]:
+def read_issued(folder: Path) -> tuple[x509.Certificate, list[str]]:
     """The authority that made the kits of a folder, and everybody it ever made one for."""
     known = json.loads((folder / ".authority" / "project.json").read_text(encoding="utf-8"))
     return x509.load_pem_x509_certificate((folder / ".authority" / "ca.pem").read_bytes()), list(

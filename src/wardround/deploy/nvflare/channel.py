@@ -24,7 +24,7 @@ from nvflare.apis.wf_comm_spec import WFCommSpec
 
 from wardround.deploy.nvflare.job import TASK
 from wardround.deploy.nvflare.mailbox import Letter, Mailbox
-from wardround.deploy.nvflare.shareable import empty, from_shareable, to_shareable
+from wardround.deploy.nvflare.shareable import clear_content, from_shareable, to_shareable
 from wardround.deploy.wire import Parcel
 from wardround.errors import WardroundError
 
@@ -135,7 +135,7 @@ class FlareChannel(WFCommSpec):  # type: ignore[misc]
         try:
             self.mailbox.accept(client.name, task_id, partial(self._read, client.name, result))
         finally:
-            empty(result)
+            clear_content(result)
 
     def _read(self, hospital: str, result: Shareable) -> Parcel | None:
         code = result.get_return_code(ReturnCode.OK)

@@ -17,7 +17,7 @@ from nvflare.apis.signal import Signal
 from nvflare.apis.wf_comm_spec import WFCommSpec
 
 from wardround.config_file import load_config
-from wardround.deploy.conducting import conduct, rehearsed_pictures
+from wardround.deploy.conducting import conduct, find_rehearsed_pictures
 from wardround.deploy.kits import KIT
 from wardround.deploy.nvflare.channel import FlareChannel
 from wardround.deploy.nvflare.job import SLOT, jobs_folder, read_arguments
@@ -27,7 +27,7 @@ from wardround.reporting import write_report
 log = logging.getLogger(__name__)
 
 
-def write_page(folder: Path) -> None:
+def write_run_report(folder: Path) -> None:
     """The run's page, also where nobody watches; a run that went well is not spoilt by one that fails."""
     try:
         write_report([folder])
@@ -78,9 +78,9 @@ class WardroundController(Controller):  # type: ignore[misc]
             resume=self.args.get("resume", False),
             overwrite=self.args.get("overwrite", False),
             job=job,
-            pictures_at=partial(rehearsed_pictures, Path(kits), config.folder) if kits else None,
+            pictures_at=partial(find_rehearsed_pictures, Path(kits), config.folder) if kits else None,
             on_experiment=self._begin,
-            on_done=write_page,
+            on_done=write_run_report,
         )
 
     def _begin(self, experiment: Any) -> None:

@@ -15,7 +15,7 @@ from nvflare.apis.signal import Signal
 
 from wardround.deploy.nvflare.job import SLOT
 from wardround.deploy.nvflare.processes import end_with_parent
-from wardround.deploy.nvflare.shareable import empty, from_shareable, to_shareable
+from wardround.deploy.nvflare.shareable import clear_content, from_shareable, to_shareable
 from wardround.deploy.site import open_site
 
 SERVER = "server"  # as FLARE calls it
@@ -61,7 +61,7 @@ class WardroundExecutor(Executor):  # type: ignore[misc]
     ) -> Shareable:
         try:
             request = from_shareable(shareable)
-            empty(shareable)  # FLARE keeps this object until the answer is sent
+            clear_content(shareable)  # FLARE keeps this object until the answer is sent
             reply = self._open().answer(request)
             del request
             if reply.num_bytes >= LARGE:

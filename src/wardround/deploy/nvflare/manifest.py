@@ -21,12 +21,12 @@ def write_manifest(kit: Kit, authority: Authority) -> None:
         for path in sorted(kit.folder.rglob("*"))
         if path.is_file() and path.suffix != ".key" and path not in own
     }
-    signature = authority.sign(manifest_text(kit.project_id, kit.name, files))
+    signature = authority.sign(encode_manifest(kit.project_id, kit.name, files))
     manifest = {"schema": MANIFEST_SCHEMA, "files": files, "signature": signature}
     write_json(kit.folder / "manifest.json", manifest)
 
 
-def manifest_text(project_id: str, name: str, files: Mapping[str, str]) -> bytes:
+def encode_manifest(project_id: str, name: str, files: Mapping[str, str]) -> bytes:
     """What is signed: the checksums, and whose kit they are of."""
     plain = {"schema": MANIFEST_SCHEMA, "project_id": project_id, "name": name, "files": dict(files)}
     return json.dumps(plain, sort_keys=True, separators=(",", ":")).encode()

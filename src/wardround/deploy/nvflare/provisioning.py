@@ -24,16 +24,16 @@ from wardround.deploy.nvflare.authority import ADMIN, BACKDATED, Authority, as_p
 from wardround.deploy.nvflare.manifest import write_manifest
 from wardround.deploy.nvflare.workspaces import (
     LOCAL,
+    build_workspaces,
     change_json,
-    client_local,
-    place_admin,
-    place_server,
+    describe_admin,
+    describe_server,
+    make_hospital_resources,
+    make_server_resources,
     put_workspace,
-    quiet_workspaces,
-    server_local,
 )
 from wardround.deploy.project import Hospital, Project
-from wardround.deploy.site_file import template
+from wardround.deploy.site_file import render_template
 from wardround.errors import ConfigError
 from wardround.files import write_bytes, write_json, write_text
 from wardround.version import __version__
@@ -50,7 +50,7 @@ def provision(
     kit was lost or ran out and is made anew; the old folder must have been moved away. A kit that was made
     before is otherwise never made again, whether it still lies here or was sent.
     """
-    checked_bind(bind)
+    check_bind(bind)
     wanted = [ORGANISER, *(hospital.name for hospital in project.hospitals)]
     for name in renew:
         if name not in wanted:
@@ -69,7 +69,7 @@ def provision(
     missing = [name for name in wanted if name not in authority.issued]
     refuse_to_replace(folder, missing)
     if missing:
-        with quiet_workspaces(project, authority) as workspaces:
+        with build_workspaces(project, authority) as workspaces:
             for name in missing:
                 make_kit(project, authority, name, workspaces, folder / name)
     return [read_kit((folder / name).absolute()) for name in wanted if (folder / name / "kit.json").exists()]
@@ -93,7 +93,7 @@ def refuse_to_replace(folder: Path, names: Iterable[str]) -> None:
             )
 
 
-def checked_bind(bind: str | None) -> None:
+def check_bind(bind: str | None) -> None:
     """The engine listens either on every address of a machine or on loopback."""
     try:
         if bind is None or ipaddress.ip_address(bind).is_loopback:
@@ -128,9 +128,9 @@ def make_kit(
             hospital = next(hospital for hospital in project.hospitals if hospital.name == name)
             fill_hospital(kit, hospital, project, authority, workspaces)
         kit.state.mkdir()
-        write_json(kit.folder / "kit.json", kit.as_json())
+        write_json(kit.folder / "kit.json", kit.as_dict())
         write_manifest(kit, authority)
-        close(kit.folder)
+        make_private(kit.folder)
         check_private(kit)
         kit.folder.rename(target)
     except BaseException:
@@ -143,9 +143,9 @@ def fill_organiser(kit: Kit, project: Project, authority: Authority, workspaces:
     """The server's workspace, the administrator's, and a place for runs."""
     where, organisation = project.organiser, project.organiser.organisation
     valid = timedelta(days=project.valid_days) + BACKDATED
-    put_workspace(kit.flare, workspaces["server"], server_local(workspaces["server"]), "organiser")
+    put_workspace(kit.flare, workspaces["server"], make_server_resources(workspaces["server"]), "organiser")
     change_json(
-        kit.startup / "fed_server.json", place_server(where.host, where.port, where.local_port, authority)
+        kit.startup / "fed_server.json", describe_server(where.host, where.port, where.local_port, authority)
     )
     hosts = dict.fromkeys((where.host, "localhost", LOCAL))
     issued = authority.issue(where.host, organisation, use="server", valid=valid, hosts=hosts)
@@ -153,18 +153,18 @@ def fill_organiser(kit: Kit, project: Project, authority: Authority, workspaces:
     authority.issued[kit.name] = str(issued[0].serial_number)
 
     put_workspace(kit.admin, workspaces["admin"], {}, None)
-    change_json(kit.admin / "startup" / "fed_admin.json", place_admin(where.local_port))
+    change_json(kit.admin / "startup" / "fed_admin.json", describe_admin(where.local_port))
     admin = authority.issue(ADMIN, organisation, use="client", valid=valid, role="project_admin")
     put_certificate(kit.admin / "startup", "client", *admin, authority)
     kit.runs.mkdir()
-    write_text(kit.folder / "README.txt", organiser_text(kit))
+    write_text(kit.folder / "README.txt", render_organiser_readme(kit))
 
 
 def fill_hospital(
     kit: Kit, hospital: Hospital, project: Project, authority: Authority, workspaces: Mapping[str, Path]
 ) -> None:
     """The client's workspace and the hospital's own rules."""
-    put_workspace(kit.flare, workspaces[kit.name], client_local(workspaces[kit.name]), "hospital")
+    put_workspace(kit.flare, workspaces[kit.name], make_hospital_resources(workspaces[kit.name]), "hospital")
     issued = authority.issue(
         kit.name,
         hospital.certified_organisation,
@@ -173,8 +173,8 @@ def fill_hospital(
     )
     put_certificate(kit.startup, "client", *issued, authority)
     authority.issued[kit.name] = str(issued[0].serial_number)
-    write_text(kit.site_file, template(kit.name))
-    write_text(kit.folder / "README.txt", hospital_text(kit))
+    write_text(kit.site_file, render_template(kit.name))
+    write_text(kit.folder / "README.txt", render_hospital_readme(kit))
 
 
 def put_certificate(
@@ -185,14 +185,14 @@ def put_certificate(
     write_bytes(folder / "rootCA.pem", authority.certificate.public_bytes(serialization.Encoding.PEM))
 
 
-def close(folder: Path) -> None:
+def make_private(folder: Path) -> None:
     """Folders 0700, files 0600."""
     folder.chmod(0o700)
     for path in folder.rglob("*"):
         path.chmod(0o700 if path.is_dir() else 0o600)
 
 
-def hospital_text(kit: Kit) -> str:
+def render_hospital_readme(kit: Kit) -> str:
     return f"""\
 This is the kit of hospital '{kit.name}' in the project '{kit.project}'.
 
@@ -209,7 +209,7 @@ connects to this machine. What left it is listed in state/egress.jsonl: wardroun
 """
 
 
-def organiser_text(kit: Kit) -> str:
+def render_organiser_readme(kit: Kit) -> str:
     return f"""\
 This is the organiser's kit of the project '{kit.project}'. It runs on {kit.server}.
 

@@ -25,7 +25,7 @@ PIECES = "wardround-pieces"
 
 def to_shareable(parcel: Parcel) -> Shareable:
     """What FLARE sends; the arrays are the parcel's own, not copies."""
-    pieces, plan = cut(parcel.arrays)
+    pieces, plan = split_arrays(parcel.arrays)
     meta = {HEADER: parcel.text, PIECES: json.dumps(plan)}
     return FLModelUtils.to_shareable(FLModel(params_type=ParamsType.FULL, params=pieces, meta=meta))
 
@@ -40,12 +40,12 @@ def from_shareable(shareable: Shareable) -> Parcel:
     if not isinstance(pieces, dict) or not all(isinstance(piece, np.ndarray) for piece in pieces.values()):
         raise ValueError("something other than arrays inside")
     try:
-        return Parcel.read(text, joined(pieces, plan))
+        return Parcel.read(text, join_arrays(pieces, plan))
     except (ParcelError, LookupError, TypeError, AttributeError, OverflowError) as error:
         raise ValueError(f"not a whole parcel: {error}") from None
 
 
-def cut(arrays: Mapping[str, Array]) -> tuple[dict[str, Array], list[dict[str, Any]]]:
+def split_arrays(arrays: Mapping[str, Array]) -> tuple[dict[str, Array], list[dict[str, Any]]]:
     """Arrays in pieces that FLARE can send one by one (it copies each as a whole, twice), and how to join
     them. The pieces are views."""
     pieces: dict[str, Array] = {}
@@ -61,7 +61,7 @@ def cut(arrays: Mapping[str, Array]) -> tuple[dict[str, Array], list[dict[str, A
     return pieces, plan
 
 
-def joined(pieces: dict[str, Array], plan: list[dict[str, Any]]) -> dict[str, Array]:
+def join_arrays(pieces: dict[str, Array], plan: list[dict[str, Any]]) -> dict[str, Array]:
     """Whole arrays again; the pieces leave the dictionary one after the other."""
     arrays: dict[str, Array] = {}
     for entry in plan:
@@ -86,7 +86,7 @@ def joined(pieces: dict[str, Array], plan: list[dict[str, Any]]) -> dict[str, Ar
     return arrays
 
 
-def empty(shareable: Shareable) -> None:
+def clear_content(shareable: Shareable) -> None:
     """Let go of the content; the headers are FLARE's address labels."""
     for key in [key for key in shareable if key != ReservedHeaderKey.HEADERS]:
         del shareable[key]

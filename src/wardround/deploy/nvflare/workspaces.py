@@ -69,7 +69,7 @@ LOG_HANDLERS = ("logFileHandler", "errorFileHandler")
 
 
 @contextlib.contextmanager
-def quiet_workspaces(project: Project, authority: Authority) -> Iterator[dict[str, Path]]:
+def build_workspaces(project: Project, authority: Authority) -> Iterator[dict[str, Path]]:
     """What the engine itself would give each participant, without certificates and without a word."""
     where = project.organiser
     participants = [
@@ -89,7 +89,7 @@ def quiet_workspaces(project: Project, authority: Authority) -> Iterator[dict[st
         engine = Provisioner(scratch, [WorkspaceBuilder(), StaticFileBuilder("config", scheme=SCHEME)])
         spoken = io.StringIO()
         with contextlib.redirect_stdout(spoken), contextlib.redirect_stderr(spoken):
-            made = engine.provision(FlareProject(project.project, "", participants), logger=log_of_engine())
+            made = engine.provision(FlareProject(project.project, "", participants), logger=get_engine_log())
         if made.get(CtxKey.BUILD_ERROR) or not made.get_result_location():
             log.debug(spoken.getvalue())
             raise ConfigError(f"NVIDIA FLARE could not make its part of the kits: {made.get_errors()}")
@@ -98,7 +98,7 @@ def quiet_workspaces(project: Project, authority: Authority) -> Iterator[dict[st
         yield {role: place / name for role, name in names.items()}
 
 
-def log_of_engine() -> logging.Logger:
+def get_engine_log() -> logging.Logger:
     """The engine's own words, for those who ask with --debug."""
     spoken = logging.getLogger(f"{__name__}.engine")
     spoken.setLevel(logging.WARNING)
@@ -120,12 +120,13 @@ def put_workspace(
     policy = {"format_version": "1.0", "permissions": {"project_admin": permissions}}
     write_json(folder / "local" / "authorization.json", policy)
     write_json(
-        folder / "local" / "log_config.json", quiet_log(read_json(made / "local" / "log_config.json.default"))
+        folder / "local" / "log_config.json",
+        limit_logs(read_json(made / "local" / "log_config.json.default")),
     )
     write_json(folder / "local" / "resources.json", local)
 
 
-def place_server(host: str, port: int, admin_port: int, authority: Authority) -> dict[str, Any]:
+def describe_server(host: str, port: int, admin_port: int, authority: Authority) -> dict[str, Any]:
     listens = authority.facts["bind"] or host
     return {
         "service": {"target": f"{listens}:{port}", "scheme": SCHEME},
@@ -134,11 +135,11 @@ def place_server(host: str, port: int, admin_port: int, authority: Authority) ->
     }
 
 
-def place_admin(admin_port: int) -> dict[str, Any]:
+def describe_admin(admin_port: int) -> dict[str, Any]:
     return {"host": LOCAL, "port": admin_port}
 
 
-def server_local(made: Path) -> dict[str, Any]:
+def make_server_resources(made: Path) -> dict[str, Any]:
     """resources.json of the server: what it stores goes into the kit, wherever that is when it starts."""
     values = read_json(made / "local" / "resources.json.default")
     values["class_allow_list"] = ALLOWED_CLASSES
@@ -150,7 +151,7 @@ def server_local(made: Path) -> dict[str, Any]:
     return values
 
 
-def client_local(made: Path) -> dict[str, Any]:
+def make_hospital_resources(made: Path) -> dict[str, Any]:
     """resources.json of a hospital: logs stay, GPUs are not the engine's business."""
     values = read_json(made / "local" / "resources.json.default")
     values["class_allow_list"] = ALLOWED_CLASSES
@@ -162,7 +163,7 @@ def client_local(made: Path) -> dict[str, Any]:
     return values
 
 
-def quiet_log(values: dict[str, Any]) -> dict[str, Any]:
+def limit_logs(values: dict[str, Any]) -> dict[str, Any]:
     """Two small files in the workspace, nothing on the terminal."""
     handlers = {name: values["handlers"][name] for name in LOG_HANDLERS}
     for handler in handlers.values():

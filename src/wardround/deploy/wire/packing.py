@@ -23,7 +23,7 @@ from wardround.deploy.wire.parcel import (
     ParcelError,
     array_key,
     as_plain,
-    fingerprint,
+    compute_sha256,
 )
 from wardround.messages import Message
 from wardround.params import Params
@@ -54,7 +54,7 @@ def pack(
         for name in group:  # one at a time, so that no second model lies beside the parcel
             one, key = Params({name: group[name]}), array_key(label, name)
             carried, codings = encode(one, base, settings) if recoded else (one, {})
-            arrays[key], tensors[key] = _packed(name, carried[name], settings.compress == "zlib")
+            arrays[key], tensors[key] = _pack_tensor(name, carried[name], settings.compress == "zlib")
             if name in codings:
                 tensors[key]["coding"] = codings[name]
     header = {
@@ -71,10 +71,10 @@ def pack(
         "more": dict(more or {}),
     }
     plain = as_plain(header)
-    return Parcel(plain | {"sha256": fingerprint(plain, arrays)}, arrays)
+    return Parcel(plain | {"sha256": compute_sha256(plain, arrays)}, arrays)
 
 
-def _packed(name: str, tensor: Tensor, compress: bool) -> tuple[Array, dict[str, Any]]:
+def _pack_tensor(name: str, tensor: Tensor, compress: bool) -> tuple[Array, dict[str, Any]]:
     """An array that can travel, and what the header says of it."""
     dtype = short(tensor.dtype)
     if dtype not in TYPES:

@@ -73,7 +73,7 @@ def array_key(label: str, name: str) -> str:
     return kind + slash + extra.replace("%", "%25").replace("/", "%2F") + "/" + name
 
 
-def fingerprint(header: Mapping[str, Any], arrays: Mapping[str, Array]) -> str:
+def compute_sha256(header: Mapping[str, Any], arrays: Mapping[str, Array]) -> str:
     """SHA-256 over the header without its own, then every array's name, type, shape and bytes."""
     rest = {key: value for key, value in header.items() if key != "sha256"}
     digest = hashlib.sha256(json.dumps(rest, sort_keys=True).encode())

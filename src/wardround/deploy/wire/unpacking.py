@@ -27,7 +27,7 @@ from wardround.deploy.wire.parcel import (
     ParcelError,
     array_key,
     as_plain,
-    fingerprint,
+    compute_sha256,
     show,
 )
 from wardround.messages import Message
@@ -40,7 +40,7 @@ CARRIERS: dict[str, np.dtype[Any]] = {
 }
 
 
-class Entry(NamedTuple):
+class TensorEntry(NamedTuple):
     """One tensor as the header declares it, after the checks."""
 
     label: str
@@ -82,21 +82,21 @@ def unpack(
     refuse NaN and infinities (a server leaves that to its gate).
     """
     expected = dict(zip(ADDRESS, (kind, run, task, round, client, request), strict=True))
-    header = _plain_header(parcel)
+    header = _check_header(parcel)
     _check_address(header, expected)
     _check_size(parcel, largest)
-    entries = list(_entries(header, parcel.arrays, base))
+    entries = list(_read_entries(header, parcel.arrays, base))
     _check_room(entries, largest)
-    if header["sha256"] != fingerprint(header, parcel.arrays):
+    if header["sha256"] != compute_sha256(header, parcel.arrays):
         raise ParcelError("the message was changed on its way: its SHA-256 does not fit its content.")
-    message = _message(header, entries, parcel.arrays, base)
+    message = _build_message(header, entries, parcel.arrays, base)
     reason = content_complaint(message) if finite else None
     if reason is not None:
         raise ParcelError(f"the message cannot be used: {reason}.")
     return message, header["more"]
 
 
-def _plain_header(parcel: Parcel) -> dict[str, Any]:
+def _check_header(parcel: Parcel) -> dict[str, Any]:
     if not isinstance(parcel.header, dict):
         raise ParcelError("the message's header is not a JSON object.")
     schema = parcel.header.get("schema")
@@ -138,7 +138,9 @@ def _check_size(parcel: Parcel, largest: int) -> None:
         raise ParcelError(f"the message has {parcel.num_bytes:,} bytes, at most {largest:,} are allowed.")
 
 
-def _entries(header: Mapping[str, Any], arrays: Mapping[str, Array], base: Params | None) -> Iterator[Entry]:
+def _read_entries(
+    header: Mapping[str, Any], arrays: Mapping[str, Array], base: Params | None
+) -> Iterator[TensorEntry]:
     """Every tensor the layout names, held against its declaration and its array."""
     for field in sorted(FIELDS ^ set(header)):
         what = "lacks" if field in FIELDS else "has the unknown"
@@ -147,14 +149,14 @@ def _entries(header: Mapping[str, Any], arrays: Mapping[str, Array], base: Param
         if not isinstance(header[field], dict):
             raise ParcelError(f"the header's {field} are not a JSON object.")
     seen: set[str] = set()
-    for label, name in _names(header["layout"]):
+    for label, name in _read_layout(header["layout"]):
         key = array_key(label, name)
         if key in seen:
             raise ParcelError(f"the header's layout names '{show(key)}' twice.")
         seen.add(key)
         if key not in header["tensors"] or key not in arrays:
             raise ParcelError(f"tensor '{show(key)}' is missing.")
-        entry = _entry(label, name, header["tensors"][key])
+        entry = _read_entry(label, name, header["tensors"][key])
         _check_array(entry, arrays[key])
         _check_coding(entry, base)
         yield entry
@@ -163,7 +165,7 @@ def _entries(header: Mapping[str, Any], arrays: Mapping[str, Array], base: Param
             raise ParcelError(f"array '{show(key)}' is not in the header's layout.")
 
 
-def _names(layout: Any) -> Iterator[tuple[str, str]]:
+def _read_layout(layout: Any) -> Iterator[tuple[str, str]]:
     """(group, tensor) in order, from [[group, [tensor, ...]], ...]."""
     groups = []
     for entry in layout if isinstance(layout, list) else [None]:
@@ -180,7 +182,7 @@ def _names(layout: Any) -> Iterator[tuple[str, str]]:
         raise ParcelError("the header's layout names a group twice.")
 
 
-def _entry(label: str, name: str, facts: Any) -> Entry:
+def _read_entry(label: str, name: str, facts: Any) -> TensorEntry:
     """What the header says of one tensor, if it says it well."""
     key = array_key(label, name)
     if not isinstance(facts, dict) or not {"dtype", "shape"} <= set(facts) <= {
@@ -201,10 +203,10 @@ def _entry(label: str, name: str, facts: Any) -> Entry:
     code = facts.get("coding", "")
     if not isinstance(code, str):
         raise ParcelError(f"tensor '{show(key)}' has the unknown coding {show(code)}.")
-    return Entry(label, name, key, dtype, tuple(shape), code, "compress" in facts)
+    return TensorEntry(label, name, key, dtype, tuple(shape), code, "compress" in facts)
 
 
-def _check_array(entry: Entry, array: Array) -> None:
+def _check_array(entry: TensorEntry, array: Array) -> None:
     """An array is what its declaration says; of a compressed one only the outside is known yet."""
     place = f"tensor '{show(entry.key)}'"
     if entry.is_compressed:
@@ -219,7 +221,7 @@ def _check_array(entry: Entry, array: Array) -> None:
         )
 
 
-def _check_coding(entry: Entry, base: Params | None) -> None:
+def _check_coding(entry: TensorEntry, base: Params | None) -> None:
     if not entry.code:
         return
     place, coding = f"tensor '{show(entry.key)}'", CODINGS.get(entry.code)
@@ -229,23 +231,23 @@ def _check_coding(entry: Entry, base: Params | None) -> None:
         raise ParcelError(f"{place} is a difference, but no such tensor was sent with the request.")
 
 
-def _fits(entry: Entry, coding: Coding, base: Params | None) -> bool:
+def _fits(entry: TensorEntry, coding: Coding, base: Params | None) -> bool:
     return base is not None and entry.name in base and base.spec(entry.name) == (entry.shape, coding.restored)
 
 
-def _check_room(entries: list[Entry], largest: int) -> None:
+def _check_room(entries: list[TensorEntry], largest: int) -> None:
     """A small message must not ask for much memory."""
     room = sum(entry.num_bytes for entry in entries)
     if room > largest:
         raise ParcelError(f"the message has {show(room)} bytes unpacked, at most {largest:,} are allowed.")
 
 
-def _message(
-    header: Mapping[str, Any], entries: list[Entry], arrays: Mapping[str, Array], base: Params | None
+def _build_message(
+    header: Mapping[str, Any], entries: list[TensorEntry], arrays: Mapping[str, Array], base: Params | None
 ) -> Message:
     groups: dict[str, dict[str, Tensor]] = {label: {} for label, _ in header["layout"]}
     for entry in entries:
-        tensor = {entry.name: _tensor(entry, arrays[entry.key])}
+        tensor = {entry.name: _build_tensor(entry, arrays[entry.key])}
         groups[entry.label] |= decode(tensor, {entry.name: entry.code}, base)
     model = groups.pop("params", None)
     return Message(
@@ -255,7 +257,7 @@ def _message(
     )
 
 
-def _tensor(entry: Entry, array: Array) -> Tensor:
+def _build_tensor(entry: TensorEntry, array: Array) -> Tensor:
     """The tensor over the array's own memory; a copy only of what was compressed or may not be written to."""
     if entry.is_compressed:
         try:

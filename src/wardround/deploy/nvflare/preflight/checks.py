@@ -24,7 +24,7 @@ class Check:
     todo: str = ""
 
 
-class Wrong(Exception):
+class CheckFailed(Exception):
     """A check that ends the preflight."""
 
     def __init__(self, found: str, todo: str = "") -> None:
@@ -32,12 +32,12 @@ class Wrong(Exception):
         self.found, self.todo = found, todo
 
 
-class Distrust(Wrong):
+class TrustFailed(CheckFailed):
     """One side does not believe the other: it will not get better by waiting."""
 
 
 @dataclass
-class Place:
+class PreflightContext:
     """What the checks share; clock: what the server said the time is, less what it is here."""
 
     kit: Kit
@@ -47,5 +47,5 @@ class Place:
     clock: timedelta | None = None
 
 
-def warning(found: str, todo: str = "") -> Check:
+def warn(found: str, todo: str = "") -> Check:
     return Check("", "warning", found, todo)

@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 
 from wardround.deploy.kits import Kit
-from wardround.deploy.nvflare.preflight.checks import NEW_KIT, Distrust, Place, Wrong
+from wardround.deploy.nvflare.preflight.checks import NEW_KIT, CheckFailed, PreflightContext, TrustFailed
 from wardround.errors import ConfigError
 
 FOR_REFUSAL = 0.3  # seconds in which a server that refuses our certificate says so
@@ -22,8 +22,8 @@ SAME_KITS = (
 NOT_YET_VALID, EXPIRED, OTHER_HOST, OTHER_ADDRESS = 9, 10, 62, 64
 
 
-def check_name(place: Place) -> str:
-    kit = place.kit
+def check_name(context: PreflightContext) -> str:
+    kit = context.kit
     found: list[str] = []
     trouble: list[str] = []
 
@@ -35,28 +35,28 @@ def check_name(place: Place) -> str:
 
     asking = threading.Thread(target=ask, daemon=True)  # the resolver takes no deadline
     asking.start()
-    asking.join(place.timeout)
+    asking.join(context.timeout)
     if not found:
-        why = trouble[0] if trouble else f"no answer within {place.timeout:g} s"
-        raise Wrong(
+        why = trouble[0] if trouble else f"no answer within {context.timeout:g} s"
+        raise CheckFailed(
             f"the name {kit.server} is not known here ({why}).",
             "Ask your network department (DNS), or the organiser whether the name is right.",
         )
     return f"{kit.server} is {found[0]}"
 
 
-def check_port(place: Place) -> str:
-    kit = place.kit
+def check_port(context: PreflightContext) -> str:
+    kit = context.kit
     try:
-        socket.create_connection((kit.server, kit.port), timeout=place.timeout).close()
+        socket.create_connection((kit.server, kit.port), timeout=context.timeout).close()
     except TimeoutError:
-        raise Wrong(
-            f"{kit.server} port {kit.port} did not answer within {place.timeout:g} s.",
+        raise CheckFailed(
+            f"{kit.server} port {kit.port} did not answer within {context.timeout:g} s.",
             f"A firewall may drop it: ask your network department to allow outbound TCP to {kit.server} "
             f"port {kit.port}, and the organiser whether the port is open.",
         ) from None
     except OSError as error:
-        raise Wrong(
+        raise CheckFailed(
             f"{kit.server} port {kit.port} cannot be reached ({error.strerror or error}).",
             "Ask the organiser whether the server runs (wardround server KIT); then whether a firewall "
             f"between you refuses TCP port {kit.port}.",
@@ -64,38 +64,38 @@ def check_port(place: Place) -> str:
     return f"{kit.server} port {kit.port} answers"
 
 
-def check_tls(place: Place) -> str:
+def check_tls(context: PreflightContext) -> str:
     """Both sides prove who they are."""
-    kit = place.kit
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # checks chain and host name
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.load_verify_locations(kit.startup / "rootCA.pem")
-    context.load_cert_chain(kit.startup / "client.crt", kit.startup / "client.key")
+    kit = context.kit
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # checks chain and host name
+    tls.minimum_version = ssl.TLSVersion.TLSv1_2
+    tls.load_verify_locations(kit.startup / "rootCA.pem")
+    tls.load_cert_chain(kit.startup / "client.crt", kit.startup / "client.key")
     where = f"{kit.server} port {kit.port}"
     try:
         with (
-            socket.create_connection((kit.server, kit.port), timeout=place.timeout) as plain,
-            context.wrap_socket(plain, server_hostname=kit.server) as connection,
+            socket.create_connection((kit.server, kit.port), timeout=context.timeout) as plain,
+            tls.wrap_socket(plain, server_hostname=kit.server) as connection,
         ):
-            place.clock = clock_of(answered(connection, where, place))
+            context.clock = read_clock_difference(probe_server(connection, where, context))
             return f"{connection.version()}, the server proved to be {kit.server} and accepts our certificate"
     except ssl.SSLCertVerificationError as error:
-        raise distrusted(where, error) from None
+        raise explain_distrust(where, error) from None
     except ssl.SSLError as error:
-        raise refused(where, error) from None
+        raise explain_refusal(where, error) from None
     except TimeoutError:
-        raise Wrong(
-            f"{where} takes connections but does not speak TLS (no answer within {place.timeout:g} s).",
+        raise CheckFailed(
+            f"{where} takes connections but does not speak TLS (no answer within {context.timeout:g} s).",
             "Ask the organiser whether another program uses the port; look for a proxy on the way.",
         ) from None
     except OSError as error:
-        raise Wrong(
+        raise CheckFailed(
             f"{where} closed the connection ({error.strerror or error}).",
             "Ask the organiser whether the server runs; look for a firewall or proxy on the way.",
         ) from None
 
 
-def answered(connection: ssl.SSLSocket, where: str, place: Place) -> bytes:
+def probe_server(connection: ssl.SSLSocket, where: str, context: PreflightContext) -> bytes:
     """What the server says to a request it does not know; empty if it listens and says nothing.
 
     A server looks at our certificate after the handshake has ended for us, so a refusal comes now.
@@ -107,9 +107,9 @@ def answered(connection: ssl.SSLSocket, where: str, place: Place) -> bytes:
         )  # first, since writing to a closed connection would lose the reason
         with contextlib.suppress(TimeoutError):
             connection.recv(1)
-        connection.settimeout(place.timeout)
+        connection.settimeout(context.timeout)
         connection.sendall(
-            f"GET / HTTP/1.1\r\nHost: {place.kit.server}\r\nConnection: close\r\n\r\n".encode()
+            f"GET / HTTP/1.1\r\nHost: {context.kit.server}\r\nConnection: close\r\n\r\n".encode()
         )
         while b"\r\n\r\n" not in answer and len(answer) < 65536:
             part = connection.recv(4096)
@@ -121,7 +121,7 @@ def answered(connection: ssl.SSLSocket, where: str, place: Place) -> bytes:
     except (ssl.SSLEOFError, ConnectionError):
         answer = b""
     if not answer:
-        raise Distrust(
+        raise TrustFailed(
             f"the server at {where} closed the connection when it saw our certificate: it does not "
             "accept it.",
             SAME_KITS,
@@ -129,7 +129,7 @@ def answered(connection: ssl.SSLSocket, where: str, place: Place) -> bytes:
     return answer
 
 
-def clock_of(answer: bytes) -> timedelta | None:
+def read_clock_difference(answer: bytes) -> timedelta | None:
     """How far ahead the server's clock is, if its answer says the time."""
     for line in answer.decode("latin-1").split("\r\n"):
         key, _, value = line.partition(":")
@@ -142,53 +142,53 @@ def clock_of(answer: bytes) -> timedelta | None:
     return None
 
 
-def distrusted(where: str, error: ssl.SSLCertVerificationError) -> Wrong:
+def explain_distrust(where: str, error: ssl.SSLCertVerificationError) -> CheckFailed:
     """We do not believe the server."""
     if error.verify_code == EXPIRED:
-        return Distrust(
+        return TrustFailed(
             f"the certificate of the server at {where} has expired.",
             "The organiser needs a new kit; check also that this machine's clock is right.",
         )
     if error.verify_code == NOT_YET_VALID:
-        return Distrust(
+        return TrustFailed(
             f"the certificate of the server at {where} is not valid yet.", "Set this machine's clock."
         )
     if error.verify_code in (OTHER_HOST, OTHER_ADDRESS):
-        return Distrust(f"the server at {where} has a certificate for another host.", SAME_KITS)
-    return Distrust(
+        return TrustFailed(f"the server at {where} has a certificate for another host.", SAME_KITS)
+    return TrustFailed(
         f"the server at {where} has a certificate of another authority ({error.verify_message}): it is the "
         "server of another project, or not the organiser's at all.",
         SAME_KITS,
     )
 
 
-def refused(where: str, error: ssl.SSLError) -> Wrong:
+def explain_refusal(where: str, error: ssl.SSLError) -> CheckFailed:
     """The server does not believe us, or is no TLS server."""
     reason = (error.reason or "").upper()
     if "ALERT" not in reason:
-        return Wrong(
+        return CheckFailed(
             f"{where} does not speak TLS ({error.reason or error}): the connection is plain.",
             "Ask the organiser whether another program uses the port; look for a proxy on the way.",
         )
     if "EXPIRED" in reason:
-        return Distrust(f"the server at {where} says that our certificate has expired.", NEW_KIT)
+        return TrustFailed(f"the server at {where} says that our certificate has expired.", NEW_KIT)
     if "UNKNOWN_CA" in reason or "CERTIFICATE" in reason:
-        return Distrust(
+        return TrustFailed(
             f"the server at {where} does not accept our certificate ({reason.lower().replace('_', ' ')}).",
             SAME_KITS,
         )
-    return Distrust(f"the server at {where} refused the encrypted connection ({error.reason}).", SAME_KITS)
+    return TrustFailed(f"the server at {where} refused the encrypted connection ({error.reason}).", SAME_KITS)
 
 
-def check_own_port(place: Place) -> str:
+def check_own_port(context: PreflightContext) -> str:
     """The organiser's two ports are free, or this project's server has them."""
-    kit = place.kit
+    kit = context.kit
     ports = [port for port in (kit.port, kit.admin_port) if port is not None]
     taken = [port for port in ports if not is_free(port)]
     for port in taken:
-        trouble = stranger(place, port)
+        trouble = identify_listener(context, port)
         if trouble:
-            raise Wrong(
+            raise CheckFailed(
                 f"port {port} is taken by another program ({trouble}).",
                 f"Find it with: ss -ltnp | grep :{port}",
             )
@@ -203,7 +203,7 @@ def refuse_taken_ports(kit: Kit) -> None:
         try:
             if port is None or is_free(port):
                 continue
-        except Wrong as wrong:
+        except CheckFailed as wrong:
             raise ConfigError(f"{wrong.found} {wrong.todo}") from None
         raise ConfigError(
             f"port {port} is taken by another program here. Find it with: ss -ltnp | grep :{port}; end it, "
@@ -217,7 +217,7 @@ def is_free(port: int) -> bool:
         try:
             probe.bind(("127.0.0.1", port))
         except PermissionError:
-            raise Wrong(
+            raise CheckFailed(
                 f"port {port} cannot be used by this account.",
                 "Ports below 1024 need rights; take a higher one in project.yaml, and make new kits.",
             ) from None
@@ -226,17 +226,17 @@ def is_free(port: int) -> bool:
     return True
 
 
-def stranger(place: Place, port: int) -> str:
+def identify_listener(context: PreflightContext, port: int) -> str:
     """Why what listens on a port is not this project's server; empty if it is."""
-    admin = place.kit.admin / "startup"
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = False  # it is asked for at 127.0.0.1
-    context.load_verify_locations(place.kit.startup / "rootCA.pem")
-    context.load_cert_chain(admin / "client.crt", admin / "client.key")
+    admin = context.kit.admin / "startup"
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    tls.check_hostname = False  # it is asked for at 127.0.0.1
+    tls.load_verify_locations(context.kit.startup / "rootCA.pem")
+    tls.load_cert_chain(admin / "client.crt", admin / "client.key")
     try:
         with (
-            socket.create_connection(("127.0.0.1", port), timeout=place.timeout) as plain,
-            context.wrap_socket(plain),
+            socket.create_connection(("127.0.0.1", port), timeout=context.timeout) as plain,
+            tls.wrap_socket(plain),
         ):
             return ""
     except TimeoutError:

@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from wardround.deploy.kits import open_kit
-from wardround.deploy.nvflare.preflight.checks import TIMEOUT, Check, Place, Wrong
+from wardround.deploy.nvflare.preflight.checks import TIMEOUT, Check, CheckFailed, PreflightContext
 from wardround.deploy.nvflare.preflight.connection import check_name, check_own_port, check_port, check_tls
 from wardround.deploy.nvflare.preflight.kit import check_certificates, check_kit
 from wardround.deploy.nvflare.preflight.machine import (
@@ -27,7 +27,7 @@ from wardround.deploy.nvflare.preflight.machine import (
 )
 from wardround.errors import WardroundError
 
-Step = tuple[str, Callable[[Place], Check | str]]
+Step = tuple[str, Callable[[PreflightContext], Check | str]]
 HOSPITAL: list[Step] = [
     ("kit", check_kit),
     ("certificate", check_certificates),
@@ -56,26 +56,26 @@ def preflight(
     try:
         kit = open_kit(folder)
     except WardroundError as error:
-        return [Check("kit", "wrong", str(error)), *unreached(HOSPITAL[1:])]
-    place = Place(kit, data, now or datetime.now(UTC), timeout)
+        return [Check("kit", "wrong", str(error)), *mark_unreached(HOSPITAL[1:])]
+    context = PreflightContext(kit, data, now or datetime.now(UTC), timeout)
     steps = HOSPITAL if kit.role == "hospital" else ORGANISER
     done: list[Check] = []
     for number, (name, look) in enumerate(steps):
         try:
-            seen = look(place)
+            seen = look(context)
             done.append(Check(name, "ok", seen) if isinstance(seen, str) else replace(seen, name=name))
-        except Wrong as wrong:
+        except CheckFailed as wrong:
             done.append(Check(name, "wrong", wrong.found, wrong.todo))
         except WardroundError as error:
             done.append(Check(name, "wrong", str(error)))
         if done[-1].state == "wrong":
-            return [*done, *unreached(steps[number + 1 :])]
+            return [*done, *mark_unreached(steps[number + 1 :])]
     return done
 
 
-def unreached(steps: Sequence[Step]) -> list[Check]:
+def mark_unreached(steps: Sequence[Step]) -> list[Check]:
     return [Check(name, "not reached") for name, _ in steps]
 
 
-def first_wrong(checks: Sequence[Check]) -> Check | None:
+def find_failed(checks: Sequence[Check]) -> Check | None:
     return next((check for check in checks if check.state == "wrong"), None)
