@@ -4,10 +4,10 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from pytest import TempPathFactory, fixture, importorskip
+from pytest import MonkeyPatch, TempPathFactory, fixture, importorskip
 
 from wardround.deploy.kits import Kit, read_kit
-from wardround.deploy.nvflare.processes import free_ports
+from wardround.deploy.nvflare.processes import Processes, free_ports
 from wardround.deploy.project import Project
 
 
@@ -47,3 +47,18 @@ def copy_of(kits: Path, tmp_path: Path) -> Callable[[str], Kit]:
         return read_kit(Path(shutil.copytree(kits / name, tmp_path / name)))
 
     return copy
+
+
+@fixture
+def mine(kits: Path, tmp_path: Path, monkeypatch: MonkeyPatch) -> Path:
+    """A copy of the kits, and nothing that would start."""
+
+    def refuse(self: Processes) -> None:
+        raise AssertionError("something was started")
+
+    monkeypatch.setattr(Processes, "_launch", refuse)
+    monkeypatch.delenv("WARDROUND_KIT", raising=False)
+    monkeypatch.setenv("WARDROUND_DATA", "")  # `join --data` sets it; monkeypatch puts it back
+    folder = Path(shutil.copytree(kits, tmp_path / "kits"))
+    (folder / "north" / "site.yaml").write_text("data: phantom\n")
+    return folder

@@ -13,11 +13,11 @@ from helpers import settings
 
 from wardround.config import Config
 from wardround.config_file import load_config
-from wardround.deploy import wire
-from wardround.deploy.remote import conduct
-from wardround.deploy.rules import SiteFile
+from wardround.deploy.conducting import conduct
 from wardround.deploy.site import Site
+from wardround.deploy.site_file import SiteFile
 from wardround.deploy.wire import Parcel
+from wardround.deploy.wire.parcel import compute_sha256
 from wardround.engine.checkpoint import MemoryStore
 from wardround.engine.outcome import Outcome
 
@@ -193,7 +193,7 @@ def sealed(parcel: Parcel, **content: Any) -> Parcel:
     header = dict(parcel.header)
     for key, value in content.items():
         header[key] = {**header[key], **value} if isinstance(value, dict) else value
-    return Parcel(header | {"sha256": wire.fingerprint(header, parcel.arrays)}, parcel.arrays)
+    return Parcel(header | {"sha256": compute_sha256(header, parcel.arrays)}, parcel.arrays)
 
 
 def remote_config(folder: Path, **changes: Any) -> Config:

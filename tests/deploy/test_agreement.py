@@ -16,9 +16,16 @@ from wardround.clients import Registration
 from wardround.config_file import load_config
 from wardround.data.phantom import files as phantom_files
 from wardround.data.phantom.cases import PhantomSettings
-from wardround.deploy.agreement import Facts, agreed, at_hospital, facts_of, for_hospitals, own_federation
-from wardround.deploy.remote import organisers_own
-from wardround.deploy.rules import SiteFile
+from wardround.deploy.agreement import (
+    DataFacts,
+    agree_on_federation,
+    collect_facts,
+    localise_config,
+    make_hospital_config,
+    open_own_federation,
+)
+from wardround.deploy.conducting import open_own_client
+from wardround.deploy.site_file import SiteFile
 from wardround.errors import ConfigError
 
 QUICK = {
@@ -109,17 +116,17 @@ def test_what_the_organiser_sets_for_all_settles_a_difference(tmp_path: Path, pi
 def test_made_up_and_real_cases_are_not_mixed(tmp_path: Path, pictures: Path) -> None:
     real = at_home(tmp_path / "data", pictures, "east", "east")
     asked = remote_config(tmp_path / "run", data={"hospitals": True})
-    config = at_hospital(for_hospitals(asked), device="cpu", threads=1)
+    config = localise_config(make_hospital_config(asked), device="cpu", threads=1)
     with raises(
         ConfigError,
         match=r"has made-up cases only, and this run asks for real ones \(data: {hospitals: true}\)\.$",
     ):
-        own_federation(config, RULES, "east")
-    config = at_hospital(for_hospitals(remote_config(tmp_path / "run")), device="cpu", threads=1)
+        open_own_federation(config, RULES, "east")
+    config = localise_config(make_hospital_config(remote_config(tmp_path / "run")), device="cpu", threads=1)
     with raises(ConfigError, match="asks for made-up cases, but site 'east' has real ones"):
-        own_federation(config, real, "east")
+        open_own_federation(config, real, "east")
     with raises(ConfigError, match="'nowhere' is not among the made-up hospitals"):
-        own_federation(config, RULES, "nowhere")
+        open_own_federation(config, RULES, "nowhere")
 
 
 def test_train_on_one_machine_says_where_the_cases_are(tmp_path: Path) -> None:
@@ -132,7 +139,7 @@ def test_cases_at_the_organiser_need_a_place(tmp_path: Path) -> None:
     with raises(
         ConfigError, match=r"data.proxy is 'west', but with data.hospitals the organiser has no cases"
     ):
-        organisers_own(config)
+        open_own_client(config)
 
 
 # What is asked for
@@ -141,7 +148,7 @@ def test_cases_at_the_organiser_need_a_place(tmp_path: Path) -> None:
 def test_hospitals_get_no_path_and_no_machine_of_the_organiser(tmp_path: Path, pictures: Path) -> None:
     path = at_home(tmp_path / "data", pictures, "east", "east").data
     changes = {"data": {"federation": str(path)}, "trackers": [], "compute": {"threads": 1, "device": "cpu"}}
-    text = json.dumps(for_hospitals(load_config(settings(tmp_path / "run", **changes))))
+    text = json.dumps(make_hospital_config(load_config(settings(tmp_path / "run", **changes))))
     assert str(tmp_path) not in text
     asked = json.loads(text)
     assert asked["data"]["hospitals"] is True
@@ -151,24 +158,24 @@ def test_hospitals_get_no_path_and_no_machine_of_the_organiser(tmp_path: Path, p
 def test_a_list_of_splits_does_not_travel(tmp_path: Path) -> None:
     data = {"hospitals": True, "splits": {"by": "file", "file": "splits.csv"}}
     with raises(ConfigError, match="data.splits.file"):
-        for_hospitals(remote_config(tmp_path, data=data))
+        make_hospital_config(remote_config(tmp_path, data=data))
 
 
 def test_a_configuration_without_sections_is_refused() -> None:
     with raises(ConfigError, match="no section 'data'"):
-        at_hospital({"name": "x"}, device="cpu", threads=None)
+        localise_config({"name": "x"}, device="cpu", threads=None)
 
 
 # What is said
 
 
-def facts(**changes: Any) -> Facts:
+def facts(**changes: Any) -> DataFacts:
     plain = {
         "dimensions": 3, "in_channels": 1, "num_classes": 2, "classes": ["lesion"], "labels": {"lesion": [1]},
         "regions": {"lesion": [1]}, "channels": [], "prepare": {}, "patch": None, "shape": [8, 8, 4],
         "spacing": [[1.0, 1.0, 2.0], [1.0, 1.0, 3.0]],
     }  # fmt: skip
-    return Facts.model_validate({**plain, **changes})
+    return DataFacts.model_validate({**plain, **changes})
 
 
 def test_what_all_scans_are_like_does_not_depend_on_who_came_first() -> None:
@@ -178,7 +185,7 @@ def test_what_all_scans_are_like_does_not_depend_on_who_came_first() -> None:
         "north": facts(shape=[12, 8, 8], spacing=None, patch=[8, 8, 4]),
     }
     entries = {name: Registration(name, 4, 1, 1) for name in said}
-    found = [agreed(dict(order), entries) for order in (said.items(), reversed(said.items()))]
+    found = [agree_on_federation(dict(order), entries) for order in (said.items(), reversed(said.items()))]
     for federation in found:
         assert federation.look_back is not None
         seen = federation.look_back()
@@ -188,6 +195,6 @@ def test_what_all_scans_are_like_does_not_depend_on_who_came_first() -> None:
 
 
 def test_what_hospitals_say_can_be_read_again(tmp_path: Path) -> None:
-    config = at_hospital(for_hospitals(remote_config(tmp_path)), device="cpu", threads=1)
-    said = json.loads(json.dumps(facts_of(own_federation(config, RULES, "east"))))
-    assert Facts.model_validate(said).regions == {"lesion": (1,)}
+    config = localise_config(make_hospital_config(remote_config(tmp_path)), device="cpu", threads=1)
+    said = json.loads(json.dumps(collect_facts(open_own_federation(config, RULES, "east"))))
+    assert DataFacts.model_validate(said).regions == {"lesion": (1,)}

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from helpers import call
 from pytest import CaptureFixture, MonkeyPatch, fixture, importorskip, mark, raises
-from test_cli import call
 
-from wardround.deploy.kits import Kit, open_kit
-from wardround.deploy.project import Project, load_project, template
-from wardround.deploy.rules import load_site
+from wardround.deploy.kits import Kit, find_organisers_kit, open_kit
+from wardround.deploy.project import Project, load_project, render_template
+from wardround.deploy.site_file import load_site
 from wardround.errors import ConfigError
 
 SMALLEST: dict[str, Any] = {"project": "demo", "organiser": {"host": "localhost"}, "hospitals": ["north"]}
@@ -27,7 +27,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def test_the_example_is_a_project(tmp_path: Path) -> None:
-    (tmp_path / "project.yaml").write_text(template())
+    (tmp_path / "project.yaml").write_text(render_template())
 
     project = load_project(tmp_path / "project.yaml")
 
@@ -279,7 +279,7 @@ def test_provision_prints_kits_and_what_to_do(
 ) -> None:
     importorskip("nvflare")
     code, out, err = call(monkeypatch, capsys, "provision", "--example")
-    assert (code, out, err) == (0, template(), "")
+    assert (code, out, err) == (0, render_template(), "")
     (tmp_path / "project.yaml").write_text(out)
 
     arguments = ("provision", str(tmp_path / "project.yaml"), "-o", str(tmp_path / "kits"))
@@ -298,7 +298,28 @@ def test_provision_prints_kits_and_what_to_do(
 def test_without_the_engine_the_command_says_how_to_get_it(
     tmp_path: Path, monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
 ) -> None:
-    (tmp_path / "project.yaml").write_text(template())
+    (tmp_path / "project.yaml").write_text(render_template())
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     code, _, err = call(monkeypatch, capsys, "provision", str(tmp_path / "project.yaml"))
     assert code == 2 and "this needs NVIDIA FLARE: pip install 'wardround[nvflare]'" in err
+
+
+# Opening
+
+
+@mark.parametrize("port", [0, 99999, True, "8002"])
+def test_a_kit_with_an_impossible_port_is_refused(port: Any, mine: Path) -> None:
+    file = mine / "north" / "kit.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "port": port}))
+
+    with raises(ConfigError, match="a value that cannot be right"):
+        open_kit(mine / "north")
+
+
+def test_a_wrong_wardround_kit_is_not_passed_over(mine: Path, monkeypatch: MonkeyPatch) -> None:
+    monkeypatch.chdir(mine.parent)
+    assert find_organisers_kit(None).folder == mine / "organiser"
+
+    monkeypatch.setenv("WARDROUND_KIT", str(mine / "nowhere"))
+    with raises(ConfigError, match="nowhere does not exist"):
+        find_organisers_kit(None)

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from pytest import LogCaptureFixture, MonkeyPatch, fixture, mark, raises
 
-from wardround.deploy import ledger as module
-from wardround.deploy.ledger import Ledger, LedgerError, canonical, find, head_path, read, verify
+from wardround.deploy.ledger import Ledger, LedgerError, chain, find, head_path, read, verify, writing
+from wardround.deploy.ledger.chain import encode_line
 from wardround.deploy.wire import pack
 from wardround.errors import ConfigError
 from wardround.messages import Message
@@ -56,7 +56,7 @@ def resealed(text: str, **changes: Any) -> str:
     """A line changed by somebody who knows how its hash is formed."""
     line = json.loads(text) | changes
     line.pop("hash")
-    body = canonical(line)
+    body = encode_line(line)
     return body.decode()[:-1] + f',"hash":"{hashlib.sha256(body).hexdigest()}"}}'
 
 
@@ -68,7 +68,7 @@ def test_every_line_is_chained_to_the_one_before_it(path: Path) -> None:
     for number, line in enumerate(read(path), start=1):
         found = line.pop("hash")
         assert (line["number"], line["previous"]) == (number, previous)
-        assert hashlib.sha256(canonical(line)).hexdigest() == found
+        assert hashlib.sha256(encode_line(line)).hexdigest() == found
         previous = found
     assert json.loads(head_path(path).read_text()) == {"lines": 8, "hash": previous}
     assert path.stat().st_mode & 0o777 == 0o600
@@ -93,7 +93,7 @@ def test_a_parcel_becomes_a_line_that_says_all_that_left(tmp_path: Path) -> None
     )
     book = Ledger(tmp_path / "egress.jsonl")
 
-    line = book.append(parcel, name="prostate")
+    line = book.append(parcel.header, parcel.num_bytes, name="prostate")
 
     assert line == next(read(book.path))
     assert (line["run"], line["name"], line["round"], line["task"]) == ("a1b2", "prostate", 3, "train")
@@ -108,7 +108,8 @@ def test_a_parcel_becomes_a_line_that_says_all_that_left(tmp_path: Path) -> None
 def test_a_refusal_that_leaves_is_written_down_too(tmp_path: Path) -> None:
     book = Ledger(tmp_path / "egress.jsonl")
     facts = {"kind": "reply", "run": "a", "request": "0", "client": "north", "task": "train", "round": 0}
-    line = book.append(pack(Message(), **facts, more={"refused": "quiet hours"}))  # type: ignore[arg-type]
+    parcel = pack(Message(), **facts, more={"refused": "quiet hours"})  # type: ignore[arg-type]
+    line = book.append(parcel.header, parcel.num_bytes)
     assert line["refused"] == "quiet hours" and line["tensors"] == {}
 
 
@@ -130,11 +131,11 @@ def test_a_restart_continues_the_chain_and_reads_the_last_line_alone(
 
     line = Ledger(path).add(entry(9))
 
-    assert line["number"] == 9 and sum(amount) < 5 * module.CHUNK
+    assert line["number"] == 9 and sum(amount) < 5 * writing.CHUNK
 
 
 def test_lines_longer_than_a_chunk_are_found_from_behind(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "CHUNK", 16)
+    monkeypatch.setattr(writing, "CHUNK", 16)
     book = Ledger(tmp_path / "egress.jsonl")
     for round in range(3):
         book.add(entry(round))
@@ -164,7 +165,7 @@ def test_two_processes_never_interleave(tmp_path: Path) -> None:
 
 
 def test_waiting_for_a_lock_has_an_end(path: Path, monkeypatch: MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LOCK_SECONDS", 0.05)
+    monkeypatch.setattr(chain, "LOCK_SECONDS", 0.05)
     book = Ledger(path)
     with book._locked(), raises(LedgerError, match="locked by another process"):
         book.add(entry(9))
@@ -380,7 +381,9 @@ def test_thousands_of_lines_are_verified_in_seconds(tmp_path: Path) -> None:
     path, previous = tmp_path / "egress.jsonl", "0" * 64
     with path.open("wb") as file:
         for number in range(1, 20_001):
-            body = canonical({**entry(number), "number": number, "time": "2026-01-01", "previous": previous})
+            body = encode_line(
+                {**entry(number), "number": number, "time": "2026-01-01", "previous": previous}
+            )
             previous = hashlib.sha256(body).hexdigest()
             file.write(body[:-1] + f',"hash":"{previous}"}}\n'.encode())
     head_path(path).write_text(json.dumps({"lines": 20_000, "hash": previous}))

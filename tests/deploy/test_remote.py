@@ -16,8 +16,10 @@ from pytest import LogCaptureFixture, MonkeyPatch, TempPathFactory, fixture, mar
 import wardround as wr
 from deploy import loopback
 from deploy.loopback import Killed, Loopback, changed, conducted, remote_config, spoilt
-from wardround.deploy import remote
-from wardround.deploy.remote import Live, Remote, conduct
+from wardround.deploy import conducting, remote
+from wardround.deploy.conducting import conduct
+from wardround.deploy.live_file import Live
+from wardround.deploy.remote import Remote
 from wardround.deploy.wire import Parcel
 from wardround.engine.checkpoint import Checkpoints
 from wardround.engine.records import read_lines
@@ -293,7 +295,7 @@ def test_what_is_not_there_is_not_resumed_and_what_is_there_not_replaced(tmp_pat
     before = live(folder)
     with raises(ConfigError, match="already holds a run"):
         conducted(loop, folder, rounds=1, **SHORT)
-    with remote.claimed(folder), raises(ConfigError, match="in use by another process"):
+    with conducting.claim(folder), raises(ConfigError, match="in use by another process"):
         conducted(loop, folder, rounds=1, resume=True, **SHORT)
     assert live(folder) == before
 

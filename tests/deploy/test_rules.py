@@ -1,139 +1,33 @@
-"""site.yaml: what a hospital allows, and what it says to the organiser when it does not."""
+"""A hospital's rules: what is refused, with which words, and what leaves."""
 
-import re
-from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from helpers import config
-from pytest import fixture, mark, raises
+from pytest import mark
 
 from wardround.config_file import resolve
-from wardround.deploy import rules as module
-from wardround.deploy.rules import Rules, SiteFile, case_numbers, client_of, load_site, template
+from wardround.deploy import site_file
+from wardround.deploy.rules import Rules, case_numbers, list_choices
+from wardround.deploy.site_file import SiteFile
 from wardround.engine.judging.evaluation import gather
-from wardround.errors import ConfigError
 from wardround.messages import Message, Reply
-from wardround.methods import METHODS
 from wardround.params import Params
 
-Load = Callable[..., SiteFile]
-
 NOON = datetime(2026, 3, 4, 12, 0)
-
-
-@fixture
-def load(tmp_path: Path) -> Load:
-    def loaded(**settings: Any) -> SiteFile:
-        path = tmp_path / "site.yaml"
-        path.write_text(yaml.safe_dump(settings))
-        return load_site(path)
-
-    return loaded
 
 
 def rules(**settings: Any) -> Rules:
     return Rules(SiteFile.model_validate(settings), clock=lambda: NOON)
 
 
-# The file
-
-
-def test_the_template_is_the_defaults_with_every_key_explained(tmp_path: Path) -> None:
-    path = tmp_path / "site.yaml"
-    text = template("north")
-    path.write_text(text)
-    assert load_site(path) == SiteFile(data=tmp_path / "federation.yaml")
-    assert set(yaml.safe_load(text)) == set(SiteFile.model_fields)
-    assert "hospital 'north'" in text and max(map(len, text.splitlines())) <= 110
-    for key in module.COMMENTS:
-        assert re.search(rf"^#.*\n{key}:", text, re.MULTILINE), key
-
-
-def test_an_empty_file_is_the_defaults(load: Load, tmp_path: Path) -> None:
-    assert load() == SiteFile(data=tmp_path / "federation.yaml")
-
-
-def test_data_are_relative_to_the_file_or_made_up(load: Load, tmp_path: Path) -> None:
-    assert load(data="../scans/federation.yaml").data == tmp_path.parent / "scans" / "federation.yaml"
-    assert load(data="/scans/federation.yaml").data == Path("/scans/federation.yaml")
-    assert load(data="phantom").data == "phantom"
-
-
-def test_every_task_a_client_can_be_asked_for_is_known() -> None:
-    engine = {"evaluate", "personal_model", "norm_stats", "pictures", "calibrate"}
-    assert set(module.TASKS) == engine.union(*(method.tasks for method in METHODS.values()))
-
-
-@mark.parametrize(
-    ("text", "size"),
-    [("500 MB", 500_000_000), ("2GB", 2 * 10**9), ("1.5 GiB", 3 * 2**29), ("10 kb", 10_000), (4096, 4096)],
-)
-def test_sizes_are_written_as_people_write_them(load: Load, text: Any, size: int) -> None:
-    assert load(largest_message=text).largest_message == size
-
-
-@mark.parametrize(
-    ("settings", "sentence"),
-    [
-        ({"metods": "all"}, "metods is not a setting. Did you mean 'methods'?"),
-        ({"methods": ["fedagv"]}, "methods: 'fedagv' is none that wardround knows. Did you mean 'fedavg'?"),
-        ({"tasks": ["trian"]}, "tasks: 'trian' is none that wardround knows. Did you mean 'train'?"),
-        ({"objectives": "dise"}, "objectives: 'dise' is none that wardround knows. Did you mean 'dice'?"),
-        ({"networks": ["unet3"]}, "networks: 'unet3' is no network. Did you mean 'unet3d'?"),
-        ({"tasks": 3}, "tasks: it is 3; give all, or a list of names."),
-        ({"runs": [1]}, "runs: it is [1]; give all, or a list of names."),
-        ({"data": ["a"]}, "data: it is ['a']; give the path of a federation.yaml, or the word phantom."),
-        ({"device": "gpu"}, "device: it is 'gpu'; use auto, cpu, cuda or cuda:0."),
-        ({"threads": 0}, "threads is 0; it must be greater than or equal to 1."),
-        ({"min_cases": -1}, "min_cases is -1; it must be greater than or equal to 0."),
-        ({"largest_message": "2 pounds"}, "largest_message: it is '2 pounds'; give a size such as 500 MB"),
-        ({"largest_message": True}, "largest_message: it is True; give a size such as 500 MB"),
-        ({"largest_message": 0}, "largest_message is 0; it must be greater than or equal to 1."),
-        ({"case_names": "hide"}, "case_names is 'hide'; it must be 'number' or 'keep'."),
-        ({"quiet_hours": ["25:00-26:00"]}, "quiet_hours: '25:00-26:00' is no span of time"),
-        ({"quiet_hours": ["10:00-10:00"]}, "quiet_hours: '10:00-10:00' starts and ends at the same time."),
-        ({"quiet_hours": ["22:61-06:00"]}, "quiet_hours: '22:61-06:00' is no span of time"),
-        ({"quiet_hours": ["06:00-18:00", "18:00-06:00"]}, "quiet_hours: they cover the whole day"),
-        ({"quiet_hours": {"from": 1}}, "quiet_hours: it is {'from': 1}; give a list"),
-    ],
-)
-def test_a_mistake_is_named_with_its_key(load: Load, settings: dict[str, Any], sentence: str) -> None:
-    with raises(ConfigError) as error:
-        load(**settings)
-    assert f"site.yaml: {sentence}" in str(error.value)
-
-
-def test_a_missing_file_is_said_kindly(tmp_path: Path) -> None:
-    with raises(ConfigError, match="site.yaml does not exist. It holds the rules of this hospital"):
-        load_site(tmp_path / "site.yaml")
-
-
-@mark.parametrize(
-    ("client", "names", "found"),
-    [(None, ["clinic"], "clinic"), (None, ["east", "north"], "north"), ("east", ["east", "north"], "east")],
-)
-def test_the_hospital_is_one_client_of_its_data(client: str | None, names: list[str], found: str) -> None:
-    assert client_of(SiteFile(client=client), names, "north") == found
-
-
-@mark.parametrize(
-    ("client", "words"),
-    [(None, "not clear which client 'north' is. The data hold"), ("eats", "Did you mean 'east'\\?")],
-)
-def test_a_client_that_is_not_clear_is_asked_for(client: str | None, words: str) -> None:
-    with raises(ConfigError, match=words):
-        client_of(SiteFile(client=client), ["east", "west"], "north")
-
-
 # Requests
 
 
 def test_by_default_everything_but_the_personal_model_may_be_asked_for(tmp_path: Path) -> None:
-    for task in module.TASKS:
+    for task in site_file.TASKS:
         refused = rules().refuses_request(task, config=config(tmp_path), bytes=10**9)
         assert (refused is None) == (task != "personal_model")
     assert rules(tasks="all").refuses_request("personal_model") is None
@@ -187,8 +81,8 @@ def test_a_run_inside_the_lists_is_not_refused(settings: dict[str, Any], asked: 
 
 def test_settings_are_judged_alike_before_and_after_they_are_parsed(tmp_path: Path) -> None:
     checked = config(tmp_path, method={"name": "fedevi"})
-    assert module.chosen(checked) == module.chosen(resolve(checked))
-    assert module.chosen(checked)["objective"] == "evidential"
+    assert list_choices(checked) == list_choices(resolve(checked))
+    assert list_choices(checked)["objective"] == "evidential"
 
 
 def test_a_request_over_the_cap_is_refused_with_both_sizes() -> None:
@@ -237,9 +131,9 @@ ROWS = [
 
 def test_names_of_cases_become_numbers_that_stay_the_same() -> None:
     site = rules()
-    first = site.filtered("evaluate", Message(scalars={"cases": ROWS}))
+    first = site.filter_message("evaluate", Message(scalars={"cases": ROWS}))
     assert [row["case"] for row in first.scalars["cases"]] == ["case-0003", "case-0001", "case-0002"]
-    other_order = site.filtered("calibrate", Message(scalars={"cases": ROWS[::-1]}))
+    other_order = site.filter_message("calibrate", Message(scalars={"cases": ROWS[::-1]}))
     assert [row["case"] for row in other_order.scalars["cases"]] == ["case-0002", "case-0001", "case-0003"]
     assert [row["loss"] for row in first.scalars["cases"]] == [0.1, 0.7, float("inf")]
     assert "patient" not in str(first) and ROWS[0]["case"] == "patient-zoe"
@@ -247,21 +141,21 @@ def test_names_of_cases_become_numbers_that_stay_the_same() -> None:
 
 def test_numbers_instead_of_names_change_no_score() -> None:
     sent = Message(scalars={"cases": ROWS})
-    numbered = rules().filtered("evaluate", sent)
+    number_cases = rules().filter_message("evaluate", sent)
     results = [
-        gather([Reply(scalars=m.scalars, client="north")], ["dice"]).as_dict() for m in (sent, numbered)
+        gather([Reply(scalars=m.scalars, client="north")], ["dice"]).as_dict() for m in (sent, number_cases)
     ]
     assert str(results[0]) == str(results[1])
 
 
 def test_names_are_kept_where_the_hospital_says_so() -> None:
     sent = Message(scalars={"cases": ROWS})
-    assert rules(case_names="keep").filtered("evaluate", sent) is sent
+    assert rules(case_names="keep").filter_message("evaluate", sent) is sent
 
 
 def test_a_model_leaves_untouched() -> None:
     sent = Message(params=Params({"w": torch.ones(2)}), scalars={"P": 0.5, "logits": [0.1, 0.2], "cases": 3})
-    assert rules().filtered("train", sent) is sent
+    assert rules().filter_message("train", sent) is sent
 
 
 def test_numbers_do_not_run_out() -> None:
@@ -286,9 +180,9 @@ def test_registering_is_not_a_matter_of_scalars() -> None:
 
 def test_training_losses_are_only_shown_so_they_are_left_out() -> None:
     loss = {"first": 0.7, "last": 0.2}
-    assert rules().filtered_loss("train", loss) == loss
-    assert rules(scalars=["loss/last"]).filtered_loss("train", loss) == {"last": 0.2}
-    assert rules(scalars=[]).filtered_loss("train", loss) == {}
+    assert rules().filter_loss("train", loss) == loss
+    assert rules(scalars=["loss/last"]).filter_loss("train", loss) == {"last": 0.2}
+    assert rules(scalars=[]).filter_loss("train", loss) == {}
 
 
 def test_too_few_cases_tell_the_minimum_and_not_the_number() -> None:
@@ -317,17 +211,17 @@ def test_an_answer_over_the_cap_does_not_leave() -> None:
     ],
 )
 def test_a_failure_that_speaks_of_files_or_cases_stays_here(failure: str) -> None:
-    told = rules().tellable(failure, ["patient-ann", "p017"])
+    told = rules().redact(failure, ["patient-ann", "p017"])
     assert told.startswith("the task failed") and "hospital's log" in told
     assert not any(word in told for word in ("ann", "p017", "scans", "384"))
 
 
 def test_the_kind_of_a_failure_may_be_told() -> None:
-    assert "(KeyError)" in rules().tellable("KeyError: 'patient-ann'", ["patient-ann"])
+    assert "(KeyError)" in rules().redact("KeyError: 'patient-ann'", ["patient-ann"])
 
 
 def test_a_failure_without_names_is_told_as_it_is() -> None:
     failure = "round 12, client 'east', train: the loss became NaN at step 13. Last learning_rate 0.1."
-    assert rules().tellable(failure, ["12"]) != failure  # a case of that name
-    assert rules().tellable(failure, ["p017", "3", ""]) == failure
-    assert rules(case_names="keep").tellable("case 'p017' is empty", ["p017"]) == "case 'p017' is empty"
+    assert rules().redact(failure, ["12"]) != failure  # a case of that name
+    assert rules().redact(failure, ["p017", "3", ""]) == failure
+    assert rules(case_names="keep").redact("case 'p017' is empty", ["p017"]) == "case 'p017' is empty"

@@ -5,7 +5,7 @@ from pathlib import Path
 from pytest import mark, raises
 
 from wardround.deploy.project import load_project
-from wardround.deploy.rules import load_site
+from wardround.deploy.site_file import load_site
 from wardround.errors import ConfigError
 
 SMALLEST = "project: demo\norganiser: {host: a.example.org}\nhospitals: [north]\n"

@@ -19,12 +19,14 @@ from pytest import MonkeyPatch, TempPathFactory, fixture, mark, raises
 from deploy.loopback import RULES, Loopback, conducted, remote_config, sealed
 from wardround.clients.sync_state import SyncState
 from wardround.deploy import ledger
-from wardround.deploy.agreement import for_hospitals
+from wardround.deploy.agreement import make_hospital_config
 from wardround.deploy.ledger import LedgerError
 from wardround.deploy.site import Site
+from wardround.deploy.site_file import SiteFile, choose_device
 from wardround.deploy.wire import Parcel, pack, unpack
 from wardround.engine.checkpoint import MemoryStore
 from wardround.engine.networks import build_model
+from wardround.errors import ConfigError
 from wardround.messages import Message
 from wardround.params import Params
 
@@ -40,7 +42,7 @@ def request(
     **more: Any,
 ) -> Parcel:
     """What the organiser would send."""
-    config = for_hospitals(remote_config(Path("nowhere"), **more.pop("changes", {})))
+    config = make_hospital_config(remote_config(Path("nowhere"), **more.pop("changes", {})))
     return pack(
         message or Message(),
         kind="request",
@@ -120,7 +122,7 @@ def test_a_request_that_a_crash_interrupted_is_done_when_it_comes_again(
     site: Site, tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
     asked = training()
-    monkeypatch.setattr(Site, "_answered", crash)
+    monkeypatch.setattr(Site, "_run_task", crash)
     with raises(Crash):
         site.answer(asked)
     monkeypatch.undo()
@@ -134,7 +136,7 @@ def test_a_request_whose_memory_was_written_before_the_crash_is_not_done_twice(
     site: Site, tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
     asked = training()
-    monkeypatch.setattr(Site, "_allowed", crash)
+    monkeypatch.setattr(Site, "_filter_reply", crash)
     with raises(Crash):
         site.answer(asked)
     monkeypatch.undo()
@@ -156,7 +158,7 @@ def crash(*_: Any) -> None:
 def test_an_answer_that_cannot_be_sent_is_a_failure_that_is_told(
     site: Site, monkeypatch: MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Site, "_allowed", lambda *_: (Message(scalars={"odd": {1, 2}}), {}))
+    monkeypatch.setattr(Site, "_filter_reply", lambda *_: (Message(scalars={"odd": {1, 2}}), {}))
     assert "cannot be sent" in more_of(site.answer(request()))["failure"]
 
 
@@ -364,8 +366,8 @@ def test_the_line_is_written_before_the_reply_returns(
     order: list[str] = []
     append, note = ledger.Ledger.append, Site._note
 
-    def appending(self: Any, parcel: Parcel, **rest: Any) -> Any:
-        line = append(self, parcel, **rest)
+    def appending(self: Any, *given: Any, **rest: Any) -> Any:
+        line = append(self, *given, **rest)
         order.append(f"line {line['sha256']}")
         return line
 
@@ -428,3 +430,21 @@ def test_the_threads_a_hospital_sets_count(opened: Callable[..., Site]) -> None:
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
+
+
+# The device
+
+
+@mark.parametrize(("device", "here", "words"), [("cuda", 0, "no GPU here"), ("cuda:2", 2, "has 2 GPUs")])
+def test_a_device_that_is_not_there_is_said_before_the_first_request(
+    device: str, here: int, words: str, monkeypatch: MonkeyPatch
+) -> None:
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: here > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: here)
+
+    with raises(ConfigError, match=words):
+        choose_device(SiteFile(device=device))
+    assert choose_device(SiteFile(device="cpu")) == "cpu"
+    assert choose_device(SiteFile()) == ("cuda" if here else "cpu")

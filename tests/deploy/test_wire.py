@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from pytest import fixture, mark, raises
 
 from wardround.config import TrafficSettings
-from wardround.deploy.wire import SCHEMA, TYPES, Parcel, ParcelError, fingerprint, pack, unpack
+from wardround.deploy.wire import Parcel, ParcelError, pack, unpack
+from wardround.deploy.wire.parcel import SCHEMA, TYPES, compute_sha256
 from wardround.messages import Message
 from wardround.params import Params
 
@@ -56,7 +57,7 @@ def tampered(
     arrays = {name: np.array(array) for name, array in parcel.arrays.items()}
     change(header, arrays)
     if seal and "sha256" in header:
-        header["sha256"] = fingerprint(header, arrays)
+        header["sha256"] = compute_sha256(header, arrays)
     return Parcel(header, arrays)
 
 
@@ -466,7 +467,7 @@ def test_a_pickle_offered_as_anything_is_refused_and_never_executes(marker: Path
             if compress:
                 header["tensors"]["params/w"]["compress"] = "zlib"
             if type(offer) is np.ndarray and not offer.dtype.hasobject:
-                header["sha256"] = fingerprint(header, arrays)
+                header["sha256"] = compute_sha256(header, arrays)
             with raises(ParcelError):
                 opened(Parcel(header, arrays))
         with raises(ParcelError):

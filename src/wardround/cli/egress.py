@@ -47,7 +47,7 @@ def show(
         out.print_json(json.dumps(lines))
     elif lines:
         try:
-            table = table_of(lines)
+            table = build_table(lines)
         except (AttributeError, TypeError, ValueError):  # somebody wrote into it, and it is still JSON
             raise ledger.LedgerError(
                 f"{place} has a line that wardround did not write. Which: wardround egress verify {place}"
@@ -64,8 +64,8 @@ def is_wanted(line: Mapping[str, Any], run: str | None, task: str | None) -> boo
     )
 
 
-def table_of(lines: Iterable[Mapping[str, Any]]) -> Any:
-    from wardround.deploy.rules import size_text
+def build_table(lines: Iterable[Mapping[str, Any]]) -> Any:
+    from wardround.deploy.site_file import format_bytes
     from wardround.tables import Table
 
     rows = [
@@ -75,8 +75,8 @@ def table_of(lines: Iterable[Mapping[str, Any]]) -> Any:
             str(line.get("round", "-")),
             str(line.get("task", "-")),
             len(line.get("tensors") or {}),
-            size_text(int(line.get("bytes") or 0)),
-            held(line),
+            format_bytes(int(line.get("bytes") or 0)),
+            summarise(line),
         ]
         for line in lines
     ]
@@ -85,7 +85,7 @@ def table_of(lines: Iterable[Mapping[str, Any]]) -> Any:
     return Table("", columns, rows, width=LONGEST_CELL)
 
 
-def held(line: Mapping[str, Any]) -> str:
+def summarise(line: Mapping[str, Any]) -> str:
     """The numbers of a message in a few words, or the sentence that left instead of an answer."""
     for key in ("refused", "failure"):
         if line.get(key):

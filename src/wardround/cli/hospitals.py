@@ -50,11 +50,11 @@ def rehearse(
 ) -> None:
     """The whole deployment on this machine: a server and one process for each hospital, with mutual TLS."""
     configure_logging(debug, quiet or json_)
-    needs_engine(debug)
+    require_engine(debug)
     from wardround.deploy.nvflare.rehearsal import rehearsal
 
     checked = config_of(config, set_)
-    say = speaker(quiet or json_)
+    say = make_speaker(quiet or json_)
     with (
         leaving_on_signals(),
         live(quiet or json_) as screen,
@@ -72,15 +72,16 @@ def server(
 ) -> None:
     """Start the organiser's server and keep it running; hospitals connect to it."""
     configure_logging(debug, False)
-    needs_engine(debug)
+    require_engine(debug)
     from wardround.deploy.kits import open_kit
-    from wardround.deploy.nvflare.preflight import refuse_broken, refuse_taken_ports
+    from wardround.deploy.nvflare.preflight.connection import refuse_taken_ports
+    from wardround.deploy.nvflare.preflight.kit import refuse_broken
     from wardround.deploy.nvflare.processes import Processes, wait_for_port
     from wardround.deploy.nvflare.session import Session
 
     opened = open_kit(kit, "organiser")
     refuse_broken(opened)
-    say = speaker(False)
+    say = make_speaker(False)
     ports = partial(refuse_taken_ports, opened)
     with leaving_on_signals(), Processes(opened.folder, "server", say=say, check=ports) as processes:
         say(f"starting the server of project '{opened.project}', at most 60 s")
@@ -133,31 +134,31 @@ def submit(
 ) -> None:
     """Hand a run to the running server; the hospitals that are connected take part."""
     configure_logging(debug, quiet or json_)
-    needs_engine(debug)
+    require_engine(debug)
     from wardround.config_file import load_config
-    from wardround.deploy.kits import organisers_kit
+    from wardround.deploy.kits import find_organisers_kit
     from wardround.deploy.nvflare import organising
     from wardround.errors import ConfigError
 
-    opened = organisers_kit(kit)
+    opened = find_organisers_kit(kit)
     if (config is None) == (resume is None):
         raise ConfigError("give a configuration to begin a run, or --resume RUN to continue one.")
     if resume is not None:
-        stored = organising.stored_config(opened, resume)
+        stored = organising.load_stored_config(opened, resume)
         checked = load_config(stored, set_ or []).model_copy(update={"output": stored.output})
     else:
-        checked = organising.at_the_organiser(load_config(Path(str(config)), set_ or []), opened)
+        checked = organising.place_at_organiser(load_config(Path(str(config)), set_ or []), opened)
         if (checked.folder / "config.yaml").exists() and not overwrite:
             raise ConfigError(
                 f"{checked.folder} already holds a run. Continue it with: wardround submit --resume "
                 f"{checked.folder.name} --kit {opened.folder}; replace it with --overwrite; or give this one "
                 "a name of its own: --set name=..."
             )
-    say = speaker(quiet or json_)
-    with opened_session(opened) as session:
-        organising.refuse_going_on(session, checked)
-        asked = None if hospitals is None else organising.named(hospitals)
-        names = organising.who_takes_part(session, checked, asked, resume=resume is not None)
+    say = make_speaker(quiet or json_)
+    with open_session(opened) as session:
+        organising.refuse_running(session, checked)
+        asked = None if hospitals is None else organising.parse_hospitals(hospitals)
+        names = organising.choose_hospitals(session, checked, asked, resume=resume is not None)
         submission = organising.submit(
             session, checked, names, resume=resume is not None, overwrite=overwrite
         )
@@ -170,11 +171,11 @@ def submit(
         if detach:
             say(f"see how it goes with: wardround status --watch --kit {opened.folder}")
             return
-        state = watched_from_here(submission, opened, quiet or json_, say)
+        state = watch_run(submission, opened, quiet or json_, say)
     finish(checked, state, json_, f"wardround submit --resume {checked.folder.name} --kit {opened.folder}")
 
 
-def watched_from_here(submission: Submission, kit: Kit, hidden: bool, say: Callable[[str], None]) -> str:
+def watch_run(submission: Submission, kit: Kit, hidden: bool, say: Callable[[str], None]) -> str:
     """Show the run; Ctrl-C leaves it alone, since it goes on without us."""
     try:
         with live(hidden) as screen:
@@ -196,20 +197,20 @@ def status(
 ) -> None:
     """Which hospitals are connected, which runs there are, and what the one that goes on waits for."""
     configure_logging(debug, json_)
-    needs_engine(debug)
-    from wardround.deploy.kits import organisers_kit
+    require_engine(debug)
+    from wardround.deploy.kits import find_organisers_kit
     from wardround.errors import WardroundError
 
-    opened = organisers_kit(kit)
+    opened = find_organisers_kit(kit)
     session: Session | None = None
     trouble = ""
     try:
-        session = opened_session(opened)
+        session = open_session(opened)
     except WardroundError as error:
         trouble = str(error)
     try:
         while True:
-            facts = state_of(opened, session, trouble)
+            facts = collect_state(opened, session, trouble)
             if json_:
                 out.print_json(json.dumps(facts))
             else:
@@ -227,7 +228,7 @@ def status(
         raise typer.Exit(1)
 
 
-def state_of(kit: Kit, session: Session | None, trouble: str) -> dict[str, Any]:
+def collect_state(kit: Kit, session: Session | None, trouble: str) -> dict[str, Any]:
     """Server, hospitals and runs, as plain values."""
     hospitals = {} if session is None else session.connected()
     return {
@@ -236,7 +237,7 @@ def state_of(kit: Kit, session: Session | None, trouble: str) -> dict[str, Any]:
             {"hospital": name, "heard of": f"{seconds:.0f} s ago"}
             for name, seconds in sorted(hospitals.items())
         ],
-        "runs": runs_of(kit, session),
+        "runs": list_runs(kit, session),
     }
 
 
@@ -260,18 +261,18 @@ def show_state(facts: dict[str, Any], trouble: str, *, clear: bool) -> None:
         out.print("No run yet.")
 
 
-def runs_of(kit: Kit, session: Session | None) -> list[dict[str, Any]]:
+def list_runs(kit: Kit, session: Session | None) -> list[dict[str, Any]]:
     """Every run of the organiser: its state, how far it is, and what it waits for."""
-    from wardround.deploy.live_view import live_facts, waiting_line
+    from wardround.deploy.live_file import describe_waiting, read_live
 
     rows = []
     for path in sorted(kit.runs.glob("*/live.json")):
-        facts = live_facts(path.parent)
+        facts = read_live(path.parent)
         if facts is None:
             continue
         state, name = str(facts["state"]), path.parent.name
-        now = [waiting_line(facts) or str(facts.get("reason") or ""), *away_lines(facts)]
-        if state in GOING and not still_there(session, str(facts.get("job"))):
+        now = [describe_waiting(facts) or str(facts.get("reason") or ""), *describe_absent(facts)]
+        if state in GOING and not is_still_running(session, str(facts.get("job"))):
             state, now = INTERRUPTED, [f"continue it with: wardround submit --resume {name}"]
         rounds = int(facts.get("rounds") or 0)
         rows.append(
@@ -286,7 +287,7 @@ def runs_of(kit: Kit, session: Session | None) -> list[dict[str, Any]]:
     return rows
 
 
-def still_there(session: Session | None, job: str) -> bool:
+def is_still_running(session: Session | None, job: str) -> bool:
     """Whether the run's process still answers; live.json cannot tell that it was killed."""
     from wardround.errors import WardroundError
 
@@ -299,7 +300,7 @@ def still_there(session: Session | None, job: str) -> bool:
     return True
 
 
-def away_lines(facts: dict[str, Any]) -> list[str]:
+def describe_absent(facts: dict[str, Any]) -> list[str]:
     """Who takes no part, and why."""
     return [f"without '{name}': {reason}" for name, reason in sorted((facts.get("away") or {}).items())]
 
@@ -315,13 +316,13 @@ def stop(
 ) -> None:
     """End a run after its present round, with a checkpoint; it can be resumed."""
     configure_logging(debug, False)
-    needs_engine(debug)
-    from wardround.deploy.kits import organisers_kit
-    from wardround.deploy.live_view import running
+    require_engine(debug)
+    from wardround.deploy.kits import find_organisers_kit
+    from wardround.deploy.live_file import find_running
 
-    opened = organisers_kit(kit)
-    name, facts = running(opened, run)
-    with opened_session(opened) as session:
+    opened = find_organisers_kit(kit)
+    name, facts = find_running(opened, run)
+    with open_session(opened) as session:
         if now:
             session.abort(facts["job"])
         else:
@@ -336,7 +337,7 @@ def stop(
 # What they share
 
 
-def needs_engine(debug: bool = False) -> None:
+def require_engine(debug: bool = False) -> None:
     """Say where the engine is missing; what it logs itself is for those who ask for it."""
     from wardround.deploy.nvflare import require
 
@@ -344,20 +345,24 @@ def needs_engine(debug: bool = False) -> None:
     logging.getLogger("nvflare").setLevel(logging.WARNING if debug else logging.CRITICAL)
 
 
-def opened_session(kit: Kit) -> Session:
+def open_session(kit: Kit) -> Session:
     """A line to the server; said at once, not after a while, if nothing listens there."""
-    from wardround.deploy.nvflare.preflight import TIMEOUT, Place, refuse_broken, stranger
-    from wardround.deploy.nvflare.processes import port_open
+    from wardround.deploy.nvflare.preflight.checks import TIMEOUT, PreflightContext
+    from wardround.deploy.nvflare.preflight.connection import identify_listener
+    from wardround.deploy.nvflare.preflight.kit import refuse_broken
+    from wardround.deploy.nvflare.processes import is_port_open
     from wardround.deploy.nvflare.session import Session
     from wardround.errors import ConfigError, WardroundError
 
-    if kit.admin_port is not None and not port_open("127.0.0.1", kit.admin_port):
+    if kit.admin_port is not None and not is_port_open("127.0.0.1", kit.admin_port):
         raise WardroundError(
             f"no server of this kit runs on this machine (127.0.0.1 port {kit.admin_port}). Start it: "
             f"wardround server {kit.folder}"
         )
     refuse_broken(kit)
-    trouble = stranger(Place(kit, None, datetime.now(UTC), TIMEOUT), kit.admin_port or kit.port)
+    trouble = identify_listener(
+        PreflightContext(kit, None, datetime.now(UTC), TIMEOUT), kit.admin_port or kit.port
+    )
     if trouble:
         raise ConfigError(
             f"what listens on 127.0.0.1 port {kit.admin_port or kit.port} is not the server of project "
@@ -366,7 +371,7 @@ def opened_session(kit: Kit) -> Session:
     return Session(kit.folder)
 
 
-def speaker(hidden: bool) -> Callable[[str], None]:
+def make_speaker(hidden: bool) -> Callable[[str], None]:
     """Says one line with the time in front."""
     if hidden:
         return lambda line: None
@@ -393,11 +398,11 @@ def leaving_on_signals() -> Iterator[None]:
 def finish(config: Config, state: str, json_: bool, again: str) -> None:
     """What `train` prints at the end."""
     from wardround.api import Result
-    from wardround.deploy.live_view import live_facts
+    from wardround.deploy.live_file import read_live
 
     result = Result.load(config.folder)
     if not json_:
-        for line in away_lines(live_facts(config.folder) or {}):
+        for line in describe_absent(read_live(config.folder) or {}):
             err.print(escape(f"At the end {line}"))
     if json_:
         out.print_json(json.dumps(result.summary))

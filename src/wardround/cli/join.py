@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from wardround.cli.common import Debug, app, configure_logging
-from wardround.cli.hospitals import leaving_on_signals, needs_engine, speaker
+from wardround.cli.hospitals import leaving_on_signals, make_speaker, require_engine
 
 if TYPE_CHECKING:
     from wardround.deploy.kits import Kit
@@ -30,24 +30,24 @@ def join(
 ) -> None:
     """Take part as a hospital: connect to the organiser and answer what site.yaml allows."""
     configure_logging(debug, False)
-    needs_engine(debug)
+    require_engine(debug)
     from wardround.deploy.kits import DATA, open_kit
     from wardround.deploy.ledger import NAME
     from wardround.deploy.nvflare.processes import Processes
-    from wardround.deploy.site import describe_data, refuse_device_not_here, settings_of
+    from wardround.deploy.site import choose_device, describe_data, read_site_of
 
     opened = open_kit(kit, "hospital")
     if data is not None:
         os.environ[DATA] = str(data.absolute())
-    say = speaker(False)
-    rules = settings_of(opened)
-    refuse_device_not_here(rules)
+    say = make_speaker(False)
+    rules = read_site_of(opened)
+    choose_device(rules)
     say(describe_data(rules, opened.name))
     check_trust(opened)
     with leaving_on_signals(), Processes(opened.folder, "client", again=True, say=say) as processes:
         say(f"'{opened.name}' connects to {opened.server}:{opened.port}, outbound only. Ctrl-C ends.")
         line = Line(opened)
-        news = ledger_news(opened.state / NAME)
+        news = watch_ledger(opened.state / NAME)
         while True:
             for text in (*line.news(processes.child.pid if processes.child else None), *next(news)):
                 say(text)
@@ -59,15 +59,17 @@ def check_trust(kit: Kit) -> None:
 
     A server that is not there yet is no reason to end.
     """
-    from wardround.deploy.nvflare.preflight import TIMEOUT, Distrust, Place, Wrong, check_tls, refuse_broken
+    from wardround.deploy.nvflare.preflight.checks import TIMEOUT, CheckFailed, PreflightContext, TrustFailed
+    from wardround.deploy.nvflare.preflight.connection import check_tls
+    from wardround.deploy.nvflare.preflight.kit import refuse_broken
     from wardround.errors import ConfigError
 
     refuse_broken(kit)
     try:
-        check_tls(Place(kit, None, datetime.now(UTC), TIMEOUT))
-    except Distrust as wrong:
+        check_tls(PreflightContext(kit, None, datetime.now(UTC), TIMEOUT))
+    except TrustFailed as wrong:
         raise ConfigError(f"{wrong.found} {wrong.todo}") from None
-    except Wrong:
+    except CheckFailed:
         return
 
 
@@ -112,22 +114,22 @@ def is_connected(process: int, port: int) -> bool:
     return any(one.status == "ESTABLISHED" and one.raddr and one.raddr.port == port for one in found)
 
 
-def ledger_news(path: Path) -> Iterator[list[str]]:
+def watch_ledger(path: Path) -> Iterator[list[str]]:
     """A line for every message that left since the last look, as the ledger has it."""
-    place = path.stat().st_size if path.exists() else 0
+    offset = path.stat().st_size if path.exists() else 0
     rest = b""
     while True:
         found = b""
         if path.exists():
             with path.open("rb") as file:
-                file.seek(place)
+                file.seek(offset)
                 found = file.read()
-        place += len(found)
+        offset += len(found)
         *lines, rest = (rest + found).split(b"\n")
-        yield [told(json.loads(line)) for line in lines]
+        yield [describe_line(json.loads(line)) for line in lines]
 
 
-def told(line: dict[str, Any]) -> str:
+def describe_line(line: dict[str, Any]) -> str:
     trouble = line.get("refused") or line.get("failure")
     what = f"answered with: {trouble}" if trouble else f"{len(line['tensors'])} tensors"
     return f"{line['task']}, round {line['round']}: {what}, {line['bytes']:,} bytes left"

@@ -12,7 +12,7 @@ from rich.markup import escape
 from wardround.cli.common import Debug, Json, app, configure_logging, err, out, print_table
 
 if TYPE_CHECKING:
-    from wardround.deploy.nvflare.preflight import Check
+    from wardround.deploy.nvflare.preflight.checks import Check
 
 COLOURS = {"ok": "green", "warning": "yellow", "wrong": "bold red", "not reached": "dim"}
 
@@ -41,7 +41,7 @@ def provision(
     from wardround.tables import Table
 
     if example:
-        out.print(projects.template(), markup=False, end="")
+        out.print(projects.render_template(), markup=False, end="")
         return
     if project is None:
         raise ConfigError(
@@ -49,13 +49,13 @@ def provision(
         )
     asked = projects.load_project(project)
     require()
-    from wardround.deploy.nvflare import provisioning
+    from wardround.deploy.nvflare import authority, provisioning
 
     before = {path.parent.name for path in output.glob("*/kit.json")}
     kits = provisioning.provision(asked, output, renew=renew or ())
     here = {kit.name for kit in kits}
-    authority, issued = provisioning.issued_by(output)
-    fingerprint = provisioning.fingerprint(authority)
+    issuer, issued = authority.read_issued(output)
+    fingerprint = authority.format_fingerprint(issuer)
     rows = [
         [kit.name, kit.role, "kept" if kit.name in before else "new", str(output / kit.name)] for kit in kits
     ]
@@ -97,11 +97,11 @@ def preflight(
     from wardround.deploy.nvflare import require
 
     require()
-    from wardround.deploy.nvflare.preflight import first_wrong
-    from wardround.deploy.nvflare.preflight import preflight as look
+    from wardround.deploy.nvflare.preflight.sequence import find_failed
+    from wardround.deploy.nvflare.preflight.sequence import preflight as look
 
     checks = look(kit, data=data)
-    wrong = first_wrong(checks)
+    wrong = find_failed(checks)
     if json_:
         out.print_json(json.dumps({"ok": wrong is None, "checks": [vars(check) for check in checks]}))
     else:

@@ -1,5 +1,5 @@
-"""Real hospitals: what every federated engine needs, and one folder for each engine.
+"""Real hospitals: everything a federated engine needs, whichever it is.
 
-wire.py: a message as plain JSON and numeric arrays, checked before anything in it is used. Nothing here
-imports an engine; what does lies in a folder of its own, such as deploy/nvflare.
+Organiser: project, conducting, remote, live_file, live_view. Hospital: kits, site_file, rules, site, ledger.
+Both: wire, agreement. deploy/nvflare is the only folder that imports an engine.
 """

@@ -22,7 +22,7 @@ from wardround.data.federation import Federation, Seen
 from wardround.data.federation_file import PrepareSettings
 from wardround.data.opening import open_federation
 from wardround.data.serving.loading import federation_of
-from wardround.deploy.rules import SiteFile, client_of
+from wardround.deploy.site_file import SiteFile, find_client
 from wardround.engine.networks import network_for
 from wardround.errors import ClientError, ConfigError
 from wardround.methods import build_method, build_objective
@@ -46,7 +46,7 @@ Sides = tuple[Annotated[int, Field(ge=1, le=10**5)], ...]
 Lengths = tuple[Annotated[float, Field(gt=0, le=1e5, allow_inf_nan=False)], ...]
 
 
-class Facts(BaseModel):
+class DataFacts(BaseModel):
     """What a hospital says its cases are like, checked before anything is made of it."""
 
     model_config = ConfigDict(frozen=True)
@@ -79,7 +79,7 @@ class Facts(BaseModel):
 # What the organiser asks for
 
 
-def for_hospitals(config: Config) -> dict[str, Any]:
+def make_hospital_config(config: Config) -> dict[str, Any]:
     """The configuration as hospitals get it: no path and no machine of the organiser's."""
     plain = resolve(config)
     data, compute = config.data, plain["compute"]
@@ -107,7 +107,7 @@ def refuse_split_file(data: Any) -> None:
         )
 
 
-def at_hospital(asked: Mapping[str, Any], *, device: str, threads: int | None) -> Config:
+def localise_config(asked: Mapping[str, Any], *, device: str, threads: int | None) -> Config:
     """The same at the hospital, checked, on its own device.
 
     Whatever the organiser says, no path in it is opened here: cases come from the hospital's own rules.
@@ -128,7 +128,7 @@ def at_hospital(asked: Mapping[str, Any], *, device: str, threads: int | None) -
     return parse({**asked, **mine}, "the organiser's configuration: ")
 
 
-def own_federation(config: Config, site: SiteFile, name: str) -> Federation:
+def open_own_federation(config: Config, site: SiteFile, name: str) -> Federation:
     """The hospital's own cases under its own name: real ones, or the made-up ones a rehearsal asks for."""
     source = site.data
     if not isinstance(source, Path):
@@ -147,7 +147,7 @@ def own_federation(config: Config, site: SiteFile, name: str) -> Federation:
             "{hospitals: true}."
         )
     settings = config.data.model_copy(update={"federation": source, "hospitals": False, "proxy": None})
-    inside = client_of(site, federation_of(source, settings, config.seed).names, name)
+    inside = find_client(site, federation_of(source, settings, config.seed).names, name)
     found = federation_of(source, settings, config.seed, config.compute.resident, only=inside)
 
     def load(_: str) -> ClientData:
@@ -165,7 +165,7 @@ def own_federation(config: Config, site: SiteFile, name: str) -> Federation:
 # What hospitals say
 
 
-def facts_of(federation: Federation) -> dict[str, Any]:
+def collect_facts(federation: Federation) -> dict[str, Any]:
     """What a hospital's cases are like, as plain JSON."""
     seen = federation.look_back() if federation.look_back is not None else Seen(None, None)
     prepare = federation.prepare or PrepareSettings(orientation=None, normalise="none")
@@ -184,7 +184,9 @@ def facts_of(federation: Federation) -> dict[str, Any]:
     }
 
 
-def agreed(facts: Mapping[str, Facts], registrations: Mapping[str, Registration]) -> Federation:
+def agree_on_federation(
+    facts: Mapping[str, DataFacts], registrations: Mapping[str, Registration]
+) -> Federation:
     """The federation the organiser sees: what all hospitals said, if they said the same."""
     first, *others = sorted(facts)
     reference = facts[first]
@@ -193,9 +195,9 @@ def agreed(facts: Mapping[str, Facts], registrations: Mapping[str, Registration]
             left, right = getattr(reference, key), getattr(facts[name], key)
             if left != right:
                 raise ConfigError(
-                    f"hospitals '{first}' and '{name}' differ in {words} ({key}): {apart(left, right)}. They "
-                    "must agree before they train one model: correct one federation.yaml, or set "
-                    "data.prepare for all."
+                    f"hospitals '{first}' and '{name}' differ in {words} ({key}): "
+                    f"{describe_values(left, right)}. They must agree before they can train one model: "
+                    "correct one federation.yaml, or set data.prepare for all."
                 )
     return Federation(
         names=sorted(facts),
@@ -210,11 +212,11 @@ def agreed(facts: Mapping[str, Facts], registrations: Mapping[str, Registration]
         labels={name: list(values) for name, values in reference.labels.items()},
         channels=list(reference.channels),
         prepare=reference.prepare,
-        look_back=lambda: seen_together([facts[name] for name in sorted(facts)]),
+        look_back=lambda: merge_seen([facts[name] for name in sorted(facts)]),
     )
 
 
-def apart(left: Any, right: Any) -> str:
+def describe_values(left: Any, right: Any) -> str:
     """Two different values, of settings only those that differ."""
     if isinstance(left, BaseModel) and isinstance(right, BaseModel):
         one, other = left.model_dump(), right.model_dump()
@@ -233,7 +235,7 @@ def check_networks(config: Config, federation: Federation, registrations: Mappin
     tensors = {name: everything.spec(name) for name in everything if name in travelling}
     trainable = {name for name in Params.trainable(model) if name in travelling}
     for client, entry in sorted(registrations.items()):
-        odd = difference(tensors, entry.tensors) or next(iter(trainable ^ set(entry.trainable)), None)
+        odd = find_difference(tensors, entry.tensors) or next(iter(trainable ^ set(entry.trainable)), None)
         if odd is not None:
             raise ConfigError(
                 f"hospital '{client}' has another network than this run: tensor '{odd[:LONGEST]}' differs. "
@@ -241,7 +243,7 @@ def check_networks(config: Config, federation: Federation, registrations: Mappin
             )
 
 
-def difference(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str | None:
+def find_difference(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str | None:
     """The first name that is not the same in both."""
     return next((name for name in [*ours, *theirs] if ours.get(name) != theirs.get(name)), None)
 
@@ -250,7 +252,7 @@ def elsewhere(name: str) -> ClientData:
     raise ClientError(f"the cases of '{name}' are at the hospital")
 
 
-def seen_together(facts: Sequence[Facts]) -> Seen:
+def merge_seen(facts: Sequence[DataFacts]) -> Seen:
     """What the scans of all hospitals are like: the usual of the usual, and the widest spacing."""
     shapes = [entry.shape for entry in facts if entry.shape]
     shape = tuple(int(median(sides)) for sides in zip(*shapes, strict=True)) if shapes else None

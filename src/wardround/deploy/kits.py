@@ -75,7 +75,7 @@ class Kit:
             if part.is_dir():
                 yield from sorted(part.glob("*.key"))
 
-    def as_json(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Any]:
         """What kit.json says."""
         plain = {
             "schema": SCHEMA,
@@ -160,7 +160,7 @@ def check_private(kit: Kit) -> None:
             )
 
 
-def organisers_kit(path: Path | None) -> Kit:
+def find_organisers_kit(path: Path | None) -> Kit:
     """The kit named, or the one that is near: WARDROUND_KIT, this folder, kits/organiser."""
     if path is not None:
         return open_kit(path, "organiser")

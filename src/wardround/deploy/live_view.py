@@ -1,58 +1,25 @@
-"""Showing a run that goes on in another process, from the files of its folder.
+"""Showing a run that another process conducts, from the files of its run folder.
 
-The server writes live.json (what it waits for, and until when) and records.jsonl (one line a round); whoever
-watches reads them. So `rehearse`, `submit` and `status --watch` show what `train` shows.
+The server writes live.json and records.jsonl (one line a round); `follow` reads them, so that `rehearse` and
+`submit` show what `train` shows.
 """
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Callable, Mapping
-from datetime import datetime
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
 
-from wardround.deploy.kits import Kit
+from wardround.config import Config
+from wardround.deploy.live_file import FINAL, describe_waiting, is_past_registering, read_live
+from wardround.engine.listener import Listener
 from wardround.engine.records import read_lines
-from wardround.errors import ConfigError, WardroundError
-from wardround.files import file_name
+from wardround.errors import WardroundError
 
-if TYPE_CHECKING:
-    from wardround.config import Config
-    from wardround.engine.listener import Listener
-
-FINAL = ("done", "stopped", "failed")
 LOOK_SECONDS = 0.3
 
 
 class RunFailed(WardroundError):
     """The run ended on the organiser's machine with this reason."""
-
-
-def live_facts(folder: Path) -> dict[str, Any] | None:
-    """What live.json says, None where there is none yet."""
-    try:
-        facts: dict[str, Any] = json.loads((folder / "live.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return facts
-
-
-def running(kit: Kit, name: str | None = None) -> tuple[str, dict[str, Any]]:
-    """The run that goes on, and what live.json says of it."""
-    going = {
-        path.parent.name: facts
-        for path in sorted(kit.runs.glob("*/live.json"))
-        if (facts := live_facts(path.parent)) is not None and facts["state"] not in FINAL
-    }
-    if name is not None:
-        going = {key: facts for key, facts in going.items() if key == file_name(name)}
-    if not going:
-        raise WardroundError("no run goes on." if name is None else f"run '{name}' does not go on.")
-    if len(going) > 1:
-        raise ConfigError(f"several runs go on: {', '.join(going)}. Name one.")
-    return next(iter(going.items()))
 
 
 def follow(
@@ -69,7 +36,7 @@ def follow(
     """
     folder, shown, started, told = config.folder, 0, False, ""
     while True:
-        facts = live_facts(folder)
+        facts = read_live(folder)
         mine = facts if facts is not None and facts.get("job") == job else None
         if mine is not None and mine["state"] not in ("starting", "failed") and is_past_registering(mine):
             records = read_lines(folder / "records.jsonl")
@@ -82,7 +49,7 @@ def follow(
                     listener.on_record(record)
             shown = max(shown, len(records))
         if mine is not None:
-            line = waiting_line(mine)
+            line = describe_waiting(mine)
             if line and line != told and "connect" in str(mine.get("task")):
                 say(line)
                 told = line
@@ -94,17 +61,3 @@ def follow(
         if reason is not None:
             raise RunFailed(reason)
         time.sleep(LOOK_SECONDS)
-
-
-def is_past_registering(facts: Mapping[str, Any]) -> bool:
-    """Before that, the folder may still hold the records of a run that is about to be replaced."""
-    return facts["state"] in FINAL or not str(facts.get("task") or "register").startswith("register")
-
-
-def waiting_line(facts: Mapping[str, Any]) -> str:
-    """What the run waits for and until when, in words; empty where it waits for nothing."""
-    if facts.get("state") != "waiting" or not facts.get("waiting_for"):
-        return ""
-    until = datetime.fromisoformat(facts["until"]).astimezone().strftime("%H:%M:%S")
-    where = f"round {facts['round']}, {facts['task']}" if facts.get("round") else str(facts["task"])
-    return f"{where}: waiting for {', '.join(facts['waiting_for'])} until {until}"

@@ -19,7 +19,7 @@ from typing import Any
 from pydantic import Field, field_validator, model_validator
 
 from wardround.data.roles import NOT_HOSPITALS
-from wardround.deploy.settings_file import not_a_truth_value, read_settings
+from wardround.deploy.settings_file import read_settings, refuse_boolean
 from wardround.errors import ConfigError
 from wardround.settings import Settings, shown
 
@@ -34,7 +34,7 @@ LONGEST_HOST = 64  # it is the common name of a certificate
 RESERVED = frozenset({"organiser", "organizer", "server", "admin", "relay", "all", *NOT_HOSPITALS})
 
 
-def checked_organisation(value: str) -> str:
+def check_organisation(value: str) -> str:
     if value and not ORGANISATION.fullmatch(value):
         raise ValueError(f"'{value}' is not a usable organisation; take up to 48 letters a-z, digits and _")
     return value
@@ -66,8 +66,8 @@ class Organiser(Settings):
     admin_port: int | None = Field(None, ge=1, le=65535)
     organisation: str = "organiser"
 
-    _organisation = field_validator("organisation")(checked_organisation)
-    _numbers = field_validator("port", "admin_port", mode="before")(not_a_truth_value)
+    _organisation = field_validator("organisation")(check_organisation)
+    _numbers = field_validator("port", "admin_port", mode="before")(refuse_boolean)
 
     @field_validator("host")
     @classmethod
@@ -96,7 +96,7 @@ class Hospital(Settings):
     name: str
     organisation: str = ""
 
-    _organisation = field_validator("organisation")(checked_organisation)
+    _organisation = field_validator("organisation")(check_organisation)
 
     @model_validator(mode="before")
     @classmethod
@@ -135,7 +135,7 @@ class Project(Settings):
     hospitals: tuple[Hospital, ...]
     valid_days: int = Field(360, ge=1, le=3650)
 
-    _numbers = field_validator("valid_days", mode="before")(not_a_truth_value)
+    _numbers = field_validator("valid_days", mode="before")(refuse_boolean)
 
     @field_validator("hospitals", mode="before")
     @classmethod
@@ -175,7 +175,7 @@ def load_project(path: Path) -> Project:
     return Project.read(read_settings(path, "project: my-project"), f"{path}: ")
 
 
-def template() -> str:
+def render_template() -> str:
     """A project.yaml to start from, each line explained."""
     return f"""\
 # A federation of hospitals. Make the kits with: wardround provision project.yaml -o kits/

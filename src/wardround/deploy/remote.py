@@ -1,7 +1,6 @@
 """The organiser's side: `Clients.ask` over a federated engine.
 
-`conduct` runs the ordinary experiment with a `Remote` transport; an engine adapter brings the `Channel`.
-live.json in the run folder always says what is waited for and until when.
+`Remote` is a transport like those of the engine; an engine adapter provides the `Channel`.
 """
 
 from __future__ import annotations
@@ -11,35 +10,24 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import replace
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Protocol
 
 from wardround.clients import Answer, Registration
 from wardround.clients.sync_state import SyncState
 from wardround.config import Config
-from wardround.data.federation import Federation
-from wardround.data.roles import NOT_HOSPITALS, PROXY
-from wardround.deploy.agreement import Facts, agreed, check_networks, for_hospitals
+from wardround.deploy.agreement import DataFacts, make_hospital_config
+from wardround.deploy.live_file import Live
 from wardround.deploy.wire import Parcel, ParcelError, pack, unpack
-from wardround.engine.experiment import Experiment
-from wardround.engine.host import Host
 from wardround.engine.judging.calibration import fit_temperature, pooled_quantiles, tested
 from wardround.engine.judging.evaluation import gather
-from wardround.engine.judging.pictures import PICTURES
 from wardround.engine.judging.result_tables import case_rows
-from wardround.engine.outcome import Outcome
-from wardround.engine.run_folder import check_folder
 from wardround.engine.transports.in_process import InProcess, Spilling
-from wardround.errors import ConfigError, TooFewClients, WardroundError
-from wardround.files import file_name, jsonable, try_lock, write_json, write_parts, write_text
+from wardround.errors import TooFewClients
+from wardround.files import write_json
 from wardround.messages import Message, Reply
-from wardround.methods import build_method
 
 log = logging.getLogger(__name__)
-
 AWAY_SECONDS = 20.0  # without a sign of life, before a hospital is no longer asked
 LARGEST = 4 * 2**30  # bytes of one reply
 MOST_CASES = 10**7  # of a hospital
@@ -65,38 +53,6 @@ class Channel(Protocol):
         ...
 
 
-class Live:
-    """live.json: what the run is doing at this moment, for `status` and for whoever watches."""
-
-    def __init__(self, path: Path, **facts: Any) -> None:
-        self._path = path
-        self.facts: dict[str, Any] = {
-            "state": "starting",
-            "task": None,
-            "round": None,
-            "waiting_for": [],
-            "until": None,
-            "away": {},
-            "stray": 0,
-            **facts,
-        }
-
-    def say(self, **facts: Any) -> None:
-        self.facts |= {**facts, "updated": now().isoformat(timespec="seconds")}
-        text = json.dumps(jsonable(self.facts), indent=2, ensure_ascii=False) + "\n"
-        write_parts(self._path, [text.encode()], durable=False)  # it speaks of this moment alone
-
-    def wait(self, task: str, round: int, names: Sequence[str], deadline: float) -> None:
-        """deadline: of time.monotonic, as a time of day."""
-        left = timedelta(seconds=max(0.0, deadline - time.monotonic()))
-        until = (now() + left).isoformat(timespec="seconds")
-        self.say(state="waiting", task=task, round=round, waiting_for=sorted(names), until=until)
-
-
-def now() -> datetime:
-    return datetime.now(UTC)
-
-
 class Remote:
     """A transport to hospitals: every request carries all it needs, so a hospital may die and come back.
 
@@ -119,10 +75,10 @@ class Remote:
         pictures_at: Callable[[str], Path] | None = None,
     ) -> None:
         self.names = sorted(names)
-        self.facts: dict[str, Facts] = {}
+        self.facts: dict[str, DataFacts] = {}
         self._channel = channel
         self._config = config
-        self._asked = for_hospitals(config)
+        self._asked = make_hospital_config(config)
         self._run = run
         self._live = live
         self._own = own
@@ -150,7 +106,7 @@ class Remote:
                     self._enter(answer.client, answer.message.scalars)
                     continue
                 except (KeyError, TypeError, ValueError) as error:
-                    reason = f"its registration cannot be read ({shown(error)})"
+                    reason = f"its registration cannot be read ({describe_error(error)})"
             troubles[answer.client] = reason
         self._remember_those_away(troubles)
         for name, reason in troubles.items():
@@ -174,7 +130,7 @@ class Remote:
         return {name: self._registered[name] for name in sorted(self.facts)}
 
     def _enter(self, name: str, said: Mapping[str, Any]) -> None:
-        facts = Facts.model_validate(said["facts"])
+        facts = DataFacts.model_validate(said["facts"])
         entry = Registration.from_dict({**said["registration"], "client": name})
         if max(entry.num_train, entry.num_val, entry.num_test) > MOST_CASES:
             raise ValueError(f"more than {MOST_CASES} cases")
@@ -303,12 +259,12 @@ class Remote:
             )
             if len(answer.loss) > MOST_TERMS:
                 raise ValueError(f"a loss of more than {MOST_TERMS} terms")
-            try_out(task, sent, answer)
+            check_usable(task, sent, answer)
             return answer
         except ParcelError as error:
             return Answer(name, refused=str(error))
         except Exception as error:  # whatever a stranger sends must not end the run
-            return Answer(name, refused=f"it cannot be read ({shown(error)})")
+            return Answer(name, refused=f"it cannot be read ({describe_error(error)})")
 
     def _wait_for(self, names: Sequence[str], needed: int, task: str, round: int) -> list[str]:
         """The named hospitals that are there; if fewer than needed, wait for them until the deadline."""
@@ -353,11 +309,11 @@ class Remote:
         """The engine ends its own processes."""
 
 
-def shown(error: Exception) -> str:
+def describe_error(error: Exception) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())[:300]
 
 
-def try_out(task: str, sent: Message, answer: Answer) -> None:
+def check_usable(task: str, sent: Message, answer: Answer) -> None:
     """Raise where the engine could not use an answer to one of its own questions; the gate sees the rest."""
     message, name = answer.message, answer.client
     reply = Reply(message.params, message.extras, message.scalars, client=name, num_examples=1)
@@ -377,131 +333,3 @@ def try_out(task: str, sent: Message, answer: Answer) -> None:
             needed = task == "personal_model" or tensor.endswith(STATISTICS)
             if given and needed and (tensor not in given or given.spec(tensor) != (shape, dtype)):
                 raise ValueError(f"tensor '{tensor}' is missing, or of another shape or type than was sent")
-
-
-# A whole run
-
-
-def conduct(
-    channel: Channel,
-    config: Config,
-    *,
-    names: Sequence[str],
-    resume: bool = False,
-    overwrite: bool = False,
-    job: str = "",
-    pictures_at: Callable[[str], Path] | None = None,
-    on_experiment: Callable[[Experiment], None] | None = None,
-    on_done: Callable[[Path], None] | None = None,
-) -> Outcome:
-    """Run an experiment whose clients are at hospitals; everything lands in the run folder.
-
-    on_experiment: gets the experiment before it starts, to be able to stop it; on_done: gets the folder of a
-    run that is done, before anybody is told so.
-    """
-    folder = config.folder
-    check_folder(config, resume, overwrite)  # what is there stays as it is
-    with claimed(folder):
-        live = Live(folder / "live.json", job=job, rounds=config.rounds, run=None)
-        try:
-            refuse_what_cannot_travel(config)
-            check_names(names)
-            run = run_id(folder, resume)
-            live.say(run=run, first_round=rounds_done(folder) if resume else 0)
-            remote = Remote(
-                channel,
-                config,
-                run=run,
-                names=names,
-                live=live,
-                exchange=folder / "exchange",
-                resumes=resume,
-                own=organisers_own(config),
-                pictures_at=pictures_at,
-            )
-            remote.register()
-            federation = with_proxy(config, agreed(remote.facts, remote.hospitals))
-            check_networks(config, federation, remote.hospitals)
-            experiment = Experiment(config, hospitals=remote, federation=federation)
-            if on_experiment is not None:
-                on_experiment(experiment)
-            outcome = experiment.run(resume=resume, overwrite=overwrite)
-            remote.strays()  # counted, though no round tells of them any more
-            if outcome.status == "done" and on_done is not None:
-                on_done(folder)
-        except BaseException as error:
-            reason = str(error) if isinstance(error, WardroundError) else f"{type(error).__name__}: {error}"
-            with suppress(OSError):  # a full disk must not hide the reason
-                live.say(state="failed", reason=reason, waiting_for=[], until=None)
-            raise
-        live.say(state=outcome.status, waiting_for=[], until=None)
-    return outcome
-
-
-@contextmanager
-def claimed(folder: Path) -> Iterator[None]:
-    """One process at a time conducts a run; a second must not touch the first one's files."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / ".conducting").open("w")
-    except OSError as error:
-        raise ConfigError(f"output folder {folder} cannot be written: {error.strerror}.") from None
-    with lock:
-        if not try_lock(lock):
-            raise ConfigError(f"{folder} is in use by another process.")
-        yield
-
-
-def check_names(names: Sequence[str]) -> None:
-    """Every hospital once, and under a name that is not one of ours."""
-    for name in names:
-        if names.count(name) > 1:
-            raise ConfigError(f"hospital '{name}' is named twice. Every hospital has a name of its own.")
-        if not name or name in NOT_HOSPITALS:
-            raise ConfigError(f"'{name}' cannot be the name of a hospital.")
-
-
-def rounds_done(folder: Path) -> int:
-    return int(json.loads((folder / "checkpoints" / "latest.json").read_text(encoding="utf-8"))["round"])
-
-
-def refuse_what_cannot_travel(config: Config) -> None:
-    method = build_method(config)
-    if method.pooled:
-        raise ConfigError(
-            f"method '{config.method.get('name')}' puts all cases in one place, which hospitals do not allow."
-            " Use it with wardround train on cases you may have."
-        )
-
-
-def run_id(folder: Path, resume: bool) -> str:
-    """The name under which hospitals keep what belongs to this run; it stays when the run is resumed."""
-    path = folder / "run_id.txt"
-    if resume and path.exists():
-        return path.read_text(encoding="utf-8").strip()
-    run = secrets.token_hex(8)
-    write_text(path, run + "\n")
-    return run
-
-
-def organisers_own(config: Config) -> InProcess | None:
-    """The server's own labelled cases, for methods that need some."""
-    if "proxy" not in build_method(config).needs or config.data.proxy is None:
-        return None
-    if config.data.hospitals:
-        raise ConfigError(
-            f"data.proxy is '{config.data.proxy}', but with data.hospitals the organiser has no cases. "
-            "Set data.federation to a federation.yaml with that centre instead."
-        )
-    host = Host(config, config.folder / "clients", [PROXY])
-    return InProcess(host, Spilling(config.folder / "exchange" / "own"))  # not among hospitals' replies
-
-
-def with_proxy(config: Config, federation: Federation) -> Federation:
-    return replace(federation, proxy=config.data.proxy)
-
-
-def rehearsed_pictures(kits: Path, folder: Path, name: str) -> Path:
-    """Where a hospital on this machine leaves its pictures of a run."""
-    run = run_id(folder, resume=True)
-    return kits / name / "state" / file_name(run) / file_name(name) / PICTURES

@@ -1,276 +1,26 @@
-"""site.yaml: what a hospital allows. It lies on the hospital's machine and is never sent.
+"""A hospital's rules applied: every request is checked before any work is done, every reply before it leaves.
 
-Every request is held against it before any work is done, every reply before anything leaves. A refusal is
-one sentence that reaches the organiser, so it speaks of the rule and never of the data: no paths, no names
-of cases, no counts of them.
+A refusal is one sentence that reaches the organiser, so it names the rule and never the data: no paths, no
+case names, no case counts.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
 from fnmatch import fnmatchcase
-from pathlib import Path
-from typing import Any, Literal
-
-from pydantic import Field, ValidationInfo, field_validator
+from typing import Any
 
 from wardround.config import Config
-from wardround.deploy.settings_file import not_a_truth_value, read_settings
-from wardround.errors import ConfigError
+from wardround.deploy.site_file import ALWAYS, TASKS, SiteFile, format_bytes, quiet_minutes
 from wardround.messages import Message
+from wardround.methods import METHODS, OBJECTIVES
 from wardround.models import MODELS
 from wardround.models.monai_networks import PREFIX
-from wardround.models.user_networks import is_import_path
-from wardround.settings import Settings
-from wardround.text import suggest
-from wardround.yaml_file import commented, dumped
 
-ALL = ("all",)
-PHANTOM = "phantom"
-
-# What a hospital can be asked for, and what the answer holds.
-TASKS = {
-    "train": "train the model that was sent; it comes back with training losses and the number of cases",
-    "score": "numbers that a method weighs hospitals by, such as a mean loss",
-    "measure": "the mean amplitude spectrum of the training images (harmofl)",
-    "contribute": "mean images or spectra of images, once before the first round (fedmix, fedbr, feddg)",
-    "tune": "weights learned on cases at the server (fedlaw)",
-    "norm_stats": "means and variances inside the network, over the training cases",
-    "evaluate": "scores of the model, one row for each validation or test case",
-    "calibrate": "how sure the model is: sums over cases, and one row for each test case",
-    "pictures": "nothing leaves; pictures of test cases are written to this hospital's own folder",
-    "personal_model": "the hospital's own model, for tests at the others",
-}
-ALWAYS = frozenset({"register"})  # names and shapes of tensors, numbers of cases: what taking part means
-
-UNITS = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
-UNITS |= {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
-DAY = 24 * 60  # minutes
 LONGEST = 200  # characters of a name that a refusal repeats
-
-
-class SiteFile(Settings):
-    """The whole file; every key has a default.
-
-    Lists of names may hold `all`: [all, mypackage.nets:MyNet] allows every network of ours and that one.
-    """
-
-    version: Literal[1] = 1
-    data: Literal["phantom"] | Path = Path("federation.yaml")
-    client: str | None = Field(None, min_length=1)
-    device: str = "auto"
-    threads: int | None = Field(None, ge=1)
-    tasks: tuple[str, ...] = tuple(task for task in TASKS if task != "personal_model")
-    methods: tuple[str, ...] = ALL
-    networks: tuple[str, ...] = ALL
-    objectives: tuple[str, ...] = ALL
-    runs: tuple[str, ...] = ALL
-    largest_message: int = Field(2 * 10**9, ge=1)
-    scalars: tuple[str, ...] = ALL
-    case_names: Literal["number", "keep"] = "number"
-    min_cases: int = Field(0, ge=0)
-    quiet_hours: tuple[str, ...] = ()
-
-    _numbers = field_validator("version", "threads", "min_cases", mode="before")(not_a_truth_value)
-
-    @field_validator("data", mode="before")
-    @classmethod
-    def path_or_phantom(cls, value: Any) -> Any:
-        if not isinstance(value, str | Path):
-            raise ValueError(f"it is {value!r}; give the path of a federation.yaml, or the word {PHANTOM}")
-        return value
-
-    @field_validator("tasks", "methods", "networks", "objectives", "runs", "scalars", mode="before")
-    @classmethod
-    def listed(cls, value: Any) -> Any:
-        """One word stands for a list of it."""
-        names = [value] if isinstance(value, str) else value
-        if not isinstance(names, list | tuple) or not all(isinstance(name, str) and name for name in names):
-            raise ValueError(f"it is {value!r}; give all, or a list of names")
-        return tuple(names)
-
-    @field_validator("tasks", "methods", "objectives")
-    @classmethod
-    def known(cls, names: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
-        from wardround.methods import METHODS, OBJECTIVES
-
-        registries: dict[str, Iterable[str]] = {"methods": METHODS, "objectives": OBJECTIVES}
-        there = [*registries.get(info.field_name or "", [*TASKS, *ALWAYS]), "all"]
-        for name in names:
-            if name not in there:
-                raise ValueError(f"'{name}' is none that wardround knows.{suggest(name, there)}")
-        return names
-
-    @field_validator("networks")
-    @classmethod
-    def known_network(cls, names: tuple[str, ...]) -> tuple[str, ...]:
-        for name in names:
-            if name not in (*MODELS, *ALL) and not is_import_path(name):
-                raise ValueError(
-                    f"'{name}' is no network.{suggest(name, [*MODELS, *ALL])} Write MONAI's as "
-                    "monai:SegResNet, your own as package.module:Class"
-                )
-        return names
-
-    @field_validator("device")
-    @classmethod
-    def a_device(cls, value: str) -> str:
-        if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", value):
-            raise ValueError(f"it is '{value}'; use auto, cpu, cuda or cuda:0")
-        return value
-
-    @field_validator("largest_message", mode="before")
-    @classmethod
-    def in_bytes(cls, value: Any) -> int:
-        return num_bytes(value)
-
-    @field_validator("quiet_hours", mode="before")
-    @classmethod
-    def hours(cls, value: Any) -> tuple[str, ...]:
-        spans = [value] if isinstance(value, str) else [] if value is None else value
-        if not isinstance(spans, list | tuple):
-            raise ValueError(f'it is {value!r}; give a list such as ["22:00-06:00"]')
-        if len(quiet_minutes(spans)) == DAY:
-            raise ValueError("they cover the whole day, so no request would ever be answered")
-        return tuple(spans)
-
-
-def num_bytes(value: Any) -> int:
-    """A size in bytes, from a number or from text with a unit.
-
-    >>> num_bytes("500 MB"), num_bytes("1.5GiB"), num_bytes(1000)
-    (500000000, 1610612736, 1000)
-    """
-    if isinstance(value, int) and not isinstance(value, bool):
-        return value
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?i?b)?\s*", str(value).lower())
-    unit = None if found is None else UNITS.get(found[2] or "b")
-    if found is None or unit is None:
-        raise ValueError(f"it is {value!r}; give a size such as 500 MB or 2 GB, or a number of bytes")
-    return int(float(found[1]) * unit)
-
-
-def size_text(count: int) -> str:
-    """
-    >>> size_text(532), size_text(2_000_000_000)
-    ('532 B', '2.0 GB')
-    """
-    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= scale:
-            return f"{count / scale:.1f} {unit}"
-    return f"{count} B"
-
-
-def quiet_minutes(spans: Sequence[Any]) -> frozenset[int]:
-    """The minutes of a day inside these spans of time; one may pass midnight.
-
-    >>> sorted(quiet_minutes(["23:59-00:02"]))
-    [0, 1, 1439]
-    """
-    minutes: set[int] = set()
-    for span in spans:
-        found = re.fullmatch(r"\s*(\d{1,2}):([0-5]\d)\s*-\s*(\d{1,2}):([0-5]\d)\s*", str(span))
-        times = [] if found is None else [minute_of(*found.group(1, 2)), minute_of(*found.group(3, 4))]
-        if not times or max(times) > DAY:
-            raise ValueError(f'{span!r} is no span of time; write it as "22:00-06:00"')
-        start, end = times
-        if start % DAY == end % DAY and end - start != DAY:
-            raise ValueError(f"{span!r} starts and ends at the same time")
-        minutes |= {minute % DAY for minute in range(start, end if end > start else end + DAY)}
-    return frozenset(minutes)
-
-
-def minute_of(hours: str, minutes: str) -> int:
-    return 60 * int(hours) + int(minutes)
-
-
-# Reading and writing the file
-
-
-def load_site(path: Path) -> SiteFile:
-    """The checked file, its data path made absolute; the first mistake is named with its key."""
-    path = Path(path)
-    if not path.exists():
-        raise ConfigError(
-            f"{path} does not exist. It holds the rules of this hospital and comes with its kit: unpack it "
-            "again from there."
-        )
-    values = read_settings(path, "data: federation.yaml")
-    site = SiteFile.read(values, f"{path}: ")
-    if not isinstance(site.data, Path):
-        return site
-    return site.model_copy(update={"data": (path.parent / site.data.expanduser()).resolve()})
-
-
-def client_of(site: SiteFile, names: Sequence[str], own: str) -> str:
-    """Which client of the data this hospital is: the one named, the only one, or the one called `own`."""
-    there = f"The data hold: {', '.join(sorted(names)) or 'no client'}."
-    if site.client is not None:
-        if site.client not in names:
-            raise ConfigError(
-                f"site.yaml: client is '{site.client}', which has no cases.{suggest(site.client, names)} "
-                f"{there}"
-            )
-        return site.client
-    if len(names) == 1:
-        return names[0]
-    if own in names:
-        return own
-    raise ConfigError(
-        f"site.yaml: it is not clear which client '{own}' is. {there} Where all cases of federation.yaml are "
-        "this hospital's, set partition: {kind: natural} there; else name one with client in site.yaml."
-    )
-
-
-ABOUT = """\
-The rules of hospital '{name}'. This file stays on this machine and is never sent.
-A request outside them is refused with a reason that the organiser sees, and nothing leaves.
-What did leave: wardround egress show .    Is that list whole: wardround egress verify ."""
-
-COMMENTS = {
-    "data": "Where the cases are: a federation.yaml (`wardround data init FOLDER` writes one), relative to\n"
-    "this file. The word phantom stands for made-up cases, for rehearsals.",
-    "client": "Which client of federation.yaml this hospital is; null: the only one there, or the one with\n"
-    "this hospital's name.",
-    "device": "auto, cpu, cuda or cuda:0.",
-    "threads": "Processor threads for training; null: all of them.",
-    "tasks": "What may be asked for: all, or any of these, and what the answer holds.\n{tasks}\n"
-    "Taking part at all tells the organiser how many training, validation and test cases there are.",
-    "methods": "Federated methods: all, or a list such as [fedavg, fedprox]. See: wardround methods",
-    "networks": "Networks: all (wardround's and MONAI's), or a list such as [unet3d, monai:SegResNet]. A\n"
-    "network of somebody's own is code on this machine and runs only if it is named here,\n"
-    "as package.module:Class; [all, package.module:Class] allows it beside the others.",
-    "objectives": "Training objectives: all, or a list. See: wardround objectives",
-    "runs": "Names of runs to take part in: all, or a list of patterns such as [prostate-*].",
-    "largest_message": "Largest message that may come in or go out.",
-    "scalars": "Numbers and tables that may leave beside the model: all, or a list of patterns such as\n"
-    "[loss/*, evaluate/cases]: a name alone, or task/name. An answer that holds another one is\n"
-    "refused; a training loss (loss/...) that is not allowed is left out, for it is only shown.",
-    "case_names": "number: tables of scores leave with case-0001, case-0002 ... instead of the names of\n"
-    "cases, in the alphabetical order of the names of the split. keep: with their names.",
-    "min_cases": "With fewer training cases than this, the hospital does not take part: a model trained\n"
-    "on a handful of cases may give them away. The organiser is told the minimum, not the number.",
-    "quiet_hours": 'Times of day, on this machine\'s clock, at which requests are refused: ["22:00-06:00"].\n'
-    "What was begun before may still be finished and sent.",
-}
-
-
-def template(name: str) -> str:
-    """A site.yaml with all defaults written out and explained."""
-    plain = SiteFile().model_dump(mode="json")
-    plain["largest_message"] = size_text(SiteFile().largest_message).replace(".0 ", " ")
-    tasks = "\n".join(f"  {task}: {what}" for task, what in TASKS.items())
-    parts = [commented(ABOUT.format(name=name)) + "version: 1\n"]
-    for key, comment in COMMENTS.items():
-        value = "all" if plain[key] == list(ALL) else plain[key]
-        parts.append(commented(comment.replace("{tasks}", tasks)) + dumped(key, value).removesuffix("...\n"))
-    return "\n".join(parts)
-
-
-# Holding requests and replies against it
 
 
 class Rules:
@@ -298,7 +48,7 @@ class Rules:
             self._too_early(now or self._clock())
             or self.too_large("request", bytes)
             or self._task_refused(task)
-            or (None if config is None else self._config_refused(chosen(config)))
+            or (None if config is None else self._config_refused(list_choices(config)))
         )
 
     def refuses_reply(self, task: str, message: Message, num_bytes: int, num_train: int) -> str | None:
@@ -320,18 +70,18 @@ class Rules:
             "(min_cases in its site.yaml)"
         )
 
-    def filtered(self, task: str, message: Message) -> Message:
+    def filter_message(self, task: str, message: Message) -> Message:
         """The message as it may leave: names of cases numbered, tensors and numbers untouched.
 
         What may not leave at all is for `refuses_reply` to say, so that nothing goes missing silently.
         """
         if self.site.case_names == "keep":
             return message
-        scalars = {name: numbered(value) for name, value in message.scalars.items()}
+        scalars = {name: number_cases(value) for name, value in message.scalars.items()}
         same = all(scalars[name] is value for name, value in message.scalars.items())
         return message if same else replace(message, scalars=scalars)
 
-    def filtered_loss(self, task: str, loss: Mapping[str, float]) -> dict[str, float]:
+    def filter_loss(self, task: str, loss: Mapping[str, float]) -> dict[str, float]:
         """The training losses that may leave; the rest is left out, for no method needs them."""
         return {term: value for term, value in loss.items() if self.may_leave(task, f"loss/{term}")}
 
@@ -342,7 +92,7 @@ class Rules:
             fnmatchcase(name, pattern) or fnmatchcase(f"{task}/{name}", pattern) for pattern in patterns
         )
 
-    def tellable(self, failure: str, names: Iterable[str] = ()) -> str:
+    def redact(self, failure: str, names: Iterable[str] = ()) -> str:
         """A failure's text as the organiser may read it; names: of the hospital's cases.
 
         A text that speaks of files or cases stays here as a whole: cutting names out of a sentence
@@ -376,8 +126,8 @@ class Rules:
         if count <= self.site.largest_message:
             return None
         return (
-            f"the {what} has {size_text(count)}, but messages at this hospital have at most "
-            f"{size_text(self.site.largest_message)} (largest_message in its site.yaml)"
+            f"the {what} has {format_bytes(count)}, but messages at this hospital have at most "
+            f"{format_bytes(self.site.largest_message)} (largest_message in its site.yaml)"
         )
 
     def _task_refused(self, task: str) -> str | None:
@@ -386,8 +136,6 @@ class Rules:
         return f"task '{task[:LONGEST]}' is not allowed at this hospital (tasks in its site.yaml)"
 
     def _config_refused(self, names: Mapping[str, str]) -> str | None:
-        from wardround.methods import METHODS, OBJECTIVES
-
         run, network = names["run"], names["network"]
         if "all" not in self.site.runs and not any(fnmatchcase(run, pattern) for pattern in self.site.runs):
             return f"run '{run}' is not allowed at this hospital (runs in its site.yaml)"
@@ -403,10 +151,8 @@ class Rules:
         return None
 
 
-def chosen(config: Config | Mapping[str, Any]) -> dict[str, str]:
+def list_choices(config: Config | Mapping[str, Any]) -> dict[str, str]:
     """Run, method, network and objective by name, from checked settings or from plain ones nobody checked."""
-    from wardround.methods import METHODS
-
     values: Mapping[str, Any] = (
         {"name": config.name, "method": config.method, "objective": config.objective,
          "model": {"name": config.model.name}}
@@ -438,7 +184,7 @@ def case_numbers(names: Iterable[str]) -> dict[str, str]:
     return {name: f"case-{number:04d}" for number, name in enumerate(sorted(set(names)), start=1)}
 
 
-def numbered(value: Any) -> Any:
+def number_cases(value: Any) -> Any:
     """A table with one row a case, its names numbered; anything else as it is.
 
     Rows keep their order, so means over them stay the same to the last bit.

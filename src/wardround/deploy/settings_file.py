@@ -22,7 +22,7 @@ def read_settings(path: Path, example: str) -> dict[str, Any]:
     return read_yaml(path, example)
 
 
-def not_a_truth_value(value: Any) -> Any:
+def refuse_boolean(value: Any) -> Any:
     """YAML reads yes, no, on and off as true and false, and Python takes those for 1 and 0."""
     if isinstance(value, bool):
         raise ValueError(f"it is {str(value).lower()}; give a number")

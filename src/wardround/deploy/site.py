@@ -21,10 +21,11 @@ from wardround.clients.sync_state import SyncState
 from wardround.config import TrafficSettings
 from wardround.data.serving.loading import federation_of
 from wardround.data.settings import DataSettings
-from wardround.deploy.agreement import at_hospital, facts_of, own_federation
+from wardround.deploy.agreement import collect_facts, localise_config, open_own_federation
 from wardround.deploy.kits import DATA, KIT, SITE, Kit, open_kit
 from wardround.deploy.ledger import Ledger
-from wardround.deploy.rules import Rules, SiteFile, client_of, load_site
+from wardround.deploy.rules import Rules
+from wardround.deploy.site_file import SiteFile, find_client, load_site
 from wardround.deploy.wire import Parcel, ParcelError, pack, unpack
 from wardround.engine.host import Host
 from wardround.errors import ConfigError, WardroundError
@@ -47,16 +48,16 @@ class Refused(WardroundError):
 def open_site() -> Site:
     """The site whose kit the environment names."""
     kit = open_kit(Path(os.environ[KIT]), "hospital")
-    return Site(kit.name, settings_of(kit), kit.state)
+    return Site(kit.name, read_site_of(kit), kit.state)
 
 
-def settings_of(kit: Kit) -> SiteFile:
+def read_site_of(kit: Kit) -> SiteFile:
     """The hospital's rules; the environment may name another file, and other cases."""
     site = load_site(Path(os.environ.get(SITE) or kit.site_file))
     return site.model_copy(update={"data": Path(os.environ[DATA])}) if os.environ.get(DATA) else site
 
 
-def refuse_device_not_here(site: SiteFile) -> str:
+def choose_device(site: SiteFile) -> str:
     """The device that training runs on, in words; one this machine does not have is an error."""
     import torch
 
@@ -73,7 +74,7 @@ def describe_data(site: SiteFile, name: str) -> str:
     if not isinstance(site.data, Path):
         return "made-up cases, as the organiser's configuration describes them"
     found = federation_of(site.data, DataSettings(federation=site.data), 0)
-    inside = client_of(site, found.names, name)
+    inside = find_client(site, found.names, name)
     return f"{found.counts[inside]} cases of '{inside}' in {site.data}"
 
 
@@ -96,13 +97,13 @@ class Site:
         round, base = _round(header.get("round")), None
         is_damaged = False
         try:
-            message, more = self._opened(parcel, header)
+            message, more = self._open_request(parcel, header)
             base = message.params
             host = self._host(about["run"], more["config"])
             sync_state = SyncState.from_dict(more["sync_state"])
             self._begin(host, about["run"], about["request"], sync_state)
-            answer = self._answered(host, about["task"], round, message, sync_state)
-            reply, facts = self._allowed(host, about["task"], answer)
+            answer = self._run_task(host, about["task"], round, message, sync_state)
+            reply, facts = self._filter_reply(host, about["task"], answer)
             traffic = host.config.traffic
         except (Refused, ParcelError) as error:
             log.warning("%s, round %d: refused: %s", about["task"], round + 1, error)
@@ -111,15 +112,15 @@ class Site:
         except Exception as error:  # a hospital's mistake must reach the organiser as an answer
             log.warning("%s, round %d failed", about["task"], round + 1, exc_info=True)
             words = str(error) if isinstance(error, WardroundError) else f"{type(error).__name__}: {error}"
-            reply, facts, traffic = Message(), {"failure": self._rules.tellable(words)}, None
+            reply, facts, traffic = Message(), {"failure": self._rules.redact(words)}, None
         try:
-            made = self._packed(about, round, reply, facts, traffic, base)
+            made = self._pack(about, round, reply, facts, traffic, base)
         except ParcelError as error:
-            made = self._packed(about, round, Message(), {"failure": f"the answer cannot be sent: {error}"})
+            made = self._pack(about, round, Message(), {"failure": f"the answer cannot be sent: {error}"})
         reason = self._rules.too_large("answer", made.num_bytes)
         if reason is not None:
-            made = self._packed(about, round, Message(), {"refused": reason})
-        self._ledger.append(made, name=self._run_name(header))  # before it leaves
+            made = self._pack(about, round, Message(), {"refused": reason})
+        self._ledger.append(made.header, made.num_bytes, name=self._run_name(header))  # before it leaves
         if not is_damaged and is_named(about):
             self._note(about["run"], about["request"], ANSWERED)
         return made
@@ -130,7 +131,7 @@ class Site:
         config = more.get("config") if isinstance(more, Mapping) else None
         return _text(config.get("name")) if isinstance(config, Mapping) else None
 
-    def _packed(
+    def _pack(
         self,
         about: Mapping[str, str],
         round: int,
@@ -154,7 +155,7 @@ class Site:
 
     # Coming in
 
-    def _opened(self, parcel: Parcel, header: Mapping[str, Any]) -> tuple[Message, dict[str, Any]]:
+    def _open_request(self, parcel: Parcel, header: Mapping[str, Any]) -> tuple[Message, dict[str, Any]]:
         """The request, checked: the rules first, which need no byte of its tensors."""
         task, run, request = (_text(header.get(key)) for key in ("task", "run", "request"))
         more = header.get("more")
@@ -169,7 +170,7 @@ class Site:
         opened = unpack(
             parcel, kind="request", client=self.name, largest=self._site.largest_message, finite=True
         )
-        if self._known(run).get(request) == ANSWERED:
+        if self._load_requests(run).get(request) == ANSWERED:
             raise Refused("this request was answered before (a replay)")
         return opened
 
@@ -179,14 +180,14 @@ class Site:
     def _begin(self, host: Host, run: str, request: str, sync_state: SyncState) -> None:
         store = host.store(self.name)
         store.follow(sync_state)
-        before = self._known(run).get(request)
+        before = self._load_requests(run).get(request)
         present = _version(store.folder)
         if before is not None and before != present:
             raise Refused("this request was done before, and its answer was lost on the way")
         if before is None:
             self._note(run, request, present)
 
-    def _known(self, run: str) -> dict[str, str]:
+    def _load_requests(self, run: str) -> dict[str, str]:
         """Requests of a run and how far each came; kept on the disk, so that they outlive the process."""
         if run not in self._seen:
             path = self._folder(run) / REQUESTS
@@ -196,7 +197,7 @@ class Site:
         return self._seen[run]
 
     def _note(self, run: str, request: str, state: str) -> None:
-        known, path = self._known(run), self._folder(run) / REQUESTS
+        known, path = self._load_requests(run), self._folder(run) / REQUESTS
         if known.get(request) == state:
             return
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -214,10 +215,10 @@ class Site:
         key = json.dumps([run, asked], sort_keys=True)
         if key not in self._hosts:
             self._hosts.clear()
-            config = at_hospital(asked, device=self._site.device, threads=self._site.threads)
+            config = localise_config(asked, device=self._site.device, threads=self._site.threads)
             if config.compute.threads is not None:
                 set_threads(config.compute.threads)
-            federation = own_federation(config, self._site, self.name)
+            federation = open_own_federation(config, self._site, self.name)
             federation.get_ready()
             host = Host(config, self._folder(run), [self.name], federation=federation, durable=True)
             reason = self._rules.too_few(host.client(self.name).num_examples)
@@ -228,19 +229,22 @@ class Site:
 
     # Going out
 
-    def _answered(self, host: Host, task: str, round: int, message: Message, sync_state: SyncState) -> Answer:
+    def _run_task(self, host: Host, task: str, round: int, message: Message, sync_state: SyncState) -> Answer:
         if task != "register":
             return host.run(self.name, task, round, message, sync_state)
-        scalars = {"registration": host.register(self.name).as_dict(), "facts": facts_of(host.federation)}
+        scalars = {
+            "registration": host.register(self.name).as_dict(),
+            "facts": collect_facts(host.federation),
+        }
         return Answer(self.name, Message(scalars=scalars), num_examples=host.client(self.name).num_examples)
 
-    def _allowed(self, host: Host, task: str, answer: Answer) -> tuple[Message, dict[str, Any]]:
+    def _filter_reply(self, host: Host, task: str, answer: Answer) -> tuple[Message, dict[str, Any]]:
         """The reply and the facts beside it, as far as they may leave."""
         data = host.client(self.name).data
         if answer.failure is not None:
             names = [name for split in (data.train, data.val, data.test) for name in split.names]
-            return Message(), {"failure": self._rules.tellable(answer.failure, names)}
-        message = self._rules.filtered(task, answer.message)
+            return Message(), {"failure": self._rules.redact(answer.failure, names)}
+        message = self._rules.filter_message(task, answer.message)
         reason = self._rules.refuses_reply(task, message, 0, len(data.train))
         if reason is not None:
             raise Refused(reason)
@@ -248,7 +252,7 @@ class Site:
             "num_examples": answer.num_examples,
             "num_steps": answer.num_steps,
             "seconds": answer.seconds,
-            "loss": self._rules.filtered_loss(task, answer.loss),
+            "loss": self._rules.filter_loss(task, answer.loss),
         }
 
 

@@ -21,11 +21,12 @@ from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable, make_reply
 
-from wardround.deploy.nvflare import controller, executor, processes, session
-from wardround.deploy.nvflare import rejoin as returning
-from wardround.deploy.nvflare.controller import FlareChannel, JobEnded, WardroundController
-from wardround.deploy.nvflare.executor import WardroundExecutor, from_shareable, to_shareable
+from wardround.deploy.nvflare import controller, executor, mailbox, processes, rejoin, session, shareable
+from wardround.deploy.nvflare.channel import FlareChannel, JobEnded
+from wardround.deploy.nvflare.controller import WardroundController
+from wardround.deploy.nvflare.executor import WardroundExecutor
 from wardround.deploy.nvflare.job import ARGUMENTS, CONTROLLER, EXECUTOR, TASK, read_arguments, write_job
+from wardround.deploy.nvflare.shareable import from_shareable, to_shareable
 from wardround.deploy.wire import Parcel
 from wardround.errors import ConfigError, WardroundError
 
@@ -60,12 +61,12 @@ def test_a_parcel_comes_back_from_flare_as_it_was() -> None:
 
 
 def test_a_large_array_travels_in_pieces_that_are_views(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(executor, "CHUNK_BYTES", 40)
+    monkeypatch.setattr(shareable, "CHUNK_BYTES", 40)
     array = np.arange(33, dtype=np.float32).reshape(3, 11)
-    pieces, plan = executor.cut({"w": array})
+    pieces, plan = shareable.split_arrays({"w": array})
     assert [piece.size for piece in pieces.values()] == [10, 10, 10, 3]
     assert all(np.shares_memory(piece, array) for piece in pieces.values())
-    np.testing.assert_array_equal(executor.joined(pieces, plan)["w"], array, strict=True)
+    np.testing.assert_array_equal(shareable.join_arrays(pieces, plan)["w"], array, strict=True)
 
 
 def test_a_parcel_without_arrays_travels() -> None:
@@ -84,10 +85,10 @@ def test_a_parcel_without_arrays_travels() -> None:
     ],
 )
 def test_pieces_that_do_not_fit_are_no_parcel(change) -> None:
-    pieces, plan = executor.cut(parcel().arrays)
+    pieces, plan = shareable.split_arrays(parcel().arrays)
     change(plan, pieces)
     with pytest.raises((ValueError, LookupError)):
-        executor.joined(pieces, plan)
+        shareable.join_arrays(pieces, plan)
 
 
 def test_foreign_content_is_a_value_error() -> None:
@@ -101,12 +102,12 @@ def test_foreign_content_is_a_value_error() -> None:
 
 
 def test_emptying_keeps_flares_labels() -> None:
-    shareable = to_shareable(parcel())
-    shareable.set_header("task_id", "7")
-    executor.empty(shareable)
-    assert shareable.get_header("task_id") == "7"
+    content = to_shareable(parcel())
+    content.set_header("task_id", "7")
+    shareable.clear_content(content)
+    assert content.get_header("task_id") == "7"
     with pytest.raises(ValueError):
-        from_shareable(shareable)
+        from_shareable(content)
 
 
 # The hospital's side
@@ -332,7 +333,7 @@ def test_an_exchange_that_is_given_up_drops_its_replies() -> None:
         thread.join()
     exchange.close()
     assert len(channel.strays()) == 1
-    assert channel._arrived.empty()
+    assert channel.mailbox._arrived.clear_content()
     assert channel.get_num_standing_tasks() == 0
 
 
@@ -343,15 +344,15 @@ def test_large_replies_take_turns_and_nobody_waits_for_the_dead() -> None:
 
     def work() -> None:
         letters["north"], letters["south"] = north.wait()[0], south.wait()[0]
-        assert channel.may_send(letters["north"])
-        assert channel.may_send(letters["north"])
-        assert not channel.may_send(letters["south"])
-        channel._heard["north"] = time.monotonic() - controller.SILENT_SECONDS - 1
-        assert channel.may_send(letters["south"])
-        channel._heard["north"] = time.monotonic()
-        assert not channel.may_send(letters["north"])
+        assert channel.mailbox.may_send(letters["north"])
+        assert channel.mailbox.may_send(letters["north"])
+        assert not channel.mailbox.may_send(letters["south"])
+        channel.mailbox._heard["north"] = time.monotonic() - mailbox.SILENT_SECONDS - 1
+        assert channel.mailbox.may_send(letters["south"])
+        channel.mailbox._heard["north"] = time.monotonic()
+        assert not channel.mailbox.may_send(letters["north"])
         south.submit(letters["south"], parcel())
-        assert channel.may_send(letters["north"])
+        assert channel.mailbox.may_send(letters["north"])
         north.submit(letters["north"], parcel())
         letters["done"] = "yes"
 
@@ -360,7 +361,7 @@ def test_large_replies_take_turns_and_nobody_waits_for_the_dead() -> None:
     thread.join()
     assert names == ["south", "north"]
     assert letters["done"] == "yes"
-    assert channel.may_send("gone")
+    assert channel.mailbox.may_send("gone")
 
 
 def test_signs_of_life_and_newcomers() -> None:
@@ -528,7 +529,7 @@ class Engine:
         self.job = Job()
         self.old, self.new = Client("north", "old"), Client("north", "new")
         self.run_processes = {}
-        self.run_processes["job-1"] = {returning.RunProcessKey.PARTICIPANTS: {"old": self.old}}
+        self.run_processes["job-1"] = {rejoin.RunProcessKey.PARTICIPANTS: {"old": self.old}}
         self.job_runner = type("Runner", (), {"running_jobs": {"job-1": self.job}})()
         self.server = self
         self.admin_server = self
@@ -558,11 +559,11 @@ class Engine:
 
 @pytest.fixture
 def no_security(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(returning, "set_message_security_data", lambda message, job, fl_ctx: None)
+    monkeypatch.setattr(rejoin, "set_message_security_data", lambda message, job, fl_ctx: None)
 
 
 def looked_after(engine: Engine) -> Engine:
-    component = returning.Returning()
+    component = rejoin.RejoinMonitor()
     component._engine = engine
     component._look_after("north")
     return engine
@@ -571,7 +572,7 @@ def looked_after(engine: Engine) -> Engine:
 def test_a_returned_hospital_gets_the_job_under_its_new_token(no_security: None) -> None:
     engine = looked_after(Engine(running=[]))
     assert engine.started == ["north"]
-    assert engine.run_processes["job-1"][returning.RunProcessKey.PARTICIPANTS] == {"new": engine.new}
+    assert engine.run_processes["job-1"][rejoin.RunProcessKey.PARTICIPANTS] == {"new": engine.new}
 
 
 def test_a_hospital_that_runs_the_job_is_left_alone(no_security: None) -> None:
@@ -582,7 +583,7 @@ def test_a_hospital_that_runs_the_job_is_left_alone(no_security: None) -> None:
 
 def test_a_job_that_is_over_is_not_started_again(no_security: None) -> None:
     engine = Engine(running=[])
-    engine.run_processes["job-1"][returning.RunProcessKey.PROCESS_FINISHED] = True
+    engine.run_processes["job-1"][rejoin.RunProcessKey.PROCESS_FINISHED] = True
     assert looked_after(engine).started == []
     engine = Engine(running=[])
     engine.job.run_aborted = True
@@ -635,4 +636,4 @@ def test_server_and_hospitals_start_come_back_and_leave_nothing(kits: Path, tmp_
             time.sleep(0.2)
         pids = [process.child.pid for process in (server, north) if process.child is not None]
     assert not any(psutil.pid_exists(pid) for pid in pids)
-    assert processes._of_kit((folder / "north").resolve()) == []
+    assert processes._find_processes((folder / "north").resolve()) == []

@@ -13,25 +13,31 @@ from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from pathlib import Path
 
+from helpers import call
 from pytest import CaptureFixture, MonkeyPatch, fixture, importorskip, mark, raises
-from test_cli import call
 
 from wardround.data.phantom.cases import PhantomSettings
 from wardround.data.phantom.files import write
-from wardround.deploy.kits import Kit, read_kit
+from wardround.deploy.kits import Kit, open_kit, read_kit
+from wardround.deploy.nvflare.job import REJOIN
+from wardround.deploy.nvflare.processes import Processes
 from wardround.deploy.project import Project
 
 importorskip("nvflare")
 
 from wardround.deploy.nvflare import provisioning
-from wardround.deploy.nvflare.preflight import Check, Place, Wrong, check_tls, first_wrong, preflight
+from wardround.deploy.nvflare.authority import Authority
+from wardround.deploy.nvflare.manifest import write_manifest
+from wardround.deploy.nvflare.preflight.checks import Check, CheckFailed, PreflightContext
+from wardround.deploy.nvflare.preflight.connection import check_tls
+from wardround.deploy.nvflare.preflight.sequence import find_failed, preflight
 
 TIMEOUT = 20.0  # none waits for it where all is well
 Copy = Callable[[str], Kit]
 
 
 def wrong(checks: list[Check]) -> Check:
-    found = first_wrong(checks)
+    found = find_failed(checks)
     assert found is not None
     states = [check.state for check in checks]
     assert set(states[states.index("wrong") + 1 :]) <= {"not reached"}
@@ -85,12 +91,12 @@ def secured(kit: Kit, told: timedelta | None = timedelta()) -> Callable[[socket.
 
 def reissue(kit: Kit, kits: Path, project: Project, *, start: datetime, base: str) -> None:
     """Give a kit a certificate that begins at `start` and is good for ten days, rightly signed."""
-    authority = provisioning.Authority.open(kits / ".authority", project, "127.0.0.1")
+    authority = Authority.open(kits / ".authority", project, "127.0.0.1")
     name = kit.server if base == "server" else kit.name
     use = "server" if base == "server" else "client"
     issued = authority.issue(name, "x", use=use, valid=timedelta(days=10), start=start)  # type: ignore[arg-type]
     provisioning.put_certificate(kit.startup, base, *issued, authority)
-    provisioning.write_manifest(kit, authority)
+    write_manifest(kit, authority)
 
 
 @fixture
@@ -118,7 +124,7 @@ def test_a_ready_hospital_passes(north: Kit, organiser: Kit) -> None:
     with listening(north.port, secured(organiser)):
         checks = preflight(north.folder, timeout=TIMEOUT)
 
-    assert first_wrong(checks) is None
+    assert find_failed(checks) is None
     states = {check.name: check.state for check in checks}
     assert list(states) == [
         "kit",
@@ -148,7 +154,7 @@ def test_a_wrong_clock_is_a_warning(minutes: int, words: str, north: Kit, organi
     with listening(north.port, secured(organiser, told=timedelta(minutes=minutes))):
         checks = preflight(north.folder, timeout=TIMEOUT)
     clock = next(check for check in checks if check.name == "clock")
-    assert clock.state == "warning" and words in clock.found and first_wrong(checks) is None
+    assert clock.state == "warning" and words in clock.found and find_failed(checks) is None
 
 
 def test_the_hospitals_data_is_looked_at(north: Kit, organiser: Kit, tmp_path: Path) -> None:
@@ -183,7 +189,7 @@ def test_a_kit_that_is_not_whole(north: Kit) -> None:
     file.unlink()
     assert "fed_client.json is missing" in wrong(preflight(north.folder)).found
     (north.folder / "manifest.json").unlink()
-    assert "is not whole" in wrong(preflight(north.folder)).found
+    assert "is not complete" in wrong(preflight(north.folder)).found
 
 
 def test_a_missing_key(north: Kit) -> None:
@@ -231,18 +237,18 @@ def test_the_key_of_another(north: Kit, kits: Path) -> None:
 
 
 def test_the_certificate_of_another(north: Kit, kits: Path, project: Project) -> None:
-    authority = provisioning.Authority.open(kits / ".authority", project, "127.0.0.1")
+    authority = Authority.open(kits / ".authority", project, "127.0.0.1")
     for name in ("client.key", "client.crt"):
         shutil.copy(kits / "south" / "flare" / "startup" / name, north.startup / name)
-    provisioning.write_manifest(north, authority)
+    write_manifest(north, authority)
     assert "is the certificate of 'south', not of 'north'" in wrong(preflight(north.folder)).found
 
 
 def test_a_certificate_of_another_authority(north: Kit, kits: Path, project: Project, foreign: Path) -> None:
-    authority = provisioning.Authority.open(kits / ".authority", project, "127.0.0.1")
+    authority = Authority.open(kits / ".authority", project, "127.0.0.1")
     for name in ("client.key", "client.crt"):
         shutil.copy(foreign / "north" / "flare" / "startup" / name, north.startup / name)
-    provisioning.write_manifest(north, authority)
+    write_manifest(north, authority)
     found = wrong(preflight(north.folder))
     assert found.name == "certificate" and "was not issued by this project's authority" in found.found
 
@@ -273,8 +279,8 @@ def test_a_server_of_another_authority(north: Kit, foreign: Path) -> None:
 
 def refusal(kit: Kit) -> str:
     """What the server says of a kit that takes itself to be in order."""
-    with raises(Wrong) as told:
-        check_tls(Place(kit, None, datetime.now(UTC), TIMEOUT))
+    with raises(CheckFailed) as told:
+        check_tls(PreflightContext(kit, None, datetime.now(UTC), TIMEOUT))
     return str(told.value)
 
 
@@ -347,7 +353,7 @@ def test_a_silent_server(north: Kit) -> None:
 def test_the_organisers_own_checks(organiser: Kit) -> None:
     free = preflight(organiser.folder, timeout=TIMEOUT)
     assert [check.name for check in free] == ["kit", "certificate", "port", "disk", "versions"]
-    assert first_wrong(free) is None and free[2].found.endswith("free")
+    assert find_failed(free) is None and free[2].found.endswith("free")
 
     with listening(organiser.port, secured(organiser)):
         running = preflight(organiser.folder, timeout=TIMEOUT)
@@ -379,3 +385,84 @@ def test_the_command_exits_with_0(
 ) -> None:
     code, out, err = call(monkeypatch, capsys, "preflight", str(organiser.folder))
     assert (code, err) == (0, "") and "good until" in out
+
+
+# Commands that check before they start
+
+JOINS = ["flare/startup/rootCA.pem", "flare/startup/fed_client.json", "flare/local/resources.json"]
+
+
+@mark.parametrize("name", JOINS)
+@mark.parametrize("harm", ["cut", "gone"])
+def test_join_with_a_broken_kit_ends_before_it_connects(
+    name: str, harm: str, mine: Path, monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
+) -> None:
+    file = mine / "north" / name
+    if harm == "gone":
+        file.unlink()
+    elif "local/" in name:  # the hospital's own to change: said by preflight, not refused
+        return
+    else:
+        file.write_bytes(file.read_bytes()[:200])
+
+    code, _, err = call(monkeypatch, capsys, "join", str(mine / "north"))
+
+    assert code == 2 and Path(name).name in err and "Unpack the kit again" in err
+
+
+@mark.parametrize("name", ["admin/startup/client.crt", "flare/startup/server.key"])
+def test_the_server_with_a_broken_kit_does_not_start(
+    name: str, mine: Path, monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
+) -> None:
+    file = mine / "organiser" / name
+    file.write_bytes(file.read_bytes()[:100])
+
+    code, _, err = call(monkeypatch, capsys, "server", str(mine / "organiser"))
+
+    assert code == 2 and file.name.removesuffix(".key") in err and "https://" not in err
+
+
+def test_the_server_names_a_port_that_is_taken_and_gives_its_kit_free(
+    mine: Path, monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
+) -> None:
+    port = open_kit(mine / "organiser").port
+    with socket.create_server(("127.0.0.1", port)):
+        code, _, err = call(monkeypatch, capsys, "server", str(mine / "organiser"))
+
+    assert code == 2 and f"port {port} is taken by another program here. Find it with: ss -ltnp" in err
+    free = Processes(mine / "organiser", "server")
+    free._lock()
+    free._unlock()
+
+
+def test_a_state_that_is_a_file_is_said(
+    mine: Path, monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
+) -> None:
+    shutil.rmtree(mine / "organiser" / "state")
+    (mine / "organiser" / "state").write_text("")
+
+    code, _, err = call(monkeypatch, capsys, "server", str(mine / "organiser"))
+
+    assert code == 2 and "must be a folder that this account may write into" in err
+
+
+@mark.parametrize("command", ["server", "preflight"])
+def test_a_kit_of_an_older_version_is_named_with_what_to_do(
+    command: str,
+    mine: Path,
+    kits: Path,
+    project: Project,
+    monkeypatch: MonkeyPatch,
+    capsys: CaptureFixture[str],
+) -> None:
+    organiser = read_kit(mine / "organiser")
+    resources = organiser.flare / "local" / "resources.json"
+    moved = "wardround.deploy.nvflare.returning.Returning"
+    assert REJOIN in resources.read_text()
+    resources.write_text(resources.read_text().replace(REJOIN, moved))
+    write_manifest(organiser, Authority.open(kits / ".authority", project, "127.0.0.1"))
+
+    code, _, err = call(monkeypatch, capsys, command, str(organiser.folder))
+
+    assert code == 2 and f"made by an older version of wardround: it names {moved}" in err
+    assert "run wardround provision again" in err and "Traceback" not in err

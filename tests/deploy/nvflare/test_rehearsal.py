@@ -7,12 +7,13 @@ import sys
 from pathlib import Path
 
 import yaml
-from helpers import run, settings
-from pytest import importorskip
+from helpers import call, run, settings
+from pytest import CaptureFixture, MonkeyPatch, importorskip
 
 importorskip("nvflare")
 
-from wardround.deploy.nvflare.processes import _of_kit
+from wardround.deploy.nvflare.processes import _find_processes
+from wardround.deploy.nvflare.rehearsal import claim_folder
 
 
 def test_a_rehearsal_gives_the_bytes_of_train_and_leaves_no_process(tmp_path: Path) -> None:
@@ -33,6 +34,31 @@ def test_a_rehearsal_gives_the_bytes_of_train_and_leaves_no_process(tmp_path: Pa
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["params_sha256"] == alone.params_sha256
     kits = tmp_path / "run" / "rehearsal" / "kits"
-    assert [kit.name for kit in sorted(kits.iterdir()) if _of_kit(kit)] == []
+    assert [kit.name for kit in sorted(kits.iterdir()) if _find_processes(kit)] == []
     lines = (kits / "north" / "state" / "egress.jsonl").read_text().splitlines()
     assert [json.loads(line)["task"] for line in lines][:3] == ["register", "train", "evaluate"]
+
+
+def test_a_second_rehearsal_in_a_folder_leaves_the_first_alone(
+    mine: Path, tmp_path: Path, monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
+) -> None:
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(settings(tmp_path / "run")))
+    kept = tmp_path / "run" / "rehearsal" / "kits" / "north" / "kit.json"
+    with claim_folder(tmp_path / "run"):
+        kept.parent.mkdir(parents=True)
+        kept.write_text("of the first")
+
+        code, _, err = call(monkeypatch, capsys, "rehearse", str(tmp_path / "run.yaml"))
+
+    assert code == 2 and "a rehearsal goes on in" in err and kept.read_text() == "of the first"
+
+
+def test_a_rehearsal_cannot_be_written_into_a_file(
+    mine: Path, tmp_path: Path, monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
+) -> None:
+    (tmp_path / "run").write_text("mine")
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(settings(tmp_path / "run")))
+
+    code, _, err = call(monkeypatch, capsys, "rehearse", str(tmp_path / "run.yaml"))
+
+    assert code == 2 and "cannot hold a run" in err and (tmp_path / "run").read_text() == "mine"

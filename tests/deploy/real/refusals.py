@@ -41,18 +41,20 @@ import numpy as np
 import yaml
 
 from wardround.config_file import load_config
+from wardround.deploy.conducting import conduct
 from wardround.deploy.kits import Kit, read_kit
 from wardround.deploy.nvflare import provisioning
-from wardround.deploy.nvflare.executor import from_shareable, to_shareable
-from wardround.deploy.nvflare.preflight import Place as Looking
-from wardround.deploy.nvflare.preflight import Wrong, check_tls
+from wardround.deploy.nvflare.authority import Authority
+from wardround.deploy.nvflare.manifest import write_manifest
+from wardround.deploy.nvflare.preflight.checks import CheckFailed, PreflightContext
+from wardround.deploy.nvflare.preflight.connection import check_tls
 from wardround.deploy.nvflare.processes import free_ports, wait_for_hospitals, wait_for_port
-from wardround.deploy.nvflare.provisioning import Authority, provision, put_certificate, write_manifest
+from wardround.deploy.nvflare.provisioning import provision, put_certificate
 from wardround.deploy.nvflare.session import Session
+from wardround.deploy.nvflare.shareable import from_shareable, to_shareable
 from wardround.deploy.project import Project
-from wardround.deploy.remote import conduct
-from wardround.deploy.rules import SiteFile
 from wardround.deploy.site import Site
+from wardround.deploy.site_file import SiteFile
 from wardround.deploy.wire import Parcel
 from wardround.errors import WardroundError
 from wardround.messages import Message
@@ -239,8 +241,8 @@ def seen_from(kit: Kit, place: Place) -> str:
     """How the server ends the connection, and how the refused side names it."""
     ended = alert_from(place.address, context_of(kit))
     try:
-        check_tls(Looking(kit, None, datetime.now(UTC), SECONDS))
-    except Wrong as wrong:
+        check_tls(PreflightContext(kit, None, datetime.now(UTC), SECONDS))
+    except CheckFailed as wrong:
         return f"{ended}; {wrong.found}"
     raise NotRefused(f"{ended}, but preflight finds nothing wrong")
 
@@ -272,7 +274,7 @@ def expired_kit(place: Place) -> Kit:
         file.unlink()
     put_certificate(kit.startup, "client", *issued, place.authority)
     write_manifest(kit, place.authority)
-    provisioning.close(kit.folder)
+    provisioning.make_private(kit.folder)
     return kit
 
 

@@ -1,108 +1,27 @@
-"""The hospital's side of a job: FLARE's process that calls the site.
-
-A parcel travels as FLARE's model object: arrays as its parameters, the header as one JSON text in its
-meta data. Everything else FLARE adds on the way is ignored.
-"""
+"""The hospital's side of a job: FLARE's process that calls the site."""
 
 from __future__ import annotations
 
-import json
 import logging
-import math
 import time
-from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 from nvflare.apis.event_type import EventType
 from nvflare.apis.executor import Executor
 from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import ReservedHeaderKey, Shareable, make_reply
 from nvflare.apis.signal import Signal
-from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
-from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
-from wardround.clients.traffic import Array
-from wardround.deploy.nvflare.job import CHUNK_BYTES, SLOT
+from wardround.deploy.nvflare.job import SLOT
 from wardround.deploy.nvflare.processes import end_with_parent
-from wardround.deploy.wire import Parcel, ParcelError
+from wardround.deploy.nvflare.shareable import clear_content, from_shareable, to_shareable
+from wardround.deploy.site import open_site
 
-HEADER = "wardround"
-PIECES = "wardround-pieces"
 SERVER = "server"  # as FLARE calls it
 LARGE = 16 * 2**20
 TURN_SECONDS = 0.1
 log = logging.getLogger(__name__)
-
-
-def to_shareable(parcel: Parcel) -> Shareable:
-    """What FLARE sends; the arrays are the parcel's own, not copies."""
-    pieces, plan = cut(parcel.arrays)
-    meta = {HEADER: parcel.text, PIECES: json.dumps(plan)}
-    return FLModelUtils.to_shareable(FLModel(params_type=ParamsType.FULL, params=pieces, meta=meta))
-
-
-def from_shareable(shareable: Shareable) -> Parcel:
-    """The parcel in what FLARE received, which is emptied; ValueError if there is none."""
-    try:
-        model = FLModelUtils.from_shareable(shareable)
-        text, plan, pieces = model.meta[HEADER], json.loads(model.meta[PIECES]), model.params
-    except Exception as error:  # whatever FLARE stumbles over in foreign content
-        raise ValueError(f"no parcel inside ({type(error).__name__})") from None
-    if not isinstance(pieces, dict) or not all(isinstance(piece, np.ndarray) for piece in pieces.values()):
-        raise ValueError("something other than arrays inside")
-    try:
-        return Parcel.read(text, joined(pieces, plan))
-    except (ParcelError, LookupError, TypeError, AttributeError, OverflowError) as error:
-        raise ValueError(f"not a whole parcel: {error}") from None
-
-
-def cut(arrays: Mapping[str, Array]) -> tuple[dict[str, Array], list[dict[str, Any]]]:
-    """Arrays in pieces that FLARE can send one by one (it copies each as a whole, twice), and how to join
-    them. The pieces are views."""
-    pieces: dict[str, Array] = {}
-    plan = []
-    for name, array in arrays.items():
-        flat = np.ascontiguousarray(array).reshape(-1)
-        step = max(1, CHUNK_BYTES // max(1, flat.itemsize))
-        keys = []
-        for start in range(0, max(1, flat.size), step):
-            keys.append(str(len(pieces)))
-            pieces[keys[-1]] = flat[start : start + step]
-        plan.append({"name": name, "shape": list(array.shape), "pieces": keys})
-    return pieces, plan
-
-
-def joined(pieces: dict[str, Array], plan: list[dict[str, Any]]) -> dict[str, Array]:
-    """Whole arrays again; the pieces leave the dictionary one after the other."""
-    arrays: dict[str, Array] = {}
-    for entry in plan:
-        keys, shape = entry["pieces"], tuple(int(length) for length in entry["shape"])
-        first = pieces[keys[0]]
-        if math.prod(shape) != sum(pieces[key].size for key in keys):
-            raise ValueError("its pieces do not make its arrays")
-        if len(keys) == 1:
-            arrays[str(entry["name"])] = pieces.pop(keys[0]).reshape(shape)
-            continue
-        whole = np.empty(math.prod(shape), first.dtype)
-        place = 0
-        for key in keys:
-            piece = pieces.pop(key)
-            if piece.dtype != whole.dtype:
-                raise ValueError("its pieces are of different types")
-            whole[place : place + piece.size] = piece.reshape(-1)
-            place += piece.size
-        arrays[str(entry["name"])] = whole.reshape(shape)
-    if pieces:
-        raise ValueError("it has pieces of nothing")
-    return arrays
-
-
-def empty(shareable: Shareable) -> None:
-    """Let go of the content; the headers are FLARE's address labels."""
-    for key in [key for key in shareable if key != ReservedHeaderKey.HEADERS]:
-        del shareable[key]
 
 
 def wait_for_turn(fl_ctx: FLContext, letter: str, abort_signal: Signal) -> None:
@@ -134,8 +53,6 @@ class WardroundExecutor(Executor):  # type: ignore[misc]
     def _open(self) -> Any:
         """The site, opened once: models and data stay warm for the whole job."""
         if self._site is None:
-            from wardround.deploy.site import open_site
-
             self._site = open_site()
         return self._site
 
@@ -144,7 +61,7 @@ class WardroundExecutor(Executor):  # type: ignore[misc]
     ) -> Shareable:
         try:
             request = from_shareable(shareable)
-            empty(shareable)  # FLARE keeps this object until the answer is sent
+            clear_content(shareable)  # FLARE keeps this object until the answer is sent
             reply = self._open().answer(request)
             del request
             if reply.num_bytes >= LARGE:

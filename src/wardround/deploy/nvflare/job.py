@@ -14,6 +14,7 @@ from wardround.files import file_name, write_json, write_text
 
 CONTROLLER = "wardround.deploy.nvflare.controller.WardroundController"
 EXECUTOR = "wardround.deploy.nvflare.executor.WardroundExecutor"
+REJOIN = "wardround.deploy.nvflare.rejoin.RejoinMonitor"  # part of the server, not of a job
 TASK = "wardround"  # the only task name FLARE sees; ours stands in the parcel's header
 POLL_SECONDS = 0.1
 ARGUMENTS = "run.json"
@@ -35,8 +36,8 @@ def write_job(folder: Path, *, name: str, args: Mapping[str, Any]) -> Path:
     write_text(folder / f"{number}.json", text)
     job = folder / number
     write_json(job / "meta.json", meta(file_name(name)))
-    write_json(job / "app" / "config" / "config_fed_server.json", server_part())
-    write_json(job / "app" / "config" / "config_fed_client.json", hospital_part())
+    write_json(job / "app" / "config" / "config_fed_server.json", make_server_config())
+    write_json(job / "app" / "config" / "config_fed_client.json", make_hospital_part())
     write_json(job / "app" / "config" / ARGUMENTS, {"number": number})
     return job
 
@@ -64,7 +65,7 @@ def meta(name: str) -> dict[str, Any]:
     }
 
 
-def server_part() -> dict[str, Any]:
+def make_server_config() -> dict[str, Any]:
     return {
         "format_version": 2,
         "server": {"heart_beat_timeout": 600, "task_request_interval": POLL_SECONDS},
@@ -76,7 +77,7 @@ def server_part() -> dict[str, Any]:
     }
 
 
-def hospital_part() -> dict[str, Any]:
+def make_hospital_part() -> dict[str, Any]:
     return {
         "format_version": 2,
         "executors": [{"tasks": [TASK], "executor": {"id": "wardround", "path": EXECUTOR, "args": {}}}],

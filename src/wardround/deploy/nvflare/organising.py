@@ -12,11 +12,12 @@ from typing import Any
 
 from wardround.config import Config
 from wardround.config_file import load_config, resolve
+from wardround.deploy.conducting import refuse_pooled
 from wardround.deploy.kits import Kit
-from wardround.deploy.live_view import FINAL, follow, is_past_registering, live_facts
+from wardround.deploy.live_file import FINAL, is_past_registering, read_live
+from wardround.deploy.live_view import follow
 from wardround.deploy.nvflare.job import jobs_folder, write_job
 from wardround.deploy.nvflare.session import DONE, Session
-from wardround.deploy.remote import refuse_what_cannot_travel
 from wardround.engine.listener import Listener
 from wardround.engine.run_folder import check_folder
 from wardround.errors import ConfigError, WardroundError
@@ -28,7 +29,7 @@ ASK_SECONDS = 3.0  # between questions to the server whether the job's process i
 MOST_UNANSWERED = 2  # questions in a row
 
 
-def anywhere(config: Config) -> Config:
+def make_paths_absolute(config: Config) -> Config:
     """The same configuration with paths that hold in every process of this machine."""
     data, model = config.data, config.model
     changes: dict[str, Any] = {"output": config.folder.absolute()}
@@ -39,14 +40,14 @@ def anywhere(config: Config) -> Config:
     return config.model_copy(update=changes)
 
 
-def at_the_organiser(config: Config, kit: Kit) -> Config:
+def place_at_organiser(config: Config, kit: Kit) -> Config:
     """The run in the organiser's kit; cases that are not here are at the hospitals."""
     data = config.data
     if data.federation is not None and not data.federation.exists():
         kept = data.model_dump(mode="json", include={"prepare", "splits", "patch", "foreground"})
         data = type(data).model_validate({"hospitals": True, **kept})
     changes = {"data": data, "output": kit.runs / file_name(config.name)}
-    return anywhere(config.model_copy(update=changes))
+    return make_paths_absolute(config.model_copy(update=changes))
 
 
 class Submission:
@@ -72,7 +73,7 @@ class Submission:
         self._stop_wanted = True
 
     def _pass_on_stop(self) -> None:
-        facts = live_facts(self.config.folder)
+        facts = read_live(self.config.folder)
         if facts is None or facts.get("job") != self.job or not is_past_registering(facts):
             raise KeyboardInterrupt  # there is no round to finish
         with contextlib.suppress(WardroundError):  # busy: asked again with the next look
@@ -97,7 +98,7 @@ class Submission:
         if not state.startswith(DONE):
             return None
         time.sleep(1.0)  # the last line of a run that ended well may come a moment later
-        facts = live_facts(self.config.folder)
+        facts = read_live(self.config.folder)
         if facts is not None and facts.get("job") == self.job and facts["state"] in FINAL:
             return None
         return (
@@ -106,7 +107,7 @@ class Submission:
         )
 
 
-def named(text: str) -> list[str]:
+def parse_hospitals(text: str) -> list[str]:
     """The hospitals of `--hospitals north,south`, each once."""
     names = {name.strip() for name in text.split(",")} - {""}
     if not names:
@@ -114,7 +115,7 @@ def named(text: str) -> list[str]:
     return sorted(names)
 
 
-def who_takes_part(
+def choose_hospitals(
     session: Session, config: Config, asked: Sequence[str] | None, *, resume: bool
 ) -> list[str]:
     """The hospitals named; of a run that is resumed its own; else those that are connected."""
@@ -135,9 +136,9 @@ def who_takes_part(
     return names
 
 
-def refuse_going_on(session: Session, config: Config) -> None:
+def refuse_running(session: Session, config: Config) -> None:
     """A second job for a run that goes on would wait without a word, and then be turned away."""
-    facts = live_facts(config.folder)
+    facts = read_live(config.folder)
     if facts is None or facts.get("state") in FINAL:
         return
     try:
@@ -172,7 +173,7 @@ def submit(
     kits: Path | None = None,
 ) -> Submission:
     """Hand a run to the server. kits: of all hospitals, where they are on this machine (a rehearsal)."""
-    refuse_what_cannot_travel(config)
+    refuse_pooled(config)
     check_folder(config, resume, overwrite)
     args = {
         "config": resolve(config),
@@ -188,7 +189,7 @@ def submit(
     return Submission(session, config, job)
 
 
-def stored_config(kit: Kit, name: str) -> Config:
+def load_stored_config(kit: Kit, name: str) -> Config:
     """The configuration of a run that the organiser has begun."""
     folder = kit.runs / file_name(name)
     if not (folder / "config.yaml").exists():

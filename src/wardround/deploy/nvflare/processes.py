@@ -58,7 +58,7 @@ def end_with_parent() -> None:
     def watch() -> None:
         while os.getppid() == parent:
             time.sleep(1.0)
-        end(_family(os.getpid()))
+        end(_list_descendants(os.getpid()))
         os._exit(1)
 
     threading.Thread(target=watch, name="wardround-parent", daemon=True).start()
@@ -67,7 +67,7 @@ def end_with_parent() -> None:
 # Ending processes
 
 
-def _family(pid: int) -> list[Any]:
+def _list_descendants(pid: int) -> list[Any]:
     """Every process below this one."""
     import psutil
 
@@ -78,7 +78,7 @@ def _family(pid: int) -> list[Any]:
     return children
 
 
-def _of_kit(kit: Path) -> list[Any]:
+def _find_processes(kit: Path) -> list[Any]:
     """Processes that carry this kit in their environment, whoever their parent is by now."""
     import psutil
 
@@ -160,7 +160,7 @@ class Processes:
         if not (self.kit / "flare" / "startup").is_dir():
             raise ConfigError(f"{self.kit}: no flare/startup in this kit. Is it a whole kit?")
         self._lock()
-        end(_of_kit(self.kit))  # what a supervisor that was killed may have left a moment ago
+        end(_find_processes(self.kit))  # what a supervisor that was killed may have left a moment ago
         try:
             self.check()
             self._launch()
@@ -189,14 +189,18 @@ class Processes:
             _, remaining = psutil.wait_procs(self._tree(), timeout=max(0.0, left))
             end(remaining)
             self._reap(self.child)
-        end(_of_kit(self.kit))
+        end(_find_processes(self.kit))
         self._unlock()
 
     def _tree(self) -> list[Any]:
         import psutil
 
         try:
-            return [] if self.child is None else [psutil.Process(self.child.pid), *_family(self.child.pid)]
+            return (
+                []
+                if self.child is None
+                else [psutil.Process(self.child.pid), *_list_descendants(self.child.pid)]
+            )
         except psutil.Error:
             return []
 
@@ -259,7 +263,7 @@ class Processes:
                     break
             if self._stopping.is_set():
                 return
-            end(_of_kit(self.kit))  # job processes that outlived it
+            end(_find_processes(self.kit))  # job processes that outlived it
             name = "server" if self.role == "server" else "connection to the organiser"
             if not self.again:
                 self.say(f"the {name} ended (exit code {self.child.returncode}); see {self.log}")
@@ -289,7 +293,7 @@ def free_ports(count: int) -> list[int]:
         return [int(each.getsockname()[1]) for each in sockets]
 
 
-def port_open(host: str, port: int, timeout: float = 1.0) -> bool:
+def is_port_open(host: str, port: int, timeout: float = 1.0) -> bool:
     try:
         with socket.create_connection((host, port), timeout=timeout):
             return True
@@ -300,7 +304,7 @@ def port_open(host: str, port: int, timeout: float = 1.0) -> bool:
 def wait_for_port(host: str, port: int, seconds: float, processes: Processes | None = None) -> None:
     """Until something listens; a server that ended meanwhile is an error at once."""
     deadline = time.monotonic() + seconds
-    while not port_open(host, port):
+    while not is_port_open(host, port):
         if processes is not None and processes.ended.is_set():
             raise WardroundError(f"the server ended while starting. Its log: {processes.log}")
         if time.monotonic() > deadline:

@@ -17,13 +17,13 @@ import yaml
 
 from wardround.config import Config
 from wardround.data.opening import open_federation
+from wardround.deploy.conducting import refuse_pooled
 from wardround.deploy.kits import Kit
-from wardround.deploy.nvflare.organising import Submission, anywhere, submit
+from wardround.deploy.nvflare.organising import Submission, make_paths_absolute, submit
 from wardround.deploy.nvflare.processes import Processes, free_ports, wait_for_hospitals, wait_for_port
 from wardround.deploy.nvflare.provisioning import provision
 from wardround.deploy.nvflare.session import Session
 from wardround.deploy.project import Hospital, Organiser, Project
-from wardround.deploy.remote import refuse_what_cannot_travel
 from wardround.engine.run_folder import check_folder
 from wardround.engine.transports.placement import place
 from wardround.errors import ConfigError
@@ -38,13 +38,13 @@ def rehearsal(
     config: Config, *, resume: bool, overwrite: bool, say: Callable[[str], None]
 ) -> Iterator[Submission]:
     """Start everything, hand the run over, and end everything with the block."""
-    refuse_what_cannot_travel(config)
+    refuse_pooled(config)
     check_folder(config, resume, overwrite)
-    config = on_this_machine(config)
+    config = fix_threads(config)
     names = sorted(open_federation(config.data, config.seed).names)
     with ExitStack() as stack:
-        stack.enter_context(alone_in(config.folder))
-        kits = fresh_kits(config, names, keep=resume)
+        stack.enter_context(claim_folder(config.folder))
+        kits = make_fresh_kits(config, names, keep=resume)
         organiser, hospitals = kits[0], kits[1:]
         say(f"starting a server and {len(hospitals)} hospitals on this machine")
         server = stack.enter_context(Processes(organiser.folder, "server", say=say))
@@ -62,7 +62,7 @@ def rehearsal(
 
 
 @contextmanager
-def alone_in(run: Path) -> Iterator[None]:
+def claim_folder(run: Path) -> Iterator[None]:
     """One rehearsal in a folder at a time: a second would replace the kits of the first, and end it."""
     path = run / "rehearsal" / ".lock"
     try:
@@ -82,15 +82,15 @@ def alone_in(run: Path) -> Iterator[None]:
         yield
 
 
-def on_this_machine(config: Config) -> Config:
+def fix_threads(config: Config) -> Config:
     """The configuration with as many threads as `train` would take, so that the bytes are the same."""
-    config = anywhere(config)
+    config = make_paths_absolute(config)
     federation = open_federation(config.data, config.seed)
     threads = place(config, federation, federation.names).threads
     return config.model_copy(update={"compute": config.compute.model_copy(update={"threads": threads})})
 
 
-def fresh_kits(config: Config, names: list[str], *, keep: bool) -> list[Kit]:
+def make_fresh_kits(config: Config, names: list[str], *, keep: bool) -> list[Kit]:
     """Kits with ports that are free now; keep: what the hospitals remember of the run."""
     folder = config.folder.absolute() / "rehearsal"
     states = {name: folder / "kits" / name / "state" for name in names}
@@ -116,7 +116,7 @@ def fresh_kits(config: Config, names: list[str], *, keep: bool) -> list[Kit]:
         ) from None
     kits = provision(project, folder / "kits", bind=LOOPBACK)
     for kit in kits[1:]:
-        write_text(kit.site_file, site_text(config, kit.name))
+        write_text(kit.site_file, render_site(config, kit.name))
         if (kept / kit.name).is_dir():
             shutil.rmtree(kit.state, ignore_errors=True)
             (kept / kit.name).rename(kit.state)
@@ -124,7 +124,7 @@ def fresh_kits(config: Config, names: list[str], *, keep: bool) -> list[Kit]:
     return kits
 
 
-def site_text(config: Config, name: str) -> str:
+def render_site(config: Config, name: str) -> str:
     """The rules of a rehearsed hospital: its own cases, and everything allowed, names of cases included."""
     data = "phantom" if config.data.federation is None else str(config.data.federation)
     rules = {

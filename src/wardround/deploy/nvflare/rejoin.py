@@ -34,7 +34,7 @@ REPLY_SECONDS = 10.0
 log = logging.getLogger(__name__)
 
 
-class Returning(FLComponent):  # type: ignore[misc]
+class RejoinMonitor(FLComponent):  # type: ignore[misc]
     """Part of the server's own process; named in its local/resources.json."""
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class Returning(FLComponent):  # type: ignore[misc]
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         if event_type == EventType.SYSTEM_START:
             self._engine = fl_ctx.get_engine()
-            threading.Thread(target=self._work, name="wardround-returning", daemon=True).start()
+            threading.Thread(target=self._work, name="wardround-rejoin", daemon=True).start()
         elif event_type == EventType.JOB_STARTED:
             self._release_outcomes()
         elif event_type == EventType.CLIENT_HEARTBEAT_PROCESSED:

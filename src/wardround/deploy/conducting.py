@@ -1,0 +1,151 @@
+"""A whole run of the organiser: an ordinary experiment whose clients are at hospitals."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+
+from wardround.config import Config
+from wardround.data.federation import Federation
+from wardround.data.roles import NOT_HOSPITALS, PROXY
+from wardround.deploy.agreement import agree_on_federation, check_networks
+from wardround.deploy.live_file import Live
+from wardround.deploy.remote import Channel, Remote
+from wardround.engine.experiment import Experiment
+from wardround.engine.host import Host
+from wardround.engine.judging.pictures import PICTURES
+from wardround.engine.outcome import Outcome
+from wardround.engine.run_folder import check_folder
+from wardround.engine.transports.in_process import InProcess, Spilling
+from wardround.errors import ConfigError, WardroundError
+from wardround.files import file_name, try_lock, write_text
+from wardround.methods import build_method
+
+
+def conduct(
+    channel: Channel,
+    config: Config,
+    *,
+    names: Sequence[str],
+    resume: bool = False,
+    overwrite: bool = False,
+    job: str = "",
+    pictures_at: Callable[[str], Path] | None = None,
+    on_experiment: Callable[[Experiment], None] | None = None,
+    on_done: Callable[[Path], None] | None = None,
+) -> Outcome:
+    """Run an experiment whose clients are at hospitals; everything lands in the run folder.
+
+    on_experiment: gets the experiment before it starts, to be able to stop it; on_done: gets the folder of a
+    run that is done, before anybody is told so.
+    """
+    folder = config.folder
+    check_folder(config, resume, overwrite)  # what is there stays as it is
+    with claim(folder):
+        live = Live(folder / "live.json", job=job, rounds=config.rounds, run=None)
+        try:
+            refuse_pooled(config)
+            check_names(names)
+            run = run_id(folder, resume)
+            live.say(run=run, first_round=count_rounds_done(folder) if resume else 0)
+            remote = Remote(
+                channel,
+                config,
+                run=run,
+                names=names,
+                live=live,
+                exchange=folder / "exchange",
+                resumes=resume,
+                own=open_own_client(config),
+                pictures_at=pictures_at,
+            )
+            remote.register()
+            federation = with_proxy(config, agree_on_federation(remote.facts, remote.hospitals))
+            check_networks(config, federation, remote.hospitals)
+            experiment = Experiment(config, hospitals=remote, federation=federation)
+            if on_experiment is not None:
+                on_experiment(experiment)
+            outcome = experiment.run(resume=resume, overwrite=overwrite)
+            remote.strays()  # counted, though no round tells of them any more
+            if outcome.status == "done" and on_done is not None:
+                on_done(folder)
+        except BaseException as error:
+            reason = str(error) if isinstance(error, WardroundError) else f"{type(error).__name__}: {error}"
+            with suppress(OSError):  # a full disk must not hide the reason
+                live.say(state="failed", reason=reason, waiting_for=[], until=None)
+            raise
+        live.say(state=outcome.status, waiting_for=[], until=None)
+    return outcome
+
+
+@contextmanager
+def claim(folder: Path) -> Iterator[None]:
+    """One process at a time conducts a run; a second must not touch the first one's files."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / ".conducting").open("w")
+    except OSError as error:
+        raise ConfigError(f"output folder {folder} cannot be written: {error.strerror}.") from None
+    with lock:
+        if not try_lock(lock):
+            raise ConfigError(f"{folder} is in use by another process.")
+        yield
+
+
+def check_names(names: Sequence[str]) -> None:
+    """Every hospital once, and under a name that is not one of ours."""
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(f"hospital '{name}' is named twice. Every hospital has a name of its own.")
+        if not name or name in NOT_HOSPITALS:
+            raise ConfigError(f"'{name}' cannot be the name of a hospital.")
+
+
+def count_rounds_done(folder: Path) -> int:
+    return int(json.loads((folder / "checkpoints" / "latest.json").read_text(encoding="utf-8"))["round"])
+
+
+def refuse_pooled(config: Config) -> None:
+    method = build_method(config)
+    if method.pooled:
+        raise ConfigError(
+            f"method '{config.method.get('name')}' puts all cases in one place, which hospitals do not allow."
+            " Use it with wardround train on cases you may have."
+        )
+
+
+def run_id(folder: Path, resume: bool) -> str:
+    """The name under which hospitals keep what belongs to this run; it stays when the run is resumed."""
+    path = folder / "run_id.txt"
+    if resume and path.exists():
+        return path.read_text(encoding="utf-8").strip()
+    run = secrets.token_hex(8)
+    write_text(path, run + "\n")
+    return run
+
+
+def open_own_client(config: Config) -> InProcess | None:
+    """The server's own labelled cases, for methods that need some."""
+    if "proxy" not in build_method(config).needs or config.data.proxy is None:
+        return None
+    if config.data.hospitals:
+        raise ConfigError(
+            f"data.proxy is '{config.data.proxy}', but with data.hospitals the organiser has no cases. "
+            "Set data.federation to a federation.yaml with that centre instead."
+        )
+    host = Host(config, config.folder / "clients", [PROXY])
+    return InProcess(host, Spilling(config.folder / "exchange" / "own"))  # not among hospitals' replies
+
+
+def with_proxy(config: Config, federation: Federation) -> Federation:
+    return replace(federation, proxy=config.data.proxy)
+
+
+def find_rehearsed_pictures(kits: Path, folder: Path, name: str) -> Path:
+    """Where a hospital on this machine leaves its pictures of a run."""
+    run = run_id(folder, resume=True)
+    return kits / name / "state" / file_name(run) / file_name(name) / PICTURES

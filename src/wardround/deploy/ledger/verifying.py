@@ -1,0 +1,196 @@
+"""Verifying the chain: the first line that was edited, removed, inserted, reordered or truncated."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Literal
+
+from wardround.deploy.ledger.chain import (
+    EMPTY,
+    ZEROS,
+    LedgerHead,
+    describe_difference,
+    lock_ledger,
+    parse_sealed,
+    read_head,
+)
+from wardround.deploy.ledger.reading import is_organisers
+from wardround.errors import ConfigError
+
+What = Literal["edited", "removed", "inserted", "reordered", "truncated", "unsure"]
+EDITED: What = "edited"
+INSERTED: What = "inserted"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a look at the whole chain found.
+
+    lines: whole lines in the file; line: the first that is wrong, from 1; what: what was done to it
+    (unsure: the end cannot be checked); sentence: the same in words; hash: of the last line, if all is well.
+    """
+
+    ok: bool
+    lines: int
+    sentence: str
+    line: int | None = None
+    what: What | None = None
+    hash: str | None = None
+
+
+@dataclass(frozen=True)
+class Link:
+    """What the chain needs of a line; intact: whether its own hash is right."""
+
+    place: int
+    intact: bool
+    number: int = 0
+    previous: str = ""
+    hash: str = ""
+
+
+def verify(path: Path) -> Verdict:
+    """Follow the chain from the first line to the last; the file is read once and never held in memory."""
+    path = Path(path)
+    if is_organisers(path):
+        raise ConfigError(
+            f"{path} is the organiser's list of what reached it and has no chain to verify. The ledger with "
+            "a chain is at each hospital, in its kit."
+        )
+    size, kept = read_state(path)
+    expected, links = LedgerHead(1, ZEROS), Links(path, size)
+    before: Link | None = None
+    for link in links:
+        if not link.intact or (link.number, link.previous) != (expected.lines, expected.hash):
+            return judge_break(before, link, expected, links, kept)
+        before, expected = link, LedgerHead(link.number + 1, link.hash)
+    found = LedgerHead(expected.lines - 1, expected.hash)
+    return judge_end(found, kept, before, links.is_cut)
+
+
+def read_state(path: Path) -> tuple[int, LedgerHead | None]:
+    """Length of the file and what its head says, at one moment between two lines."""
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return 0, read_head(path)
+    try:
+        lock_ledger(file, path)
+        return os.fstat(file).st_size, read_head(path)
+    finally:
+        os.close(file)
+
+
+def judge_end(found: LedgerHead, kept: LedgerHead | None, last: Link | None, is_cut: bool) -> Verdict:
+    """The verdict on a chain without a gap: does it end where it should?"""
+    lines = found.lines
+    one_behind = last is not None and (kept or EMPTY) == LedgerHead(lines - 1, last.previous)
+    if (kept or EMPTY) == found or one_behind:
+        words = (
+            "no line yet" if not lines else "1 line, unbroken" if lines == 1 else f"{lines} lines, unbroken"
+        )
+        cut = "; a piece of one more was cut off by a crash, and its message never left" if is_cut else ""
+        return Verdict(True, lines, f"{words}{cut}.", hash=found.hash if lines else None)
+    why = describe_difference(found, kept)
+    if kept is None or kept.lines < 0:
+        return Verdict(False, lines, f"the end cannot be checked: {why}", what="unsure")
+    if kept.lines > lines:
+        return Verdict(False, lines, sentence(lines + 1, "truncated", why), lines + 1, "truncated")
+    line, what = (lines, EDITED) if kept.lines == lines else (kept.lines + 1, INSERTED)
+    return Verdict(False, lines, sentence(line, what, why), line, what)
+
+
+def judge_break(
+    before: Link | None, link: Link, expected: LedgerHead, links: Links, kept: LedgerHead | None
+) -> Verdict:
+    """The verdict on the first line that does not fit; what follows tells what was done."""
+    following = next(links, None)
+    line, what, why = find_fault(before, link, expected, following, kept)
+    rest = chain([] if following is None else [following], links)
+    if what == "removed" and any(later.intact and later.number == expected.lines for later in rest):
+        what, why = "reordered", f"line {expected.lines} of the chain comes later"
+    links.count()
+    return Verdict(False, links.lines, sentence(line, what, why + "."), line, what)
+
+
+def find_fault(
+    before: Link | None, link: Link, expected: LedgerHead, following: Link | None, kept: LedgerHead | None
+) -> tuple[int, What, str]:
+    """Place, kind and reason of the first fault."""
+    place = link.place
+    if not link.intact:
+        fits = following is not None and (following.number, following.previous) == expected
+        return place, "inserted" if fits else "edited", "its content does not match its hash"
+    next_hash = following.previous if following is not None else kept.hash if kept is not None else ""
+    goes_on = next_hash == link.hash  # what comes after was written after this very line
+    if link.number > expected.lines:
+        missing = link.number - expected.lines
+        gone = f"line {expected.lines}" if missing == 1 else f"lines {expected.lines} to {link.number - 1}"
+        return place, "removed", f"{gone} of the chain {'is' if missing == 1 else 'are'} missing before it"
+    if link.number < expected.lines:
+        if before is not None and is_rival(before, link) and goes_on:
+            return before.place, "inserted", "the chain goes on from the line after it"
+        return place, "inserted", f"the chain already has a line {link.number}"
+    if following is not None and following.intact and following.number == link.number:
+        return place, "inserted", "the chain goes on from the line after it"
+    if goes_on and before is not None:
+        return before.place, "edited", "its hash was formed anew after the next line was written"
+    return place, "edited", "it was not written after the line before it"
+
+
+def is_rival(first: Link, second: Link) -> bool:
+    """Whether two different lines claim the same place in the chain."""
+    return (first.number, first.previous) == (second.number, second.previous) and first.hash != second.hash
+
+
+def sentence(line: int, what: What, why: str) -> str:
+    words: dict[What, str] = {
+        "edited": f"line {line} was edited",
+        "removed": f"lines before line {line} were removed",
+        "inserted": f"line {line} was inserted",
+        "reordered": f"line {line} stands in the wrong place",
+        "truncated": f"the file was cut off before line {line}",
+    }
+    return f"{words[what]}: {why}"
+
+
+class Links(Iterator[Link]):
+    """The lines in the first `size` bytes of a file as links, one at a time.
+
+    lines: whole lines so far; is_cut: whether the file ends in the middle of one.
+    """
+
+    def __init__(self, path: Path, size: int) -> None:
+        self.lines = 0
+        self.is_cut = False
+        self._texts = self._read(path, size)
+
+    def __iter__(self) -> Links:
+        return self
+
+    def __next__(self) -> Link:
+        text = next(self._texts)
+        self.lines += 1
+        line = parse_sealed(text)
+        if line is None:
+            return Link(self.lines, intact=False)
+        return Link(self.lines, True, line["number"], line["previous"], line["hash"])
+
+    def count(self) -> None:
+        """Go to the end without looking."""
+        self.lines += sum(1 for _ in self._texts)
+
+    def _read(self, path: Path, size: int) -> Iterator[bytes]:
+        if not size:
+            return
+        with path.open("rb") as file:
+            while size > 0 and (text := file.readline(size)):
+                size -= len(text)
+                if not text.endswith(b"\n"):
+                    self.is_cut = True
+                    return
+                yield text[:-1]

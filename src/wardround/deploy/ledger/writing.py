@@ -1,0 +1,200 @@
+"""Writing the ledger: one line a message, on the disk before the message leaves."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from wardround.deploy.ledger.chain import (
+    EMPTY,
+    LedgerError,
+    LedgerHead,
+    describe_difference,
+    encode_line,
+    head_path,
+    lock_ledger,
+    parse_sealed,
+    read_head,
+    write_head,
+)
+from wardround.engine.records import brief
+from wardround.files import jsonable
+
+log = logging.getLogger(__name__)
+CHUNK = 64 * 1024
+WHAT_TO_DO = (
+    "Nothing leaves before somebody has looked: wardround egress verify says more. To begin a new ledger, "
+    "move egress.jsonl and egress.head.json aside, and keep them."
+)
+
+
+class Ledger:
+    """The ledger of one hospital; opening it heals what a crash leaves behind, and refuses anything else.
+
+    Several processes may hold one: each line is written under a lock, behind whatever line is last by then.
+    """
+
+    def __init__(self, path: Path, clock: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
+        self.path = Path(path)
+        self._clock = clock
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self._locked() as file:
+            for partial in self.path.parent.glob(f".{head_path(self.path).name}.*.partial"):
+                partial.unlink(
+                    missing_ok=True
+                )  # of a process that was killed; heads are written under the lock
+            self._last(file)
+
+    def append(self, header: Mapping[str, Any], num_bytes: int, *, name: str | None = None) -> dict[str, Any]:
+        """Write the line of a parcel that is about to leave, from its header; name: the run's, beside its id.
+
+        Rounds count from 1. What is exchanged before the first is round 0; the test comes one after the last.
+        """
+        more = dict(header["more"])
+        words = {key: more.pop(key, None) for key in ("refused", "failure")}
+        losses = {f"loss/{term}": value for term, value in dict(more.pop("loss", None) or {}).items()}
+        return self.add(
+            {
+                "run": header["run"],
+                **({} if name is None else {"name": name}),
+                "round": header["round"] + 1,
+                "task": header["task"],
+                "tensors": {key: facts["shape"] for key, facts in header["tensors"].items()},
+                "types": {key: describe_coding(facts) for key, facts in header["tensors"].items()},
+                "bytes": num_bytes,
+                "sha256": header["sha256"],
+                "scalars": {key: brief(value) for key, value in header["scalars"].items()} | losses,
+                "facts": {key: brief(value) for key, value in more.items()},
+                **{key: value for key, value in words.items() if value is not None},
+            }
+        )
+
+    def add(self, entry: Mapping[str, Any]) -> dict[str, Any]:
+        """Add a line and bring it to the disk; number, time and the chain are filled in."""
+        with self._locked() as file:
+            last = self._last(file)
+            line = {
+                **jsonable(entry),
+                "number": last.lines + 1,
+                "time": self._clock().isoformat(timespec="milliseconds"),
+                "previous": last.hash,
+            }
+            text = encode_line(line)
+            line["hash"] = hashlib.sha256(text).hexdigest()
+            whole = text[:-1] + f',"hash":"{line["hash"]}"}}\n'.encode()
+            self._write(file, whole)
+            write_head(self.path, LedgerHead(last.lines + 1, line["hash"]))  # a crash before it is healed
+        return line
+
+    @property
+    def head(self) -> LedgerHead:
+        """Number of lines and hash of the last."""
+        with self._locked() as file:
+            return self._last(file)
+
+    def _write(self, file: int, content: bytes) -> None:
+        """The whole line or none of it, as when the disk is full."""
+        before = os.fstat(file).st_size
+        try:
+            view = memoryview(content)
+            while view:
+                view = view[os.write(file, view) :]
+            os.fsync(file)
+            if before == 0:
+                sync_folder(self.path.parent)
+        except OSError as error:
+            os.ftruncate(file, before)
+            raise LedgerError(
+                f"{self.path} cannot be written ({error.strerror}), so nothing leaves. Make room or mend the "
+                "disk."
+            ) from None
+
+    @contextmanager
+    def _locked(self) -> Iterator[int]:
+        """The open file, with nobody else writing."""
+        try:
+            file = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise LedgerError(
+                f"{self.path} cannot be opened ({error.strerror}), so nothing leaves."
+            ) from None
+        try:
+            lock_ledger(file, self.path)
+            yield file
+        finally:
+            os.close(file)
+
+    def _last(self, file: int) -> LedgerHead:
+        """Where the chain ends by the last line alone; heals a crash, refuses anything else."""
+        self._heal(file)
+        text = read_last_line(file)
+        line = None if text is None else parse_sealed(text)
+        if text is not None and line is None:
+            raise LedgerError(f"{self.path}: the last line is damaged. {WHAT_TO_DO}")
+        found = EMPTY if line is None else LedgerHead(line["number"], line["hash"])
+        kept = read_head(self.path)
+        if kept == found or (kept is None and found == EMPTY):
+            return found
+        if line is not None and (kept or EMPTY) == LedgerHead(found.lines - 1, line["previous"]):
+            write_head(self.path, found)  # a crash came between the line and the head
+            return found
+        raise LedgerError(f"{self.path}: {describe_difference(found, kept)} {WHAT_TO_DO}")
+
+    def _heal(self, file: int) -> None:
+        """Move a last line without its end aside: its message never left."""
+        size = os.fstat(file).st_size
+        piece = read_tail(file, size)
+        if not piece:
+            return
+        aside = damaged_path(self.path)
+        with open(os.open(aside, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "ab") as kept:  # noqa: PTH123
+            kept.write(piece + b"\n")
+            kept.flush()
+            os.fsync(kept.fileno())
+        os.ftruncate(file, size - len(piece))
+        os.fsync(file)
+        log.warning("%s ended in the middle of a line, as after a crash; moved to %s", self.path, aside.name)
+
+
+def damaged_path(path: Path) -> Path:
+    return path.with_name(f"{path.stem}.damaged")
+
+
+def describe_coding(facts: Mapping[str, Any]) -> str:
+    """How a tensor travels.
+
+    >>> describe_coding({"dtype": "float16", "shape": [3], "coding": "float16", "compress": "zlib"})
+    'float16, float16, zlib'
+    """
+    return ", ".join(str(value) for key, value in facts.items() if key != "shape")
+
+
+def sync_folder(folder: Path) -> None:
+    """Bring a new file's name to the disk."""
+    opened = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
+
+
+def read_tail(file: int, end: int) -> bytes:
+    """What stands between the last line break before `end` and `end`, read from behind."""
+    piece, start = b"", end
+    while start > 0 and b"\n" not in piece:
+        step = min(CHUNK, start)
+        start -= step
+        piece = os.pread(file, step, start) + piece
+    return piece[piece.rfind(b"\n") + 1 :]
+
+
+def read_last_line(file: int) -> bytes | None:
+    """The last line, without its line break; None for an empty file."""
+    size = os.fstat(file).st_size
+    return None if size == 0 else read_tail(file, size - 1)

@@ -1,0 +1,197 @@
+"""The project's certificate authority: keys, certificates and signatures."""
+
+from __future__ import annotations
+
+import base64
+import ipaddress
+import json
+import os
+import secrets
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, Literal
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import padding, rsa
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from wardround.deploy.kits import Kit
+from wardround.deploy.project import Project
+from wardround.errors import ConfigError
+from wardround.files import write_bytes
+
+ADMIN = "organiser@wardround.internal"  # the engine wants its administrator's name to look like an address
+AUTHORITY_DAYS = 3650
+BACKDATED = timedelta(hours=1)  # a hospital's clock may be a little behind
+SIGNATURE = padding.PSS(mgf=padding.MGF1(hashes.SHA256()), salt_length=padding.PSS.DIGEST_LENGTH)
+
+
+@dataclass
+class Authority:
+    """The project's own certificate authority and what it has issued: name -> serial number."""
+
+    folder: Path
+    project_id: str
+    certificate: x509.Certificate
+    key: rsa.RSAPrivateKey
+    facts: dict[str, Any]
+    issued: dict[str, str]
+
+    @classmethod
+    def open(cls, folder: Path, project: Project, bind: str | None) -> Authority:
+        """The one that is there, if it is of the same project and place; else a new one."""
+        facts = {
+            "project": project.project,
+            "host": project.organiser.host,
+            "port": project.organiser.port,
+            "admin_port": project.organiser.local_port,
+            "bind": bind,
+        }
+        if not folder.exists():
+            return cls.create(folder, facts)
+        try:
+            known = json.loads((folder / "project.json").read_text(encoding="utf-8"))
+            key = serialization.load_pem_private_key((folder / "ca.key").read_bytes(), password=None)
+            certificate = x509.load_pem_x509_certificate((folder / "ca.pem").read_bytes())
+            issued, project_id = dict(known["issued"]), str(known["project_id"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ConfigError(
+                f"{folder} is not a readable authority ({error}). Restore it from a copy, or provision into "
+                "another folder: kits of a new authority do not work with kits of the old one."
+            ) from None
+        assert isinstance(key, rsa.RSAPrivateKey)
+        for name, value in facts.items():
+            if known.get(name) != value:
+                raise ConfigError(
+                    f"{folder.parent} holds the kits of a project whose {name} is {known.get(name)!r}; "
+                    f"project.yaml says {value!r}. Kits that are out there would no longer fit: put it back, "
+                    "or provision into another folder and send every kit anew."
+                )
+        return cls(folder, project_id, certificate, key, facts, issued)
+
+    @classmethod
+    def create(cls, folder: Path, facts: dict[str, Any]) -> Authority:
+        folder.mkdir(mode=0o700)
+        key = rsa.generate_private_key(65537, 3072)
+        name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, facts["project"])])
+        uses = x509.KeyUsage(True, False, False, False, False, True, True, False, False)
+        certificate = (
+            start_certificate(name, name, key.public_key(), key, timedelta(days=AUTHORITY_DAYS))
+            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+            .add_extension(uses, critical=True)
+            .sign(key, hashes.SHA256())
+        )
+        made = cls(folder, secrets.token_hex(16), certificate, key, facts, {})
+        write_private(folder / "ca.key", as_pem(key))
+        write_private(folder / "ca.pem", certificate.public_bytes(serialization.Encoding.PEM))
+        made.save()
+        return made
+
+    def save(self) -> None:
+        plain = {"project_id": self.project_id, **self.facts, "issued": self.issued}
+        write_private(self.folder / "project.json", json.dumps(plain, indent=2).encode() + b"\n")
+
+    def issue(
+        self,
+        name: str,
+        organisation: str,
+        *,
+        use: Literal["server", "client"],
+        valid: timedelta,
+        hosts: Iterable[str] = (),
+        role: str | None = None,
+        start: datetime | None = None,
+    ) -> tuple[x509.Certificate, rsa.RSAPrivateKey]:
+        """A key and its certificate; use: whether its owner may serve, or only connect."""
+        key = rsa.generate_private_key(65537, 2048)
+        parts = {NameOID.COMMON_NAME: name, NameOID.ORGANIZATION_NAME: organisation}
+        if role is not None:
+            parts[NameOID.UNSTRUCTURED_NAME] = role  # where the engine looks for it
+        subject = x509.Name([x509.NameAttribute(kind, text) for kind, text in parts.items()])
+        purposes = [ExtendedKeyUsageOID.CLIENT_AUTH]
+        if use == "server":
+            purposes.append(ExtendedKeyUsageOID.SERVER_AUTH)
+        uses = x509.KeyUsage(True, False, True, False, False, False, False, False, False)
+        names = [as_general_name(host) for host in (tuple(hosts) or (name,))]
+        certificate = (
+            start_certificate(subject, self.certificate.subject, key.public_key(), self.key, valid, start)
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(uses, critical=True)
+            .add_extension(x509.ExtendedKeyUsage(purposes), critical=False)
+            .add_extension(x509.SubjectAlternativeName(names), critical=False)
+            .sign(self.key, hashes.SHA256())
+        )
+        return certificate, key
+
+    def sign(self, content: bytes) -> str:
+        return base64.b64encode(self.key.sign(content, SIGNATURE, hashes.SHA256())).decode()
+
+
+def start_certificate(
+    subject: x509.Name,
+    issuer: x509.Name,
+    public: rsa.RSAPublicKey,
+    signer: rsa.RSAPrivateKey,
+    valid: timedelta,
+    start: datetime | None = None,
+) -> x509.CertificateBuilder:
+    """What every certificate says."""
+    start = start or datetime.now(UTC) - BACKDATED
+    ids = x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key())
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(public)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(start)
+        .not_valid_after(start + valid)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
+        .add_extension(ids, critical=False)
+    )
+
+
+def as_general_name(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)
+
+
+def as_pem(key: rsa.RSAPrivateKey) -> bytes:
+    return key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.TraditionalOpenSSL,
+        serialization.NoEncryption(),
+    )
+
+
+def format_fingerprint(certificate: x509.Certificate) -> str:
+    """Eight groups of an authority's SHA-256, short enough to compare over the telephone."""
+    digest = certificate.fingerprint(hashes.SHA256()).hex()[:32]
+    return " ".join(digest[start : start + 4] for start in range(0, 32, 4))
+
+
+def load_authority(kit: Kit) -> x509.Certificate:
+    """The certificate of the project's authority, as the kit has it."""
+    return x509.load_pem_x509_certificate((kit.startup / "rootCA.pem").read_bytes())
+
+
+def read_issued(folder: Path) -> tuple[x509.Certificate, list[str]]:
+    """The authority that made the kits of a folder, and everybody it ever made one for."""
+    known = json.loads((folder / ".authority" / "project.json").read_text(encoding="utf-8"))
+    return x509.load_pem_x509_certificate((folder / ".authority" / "ca.pem").read_bytes()), list(
+        known["issued"]
+    )
+
+
+def write_private(path: Path, content: bytes) -> None:
+    """A file for its owner alone, never readable by others even for a moment."""
+    old = os.umask(0o077)
+    try:
+        write_bytes(path, content)
+    finally:
+        os.umask(old)

@@ -1,0 +1,172 @@
+"""Parcels over FLARE, which moves work by polling.
+
+Each hospital asks for a task, works, asks whether the reply is still wanted, and sends it. `FlareChannel`
+answers these questions itself, in the place of FLARE's own communicator: that one silently drops late and
+duplicate replies, ends a job when its hospitals are away, and loses its monitor when a hospital that rejoins
+asks for its task a second time.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+from nvflare.apis.client import Client
+from nvflare.apis.fl_constant import ReturnCode
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.shareable import ReservedHeaderKey, Shareable
+from nvflare.apis.wf_comm_spec import WFCommSpec
+
+from wardround.deploy.nvflare.job import TASK
+from wardround.deploy.nvflare.mailbox import Letter, Mailbox
+from wardround.deploy.nvflare.shareable import clear_content, from_shareable, to_shareable
+from wardround.deploy.wire import Parcel
+from wardround.errors import WardroundError
+
+log = logging.getLogger(__name__)
+
+
+class JobEnded(WardroundError):
+    """FLARE was told to end the job while the run was still going."""
+
+
+class FlareChannel(WFCommSpec):  # type: ignore[misc]
+    """Requests out, replies in: first the methods that the run calls, then those that FLARE's runner calls.
+
+    refresh: asks the server for hospitals that (re)joined since; ended: whether the job is to end.
+    """
+
+    def __init__(
+        self, refresh: Callable[[], None] = lambda: None, ended: Callable[[], bool] = lambda: False
+    ) -> None:
+        self.controller: Any = None
+        self.mailbox = Mailbox()
+        self._refresh = refresh
+        self._ended = ended
+        self._newcomer = threading.Event()
+
+    def alive(self) -> Mapping[str, float]:
+        return self.mailbox.alive()
+
+    def strays(self) -> list[tuple[str, str]]:
+        return self.mailbox.take_strays()
+
+    def exchange(self, requests: Mapping[str, Parcel], deadline: float) -> Iterator[tuple[str, Parcel]]:
+        """Send each hospital its parcel; yield (hospital, reply) as they come, until all answered or the
+        deadline (of time.monotonic) passes. What is left then is cancelled."""
+        letters = {letter.id: letter for letter in (Letter(*item, deadline) for item in requests.items())}
+        self._renew()
+        self.mailbox.post(letters.values())
+        try:
+            waiting = set(letters)
+            while waiting:
+                arrived = self._next(deadline)
+                if arrived is None:
+                    return
+                letter, reply = arrived
+                del arrived
+                if letter.id not in waiting:
+                    continue  # of an exchange that was given up
+                waiting.discard(letter.id)
+                if reply is not None:
+                    hospital = letter.hospital
+                    del letter
+                    yield hospital, reply
+                    del reply
+        finally:
+            for letter_id in letters:
+                self.mailbox.close(letter_id)
+            self.mailbox.drop_arrived()
+
+    def _next(self, deadline: float) -> tuple[Letter, Parcel | None] | None:
+        """The next reply, or None at the deadline."""
+        while True:
+            if self._ended():
+                raise JobEnded("the job was ended from outside; resume the run to continue it.")
+            left = deadline - time.monotonic()
+            try:
+                return self.mailbox.take(max(0.0, min(left, 0.2)))
+            except queue.Empty:
+                if left <= 0:
+                    return None
+            if self._newcomer.is_set():
+                self._renew()
+
+    def _renew(self) -> None:
+        """Learn the hospitals that joined since: without it FLARE rejects their requests."""
+        self._newcomer.clear()
+        try:
+            self._refresh()
+        except Exception:  # the server is busy or ending; the next exchange asks again
+            log.warning("the list of hospitals could not be renewed", exc_info=True)
+
+    # What FLARE's runner calls, each in a thread of its own
+
+    def initialize_run(self, fl_ctx: FLContext) -> None:
+        """Nothing to prepare."""
+
+    def finalize_run(self, fl_ctx: FLContext) -> None:
+        self.mailbox.close_all()
+
+    def process_task_request(self, client: Client, fl_ctx: FLContext) -> tuple[str, str, Shareable | None]:
+        """A hospital asks for work."""
+        letter = self.mailbox.find(client.name)
+        if letter is None:
+            return "", "", None
+        shareable = to_shareable(letter.parcel)
+        shareable.set_header(ReservedHeaderKey.TASK_ID, letter.id)
+        shareable.set_header(ReservedHeaderKey.MSG_ROOT_ID, letter.id)
+        shareable.set_header(ReservedHeaderKey.MSG_ROOT_TTL, max(1.0, letter.deadline - time.monotonic()))
+        return TASK, letter.id, shareable
+
+    def process_task_check(self, task_id: str, fl_ctx: FLContext) -> Letter | None:
+        """A hospital has its reply ready and asks whether it is still wanted."""
+        return self.mailbox.check(task_id)
+
+    def process_submission(
+        self, client: Client, task_name: str, task_id: str, result: Shareable, fl_ctx: FLContext
+    ) -> None:
+        """A reply arrives: pass it on at once and leave nothing of it in FLARE's own objects."""
+        try:
+            self.mailbox.accept(client.name, task_id, partial(self._read, client.name, result))
+        finally:
+            clear_content(result)
+
+    def _read(self, hospital: str, result: Shareable) -> Parcel | None:
+        code = result.get_return_code(ReturnCode.OK)
+        if code != ReturnCode.OK:
+            self.mailbox.note_stray(hospital, f"failed: its process answered {code}")
+            return None
+        try:
+            return from_shareable(result)
+        except ValueError as error:
+            self.mailbox.note_stray(hospital, f"unreadable: {error}")
+            return None
+
+    def client_is_active(self, client_name: str, reason: str, fl_ctx: FLContext) -> None:
+        self.mailbox.note_alive(client_name)
+        if reason == "syncRunner":  # its job process has just started
+            self._newcomer.set()
+
+    def process_dead_client_report(self, client_name: str, fl_ctx: FLContext) -> None:
+        """The run continues without it: rounds have deadlines, and it may rejoin."""
+
+    def get_client_disconnect_time(self, client_name: str) -> float | None:
+        return None
+
+    def handle_exception(self, task_id: str, fl_ctx: FLContext) -> None:
+        """FLARE could not prepare a letter; the hospital asks again."""
+
+    def check_tasks(self) -> None:
+        """Nothing to check: `exchange` keeps the deadlines."""
+
+    def cancel_all_tasks(self, completion_status: Any = None, fl_ctx: FLContext | None = None) -> None:
+        self.mailbox.close_all()
+
+    def get_num_standing_tasks(self) -> int:
+        return len(self.mailbox)

@@ -1,0 +1,51 @@
+"""What the checks share: a verdict, what ends a preflight, and the context they run in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Literal
+
+from wardround.deploy.kits import Kit
+
+State = Literal["ok", "warning", "wrong", "not reached"]
+TIMEOUT = 5.0  # seconds for a connection, and for the handshake after it
+NEW_KIT = "Ask the organiser for a new kit (wardround provision --renew)."
+
+
+@dataclass(frozen=True)
+class Check:
+    """What was looked at, how it is, and what to do."""
+
+    name: str
+    state: State
+    found: str = ""
+    todo: str = ""
+
+
+class CheckFailed(Exception):
+    """A check that ends the preflight."""
+
+    def __init__(self, found: str, todo: str = "") -> None:
+        super().__init__(found)
+        self.found, self.todo = found, todo
+
+
+class TrustFailed(CheckFailed):
+    """One side does not believe the other: it will not get better by waiting."""
+
+
+@dataclass
+class PreflightContext:
+    """What the checks share; clock: what the server said the time is, less what it is here."""
+
+    kit: Kit
+    data: Path | None
+    now: datetime
+    timeout: float
+    clock: timedelta | None = None
+
+
+def warn(found: str, todo: str = "") -> Check:
+    return Check("", "warning", found, todo)

@@ -1,0 +1,257 @@
+"""site.yaml: what a hospital allows. It stays on the hospital's machine and is never sent.
+
+`load_site` reads and checks the file, `render_template` makes one with every default explained; rules.py
+applies it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, ValidationInfo, field_validator
+
+from wardround.deploy.settings_file import read_settings, refuse_boolean
+from wardround.errors import ConfigError
+from wardround.methods import METHODS, OBJECTIVES
+from wardround.models import MODELS
+from wardround.models.user_networks import is_import_path
+from wardround.settings import Settings
+from wardround.text import suggest
+from wardround.yaml_file import commented, dumped
+
+ALL = ("all",)
+PHANTOM = "phantom"
+# What a hospital can be asked for, and what the answer holds.
+TASKS = {
+    "train": "train the model that was sent; it comes back with training losses and the number of cases",
+    "score": "numbers that a method weighs hospitals by, such as a mean loss",
+    "measure": "the mean amplitude spectrum of the training images (harmofl)",
+    "contribute": "mean images or spectra of images, once before the first round (fedmix, fedbr, feddg)",
+    "tune": "weights learned on cases at the server (fedlaw)",
+    "norm_stats": "means and variances inside the network, over the training cases",
+    "evaluate": "scores of the model, one row for each validation or test case",
+    "calibrate": "how sure the model is: sums over cases, and one row for each test case",
+    "pictures": "nothing leaves; pictures of test cases are written to this hospital's own folder",
+    "personal_model": "the hospital's own model, for tests at the others",
+}
+ALWAYS = frozenset({"register"})  # names and shapes of tensors, numbers of cases: what taking part means
+UNITS = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
+UNITS |= {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
+DAY = 24 * 60  # minutes
+
+
+class SiteFile(Settings):
+    """The whole file; every key has a default.
+
+    Lists of names may hold `all`: [all, mypackage.nets:MyNet] allows every network of ours and that one.
+    """
+
+    version: Literal[1] = 1
+    data: Literal["phantom"] | Path = Path("federation.yaml")
+    client: str | None = Field(None, min_length=1)
+    device: str = "auto"
+    threads: int | None = Field(None, ge=1)
+    tasks: tuple[str, ...] = tuple(task for task in TASKS if task != "personal_model")
+    methods: tuple[str, ...] = ALL
+    networks: tuple[str, ...] = ALL
+    objectives: tuple[str, ...] = ALL
+    runs: tuple[str, ...] = ALL
+    largest_message: int = Field(2 * 10**9, ge=1)
+    scalars: tuple[str, ...] = ALL
+    case_names: Literal["number", "keep"] = "number"
+    min_cases: int = Field(0, ge=0)
+    quiet_hours: tuple[str, ...] = ()
+
+    _numbers = field_validator("version", "threads", "min_cases", mode="before")(refuse_boolean)
+
+    @field_validator("data", mode="before")
+    @classmethod
+    def path_or_phantom(cls, value: Any) -> Any:
+        if not isinstance(value, str | Path):
+            raise ValueError(f"it is {value!r}; give the path of a federation.yaml, or the word {PHANTOM}")
+        return value
+
+    @field_validator("tasks", "methods", "networks", "objectives", "runs", "scalars", mode="before")
+    @classmethod
+    def listed(cls, value: Any) -> Any:
+        """One word stands for a list of it."""
+        names = [value] if isinstance(value, str) else value
+        if not isinstance(names, list | tuple) or not all(isinstance(name, str) and name for name in names):
+            raise ValueError(f"it is {value!r}; give all, or a list of names")
+        return tuple(names)
+
+    @field_validator("tasks", "methods", "objectives")
+    @classmethod
+    def known(cls, names: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+        registries: dict[str, Iterable[str]] = {"methods": METHODS, "objectives": OBJECTIVES}
+        there = [*registries.get(info.field_name or "", [*TASKS, *ALWAYS]), "all"]
+        for name in names:
+            if name not in there:
+                raise ValueError(f"'{name}' is none that wardround knows.{suggest(name, there)}")
+        return names
+
+    @field_validator("networks")
+    @classmethod
+    def known_network(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        for name in names:
+            if name not in (*MODELS, *ALL) and not is_import_path(name):
+                raise ValueError(
+                    f"'{name}' is no network.{suggest(name, [*MODELS, *ALL])} Write MONAI's as "
+                    "monai:SegResNet, your own as package.module:Class"
+                )
+        return names
+
+    @field_validator("device")
+    @classmethod
+    def a_device(cls, value: str) -> str:
+        if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", value):
+            raise ValueError(f"it is '{value}'; use auto, cpu, cuda or cuda:0")
+        return value
+
+    @field_validator("largest_message", mode="before")
+    @classmethod
+    def in_bytes(cls, value: Any) -> int:
+        return parse_size(value)
+
+    @field_validator("quiet_hours", mode="before")
+    @classmethod
+    def hours(cls, value: Any) -> tuple[str, ...]:
+        spans = [value] if isinstance(value, str) else [] if value is None else value
+        if not isinstance(spans, list | tuple):
+            raise ValueError(f'it is {value!r}; give a list such as ["22:00-06:00"]')
+        if len(quiet_minutes(spans)) == DAY:
+            raise ValueError("they cover the whole day, so no request would ever be answered")
+        return tuple(spans)
+
+
+def parse_size(value: Any) -> int:
+    """A size in bytes, from a number or from text with a unit.
+
+    >>> parse_size("500 MB"), parse_size("1.5GiB"), parse_size(1000)
+    (500000000, 1610612736, 1000)
+    """
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?i?b)?\s*", str(value).lower())
+    unit = None if found is None else UNITS.get(found[2] or "b")
+    if found is None or unit is None:
+        raise ValueError(f"it is {value!r}; give a size such as 500 MB or 2 GB, or a number of bytes")
+    return int(float(found[1]) * unit)
+
+
+def format_bytes(count: int) -> str:
+    """
+    >>> format_bytes(532), format_bytes(2_000_000_000)
+    ('532 B', '2.0 GB')
+    """
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= scale:
+            return f"{count / scale:.1f} {unit}"
+    return f"{count} B"
+
+
+def quiet_minutes(spans: Sequence[Any]) -> frozenset[int]:
+    """The minutes of a day inside these spans of time; one may pass midnight.
+
+    >>> sorted(quiet_minutes(["23:59-00:02"]))
+    [0, 1, 1439]
+    """
+    minutes: set[int] = set()
+    for span in spans:
+        found = re.fullmatch(r"\s*(\d{1,2}):([0-5]\d)\s*-\s*(\d{1,2}):([0-5]\d)\s*", str(span))
+        times = (
+            [] if found is None else [count_minutes(*found.group(1, 2)), count_minutes(*found.group(3, 4))]
+        )
+        if not times or max(times) > DAY:
+            raise ValueError(f'{span!r} is no span of time; write it as "22:00-06:00"')
+        start, end = times
+        if start % DAY == end % DAY and end - start != DAY:
+            raise ValueError(f"{span!r} starts and ends at the same time")
+        minutes |= {minute % DAY for minute in range(start, end if end > start else end + DAY)}
+    return frozenset(minutes)
+
+
+def count_minutes(hours: str, minutes: str) -> int:
+    return 60 * int(hours) + int(minutes)
+
+
+def load_site(path: Path) -> SiteFile:
+    """The checked file, its data path made absolute; the first mistake is named with its key."""
+    path = Path(path)
+    if not path.exists():
+        raise ConfigError(
+            f"{path} does not exist. It holds the rules of this hospital and comes with its kit: unpack it "
+            "again from there."
+        )
+    values = read_settings(path, "data: federation.yaml")
+    site = SiteFile.read(values, f"{path}: ")
+    if not isinstance(site.data, Path):
+        return site
+    return site.model_copy(update={"data": (path.parent / site.data.expanduser()).resolve()})
+
+
+def find_client(site: SiteFile, names: Sequence[str], own: str) -> str:
+    """Which client of the data this hospital is: the one named, the only one, or the one called `own`."""
+    there = f"The data hold: {', '.join(sorted(names)) or 'no client'}."
+    if site.client is not None:
+        if site.client not in names:
+            raise ConfigError(
+                f"site.yaml: client is '{site.client}', which has no cases.{suggest(site.client, names)} "
+                f"{there}"
+            )
+        return site.client
+    if len(names) == 1:
+        return names[0]
+    if own in names:
+        return own
+    raise ConfigError(
+        f"site.yaml: it is not clear which client '{own}' is. {there} Where all cases of federation.yaml are "
+        "this hospital's, set partition: {kind: natural} there; else name one with client in site.yaml."
+    )
+
+
+ABOUT = """\
+The rules of hospital '{name}'. This file stays on this machine and is never sent.
+A request outside them is refused with a reason that the organiser sees, and nothing leaves.
+What did leave: wardround egress show .    Is that list whole: wardround egress verify ."""
+COMMENTS = {
+    "data": "Where the cases are: a federation.yaml (`wardround data init FOLDER` writes one), relative to\n"
+    "this file. The word phantom stands for made-up cases, for rehearsals.",
+    "client": "Which client of federation.yaml this hospital is; null: the only one there, or the one with\n"
+    "this hospital's name.",
+    "device": "auto, cpu, cuda or cuda:0.",
+    "threads": "Processor threads for training; null: all of them.",
+    "tasks": "What may be asked for: all, or any of these, and what the answer holds.\n{tasks}\n"
+    "Taking part at all tells the organiser how many training, validation and test cases there are.",
+    "methods": "Federated methods: all, or a list such as [fedavg, fedprox]. See: wardround methods",
+    "networks": "Networks: all (wardround's and MONAI's), or a list such as [unet3d, monai:SegResNet]. A\n"
+    "network of somebody's own is code on this machine and runs only if it is named here,\n"
+    "as package.module:Class; [all, package.module:Class] allows it beside the others.",
+    "objectives": "Training objectives: all, or a list. See: wardround objectives",
+    "runs": "Names of runs to take part in: all, or a list of patterns such as [prostate-*].",
+    "largest_message": "Largest message that may come in or go out.",
+    "scalars": "Numbers and tables that may leave beside the model: all, or a list of patterns such as\n"
+    "[loss/*, evaluate/cases]: a name alone, or task/name. An answer that holds another one is\n"
+    "refused; a training loss (loss/...) that is not allowed is left out, for it is only shown.",
+    "case_names": "number: tables of scores leave with case-0001, case-0002 ... instead of the names of\n"
+    "cases, in the alphabetical order of the names of the split. keep: with their names.",
+    "min_cases": "With fewer training cases than this, the hospital does not take part: a model trained\n"
+    "on a handful of cases may give them away. The organiser is told the minimum, not the number.",
+    "quiet_hours": 'Times of day, on this machine\'s clock, at which requests are refused: ["22:00-06:00"].\n'
+    "What was begun before may still be finished and sent.",
+}
+
+
+def render_template(name: str) -> str:
+    """A site.yaml with all defaults written out and explained."""
+    plain = SiteFile().model_dump(mode="json")
+    plain["largest_message"] = format_bytes(SiteFile().largest_message).replace(".0 ", " ")
+    tasks = "\n".join(f"  {task}: {what}" for task, what in TASKS.items())
+    parts = [commented(ABOUT.format(name=name)) + "version: 1\n"]
+    for key, comment in COMMENTS.items():
+        value = "all" if plain[key] == list(ALL) else plain[key]
+        parts.append(commented(comment.replace("{tasks}", tasks)) + dumped(key, value).removesuffix("...\n"))
+    return "\n".join(parts)
