@@ -191,7 +191,7 @@ def test_sparklines_take_any_numbers() -> None:
 
 
 def test_a_stopped_run_that_goes_on_is_running(tmp_path: Path) -> None:
-    from wardround.reporting.facts import read_run
+    from wardround.comparison.runs import read_run
 
     wr.run(settings(tmp_path / "run"))
     result = json.loads((tmp_path / "run/result.json").read_text())

@@ -20,12 +20,12 @@ from typer.testing import CliRunner
 import wardround as wr
 from wardround.cli import app
 from wardround.clients.clients import Answer
+from wardround.comparison.runs import read_run
 from wardround.engine.judging import pictures
 from wardround.errors import CheckpointError, ConfigError
 from wardround.files import file_name, write_json
 from wardround.reporting import build_page, open_source, write_report
 from wardround.reporting.charts import area_chart, axis_of, line_chart
-from wardround.reporting.facts import read_run
 from wardround.reporting.html import data_block, escaped, link, name, tag
 from wardround.reporting.overlays import encode, encode_all, fewer, outlines
 from wardround.reporting.strips import strip_chart

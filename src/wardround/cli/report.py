@@ -101,7 +101,7 @@ def follow(source: Any) -> None:
 
 
 def lines_of(source: Any) -> list[str]:
-    from wardround.reporting.facts import read_run
+    from wardround.comparison.runs import read_run
 
     if source.kind == "comparison":
         return [f"{cell.title}: done" for cell in comparison_of(source).cells if cell.is_done]
@@ -142,8 +142,8 @@ def cells_table(source: Any) -> RichTable:
 
 
 def run_table(source: Any) -> RenderableType:
+    from wardround.comparison.runs import read_run
     from wardround.reporting.charts import short
-    from wardround.reporting.facts import read_run
     from wardround.tables import one_line
 
     run = read_run(source.folder)

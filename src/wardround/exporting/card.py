@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from wardround.comparison.runs import mapping, number
 from wardround.comparison.statistics import Scores, bootstrap, client_mean
 from wardround.exporting.package import Package
 from wardround.files import write_text
@@ -21,7 +22,6 @@ from wardround.methods import METHODS, OBJECTIVES
 from wardround.methods.base import Method
 from wardround.metrics import METRICS, PX
 from wardround.models import MODELS
-from wardround.reporting.facts import mapping, number
 from wardround.tables import Interval, Table, escaped, shown
 from wardround.text import format_size
 from wardround.version import __version__

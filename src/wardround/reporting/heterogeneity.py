@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from wardround.reporting.facts import Run, mapping, number
+from wardround.comparison.runs import Run, mapping, number
 from wardround.reporting.html import Html, details, section, tag
 from wardround.reporting.strips import Spot, strip_chart
 from wardround.reporting.tabular import Cell, plain_table

@@ -21,8 +21,8 @@ from typing import Any
 
 from wardround.batch import status_of
 from wardround.comparison import Comparison
+from wardround.comparison.runs import Source, open_source
 from wardround.errors import WardroundError
-from wardround.reporting.facts import Source, open_source
 from wardround.reporting.page import build_page
 
 log = logging.getLogger(__name__)

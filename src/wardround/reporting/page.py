@@ -11,12 +11,12 @@ from importlib import resources
 from pathlib import Path
 from string import Template
 
+from wardround.comparison.groups import Group, groups_of
+from wardround.comparison.runs import Run, Source, open_source
 from wardround.errors import ConfigError
 from wardround.files import write_text
 from wardround.reporting.colophon import how_to_cite, made_how
-from wardround.reporting.compared import beside, headline, plain_facts
-from wardround.reporting.facts import Run, Source, open_source
-from wardround.reporting.groups import Group, groups_of
+from wardround.reporting.comparison_section import beside, headline, plain_facts
 from wardround.reporting.html import Html, attribute, data_block, escaped, join, name, plain, tag
 from wardround.reporting.overlays import SLICE_CHOICES, Encoded, encode_all
 from wardround.reporting.sections import run_sections

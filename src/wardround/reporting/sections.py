@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from wardround.comparison.runs import Run, Series, number
 from wardround.comparison.statistics import CaseKey
 from wardround.engine.judging.result_tables import client_table
 from wardround.metrics import METRICS
@@ -17,7 +18,6 @@ from wardround.reporting.charts import (
     reliability_chart,
     short,
 )
-from wardround.reporting.facts import Run, Series, number
 from wardround.reporting.heterogeneity import heterogeneity
 from wardround.reporting.html import Html, details, name, section, tag
 from wardround.reporting.overlays import Encoded, gallery

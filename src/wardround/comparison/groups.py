@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from wardround.comparison import Comparison
+from wardround.comparison.runs import Run, Source, mapping, read_run
 from wardround.comparison.scores import Replicate, RowScores, Sheet
 from wardround.comparison.tables import cross_site_table
 from wardround.metrics import lengths_together
-from wardround.reporting.facts import Run, Source, mapping, read_run
 from wardround.reporting.html import Html, join, name, tag
 from wardround.tables import Table
 

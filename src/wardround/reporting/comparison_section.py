@@ -7,14 +7,14 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from wardround.comparison.groups import Group
+from wardround.comparison.runs import Run
 from wardround.comparison.scores import RowScores, Sheet, statistics_of
 from wardround.comparison.statistics import CaseKey
 from wardround.comparison.tables import score_table, significance_table
 from wardround.engine.judging.result_tables import client_table
 from wardround.metrics import METRICS
 from wardround.reporting.charts import legend, line_chart, places_of
-from wardround.reporting.facts import Run
-from wardround.reporting.groups import Group
 from wardround.reporting.html import Html, details, plain, section, tag
 from wardround.reporting.sections import SUMS, badness, case_label, has_regions, limits
 from wardround.reporting.strips import Spot, strip_chart
