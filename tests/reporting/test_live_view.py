@@ -156,7 +156,7 @@ def test_watching_prints_the_address_and_ends_with_the_run(folder: Path, monkeyp
 def test_watching_nothing_is_refused(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["watch", str(tmp_path)])
 
-    assert "holds neither a run nor a comparison" in str(done.exception)
+    assert "contains neither a run nor a comparison" in str(done.exception)
 
 
 def test_the_terminal_view_shows_clients_and_rounds(folder: Path) -> None:

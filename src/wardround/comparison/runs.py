@@ -1,6 +1,6 @@
-"""What run and comparison folders say, read for the report; nothing here writes or computes scores.
+"""Run folders as values, for tables, reports and model cards; nothing here writes.
 
-A run under way is read as far as it is. Files of older runs lack some facts; then the page shows less.
+A running run is read as far as it has come. Older run folders lack some files; those read as empty.
 """
 
 from __future__ import annotations
@@ -45,9 +45,96 @@ def mapping(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
+def validation_of(record: Mapping[str, Any], metric: str) -> Mapping[str, Any]:
+    """What one round's record says of a metric on validation cases."""
+    return mapping(mapping(record.get("validation")).get(metric))
+
+
+class Records(tuple[Mapping[str, Any], ...]):
+    """The lines of records.jsonl, one for each round, and their values as curves over rounds."""
+
+    __slots__ = ()
+
+    def validation_metrics(self) -> list[str]:
+        found = {name for record in self for name in mapping(record.get("validation"))}
+        return [name for name in METRICS if name in found]
+
+    def validation(self, metric: str) -> Series:
+        """Every client's validation mean, round by round."""
+        series: Series = {}
+        for round, record in self.numbered():
+            for client, summary in mapping(validation_of(record, metric).get("clients")).items():
+                series.setdefault(client, []).append((round, number(mapping(summary).get("mean"))))
+        return dict(sorted(series.items()))
+
+    def validation_mean(self, metric: str) -> list[tuple[float, float]]:
+        pairs = [(round, validation_of(record, metric)) for round, record in self.numbered()]
+        return [(round, number(entry.get("mean"))) for round, entry in pairs if entry]
+
+    def numbered(self) -> Iterator[tuple[float, Mapping[str, Any]]]:
+        for place, record in enumerate(self, start=1):
+            yield number(record.get("round", place)), record
+
+    def series(self, key: str) -> Series:
+        """One key of the records by client (or, for one number a round, under its own name)."""
+        series: Series = {}
+        for round, record in self.numbered():
+            value = record.get(key)
+            entries = value.items() if isinstance(value, Mapping) else [(key, value)]
+            for label, entry in entries:
+                if math.isfinite(number(entry)):
+                    series.setdefault(str(label), []).append((round, number(entry)))
+        return dict(sorted(series.items()))
+
+    def ingredients(self) -> dict[str, Series]:
+        """What the method recorded beside its weights."""
+        names = dict.fromkeys(key for record in self for key in record if key not in KNOWN)
+        found = {key: self.series(key) for key in names}
+        return {key: series for key, series in found.items() if series}
+
+    def losses(self) -> dict[str, Series]:
+        """Term -> client -> mean over the steps of a round; the total first."""
+        terms: dict[str, Series] = {}
+        for round, record in self.numbered():
+            for client, values in mapping(record.get("loss")).items():
+                for term, value in mapping(values).items():
+                    series = terms.setdefault(str(term), {})
+                    series.setdefault(client, []).append((round, number(value)))
+        ordered = sorted(terms, key=lambda term: (term != "total", term))
+        return {term: dict(sorted(terms[term].items())) for term in ordered}
+
+    def exchanged(self, key: str) -> Series:
+        """seconds, bytes_up or bytes_down by client, all exchanges of a round together."""
+        series: Series = {}
+        for round, record in self.numbered():
+            sums: dict[str, float] = {}
+            for exchange in record.get("exchanges", []):
+                for client, value in mapping(mapping(exchange).get(key)).items():
+                    sums[client] = sums.get(client, 0.0) + number(value)
+            for client, value in sums.items():
+                series.setdefault(client, []).append((round, value))
+        return dict(sorted(series.items()))
+
+    def trouble(self, kind: str) -> list[tuple[int, str, str]]:
+        """refused or lost: round, task/client, reason."""
+        return [
+            (int(round), str(who), str(reason))
+            for round, record in self.numbered()
+            for who, reason in mapping(record.get(kind)).items()
+        ]
+
+    def warnings(self) -> dict[str, list[int]]:
+        """Each warning once, with its rounds."""
+        found: dict[str, list[int]] = {}
+        for round, record in self.numbered():
+            for text in record.get("warnings", []):
+                found.setdefault(str(text), []).append(int(round))
+        return found
+
+
 @dataclass(frozen=True)
 class ClientFiles:
-    """What a client keeps in its own folder (in a simulation the report may look).
+    """What a client keeps in its own folder, readable where client and server share a disk.
 
     calibration: bins x (voxels, sum of probabilities, truly foreground); foreground: share in each test case.
     """
@@ -59,13 +146,13 @@ class ClientFiles:
 
 @dataclass
 class Run:
-    """One run folder. label: what the page calls it; evaluation: of a folder that `evaluate` wrote."""
+    """One run folder. label: its name in tables; evaluation: set in a folder that `evaluate` wrote."""
 
     folder: Path
     label: str
     config: Mapping[str, Any]
     environment: Mapping[str, Any]
-    records: Sequence[Mapping[str, Any]]
+    records: Records
     result: Mapping[str, Any]
     fingerprint: Mapping[str, Any] = field(default_factory=dict)
     calibration: Mapping[str, Any] = field(default_factory=dict)
@@ -73,7 +160,7 @@ class Run:
 
     @property
     def is_evaluation(self) -> bool:
-        """Whether a model was only judged here: then rounds and seed are those of the run it came from."""
+        """Whether a model was only evaluated here: rounds and seed are those of the run that trained it."""
         return bool(self.evaluation)
 
     @property
@@ -104,7 +191,7 @@ class Run:
 
     @property
     def lengths(self) -> str:
-        """What distances are in; not known before there is a result, and mm where an older one is silent."""
+        """The unit of distances; unknown before there is a result, mm where an older one does not say."""
         if not self.result:
             return ""
         found = self.result.get("lengths")
@@ -128,112 +215,28 @@ class Run:
 
     @cached_property
     def clients(self) -> list[str]:
-        """The hospitals, whether they took part in training or were only tested."""
+        """All clients, whether they took part in training or were only tested."""
         found = {client for values in self.cases.values() for client in (key.client for key in values)}
         for record in self.records:
-            found.update(mapping(self.validation_of(record, "loss").get("clients")))
+            found.update(mapping(validation_of(record, "loss").get("clients")))
         if not found:
             found = {name for record in self.records for name in record.get("clients", [])}
         return sorted(found)
 
-    # Curves
-
-    @staticmethod
-    def validation_of(record: Mapping[str, Any], metric: str) -> Mapping[str, Any]:
-        return mapping(mapping(record.get("validation")).get(metric))
-
-    def validation_metrics(self) -> list[str]:
-        found = {name for record in self.records for name in mapping(record.get("validation"))}
-        return [name for name in METRICS if name in found]
-
-    def validation(self, metric: str) -> Series:
-        """Every client's validation mean, round by round."""
-        series: Series = {}
-        for round, record in self.numbered():
-            for client, summary in mapping(self.validation_of(record, metric).get("clients")).items():
-                series.setdefault(client, []).append((round, number(mapping(summary).get("mean"))))
-        return dict(sorted(series.items()))
-
-    def validation_mean(self, metric: str) -> list[tuple[float, float]]:
-        pairs = [(round, self.validation_of(record, metric)) for round, record in self.numbered()]
-        return [(round, number(entry.get("mean"))) for round, entry in pairs if entry]
-
-    def numbered(self) -> Iterator[tuple[float, Mapping[str, Any]]]:
-        for place, record in enumerate(self.records, start=1):
-            yield number(record.get("round", place)), record
-
-    def note(self, key: str) -> Series:
-        """A fact of the records by client (or, for one number a round, by its own name)."""
-        series: Series = {}
-        for round, record in self.numbered():
-            value = record.get(key)
-            entries = value.items() if isinstance(value, Mapping) else [(key, value)]
-            for label, entry in entries:
-                if math.isfinite(number(entry)):
-                    series.setdefault(str(label), []).append((round, number(entry)))
-        return dict(sorted(series.items()))
-
-    def ingredients(self) -> dict[str, Series]:
-        """What the method noted beside its weights."""
-        names = dict.fromkeys(key for record in self.records for key in record if key not in KNOWN)
-        found = {key: self.note(key) for key in names}
-        return {key: series for key, series in found.items() if series}
-
-    def losses(self) -> dict[str, Series]:
-        """Term -> client -> mean over the steps of a round; the total first."""
-        terms: dict[str, Series] = {}
-        for round, record in self.numbered():
-            for client, values in mapping(record.get("loss")).items():
-                for term, value in mapping(values).items():
-                    series = terms.setdefault(str(term), {})
-                    series.setdefault(client, []).append((round, number(value)))
-        ordered = sorted(terms, key=lambda term: (term != "total", term))
-        return {term: dict(sorted(terms[term].items())) for term in ordered}
-
-    def exchanged(self, key: str) -> Series:
-        """seconds, bytes_up or bytes_down by client, all exchanges of a round together."""
-        series: Series = {}
-        for round, record in self.numbered():
-            sums: dict[str, float] = {}
-            for exchange in record.get("exchanges", []):
-                for client, value in mapping(mapping(exchange).get(key)).items():
-                    sums[client] = sums.get(client, 0.0) + number(value)
-            for client, value in sums.items():
-                series.setdefault(client, []).append((round, value))
-        return dict(sorted(series.items()))
-
-    # Trouble
-
-    def trouble(self, kind: str) -> list[tuple[int, str, str]]:
-        """refused or lost: round, task/client, reason."""
-        return [
-            (int(round), str(who), str(reason))
-            for round, record in self.numbered()
-            for who, reason in mapping(record.get(kind)).items()
-        ]
-
-    def warnings(self) -> dict[str, list[int]]:
-        """Each warning once, with the rounds it was said in."""
-        found: dict[str, list[int]] = {}
-        for round, record in self.numbered():
-            for text in record.get("warnings", []):
-                found.setdefault(str(text), []).append(int(round))
-        return found
-
     def notes(self) -> list[str]:
-        """What an evaluation says of its cases and its model."""
+        """What an evaluation noted about its cases and its model."""
         found = self.evaluation.get("notes")
         return [str(text) for text in found] if isinstance(found, list) else []
 
-    def not_judged(self) -> dict[str, str]:
-        """Cases an evaluation could not judge, and why."""
+    def failed_cases(self) -> dict[str, str]:
+        """Cases that could not be evaluated, and why."""
         return {str(where): str(why) for where, why in mapping(self.evaluation.get("problems")).items()}
 
     # Clients' own folders
 
     @cached_property
     def num_trained(self) -> dict[str, int]:
-        """Training cases of each client, from the ledger of what left it (read until all are known)."""
+        """Training cases of each client, from the egress ledger (read until all are known)."""
         found: dict[str, int] = {}
         path = self.folder / "egress.jsonl"
         if path.exists():
@@ -248,11 +251,11 @@ class Run:
 
     @cached_property
     def files(self) -> dict[str, ClientFiles]:
-        return {client: client_files(self.folder, client) for client in self.clients}
+        return {client: read_client_files(self.folder, client) for client in self.clients}
 
 
-def client_files(folder: Path, client: str) -> ClientFiles:
-    """What a client's folder holds for the report; a damaged file counts as absent."""
+def read_client_files(folder: Path, client: str) -> ClientFiles:
+    """Pictures and counts in a client's folder; a damaged file counts as absent."""
     path = folder / "clients" / file_name(client) / "pictures.safetensors"
     if not path.exists():
         return ClientFiles()
@@ -267,14 +270,14 @@ def client_files(folder: Path, client: str) -> ClientFiles:
 
 
 def read_run(folder: Path, label: str | None = None) -> Run:
-    """A run folder, whatever state it is in."""
+    """Read a run folder, finished or not."""
     config = read_yaml(folder / "config.yaml")
     return Run(
         folder=folder,
         label=label if label is not None else str(config.get("name", folder.name)),
         config=config,
         environment=read_json(folder / "environment.json"),
-        records=read_lines(folder / "records.jsonl"),
+        records=Records(read_lines(folder / "records.jsonl")),
         result=read_json(folder / "result.json"),
         fingerprint=read_json(folder / "fingerprint.json"),
         calibration=read_json(folder / "calibration.json"),
@@ -283,52 +286,10 @@ def read_run(folder: Path, label: str | None = None) -> Run:
 
 
 def read_json(path: Path) -> Mapping[str, Any]:
-    """An object, or nothing where the file is absent."""
+    """An object; empty where the file is absent."""
     try:
         return mapping(json.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path} cannot be read ({error}). Run it again, or remove the file.") from None
-
-
-# What a report can be made from
-
-
-@dataclass(frozen=True)
-class Source:
-    """A folder named on the command line: a run, or a comparison with its cells."""
-
-    folder: Path
-    kind: str  # run, comparison, or waiting (nothing there yet)
-
-    def state(self) -> str:
-        """Changes whenever the page would: rounds and results of every run beneath."""
-        names = ("records.jsonl", "result.json", "comparison.json", "cases.csv")
-        folders = [self.folder]
-        if (self.folder / "cells").is_dir():
-            folders += sorted(path for path in (self.folder / "cells").iterdir() if path.is_dir())
-        return "-".join(str(size_of(folder / name)) for folder in folders for name in names)
-
-
-def size_of(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0
-
-
-def open_source(folder: str | Path, *, may_wait: bool = False) -> Source:
-    """Look what a folder is. may_wait: a run that has not begun is no error."""
-    folder = Path(folder)
-    if (folder / "comparison.json").exists():
-        return Source(folder, "comparison")
-    if (folder / "config.yaml").exists():
-        return Source(folder, "run")
-    if may_wait:
-        return Source(folder, "waiting")
-    what = "does not exist" if not folder.exists() else "holds neither a run nor a comparison"
-    raise CheckpointError(
-        f"{folder} {what}. Give the folder of a run (it has a config.yaml) or of a comparison "
-        "(it has a comparison.json), for example runs/quickstart."
-    )

@@ -296,7 +296,7 @@ def failures(package: Package) -> Iterator[str]:
     yield from weak_sites(package)
     run = package.run
     for kind, title in (("refused", "refused by the server's checks"), ("lost", "lost")):
-        found = run.trouble(kind)
+        found = run.records.trouble(kind)
         if found:
             what = Counter(package.said(who.rpartition("/")[2]) for _, who, _ in found)
             told = ", ".join(f"{escaped(who)} {count}" for who, count in what.items())
@@ -305,7 +305,7 @@ def failures(package: Package) -> Iterator[str]:
             yield f"Replies {title}: 0."
     warnings = [
         f"{text} (rounds {rounds[0]} to {rounds[-1]})" if len(rounds) > 1 else f"{text} (round {rounds[0]})"
-        for text, rounds in run.warnings().items()
+        for text, rounds in run.records.warnings().items()
     ] + list(package.trained.warnings)
     if warnings:
         listed = [f"- {escaped(package.said(text))}" for text in warnings[:MOST_LINES]]
