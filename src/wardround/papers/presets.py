@@ -47,8 +47,8 @@ PAPERS = {
 }
 TITLES = {"safcf": "SAFCF", "fsf3a": "FSF3A", "fedevi": "FedEvi", "aaw": "AAW"}
 
-PACKAGED = Path(__file__).parent / "presets" / "papers"  # in an installed wheel
-CHECKOUT = Path(__file__).parents[2] / "configs" / "papers"  # in the repository
+PACKAGED = Path(__file__).parents[1] / "presets" / "papers"  # in an installed wheel
+CHECKOUT = Path(__file__).parents[3] / "configs" / "papers"  # in the repository
 
 
 # What a preset file holds beside a configuration
