@@ -1,4 +1,4 @@
-"""The demo: three made-up hospitals, trained alone, together, and with all data in one place.
+"""The demo: three synthetic hospitals, trained alone, together, and with all data in one place.
 
 A second part puts the four papers' methods beside FedAvg on the same hospitals, with the same budget.
 """
@@ -18,7 +18,7 @@ from wardround.machine import cores
 from wardround.reporting import write_report
 from wardround.tables import Table
 
-TITLE = "Three made-up hospitals"
+TITLE = "Three synthetic hospitals"
 SETTINGS: dict[str, Any] = {
     "rounds": 32,
     "local_epochs": 1,

@@ -191,7 +191,7 @@ def test_seeds_count_from_the_seed_of_the_configuration() -> None:
     assert [cell.seed for cell in grid_of({"seeds": [3, 1]}).cells] == [3, 1]
 
 
-def test_made_up_patients_are_the_same_for_all_seeds() -> None:
+def test_synthetic_patients_are_the_same_for_all_seeds() -> None:
     cells = grid_of({"seeds": 2}, seed=5).cells
     plain = load_config(settings(Path("unused"), seed=5))
     first, second = (load_config(cell.settings) for cell in cells)

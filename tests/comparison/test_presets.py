@@ -5,12 +5,12 @@ from typing import Any
 
 from pytest import MonkeyPatch, approx, mark, raises
 
-from wardround import papers
 from wardround.comparison import presets
 from wardround.comparison.grid import HoldOut
 from wardround.comparison.presets import preset_name, printed_values, published_note
 from wardround.comparison.run import plan
 from wardround.errors import ConfigError
+from wardround.papers import presets as papers
 
 NOTHING: dict[str, Any] = dict.fromkeys(
     ("methods", "objectives", "models", "seeds", "folds", "reference"), None
@@ -66,7 +66,7 @@ def test_settings_no_row_stands_for_leave_the_labels_alone() -> None:
 
 
 def test_the_file_of_a_preset_is_the_preset() -> None:
-    path = papers.folder() / "safcf-table2.yaml"
+    path = papers.find_folder() / "safcf-table2.yaml"
 
     assert preset_name(path) == preset_name(str(path)) == preset_name("safcf-table2") == "safcf-table2"
     assert preset_name("quickstart") is None and preset_name({}) is None
@@ -121,15 +121,15 @@ def test_a_merged_test_set_stands_under_the_weighted_mean() -> None:
 
 
 def test_the_note_names_the_paper_and_what_cannot_be_compared() -> None:
-    note = published_note(papers.load("fedevi-table1"), ["Kvasir"], made_up=True)
+    note = published_note(papers.load("fedevi-table1"), ["Kvasir"], synthetic=True)
 
     assert "FedEvi" in note and "Table 1" in note and "left out: ETIS, ColonDB, ClinicDB" in note
     assert "cannot be compared" in note
 
 
 def test_every_preset_that_runs_something_can_be_planned() -> None:
-    for name in papers.names():
+    for name in papers.list_names():
         preset = papers.load(name)
         printed_values(preset)
-        for cell in preset.cells():
+        for cell in preset.list_runs():
             assert cell.datasets in preset.datasets

@@ -16,6 +16,7 @@ from helpers import run, spoil
 from safetensors.torch import load_file
 
 from wardround.cli import app
+from wardround.comparison.runs import read_run
 from wardround.comparison.statistics import bootstrap
 from wardround.data.phantom import files as phantom_files
 from wardround.data.phantom.cases import PhantomSettings
@@ -25,7 +26,6 @@ from wardround.exporting.exports import graph_readme
 from wardround.exporting.package import Package, opened
 from wardround.prediction.predicting import Predictor
 from wardround.prediction.trained import TrainedModel
-from wardround.reporting.facts import read_run
 from wardround.tables import shown
 
 # The plain folder

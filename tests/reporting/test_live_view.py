@@ -156,7 +156,7 @@ def test_watching_prints_the_address_and_ends_with_the_run(folder: Path, monkeyp
 def test_watching_nothing_is_refused(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["watch", str(tmp_path)])
 
-    assert "holds neither a run nor a comparison" in str(done.exception)
+    assert "contains neither a run nor a comparison" in str(done.exception)
 
 
 def test_the_terminal_view_shows_clients_and_rounds(folder: Path) -> None:
@@ -191,7 +191,7 @@ def test_sparklines_take_any_numbers() -> None:
 
 
 def test_a_stopped_run_that_goes_on_is_running(tmp_path: Path) -> None:
-    from wardround.reporting.facts import read_run
+    from wardround.comparison.runs import read_run
 
     wr.run(settings(tmp_path / "run"))
     result = json.loads((tmp_path / "run/result.json").read_text())

@@ -20,12 +20,12 @@ from typer.testing import CliRunner
 import wardround as wr
 from wardround.cli import app
 from wardround.clients import Answer
+from wardround.comparison.runs import read_run
 from wardround.engine.judging import pictures
 from wardround.errors import CheckpointError, ConfigError
 from wardround.files import file_name, write_json
 from wardround.reporting import build_page, open_source, write_report
 from wardround.reporting.charts import area_chart, axis_of, line_chart
-from wardround.reporting.facts import read_run
 from wardround.reporting.html import data_block, escaped, link, name, tag
 from wardround.reporting.overlays import encode, encode_all, fewer, outlines
 from wardround.reporting.strips import strip_chart
@@ -253,7 +253,7 @@ def test_an_evaluation_shows_what_it_noted_and_no_rounds(evaluated: Path) -> Non
     found = checked(page)
 
     assert SEEN in found.text and "other/a.nii: It is <empty>." in found.text
-    assert "1 case could not be judged" in found.text and "Not judged" in found.text
+    assert "1 case could not be evaluated" in found.text and "Not evaluated" in found.text
     assert "Mean Dice over 3 clients" in found.text and "Evaluation" in found.text
     assert "<dt>split</dt><dd>all</dd>" in page and "<dt>rounds</dt>" not in page
     for wrong in ("test Dice", "Test ", "test case", " of 2", "warned of", "seconds in rounds", "validation"):
@@ -267,8 +267,8 @@ def test_an_evaluation_without_notes_has_no_notice(evaluated: Path) -> None:
     write_json(evaluated / "evaluation.json", {**about, "notes": [], "problems": {}})
     page = page_of(evaluated)
 
-    assert 'class="notice"' not in page and "Not judged" not in page
-    assert "<dt>could not be judged</dt><dd>0</dd>" in page
+    assert 'class="notice"' not in page and "Not evaluated" not in page
+    assert "<dt>could not be evaluated</dt><dd>0</dd>" in page
 
 
 def test_an_evaluation_beside_its_run_is_named_and_not_paired_with_it(
@@ -662,7 +662,7 @@ def test_the_command_writes_the_page_and_says_where(finished: Path, tmp_path: Pa
 def test_a_folder_that_is_no_run_is_refused_in_a_sentence(tmp_path: Path) -> None:
     with raises(CheckpointError, match="does not exist. Give the folder of a run"):
         write_report([tmp_path / "absent"])
-    with raises(CheckpointError, match="holds neither a run nor a comparison"):
+    with raises(CheckpointError, match="contains neither a run nor a comparison"):
         write_report([tmp_path])
     with raises(ConfigError, match="name the folder"):
         write_report([])

@@ -64,9 +64,9 @@ def papers(context: typer.Context, json_: JsonRows = False) -> None:
     if context.invoked_subcommand is not None:
         return
     configure_logging(debug=False, quiet=True)
-    from wardround.papers import preset_list
+    from wardround.papers.cards import list_presets
 
-    print_rows(preset_list(), json_)
+    print_rows(list_presets(), json_)
 
 
 @papers_app.command()
@@ -76,19 +76,20 @@ def show(
 ) -> None:
     """Show what a preset runs, what it still needs, and what was published."""
     configure_logging(debug=False, quiet=True)
-    from wardround import papers
+    from wardround.papers import cards
+    from wardround.papers.presets import load
 
-    preset = papers.load(name)
+    preset = load(name)
     if json_:
-        out.print_json(json.dumps(papers.as_dict(preset)))
+        out.print_json(json.dumps(preset.as_dict()))
         return
     out.print(f"[bold]{escape(preset.name)}[/]  {escape(preset.paper)}, {escape(preset.table)}")
     out.print(escape(preset.about))
-    out.print(f"\n{escape(papers.settings_text(preset))}")
-    for table in papers.tables(preset):
+    out.print(f"\n{escape(cards.format_settings(preset))}")
+    for table in cards.list_tables(preset):
         out.print(f"\n[bold]{escape(table.title)}[/]\n")
         print_table(dataclasses.replace(table, title=""))
-    for heading, sentences in papers.remarks(preset).items():
+    for heading, sentences in cards.list_remarks(preset).items():
         out.print(f"\n[bold]{escape(heading)}[/]")
         for sentence in sentences:
             out.print(f"- {escape(sentence)}")

@@ -101,14 +101,13 @@ def follow(source: Any) -> None:
 
 
 def lines_of(source: Any) -> list[str]:
-    from wardround.reporting.facts import read_run
+    from wardround.comparison.runs import read_run
 
     if source.kind == "comparison":
         return [f"{cell.title}: done" for cell in comparison_of(source).cells if cell.is_done]
     run = read_run(source.folder)
-    return [
-        f"{run.label}: round {int(at)}/{run.rounds} {running_note(record)}" for at, record in run.numbered()
-    ]
+    start = f"{run.label}: round "
+    return [f"{start}{int(at)}/{run.rounds} {running_note(record)}" for at, record in run.records.numbered()]
 
 
 def comparison_of(source: Any) -> Any:
@@ -142,14 +141,14 @@ def cells_table(source: Any) -> RichTable:
 
 
 def run_table(source: Any) -> RenderableType:
+    from wardround.comparison.runs import read_run
     from wardround.reporting.charts import short
-    from wardround.reporting.facts import read_run
     from wardround.tables import one_line
 
     run = read_run(source.folder)
-    metric = next(iter(run.validation_metrics()), "dice")
-    curves, weights = run.validation(metric), run.note("weights")
-    losses = run.losses().get("total", {})
+    metric = next(iter(run.records.validation_metrics()), "dice")
+    curves, weights = run.records.validation(metric), run.records.series("weights")
+    losses = run.records.losses().get("total", {})
     shown = RichTable(
         title=f"{escape(one_line(run.label, 60))}: round {len(run.records)} of {run.rounds}",
         title_justify="left",
@@ -164,9 +163,9 @@ def run_table(source: Any) -> RenderableType:
             sparkline(values),
             *(short(part[client][-1][1]) if part.get(client) else "" for part in (weights, losses)),
         )
-    said = [f"{who} refused in round {at}: {why}" for at, who, why in run.trouble("refused")[-3:]]
+    said = [f"{who} refused in round {at}: {why}" for at, who, why in run.records.trouble("refused")[-3:]]
     last = [running_note(run.records[-1])] if run.records else []
-    return Group(shown, *(Text(one_line(text, 160)) for text in [*last, *said, *run.warnings()]))
+    return Group(shown, *(Text(one_line(text, 160)) for text in [*last, *said, *run.records.warnings()]))
 
 
 def sparkline(values: Sequence[float], width: int = 24) -> str:

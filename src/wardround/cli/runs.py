@@ -75,7 +75,7 @@ def demo(
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Three made-up hospitals: each alone, together, with all data in one place, and four papers' methods."""
+    """Three synthetic hospitals: each alone, together, with all data pooled, and four papers' methods."""
     configure_logging(debug, quiet or json_)
     from wardround.demo import run_demo
 

@@ -30,7 +30,7 @@ from wardround.engine.networks import build_model
 from wardround.errors import ConfigError, WardroundError
 from wardround.files import file_name
 from wardround.methods import build_method
-from wardround.papers import put
+from wardround.papers.presets import set_dotted
 from wardround.seeds import derive
 from wardround.tables import one_line
 from wardround.text import suggest
@@ -174,7 +174,7 @@ def build_grid(
             settings.update(name=one_line(title, 200), seed=seed)
             if fold_at is not None and fold is not None:
                 for key, value in (("by", "kfold"), ("folds", num_folds), ("fold", fold)):
-                    put(settings, f"{fold_at}.{key}", value)
+                    set_dotted(settings, f"{fold_at}.{key}", value)
             if held_out:
                 settings = without(settings, held_out, title)
             cells.append(
@@ -222,11 +222,11 @@ def cell_name(row: str, seed: int, fold: int | None, held_out: Sequence[str]) ->
 
 
 def with_fixed_patients(settings: Mapping[str, Any], seed: int) -> dict[str, Any]:
-    """Made-up patients stay the same for all seeds: seeds vary the training, and cases can be paired."""
+    """Synthetic patients stay the same for all seeds: seeds vary the training, and cases can be paired."""
     result = copy.deepcopy(dict(settings))
     data = checked(settings, "").data
     if data.phantom.seed is None and data.federation is None:
-        put(result, "data.phantom.seed", derive(seed, "data"))
+        set_dotted(result, "data.phantom.seed", derive(seed, "data"))
     return result
 
 

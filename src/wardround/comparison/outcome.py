@@ -27,7 +27,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from wardround import papers
 from wardround.api import Result
 from wardround.batch import status_of
 from wardround.comparison.grid import Grid, cell_title
@@ -55,6 +54,7 @@ from wardround.engine.judging.units import read_units
 from wardround.errors import CheckpointError, ConfigError
 from wardround.files import write_json, write_text
 from wardround.metrics import METRICS, lengths_together
+from wardround.papers import presets as papers
 from wardround.tables import Table
 from wardround.yaml_file import read_yaml
 
@@ -155,8 +155,8 @@ class Comparison:
         notes = list(facts["notes"])
         if preset is not None:
             clients = {key.client for row in rows for part in row.scores(self.metrics[0]) for key in part}
-            made_up = any(is_made_up(json.loads(row.data)) for row in rows if row.data)
-            notes.append(published_note(preset, sorted(clients), made_up))
+            synthetic = any(is_synthetic(json.loads(row.data)) for row in rows if row.data)
+            notes.append(published_note(preset, sorted(clients), synthetic))
         return Sheet(
             title=self.name,
             rows=rows,
@@ -301,7 +301,7 @@ def without_fold(settings: Any) -> Any:
     return settings
 
 
-def is_made_up(data: Mapping[str, Any]) -> bool:
+def is_synthetic(data: Mapping[str, Any]) -> bool:
     """Whether data settings mean phantoms: no other source is named."""
     return data.get("federation") is None and data.get("folders") is None  # folders: earlier versions
 

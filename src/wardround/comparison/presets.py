@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from wardround import papers
 from wardround.comparison.grid import Row, checked
 from wardround.comparison.sweep import dotted
 from wardround.comparison.tables import MEAN, WEIGHTED
 from wardround.errors import ConfigError
 from wardround.metrics import METRICS
+from wardround.papers import presets as papers
 from wardround.tables import Spread
 from wardround.text import suggest
 from wardround.yaml_file import apply_override, read_yaml
@@ -31,31 +31,31 @@ def preset_name(source: Any) -> str | None:
         return None
     path = Path(source)
     if not path.exists():
-        return str(source) if str(source) in papers.names() else None
-    if path.stem in papers.names() and path.is_file() and {"about", "datasets"} <= set(read_yaml(path)):
+        return str(source) if str(source) in papers.list_names() else None
+    if path.stem in papers.list_names() and path.is_file() and {"about", "datasets"} <= set(read_yaml(path)):
         return path.stem
     return None
 
 
 def preset_rows(
-    preset: papers.Preset, overrides: Sequence[str], only: Sequence[str] | None = None
+    preset: papers.PaperPreset, overrides: Sequence[str], only: Sequence[str] | None = None
 ) -> tuple[list[Row], list[int], list[str]]:
     """The rows this version can run on the data that the overrides name, the paper's seeds, and notes."""
     chosen, rest = chosen_federation(preset, overrides)
     if not any(override.partition("=")[0].strip().split(".")[0] == "data" for override in rest):
         raise ConfigError(
             f"{preset.name} needs data: its sets ({', '.join(preset.datasets[chosen].clients)}) do not come "
-            "with wardround. Name yours with --set data.federation=federation.yaml, or try made-up hospitals "
+            "with wardround. Name yours with --set data.federation=federation.yaml, or try synthetic data "
             f"with --set data.phantom.dimensions={preset.datasets[chosen].dimensions}."
         )
-    labels = [cell.label for cell in preset.cells()]
+    labels = [cell.label for cell in preset.list_runs()]
     for label in only or ():
         if label not in labels:
             raise ConfigError(
                 f"{preset.name} has no row '{label}'.{suggest(label, labels)} Rows: {', '.join(labels)}."
             )
     rows, notes = [], []
-    for cell in preset.cells():
+    for cell in preset.list_runs():
         if cell.datasets != chosen or (only is not None and cell.label not in only):
             continue
         settings = copy.deepcopy(cell.settings)
@@ -73,7 +73,7 @@ def preset_rows(
     return rows, list(preset.datasets[chosen].seeds), notes
 
 
-def relabelled(cell: papers.Cell, settings: Mapping[str, Any]) -> str:
+def relabelled(cell: papers.PresetRun, settings: Mapping[str, Any]) -> str:
     """The paper's label; where --set changed what the row stands for, with what is run instead.
 
     Such a row has no printed numbers: those are found by the paper's label.
@@ -86,7 +86,7 @@ def relabelled(cell: papers.Cell, settings: Mapping[str, Any]) -> str:
         for key, value in changed.items()
         if value is not None or f"{key.partition('.')[0]}.name" not in changed  # settings of the old name
     }
-    return f"{cell.label} ({papers.in_words(told)})" if told else cell.label
+    return f"{cell.label} ({papers.format_changes(told)})" if told else cell.label
 
 
 def setting(settings: Mapping[str, Any], key: str) -> Any:
@@ -99,7 +99,7 @@ def setting(settings: Mapping[str, Any], key: str) -> Any:
 
 def missing(settings: dict[str, Any]) -> str:
     """Why this version cannot run a row, or nothing."""
-    unknown = papers.unknown_parts(settings)
+    unknown = papers.find_unknown_parts(settings)
     if unknown:
         told = " and ".join(f"{section} '{name}'" for section, name in unknown.items())
         return f"{told} needs a later version"
@@ -110,7 +110,7 @@ def missing(settings: dict[str, Any]) -> str:
     return ""
 
 
-def chosen_federation(preset: papers.Preset, overrides: Sequence[str]) -> tuple[str, list[str]]:
+def chosen_federation(preset: papers.PaperPreset, overrides: Sequence[str]) -> tuple[str, list[str]]:
     """Which federation is compared (`--set datasets=NAME`, else the first), and the other overrides."""
     chosen = next(iter(preset.datasets))
     rest = []
@@ -128,7 +128,7 @@ def chosen_federation(preset: papers.Preset, overrides: Sequence[str]) -> tuple[
     return chosen, rest
 
 
-def printed_values(preset: papers.Preset) -> dict[str, dict[str, dict[str, Spread]]]:
+def printed_values(preset: papers.PaperPreset) -> dict[str, dict[str, dict[str, Spread]]]:
     """label -> metric -> our column -> the printed number, as a share; other units are left out."""
     published = preset.published
     found: dict[str, dict[str, dict[str, Spread]]] = {}
@@ -143,13 +143,13 @@ def printed_values(preset: papers.Preset) -> dict[str, dict[str, dict[str, Sprea
     return found
 
 
-def published_note(preset: papers.Preset, columns: Sequence[str], made_up: bool) -> str:
+def published_note(preset: papers.PaperPreset, columns: Sequence[str], synthetic: bool) -> str:
     """What the caption says of the printed numbers: where they are from, and what to beware of."""
     known = {MEAN, WEIGHTED, *columns}
     unmatched = [name for name in preset.published.columns if OURS.get(name, name) not in known]
     note = f"Published: {preset.paper}, {preset.table}."
     if unmatched:
         note += f" Printed for other clients than ours and left out: {', '.join(unmatched)}."
-    if made_up:
-        note += " Ours are on made-up hospitals: the two cannot be compared."
+    if synthetic:
+        note += " Ours are on synthetic hospitals: the two cannot be compared."
     return note

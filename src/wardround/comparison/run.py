@@ -9,7 +9,6 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
-from wardround import papers
 from wardround.batch import Stage, find_stage, in_use, run_each
 from wardround.comparison.grid import Grid, HoldOut, Row, build_grid, checked, rows_of, unheard
 from wardround.comparison.outcome import Comparison, describe
@@ -19,6 +18,7 @@ from wardround.config import Config
 from wardround.errors import CheckpointError, ConfigError, WardroundError
 from wardround.files import file_name, try_lock, write_json
 from wardround.machine import cores
+from wardround.papers import presets as papers
 from wardround.text import suggest
 from wardround.training.device import choose_device
 from wardround.yaml_file import apply_override, read_yaml
@@ -143,7 +143,7 @@ def refuse_unknown(source: Source) -> None:
     """A word that is neither a file nor a preset; what looks like a path is left to reading it."""
     if not isinstance(source, str) or Path(source).suffix or Path(source).name != source:
         return
-    known = papers.names()
+    known = papers.list_names()
     if source not in known and not Path(source).exists():
         raise ConfigError(
             f"'{source}' is neither a file nor a paper's preset.{suggest(source.lower(), known)} "

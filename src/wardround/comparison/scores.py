@@ -28,6 +28,7 @@ from wardround.comparison.statistics import (
     bootstrap,
     client_mean,
     compare_scores,
+    distance_to_best,
     holm,
 )
 from wardround.errors import CheckpointError, ConfigError
@@ -210,6 +211,11 @@ def over_clients(scores: Scores, metric: str) -> ClientsSummary:
         values.setdefault(key.client, []).append(value)
     summaries = {client: summarise(values[client]) for client in sorted(values)}
     return across_clients(summaries, best=METRICS[metric].best)
+
+
+def metric_loss(metric: str) -> Callable[[float], float]:
+    """What the best value of a metric has least of."""
+    return distance_to_best(METRICS[metric].best, METRICS[metric].higher_is_better)
 
 
 def spread(values: Sequence[float], num_infinite: int = 0) -> Spread:

@@ -28,7 +28,7 @@ from typing import Any
 from wardround.config import Config
 from wardround.errors import ConfigError
 from wardround.methods import METHODS, OBJECTIVES
-from wardround.papers import point_label, put
+from wardround.papers.presets import label_point, set_dotted
 from wardround.text import suggest
 
 SECTIONS = {"methods": "method", "objectives": "objective", "models": "model"}
@@ -135,7 +135,7 @@ def axis(
         check_overrides(SECTIONS[name], names, overrides, where)
         points = [section_point(SECTIONS[name], value, settings, where) for value in values]
     else:
-        points = [Point(point_label(name, value), {name: value}) for value in values]
+        points = [Point(label_point(name, value), {name: value}) for value in values]
     labels = [point.label for point in points]
     for label in labels:
         if labels.count(label) > 1:
@@ -176,7 +176,7 @@ def laid_over(settings: Mapping[str, Any], changes: Mapping[str, Any], where: st
     result = copy.deepcopy(dict(settings))
     for key, value in changes.items():
         try:
-            put(result, str(key), copy.deepcopy(value))
+            set_dotted(result, str(key), copy.deepcopy(value))
         except (AttributeError, TypeError):
             raise ConfigError(f"{where}: '{key}' goes into a setting that is a single value.") from None
     return result

@@ -7,8 +7,15 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from wardround.comparison.scores import RowStatistics, RowSummary, Sheet, Statistics, spread, summarise_row
-from wardround.comparison.statistics import distance_to_best
+from wardround.comparison.scores import (
+    RowStatistics,
+    RowSummary,
+    Sheet,
+    Statistics,
+    metric_loss,
+    spread,
+    summarise_row,
+)
 from wardround.engine.judging.evaluation import Evaluation
 from wardround.metrics import BOTH, METRICS, MM, MM_OR_PX, Summary
 from wardround.tables import PValue, Spread, Table
@@ -44,7 +51,7 @@ def score_table(sheet: Sheet, metric: str) -> Table:
     summaries = [summarise_row(row, metric, sheet.clients(metric)) for row in sheet.rows]
     columns = score_columns(sheet, metric)
     marked = [
-        ranked([value_of(summary) for summary in summaries], loss_of(metric, heading == SD))
+        ranked([value_of(summary) for summary in summaries], abs if heading == SD else metric_loss(metric))
         for heading, value_of in columns
     ]
     headings = [heading for heading, _ in columns]
@@ -78,12 +85,6 @@ def score_columns(sheet: Sheet, metric: str) -> list[Column]:
     if sheet.held_out:
         columns.append((SEEN, lambda summary: summary.seen or Spread(math.nan)))
     return columns
-
-
-def loss_of(metric: str, is_sd: bool) -> Callable[[float], float]:
-    """What the best value of a column has least of."""
-    entry = METRICS[metric]
-    return distance_to_best(0.0 if is_sd else entry.best, False if is_sd else entry.higher_is_better)
 
 
 def ranked(values: Sequence[Spread], loss: Callable[[float], float]) -> list[Spread]:

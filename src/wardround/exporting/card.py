@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from wardround.comparison.runs import mapping, number
 from wardround.comparison.statistics import Scores, bootstrap, client_mean
 from wardround.exporting.package import Package
 from wardround.files import write_text
@@ -21,7 +22,6 @@ from wardround.methods import METHODS, OBJECTIVES
 from wardround.methods.base import Method
 from wardround.metrics import METRICS, PX
 from wardround.models import MODELS
-from wardround.reporting.facts import mapping, number
 from wardround.tables import Interval, Table, escaped, shown
 from wardround.text import format_size
 from wardround.version import __version__
@@ -292,7 +292,7 @@ def failures(package: Package) -> Iterator[str]:
     yield from weak_sites(package)
     run = package.run
     for kind, title in (("refused", "refused by the server's checks"), ("lost", "lost")):
-        found = run.trouble(kind)
+        found = run.records.trouble(kind)
         if found:
             what = Counter(package.said(who.rpartition("/")[2]) for _, who, _ in found)
             told = ", ".join(f"{escaped(who)} {count}" for who, count in what.items())
@@ -301,7 +301,7 @@ def failures(package: Package) -> Iterator[str]:
             yield f"Replies {title}: 0."
     warnings = [
         f"{text} (rounds {rounds[0]} to {rounds[-1]})" if len(rounds) > 1 else f"{text} (round {rounds[0]})"
-        for text, rounds in run.warnings().items()
+        for text, rounds in run.records.warnings().items()
     ] + list(package.trained.warnings)
     if warnings:
         listed = [f"- {escaped(package.said(text))}" for text in warnings[:MOST_LINES]]

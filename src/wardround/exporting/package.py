@@ -21,6 +21,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from wardround import models
+from wardround.comparison.runs import Run, read_run
 from wardround.config import ComputeSettings, Config
 from wardround.config_file import resolve
 from wardround.data.preparing.record import Preparation
@@ -30,7 +31,6 @@ from wardround.methods import METHODS, build_method, build_named, build_objectiv
 from wardround.models.base import Segmenter
 from wardround.params import Params
 from wardround.prediction.trained import TrainedModel, stored_status
-from wardround.reporting.facts import Run, read_run
 from wardround.storage import save_tensors
 from wardround.training.device import autocast_dtype, choose_device
 from wardround.version import __version__

@@ -15,7 +15,7 @@ colophon.py   configuration, environment, how to cite
 page.py       all of it on one page, with report.css, report.js and page.html
 """
 
-from wardround.reporting.facts import Source, open_source
 from wardround.reporting.page import build_page, write_report
+from wardround.reporting.sources import ReportSource, open_source
 
-__all__ = ["Source", "build_page", "open_source", "write_report"]
+__all__ = ["ReportSource", "build_page", "open_source", "write_report"]

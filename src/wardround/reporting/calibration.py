@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from wardround.comparison.runs import Run, mapping, number
 from wardround.reporting.charts import (
     Axis,
     Lines,
@@ -23,7 +24,6 @@ from wardround.reporting.charts import (
     stretched,
     style_of,
 )
-from wardround.reporting.facts import Run, mapping, number
 from wardround.reporting.html import Html, plain, section, tag
 from wardround.reporting.tabular import Cell, table_html
 from wardround.tables import Table

@@ -7,8 +7,8 @@ from typing import Any
 
 import yaml
 
+from wardround.comparison.runs import Run, number
 from wardround.methods import METHODS, OBJECTIVES
-from wardround.reporting.facts import Run, number
 from wardround.reporting.html import Html, details, join, link, name, section, tag
 from wardround.reporting.tabular import facts_table
 

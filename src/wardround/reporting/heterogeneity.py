@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from wardround.reporting.facts import Run, mapping, number
+from wardround.comparison.runs import Run, mapping, number, validation_of
 from wardround.reporting.html import Html, details, section, tag
 from wardround.reporting.strips import Spot, strip_chart
 from wardround.reporting.tabular import Cell, plain_table
@@ -31,7 +31,7 @@ def heterogeneity(run: Run, prefix: str, places: Mapping[str, int]) -> Html:
 def client_row(run: Run, client: str) -> list[Any]:
     shares = run.files[client].foreground
     mean = sum(shares) / len(shares) if shares else math.nan
-    weights = run.note("weights").get(client, [])
+    weights = run.records.series("weights").get(client, [])
     return [
         client,
         run.num_trained.get(client, "n/a"),
@@ -66,7 +66,7 @@ def percent_of(share: float) -> str:
 
 def num_validation(run: Run, client: str) -> int:
     for record in reversed(run.records):
-        entry = mapping(mapping(run.validation_of(record, "loss").get("clients")).get(client))
+        entry = mapping(mapping(validation_of(record, "loss").get("clients")).get(client))
         if entry:
             return int(number(entry.get("num")) or 0)
     return 0

@@ -22,8 +22,8 @@ from typing import Any
 from wardround.batch import status_of
 from wardround.comparison import Comparison
 from wardround.errors import WardroundError
-from wardround.reporting.facts import Source, open_source
 from wardround.reporting.page import build_page
+from wardround.reporting.sources import ReportSource, open_source
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ class LivePage:
         self._page = ""
 
     @property
-    def source(self) -> Source:
+    def source(self) -> ReportSource:
         return open_source(self._folder, may_wait=True)
 
     def status(self) -> dict[str, Any]:
@@ -71,7 +71,7 @@ class LivePage:
             return self._page
 
 
-def is_done(source: Source) -> bool:
+def is_done(source: ReportSource) -> bool:
     """Whether nothing more is to come: the run ended, or every cell of the comparison did."""
     if source.kind == "comparison":
         found = Comparison.load(source.folder)

@@ -11,15 +11,17 @@ from importlib import resources
 from pathlib import Path
 from string import Template
 
+from wardround.comparison.groups import RunGroup, group_comparison, group_runs
+from wardround.comparison.outcome import Comparison
+from wardround.comparison.runs import Run, read_run
 from wardround.errors import ConfigError
 from wardround.files import write_text
 from wardround.reporting.colophon import how_to_cite, made_how
-from wardround.reporting.compared import beside, headline, plain_facts
-from wardround.reporting.facts import Run, Source, open_source
-from wardround.reporting.groups import Group, groups_of
+from wardround.reporting.comparison_section import result_section, side_by_side_section
 from wardround.reporting.html import Html, attribute, data_block, escaped, join, name, plain, tag
 from wardround.reporting.overlays import SLICE_CHOICES, Encoded, encode_all
 from wardround.reporting.sections import run_sections
+from wardround.reporting.sources import ReportSource, open_source
 from wardround.version import __version__
 
 DETAILS = {
@@ -32,7 +34,7 @@ DETAILS = {
     "sure": "Is it sure when it should be?",
     "traffic": "Traffic and time",
     "trouble": "Refused and warned",
-    "failed": "Not judged",
+    "failed": "Not evaluated",
     "data": "How clients differ",
     "made": "How it was made",
 }
@@ -56,13 +58,13 @@ def write_report(
     return target
 
 
-def build_page(sources: Sequence[Source], *, title: str | None = None, live: str | None = None) -> str:
+def build_page(sources: Sequence[ReportSource], *, title: str | None = None, live: str | None = None) -> str:
     """The whole page as text.
 
     title: default the names of what it shows; live: what it shows, for a page that asks its own server for
     news.
     """
-    groups = groups_of(sources)
+    groups = collect_groups(sources)
     runs = [run for group in groups for run in group.runs]
     pictures = {
         str(number): {client: files.pictures for client, files in run.files.items()}
@@ -70,11 +72,10 @@ def build_page(sources: Sequence[Source], *, title: str | None = None, live: str
     }
     encoded, most = encode_all(pictures)
     main = [
-        join(headline(group, f"g{number}"), beside(group, f"g{number}"))
+        join(result_section(group, f"g{number}"), side_by_side_section(group, f"g{number}"))
         for number, group in enumerate(groups)
     ]
-    remarks = [tag("p", group.remark, class_="muted") for group in groups if group.remark]
-    detail = in_detail(runs, encoded, most, remarks)
+    detail = in_detail(runs, encoded, most, is_sample=any(group.is_sample for group in groups))
     main.append(detail)
     if runs:
         main.append(how_to_cite(runs))
@@ -92,9 +93,16 @@ def build_page(sources: Sequence[Source], *, title: str | None = None, live: str
         nav=navigation(groups, detail),
         main="\n".join(part for part in main if part),
         footer=footer(),
-        data=data_block("facts", {"wardround": __version__, "groups": [plain_facts(g) for g in groups]}),
+        data=data_block("facts", {"wardround": __version__, "groups": [group.as_dict() for group in groups]}),
         script=script,
     )
+
+
+def collect_groups(sources: Sequence[ReportSource]) -> list[RunGroup]:
+    """The single runs together first, then each comparison."""
+    runs = [read_run(source.folder) for source in sources if source.kind == "run"]
+    comparisons = [Comparison.load(source.folder) for source in sources if source.kind == "comparison"]
+    return [*([group_runs(runs)] if runs else []), *map(group_comparison, comparisons)]
 
 
 @cache
@@ -124,7 +132,7 @@ def fingerprint_of(content: str) -> str:
 # Parts
 
 
-def header(groups: Sequence[Group], title: str) -> Html:
+def header(groups: Sequence[RunGroup], title: str) -> Html:
     kinds = {"run": "Run", "runs": "Runs", "comparison": "Comparison"}
     kind = kinds[groups[0].kind] if len(groups) == 1 else "Report"
     if len(groups) == 1 and all(run.is_evaluation for run in groups[0].runs):
@@ -135,7 +143,7 @@ def header(groups: Sequence[Group], title: str) -> Html:
     return tag("header", mark, tag("h1", tag("bdi", title)), class_="top")
 
 
-def navigation(groups: Sequence[Group], detail: str) -> Html:
+def navigation(groups: Sequence[RunGroup], detail: str) -> Html:
     entries = []
     for number, group in enumerate(groups):
         own = f": {plain(group.title, 24)}" if len(groups) > 1 else ""
@@ -159,7 +167,8 @@ def in_detail(
     runs: Sequence[Run],
     encoded: Mapping[str, Mapping[str, Sequence[Encoded]]],
     most: int,
-    remarks: Sequence[Html],
+    *,
+    is_sample: bool,
 ) -> Html:
     """Every run on its own; with several, one at a time."""
     if not runs:
@@ -181,7 +190,13 @@ def in_detail(
         if most < SLICE_CHOICES[0]
         else None
     )
-    return tag("div", picker(runs), remarks, fewer, *blocks, id="detail")
+    sample = join(
+        "One run of every row, the first of its seeds; ",
+        tag("code", "wardround report"),
+        " on the folder of another cell shows that one.",
+    )
+    remark = tag("p", sample, class_="muted") if is_sample else None
+    return tag("div", picker(runs), remark, fewer, *blocks, id="detail")
 
 
 def picker(runs: Sequence[Run]) -> Html | None:

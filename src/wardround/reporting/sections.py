@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from wardround.comparison.runs import Run, Series, number
+from wardround.comparison.scores import metric_loss
 from wardround.comparison.statistics import CaseKey
 from wardround.engine.judging.result_tables import client_table
 from wardround.metrics import METRICS
@@ -17,7 +19,6 @@ from wardround.reporting.charts import (
     reliability_chart,
     short,
 )
-from wardround.reporting.facts import Run, Series, number
 from wardround.reporting.heterogeneity import heterogeneity
 from wardround.reporting.html import Html, details, name, section, tag
 from wardround.reporting.overlays import Encoded, gallery
@@ -93,15 +94,15 @@ def curves(run: Run, prefix: str, places: Mapping[str, int]) -> Html:
     charts = [
         line_chart(
             f"Validation {METRICS[metric].title_in(run.lengths)}",
-            run.validation(metric),
+            run.records.validation(metric),
             places=places,
             within=limits(metric),
             mark=None if best is None else (number(best), f"best round {best}"),
             with_table=True,
             class_="wide",
         )
-        for metric in run.validation_metrics()
-        if run.validation(metric)
+        for metric in run.records.validation_metrics()
+        if run.records.validation(metric)
     ]
     lead = "Every client's mean on its validation cases, round by round."
     return section(f"{prefix}-curves", "Learning", *charts, level=3, lead=lead) if charts else Html("")
@@ -109,11 +110,11 @@ def curves(run: Run, prefix: str, places: Mapping[str, int]) -> Html:
 
 def weights(run: Run, prefix: str, places: Mapping[str, int]) -> Html:
     """Aggregation weights stacked, then what they were made from."""
-    found = run.note("weights")
+    found = run.records.series("weights")
     stacked = [area_chart("Aggregation weights", found, places=places, class_="wide")] if found else []
     ingredients = [
         line_chart(key, series, places=places_for(series, places), with_legend=shows_legend(series, places))
-        for key, series in list(run.ingredients().items())[:MOST_SMALL_CHARTS]
+        for key, series in list(run.records.ingredients().items())[:MOST_SMALL_CHARTS]
     ]
     small = [tag("h4", "Ingredients"), tag("div", ingredients, class_="charts")] if ingredients else []
     if not stacked and not small:
@@ -136,7 +137,7 @@ def shows_legend(series: Mapping[str, Any], places: Mapping[str, int]) -> bool:
 
 
 def losses(run: Run, prefix: str, places: Mapping[str, int]) -> Html:
-    terms = run.losses()
+    terms = run.records.losses()
     charts = [
         line_chart(
             "Total loss" if term == "total" else term,
@@ -153,14 +154,6 @@ def losses(run: Run, prefix: str, places: Mapping[str, int]) -> Html:
 
 
 # Cases
-
-
-def badness(metric: str) -> Callable[[float], float]:
-    """Larger is worse."""
-    entry = METRICS[metric]
-    if entry.higher_is_better is None:
-        return lambda value: abs(value - entry.best)
-    return (lambda value: -value) if entry.higher_is_better else (lambda value: value)
 
 
 def case_label(key: CaseKey, many_regions: bool) -> str:
@@ -193,7 +186,7 @@ def cases(run: Run, prefix: str, places: Mapping[str, int]) -> Html:
             what = METRICS[metric].title_in(run.lengths)
             title = f"{what if run.is_evaluation else 'Test ' + what} of every case{and_region}"
             blocks.append(
-                strip_chart(title, rows, within=limits(metric), worst=badness(metric), class_="wide")
+                strip_chart(title, rows, within=limits(metric), worst=metric_loss(metric), class_="wide")
             )
             blocks.append(worst_table(run, metric, many))
     one = "case" if run.is_evaluation else "test case"
@@ -204,7 +197,7 @@ def cases(run: Run, prefix: str, places: Mapping[str, int]) -> Html:
 def worst_table(run: Run, metric: str, many_regions: bool) -> Html:
     """The cases a person should look at first."""
     values = {key: value for key, value in run.cases[metric].items() if not math.isnan(value)}
-    order = sorted(values, key=lambda key: (-badness(metric)(values[key]), key))[:WORST_CASES]
+    order = sorted(values, key=lambda key: (-metric_loss(metric)(values[key]), key))[:WORST_CASES]
     others = [other for other in run.metrics if other != metric and other in run.cases]
     headings = [METRICS[name].title_in(run.lengths) for name in (metric, *others)]
     rows = [
@@ -269,8 +262,8 @@ def in_megabytes(series: Series) -> Series:
 
 def traffic(run: Run, prefix: str, places: Mapping[str, int]) -> Html:
     """Bytes and seconds, by round and client."""
-    seconds = run.exchanged("seconds")
-    up, down = (in_megabytes(run.exchanged(key)) for key in ("bytes_up", "bytes_down"))
+    seconds = run.records.exchanged("seconds")
+    up, down = (in_megabytes(run.records.exchanged(key)) for key in ("bytes_up", "bytes_down"))
     if not seconds:
         return Html("")
     parts = {
@@ -312,7 +305,7 @@ def traffic(run: Run, prefix: str, places: Mapping[str, int]) -> Html:
 
 def trouble(run: Run, prefix: str) -> Html:
     """Replies that were refused or never came, and warnings."""
-    refused, lost, said = run.trouble("refused"), run.trouble("lost"), run.warnings()
+    refused, lost, said = run.records.trouble("refused"), run.records.trouble("lost"), run.records.warnings()
     parts = []
     if said:
         lines = [
@@ -333,13 +326,13 @@ def trouble(run: Run, prefix: str) -> Html:
 
 def not_judged(run: Run, prefix: str) -> Html:
     """Cases an evaluation had to leave out, and why."""
-    found = run.not_judged()
+    found = run.failed_cases()
     lines = [tag("li", name(where), ": ", why) for where, why in list(found.items())[:MOST_LINES]]
     left = len(found) - len(lines)
     if left > 0:
         lines.append(tag("li", f"And {left} more; evaluation.json has them all."))
     listed = tag("ul", lines, class_="warnings") if lines else None
-    return section(f"{prefix}-failed", "Cases that could not be judged", listed, level=3)
+    return section(f"{prefix}-failed", "Cases that could not be evaluated", listed, level=3)
 
 
 def told_rounds(rounds: Sequence[int]) -> str:

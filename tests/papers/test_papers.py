@@ -13,18 +13,19 @@ import pytest
 from typer.testing import CliRunner
 
 import wardround as wr
-from wardround import papers
 from wardround.cli import app, main
 from wardround.config_file import parse
 from wardround.errors import ConfigError
 from wardround.methods import METHODS
 from wardround.methods.fedavg import FedAvg
 from wardround.metrics import METRICS
-from wardround.papers import Preset, Value, expand, load, missing_parts, names
+from wardround.papers import cards
+from wardround.papers import presets as papers
+from wardround.papers.presets import PaperPreset, PublishedValue, expand, list_missing_parts, list_names, load
 from wardround.yaml_file import read_yaml
 
-ROOT = Path(__file__).parents[1]
-NAMES = names()
+ROOT = Path(__file__).parents[2]
+NAMES = list_names()
 AGGREGATES = {"mean", "weighted mean", "merged test set", "all clients"}
 RUNS_WITHOUT_NUMBERS = {  # other readings of a row, and figures without printed numbers
     **{f"fedevi-table{number}": {"FedEvi as in its code"} for number in (1, 2, 3)},
@@ -38,8 +39,8 @@ def printed(name: str, label: str, column: str, metric: str = "dice") -> float:
     return load(name).published.rows[label][column][metric].mean
 
 
-def cell(name: str, label: str) -> papers.Cell:
-    return next(cell for cell in load(name).cells() if cell.label == label)
+def cell(name: str, label: str) -> papers.PresetRun:
+    return next(cell for cell in load(name).list_runs() if cell.label == label)
 
 
 # The collection
@@ -54,7 +55,7 @@ def test_every_table_of_the_four_papers_has_a_preset() -> None:
 
 
 def test_every_preset_has_printed_numbers_and_nothing_else_has() -> None:
-    assert set(papers.published()) == set(NAMES)
+    assert set(papers.load_published()) == set(NAMES)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -62,17 +63,17 @@ def test_every_run_is_a_checked_configuration_of_its_own(name: str) -> None:
     preset = load(name)
     runs = expand(preset)
     assert preset.about.endswith(".")
-    assert len(runs) == len(preset.cells())  # labels differ
+    assert len(runs) == len(preset.list_runs())  # labels differ
     assert len({settings["name"] for settings in runs.values()}) == len(runs)
     for settings in runs.values():
-        if not papers.unknown_parts(settings):
+        if not papers.find_unknown_parts(settings):
             parse(settings)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_runs_and_printed_rows_have_the_same_labels(name: str) -> None:
     preset = load(name)
-    labels, rows = {cell.label for cell in preset.cells()}, set(preset.published.rows)
+    labels, rows = {cell.label for cell in preset.list_runs()}, set(preset.published.rows)
     if name == "aaw-table1":  # a table of data
         assert not labels
         assert rows == {*preset.datasets["T1"].clients, "total"}
@@ -208,12 +209,12 @@ def test_printed_numbers_are_those_of_the_paper(
 
 def test_means_come_with_their_spread() -> None:
     published = load("fedevi-table1").published
-    assert published.rows["FedEvi"]["mean"]["dice"] == Value(mean=86.65, sd=4.51)
+    assert published.rows["FedEvi"]["mean"]["dice"] == PublishedValue(mean=86.65, sd=4.51)
     comparable = published.comparable("FedEvi", "mean", "dice")
     assert comparable is not None
     assert comparable.sd is not None
     assert (comparable.mean, comparable.sd) == pytest.approx((0.8665, 0.0451))
-    assert published.comparable("FedEvi", "mean", "hd95_pooled") == Value(mean=23.81, sd=11.98)
+    assert published.comparable("FedEvi", "mean", "hd95_pooled") == PublishedValue(mean=23.81, sd=11.98)
     assert published.comparable("FedEvi", "mean", "iou") is None
 
 
@@ -327,29 +328,34 @@ def test_a_method_of_a_later_version_is_named_and_the_rest_still_checked(
 ) -> None:
     monkeypatch.delitem(METHODS, "safcf")
     dswa = cell("safcf-table2", "DSWA")
-    assert missing_parts(dswa) == ["method 'safcf' needs a later version."]
+    assert list_missing_parts(dswa) == ["method 'safcf' needs a later version."]
     dswa.settings["optimizer"]["learning_rat"] = 1
     with pytest.raises(ConfigError, match="learning_rat is not a setting"):
-        papers.check(dswa.settings)
-    assert "learning_rat" in missing_parts(dswa)[1]
+        papers.check_settings(dswa.settings)
+    assert "learning_rat" in list_missing_parts(dswa)[1]
 
 
 def test_a_row_becomes_runnable_the_day_its_method_is_registered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(METHODS, "scaffold", FedAvg)
-    assert missing_parts(cell("safcf-table2", "Scaffold")) == []
+    assert list_missing_parts(cell("safcf-table2", "Scaffold")) == []
 
 
 def test_an_unknown_network_is_named_and_a_wrong_setting_of_a_known_one_refused() -> None:
-    assert papers.unknown_parts({"model": {"name": "nosuchnet"}}) == {"model": "nosuchnet"}
-    assert papers.unknown_parts({"model": {"name": "monai:SegResNet"}}) == {}
+    assert papers.find_unknown_parts({"model": {"name": "nosuchnet"}}) == {"model": "nosuchnet"}
+    assert papers.find_unknown_parts({"model": {"name": "monai:SegResNet"}}) == {}
     with pytest.raises(ConfigError, match=r"T2, A: model.arguments.a is not known"):
-        papers.check({"model": {"name": "unet2d", "arguments": {"a": 1}}}, "T2, A: ")
+        papers.check_settings({"model": {"name": "unet2d", "arguments": {"a": 1}}}, "T2, A: ")
 
 
 def test_the_data_sets_a_run_lacks_are_named() -> None:
     preset = load("fedevi-table1")
-    assert papers.missing_data(preset, preset.cells()[0]) == ["kvasir", "etis", "colondb", "clinicdb"]
-    assert any("kvasir" in sentence for sentence in papers.remarks(preset)["Missing"])
+    assert papers.list_missing_data(preset, preset.list_runs()[0]) == [
+        "kvasir",
+        "etis",
+        "colondb",
+        "clinicdb",
+    ]
+    assert any("kvasir" in sentence for sentence in cards.list_remarks(preset)["Missing"])
 
 
 # Files
@@ -363,12 +369,12 @@ def test_a_misspelt_preset_gets_a_suggestion() -> None:
 def test_presets_of_the_package_come_before_those_of_the_checkout(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    assert papers.folder() == ROOT / "configs" / "papers"
+    assert papers.find_folder() == ROOT / "configs" / "papers"
     packaged = tmp_path / "papers"
     packaged.mkdir()
     shutil.copy(papers.CHECKOUT / "safcf-table2.yaml", packaged)
     monkeypatch.setattr(papers, "PACKAGED", packaged)
-    assert names() == ["safcf-table2"]
+    assert list_names() == ["safcf-table2"]
 
 
 def test_the_wheel_takes_the_presets_along() -> None:
@@ -398,9 +404,9 @@ def test_a_broken_preset_file_is_explained(
 
 def test_a_sweep_over_an_unknown_federation_is_refused() -> None:
     whole = load("fedevi-table5")
-    preset = Preset(**{**vars(whole), "grid": {"datasets": ("polyps",)}})
+    preset = PaperPreset(**{**vars(whole), "grid": {"datasets": ("polyps",)}})
     with pytest.raises(ConfigError, match="Did you mean 'polyp'"):
-        preset.cells()
+        preset.list_runs()
 
 
 # Runs
@@ -409,7 +415,7 @@ def test_a_sweep_over_an_unknown_federation_is_refused() -> None:
 @pytest.mark.parametrize(
     ("name", "label", "dimensions"), [("safcf-table2", "DSWA", 3), ("fedevi-table5", "uniform, polyp", 2)]
 )
-def test_a_run_of_a_preset_trains_on_made_up_hospitals(
+def test_a_run_of_a_preset_trains_on_synthetic_hospitals(
     name: str, label: str, dimensions: int, tmp_path: Path
 ) -> None:
     settings = expand(load(name))[label]

@@ -1,0 +1,224 @@
+"""Runs that are shown together: the cells of a comparison, or the runs somebody named."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from wardround.comparison.outcome import Comparison
+from wardround.comparison.runs import Run, mapping, read_run
+from wardround.comparison.scores import (
+    Replicate,
+    RowScores,
+    RowSummary,
+    Sheet,
+    Statistics,
+    metric_loss,
+    summarise_row,
+)
+from wardround.comparison.statistics import PairedTest
+from wardround.comparison.tables import cross_site_table, score_table
+from wardround.methods import METHODS
+from wardround.metrics import lengths_together
+from wardround.tables import Table
+
+MOST_DETAILED = 24
+
+Curves = dict[str, dict[str, list[tuple[float, float]]]]  # metric -> row -> (round, value)
+
+
+@dataclass(frozen=True)
+class RunGroup:
+    """Runs with one set of tables. kind: run, runs or comparison.
+
+    runs: those shown in detail; methods: of every row; sheet: the scores of all rows; cross_site: each
+    client's own model at the other clients; curves: mean validation score over replicates. Of a comparison:
+    seeds, the number of its cells and of those done, and cell title -> reason of the failed ones;
+    is_sample: runs holds one cell of every row, and there are more.
+    """
+
+    title: str
+    kind: str
+    runs: Sequence[Run]
+    methods: Mapping[str, str]
+    sheet: Sheet | None = None
+    cross_site: Table | None = None
+    curves: Curves = field(default_factory=dict)
+    seeds: Sequence[int] = ()
+    num_cells: int = 0
+    num_done: int = 0
+    failures: Mapping[str, str] = field(default_factory=dict)
+    is_sample: bool = False
+
+    @property
+    def metrics(self) -> list[str]:
+        return list(self.sheet.metrics) if self.sheet else []
+
+    @property
+    def tested(self) -> str:
+        """The word before the name of a score: an evaluation need not be on test cases of a run."""
+        return "" if any(run.is_evaluation for run in self.runs) else "test "
+
+    def as_dict(self) -> dict[str, Any]:
+        """The score tables as plain values, for JSON."""
+        start: dict[str, Any] = {"title": self.title, "kind": self.kind}
+        if self.sheet is None:
+            return {**start, "tables": []}
+        if self.kind == "comparison":
+            start |= {"seeds": self.seeds, "cells": self.num_cells, "done": self.num_done}
+        return {**start, "tables": [score_table(self.sheet, metric).as_dict() for metric in self.metrics]}
+
+
+# Runs somebody named
+
+
+def group_runs(runs: Sequence[Run]) -> RunGroup:
+    """Runs as rows of one table, over the metrics that all finished ones have."""
+    relabel_twins(runs)
+    done = [run for run in runs if run.cases]
+    metrics = [
+        metric for metric in (done[0].metrics if done else []) if all(metric in run.cases for run in done)
+    ]
+    sheet, lengths = None, lengths_together(run.lengths for run in done)
+    if metrics:
+        reference = next((run.label for run in done if run.method == "fedavg"), done[0].label)
+        sheet = Sheet("Runs", [row_of_run(run) for run in done], reference, metrics, lengths=lengths)
+    crossed = {run.label: [run.cross_site] for run in done if run.cross_site}
+    return RunGroup(
+        ", ".join(run.label for run in runs),
+        "run" if len(runs) == 1 else "runs",
+        runs,
+        {run.label: run.method for run in runs},
+        sheet=sheet,
+        cross_site=keep_personal(cross_site_table(crossed, metrics[0], "Cross-site", lengths))
+        if crossed and metrics
+        else None,
+        curves=average_curves({run.label: [run] for run in runs}) if len(runs) > 1 else {},
+    )
+
+
+def relabel_twins(runs: Sequence[Run]) -> None:
+    """Add the folder to the label of runs that share a name."""
+    names = [run.label for run in runs]
+    taken: set[str] = set()
+    for run in runs:
+        if names.count(run.label) > 1:
+            run.label = f"{run.label} ({run.folder.name})"
+        while run.label in taken:
+            run.label += "'"
+        taken.add(run.label)
+
+
+def row_of_run(run: Run) -> RowScores:
+    """A run as a row of the tables; only rows with the same data can be paired case by case."""
+    evaluate = mapping(run.config.get("evaluate"))
+    seed = run.config.get("seed", 42)
+    data = run.config.get("data")
+    if run.is_evaluation:  # its settings name the data its model was trained on
+        data = {"evaluated": run.evaluation.get("data"), "split": run.evaluation.get("split")}
+    return RowScores(
+        run.label,
+        {(seed, None): Replicate(seed, None, run.cases)},
+        data=json.dumps(data, sort_keys=True, default=str),
+        empty_policy=str(evaluate.get("empty_policy", "defined")),
+        tested=str(evaluate.get("model", "best")),
+    )
+
+
+# A comparison
+
+
+def group_comparison(found: Comparison) -> RunGroup:
+    """A comparison with one run of every row in detail, the first of its seeds."""
+    done = [cell for cell in found.cells if cell.is_done]
+    first = {cell.row: cell for cell in reversed(done)}
+    detailed = [first[label] for label in found.rows if label in first][:MOST_DETAILED]
+    several = len(found.facts["seeds"]) * max(1, len(found.facts["folds"])) > 1 or found.facts["held_out"]
+    runs = [read_run(cell.folder, cell.title if several else cell.row) for cell in detailed]
+    by_row = {label: [cell for cell in done if cell.row == label] for label in found.rows}
+    replicates = {
+        label: [read_run(cell.folder, label) for cell in cells] for label, cells in by_row.items() if cells
+    }
+    crossed = found.cross_site(found.metrics[0]) if done and found.metrics else None
+    titles = {cell.name: cell.title for cell in found.cells}
+    return RunGroup(
+        found.name,
+        "comparison",
+        runs,
+        {row["label"]: str(row["method"]) for row in found.facts["rows"]},
+        sheet=found.sheet if done else None,
+        cross_site=None if crossed is None else keep_personal(crossed),
+        curves=average_curves(replicates),
+        seeds=found.facts["seeds"],
+        num_cells=len(found.cells),
+        num_done=len(done),
+        failures={titles.get(cell, cell): why for cell, why in found.failures.items()},
+        is_sample=bool(several and runs),
+    )
+
+
+def keep_personal(table: Table) -> Table | None:
+    """Rows of methods whose clients end with models of their own; one common model is in the main table."""
+    models: dict[str, set[str]] = {}
+    for row in table.rows:
+        models.setdefault(row[0], set()).add(str(row[2:-1]))
+    kept = [row for row in table.rows if len(models[row[0]]) > 1]
+    return dataclasses.replace(table, rows=kept) if kept else None
+
+
+def average_curves(rows: Mapping[str, Sequence[Run]]) -> Curves:
+    """The mean over clients and replicates of the first validation metric, by round."""
+    metrics = next((run.records.validation_metrics() for runs in rows.values() for run in runs), [])
+    found: Curves = {}
+    for metric in metrics[:1]:
+        for label, runs in rows.items():
+            values: dict[float, list[float]] = {}
+            for run in runs:
+                for at, value in run.records.validation_mean(metric):
+                    values.setdefault(at, []).append(value)
+            if values:
+                means = [(at, sum(entry) / len(entry)) for at, entry in sorted(values.items())]
+                found.setdefault(metric, {})[label] = means
+    return found
+
+
+# The result in short
+
+
+@dataclass(frozen=True)
+class Headline:
+    """What can be said in a sentence.
+
+    best: the best federated row (the only row, if there is one); num_rows: how many it is the best of;
+    test: against the reference; references: rows that are not federated methods (local, centralised).
+    """
+
+    best: RowSummary
+    num_rows: int
+    test: PairedTest | None = None
+    references: Sequence[RowSummary] = ()
+
+
+def find_headline(sheet: Sheet, statistics: Statistics, methods: Mapping[str, str]) -> Headline:
+    """methods: the method of each row, to tell references from federated methods."""
+    metric = statistics.metric
+    clients = sheet.clients(metric)
+    summaries = [summarise_row(row, metric, clients) for row in sheet.rows if row.replicates]
+    federated = [summary for summary in summaries if not is_reference(methods.get(summary.label, ""))]
+
+    def loss(summary: RowSummary) -> tuple[int, float]:
+        """Unknown values come last."""
+        mean = summary.mean.mean
+        return summary.num_infinite, math.inf if math.isnan(mean) else metric_loss(metric)(mean)
+
+    best = min(federated or summaries, key=loss)
+    references = [summary for summary in summaries if federated and summary not in federated]
+    return Headline(best, len(summaries), statistics.row(best.label).test, references)
+
+
+def is_reference(method: str) -> bool:
+    return method in METHODS and METHODS[method].kind == "reference"

@@ -1,0 +1,229 @@
+"""The sections about a group of runs: the result in words, figures and tables, and all rows side by side."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+
+from wardround.comparison.groups import Headline, RunGroup, find_headline
+from wardround.comparison.runs import Run
+from wardround.comparison.scores import RowScores, RowSummary, Sheet, Statistics, metric_loss, statistics_of
+from wardround.comparison.statistics import CaseKey
+from wardround.comparison.tables import score_table, significance_table
+from wardround.engine.judging.result_tables import client_table
+from wardround.metrics import METRICS
+from wardround.reporting.charts import legend, line_chart, places_of
+from wardround.reporting.html import Html, details, join, name, plain, section, tag
+from wardround.reporting.sections import SUMS, case_label, has_regions, limits
+from wardround.reporting.strips import Spot, strip_chart
+from wardround.reporting.tabular import table_html
+from wardround.tables import Interval, PValue, Table, shown
+
+
+def result_section(group: RunGroup, prefix: str) -> Html:
+    """The result: a sentence, figures, and a table for every metric."""
+    sheet, notices = group.sheet, draw_notices(group)
+    if sheet is None:
+        waiting = tag("p", "There is no test result yet.", class_="lead")
+        return section(f"{prefix}-result", "Result", *notices, waiting)
+    tested = {metric: statistics_of(sheet, metric) for metric in group.metrics}
+    verdict = describe_result(sheet, tested[group.metrics[0]], group.methods, group.tested)
+    parts = [tag("p", verdict, class_="verdict"), draw_figures(group, sheet), *notices]
+    if group.kind == "run" and group.runs[0].test is not None:
+        title = capitalise(f"{group.tested}scores of each client")
+        table = client_table(group.runs[0].test, group.metrics, title, sheet.lengths)
+        parts.append(table_html(table, fixed=SUMS))
+    else:
+        for metric in group.metrics:
+            title = capitalise(f"{group.tested}{METRICS[metric].title_in(sheet.lengths)}")
+            parts.append(table_html(retitle(score_table(sheet, metric), title)))
+            if len(sheet.rows) > 1:
+                tests = significance_table(sheet, tested[metric])
+                title = f"{METRICS[metric].label} against {plain(sheet.reference)}"
+                parts.append(details(f"Tests: {title}", table_html(retitle(tests, title))))
+    if group.cross_site is not None:
+        parts.append(table_html(group.cross_site))
+    return section(f"{prefix}-result", "Result", *parts)
+
+
+def retitle(table: Table, title: str) -> Table:
+    return dataclasses.replace(table, title=title)
+
+
+def capitalise(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+# Figures and notices
+
+
+def draw_figures(group: RunGroup, sheet: Sheet) -> Html:
+    """The numbers of clients, cases, rounds and runs."""
+    metric = group.metrics[0]
+    cases = {(key.client, key.case) for row in sheet.rows for part in row.scores(metric) for key in part}
+    rows = [("clients", str(len(sheet.clients(metric)))), (f"{group.tested}cases", str(len(cases)))]
+    trained = [run for run in group.runs if not run.is_evaluation]
+    if trained:
+        rows.append(("rounds", format_range([run.rounds for run in trained])))
+    if group.kind != "run":
+        rows.append(("runs" if trained else "evaluations", str(group.num_done or len(group.runs))))
+    elif trained:
+        rows.append(("seed", str(group.runs[0].config.get("seed", ""))))
+    else:
+        run = group.runs[0]
+        rows.append(("split", plain(str(run.evaluation.get("split", "")), 20)))
+        rows.append(("could not be evaluated", str(len(run.failed_cases()))))
+    return tag("dl", [tag("div", tag("dt", key), tag("dd", value)) for key, value in rows], class_="figures")
+
+
+def format_range(counts: Sequence[int]) -> str:
+    """
+    >>> format_range([8, 8]), format_range([10, 8])
+    ('8', '8 to 10')
+    """
+    low, high = min(counts), max(counts)
+    return str(low) if low == high else f"{low} to {high}"
+
+
+def draw_notices(group: RunGroup) -> list[Html]:
+    """What a reader must know first: missing cells of a comparison, or notes of an evaluation."""
+    if group.kind != "comparison":
+        notices = [draw_notes(run, with_name=len(group.runs) > 1) for run in group.runs]
+        return [notice for notice in notices if notice]
+    if group.num_done == group.num_cells:
+        return []
+    reasons = [tag("li", name(title, 80), ": ", why) for title, why in group.failures.items()]
+    text = f"{group.num_done} of {group.num_cells} cells are done; the tables show these."
+    return [
+        tag("div", tag("p", text), tag("ul", reasons) if reasons else None, class_="notice", role="status")
+    ]
+
+
+def draw_notes(run: Run, *, with_name: bool) -> Html:
+    """What an evaluation noted about its cases and its model."""
+    notes = run.notes()
+    failed = len(run.failed_cases())
+    if failed:
+        notes.append(f"{failed} {'cases' if failed > 1 else 'case'} could not be evaluated; see below.")
+    if not notes:
+        return Html("")
+    whose = tag("p", name(run.label), ":") if with_name else None
+    return tag(
+        "div", whose, tag("ul", [tag("li", text) for text in notes], class_="warnings"), class_="notice",
+        role="status",
+    )  # fmt: skip
+
+
+# The result in words
+
+
+def describe_result(
+    sheet: Sheet, statistics: Statistics, methods: Mapping[str, str], tested: str = "test "
+) -> Html:
+    """The best row, how it compares to the reference, its weakest client, and what `local` reaches.
+
+    methods: the method of each row; tested: the word before the name of the score.
+    """
+    metric, found = statistics.metric, find_headline(sheet, statistics, methods)
+    entry, best = METRICS[metric], found.best
+    unit = entry.unit_in(sheet.lengths)
+    value = join(tag("strong", shown(best.mean)), f" {unit}" if unit else "")
+    if found.num_rows == 1:
+        num_clients = len(sheet.clients(metric))
+        over = "the only client" if num_clients == 1 else f"{num_clients} clients"
+        weakest = describe_weakest(best, " The weakest is ") if num_clients > 1 else None
+        return join(f"Mean {tested}{entry.label} over {over}: ", value, ".", weakest)
+    extreme = "highest" if entry.higher_is_better else "lowest" if entry.higher_is_better is False else "best"
+    return join(
+        "Of the federated methods, " if found.references else "",
+        name(best.label), f" has the {extreme} mean {tested}{entry.label}: ", value,
+        f" over {sheet.expected} {sheet.over}" if best.mean.sd is not None else "", ".",
+        describe_test(found, statistics.reference),
+        describe_weakest(best, " Its weakest client is "),
+        describe_references(found.references),
+    )  # fmt: skip
+
+
+def describe_test(found: Headline, reference: str) -> Html | None:
+    """The paired test against the reference, and whether the two can be told apart."""
+    test = found.test
+    if test is None:
+        return None
+    p = PValue(test.p_holm)
+    text = shown(p).replace("<", "< ") if shown(p).startswith("<") else f"= {shown(p)}"
+    return join(
+        " Against ", name(reference), ", case by case, it differs by ",
+        ("+" if test.difference > 0 else "") + shown(test.difference), " ", shown(test.interval),
+        f" (p {text} after Holm's correction)",
+        describe_evidence(p, test.interval), ".",
+    )  # fmt: skip
+
+
+def describe_evidence(p: float, interval: Interval) -> str:
+    """What p-value and interval say together; neither is quoted against the other."""
+    if p < 0.05:
+        return ""
+    if interval.low <= 0 <= interval.high:
+        return ": on these cases the two cannot be told apart"
+    return ": the interval of the mean and the corrected test disagree, so do not rely on it"
+
+
+def describe_weakest(summary: RowSummary, start: str) -> Html | None:
+    """The worst client, where all replicates agree on it; else only its score."""
+    found = list(dict.fromkeys(summary.worst_clients))
+    if not found:
+        return None
+    who = [name(found[0])] if len(found) == 1 else ["not always the same"]
+    return join(start, who, ", ", shown(summary.worst), ".")
+
+
+def describe_references(references: Sequence[RowSummary]) -> Html | None:
+    """Rows that are not federated methods: each client alone, all cases in one place."""
+    if not references:
+        return None
+    scores = [join(name(summary.label), " ", shown(summary.mean)) for summary in references]
+    return join(" For reference: ", [part for entry in scores for part in (", ", entry)][1:], ".")
+
+
+# Side by side
+
+
+def side_by_side_section(group: RunGroup, prefix: str) -> Html:
+    """All rows in one picture: their learning curves, and every case."""
+    sheet = group.sheet
+    lengths = "" if sheet is None else sheet.lengths
+    charts = [
+        line_chart(
+            f"Validation {METRICS[metric].title_in(lengths)}, mean over clients",
+            lines, within=limits(metric), with_table=True, class_="wide",
+        )
+        for metric, lines in group.curves.items()
+        if len(lines) > 1
+    ]  # fmt: skip
+    if sheet is not None and len(sheet.rows) > 1:
+        metric = group.metrics[0]
+        clients = sheet.clients(metric)
+        places = places_of(clients)
+        rows = {row.label: spots_of(row, metric, places) for row in sheet.rows if row.replicates}
+        many = has_regions(key for row in sheet.rows for part in row.scores(metric) for key in part)
+        what = METRICS[metric].title_in(lengths)
+        title = capitalise(f"{group.tested}{what} of every case{' and region' * many}")
+        chart = strip_chart(title, rows, within=limits(metric), worst=metric_loss(metric), class_="wide")
+        charts += [chart, legend(clients, places)]
+    lead = f"Learning curves of all rows, and their scores on every {group.tested}case (mean over seeds)."
+    return section(f"{prefix}-beside", "Side by side", *charts, lead=lead) if charts else Html("")
+
+
+def spots_of(row: RowScores, metric: str, places: Mapping[str, int]) -> list[Spot]:
+    """Every case once, its mean over replicates."""
+    sums: dict[CaseKey, list[float]] = {}
+    for part in row.scores(metric):
+        for key, value in part.items():
+            if not math.isnan(value):
+                sums.setdefault(key, []).append(value)
+    many = has_regions(sums)
+    return [
+        Spot(sum(values) / len(values), case_label(key, many), places.get(key.client, 0))
+        for key, values in sums.items()
+    ]
