@@ -12,12 +12,13 @@ from pytest import CaptureFixture, MonkeyPatch, approx, fixture, mark
 from torch import nn
 
 import wardround as wr
-import wardround.planning as planning
 from wardround.engine.host import build_model
 from wardround.models.base import Output, Segmenter
-from wardround.planning import plan, size
+from wardround.planning import memory
+from wardround.planning import plan as plan_module
+from wardround.planning.dry_run import Rehearsal
 from wardround.planning.memory import activation_bytes, optimizer_bytes
-from wardround.planning.rehearsal import Rehearsal
+from wardround.planning.plan import plan, size
 from wardround.training.workbench import Workbench
 
 GB = 2**30
@@ -145,7 +146,7 @@ def test_references_of_a_method_are_counted(tmp_path: Path) -> None:
 def test_what_does_not_fit_comes_with_a_suggestion(
     tmp_path: Path, monkeypatch: MonkeyPatch, free: int, changes: Any, suggestion: str
 ) -> None:
-    monkeypatch.setattr(planning, "free_memory", lambda: free)
+    monkeypatch.setattr(memory, "free_memory", lambda: free)
     large = {
         "data": {"phantom": {"hospitals": 3, "size": 128, "cases": 200}},
         "model": {"name": "unet2d", "base_filters": 16},
@@ -158,7 +159,7 @@ def test_what_does_not_fit_comes_with_a_suggestion(
 
 
 def test_a_suggested_micro_batch_does_fit(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
-    monkeypatch.setattr(planning, "free_memory", lambda: GB)
+    monkeypatch.setattr(memory, "free_memory", lambda: GB)
     large: dict[str, Any] = {
         "batch_size": 64,
         "data": {"phantom": {"hospitals": 2, "size": 128, "cases": 200}},
@@ -177,7 +178,7 @@ def test_a_suggested_micro_batch_does_fit(tmp_path: Path, monkeypatch: MonkeyPat
 
 def test_the_busiest_worker_decides_how_long_a_round_takes(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     seen = Rehearsal(step=1.0, case=0.5, test_case=2.0, others={"score": 3.0}, server=0.25, checkpoint=0.125)
-    monkeypatch.setattr(planning, "rehearse", lambda *given, **named: seen)
+    monkeypatch.setattr(plan_module, "rehearse", lambda *given, **named: seen)
     changes: dict[str, Any] = {
         "rounds": 10,
         "data": {"phantom": {"hospitals": 3, "size": 16, "cases": [20, 10, 10]}},
@@ -196,8 +197,8 @@ def test_the_busiest_worker_decides_how_long_a_round_takes(tmp_path: Path, monke
 
 
 def test_a_step_that_takes_too_long_ends_the_rehearsal(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
-    monkeypatch.setattr("wardround.planning.rehearsal.BUDGET", 0.0)
-    monkeypatch.setattr("wardround.planning.rehearse.__kwdefaults__", {"budget": 0.0})
+    monkeypatch.setattr("wardround.planning.dry_run.BUDGET", 0.0)
+    monkeypatch.setattr("wardround.planning.dry_run.rehearse.__kwdefaults__", {"budget": 0.0})
 
     made = plan(config(tmp_path))
 
@@ -233,7 +234,7 @@ def test_json_is_one_object(config_file: Path, monkeypatch: MonkeyPatch, capsys:
 def test_what_does_not_fit_is_no_error_but_a_wrong_setting_is(
     config_file: Path, monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(planning, "free_memory", lambda: 1)
+    monkeypatch.setattr(memory, "free_memory", lambda: 1)
 
     code, out, _ = call(monkeypatch, capsys, str(config_file), "--no-calibration")
     wrong, _, err = call(monkeypatch, capsys, str(config_file), "--set", "roundz=1")

@@ -13,7 +13,7 @@ from wardround.cli.common import Debug, Json, Quiet, Set, app, configure_logging
 from wardround.text import format_size
 
 if TYPE_CHECKING:
-    from wardround.planning import Plan
+    from wardround.planning.plan import Plan
     from wardround.tables import Table
 
 MOST_CLIENTS = 12  # shown one by one; more are summed up
@@ -45,7 +45,7 @@ def plan(
     """Tell what a run will take: memory, traffic, disk, steps and time, and what would not fit."""
     configure_logging(debug, quiet or json_)
     from wardround.config_file import load_config
-    from wardround.planning import plan as make_plan
+    from wardround.planning.plan import plan as make_plan
 
     source = config / "config.yaml" if config.is_dir() else config
     checked = load_config(source, set_ or [])
@@ -75,7 +75,7 @@ def show(made: Plan) -> None:
 
 
 def summary_table(made: Plan) -> Table:
-    from wardround.planning import size
+    from wardround.planning.plan import size
     from wardround.tables import Table
 
     config, placement, compute, traffic = made.config, made.placement, made.compute, made.traffic
@@ -118,7 +118,7 @@ def clients_table(made: Plan) -> Table:
 
 
 def memory_table(made: Plan) -> Table:
-    from wardround.planning import size
+    from wardround.planning.plan import size
     from wardround.tables import Table
 
     columns = ["memory", *(entry.device for entry in made.memory)]
@@ -139,7 +139,7 @@ def memory_table(made: Plan) -> Table:
 
 
 def told(num_bytes: int | None) -> str:
-    from wardround.planning import size
+    from wardround.planning.plan import size
 
     return "unknown" if num_bytes is None else size(num_bytes)
 

@@ -8,9 +8,19 @@ from dataclasses import dataclass
 
 import torch
 
-from wardround.config import OptimizerSettings
+from wardround.config import Config, OptimizerSettings
+from wardround.data.federation import Federation
+from wardround.data.serving.resident import DEVICE_SHARE
+from wardround.engine.transports.placement import Placement
+from wardround.engine.transports.workers import deal
+from wardround.machine import free_memory
+from wardround.methods import build_method, build_objective
 from wardround.models.base import Segmenter
 from wardround.models.measure import as_ghost, kept_bytes
+from wardround.params import Params
+from wardround.planning.cases import ClientPlan
+from wardround.planning.dry_run import Rehearsal
+from wardround.training.device import Compute
 
 PROCESS_BYTES = 300 * 2**20  # Python and torch; on a GPU, about what CUDA takes
 HALF = 0.6  # what autocast leaves of the activations: norms and losses stay in float32
@@ -73,3 +83,70 @@ def optimizer_bytes(settings: OptimizerSettings, trainable: int) -> int:
 def case_bytes(channels: int, shape: Sequence[int]) -> int:
     """One case in memory: image in float32, label in eight bytes."""
     return (4 * channels + 8) * math.prod(shape)
+
+
+def memories(
+    config: Config,
+    federation: Federation,
+    model: Segmenter,
+    shape: Sequence[int],
+    clients: Sequence[ClientPlan],
+    placement: Placement,
+    compute: Compute,
+    rehearsal: Rehearsal | None,
+) -> list[Memory]:
+    """Each device with the processes on it; of processes, the one with most to hold counts."""
+    parameters = tensor_bytes(model.state_dict())
+    trainable = tensor_bytes(Params.trainable(model))
+    needs = build_method(config).needs | build_objective(config).needs
+    size = largest_batch(config, clients)
+    kept = activation_bytes(
+        model, (size, model.in_channels, *shape), checkpointing=config.compute.checkpointing
+    )
+    if kept is not None and compute.autocast is not None:
+        kept = int(HALF * kept)
+    one = case_bytes(federation.in_channels, shape)
+    cases = {client.name: client.train + client.val + client.test for client in clients}
+    hands = deal(federation.sizes(list(cases)), placement.workers)
+    found = []
+    for device in dict.fromkeys(placement.devices):
+        on_gpu = device != "cpu"
+        free = torch.cuda.mem_get_info(torch.device(device))[0] if on_gpu else free_memory()
+        here = [hand for hand, where in zip(hands, placement.devices, strict=False) if where == device]
+        held = [one * sum(cases[name] for name in hand) for hand in here]
+        data = max(held, default=0)
+        if (
+            on_gpu and config.compute.resident != "device"
+        ):  # each client's cases move only where there is room
+            data = sum(min(one * cases[n], int(DEVICE_SHARE * free)) for n in max(here, key=len, default=[]))
+            data = 0 if config.compute.resident in ("host", "disk") else data
+        parts: dict[str, int | None] = {
+            "process": PROCESS_BYTES,
+            "parameters": parameters,
+            "gradients": trainable,
+            "optimizer": optimizer_bytes(config.optimizer, trainable),
+            "references": parameters * len(needs & {"global", "previous"}),
+            "messages": 2 * parameters,
+            "activations": kept,
+            "cases": data,
+        }
+        peak = rehearsal.peak if rehearsal is not None and on_gpu else None
+        server = PROCESS_BYTES + 3 * parameters if placement.workers > 1 and not on_gpu else 0
+        found.append(Memory(device, parts, max(1, len(here)), free, server, peak))
+    return found
+
+
+def largest_batch(config: Config, clients: Sequence[ClientPlan]) -> int:
+    """Cases that go through the network at once, at most."""
+    whole = min(config.batch_size, max((client.train for client in clients), default=1))
+    return max(1, min(config.compute.micro_batch or whole, whole))
+
+
+def tensor_bytes(tensors: Mapping[str, torch.Tensor] | Params) -> int:
+    return sum(tensors[name].nbytes for name in tensors)
+
+
+def shared_bytes(config: Config, model: Segmenter) -> int:
+    """Of the tensors that travel."""
+    travelling = set(build_method(config).shared(model)) - set(build_objective(config).local_names(model))
+    return sum(tensor.nbytes for name, tensor in model.state_dict().items() if name in travelling)

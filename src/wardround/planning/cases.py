@@ -1,0 +1,77 @@
+"""What a run trains on: the shape of its cases, how many each client has, and its steps in a round."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from wardround.config import Config
+from wardround.data.federation import Federation, Seen
+from wardround.data.folders import Folders
+from wardround.data.phantom import cases as phantom
+from wardround.data.roles import POOLED
+from wardround.data.serving.loading import RealData, prepared_shape
+
+
+@dataclass(frozen=True)
+class ClientPlan:
+    """One client: its cases, and its training steps in one round."""
+
+    name: str
+    train: int
+    val: int
+    test: int
+    steps: int
+
+
+def usual_shape(config: Config, federation: Federation) -> tuple[tuple[int, ...], list[str]]:
+    """Voxels of what is trained on; real cases that are not prepared yet are judged by the first image."""
+    if config.data.patch is not None:
+        return tuple(config.data.patch), []
+    if config.data.federation is not None:
+        data = RealData(config.data.federation, config.data)
+        usual = prepared_shape(data._first_image(), data.file.prepare)
+        if data.file.prepare.size is not None:
+            return tuple(usual), []
+        return tuple(data._usual_patch), [
+            f"The shape is judged by the first image, {'x'.join(map(str, usual))} when prepared; cases of "
+            "different shapes are trained on in patches."
+        ]
+    if config.data.folders is not None:
+        return tuple(config.data.folders.size), []
+    return config.data.phantom.shape, []
+
+
+def known(federation: Federation, shape: Sequence[int]) -> Federation:
+    """The federation, which says its shape without preparing anything."""
+    return replace(federation, look_back=lambda: Seen(None, tuple(shape)))
+
+
+def counts(config: Config, federation: Federation) -> dict[str, tuple[int, int, int]]:
+    """Training, validation and test cases of each client."""
+    splits: dict[str, Counter[str]] = {}
+    if config.data.federation is not None:
+        listing = RealData(config.data.federation, config.data).listing
+        splits = {n: Counter(entry.split or "train" for entry in listing.of(n)) for n in federation.names}
+    elif config.data.folders is not None:
+        index = Folders(config.data.folders).index
+        splits = {name: Counter(split for _, split in index[name]) for name in federation.names}
+    else:
+        made = config.data.phantom
+        return {name: phantom.split_sizes(made, name) for name in federation.names}
+    return {n: (found["train"], found["val"], found["test"]) for n, found in splits.items()}
+
+
+def client_plans(
+    config: Config, counted: Mapping[str, tuple[int, int, int]], *, pooled: bool
+) -> list[ClientPlan]:
+    def steps(train: int) -> int:
+        return config.local_epochs * math.ceil(train / config.batch_size)
+
+    if not pooled:
+        return [ClientPlan(name, *cases, steps(cases[0])) for name, cases in counted.items()]
+    judged = [ClientPlan(name, 0, val, test, 0) for name, (_, val, test) in counted.items()]
+    train = sum(cases[0] for cases in counted.values())
+    return [*judged, ClientPlan(POOLED, train, 0, 0, steps(train))]
