@@ -13,6 +13,7 @@ from wardround.data.folders import Folders
 from wardround.data.phantom import cases as phantom
 from wardround.data.roles import POOLED
 from wardround.data.serving.loading import RealData, prepared_shape
+from wardround.text import format_size
 
 
 @dataclass(frozen=True)
@@ -26,8 +27,8 @@ class ClientPlan:
     steps: int
 
 
-def usual_shape(config: Config, federation: Federation) -> tuple[tuple[int, ...], list[str]]:
-    """Voxels of what is trained on; real cases that are not prepared yet are judged by the first image."""
+def estimate_shape(config: Config, federation: Federation) -> tuple[tuple[int, ...], list[str]]:
+    """Voxels along each side of a training image, from the first image where cases are not prepared yet."""
     if config.data.patch is not None:
         return tuple(config.data.patch), []
     if config.data.federation is not None:
@@ -36,7 +37,7 @@ def usual_shape(config: Config, federation: Federation) -> tuple[tuple[int, ...]
         if data.file.prepare.size is not None:
             return tuple(usual), []
         return tuple(data._usual_patch), [
-            f"The shape is judged by the first image, {'x'.join(map(str, usual))} when prepared; cases of "
+            f"The shape is taken from the first image, {format_size(usual)} when prepared; cases of "
             "different shapes are trained on in patches."
         ]
     if config.data.folders is not None:
@@ -44,12 +45,12 @@ def usual_shape(config: Config, federation: Federation) -> tuple[tuple[int, ...]
     return config.data.phantom.shape, []
 
 
-def known(federation: Federation, shape: Sequence[int]) -> Federation:
-    """The federation, which says its shape without preparing anything."""
+def with_shape(federation: Federation, shape: Sequence[int]) -> Federation:
+    """The federation with a known shape, so that nothing is prepared to find it."""
     return replace(federation, look_back=lambda: Seen(None, tuple(shape)))
 
 
-def counts(config: Config, federation: Federation) -> dict[str, tuple[int, int, int]]:
+def count_cases(config: Config, federation: Federation) -> dict[str, tuple[int, int, int]]:
     """Training, validation and test cases of each client."""
     splits: dict[str, Counter[str]] = {}
     if config.data.federation is not None:
@@ -64,7 +65,7 @@ def counts(config: Config, federation: Federation) -> dict[str, tuple[int, int, 
     return {n: (found["train"], found["val"], found["test"]) for n, found in splits.items()}
 
 
-def client_plans(
+def plan_clients(
     config: Config, counted: Mapping[str, tuple[int, int, int]], *, pooled: bool
 ) -> list[ClientPlan]:
     def steps(train: int) -> int:

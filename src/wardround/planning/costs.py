@@ -14,7 +14,7 @@ from wardround.methods import build_method, build_objective
 from wardround.models.base import Segmenter
 from wardround.params import Params
 from wardround.planning.cases import ClientPlan
-from wardround.planning.dry_run import Rehearsal
+from wardround.planning.dry_run import DryRun
 from wardround.planning.memory import optimizer_bytes, tensor_bytes
 
 # Traffic and disk
@@ -22,7 +22,7 @@ from wardround.planning.memory import optimizer_bytes, tensor_bytes
 
 @dataclass(frozen=True)
 class Traffic:
-    """Bytes between the server and all clients; measured: seen in the rehearsal, else estimated.
+    """Bytes between the server and all clients; measured: in the dry run, else estimated.
 
     parts: task -> bytes down and up in one round, of all clients together.
     """
@@ -45,36 +45,34 @@ class Traffic:
         return sum(self.setup) + self.rounds * (self.down + self.up)
 
 
-def traffic_of(
-    config: Config, rehearsal: Rehearsal | None, shared: int, everything: int, present: int, hospitals: int
+def estimate_traffic(
+    config: Config, dry_run: DryRun | None, shared: int, everything: int, present: int, hospitals: int
 ) -> Traffic:
-    """Bytes of one round: the method's exchanges, and the model that goes out to be validated."""
-    method = build_method(config)
-    measured = rehearsal is not None and rehearsal.down is not None and rehearsal.up is not None
-    setup = (0, 0)
-    if measured:
-        assert rehearsal is not None and rehearsal.down is not None and rehearsal.up is not None
-        up = rehearsal.up
-        parts = {task: (down * present, up.get(task, 0) * present) for task, down in rehearsal.down.items()}
-        setup = (rehearsal.setup[0] * present, rehearsal.setup[1] * present)
+    """Bytes of one round: the method's exchanges, and the model sent for validation."""
+    setup, measured = (0, 0), False
+    if dry_run is not None and dry_run.down is not None and dry_run.up is not None:
+        up, measured = dry_run.up, True
+        parts = {task: (down * present, up.get(task, 0) * present) for task, down in dry_run.down.items()}
+        setup = (dry_run.setup[0] * present, dry_run.setup[1] * present)
     else:
+        tasks = build_method(config).tasks
         parts = {"train": (everything * present, shared * present)}
-        parts |= {task: (everything * present, 0) for task in method.tasks if task != "train"}
+        parts |= {task: (everything * present, 0) for task in tasks if task != "train"}
     parts["validation"] = (everything * hospitals // config.evaluate.every, 0)
     return Traffic(parts, config.rounds, setup, measured)
 
 
-def disk_of(
+def estimate_disk(
     config: Config,
-    rehearsal: Rehearsal | None,
+    dry_run: DryRun | None,
     everything: int,
     model: Segmenter,
     clients: Sequence[ClientPlan],
     placement: Placement,
 ) -> tuple[int, int]:
-    """Bytes in the run folder at its fullest, and free where it will be."""
-    if rehearsal is not None and rehearsal.state_bytes is not None and rehearsal.memory_bytes is not None:
-        state, memory = rehearsal.state_bytes, rehearsal.memory_bytes  # two rounds' memories
+    """Most bytes in the run folder at any time, and bytes free there."""
+    if dry_run is not None and dry_run.state_bytes is not None and dry_run.memory_bytes is not None:
+        state, memory = dry_run.state_bytes, dry_run.memory_bytes  # memories of two rounds
     else:
         needs = build_method(config).needs | build_objective(config).needs
         kept = everything if needs & {"previous", "state"} else 0
@@ -95,7 +93,7 @@ def disk_of(
 
 @dataclass(frozen=True)
 class Time:
-    """Seconds, from the rehearsal: of one training step, one round, the test at the end, and all."""
+    """Seconds, from the dry run: one training step, a round, its validation, the test, the start, all."""
 
     step: float
     round: float
@@ -105,16 +103,16 @@ class Time:
     total: float
 
 
-def time_of(
+def estimate_time(
     config: Config,
-    rehearsal: Rehearsal | None,
+    dry_run: DryRun | None,
     clients: Sequence[ClientPlan],
     share: float,
     placement: Placement,
     everything: int,
 ) -> Time | None:
-    """From the rehearsal's seconds: the busiest worker decides."""
-    if rehearsal is None:
+    """From the seconds of the dry run; the busiest worker decides."""
+    if dry_run is None:
         return None
     by_name = {client.name: client for client in clients}
     hands = deal({c.name: c.train + c.val + c.test for c in clients}, placement.workers)
@@ -122,14 +120,14 @@ def time_of(
     most = {"train": 0.0, "val": 0.0, "test": 0.0}
     for hand in hands:
         members = [by_name[name] for name in hand]
-        train = sum(client.steps * rehearsal.step for client in members)
-        train += sum(sum(rehearsal.others.values()) for client in members if client.train)
+        train = sum(client.steps * dry_run.step for client in members)
+        train += sum(sum(dry_run.others.values()) for client in members if client.train)
         most["train"] = max(most["train"], train * share)
-        most["val"] = max(most["val"], sum(client.val for client in members) * rehearsal.case)
-        most["test"] = max(most["test"], sum(client.test for client in members) * rehearsal.test_case)
+        most["val"] = max(most["val"], sum(client.val for client in members) * dry_run.case)
+        most["test"] = max(most["test"], sum(client.test for client in members) * dry_run.test_case)
     files = (1 + trainers * share) * everything / EXCHANGE_BYTES_A_SECOND if placement.workers > 1 else 0.0
     validations = math.ceil(config.rounds / config.evaluate.every)
-    round_ = most["train"] + files + rehearsal.server * trainers * share + rehearsal.checkpoint
+    round_ = most["train"] + files + dry_run.server * trainers * share + dry_run.checkpoint
     start = 3.0 if placement.workers > 1 else 1.0
     total = start + config.rounds * round_ + validations * most["val"] + most["test"]
-    return Time(rehearsal.step, round_, most["val"], most["test"], start, total)
+    return Time(dry_run.step, round_, most["val"], most["test"], start, total)
