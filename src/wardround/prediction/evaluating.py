@@ -30,7 +30,7 @@ from wardround.engine.judging.evaluation import Evaluation, column
 from wardround.engine.judging.result_tables import case_rows, client_table
 from wardround.errors import ConfigError, DataError
 from wardround.files import file_name, jsonable, write_json, write_text
-from wardround.metrics import METRICS, MM, PX, lengths_together, measure
+from wardround.metrics import METRICS, MM, PX, combine_units, measure
 from wardround.metrics.summary import across_clients, summarise
 from wardround.prediction.inputs import Problem, Scan
 from wardround.prediction.labelled import open_labelled, values_of
@@ -145,7 +145,7 @@ def evaluate(
     if not any(rows.values()):
         reason = judged.problems[0].reason if judged.problems else "It has none."
         raise DataError(f"{path}: none of {len(labelled.entries)} cases could be judged. {reason}")
-    judged.lengths = lengths_together(row["lengths"] for found in rows.values() for row in found)
+    judged.lengths = combine_units(row["lengths"] for found in rows.values() for row in found)
     judged.evaluation = summarised({name: found for name, found in rows.items() if found}, judged.metrics)
     write(judged, predictor, path, which if len(labelled.entries) == every else "unseen")
     if report:

@@ -11,7 +11,7 @@ from typing import Any
 from wardround.comparison import Comparison
 from wardround.comparison.scores import Replicate, RowScores, Sheet
 from wardround.comparison.tables import cross_site_table
-from wardround.metrics import lengths_together
+from wardround.metrics import combine_units
 from wardround.reporting.facts import Run, Source, mapping, read_run
 from wardround.reporting.html import Html, join, name, tag
 from wardround.tables import Table
@@ -76,7 +76,7 @@ def of_runs(runs: Sequence[Run]) -> Group:
     metrics = [
         metric for metric in (done[0].metrics if done else []) if all(metric in run.cases for run in done)
     ]
-    sheet, lengths = None, lengths_together(run.lengths for run in done)
+    sheet, lengths = None, combine_units(run.lengths for run in done)
     if metrics:
         reference = next((run.label for run in done if run.method == "fedavg"), done[0].label)
         sheet = Sheet("Runs", [row_of(run) for run in done], reference, metrics, lengths=lengths)
