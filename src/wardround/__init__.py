@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from wardround.config_file import load_config
     from wardround.methods import METHODS, OBJECTIVES
     from wardround.prediction.evaluating import evaluate
-    from wardround.prediction.predicting import Prediction
+    from wardround.prediction.results import Prediction
     from wardround.prediction.session import predict
 
 _HOMES = {
@@ -41,7 +41,7 @@ _HOMES = {
     "OBJECTIVES": "wardround.methods",
     "Comparison": "wardround.comparison",
     "Config": "wardround.config",
-    "Prediction": "wardround.prediction.predicting",
+    "Prediction": "wardround.prediction.results",
     "Result": "wardround.api",
     "compare": "wardround.comparison",
     "evaluate": "wardround.prediction.evaluating",

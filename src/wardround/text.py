@@ -26,6 +26,17 @@ def format_size(sides: Iterable[float]) -> str:
     return "x".join(f"{side:g}" if isinstance(side, float) else str(side) for side in sides)
 
 
+def format_bytes(count: float) -> str:
+    """
+    >>> format_bytes(532), format_bytes(1_250_000), format_bytes(3e9)
+    ('532 B', '1.2 MB', '3.0 GB')
+    """
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= scale:
+            return f"{count / scale:.1f} {unit}"
+    return f"{count:.0f} B"
+
+
 def clipped(text: str, length: int = 24) -> str:
     """Names from elsewhere: short, one line, and never read as mathematics."""
     flat = "".join(character if character.isprintable() else "?" for character in text).replace("$", r"\$")

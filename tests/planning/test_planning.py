@@ -1,4 +1,4 @@
-"""wardround plan: what a run will take, told before it is started."""
+"""wardround plan: what a run will take, estimated before it is started."""
 
 import json
 from pathlib import Path
@@ -12,12 +12,14 @@ from pytest import CaptureFixture, MonkeyPatch, approx, fixture, mark
 from torch import nn
 
 import wardround as wr
-import wardround.planning as planning
 from wardround.engine.networks import build_model
 from wardround.models.base import Output, Segmenter
-from wardround.planning import plan, size
+from wardround.planning import memory
+from wardround.planning import plan as plan_module
+from wardround.planning.dry_run import DryRun
 from wardround.planning.memory import activation_bytes, optimizer_bytes
-from wardround.planning.rehearsal import Rehearsal
+from wardround.planning.plan import make_plan
+from wardround.text import format_bytes
 from wardround.training.workbench import Workbench
 
 GB = 2**30
@@ -38,9 +40,9 @@ def config_file(tmp_path: Path) -> Path:
 
 
 @mark.parametrize("method", ["fedavg", "scaffold", "fedevi", "centralised", "fedproto", "fedper"])
-def test_traffic_of_the_rehearsal_is_that_of_a_real_round(tmp_path: Path, method: str) -> None:
+def test_traffic_of_the_dry_run_is_that_of_a_real_round(tmp_path: Path, method: str) -> None:
     changes: dict[str, Any] = {"method": {"name": method}, "rounds": 2}
-    made = plan(config(tmp_path / "run", **changes))
+    made = make_plan(config(tmp_path / "run", **changes))
 
     last = run(tmp_path / "run", **changes).records[1]["exchanges"]
 
@@ -63,7 +65,7 @@ def test_steps_and_cases_are_those_of_a_real_run(tmp_path: Path) -> None:
             self.steps += 1
 
     changes: dict[str, Any] = {"rounds": 3, "local_epochs": 2}
-    made = plan(config(tmp_path / "run", **changes), calibrate=False)
+    made = make_plan(config(tmp_path / "run", **changes), measure=False)
     counting = Counting()
 
     result = wr.run(settings(tmp_path / "run", **changes), listener=counting)
@@ -76,7 +78,7 @@ def test_steps_and_cases_are_those_of_a_real_run(tmp_path: Path) -> None:
 
 def test_the_run_folder_grows_as_planned(tmp_path: Path) -> None:
     keep = {"learning_rate": 0.01, "state": "keep"}
-    made = plan(config(tmp_path / "run", optimizer=keep))
+    made = make_plan(config(tmp_path / "run", optimizer=keep))
 
     run(tmp_path / "run", optimizer=keep)
 
@@ -127,8 +129,8 @@ def test_optimizer_state_by_kind(tmp_path: Path) -> None:
 
 
 def test_references_of_a_method_are_counted(tmp_path: Path) -> None:
-    plain = plan(config(tmp_path), calibrate=False)
-    moon = plan(config(tmp_path, method={"name": "moon"}), calibrate=False)
+    plain = make_plan(config(tmp_path), measure=False)
+    moon = make_plan(config(tmp_path, method={"name": "moon"}), measure=False)
 
     assert plain.memory[0].parts["references"] == 0
     assert moon.memory[0].parts["references"] == 2 * moon.model_bytes
@@ -145,29 +147,29 @@ def test_references_of_a_method_are_counted(tmp_path: Path) -> None:
 def test_what_does_not_fit_comes_with_a_suggestion(
     tmp_path: Path, monkeypatch: MonkeyPatch, free: int, changes: Any, suggestion: str
 ) -> None:
-    monkeypatch.setattr(planning, "free_memory", lambda: free)
+    monkeypatch.setattr(memory, "free_memory", lambda: free)
     large = {
         "data": {"phantom": {"hospitals": 3, "size": 128, "cases": 200}},
         "model": {"name": "unet2d", "base_filters": 16},
     }
 
-    made = plan(config(tmp_path, **large, **changes), calibrate=False)
+    made = make_plan(config(tmp_path, **large, **changes), measure=False)
 
     assert len(made.problems) == 1 and suggestion in made.problems[0].suggestion
-    assert size(made.memory[0].total) in made.problems[0].what
+    assert format_bytes(made.memory[0].total) in made.problems[0].what
 
 
 def test_a_suggested_micro_batch_does_fit(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
-    monkeypatch.setattr(planning, "free_memory", lambda: GB)
+    monkeypatch.setattr(memory, "free_memory", lambda: GB)
     large: dict[str, Any] = {
         "batch_size": 64,
         "data": {"phantom": {"hospitals": 2, "size": 128, "cases": 200}},
         "model": {"name": "unet2d", "base_filters": 16},
     }
-    first = plan(config(tmp_path, **large, compute={"workers": 1}), calibrate=False)
+    first = make_plan(config(tmp_path, **large, compute={"workers": 1}), measure=False)
     micro = int(first.problems[0].suggestion.rpartition("=")[2])
 
-    again = plan(config(tmp_path, **large, compute={"workers": 1, "micro_batch": micro}), calibrate=False)
+    again = make_plan(config(tmp_path, **large, compute={"workers": 1, "micro_batch": micro}), measure=False)
 
     assert again.problems == []
 
@@ -176,16 +178,16 @@ def test_a_suggested_micro_batch_does_fit(tmp_path: Path, monkeypatch: MonkeyPat
 
 
 def test_the_busiest_worker_decides_how_long_a_round_takes(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
-    seen = Rehearsal(step=1.0, case=0.5, test_case=2.0, others={"score": 3.0}, server=0.25, checkpoint=0.125)
-    monkeypatch.setattr(planning, "rehearse", lambda *given, **named: seen)
+    seen = DryRun(step=1.0, case=0.5, test_case=2.0, others={"score": 3.0}, server=0.25, checkpoint=0.125)
+    monkeypatch.setattr(plan_module, "do_dry_run", lambda *given, **named: seen)
     changes: dict[str, Any] = {
         "rounds": 10,
         "data": {"phantom": {"hospitals": 3, "size": 16, "cases": [20, 10, 10]}},
         "evaluate": {"metrics": ["dice"], "every": 5, "overlays": 0},
     }
 
-    one = plan(config(tmp_path, **changes, compute={"workers": 1, "threads": 1}))
-    two = plan(config(tmp_path, **changes, compute={"workers": 2, "threads": 1}))
+    one = make_plan(config(tmp_path, **changes, compute={"workers": 1, "threads": 1}))
+    two = make_plan(config(tmp_path, **changes, compute={"workers": 2, "threads": 1}))
 
     cases = [(12, 3, 5), (6, 2, 2), (6, 2, 2)]
     assert [(c.train, c.val, c.test) for c in one.clients] == cases
@@ -195,11 +197,11 @@ def test_the_busiest_worker_decides_how_long_a_round_takes(tmp_path: Path, monke
     assert two.time.round == approx(2 + 2 + 2 * 3 + 3 * 0.25 + 0.125, abs=0.01)  # the two small ones
 
 
-def test_a_step_that_takes_too_long_ends_the_rehearsal(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
-    monkeypatch.setattr("wardround.planning.rehearsal.BUDGET", 0.0)
-    monkeypatch.setattr("wardround.planning.rehearse.__kwdefaults__", {"budget": 0.0})
+def test_a_step_that_takes_too_long_ends_the_dry_run(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
+    monkeypatch.setattr("wardround.planning.dry_run.BUDGET", 0.0)
+    monkeypatch.setattr("wardround.planning.dry_run.do_dry_run.__kwdefaults__", {"budget": 0.0})
 
-    made = plan(config(tmp_path))
+    made = make_plan(config(tmp_path))
 
     assert made.time is not None and made.time.step > 0 and not made.traffic.measured
     assert made.notes == ["One step alone took longer than the time allowed."]
@@ -208,13 +210,13 @@ def test_a_step_that_takes_too_long_ends_the_rehearsal(tmp_path: Path, monkeypat
 # The command
 
 
-def test_the_command_tells_all_and_writes_no_run(
+def test_the_command_shows_all_and_writes_no_run(
     config_file: Path, tmp_path: Path, monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
 ) -> None:
     code, out, err = call(monkeypatch, capsys, str(config_file))
 
     assert code == 0 and err == ""
-    for word in ("parameters", "| north | 5 | 1 | 2 | 2 |", "sent in all", "a step", "Everything fits."):
+    for word in ("parameters", "| north | 5 | 1 | 2 | 2 |", "total traffic", "one step", "Everything fits."):
         assert word in out
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run.yaml"]
 
@@ -233,7 +235,7 @@ def test_json_is_one_object(config_file: Path, monkeypatch: MonkeyPatch, capsys:
 def test_what_does_not_fit_is_no_error_but_a_wrong_setting_is(
     config_file: Path, monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(planning, "free_memory", lambda: 1)
+    monkeypatch.setattr(memory, "free_memory", lambda: 1)
 
     code, out, _ = call(monkeypatch, capsys, str(config_file), "--no-calibration")
     wrong, _, err = call(monkeypatch, capsys, str(config_file), "--set", "roundz=1")
@@ -242,7 +244,7 @@ def test_what_does_not_fit_is_no_error_but_a_wrong_setting_is(
     assert wrong == 2 and "Did you mean 'rounds'?" in err
 
 
-def test_memory_that_runs_out_in_the_rehearsal_is_taken_as_in_a_run(
+def test_memory_that_runs_out_in_the_dry_run_is_taken_as_in_a_run(
     tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
     backward, seen = Workbench.backward, []
@@ -254,5 +256,5 @@ def test_memory_that_runs_out_in_the_rehearsal_is_taken_as_in_a_run(
         return backward(self, *rest)
 
     monkeypatch.setattr(Workbench, "backward", tight)
-    assert plan(config(tmp_path / "run", rounds=1)).as_dict()
+    assert make_plan(config(tmp_path / "run", rounds=1)).as_dict()
     assert seen[:2] == [None, 2]

@@ -24,7 +24,8 @@ from wardround.data.phantom import files as phantom_files
 from wardround.data.phantom.cases import PhantomSettings
 from wardround.data.proposing.proposal import propose
 from wardround.errors import ConfigError, DataError
-from wardround.prediction.evaluating import evaluate, judge, open_labelled, values_of
+from wardround.prediction.evaluating import evaluate, judge
+from wardround.prediction.labelled import open_labelled, values_of
 
 
 @pytest.fixture(scope="module")

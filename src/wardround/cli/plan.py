@@ -10,10 +10,10 @@ import typer
 from rich.markup import escape
 
 from wardround.cli.common import Debug, Json, Quiet, Set, app, configure_logging, err, out, print_table
-from wardround.text import format_size
+from wardround.text import format_bytes, format_size
 
 if TYPE_CHECKING:
-    from wardround.planning import Plan
+    from wardround.planning.plan import Plan
     from wardround.tables import Table
 
 MOST_CLIENTS = 12  # shown one by one; more are summed up
@@ -36,31 +36,31 @@ def plan(
     set_: Set = None,
     calibration: Annotated[
         bool,
-        typer.Option("--calibration/--no-calibration", help="Rehearse some steps to know time and traffic."),
+        typer.Option("--calibration/--no-calibration", help="Measure time and traffic in a short dry run."),
     ] = True,
     json_: Json = False,
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Tell what a run will take: memory, traffic, disk, steps and time, and what would not fit."""
+    """Estimate what a run will take: memory, traffic, disk, steps and time, and what does not fit."""
     configure_logging(debug, quiet or json_)
     from wardround.config_file import load_config
-    from wardround.planning import plan as make_plan
+    from wardround.planning.plan import make_plan
 
     source = config / "config.yaml" if config.is_dir() else config
     checked = load_config(source, set_ or [])
     if json_ or quiet or not calibration or not err.is_terminal:
-        made = make_plan(checked, calibrate=calibration)
+        made = make_plan(checked, measure=calibration)
     else:
-        with err.status("Rehearsing a few steps with random cases ..."):
-            made = make_plan(checked, calibrate=calibration)
+        with err.status("Dry run with random cases ..."):
+            made = make_plan(checked, measure=calibration)
     if json_:
         out.print_json(json.dumps(made.as_dict()))
     else:
-        show(made)
+        show_plan(made)
 
 
-def show(made: Plan) -> None:
+def show_plan(made: Plan) -> None:
     for table in (summary_table(made), clients_table(made), memory_table(made)):
         print_table(table)
         out.print()
@@ -75,35 +75,34 @@ def show(made: Plan) -> None:
 
 
 def summary_table(made: Plan) -> Table:
-    from wardround.planning import size
     from wardround.tables import Table
 
     config, placement, compute, traffic = made.config, made.placement, made.compute, made.traffic
     sides = format_size(made.shape)
     workers = f"{placement.workers} ({placement.why}), {placement.threads} threads each"
+    channels = "last" if compute.channels_last else "first"
     about = "" if traffic.measured else "about "
     rows = [
-        ["network", f"{config.model.name}, {made.parameters:,} parameters, {size(made.model_bytes)}"],
+        ["network", f"{config.model.name}, {made.parameters:,} parameters, {format_bytes(made.model_bytes)}"],
         ["rounds", f"{config.rounds}, {made.present} clients each"],
         ["steps", f"{made.steps:,} of {config.batch_size} cases, {sides}"],
         ["device", ", ".join(placement.devices if placement.workers > 1 else [str(compute.device)])],
         ["workers", workers],
-        ["precision", f"{compute.precision}, {layout(compute.channels_last)}, compile {compute.compile}"],
-        ["down and up a round", f"{about}{size(traffic.down)} and {size(traffic.up)}"],
-        ["sent in all", f"{about}{size(traffic.total)}"],
-        ["disk", f"about {size(made.disk_bytes)} of {size(made.disk_free)} free"],
+        [
+            "precision",
+            f"{compute.precision}, channels {channels}, compile {compute.compile}",
+        ],
+        ["down and up per round", f"{about}{format_bytes(traffic.down)} and {format_bytes(traffic.up)}"],
+        ["total traffic", f"{about}{format_bytes(traffic.total)}"],
+        ["disk", f"about {format_bytes(made.disk_bytes)} of {format_bytes(made.disk_free)} free"],
     ]
     if made.time is not None:
         rows += [
-            ["a step", f"{1000 * made.time.step:.0f} ms"],
-            ["a round", f"about {duration(made.time.round)}"],
-            ["in all", f"about {duration(made.time.total)}"],
+            ["one step", f"{1000 * made.time.step:.0f} ms"],
+            ["one round", f"about {format_duration(made.time.round)}"],
+            ["total", f"about {format_duration(made.time.total)}"],
         ]
     return Table(f"{config.name}: {made.title}", ["what", "plan"], rows)
-
-
-def layout(channels_last: bool) -> str:
-    return "channels last" if channels_last else "channels first"
 
 
 def clients_table(made: Plan) -> Table:
@@ -114,41 +113,38 @@ def clients_table(made: Plan) -> Table:
         rest = rows[MOST_CLIENTS - 1 :]
         sums = [sum(row[column] for row in rest) for column in range(1, 5)]
         rows = [*rows[: MOST_CLIENTS - 1], [f"{len(rest)} more", *sums]]
-    return Table("Clients", ["client", "train", "val", "test", "steps a round"], rows)
+    return Table("Clients", ["client", "train", "val", "test", "steps per round"], rows)
 
 
 def memory_table(made: Plan) -> Table:
-    from wardround.planning import size
     from wardround.tables import Table
 
     columns = ["memory", *(entry.device for entry in made.memory)]
     rows = [
-        [title, *(told(entry.parts[part]) for entry in made.memory)]
+        [title, *(format_part(entry.parts[part]) for entry in made.memory)]
         for part, title in PARTS.items()
         if any(entry.parts[part] != 0 for entry in made.memory)
     ]
     if any(entry.processes > 1 for entry in made.memory):
-        rows.append(["times processes", *(str(entry.processes) for entry in made.memory)])
+        rows.append(["processes", *(str(entry.processes) for entry in made.memory)])
     if any(entry.server for entry in made.memory):
-        rows.append(["and the server", *(size(entry.server) for entry in made.memory)])
+        rows.append(["server process", *(format_bytes(entry.server) for entry in made.memory)])
     if any(entry.measured is not None for entry in made.memory):
-        rows.append(["peak in the rehearsal", *(told(entry.measured) for entry in made.memory)])
-    rows.append(["in all, about", *(size(entry.total) for entry in made.memory)])
-    rows.append(["free", *(size(entry.free) for entry in made.memory)])
+        rows.append(["peak in the dry run", *(format_part(entry.measured) for entry in made.memory)])
+    rows.append(["total, about", *(format_bytes(entry.total) for entry in made.memory)])
+    rows.append(["free", *(format_bytes(entry.free) for entry in made.memory)])
     return Table("Memory", columns, rows)
 
 
-def told(num_bytes: int | None) -> str:
-    from wardround.planning import size
-
-    return "unknown" if num_bytes is None else size(num_bytes)
+def format_part(num_bytes: int | None) -> str:
+    return "unknown" if num_bytes is None else format_bytes(num_bytes)
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Seconds for people.
 
-    >>> duration(0.25), duration(42), duration(600), duration(9000), duration(400_000)
-    ('0.2 s', '42 s', '10 min', '2.5 h', '4.6 days')
+    >>> [format_duration(seconds) for seconds in (0.25, 42, 600, 9000, 400_000)]
+    ['0.2 s', '42 s', '10 min', '2.5 h', '4.6 days']
     """
     if seconds < 10:
         return f"{seconds:.1f} s"

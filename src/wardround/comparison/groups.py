@@ -23,7 +23,7 @@ from wardround.comparison.scores import (
 from wardround.comparison.statistics import PairedTest
 from wardround.comparison.tables import cross_site_table, score_table
 from wardround.methods import METHODS
-from wardround.metrics import lengths_together
+from wardround.metrics import combine_units
 from wardround.tables import Table
 
 MOST_DETAILED = 24
@@ -83,7 +83,7 @@ def group_runs(runs: Sequence[Run]) -> RunGroup:
     metrics = [
         metric for metric in (done[0].metrics if done else []) if all(metric in run.cases for run in done)
     ]
-    sheet, lengths = None, lengths_together(run.lengths for run in done)
+    sheet, lengths = None, combine_units(run.lengths for run in done)
     if metrics:
         reference = next((run.label for run in done if run.method == "fedavg"), done[0].label)
         sheet = Sheet("Runs", [row_of_run(run) for run in done], reference, metrics, lengths=lengths)

@@ -53,7 +53,7 @@ from wardround.engine.judging.evaluation import Evaluation
 from wardround.engine.judging.units import read_units
 from wardround.errors import CheckpointError, ConfigError
 from wardround.files import write_json, write_text
-from wardround.metrics import METRICS, lengths_together
+from wardround.metrics import METRICS, combine_units
 from wardround.papers import presets as papers
 from wardround.tables import Table
 from wardround.yaml_file import read_yaml
@@ -177,7 +177,7 @@ class Comparison:
     @cached_property
     def lengths(self) -> str:
         """What distances are in, by the results of the cells that are done."""
-        return lengths_together(
+        return combine_units(
             read_units(json.loads((cell.folder / "result.json").read_text(encoding="utf-8")))
             for cell in self.cells
             if cell.is_done

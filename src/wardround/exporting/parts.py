@@ -25,7 +25,8 @@ from wardround.exporting.package import network_of, opened
 from wardround.files import write_bytes
 from wardround.models.base import Segmenter
 from wardround.prediction.inputs import find_scans
-from wardround.prediction.predicting import Predictor, mask_on_grid
+from wardround.prediction.predicting import Predictor
+from wardround.prediction.results import mask_on_grid
 from wardround.prediction.trained import TrainedModel
 from wardround.prediction.windows import Forward
 from wardround.prediction.writing import encoded

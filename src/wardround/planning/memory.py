@@ -1,4 +1,4 @@
-"""How much memory training takes, by parts, before anything is trained."""
+"""Memory: what training needs on each device, by part."""
 
 from __future__ import annotations
 
@@ -8,9 +8,18 @@ from dataclasses import dataclass
 
 import torch
 
-from wardround.config import OptimizerSettings
+from wardround.config import Config, OptimizerSettings
+from wardround.data.federation import Federation
+from wardround.data.serving.resident import DEVICE_SHARE
+from wardround.engine.transports.placement import Placement, deal
+from wardround.machine import free_memory
+from wardround.methods import build_method, build_objective
 from wardround.models.base import Segmenter
 from wardround.models.measure import as_ghost, kept_bytes
+from wardround.params import Params
+from wardround.planning.cases import ClientPlan
+from wardround.planning.dry_run import DryRun
+from wardround.training.device import Compute
 
 PROCESS_BYTES = 300 * 2**20  # Python and torch; on a GPU, about what CUDA takes
 HALF = 0.6  # what autocast leaves of the activations: norms and losses stay in float32
@@ -20,11 +29,10 @@ ROOM = 0.9  # of the free memory that may be filled
 
 @dataclass(frozen=True)
 class Memory:
-    """Of one device (or, on processors, of the whole machine).
+    """Memory of one device; on the CPU, of the machine.
 
-    parts: bytes of one process by what they are for; processes: how many share the device; server: bytes of
-    the process that leads them, if it is another; free: bytes; measured: the peak of one process in the
-    rehearsal, on a GPU.
+    parts: bytes of one process by use, None where unknown; processes: how many share the device; server:
+    bytes of a server process beside them; measured: peak bytes of one process in the dry run, on a GPU.
     """
 
     device: str
@@ -36,12 +44,12 @@ class Memory:
 
     @property
     def known(self) -> int:
-        """Bytes of one process, without the parts nobody could tell."""
+        """Bytes of one process, unknown parts left out."""
         return sum(part for part in self.parts.values() if part is not None)
 
     @property
     def total(self) -> int:
-        """Of all processes on this device; what was measured counts where it is more."""
+        """Bytes of all processes on this device; the measured peak counts where it is higher."""
         one = max(self.known, (self.measured or 0) + (self.parts["process"] or 0))
         return self.processes * one + self.server
 
@@ -51,14 +59,14 @@ class Memory:
 
 
 def activation_bytes(model: Segmenter, batch_shape: Sequence[int], *, checkpointing: bool) -> int | None:
-    """What the backward pass keeps of one batch, counted without computing; None if the network resists."""
+    """What the backward pass keeps of one batch, counted without computing; None if it cannot be counted."""
     ghost = as_ghost(model)
     for part in ghost.modules():  # a stem has its backbone inside
         if isinstance(part, Segmenter):
             part.checkpointing = checkpointing
     try:
         kept = kept_bytes(ghost, torch.empty(tuple(batch_shape), device="meta"))
-    except Exception:  # some networks look at values, which a ghost has none of
+    except Exception:  # some networks read values, which a meta tensor does not have
         return None
     logits = batch_shape[0] * model.num_outputs * math.prod(batch_shape[2:]) * torch.float32.itemsize
     return kept + LOSS_COPIES * logits
@@ -73,3 +81,68 @@ def optimizer_bytes(settings: OptimizerSettings, trainable: int) -> int:
 def case_bytes(channels: int, shape: Sequence[int]) -> int:
     """One case in memory: image in float32, label in eight bytes."""
     return (4 * channels + 8) * math.prod(shape)
+
+
+def estimate_memory(
+    config: Config,
+    federation: Federation,
+    model: Segmenter,
+    shape: Sequence[int],
+    clients: Sequence[ClientPlan],
+    placement: Placement,
+    compute: Compute,
+    dry_run: DryRun | None,
+) -> list[Memory]:
+    """Memory of each device; of its processes, the one with most cases counts."""
+    parameters = tensor_bytes(model.state_dict())
+    trainable = tensor_bytes(Params.trainable(model))
+    needs = build_method(config).needs | build_objective(config).needs
+    size = largest_batch(config, clients)
+    kept = activation_bytes(
+        model, (size, model.in_channels, *shape), checkpointing=config.compute.checkpointing
+    )
+    if kept is not None and compute.autocast is not None:
+        kept = int(HALF * kept)
+    one = case_bytes(federation.in_channels, shape)
+    cases = {client.name: client.train + client.val + client.test for client in clients}
+    hands = deal(federation.sizes(list(cases)), placement.workers)
+    found = []
+    for device in dict.fromkeys(placement.devices):
+        on_gpu = device != "cpu"
+        free = torch.cuda.mem_get_info(torch.device(device))[0] if on_gpu else free_memory()
+        here = [hand for hand, where in zip(hands, placement.devices, strict=False) if where == device]
+        held = [one * sum(cases[name] for name in hand) for hand in here]
+        data = max(held, default=0)
+        if on_gpu and config.compute.resident != "device":  # a client's cases move only if they fit
+            data = sum(min(one * cases[n], int(DEVICE_SHARE * free)) for n in max(here, key=len, default=[]))
+            data = 0 if config.compute.resident in ("host", "disk") else data
+        parts: dict[str, int | None] = {
+            "process": PROCESS_BYTES,
+            "parameters": parameters,
+            "gradients": trainable,
+            "optimizer": optimizer_bytes(config.optimizer, trainable),
+            "references": parameters * len(needs & {"global", "previous"}),
+            "messages": 2 * parameters,
+            "activations": kept,
+            "cases": data,
+        }
+        peak = dry_run.peak if dry_run is not None and on_gpu else None
+        server = PROCESS_BYTES + 3 * parameters if placement.workers > 1 and not on_gpu else 0
+        found.append(Memory(device, parts, max(1, len(here)), free, server, peak))
+    return found
+
+
+def largest_batch(config: Config, clients: Sequence[ClientPlan]) -> int:
+    """Most cases that pass through the network at once."""
+    whole = min(config.batch_size, max((client.train for client in clients), default=1))
+    return max(1, min(config.compute.micro_batch or whole, whole))
+
+
+def tensor_bytes(tensors: Mapping[str, torch.Tensor] | Params) -> int:
+    return sum(tensors[name].nbytes for name in tensors)
+
+
+def shared_bytes(config: Config, model: Segmenter) -> int:
+    """Bytes of the tensors that clients send."""
+    travelling = set(build_method(config).shared(model)) - set(build_objective(config).local_names(model))
+    return sum(tensor.nbytes for name, tensor in model.state_dict().items() if name in travelling)

@@ -11,33 +11,31 @@ A network that was trained on slices of volumes goes through a volume slice by s
 from __future__ import annotations
 
 import logging
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain, combinations
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from wardround.data.preparing.geometry import Geometry
-from wardround.data.preparing.prepare import invert_label, invert_probabilities, prepare_case
+from wardround.data.preparing.prepare import invert_probabilities, prepare_case
 from wardround.data.preparing.record import Preparation
 from wardround.data.readers.image_files import Volume, read_image
 from wardround.data.slices.view import Along, Slices, clipped, thick
 from wardround.engine.judging.evaluation import largest_components
 from wardround.errors import ConfigError, DataError
+from wardround.prediction.distribution_shift import far_spacing, unlike_training
 from wardround.prediction.inputs import Layout, Scan
+from wardround.prediction.results import Prediction, Seen, as_volume, mask_on_grid, measured
 from wardround.prediction.trained import TrainedModel
 from wardround.prediction.windows import Forward, Watch
 from wardround.seeds import derive
 from wardround.uncertainty.maps import (
     Accumulator,
     Predicted,
-    case_mean,
     case_uncertainty,
     sampling,
     sources,
@@ -46,68 +44,8 @@ from wardround.uncertainty.maps import (
 
 log = logging.getLogger(__name__)
 
-Array = NDArray[Any]
 DRAWN = ("samples", "dropout")  # kinds of several passes of one model
 KINDS = ("auto", "entropy", "evidential", "samples", "dropout", "ensemble")
-UNUSUAL = {"q99": "99 %", "q95": "95 %"}  # quantiles a scan is held against, the rarest first
-FEW = 20  # validation scans below which a quantile of 95 % is a guess
-FAR_SPACING = 1.5  # times the training scans' largest (or smallest) voxel side
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """What a model says of one scan, on the scan's own grid.
-
-    mask: uint8, the values the training labels had in their files; classes: value -> name; probabilities:
-    (classes, *shape) float32, background first, or None; uncertainty: total, epistemic, aleatoric where the
-    model tells them apart, each (*shape) float32 in nats, empty if not asked for; affine: voxel to
-    millimetres, None where the file has none; spacing: millimetres a voxel, of the axes longer than one;
-    sizes: class -> number of voxels and, where millimetres are known, ml (volumes) or mm2 (pictures);
-    doubt: one number for the case, how little mask and probabilities overlap, to rank cases by (it is no
-    estimate of Dice); structures: the same by class; mean and highest: of the total map over the scan; kind:
-    where the uncertainty comes from; slices: the axis along which a 2D network went through a volume.
-    """
-
-    scan: Scan
-    mask: NDArray[np.uint8]
-    classes: Mapping[int, str]
-    probabilities: NDArray[np.float32] | None
-    uncertainty: Mapping[str, NDArray[np.float32]]
-    affine: NDArray[np.float64] | None
-    spacing: tuple[float, ...]
-    sizes: Mapping[str, Mapping[str, float]]
-    doubt: float
-    structures: Mapping[str, float]
-    mean: float
-    highest: float
-    kind: str
-    warnings: tuple[str, ...] = ()
-    slices: str | None = None
-
-    @property
-    def name(self) -> str:
-        return self.scan.name
-
-    def facts(self) -> dict[str, Any]:
-        """All but the arrays, for predictions.json."""
-        return {
-            "inputs": [str(file) for file in self.scan.files],
-            "shape": list(self.mask.shape),
-            "spacing": list(self.spacing) if self.affine is not None else None,
-            **({"slices": self.slices} if self.slices else {}),
-            "classes": {
-                name: {"value": value, **self.sizes[name], "uncertainty": self.structures[name]}
-                for value, name in self.classes.items()
-                if name in self.sizes
-            },
-            "uncertainty": {
-                "kind": self.kind,
-                "case": self.doubt,
-                "mean": self.mean,
-                "maximum": self.highest,
-            },
-            "warnings": list(self.warnings),
-        }
 
 
 @dataclass
@@ -285,7 +223,14 @@ class Predictor:
             invert_probabilities(predicted.probabilities, geometry) if self.probabilities else None
         )
         unlike = tuple(unlike_training(self.models[0].calibration, predicted))
-        return Seen(predicted, label, maps, probabilities, unlike, tuple(self._far(image, geometry)))
+        return Seen(
+            predicted,
+            label,
+            maps,
+            probabilities,
+            unlike,
+            tuple(far_spacing(self.preparation.spacing, image, geometry)),
+        )
 
     def _through(self, slices: Slices, name: str, watch: Watch | None) -> Seen:
         """A volume by a 2D network: each slice by itself, then all of them as one scan."""
@@ -352,74 +297,6 @@ class Predictor:
                     together.add(logits.div_(len(mirrored)) if len(mirrored) > 1 else logits)
         return together.result()
 
-    def _far(self, image: Volume, geometry: Mapping[str, Any]) -> Iterator[str]:
-        """A sentence where voxels are of another size than those of the training scans."""
-        seen = self.preparation.spacing
-        if seen is None or image.affine is None:
-            return
-        here = [image.spacing[axis] for axis in Geometry.from_dict(geometry).order]
-        for side, low, high in zip(here, *seen, strict=True):
-            if not low / FAR_SPACING <= side <= high * FAR_SPACING:
-                now, least, most = (" x ".join(f"{v:.3g}" for v in sides) for sides in (here, *seen))
-                yield f"voxels of {now} mm are far from those of the training scans ({least} to {most} mm)"
-                return
-
-
-@dataclass(frozen=True)
-class Seen:
-    """What the models say of an image: on the prepared grid, and the classes and maps on its own.
-
-    unlike, far: warnings of scans unlike those of the training, and of voxels of another size.
-    """
-
-    predicted: Predicted
-    label: NDArray[np.uint8]
-    maps: Mapping[str, NDArray[np.float32]]
-    probabilities: NDArray[np.float32] | None
-    unlike: tuple[str, ...]
-    far: tuple[str, ...]
-
-
-def as_volume(seen: Sequence[Seen], slices: Slices) -> Seen:
-    """Slices as one volume; what lies on the prepared grid is a row of voxels, for its sums."""
-
-    def joined(planes: Sequence[Array]) -> Array:
-        whole: Array = slices.joined([plane[None] for plane in planes])[0]
-        return whole
-
-    def row(name: str) -> Tensor | None:
-        parts = [getattr(one.predicted, name) for one in seen]
-        if parts[0] is None:
-            return None
-        return torch.cat([part.flatten(1 if name == "probabilities" else 0).cpu() for part in parts], dim=-1)
-
-    fields = {name: row(name) for name in ("probabilities", "label", "total", "epistemic", "aleatoric")}
-    maps = {name: joined([one.maps[name] for one in seen]) for name in seen[0].maps}
-    kept = [one.probabilities for one in seen if one.probabilities is not None]
-    return Seen(
-        Predicted(**fields, kind=seen[0].predicted.kind),  # type: ignore[arg-type]
-        joined([one.label for one in seen]),
-        maps,
-        slices.joined(kept) if kept else None,
-        tuple(most_say(seen)),
-        seen[0].far,
-    )
-
-
-def most_say(seen: Sequence[Seen]) -> Iterator[str]:
-    """Warnings that more than half of the slices with something on them have in common, in kind."""
-    if len(seen) == 1:
-        yield from seen[0].unlike
-        return
-    shown = [one for one in seen if one.label.any()]
-    kinds: dict[str, list[str]] = {}
-    for one in shown:
-        for sentence in one.unlike:
-            kinds.setdefault(re.sub(r"[\d.]+", "#", sentence), []).append(sentence)
-    for said in kinds.values():
-        if 2 * len(said) > len(shown):
-            yield f"{len(said)} of {len(shown)} slices with something on them, such as one where {said[0]}"
-
 
 # Several models
 
@@ -460,88 +337,3 @@ def part_of(watch: Watch | None, done: int, total: int) -> Watch | None:
     if watch is None:
         return None
     return lambda now, windows: watch(done * windows + now, total * windows)
-
-
-# Back on the scan's grid
-
-
-def mask_on_grid(predicted: Predicted, geometry: Mapping[str, Any]) -> NDArray[np.uint8]:
-    """Classes (*shape) on the scan's own grid."""
-    way = Geometry.from_dict(geometry)
-    if [stop - start for start, stop in way.box] == list(way.resampled):
-        return invert_label(predicted.label, geometry)
-    best: NDArray[np.float32] | None = None
-    mask: NDArray[np.uint8] = np.zeros(way.shape, dtype=np.uint8)
-    for number in range(len(predicted.probabilities)):
-        share = invert_probabilities(predicted.probabilities[number : number + 1], geometry)[0]
-        if best is None:
-            best = share
-            continue
-        wins = share > best
-        mask[wins] = number
-        np.maximum(best, share, out=best)
-    return mask
-
-
-def measured(
-    label: NDArray[np.uint8], image: Volume, preparation: Preparation
-) -> dict[str, dict[str, float]]:
-    """Voxels of each class, and its volume in ml or its area in mm2 where millimetres are known."""
-    counts = np.bincount(label.reshape(-1), minlength=preparation.num_classes)
-    sizes: dict[str, dict[str, float]] = {}
-    for number, name in preparation.numbered:
-        sizes[name] = {"voxels": int(counts[number])}
-        if image.affine is not None:
-            dims = len(image.spatial)
-            unit, scale = ("ml", 1000.0) if dims == 3 else ("mm2", 1.0)
-            sizes[name][unit] = float(counts[number]) * voxel_size(image) / scale
-    return sizes
-
-
-def voxel_size(image: Volume) -> float:
-    """mm3 (mm2 of a picture) one voxel takes up, whatever the angles between its sides."""
-    assert image.affine is not None
-    axes = [axis for axis in range(3) if axis != image.thin][: len(image.spatial)]
-    sides = image.affine[:3, axes]
-    return float(np.sqrt(np.linalg.det(sides.T @ sides)))
-
-
-# Beyond what the run has seen
-
-
-def unlike_training(calibration: Mapping[str, Any] | None, predicted: Predicted) -> Iterator[str]:
-    """A sentence for each number of the case that lies beyond nearly all of the run's validation scans.
-
-    Of few scans no quantile is known: a number must lie beyond all of them, and how often that happens by
-    chance is said too (of N + 1 scans alike, each is as likely as any other to be the highest).
-    """
-    known = ((calibration or {}).get("quantiles") or {}).get(predicted.kind) or {}
-    here = {"case": case_uncertainty(predicted), "epistemic": case_mean(predicted, "epistemic")}
-    for name, value in here.items():
-        limits = known.get(name)
-        if value is None or not isinstance(limits, Mapping):
-            continue
-        count = limits.get("count")
-        few = count if isinstance(count, int) and count < FEW else None
-        for mark in UNUSUAL if few is None else ("max",):
-            limit = limits.get(mark)
-            if isinstance(limit, int | float) and value > limit:
-                what = "uncertainty" if name == "case" else f"{name} uncertainty"
-                said = "{} {} lies beyond {}".format(what, *told_apart(value, limit))
-                scans = "validation scans" if count is None else f"{count} validation scans"
-                if few is not None:
-                    yield f"{said}, and so beyond all {scans}; by chance one scan in {few + 1} does"
-                else:
-                    stay = f"which {UNUSUAL[mark]} of their {scans} stay below"
-                    yield f"unlike the training hospitals: {said}, {stay}"
-                break
-
-
-def told_apart(one: float, other: float) -> tuple[str, str]:
-    """Two unequal numbers with as many digits as tell them apart, three or more.
-
-    >>> told_apart(0.17812, 0.17784)
-    ('0.1781', '0.1778')
-    """
-    texts = ((f"{one:.{digits}g}", f"{other:.{digits}g}") for digits in range(3, 18))
-    return next((a, b) for a, b in texts if a != b)

@@ -20,7 +20,8 @@ from wardround.errors import ConfigError, DataError, WardroundError
 from wardround.files import jsonable, write_json
 from wardround.prediction import writing
 from wardround.prediction.inputs import Problem, Scan, find_scans
-from wardround.prediction.predicting import Prediction, Predictor
+from wardround.prediction.predicting import Predictor
+from wardround.prediction.results import Prediction
 from wardround.prediction.trained import TrainedModel, clients_of
 from wardround.version import __version__
 

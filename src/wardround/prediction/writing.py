@@ -27,7 +27,7 @@ from wardround.data.readers.image_files import NIFTI
 from wardround.errors import DataError
 from wardround.files import write_bytes
 from wardround.prediction.inputs import Scan
-from wardround.prediction.predicting import Prediction
+from wardround.prediction.results import Prediction
 
 Array = NDArray[Any]
 MAPS = {"total": "uncertainty", "epistemic": "epistemic", "aleatoric": "aleatoric"}

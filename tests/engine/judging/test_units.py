@@ -107,7 +107,7 @@ def test_where_some_files_have_a_spacing_both_are_named(folders: dict[str, Path]
     result = trained(tmp_path / "run", folders["both"])
 
     assert result.table.columns[2] == "HD95 (mm or px)"
-    assert "Where a file tells no spacing, distances are in pixels (px), else in mm." in result.table.caption
+    assert "Where a file has no spacing, distances are in pixels (px), else in mm." in result.table.caption
 
 
 def test_a_comparison_on_pictures_says_pixels(

@@ -11,14 +11,14 @@ from typing import Any
 
 from wardround.data.federation import Federation
 from wardround.data.readers.image_files import NIFTI
-from wardround.metrics import MM, MM_OR_PX, PX, lengths_together
+from wardround.metrics import MM, MM_OR_PX, PX, combine_units
 
 
 def detect_units(federation: Federation) -> str:
     """mm, px, or either; synthetic cases have a spacing in mm."""
     if federation.first_images is not None:
         images = federation.first_images()
-        return lengths_together(MM if path.name.lower().endswith(NIFTI) else PX for path in images)
+        return combine_units(MM if path.name.lower().endswith(NIFTI) else PX for path in images)
     seen = None if federation.look_back is None else federation.look_back().spacing
     if seen is None or federation.dimensions == 3 or any(side != 1 for sides in seen for side in sides):
         return MM

@@ -1,7 +1,6 @@
-"""A short rehearsal: the real method and network on a few random cases, to see time, traffic and disk.
+"""A dry run: the real method and network on a few random cases, to measure time, traffic and disk.
 
-Two rounds through the engine's own clients, gate and checkpoints, in a temporary folder: what a method sends,
-in as many exchanges as it likes, is measured instead of guessed.
+It takes two rounds through the engine's own clients, gate and checkpoints, in a temporary folder.
 """
 
 from __future__ import annotations
@@ -33,17 +32,18 @@ from wardround.seeding import seed_everything
 
 BUDGET = 8.0  # seconds of training, about
 CLIENTS = 4  # as many take part, of those there are
-JUDGED = 4  # cases a client is judged on
+VALIDATED = 4  # validation cases of a client
 
 
 @dataclass(frozen=True)
-class Rehearsal:
-    """What two rounds showed.
+class DryRun:
+    """What two rounds measured.
 
-    step: seconds of one training step with all that belongs to it; case, test_case: of judging a case in a
-    round and at the end; others: seconds of a client's further tasks in a round, by name; server: seconds a
-    reply, and `checkpoint` a round; down, up: bytes a client and round, by task; setup: bytes a client before
-    the first round; memory_bytes: on a client's disk; state_bytes: on the server's; peak: bytes on a GPU.
+    step: seconds of one training step, overheads included; case, test_case: seconds to evaluate a case in a
+    round and at the end; others: seconds of a client's further tasks in a round, by name; server: seconds per
+    reply; checkpoint: seconds per round; down, up: bytes per client and round, by task; setup: bytes per
+    client before the first round; memory_bytes: on a client's disk; state_bytes: on the server's; peak: bytes
+    on a GPU; note: what could not be measured, as a sentence.
     """
 
     step: float
@@ -61,7 +61,7 @@ class Rehearsal:
     note: str = ""
 
 
-def rehearse(
+def do_dry_run(
     config: Config,
     federation: Federation,
     shape: Sequence[int],
@@ -69,20 +69,20 @@ def rehearse(
     *,
     device: str,
     budget: float = BUDGET,
-) -> Rehearsal:
-    """Two rounds of up to four clients with random cases; steps: of a usual client in one epoch."""
+) -> DryRun:
+    """Two rounds of up to four clients with random cases; steps: of an average client in one epoch."""
     compute = config.compute.model_copy(update={"device": device})
-    if compute.compile in ("auto", "inductor", "full"):  # making kernels takes a minute, which is too long
+    if compute.compile in ("auto", "inductor", "full"):  # compiling takes a minute
         compute = compute.model_copy(update={"compile": "off"})
     config = config.model_copy(update={"local_epochs": 1, "compute": compute, "min_clients": 1})
-    stage = random_federation(federation, shape, config.batch_size)
-    with tempfile.TemporaryDirectory(prefix="wardround-plan-") as folder, silence():
-        return Theatre(config, stage, Path(folder)).play(steps, budget)
+    cases = make_random_federation(federation, shape, config.batch_size)
+    with tempfile.TemporaryDirectory(prefix="wardround-plan-") as folder, silence_logs():
+        return DryRunner(config, cases, Path(folder)).run(steps, budget)
 
 
 @contextmanager
-def silence() -> Iterator[None]:
-    """What happens to random cases is no news."""
+def silence_logs() -> Iterator[None]:
+    """Warnings about random cases tell a user nothing."""
     log = logging.getLogger("wardround")
     before = log.level
     log.setLevel(logging.CRITICAL)
@@ -92,7 +92,7 @@ def silence() -> Iterator[None]:
         log.setLevel(before)
 
 
-class Theatre:
+class DryRunner:
     """A host with random cases, and the server's side of a run."""
 
     def __init__(self, config: Config, federation: Federation, folder: Path) -> None:
@@ -104,9 +104,9 @@ class Theatre:
         (folder / "exchange").mkdir()
         self.host = Host(config, folder / "clients", names, federation=federation)
         self.egress = Egress(folder / "egress.jsonl")
-        self.clients = self._registered()
+        self.clients = self._register()
 
-    def _registered(self) -> Clients:
+    def _register(self) -> Clients:
         """The server's view of the clients as they are now."""
         transport = InProcess(self.host, Spilling(self.folder / "exchange"))
         return Clients(
@@ -119,59 +119,57 @@ class Theatre:
             on_reply=self.egress.record,
         )
 
-    def play(self, steps: int, budget: float) -> Rehearsal:
+    def run(self, steps: int, budget: float) -> DryRun:
         if self.host.bench.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.host.bench.device)
-        first = self._one_step()
+        first = self._time_step()
         if first > budget:
-            return Rehearsal(
-                first, peak=self._peak(), note="one step alone took longer than the time allowed"
-            )
-        first = min(first, self._one_step())  # the first one also reserves memory
+            return DryRun(first, peak=self._peak(), note="one step alone took longer than the time allowed")
+        first = min(first, self._time_step())  # the first one also reserves memory
         try:
-            return self._two_rounds(first, steps, budget)
+            return self._run_two_rounds(first, steps, budget)
         except Exception as error:
-            note = f"the method could not be rehearsed ({error}), so only its training step was timed"
-            return Rehearsal(first, peak=self._peak(), note=note)
+            note = f"the dry run of the method failed ({error}), so only its training step was timed"
+            return DryRun(first, peak=self._peak(), note=note)
         finally:
             self.egress.close()
 
-    def _one_step(self) -> float:
+    def _time_step(self) -> float:
         """Seconds of one plain training step."""
         client = self.host.client(self.clients.trainable[0])
         start = self.method.start(self.host.bench.model).params
         before = client.data
-        client.data = repeated(before, self.config.batch_size)
-        seed_everything(self.config.seed, "rehearsal")
+        client.data = repeat_cases(before, self.config.batch_size)
+        seed_everything(self.config.seed, "dry run")
         started = time.perf_counter()
         to_the_end(lambda: client.fit(start))
-        self._wait()
+        self._synchronize()
         client.data, client.memory, client.fitted = before, {}, None
         return time.perf_counter() - started
 
-    def _two_rounds(self, first: float, steps: int, budget: float) -> Rehearsal:
+    def _run_two_rounds(self, first: float, steps: int, budget: float) -> DryRun:
         present = self.clients.trainable
         count = int(max(1, min(steps, budget / 2 / (first * len(present)))))
         self.clients.begin_round(-1, present)
         state = self.method.prepare(self.method.start(self.host.bench.model), self.clients)
-        setup = traffic(self.clients)
+        setup = count_traffic(self.clients)
         each = (sum(setup[0].values()), sum(setup[1].values()))
-        state, _, _ = self._round(state, 0)  # the second round is the usual one: memories are filled
+        state, _, _ = self._run_round(state, 0)  # the second round is the usual one: memories are filled
         for name in present:
             client = self.host.client(name)
-            client.data = repeated(client.data, count * self.config.batch_size)
-        self.clients = self._registered()
-        state, wall, seconds = self._round(state, 1)
-        down, up = traffic(self.clients)
+            client.data = repeat_cases(client.data, count * self.config.batch_size)
+        self.clients = self._register()
+        state, wall, seconds = self._run_round(state, 1)
+        down, up = count_traffic(self.clients)
         started = time.perf_counter()
         Checkpoints(self.folder / "checkpoints").save(1, state.params, state.memory, {})
         checkpoint = time.perf_counter() - started
         quick = [name for name in self.config.evaluate.metrics if not METRICS[name].is_surface]
         quick = list(dict.fromkeys([self.config.evaluate.select, *quick]))
-        return Rehearsal(
+        return DryRun(
             step=seconds.get("train", 0.0) / len(present) / count,
-            case=self._judging(state, quick),
-            test_case=self._judging(state, self.config.evaluate.metrics),
+            case=self._time_evaluation(state, quick),
+            test_case=self._time_evaluation(state, self.config.evaluate.metrics),
             others={task: took / len(present) for task, took in seconds.items() if task != "train"},
             server=max(0.0, wall - sum(seconds.values())) / len(present),
             checkpoint=checkpoint,
@@ -183,12 +181,12 @@ class Theatre:
             peak=self._peak(),
         )
 
-    def _round(self, state: ServerState, number: int) -> tuple[ServerState, float, dict[str, float]]:
+    def _run_round(self, state: ServerState, number: int) -> tuple[ServerState, float, dict[str, float]]:
         """One round: the state after it, its seconds, and the clients' seconds by task."""
         self.clients.begin_round(number, self.clients.trainable)
         started = time.perf_counter()
         state = self.method.run_round(state, self.clients)
-        self._wait()
+        self._synchronize()
         wall = time.perf_counter() - started
         seconds: dict[str, float] = {}
         for exchange in self.clients.exchanges:
@@ -197,14 +195,14 @@ class Theatre:
             seconds[exchange.task] = seconds.get(exchange.task, 0.0) + sum(exchange.seconds.values())
         return state, wall, seconds
 
-    def _judging(self, state: ServerState, metrics: Sequence[str]) -> float:
-        """Seconds a case."""
+    def _time_evaluation(self, state: ServerState, metrics: Sequence[str]) -> float:
+        """Seconds per case."""
         name = next(name for name in self.clients.names if name not in NOT_HOSPITALS)
         message = Message(params=state.params, scalars={"split": "val", "metrics": list(metrics)})
         answer = self.host.run(name, "evaluate", 1, message)
         return answer.seconds / max(1, len(self.host.client(name).data.val))
 
-    def _wait(self) -> None:
+    def _synchronize(self) -> None:
         if self.host.bench.device.type == "cuda":
             torch.cuda.synchronize(self.host.bench.device)
 
@@ -213,7 +211,7 @@ class Theatre:
         return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
 
 
-def traffic(clients: Clients) -> tuple[dict[str, int], dict[str, int]]:
+def count_traffic(clients: Clients) -> tuple[dict[str, int], dict[str, int]]:
     """Bytes down and up by task, for one client of the round."""
     down: dict[str, int] = {}
     up: dict[str, int] = {}
@@ -231,7 +229,7 @@ def folder_bytes(folder: Path) -> int:
 # Random cases
 
 
-def random_federation(like: Federation, shape: Sequence[int], batch_size: int) -> Federation:
+def make_random_federation(like: Federation, shape: Sequence[int], batch_size: int) -> Federation:
     """Up to four clients with one batch each, of the same shape, channels and classes as the real cases."""
     return Federation(
         names=list(like.names)[:CLIENTS],
@@ -240,20 +238,20 @@ def random_federation(like: Federation, shape: Sequence[int], batch_size: int) -
         in_channels=like.in_channels,
         num_classes=like.num_classes,
         regions=like.regions,
-        load_one=lambda name: random_client(like, shape, batch_size),
+        load_one=lambda name: make_random_client(like, shape, batch_size),
         proxy=like.proxy,
         look_back=lambda: Seen(None, tuple(shape)),
     )
 
 
-def random_client(like: Federation, shape: Sequence[int], count: int) -> ClientData:
+def make_random_client(like: Federation, shape: Sequence[int], count: int) -> ClientData:
     draw = torch.Generator().manual_seed(0)
-    cases = [random_case(like, shape, draw, number) for number in range(max(count, JUDGED))]
-    return ClientData(TensorSplit.of(cases[:count]), TensorSplit.of(cases[:JUDGED]), TensorSplit.of([]))
+    cases = [make_random_case(like, shape, draw, number) for number in range(max(count, VALIDATED))]
+    return ClientData(TensorSplit.of(cases[:count]), TensorSplit.of(cases[:VALIDATED]), TensorSplit.of([]))
 
 
-def random_case(like: Federation, shape: Sequence[int], draw: torch.Generator, number: int) -> Case:
-    """Noise, with a ball in the middle that is labelled: inner shells are higher classes."""
+def make_random_case(like: Federation, shape: Sequence[int], draw: torch.Generator, number: int) -> Case:
+    """Noise with a labelled ball in the middle; inner shells are higher classes."""
     image = torch.randn(like.in_channels, *shape, generator=draw)
     axes = [torch.linspace(-1, 1, side) for side in shape]
     radius = torch.stack(torch.meshgrid(*axes, indexing="ij")).square().sum(dim=0).sqrt()
@@ -263,8 +261,8 @@ def random_case(like: Federation, shape: Sequence[int], draw: torch.Generator, n
     return Case(f"case-{number}", image, label, (1.0,) * len(shape))
 
 
-def repeated(data: ClientData, size: int) -> ClientData:
-    """The same client with so many training cases, over and over the same few."""
+def repeat_cases(data: ClientData, size: int) -> ClientData:
+    """The client with this many training cases: its own, repeated."""
     train = data.train
     assert isinstance(train, TensorSplit)
     index = torch.arange(size, device=train.images.device) % len(train)
