@@ -9,8 +9,8 @@ from typing import Any
 
 import yaml
 from pytest import CaptureFixture, MonkeyPatch, fixture, importorskip, mark, raises
-
 from test_cli import call
+
 from wardround.deploy.kits import Kit, open_kit
 from wardround.deploy.project import Project, load_project, template
 from wardround.deploy.rules import load_site

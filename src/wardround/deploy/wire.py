@@ -39,7 +39,7 @@ from wardround.clients.traffic import (
 from wardround.config import TrafficSettings
 from wardround.errors import WardroundError
 from wardround.messages import Message
-from wardround.params import Params
+from wardround.params import NoParams, Params
 from wardround.storage import DTYPES
 
 SCHEMA = "wardround-parcel-1"
@@ -417,7 +417,7 @@ def _message(
         groups[entry.label] |= decode(tensor, {entry.name: entry.code}, base)
     model = groups.pop("params", None)
     return Message(
-        params=None if model is None else Params(model),
+        params=NoParams() if model is None else Params(model),
         extras={label.removeprefix("extras/"): Params(group) for label, group in groups.items()},
         scalars=header["scalars"],
     )

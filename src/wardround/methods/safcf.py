@@ -346,7 +346,7 @@ class SAFCF(Method):
         gamma, shares = normalised(sizes), scale_shares(sizes, self.scale_mode)  # Eqs. 14, 15
         if self.uncertainty == "off":
             return Dswa(gamma, shares, self.capped(shares))
-        items = [reply.params for reply in replies if reply.params is not None]
+        items = [reply.params for reply in replies]
         trainable = set(state.trainable)  # buffers do not count in U (S12)
         names = [name for name in items[0] if name in trainable]
         totals = squared_distances(items, shares, names)  # (tensors, K)
@@ -381,7 +381,7 @@ class SAFCF(Method):
 
     def combine(self, state: ServerState, replies: Sequence[Reply], found: Dswa) -> Params:
         """Eq. 19. Buffers are averaged with the same weights."""
-        items = [reply.params for reply in replies if reply.params is not None]
+        items = [reply.params for reply in replies]
         if found.by_tensor:
             sent = layerwise_mean(items, {name: found.of(name) for name in items[0]})
         else:
