@@ -26,13 +26,12 @@ from wardround.methods import build_objective
 from wardround.methods.safcf import (
     CFSL,
     SAFCF,
-    alpha_share,
-    capped,
     contrastive,
     modified_dice,
     scale_shares,
     squared_distances,
 )
+from wardround.methods.safcf_readings import alpha_share, cap_weights, refuse_small
 from wardround.models import ModelSettings, build
 from wardround.models.base import Output, Segmenter
 from wardround.params import Params
@@ -301,7 +300,7 @@ def test_the_literal_form_stops_where_the_logarithm_turns_the_loss_around() -> N
 
     with pytest.raises(ClientError, match=r"chi = \|h_s\| is 0\.162, .* Use contrast: margin or guarded"):
         objective = CFSL(contrast="literal")
-        objective.refuse_small(objective.compare(*golden_features(case)).chi)
+        refuse_small(objective.compare(*golden_features(case)).chi)
 
 
 # Gradients
@@ -688,7 +687,7 @@ def test_squared_distances_are_those_from_the_weighted_mean() -> None:
     ],
 )
 def test_capped_weights_by_hand(weights: list[float], limit: float, expected: list[float]) -> None:
-    assert capped(weights, limit) == pytest.approx(expected)
+    assert cap_weights(weights, limit) == pytest.approx(expected)
 
 
 # Whole runs
