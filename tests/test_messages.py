@@ -1,13 +1,16 @@
 import math
+from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from helpers import params
 from pytest import mark, raises
 
-from wardround.errors import CheckpointError
+from wardround.errors import CheckpointError, WardroundError
 from wardround.files import file_name, jsonable
 from wardround.messages import Message, ServerState
+from wardround.params import Params
 from wardround.storage import StoredTensors, save_tensors
 
 
@@ -24,7 +27,6 @@ def test_a_message_survives_wire_and_disk(tmp_path: Path) -> None:
     message.save(tmp_path / "m.safetensors")
 
     for back in (Message.from_bytes(message.to_bytes()), Message.load(tmp_path / "m.safetensors")):
-        assert back.params is not None and message.params is not None
         assert torch.equal(back.params["w"], message.params["w"])
         assert back.params["n"].dtype == torch.int64
         assert set(back.extras) == {"control", "a/b"}
@@ -39,7 +41,6 @@ def test_a_stored_message_knows_shapes_without_reading(tmp_path: Path) -> None:
     loaded = Message.load(path)
     path.write_bytes(path.read_bytes()[:-4])  # the tensors are damaged now, the header is not
 
-    assert loaded.params is not None
     assert loaded.params.spec("w") == ((3, 2), torch.float32)
     assert loaded.num_bytes == message.num_bytes
 
@@ -73,6 +74,17 @@ def test_merging_lays_one_clients_part_over_the_common_one() -> None:
     merged = common.merged(Message(scalars={"b": 3}))
     assert merged.params is common.params
     assert merged.scalars == {"a": 1, "b": 3}
+
+
+def test_using_the_params_of_a_message_without_any_says_so() -> None:
+    message = Message(scalars={"a": 1})
+
+    assert message.optional_params is None and Message(params(w=[1.0])).optional_params is not None
+    assert message == Message(scalars={"a": 1}) != Message(params(w=[1.0]), scalars={"a": 1})
+    assert Message.from_bytes(message.to_bytes()) == replace(message) == deepcopy(message)
+    for use in (len, list, bool, Params.sha256, Params.norm, lambda p: p["w"], lambda p: p.spec("w")):
+        with raises(WardroundError, match="the message has no params"):
+            use(message.params)
 
 
 def test_the_next_state_keeps_what_is_not_given() -> None:

@@ -153,9 +153,8 @@ def rounds(
         yield start
 
 
-def weights(params: Mapping[str, Tensor] | None) -> list[float]:
+def weights(params: Mapping[str, Tensor]) -> list[float]:
     """w of these params, or of a control variate, as plain numbers."""
-    assert params is not None
     return [float(value) for value in params["w"]]
 
 

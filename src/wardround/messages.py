@@ -18,7 +18,7 @@ from torch import Tensor
 
 from wardround.errors import CheckpointError
 from wardround.files import jsonable
-from wardround.params import Params
+from wardround.params import NoParams, Params
 from wardround.storage import StoredTensors, save_tensors, tensor_bytes
 
 SCHEMA = "wardround-message-1"
@@ -28,20 +28,25 @@ SCHEMA = "wardround-message-1"
 class Message:
     """What travels between server and client.
 
-    params: the shared model tensors, or None; extras: further tensors by name;
-    scalars: numbers, strings, and lists or dictionaries of them.
+    params: the shared model tensors, whose use raises where the message has none; extras: further tensors
+    by name; scalars: numbers, strings, and lists or dictionaries of them.
     """
 
-    params: Params | None = None
+    params: Params = field(default_factory=NoParams)
     extras: Mapping[str, Params] = field(default_factory=dict)
     scalars: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def optional_params(self) -> Params | None:
+        """The params, or None where the message has none."""
+        return None if isinstance(self.params, NoParams) else self.params
 
     def merged(self, other: Message | None) -> Message:
         """This message with another laid over it (what one client gets beyond the rest)."""
         if other is None:
             return self
         return Message(
-            params=self.params if other.params is None else other.params,
+            params=self.params if other.optional_params is None else other.params,
             extras={**self.extras, **other.extras},
             scalars={**self.scalars, **other.scalars},
         )
@@ -49,8 +54,7 @@ class Message:
     @property
     def num_bytes(self) -> int:
         """Bytes of tensors and of the scalars' JSON text."""
-        tensors = sum(extra.num_bytes for extra in self.extras.values())
-        tensors += self.params.num_bytes if self.params is not None else 0
+        tensors = sum(group.num_bytes for group in self.tensors().values())
         try:
             return tensors + (len(json.dumps(jsonable(self.scalars))) if self.scalars else 0)
         except ValueError:  # a number of thousands of digits, which the gate refuses
@@ -58,8 +62,8 @@ class Message:
 
     def tensors(self) -> dict[str, Params]:
         """Every group of tensors by its label: "params", then each extra."""
-        groups = {} if self.params is None else {"params": self.params}
-        return groups | {f"extras/{key}": extra for key, extra in self.extras.items()}
+        model = {} if self.optional_params is None else {"params": self.params}
+        return model | {f"extras/{key}": extra for key, extra in self.extras.items()}
 
     def sha256(self) -> str:
         digest = hashlib.sha256()
@@ -104,25 +108,12 @@ class Message:
         try:
             layout = json.loads(stored.metadata["layout"])
             scalars = json.loads(stored.metadata["scalars"])
-            groups = {
-                label: Params(_Renamed(stored, {name: f"{label}/{name}" for name in names}))
-                for label, names in layout.items()
-            }
+            groups = {label: Params(stored.under(f"{label}/", names)) for label, names in layout.items()}
         except (KeyError, ValueError, AttributeError) as error:
             raise CheckpointError(f"a message has a damaged header ({error}).") from None
-        params = groups.pop("params", None)
+        params = groups.pop("params", NoParams())
         extras = {label.removeprefix("extras/"): group for label, group in groups.items()}
         return cls(params=params, extras=extras, scalars=scalars)
-
-
-class _Renamed(StoredTensors):
-    """A group of tensors inside a stored message, under their own names."""
-
-    def __init__(self, stored: StoredTensors, names: Mapping[str, str]) -> None:
-        self._source = stored._source
-        self._data_start = stored._data_start
-        self.metadata = {}
-        self._entries = {name: stored._entries[key] for name, key in names.items()}
 
 
 @dataclass(frozen=True)

@@ -12,21 +12,81 @@ tensor([1.5000, 3.0000])
 from __future__ import annotations
 
 import hashlib
+import math
+import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 
+from wardround.errors import WardroundError
 from wardround.storage import StoredTensors
 
 
-class Params(Mapping[str, Tensor]):
-    """Named tensors, in memory or still on disk; arithmetic gives new ones and changes none."""
+class NamedTensors(Mapping[str, Tensor]):
+    """Tensors by name, in memory or still on disk, to be read and hashed."""
 
     __slots__ = ("_tensors",)
 
     def __init__(self, tensors: Mapping[str, Tensor] | None = None) -> None:
         self._tensors: Mapping[str, Tensor] = {} if tensors is None else tensors
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._tensors[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+    def spec(self, name: str) -> tuple[tuple[int, ...], torch.dtype]:
+        """Shape and type of a tensor; a stored one is not read for it."""
+        if isinstance(self._tensors, StoredTensors):
+            return self._tensors.spec(name)
+        tensor = self[name]
+        return tuple(tensor.shape), tensor.dtype
+
+    def part(self, name: str, start: int, stop: int) -> Tensor:
+        """The elements from `start` to `stop` of the flattened tensor; of a stored one no others are read."""
+        if isinstance(self._tensors, StoredTensors):
+            return self._tensors.part(name, start, stop)
+        return self[name].reshape(-1)[start:stop]
+
+    def device(self, name: str) -> torch.device:
+        """Where a tensor is; a stored one is read to the host."""
+        stored = isinstance(self._tensors, StoredTensors)
+        return torch.device("cpu") if stored else self[name].device
+
+    @property
+    def num_bytes(self) -> int:
+        specs = [self.spec(name) for name in self]
+        return sum(math.prod(shape) * dtype.itemsize for shape, dtype in specs)
+
+    def update_hash(self, digest: hashlib._Hash) -> None:
+        for name in sorted(self):
+            tensor = self[name].detach().cpu().contiguous()
+            digest.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)};".encode())
+            if tensor.numel():
+                digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+
+    def sha256(self) -> str:
+        """A hash of names, types, shapes and every byte."""
+        digest = hashlib.sha256()
+        self.update_hash(digest)
+        return digest.hexdigest()
+
+
+class Params(NamedTensors):
+    """The tensors of a model, with arithmetic, which gives new ones and changes none."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return f"Params({len(self)} tensors)"
+
+    # From and to a model
 
     @classmethod
     def of(cls, model: nn.Module) -> Params:
@@ -48,49 +108,6 @@ class Params(Mapping[str, Tensor]):
         with torch.no_grad():
             for name in self:
                 own[name].copy_(self[name])
-
-    # Mapping
-
-    def __getitem__(self, name: str) -> Tensor:
-        return self._tensors[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._tensors)
-
-    def __len__(self) -> int:
-        return len(self._tensors)
-
-    def __repr__(self) -> str:
-        return f"Params({len(self)} tensors)"
-
-    def spec(self, name: str) -> tuple[tuple[int, ...], torch.dtype]:
-        """Shape and type of a tensor; a stored one is not read for it."""
-        if isinstance(self._tensors, StoredTensors):
-            return self._tensors.spec(name)
-        tensor = self._tensors[name]
-        return tuple(tensor.shape), tensor.dtype
-
-    def part(self, name: str, start: int, stop: int) -> Tensor:
-        """Some numbers of a tensor, counted row by row, with one axis; of a stored one no others are read."""
-        if isinstance(self._tensors, StoredTensors):
-            return self._tensors.part(name, start, stop)
-        return self._tensors[name].reshape(-1)[start:stop]
-
-    def device(self, name: str) -> torch.device:
-        """Where a tensor is; a stored one is read to the host."""
-        stored = isinstance(self._tensors, StoredTensors)
-        return torch.device("cpu") if stored else self._tensors[name].device
-
-    @property
-    def num_bytes(self) -> int:
-        total = 0
-        for name in self:
-            shape, dtype = self.spec(name)
-            count = 1
-            for side in shape:
-                count *= side
-            total += count * dtype.itemsize
-        return total
 
     # Selections and copies
 
@@ -121,37 +138,39 @@ class Params(Mapping[str, Tensor]):
 
     # Arithmetic
 
-    def _combine(self, other: Params | float, function: Callable[[Tensor, Tensor | float], Tensor]) -> Params:
-        if isinstance(other, Params):
-            if set(other) != set(self):
-                odd = sorted(set(self) ^ set(other))
-                raise KeyError(f"the two sides differ in {len(odd)} names, first '{odd[0]}'; use only()")
-            return Params(
-                {
-                    name: function(self[name], other[name]) if self[name].is_floating_point() else self[name]
-                    for name in self
-                }
-            )
-        number = float(other)
-        return self.map(lambda tensor: function(tensor, number) if tensor.is_floating_point() else tensor)
-
     def __add__(self, other: Params | float) -> Params:
-        return self._combine(other, lambda a, b: a + b)
+        return self._combine(other, operator.add)
 
     def __sub__(self, other: Params | float) -> Params:
-        return self._combine(other, lambda a, b: a - b)
+        return self._combine(other, operator.sub)
 
     def __mul__(self, other: Params | float) -> Params:
-        return self._combine(other, lambda a, b: a * b)
+        return self._combine(other, operator.mul)
 
     def __truediv__(self, other: Params | float) -> Params:
-        return self._combine(other, lambda a, b: a / b)
+        return self._combine(other, operator.truediv)
 
     __radd__ = __add__
     __rmul__ = __mul__
 
     def __neg__(self) -> Params:
         return self * -1.0
+
+    def _combine(self, other: Params | float, function: Callable[[Tensor, Any], Tensor]) -> Params:
+        if not isinstance(other, Params):
+            number = float(other)
+            return self.map(lambda tensor: function(tensor, number) if tensor.is_floating_point() else tensor)
+        if set(other) != set(self):
+            unmatched = sorted(set(self) ^ set(other))
+            raise KeyError(
+                f"the two sides differ in {len(unmatched)} names, first '{unmatched[0]}'; use only()"
+            )
+        return Params(
+            {
+                name: function(self[name], other[name]) if self[name].is_floating_point() else self[name]
+                for name in self
+            }
+        )
 
     def dot(self, other: Mapping[str, Tensor]) -> float:
         """The inner product over floating tensors of both, in float64."""
@@ -165,17 +184,19 @@ class Params(Mapping[str, Tensor]):
     def norm(self) -> float:
         return float(self.dot(self) ** 0.5)
 
-    # Fingerprint
 
-    def update_hash(self, digest: hashlib._Hash) -> None:
-        for name in sorted(self):
-            tensor = self[name].detach().cpu().contiguous()
-            digest.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)};".encode())
-            if tensor.numel():
-                digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+class NoParams(Params):
+    """Stands in a message that has no params: any use of it raises."""
 
-    def sha256(self) -> str:
-        """One number for names, types, shapes and every byte."""
-        digest = hashlib.sha256()
-        self.update_hash(digest)
-        return digest.hexdigest()
+    __slots__ = ()
+
+    def _refuse(self, *name: object) -> NoReturn:
+        raise WardroundError("the message has no params, but its task needs them. Send Message(params=...).")
+
+    __getitem__ = __iter__ = __len__ = _refuse
+
+    def __repr__(self) -> str:
+        return "NoParams()"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, NoParams)

@@ -45,7 +45,7 @@ def test_golden_means(name: str) -> None:
     good = [r for r in replies(case) if r.num_examples > 0 and content_complaint(Message(r.params)) is None]
     weights = uniform(good) if case["inputs"].get("weighting") == "uniform" else by_samples(good)
 
-    averaged = mean([reply.params for reply in good if reply.params is not None], weights)
+    averaged = mean([reply.params for reply in good], weights)
 
     by_name = named(good, weights)
     assert [by_name.get(f"c{i}", 0.0) for i in range(len(case["inputs"]["n"]))] == approx(

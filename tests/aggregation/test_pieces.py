@@ -36,7 +36,7 @@ def stored(folder: Path, items: list[Params]) -> list[Params]:
     found = []
     for number, item in enumerate(items):
         Message(params=item).save(folder / f"{number}.safetensors")
-        found.append(Message.load(folder / f"{number}.safetensors").params or Params())
+        found.append(Message.load(folder / f"{number}.safetensors").params)
     return found
 
 

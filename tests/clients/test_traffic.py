@@ -25,7 +25,7 @@ from wardround.clients.traffic import (
 from wardround.config import TrafficSettings
 from wardround.deploy.wire import pack
 from wardround.messages import Message, Reply
-from wardround.params import Params
+from wardround.params import NoParams, Params
 
 UPLOADS = ["full", "float16", "delta", "delta_float16"]
 FULL = TrafficSettings()
@@ -128,7 +128,7 @@ def test_only_the_model_of_a_training_reply_is_rounded() -> None:
     rounded = TrafficSettings(upload="float16")
     reply = Reply(model(1), extras={"control": model(2)}, scalars={"a": 0.1}, client="north", num_steps=3)
     seen = through(reply, None, rounded)
-    assert isinstance(seen, Reply) and replace(seen, params=None) == replace(reply, params=None)
+    assert isinstance(seen, Reply) and replace(seen, params=NoParams()) == replace(reply, params=NoParams())
     assert seen.extras["control"] is reply.extras["control"]
     assert through(reply, None, rounded, task="score") is reply
     assert through(Message(), None, rounded) == Message()

@@ -99,7 +99,7 @@ def test_a_request_is_answered_in_its_own_terms(site: Site) -> None:
         reply, kind="reply", run=RUN, request=header["request"], client="north", task="train", round=0,
         largest=10**9,
     )  # fmt: skip
-    assert message.params is not None and set(message.extras) == {"control_change"}
+    assert message.optional_params is not None and set(message.extras) == {"control_change"}
     assert set(more) == {"num_examples", "num_steps", "seconds", "loss"}
 
 

@@ -279,7 +279,7 @@ def test_a_lost_client_is_counted_and_the_rest_make_a_finite_model(
 
 def with_nan(answer: Answer) -> Answer:
     """NaN in the first tensor that was sent, or in a number where none was."""
-    sent = dict(answer.message.params or {})
+    sent = dict(answer.message.optional_params or {})
     if not sent:
         return replace(answer, message=replace(answer.message, scalars={"number": math.nan}))
     name = next(name for name, tensor in sent.items() if tensor.is_floating_point())

@@ -50,7 +50,6 @@ def attack(monkeypatch: MonkeyPatch, client: str, factor: float) -> None:
         if name != client or task != "train":
             return answer
         received, trained = message.params, answer.message.params
-        assert received is not None and trained is not None
         theta = received.only(trained)
         return replace(answer, message=replace(answer.message, params=theta + factor * (trained - theta)))
 
@@ -92,7 +91,6 @@ def test_the_attacker_sends_its_update_times_minus_hundred(monkeypatch: MonkeyPa
 
     def sent(client: str, task: str) -> list[float]:
         params = Host.__new__(Host).run(client, task, 0, Message(params=start)).message.params
-        assert params is not None
         return params["w"].tolist()
 
     assert sent(ATTACKER, "train") == [-49, 102]

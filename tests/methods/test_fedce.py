@@ -53,7 +53,6 @@ class Fake:
             if (round, name) in self.lost:
                 yield Answer(name, failure="gone")
                 continue
-            assert message.params is not None
             scalars = {"error": self.errors[name]} if name in self.errors else {}
             model = message.params + vector(self.updates[name])
             yield Answer(name, Message(model, scalars=scalars), num_examples=1, num_steps=1)

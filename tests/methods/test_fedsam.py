@@ -99,7 +99,6 @@ def test_running_statistics_are_those_of_one_pass_a_step(tmp_path: Path) -> None
     for method in (FedSAM(rho=0.5), FedSAM(rho=0.0)):
         host = Host(chosen, tmp_path, ["north"])
         reply = method.train(host.client("north"), start)
-        assert reply.params is not None
         sent.append(reply.params.sha256())
 
     assert sent[0] == sent[1]

@@ -25,13 +25,12 @@ from wardround.methods import build_objective
 from wardround.methods.safcf import (
     CFSL,
     SAFCF,
-    alpha_share,
-    capped,
     contrastive,
     modified_dice,
     scale_shares,
     squared_distances,
 )
+from wardround.methods.safcf_readings import alpha_share, cap_weights, refuse_small
 from wardround.models import ModelSettings, build
 from wardround.models.base import Output, Segmenter
 from wardround.params import Params
@@ -300,7 +299,7 @@ def test_the_literal_form_stops_where_the_logarithm_turns_the_loss_around() -> N
 
     with pytest.raises(ClientError, match=r"chi = \|h_s\| is 0\.162, .* Use contrast: margin or guarded"):
         objective = CFSL(contrast="literal")
-        objective.refuse_small(objective.compare(*golden_features(case)).chi)
+        refuse_small(objective.compare(*golden_features(case)).chi)
 
 
 # Gradients
@@ -502,7 +501,7 @@ ALL_METHODS = [
 def test_weights_are_not_negative_and_sum_to_one(count: int) -> None:
     for seed in range(5):
         replies = random_replies(seed, count)
-        state = state_of(replies[0].params or Params())
+        state = state_of(replies[0].params)
         for method in ALL_METHODS:
             found = method.measure(state, replies)
             for weights in [found.weights, found.gamma_tilde, *found.by_tensor.values()]:
@@ -515,7 +514,7 @@ def test_weights_are_not_negative_and_sum_to_one(count: int) -> None:
 def test_the_order_of_clients_does_not_matter() -> None:
     for method in ALL_METHODS:
         replies = random_replies(3)
-        state = state_of(replies[0].params or Params())
+        state = state_of(replies[0].params)
         turned = [replies[index] for index in (2, 0, 3, 1)]
         forwards, backwards = method.measure(state, replies), method.measure(state, turned)
         expected = [forwards.weights[index] for index in (2, 0, 3, 1)]
@@ -526,7 +525,6 @@ def test_the_order_of_clients_does_not_matter() -> None:
 
 def test_identical_replies_change_nothing_and_have_exactly_no_spread() -> None:
     params = random_replies(0)[0].params
-    assert params is not None
     replies = replies_of([params] * 3, [10, 20, 70])
     state = state_of(params)
     for method in ALL_METHODS:
@@ -540,7 +538,6 @@ def test_identical_replies_change_nothing_and_have_exactly_no_spread() -> None:
 
 def test_one_client_alone_keeps_its_model() -> None:
     (reply,) = random_replies(5, count=1)
-    assert reply.params is not None
     state = state_of(reply.params)
     for method in ALL_METHODS:
         found = method.measure(state, [reply])
@@ -552,7 +549,7 @@ def test_one_client_alone_keeps_its_model() -> None:
 @hypothesis_settings(deadline=None, max_examples=30)
 @given(n_1=st.integers(1, 10**6), n_2=st.integers(1, 10**6), seed=st.integers(0, 100))
 def test_two_clients_obey_the_cube_law(n_1: int, n_2: int, seed: int) -> None:
-    rows = [reply.params or Params() for reply in random_replies(seed, 2, torch.float64)]
+    rows = [reply.params for reply in random_replies(seed, 2, torch.float64)]
     found = SAFCF(eps=0).measure(state_of(rows[0]), replies_of(rows, [n_1, n_2]))
     a_1, a_2 = found.weights
 
@@ -602,7 +599,7 @@ def test_where_a_client_sits_on_the_mean_and_epsilon_is_zero_it_has_all_weight()
 def test_a_client_without_cases_has_no_weight() -> None:
     replies = random_replies(1, 3)
     emptied = [*replies[:2], Reply(params=replies[2].params, client="empty", num_examples=0)]
-    state = state_of(replies[0].params or Params())
+    state = state_of(replies[0].params)
     for method in ALL_METHODS:
         weights = method.weigh(state, emptied)
         assert weights[2] == 0.0
@@ -657,7 +654,7 @@ def test_a_lost_client_leaves_the_weights_to_those_that_answered() -> None:
 
 def test_replies_on_disk_give_the_same_weights_and_are_read_one_tensor_at_a_time(tmp_path: Path) -> None:
     replies = random_replies(2)
-    state = state_of(replies[0].params or Params())
+    state = state_of(replies[0].params)
     stored = []
     for reply in replies:
         path = tmp_path / f"{reply.client}.safetensors"
@@ -668,7 +665,7 @@ def test_replies_on_disk_give_the_same_weights_and_are_read_one_tensor_at_a_time
 
 
 def test_squared_distances_are_those_from_the_weighted_mean() -> None:
-    rows = [reply.params or Params() for reply in random_replies(4, 3, torch.float64)]
+    rows = [reply.params for reply in random_replies(4, 3, torch.float64)]
     shares = [0.2, 0.5, 0.3]
     stacked = torch.stack([row["b"] for row in rows])
     centre = (torch.tensor(shares, dtype=torch.float64)[:, None] * stacked).sum(dim=0)
@@ -689,7 +686,7 @@ def test_squared_distances_are_those_from_the_weighted_mean() -> None:
     ],
 )
 def test_capped_weights_by_hand(weights: list[float], limit: float, expected: list[float]) -> None:
-    assert capped(weights, limit) == pytest.approx(expected)
+    assert cap_weights(weights, limit) == pytest.approx(expected)
 
 
 # Whole runs

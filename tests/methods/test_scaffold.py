@@ -92,7 +92,6 @@ def test_a_rate_that_changes_is_the_golden_case_of_the_sum_of_rates() -> None:
     mean_gradient = expected["c_i_new_if_mean_raw_gradient_used"][0]
     assert weights(north.memory["control"]) == approx(mean_gradient, abs=1e-6)
 
-    assert reply.params is not None
     given = inputs["clients"][0]
     y = reply.params.only(["w"])
     new = option_two(variate(given["ci"]), variate(inputs["c"]), x.only(["w"]), y, sum(given["lrs"]))
@@ -172,7 +171,6 @@ def test_drift_vanishes_where_fedavg_keeps_it() -> None:
 
 def test_the_server_rate_scales_the_move_but_not_running_statistics() -> None:
     moved = answer("a", [1.0, 2.0], extras={"control_change": variate([0.0, 0.0])})
-    assert moved.message.params is not None
     sent = moved.message.params.updated({"buffer": vector([4.0])})
     moved = replace(moved, message=replace(moved.message, params=sent))
     method = SCAFFOLD(server_lr=0.5)

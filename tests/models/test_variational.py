@@ -12,7 +12,8 @@ from torch import Tensor
 
 from wardround.errors import ConfigError
 from wardround.messages import Reply
-from wardround.methods.safcf import SAFCF, matched_rho
+from wardround.methods.safcf import SAFCF
+from wardround.methods.safcf_readings import matched_rho
 from wardround.models import ModelSettings, build, head_names
 from wardround.models.base import Segmenter
 from wardround.models.norm import norm_names, reestimate

@@ -304,7 +304,7 @@ def test_a_run_before_its_first_round(tmp_path: Path) -> None:
 
 def test_refused_replies_and_warnings_are_named(tmp_path: Path, monkeypatch: Any) -> None:
     def nan(answer: Answer) -> Answer:
-        params = answer.message.params
+        params = answer.message.optional_params
         return answer if params is None else answer_with(answer, params * float("nan"))
 
     spoil(monkeypatch, "north", nan)

@@ -17,7 +17,7 @@ from wardround.params import Params
 
 def models(replies: Sequence[Reply]) -> list[Params]:
     """What each client returned."""
-    return [reply.params for reply in replies if reply.params is not None]
+    return [reply.params for reply in replies]
 
 
 def learned(state: ServerState, params: Params) -> Params:
@@ -33,7 +33,6 @@ def flat(state: ServerState, params: Params) -> Tensor:
 
 def flat_update(state: ServerState, reply: Reply) -> Tensor:
     """θ_k - θ as one float64 vector."""
-    assert reply.params is not None
     return flat(state, reply.params) - flat(state, state.params.only(reply.params))
 
 

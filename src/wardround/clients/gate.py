@@ -90,8 +90,8 @@ def complaint(
     return (
         count_complaint("num_examples", num_examples, 1, registration.num_train)
         or steps_complaint(num_steps, most_steps, registration.num_train)
-        or params_complaint(registration.tensors, message.params)
-        or variance_complaint(message.params)
+        or params_complaint(registration.tensors, message.optional_params)
+        or variance_complaint(message.optional_params)
     )
 
 

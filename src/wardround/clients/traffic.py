@@ -98,7 +98,7 @@ def _decoded(name: str, tensor: Tensor, code: str, base: Params | None) -> Tenso
 
 def through(message: Message, base: Params | None, settings: TrafficSettings, task: str = "train") -> Message:
     """The reply as the server will see it; the very same object unless the upload is lossy."""
-    if not settings.is_lossy or message.params is None or task != "train":
+    if not settings.is_lossy or message.optional_params is None or task != "train":
         return message
     return replace(message, params=decode(*encode(message.params, base, settings), base))
 

@@ -242,7 +242,7 @@ class Remote:
                 task=task,
                 round=round,
                 largest=LARGEST,
-                base=sent.params,
+                base=sent.optional_params,
             )
             for key in ("failure", "refused"):
                 if more.get(key) is not None:
@@ -327,7 +327,6 @@ def check_usable(task: str, sent: Message, answer: Answer) -> None:
         tested([reply])
         pooled_quantiles([reply] if "validation" in reply.scalars else [])
     elif task in ("norm_stats", "personal_model"):
-        assert sent.params is not None
         given = reply.extras["stats" if task == "norm_stats" else "model"]
         for tensor, (shape, dtype) in ((name, sent.params.spec(name)) for name in sent.params):
             needed = task == "personal_model" or tensor.endswith(STATISTICS)

@@ -98,7 +98,7 @@ class Site:
         is_damaged = False
         try:
             message, more = self._open_request(parcel, header)
-            base = message.params
+            base = message.optional_params
             host = self._host(about["run"], more["config"])
             sync_state = SyncState.from_dict(more["sync_state"])
             self._begin(host, about["run"], about["request"], sync_state)

@@ -156,8 +156,8 @@ class Host:
             return answer
         return replace(
             answer,
-            message=through(answer.message, message.params, traffic, task),
-            num_bytes=wire_bytes(answer.message, message.params, traffic, task),
+            message=through(answer.message, message.optional_params, traffic, task),
+            num_bytes=wire_bytes(answer.message, message.optional_params, traffic, task),
         )
 
     def run(
@@ -167,7 +167,7 @@ class Host:
         started = time.perf_counter()
         try:
             client, reply = self._done(name, task, round, message, sync_state)
-            if task == "train" and reply.params is not None:
+            if task == "train" and reply.optional_params is not None:
                 reply = replace(reply, params=reply.params.only(self.shared))
             fitted, client.fitted = client.fitted, None  # one model in memory, not one a client
             self._remember(client, task, round, sync_state)
@@ -245,7 +245,6 @@ class Host:
 
         memory_of_round takes the memory kept with the best model; as_sent leaves the client's own aside.
         """
-        assert message.params is not None
         if message.scalars.get("as_sent"):
             client.memory = {}
             return message.params
@@ -269,7 +268,6 @@ class Host:
 
     def _norm_stats(self, client: Client, message: Message) -> Message:
         """Running statistics of the sent model, estimated on this client's training cases."""
-        assert message.params is not None
         stats = self.bench.reestimate_statistics(client.data.train, message.params, self.config.batch_size)
         return Message(extras={"stats": stats})
 

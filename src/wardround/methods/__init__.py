@@ -1,16 +1,14 @@
-"""The table of contents: METHODS (server rules and exchanges) and OBJECTIVES (what clients minimise)."""
+"""The table of contents: METHODS (server rules and exchanges) and OBJECTIVES (what clients minimise).
+
+One paper is one file, its server side and its client side together; `base` is FedAvg, which all extend.
+Helpers of several methods: `bank` (what clients pool before round 0), `means` (mean images and masks),
+`frequency` (amplitude and phase), `proximal` (the pull to the received model). `safcf_readings` belongs to
+SAFCF; `building` makes the objects that a configuration names.
+"""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping
-from functools import lru_cache
-from typing import Any
-
-from pydantic import TypeAdapter, ValidationError
-
 from wardround.config import Config
-from wardround.errors import ConfigError
 from wardround.losses.contrastive_objectives import InfoNCE, LocalCL, SimCLR, SwAV
 from wardround.losses.objective import (
     CrossEntropy,
@@ -22,6 +20,7 @@ from wardround.losses.objective import (
 )
 from wardround.methods.adaptive_weights import AAW
 from wardround.methods.base import Method
+from wardround.methods.building import build_named
 from wardround.methods.ditto import Ditto
 from wardround.methods.fedavg import FedAvg
 from wardround.methods.fedbn import FedBN
@@ -53,8 +52,8 @@ from wardround.methods.references import Centralised, Local
 from wardround.methods.safcf import CFSL, SAFCF
 from wardround.methods.scaffold import SCAFFOLD
 from wardround.methods.trimmed_mean import Median, TrimmedMean
-from wardround.settings import explain
-from wardround.text import suggest
+
+__all__ = ["METHODS", "OBJECTIVES", "build_method", "build_named", "build_objective"]
 
 METHODS: dict[str, type[Method]] = {
     # References
@@ -137,31 +136,3 @@ def build_objective(config: Config) -> Objective:
         chosen["name"] = build_method(config).objective
     objective: Objective = build_named(OBJECTIVES, chosen, "objective")
     return objective
-
-
-@lru_cache(maxsize=256)
-def reader(kind: type[Any]) -> TypeAdapter[Any]:
-    """What makes objects of a class from plain values; making it takes longer than using it."""
-    return TypeAdapter(kind)
-
-
-def build_named(registry: Mapping[str, type[Any]], settings: Mapping[str, Any], where: str) -> Any:
-    """An object of the named class, its fields checked like every other setting."""
-    chosen = dict(settings)
-    name = chosen.pop("name", "fedavg" if where == "method" else None)
-    if name not in registry:
-        raise ConfigError(
-            f"{where}.name is {name!r}.{suggest(str(name), registry)} List all: wardround {where}s"
-        )
-    kind: Any = registry[name]
-    fields = {entry.name for entry in dataclasses.fields(kind)}
-    for key in chosen:
-        if key not in fields:
-            raise ConfigError(
-                f"{where}.{key} is not a setting of '{name}'.{suggest(key, fields)} "
-                f"It has: {', '.join(sorted(fields)) or 'none'}."
-            )
-    try:
-        return reader(kind).validate_python(chosen)
-    except ValidationError as error:
-        raise ConfigError(explain(error, None, f"{where}.")) from None

@@ -118,7 +118,6 @@ class AAW(Method):
     # Client
 
     def train(self, client: Client, message: Message) -> Message:
-        assert message.params is not None
         before = self.gap_reference == "previous_global" or (self.waits and client.round > 0)
         q = self.validation_loss(client, message.params) if before else None
         params = client.fit(start=message.params).params
@@ -128,7 +127,6 @@ class AAW(Method):
 
     def score(self, client: Client, message: Message) -> Message:
         """Q_i of the model just made."""
-        assert message.params is not None
         q = self.validation_loss(client, message.params)
         return Message(scalars={} if q is None else {"Q": q})
 

@@ -71,7 +71,7 @@ class Method:
 
     def average(self, state: ServerState, replies: Sequence[Reply], weights: Sequence[float]) -> Params:
         """The weighted mean of what was sent, laid over what was not."""
-        sent = mean([reply.params for reply in replies if reply.params is not None], weights)
+        sent = mean([reply.params for reply in replies], weights)
         return state.params.updated(sent)
 
     def notes(self, replies: Sequence[Reply], weights: Sequence[float], **ingredients: Any) -> dict[str, Any]:
@@ -89,7 +89,6 @@ class Method:
     # Client
 
     def train(self, client: Client, message: Message) -> Message:
-        assert message.params is not None
         return Message(params=client.fit(start=message.params).params)
 
     def personal(self, client: Client, params: Params) -> Params:

@@ -43,7 +43,6 @@ class Ditto(Method):
     lam: Annotated[float, Field(ge=0)] = 0.1
 
     def train(self, client: Client, message: Message) -> Message:
-        assert message.params is not None
         reply = super().train(client, message)
         start = client.memory.get("personal", message.params)
         tie = pull(client, message.params, self.lam)  # h_k = F_k(v) + lambda/2 ||v - w^t||^2

@@ -81,7 +81,6 @@ class FedBN(Method):
     # Client
 
     def train(self, client: Client, message: Message) -> Message:
-        assert message.params is not None
         params = client.fit(start=message.params).params
         norm = params.only(self.kept(client.model)).without(client.objective.local_names(client.model))
         return Message(params=params, extras={"norm": norm} if norm else {})

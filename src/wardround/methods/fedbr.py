@@ -123,7 +123,6 @@ class FedBR(Banked):
             projection(step.model).zero_grad(set_to_none=True)  # D only climbs
             step.apply()
 
-        assert message.params is not None
         return Message(params=client.fit(start=message.params, step=against_bias).params)
 
     def bias(self, objective: Objective, model: nn.Module, u: Batch, context: Context) -> Tensor:

@@ -105,7 +105,6 @@ class FedCE(Method):
     # Client
 
     def train(self, client: Client, message: Message) -> Message:
-        assert message.params is not None
         scores = list(client.memory.get("scores", []))
         score = self.score_without(client, message.params, message.scalars.get("weight"))
         if score is not None or not scores:

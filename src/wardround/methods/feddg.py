@@ -144,7 +144,6 @@ class FedDG(Banked):
         return [given[name] for name in given if name not in misfits]
 
     def train(self, client: Client, message: Message) -> Message:
-        assert message.params is not None
         styles = self.styles(client, message)
         draw = client.generator("styles")
 

@@ -82,7 +82,6 @@ class FedDyn(Method):
     # Client
 
     def train(self, client: Client, message: Message) -> Message:
-        assert message.params is not None
         if not self.alpha:
             return super().train(client, message)
         theta = anchor(client, message.params)

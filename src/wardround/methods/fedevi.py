@@ -257,7 +257,6 @@ class FedEvi(Method):
     # Client
 
     def train(self, client: Client, message: Message) -> Message:
-        assert message.params is not None
         params = client.fit(start=message.params).params
         if self.moves and self.use_reliability:
             client.memory["trained"] = params  # until it is scored

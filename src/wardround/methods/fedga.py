@@ -88,7 +88,6 @@ class FedGA(Method):
     # Client
 
     def train(self, client: Client, message: Message) -> Message:
-        assert message.params is not None
         if not self.d:
             return super().train(client, message)
         q = self.score(client, message.params) if client.round > 0 else None

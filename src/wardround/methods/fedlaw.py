@@ -135,7 +135,7 @@ class FedLAW(Method):
             return Message()
         order = torch.arange(len(split))
         learning, stopping = (order[::2], order[1::2]) if len(split) > 1 else (order, order)
-        fixed = Params(message.params or {}).to(client.device)
+        fixed = message.params.to(client.device)
         own = Params(client.memory.get("own", {})).to(client.device)
         items = [model.to(client.device) for model in message.extras.values()]
         mixture = Mixture(client.model, client.objective, items, {**fixed, **own})

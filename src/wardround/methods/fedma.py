@@ -42,7 +42,6 @@ from wardround.errors import ConfigError
 from wardround.losses.objective import Objective
 from wardround.messages import Message, Reply, ServerState
 from wardround.methods.base import Method
-from wardround.methods.references import given
 from wardround.models.channel_groups import Group, channel_groups, permuted
 from wardround.params import Params
 from wardround.training.sketch import sketch_model
@@ -105,9 +104,9 @@ class FedMA(Method):
         moves = {reply.client: 0 for reply in replies}
         if len(replies) < 2:
             return replies, moves
-        reference = given(min(replies, key=lambda reply: (-reply.num_examples, reply.client)))
+        reference = min(replies, key=lambda reply: (-reply.num_examples, reply.client)).params
         for _ in range(2 if self.refine else 1):
-            found = [match(given(reply), reference, groups, names, self.sweeps) for reply in replies]
+            found = [match(reply.params, reference, groups, names, self.sweeps) for reply in replies]
             replies = [replace(reply, params=new) for reply, (new, _) in zip(replies, found, strict=True)]
             for reply, (_, count) in zip(replies, found, strict=True):
                 moves[reply.client] += count
@@ -128,11 +127,11 @@ class FedMA(Method):
         for name, group in groups.items():
             replies, moves = self.matched(state, replies, {name: group}, group.layer)
             moved.update(moves)
-            layer = mean([given(reply).only(group.layer) for reply in replies], self.weigh(state, replies))
+            layer = mean([reply.params.only(group.layer) for reply in replies], self.weigh(state, replies))
             frozen += group.layer
             each = {
                 reply.client: Message(
-                    params=given(reply).updated(layer),
+                    params=reply.params.updated(layer),
                     scalars={"forget": True} if moves[reply.client] else {},
                 )
                 for reply in replies
@@ -147,7 +146,7 @@ class FedMA(Method):
     # Client
 
     def train(self, client: Client, message: Message) -> Message:
-        start, frozen = given(message), set(message.scalars.get("frozen", ()))
+        start, frozen = message.params, set(message.scalars.get("frozen", ()))
         if message.scalars.get("forget"):
             for key in ("optimizer", "previous"):
                 client.memory.pop(key, None)

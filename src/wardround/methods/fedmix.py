@@ -106,7 +106,6 @@ class FedMix(Banked):
         def mixed(model: nn.Module, batch: Batch, context: Context) -> Tensor:
             return self.mixed_loss(client.loss, model, batch, some(pools, 1, draw), context)
 
-        assert message.params is not None
         return Message(params=client.fit(start=message.params, loss=mixed).params)
 
     def mixed_loss(self, loss: Loss, model: nn.Module, batch: Batch, mean: Batch, context: Context) -> Tensor:

@@ -93,7 +93,6 @@ class FedMixSupervision(Method):
     # Client
 
     def train(self, client: Client, message: Message) -> Message:
-        assert message.params is not None
         kind = (self.annotation or {}).get(client.name, "mask")
         split = None if kind == "mask" else self.pseudo_labelled(client, message.params, kind)
         num_used = client.num_examples if split is None else len(split)

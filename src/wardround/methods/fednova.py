@@ -86,7 +86,6 @@ class FedNova(Method):
     # Client
 
     def train(self, client: Client, message: Message) -> Message:
-        assert message.params is not None
         fitted = client.fit(start=message.params, add=pull(client, message.params, self.mu))
         a, sgd = float(fitted.num_steps), client.optimizer
         if sgd.name == "sgd":

@@ -98,7 +98,7 @@ class FedProto(Method):
 
     def train(self, client: Client, message: Message) -> Message:
         start = message.params if self.aggregate_weights else client.kept_model() or message.params
-        assert start is not None and isinstance(client.model, Segmenter)
+        assert isinstance(client.model, Segmenter)
         num_classes, last_epoch = max(2, client.model.num_outputs), client.local_epochs - 1
         received = message.extras.get("prototypes", Params()).to(client.device)
         seen: list[tuple[Tensor, Tensor]] = []
@@ -121,7 +121,7 @@ class FedProto(Method):
 
         fitted = client.fit(start=start, add=pull if self.lam else None)
         extras = {"prototypes": means_of(seen)} if self.lam else {}
-        return Message(params=fitted.params if self.aggregate_weights else None, extras=extras)
+        return Message(fitted.params, extras) if self.aggregate_weights else Message(extras=extras)
 
     # Both
 

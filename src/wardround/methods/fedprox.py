@@ -38,6 +38,5 @@ class FedProx(Method):
     mu: Annotated[float, Field(ge=0)] = 0.01
 
     def train(self, client: Client, message: Message) -> Message:
-        assert message.params is not None
         proximal = pull(client, message.params, self.mu)  # h_k = F_k + mu/2 ||w - w^t||^2, Eq. 2
         return Message(params=client.fit(start=message.params, add=proximal).params)

@@ -59,7 +59,6 @@ class FedRCL(Method):
     pixels: Annotated[int, Field(ge=2)] = 1024
 
     def train(self, client: Client, message: Message) -> Message:
-        assert message.params is not None
         # On the device: nothing waits for the host. Streams of CPU and GPU differ, as dropout's do.
         draw = torch.Generator(client.device).manual_seed(client.seed("voxels"))
 

@@ -51,7 +51,6 @@ class FedSAM(Method):
     eta: Annotated[float, Field(ge=0)] = 0.2
 
     def train(self, client: Client, message: Message) -> Message:
-        assert message.params is not None
         if not self.rho:
             return super().train(client, message)
         eta = self.eta if self.variant == "asam" else None

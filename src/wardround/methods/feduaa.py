@@ -110,7 +110,6 @@ class FedUAA(Method):
     # Client
 
     def train(self, client: Client, message: Message) -> Message:
-        assert message.params is not None
         params = client.fit(start=message.params).params
         return Message(params=params, scalars={"threshold": self.threshold(client, params)})
 

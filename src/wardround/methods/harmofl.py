@@ -115,7 +115,6 @@ class HarmoFL(Method):
         return Message(extras={"amplitude": Params({AMPLITUDE: amplitude.float()})})
 
     def train(self, client: Client, message: Message) -> Message:
-        assert message.params is not None
 
         def uphill(step: Step) -> None:
             step.backward()

@@ -61,7 +61,6 @@ class MOON(Method):
     dimension: Annotated[int, Field(ge=1)] = 256
 
     def train(self, client: Client, message: Message) -> Message:
-        assert message.params is not None
 
         def contrast(model: nn.Module, batch: Batch, context: Context) -> Tensor:
             received, previous = context.global_, context.previous

@@ -15,12 +15,6 @@ from torch import nn
 from wardround.clients import Client, Clients
 from wardround.messages import Message, ServerState
 from wardround.methods.base import Method
-from wardround.params import Params
-
-
-def given(message: Message) -> Params:
-    assert message.params is not None
-    return message.params
 
 
 @dataclass(frozen=True)
@@ -39,7 +33,7 @@ class Local(Method):
         return state.next(memory={"started": sorted(started | {reply.client for reply in replies})})
 
     def train(self, client: Client, message: Message) -> Message:
-        client.fit(start=client.kept_model() or given(message))
+        client.fit(start=client.kept_model() or message.params)
         return Message()
 
     def shared(self, model: nn.Module) -> list[str]:

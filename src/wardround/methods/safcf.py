@@ -12,7 +12,8 @@ What leaves a client: w_i. What stays: its last model (for h_p) and alpha.
 What the server needs: all models at once, a piece of each in memory at a time; they are read twice.
 A third part, the variational first layer, is `model: {stem: variational}` (models/variational.py).
 
-The equations have errors. Ids S1 to S15 name them, docs/methods/safcf.md tells each in full.
+The equations have errors. Ids S1 to S15 name them, docs/methods/safcf.md explains each in full. What the
+settings offer beside the default reading is in safcf_readings.py.
 Differs: `contrast: margin` replaces Eqs. 6-9, whose gradient does not do what the text says (S4-S6).
 Differs: Eq. 13 is a coefficient; we minimise 1 - Eq. 13 (S1).
 Differs: epsilon in Eq. 18 is relative to the mean U, since U is 1e-8 and less (S11).
@@ -32,13 +33,14 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
+import wardround.methods.safcf_readings as readings
 from wardround.aggregation.mean import layerwise_mean, mean
 from wardround.aggregation.pieces import Piece, each, pieces
 from wardround.aggregation.weights import named, normalised
 from wardround.clients import Clients
 from wardround.config import Config
 from wardround.data.cases import Batch
-from wardround.errors import ClientError, ConfigError
+from wardround.errors import ConfigError
 from wardround.losses.objective import Context, Objective
 from wardround.losses.segmentation import Reduction, at_least_float32, choose_classes, finish, prepare, sums
 from wardround.messages import Message, Reply, ServerState
@@ -49,7 +51,6 @@ from wardround.params import Params
 log = logging.getLogger(__name__)
 
 ALPHA_RATIO = 1 / 3  # Eq. 11: the mean of three numbers over their sum, whatever they are (S7)
-MOST_ALPHA = 0.99  # of alpha_mode "share"
 LEAST_SQUARE = 1e-30  # under a square root, whose slope at 0 is infinite
 CONCENTRATED = 0.9  # a weight above it is worth a warning (S12)
 
@@ -101,7 +102,7 @@ class CFSL(Objective):
         alpha = self.alpha_of_batch(h_c, h_p, h_s, context)
         found: Contrast = context.pure(self.compare, h_c, h_p, h_s)
         if self.contrast == "literal":
-            self.refuse_small(found.chi)
+            readings.refuse_small(found.chi)
         term = (1 - alpha).to(dice.dtype) * found.losses.mean()  # Eq. 9
         context.note("contrast", term)
         context.note("beta", found.beta.mean())
@@ -144,15 +145,6 @@ class CFSL(Objective):
             reduction=self.reduction,
         )
 
-    def refuse_small(self, chi: Tensor) -> None:
-        """S4. The one look at a value in a training step; it costs a synchronisation, in this form alone."""
-        if bool((chi <= 1).any()):
-            raise ClientError(
-                f"objective cfsl with contrast: literal divides by log chi, but chi = |h_s| is "
-                f"{float(chi.min()):.3g}, and up to 1 the loss changes its sign. "
-                "Use contrast: margin or guarded."
-            )
-
     def alpha_of_batch(self, h_c: Tensor, h_p: Tensor, h_s: Tensor, context: Context) -> Tensor:
         """alpha of the present pass; the literal one moves once a batch, whatever passes its step takes."""
         if self.alpha_mode != "literal":
@@ -164,12 +156,12 @@ class CFSL(Objective):
         if self.alpha_mode == "literal":
             if "alpha" not in memory:
                 memory["alpha"] = torch.full((), self.alpha0, dtype=torch.float64, device=h_c.device)
-            state: Tensor = memory["alpha"]  # changed in place, so that a recorded step finds it again
+            state: Tensor = memory["alpha"]  # changed in place, so that a captured step finds it again
             alpha = state.clone()
             state.mul_(ALPHA_RATIO)  # Eqs. 10-12, for the next batch
             return alpha
         if self.alpha_mode == "share":
-            return alpha_share(h_c.detach(), h_p, h_s, self.eps_dist)
+            return readings.alpha_share(h_c.detach(), h_p, h_s, self.eps_dist)
         return torch.zeros((), device=h_c.device)
 
     def warnings(self, config: Config) -> list[str]:
@@ -224,16 +216,8 @@ def contrastive(
     beta = phi_s - phi_c  # Eq. 5
     if form == "margin":
         return Contrast(F.softplus(-beta).flatten(1).mean(dim=1), beta, beta.new_zeros(()))
-
-    guarded = form == "guarded"
-    squares = h_c.square()
-    distances = (squares - beta.square()).square()
-    distance = distances.mean(dims, keepdim=True) if guarded else distances.sum(dims, keepdim=True)
-    delta = distance.clamp_min(eps_dist**2).sqrt()  # Eq. 6, max(sqrt(.), eps) with a finite slope
-    eta = h_p * squares + (1 - h_p) * delta  # Eq. 7
     chi = length(h_s, dims)  # Eq. 8
-    log_chi = chi.log().clamp_min(1) if guarded else chi.log()
-    losses = (eta.mean(dim=(1, 2), keepdim=True) / log_chi).flatten()  # Eq. 9
+    losses = readings.printed_losses(h_c, h_p, beta, chi, dims, guarded=form == "guarded", eps=eps_dist)
     return Contrast(losses, beta, chi)
 
 
@@ -252,12 +236,6 @@ def similarity(a: Tensor, b: Tensor, dims: tuple[int, ...], *, tau: float, eps: 
 def length(h: Tensor, dims: tuple[int, ...]) -> Tensor:
     """The Euclidean norm over these axes; all zeros have slope 0, not NaN."""
     return h.square().sum(dims, keepdim=True).clamp_min(LEAST_SQUARE).sqrt()
-
-
-def alpha_share(h_c: Tensor, h_p: Tensor, h_s: Tensor, eps: float = 1e-8) -> Tensor:
-    """alpha_mode "share" (S7): the server features' part of the three means, about 1/3, no recursion."""
-    m_c, m_p, m_s = (at_least_float32(h).mean() for h in (h_c, h_p, h_s))  # Eq. 10
-    return (m_s / (m_s + m_c + m_p + eps)).clamp(0, MOST_ALPHA)
 
 
 def modified_dice(
@@ -345,8 +323,8 @@ class SAFCF(Method):
         sizes = [reply.num_examples for reply in replies]
         gamma, shares = normalised(sizes), scale_shares(sizes, self.scale_mode)  # Eqs. 14, 15
         if self.uncertainty == "off":
-            return Dswa(gamma, shares, self.capped(shares))
-        items = [reply.params for reply in replies if reply.params is not None]
+            return Dswa(gamma, shares, self.cap(shares))
+        items = [reply.params for reply in replies]
         trainable = set(state.trainable)  # buffers do not count in U (S12)
         names = [name for name in items[0] if name in trainable]
         totals = squared_distances(items, shares, names)  # (tensors, K)
@@ -361,9 +339,7 @@ class SAFCF(Method):
         by_tensor = {
             name: self.weights(shares, row.tolist()) for name, row in zip(names, tensor_means, strict=True)
         }
-        all_weights = torch.tensor(list(by_tensor.values()), dtype=torch.float64)  # (tensors, K)
-        overall = normalised((counts @ all_weights).tolist())
-        return Dswa(gamma, shares, overall, U, by_tensor)
+        return Dswa(gamma, shares, readings.overall_weights(by_tensor, counts), U, by_tensor)
 
     def weights(self, shares: Sequence[float], U: Sequence[float]) -> list[float]:
         """Eq. 18, with its largest omega scaled to 1; where U + epsilon is 0, its limit."""
@@ -374,21 +350,23 @@ class SAFCF(Method):
             omega = [float(floor == 0) for floor in floors]
         else:
             omega = [least / floor for floor in floors]
-        return self.capped(normalised([share * each for share, each in zip(shares, omega, strict=True)]))
+        return self.cap(normalised([share * each for share, each in zip(shares, omega, strict=True)]))
 
-    def capped(self, weights: list[float]) -> list[float]:
-        return weights if self.max_weight is None else capped(weights, self.max_weight)
+    def cap(self, weights: list[float]) -> list[float]:
+        return weights if self.max_weight is None else readings.cap_weights(weights, self.max_weight)
 
     def combine(self, state: ServerState, replies: Sequence[Reply], found: Dswa) -> Params:
         """Eq. 19. Buffers are averaged with the same weights."""
-        items = [reply.params for reply in replies if reply.params is not None]
+        items = [reply.params for reply in replies]
         if found.by_tensor:
             sent = layerwise_mean(items, {name: found.of(name) for name in items[0]})
         else:
             sent = mean(items, found.weights)
         if self.variational == "moment_match":
             pairs = [(mu, rho) for mu, rho in state.memory["variational"] if mu in sent]
-            sent = sent.updated({rho: matched_rho(items, found.of(mu), mu, rho) for mu, rho in pairs})
+            sent = sent.updated(
+                {rho: readings.matched_rho(items, found.of(mu), mu, rho) for mu, rho in pairs}
+            )
         return state.params.updated(sent)
 
     def check(self, config: Config, objective: Objective) -> None:
@@ -460,25 +438,6 @@ def squared_distances(items: Sequence[Params], shares: Sequence[float], names: S
     return torch.stack(list(totals.values()))
 
 
-def capped(weights: Sequence[float], limit: float) -> list[float]:
-    """Weights of at most `limit` (or 1/K, if that is more); what is cut goes to the others in proportion.
-
-    >>> capped([0.75, 0.125, 0.125], 0.5)
-    [0.5, 0.25, 0.25]
-    """
-    limit = max(limit, 1 / len(weights))
-    current, full = list(weights), set[int]()
-    while any(weight > limit * (1 + 1e-12) for weight in current):
-        full |= {index for index, weight in enumerate(current) if weight > limit}
-        open_ones = [index for index in range(len(weights)) if index not in full]
-        shares = normalised([weights[index] for index in open_ones])
-        room = 1 - limit * len(full)
-        current = [limit] * len(weights)
-        for index, share in zip(open_ones, shares, strict=True):
-            current[index] = room * share
-    return current
-
-
 def concentration(weights: dict[str, float]) -> list[str]:
     """A sentence when one client has nearly all weight: 1/U has no bound (S12)."""
     client, most = max(weights.items(), key=lambda entry: entry[1])
@@ -488,17 +447,3 @@ def concentration(weights: dict[str, float]) -> list[str]:
         f"client '{client}' has {most:.1%} of the aggregation weight. "
         "method.max_weight limits it; docs/methods/safcf.md says how this comes about."
     ]
-
-
-def matched_rho(items: Sequence[Params], weights: Sequence[float], mu: str, rho: str) -> Tensor:
-    """rho of the Gaussian with the mixture's variance, Σ a_i (sigma_i² + (mu_i - mu-)²)."""
-    centre = torch.zeros_like(items[0][mu], dtype=torch.float64)
-    for item, weight in zip(items, weights, strict=True):
-        centre.add_(item[mu].to(centre), alpha=weight)
-    variance = torch.zeros_like(centre)
-    for item, weight in zip(items, weights, strict=True):
-        sigma = F.softplus(item[rho].to(centre))
-        variance.add_(sigma.square() + (item[mu].to(centre) - centre).square(), alpha=weight)
-    sigma = variance.sqrt().clamp_min(torch.finfo(torch.float32).tiny)
-    inverse = sigma + torch.log(-torch.expm1(-sigma))  # softplus backwards
-    return inverse.to(items[0][rho].dtype)

@@ -80,7 +80,6 @@ class SCAFFOLD(FedAvg):
     # Client
 
     def train(self, client: Client, message: Message) -> Message:
-        assert message.params is not None
         x = anchor(client, message.params)
         c = message.extras.get("control", x.zeros()).to(client.device)
         c_k = client.memory.get("control", x.zeros()).to(client.device)

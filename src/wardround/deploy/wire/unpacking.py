@@ -31,7 +31,7 @@ from wardround.deploy.wire.parcel import (
     show,
 )
 from wardround.messages import Message
-from wardround.params import Params
+from wardround.params import NoParams, Params
 
 MAX_AXES = 64
 FIELDS = frozenset({"schema", *ADDRESS, "layout", "tensors", "scalars", "more", "sha256"})
@@ -251,7 +251,7 @@ def _build_message(
         groups[entry.label] |= decode(tensor, {entry.name: entry.code}, base)
     model = groups.pop("params", None)
     return Message(
-        params=None if model is None else Params(model),
+        params=NoParams() if model is None else Params(model),
         extras={label.removeprefix("extras/"): Params(group) for label, group in groups.items()},
         scalars=header["scalars"],
     )
