@@ -3,58 +3,123 @@
 >>> import wardround as wr
 >>> result = wr.run("configs/quickstart.yaml")  # doctest: +SKIP
 >>> print(result.table)  # doctest: +SKIP
+
+The names below are the public interface; modules and everything else in them are private and may change.
 """
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from wardround.version import __version__
 
 __all__ = [
+    # Do something
+    "run",
+    "compare",
+    "predict",
+    "evaluate",
+    "export",
+    "plan",
+    "load_config",
+    # What comes back
+    "Result",
+    "Comparison",
+    "Prediction",
+    "Exported",
+    "Plan",
+    "Config",
+    # Write a method, an objective or a metric
+    "Method",
+    "Objective",
+    "Metric",
+    "Client",
+    "Clients",
+    "Message",
+    "Reply",
+    "Params",
+    "ServerState",
+    "Batch",
+    "Context",
+    "Listener",
     "METHODS",
     "OBJECTIVES",
-    "Comparison",
-    "Config",
-    "Prediction",
-    "Result",
-    "compare",
-    "evaluate",
-    "load_config",
-    "predict",
+    "METRICS",
+    # Errors
+    "WardroundError",
+    "ConfigError",
+    "DataError",
+    "ClientError",
+    "CheckpointError",
+    "TooFewClients",
     "__version__",
-    "run",
 ]
 
 if TYPE_CHECKING:
     from wardround.api import Result, run
+    from wardround.clients import Client, Clients
     from wardround.comparison import Comparison, compare
     from wardround.config import Config
     from wardround.config_file import load_config
+    from wardround.data.cases import Batch
+    from wardround.engine.listener import Listener
+    from wardround.errors import (
+        CheckpointError,
+        ClientError,
+        ConfigError,
+        DataError,
+        TooFewClients,
+        WardroundError,
+    )
+    from wardround.exporting import Exported, export
+    from wardround.losses.objective import Context, Objective
+    from wardround.messages import Message, Reply, ServerState
     from wardround.methods import METHODS, OBJECTIVES
+    from wardround.methods.base import Method
+    from wardround.metrics import METRICS, Metric
+    from wardround.params import Params
+    from wardround.planning.plan import Plan
+    from wardround.planning.plan import make_plan as plan
     from wardround.prediction.evaluating import evaluate
     from wardround.prediction.results import Prediction
     from wardround.prediction.session import predict
 
 _HOMES = {
-    "METHODS": "wardround.methods",
-    "OBJECTIVES": "wardround.methods",
-    "Comparison": "wardround.comparison",
-    "Config": "wardround.config",
-    "Prediction": "wardround.prediction.results",
-    "Result": "wardround.api",
-    "compare": "wardround.comparison",
-    "evaluate": "wardround.prediction.evaluating",
-    "load_config": "wardround.config",
-    "predict": "wardround.prediction.session",
-    "run": "wardround.api",
+    "api": "Result run",
+    "clients": "Client Clients",
+    "comparison": "Comparison compare",
+    "config": "Config",
+    "config_file": "load_config",
+    "data.cases": "Batch",
+    "engine.listener": "Listener",
+    "errors": "CheckpointError ClientError ConfigError DataError TooFewClients WardroundError",
+    "exporting": "Exported export",
+    "losses.objective": "Context Objective",
+    "messages": "Message Reply ServerState",
+    "methods": "METHODS OBJECTIVES",
+    "methods.base": "Method",
+    "metrics": "METRICS Metric",
+    "params": "Params",
+    "planning.plan": "Plan plan=make_plan",
+    "prediction.evaluating": "evaluate",
+    "prediction.results": "Prediction",
+    "prediction.session": "predict",
+}
+_PLACES = {
+    name.partition("=")[0]: (f"wardround.{module}", name.rpartition("=")[2])
+    for module, names in _HOMES.items()
+    for name in names.split()
 }
 
 
 def __getattr__(name: str) -> Any:
     """The public names, imported when first used: `import wardround` stays instant."""
-    if name not in _HOMES:
+    if name not in _PLACES:
         raise AttributeError(f"module 'wardround' has no attribute '{name}'")
-    from importlib import import_module
+    module, attribute = _PLACES[name]
+    return getattr(import_module(module), attribute)
 
-    return getattr(import_module(_HOMES[name]), name)
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -13,16 +13,20 @@ from torch import nn
 
 from wardround.config import Config
 from wardround.config_file import load_config
+from wardround.data.in_memory import open_in_memory
+from wardround.data.preparing.record import PREPARATION, Preparation
+from wardround.data.settings import DataSettings
 from wardround.engine.checkpoint import Checkpoints
 from wardround.engine.experiment import Experiment
 from wardround.engine.judging.evaluation import Evaluation
 from wardround.engine.judging.result_tables import client_table
 from wardround.engine.listener import Listener
-from wardround.engine.networks import build_model
+from wardround.engine.networks import build_model, build_network
 from wardround.engine.outcome import Outcome
 from wardround.engine.records import read_lines
 from wardround.engine.run_folder import RunFolder
-from wardround.errors import CheckpointError
+from wardround.errors import CheckpointError, ConfigError
+from wardround.models.base import Segmenter
 from wardround.models.norm import from_moments, running_stats
 from wardround.params import Params
 from wardround.tables import Table
@@ -94,23 +98,54 @@ class Result:
     @cached_property
     def model(self) -> nn.Module:
         """The tested model as a network in evaluation mode."""
-        model = build_model(self.config)
+        model = self._build_network()
         params = self.params
         if self.config.model.bn_stats == "pooled":
             params = Params(from_moments(params, running_stats(model)))
         params.load_into(model)
         return model.eval()
 
+    def _build_network(self) -> Segmenter:
+        """By what the run wrote down of its cases, which need not be here; older runs did not write it."""
+        path = self.folder / PREPARATION
+        if not path.exists():
+            return build_model(self.config)
+        cases = Preparation.load(path)
+        return build_network(
+            self.config,
+            in_channels=cases.in_channels,
+            num_classes=cases.num_classes,
+            dimensions=cases.dimensions,
+        )
+
 
 def run(
     config: str | Path | Mapping[str, Any] | Config,
     *,
+    data: Mapping[str, Any] | None = None,
     overrides: Sequence[str] = (),
     resume: bool = False,
     overwrite: bool = False,
     listener: Listener | None = None,
 ) -> Result:
-    """Train as a configuration says (a YAML file, a dictionary or a Config) and test the result."""
+    """Train as a configuration says (a YAML file, a dictionary or a Config) and test the result.
+
+    data: cases of each client instead of the `data:` section: a PyTorch `Dataset` or a list of
+    `(image, label)` arrays, or a mapping with `train`, `val` and `test` of these; overrides: settings on top,
+    as `--set` has them; resume, overwrite: what to do with a run folder that exists; listener: is told how
+    the run goes.
+
+    >>> import numpy as np
+    >>> cases = [(np.random.rand(16, 16), np.eye(16, dtype=int)) for _ in range(10)]
+    >>> wr.run({"rounds": 2}, data={"north": cases, "south": cases})  # doctest: +SKIP
+    """
+    federation = None
+    if data is not None:
+        config = load_config(config, overrides)
+        if config.data != DataSettings() and config.data != DataSettings(in_memory=True):
+            raise ConfigError("data is given in Python and in the configuration; leave out one of them.")
+        overrides = ["data.in_memory=true"]
+        federation = open_in_memory(data, config.seed)
     checked = load_config(config, overrides)
-    experiment = Experiment(checked, listener=listener)
+    experiment = Experiment(checked, listener=listener, federation=federation)
     return Result(checked, experiment.run(resume=resume, overwrite=overwrite))

@@ -18,7 +18,6 @@ from wardround.files import file_name
 from wardround.metrics import METRICS
 from wardround.models import ModelSettings
 from wardround.settings import Settings
-from wardround.text import suggest
 
 
 class Schedule(Settings):
@@ -101,9 +100,7 @@ class EvaluateSettings(Settings):
     @classmethod
     def known(cls, value: Any) -> Any:
         for name in [value] if isinstance(value, str) else value:
-            if name not in METRICS:
-                near = suggest(name, METRICS) or f" There are: {', '.join(METRICS)}."
-                raise ValueError(f"'{name}' is not a metric.{near}")
+            METRICS.find(name, "evaluate.metrics")
         return value
 
 

@@ -11,8 +11,8 @@ import typer
 import yaml
 from pytest import CaptureFixture, MonkeyPatch, fixture, mark
 from rich.markup import render
-from cli.test_cli import call
 
+from cli.test_cli import call
 from wardround.cli import app
 from wardround.data.phantom.cases import PhantomSettings
 from wardround.data.phantom.files import write

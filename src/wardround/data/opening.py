@@ -38,6 +38,11 @@ def all_centres(settings: DataSettings, seed: int, resident: Residence) -> Feder
             "data.hospitals: the cases are at the hospitals. Run it there with: wardround submit CONFIG; or "
             "set data.federation to cases on this machine."
         )
+    if settings.in_memory:
+        raise ConfigError(
+            "data.in_memory: the cases of this run are handed over in Python. Give them again: "
+            "wr.run(config, data={client: cases})."
+        )
     if settings.federation is not None:
         return federation_of(settings.federation, settings, seed, resident)
     made = settings.phantom

@@ -27,6 +27,9 @@ class DataSettings(Settings):
     hospitals: bool = Field(
         False, description="cases are at the hospitals, each with its own federation.yaml: wardround submit"
     )
+    in_memory: bool = Field(
+        False, description="cases are handed over in Python: wr.run(config, data={client: cases})"
+    )
     prepare: dict[str, Any] | None = None
     splits: dict[str, Any] | None = None
     patch: tuple[Annotated[int, Field(ge=1)], ...] | None = None
@@ -54,6 +57,7 @@ class DataSettings(Settings):
             "phantom": self.phantom != PhantomSettings(),
             "federation": self.federation is not None,
             "hospitals": self.hospitals,
+            "in_memory": self.in_memory,
         }
         named = [name for name, is_given in given.items() if is_given]
         if len(named) > 1:

@@ -86,11 +86,8 @@ def read_source(source: Source, base: Path) -> Listing:
     """The cases of one source, its folder relative to `base`; clients as the source asks for them."""
     path = base / source.path
     of_preset = source.reader.startswith("preset:")
-    if source.reader != "auto" and source.reader not in READERS and not of_preset:
-        raise ConfigError(
-            f"sources: reader is '{source.reader}'.{suggest(source.reader, READERS)} "
-            f"There are: auto, {', '.join(READERS)}."
-        )
+    if source.reader != "auto" and not of_preset:
+        READERS.find(source.reader, "sources: reader")
     if not path.exists():
         raise DataError(f"{path} does not exist; correct its path under sources.")
     name = detect(path)[0] if source.reader == "auto" else source.reader

@@ -52,10 +52,11 @@ from wardround.methods.references import Centralised, Local
 from wardround.methods.safcf import CFSL, SAFCF
 from wardround.methods.scaffold import SCAFFOLD
 from wardround.methods.trimmed_mean import Median, TrimmedMean
+from wardround.plugins import Registry, accept_subclass
 
 __all__ = ["METHODS", "OBJECTIVES", "build_method", "build_named", "build_objective"]
 
-METHODS: dict[str, type[Method]] = {
+_METHODS: dict[str, type[Method]] = {
     # References
     "local": Local,
     "centralised": Centralised,
@@ -106,7 +107,7 @@ METHODS: dict[str, type[Method]] = {
     "ditto": Ditto,
 }
 
-OBJECTIVES: dict[str, type[Objective]] = {
+_OBJECTIVES: dict[str, type[Objective]] = {
     "dice": Dice,
     "dice_bce": DiceBCE,
     "generalised_dice": GeneralisedDice,
@@ -121,6 +122,14 @@ OBJECTIVES: dict[str, type[Objective]] = {
     "local_cl": LocalCL,
     "swav": SwAV,
 }
+
+METHODS = Registry("method", _METHODS, accept_subclass(Method), "a class that extends wardround.Method")
+OBJECTIVES: Registry[type[Objective]] = Registry(
+    "objective",
+    _OBJECTIVES,
+    accept_subclass(Objective),  # type: ignore[type-abstract]
+    "a class that extends wardround.Objective",
+)
 
 
 def build_method(config: Config) -> Method:

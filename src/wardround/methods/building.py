@@ -10,19 +10,16 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from wardround.errors import ConfigError
+from wardround.plugins import Registry
 from wardround.settings import explain
 from wardround.text import suggest
 
 
-def build_named(registry: Mapping[str, type[Any]], settings: Mapping[str, Any], where: str) -> Any:
+def build_named(registry: Registry[Any], settings: Mapping[str, Any], where: str) -> Any:
     """An object of the named class, its fields checked like every other setting."""
     chosen = dict(settings)
     name = chosen.pop("name", "fedavg" if where == "method" else None)
-    if name not in registry:
-        raise ConfigError(
-            f"{where}.name is {name!r}.{suggest(str(name), registry)} List all: wardround {where}s"
-        )
-    kind: Any = registry[name]
+    kind: Any = registry.find(str(name))
     fields = {entry.name for entry in dataclasses.fields(kind)}
     for key in chosen:
         if key not in fields:

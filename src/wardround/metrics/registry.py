@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +25,7 @@ from wardround.metrics.overlap import (
     volume_difference,
 )
 from wardround.metrics.surface import SurfaceDistances, SurfacePenalty
+from wardround.plugins import Registry
 
 MM, PX, MM_OR_PX = "mm", "px", "mm or px"  # units of distances; pictures have no millimetres
 UNITS: dict[str, dict[str, str]] = {
@@ -113,7 +115,7 @@ def _difference(name: str, label: str, unit: str, of: Callable[[MaskPair], float
     return Metric(name, label, best=0.0, higher_is_better=None, unit=unit, is_surface=False, of=of)
 
 
-METRICS: dict[str, Metric] = {
+_METRICS: dict[str, Metric] = {
     metric.name: metric
     for metric in (
         _share("dice", "Dice", lambda c: dice(c.counts, c.empty_policy)),
@@ -140,6 +142,22 @@ METRICS: dict[str, Metric] = {
         ),
     )
 }
+
+
+def accept_metric(name: str, found: Any) -> Metric | None:
+    """A metric of the user, under the name that was asked for; a function of two masks and the spacing is one
+    whose best value is 1."""
+    if isinstance(found, Metric):
+        return replace(found, name=name)
+    if isinstance(found, type) or not callable(found):
+        return None
+    label = getattr(found, "__name__", name).replace("_", " ").capitalize()
+    return Metric(name, label, 1.0, True, "", True, lambda c: float(found(*c.pair, c.spacing)))
+
+
+METRICS = Registry(
+    "metric", _METRICS, accept_metric, "a wardround.Metric or a function of two masks", has_command=False
+)
 
 
 def measure(

@@ -17,6 +17,7 @@ from wardround.data.readers import bids, centres, msd, nnunet, table
 from wardround.data.readers.common import entries_of, folders_in, named
 from wardround.data.readers.dicom import holds_dicom
 from wardround.errors import DataError
+from wardround.plugins import Registry
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Reader:
 
 
 # In the order they are tried: the one that asks for most comes first.
-READERS = {
+_READERS = {
     "nnunet": Reader(
         "nnU-Net raw data: dataset.json, imagesTr/<case>_0000.nii.gz", nnunet.recognise, nnunet.read
     ),
@@ -44,6 +45,14 @@ READERS = {
     "centres": Reader("one folder a centre, with images/ and labels/", centres.recognise, centres.read),
     "table": Reader("a CSV or JSON list of images and labels", table.recognise, table.read),
 }
+
+
+def accept_reader(name: str, found: object) -> Reader | None:
+    """A reader of the user's."""
+    return found if isinstance(found, Reader) else None
+
+
+READERS = Registry("reader", _READERS, accept_reader, "a wardround.data.readers.Reader", has_command=False)
 
 
 def detect(path: Path) -> tuple[str, str]:

@@ -19,6 +19,8 @@ def detect_units(federation: Federation) -> str:
     if federation.first_images is not None:
         images = federation.first_images()
         return combine_units(MM if path.name.lower().endswith(NIFTI) else PX for path in images)
+    if federation.prepare is None:
+        return PX  # cases in memory, as they are
     seen = None if federation.look_back is None else federation.look_back().spacing
     if seen is None or federation.dimensions == 3 or any(side != 1 for sides in seen for side in sides):
         return MM

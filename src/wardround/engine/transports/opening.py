@@ -23,7 +23,8 @@ def open_transport(
     """Clients where the placement has them, with an empty folder for messages on their way."""
     exchange = folder.clear_exchange()
     if placement.workers == 1:
-        return InProcess(Host(folder.config, folder.clients, names, on_progress), Spilling(exchange))
+        given = federation if folder.config.data.in_memory else None  # else a host opens its own
+        return InProcess(Host(folder.config, folder.clients, names, on_progress, given), Spilling(exchange))
     return Workers(
         folder.path / "config.yaml",
         folder.clients,

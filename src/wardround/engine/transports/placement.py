@@ -84,7 +84,9 @@ def place(config: Config, federation: Federation, names: Sequence[str]) -> Place
     settings = config.compute
     device, gpus = settings.device, torch.cuda.device_count()
     on_gpu = choose_device(settings).type == "cuda"
-    if settings.workers != "auto":
+    if config.data.in_memory:
+        workers, why = 1, "cases in memory stay in this process"
+    elif settings.workers != "auto":
         workers, why = min(settings.workers, len(names)), "as asked"
     elif on_gpu:
         workers, why = workers_on_gpus(device, gpus, len(present_sizes(config, federation, names)))

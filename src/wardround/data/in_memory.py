@@ -1,0 +1,137 @@
+"""Cases handed over in Python: `wr.run(config, data={"north": dataset, "south": [(image, label), ...]})`.
+
+A client's cases are a PyTorch `Dataset` or any sequence of `(image, label)` pairs or MONAI-style dictionaries
+with `image` and `label`, as NumPy arrays or tensors; or a mapping with `train`, `val` and `test` of these.
+They are used as they are: nothing is resampled or normalised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Sized
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from wardround.data.cases import Case, ClientData, TensorSplit
+from wardround.data.federation import Federation, Seen
+from wardround.errors import DataError
+from wardround.seeding import generator
+from wardround.text import format_size
+
+SPLITS = ("train", "val", "test")
+SHARES = (0.6, 0.2)  # of a client's cases for training and validation, where it has not divided them itself
+
+
+def open_in_memory(
+    data: Mapping[str, Any], seed: int, *, classes: Sequence[str] = (), spacing: Sequence[float] | None = None
+) -> Federation:
+    """A federation of cases in memory; classes: their names without the background."""
+    if not data:
+        raise DataError("data has no client. Give a mapping from client names to their cases.")
+    clients = {name: divide(name, items, seed, spacing) for name, items in data.items()}
+    splits = [getattr(client, split) for client in clients.values() for split in SPLITS]
+    filled = [split for split in splits if len(split)]
+    if not filled:
+        raise DataError("data has no case at any client.")
+    shapes = {tuple(split.images.shape[1:]) for split in filled}
+    if len({(shape[0], len(shape)) for shape in shapes}) > 1:
+        found = ", ".join(sorted(format_size(shape) for shape in shapes))
+        raise DataError(f"data: images must have the same channels and dimensions everywhere; found {found}.")
+    shape = next(iter(shapes))
+    num_classes = max(2, len(classes) + 1, *(int(split.labels.max()) + 1 for split in filled))
+    names = [*classes, *(f"class {number}" for number in range(len(classes) + 1, num_classes))]
+    return Federation(
+        names=sorted(clients),
+        counts={
+            name: sum(len(getattr(client, split)) for split in SPLITS) for name, client in clients.items()
+        },
+        dimensions=len(shape) - 1,
+        in_channels=shape[0],
+        num_classes=num_classes,
+        regions={name: [number] for number, name in enumerate(names, start=1)},
+        load_one=clients.__getitem__,
+        labels={name: [number] for number, name in enumerate(names, start=1)},
+        look_back=lambda: Seen(None, shape[1:] if len(shapes) == 1 else None),
+    )
+
+
+def divide(client: str, items: Any, seed: int, spacing: Sequence[float] | None) -> ClientData:
+    """A client's three splits: as given, or 60, 20 and 20 % of its cases in a random order of their own."""
+    if isinstance(items, Mapping):
+        unknown = [str(key) for key in items if key not in SPLITS]
+        if unknown:
+            raise DataError(
+                f"data, client '{client}': '{unknown[0]}' is not a split; use train, val and test."
+            )
+        parts = {split: read_cases(client, split, items.get(split, ()), spacing) for split in SPLITS}
+    else:
+        cases = read_cases(client, "case", items, spacing)
+        order = torch.randperm(len(cases), generator=generator(seed, "in_memory", client)).tolist()
+        first = max(1, round(SHARES[0] * len(cases)))
+        second = first + round(SHARES[1] * len(cases))
+        bounds = {"train": (0, first), "val": (first, second), "test": (second, len(cases))}
+        parts = {split: [cases[i] for i in sorted(order[a:b])] for split, (a, b) in bounds.items()}
+    check_one_shape(
+        client, sorted((c for cases in parts.values() for c in cases), key=lambda case: case.name)
+    )
+    return ClientData(**{split: TensorSplit.of(cases) for split, cases in parts.items()})
+
+
+def check_one_shape(client: str, cases: Sequence[Case]) -> None:
+    for case in cases:
+        if case.image.shape != cases[0].image.shape:
+            raise DataError(
+                f"data, client '{client}': {cases[0].name} is {format_size(cases[0].image.shape)} but "
+                f"{case.name} is {format_size(case.image.shape)}. Resample them to one size, or use a "
+                "federation.yaml, which does."
+            )
+
+
+def read_cases(client: str, prefix: str, items: Any, spacing: Sequence[float] | None) -> list[Case]:
+    if not isinstance(items, Sized) or not hasattr(items, "__getitem__"):
+        raise DataError(
+            f"data, client '{client}': expected a Dataset or a sequence of (image, label), not "
+            f"{type(items).__name__}."
+        )
+    source: Any = items
+    where = f"data, client '{client}', {prefix}"
+    return [
+        read_case(f"{prefix}-{index:04d}", f"{where} {index}", source[index], spacing)
+        for index in range(len(items))
+    ]
+
+
+def read_case(name: str, where: str, item: Any, spacing: Sequence[float] | None) -> Case:
+    """One case; the channel axis may be left out of an image with one channel."""
+    if isinstance(item, Mapping):
+        pair = (item.get("image"), item.get("label"))
+    elif isinstance(item, tuple | list) and len(item) == 2:
+        pair = (item[0], item[1])
+    else:
+        pair = (None, None)
+    if pair[0] is None or pair[1] is None:
+        raise DataError(f"{where}: expected (image, label) or a dictionary with 'image' and 'label'.")
+    try:
+        image, label = (torch.as_tensor(part) for part in pair)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise DataError(f"{where}: not an array ({error}).") from None
+    if label.ndim == image.ndim and label.shape[0] == 1 and label.shape[1:] == image.shape[1:]:
+        label = label[0]
+    if image.ndim == label.ndim:
+        image = image[None]
+    check_arrays(where, image, label)
+    return Case(name, image.float().contiguous(), label.long(), tuple(spacing or (1.0,) * label.ndim))
+
+
+def check_arrays(where: str, image: Tensor, label: Tensor) -> None:
+    if label.ndim not in (2, 3) or image.shape[1:] != label.shape:
+        raise DataError(
+            f"{where}: image is {format_size(image.shape)} and label {format_size(label.shape)}; expected "
+            "(channels, *spatial) and (*spatial), in two or three dimensions."
+        )
+    if not bool(torch.isfinite(image.float()).all()):
+        raise DataError(f"{where}: the image has values that are not finite.")
+    values = label.float()
+    if bool((values != values.round()).any()) or bool((values < 0).any()):
+        raise DataError(f"{where}: labels must be class numbers, 0 for background.")
