@@ -35,7 +35,7 @@ from wardround.data.readers import joining, read
 from wardround.data.readers.image_files import read_label, same_affine
 from wardround.data.serving.loading import RealData, add_label_meaning, override_sections
 from wardround.data.settings import DataSettings
-from wardround.data.slices.cutting import CUT_FROM, VOLUME, content_of
+from wardround.data.slices.cutting import CUT_FROM, VOLUME, hash_volume
 from wardround.data.slices.view import Along
 from wardround.engine.judging.evaluation import Evaluation, column
 from wardround.engine.judging.result_tables import case_rows, client_table
@@ -250,7 +250,7 @@ class Past:
         copied = self._copied(entry)
         if copied is not None:
             return copied
-        if self._slices and (cut := self._slices.get(content_of(self._content(entry.images)))):
+        if self._slices and (cut := self._slices.get(hash_volume(self._content(entry.images)))):
             return cut
         namesake = self._named.get((entry.client, entry.name))
         return namesake if namesake is not None and self._same_label(entry, namesake) else None

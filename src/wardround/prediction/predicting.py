@@ -27,7 +27,7 @@ from wardround.data.preparing.geometry import Geometry
 from wardround.data.preparing.prepare import invert_label, invert_probabilities, prepare_case
 from wardround.data.preparing.record import Preparation
 from wardround.data.readers.image_files import Volume, read_image
-from wardround.data.slices.view import Along, Slices, clipped, thick
+from wardround.data.slices.view import Along, Slices, clip_intensities, restore_axis
 from wardround.engine.judging.evaluation import largest_components
 from wardround.errors import ConfigError, DataError
 from wardround.prediction.inputs import Layout, Scan
@@ -261,11 +261,11 @@ class Predictor:
         if self.preparation.dimensions == 3 or self.along is None:
             return None
         if len(image.spatial) == 3:
-            cut_off = clipped(image, None if settings.slices is None else settings.slices.clip)
+            cut_off = clip_intensities(image, None if settings.slices is None else settings.slices.clip)
             return Slices.of(cut_off, self.along, settings.orientation)
         if image.thin is None or image.affine is None:
             return None
-        one = Slices.of(thick(image), self.along, settings.orientation)
+        one = Slices.of(restore_axis(image), self.along, settings.orientation)
         return one if one.are_reoriented and len(one) == 1 else None
 
     def _see(self, image: Volume, name: str, watch: Watch | None = None) -> Seen:
@@ -384,7 +384,7 @@ def as_volume(seen: Sequence[Seen], slices: Slices) -> Seen:
     """Slices as one volume; what lies on the prepared grid is a row of voxels, for its sums."""
 
     def joined(planes: Sequence[Array]) -> Array:
-        whole: Array = slices.joined([plane[None] for plane in planes])[0]
+        whole: Array = slices.join([plane[None] for plane in planes])[0]
         return whole
 
     def row(name: str) -> Tensor | None:
@@ -400,7 +400,7 @@ def as_volume(seen: Sequence[Seen], slices: Slices) -> Seen:
         Predicted(**fields, kind=seen[0].predicted.kind),  # type: ignore[arg-type]
         joined([one.label for one in seen]),
         maps,
-        slices.joined(kept) if kept else None,
+        slices.join(kept) if kept else None,
         tuple(most_say(seen)),
         seen[0].far,
     )
