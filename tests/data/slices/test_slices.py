@@ -214,7 +214,7 @@ def test_nothing_is_replaced_and_nothing_is_left_half_done(
     assert cut(file, tmp_path / "empty").path.exists()
 
 
-def test_nothing_drawn_anywhere_is_a_sentence(tmp_path: Path) -> None:
+def test_volumes_without_labelled_voxels_are_a_sentence(tmp_path: Path) -> None:
     file = make(tmp_path / "data", clients=1)
     for path in (tmp_path / "data/north/labels").iterdir():
         save(path, np.zeros((8, 7, 6), np.uint8), np.diag([2.0, 2, 5, 1]))
@@ -250,7 +250,7 @@ def test_the_folder_of_slices_is_known_again_with_its_patients(tmp_path: Path) -
     assert found.listing.clients == ["north", "west"]
 
 
-def test_values_of_no_class_become_background_and_are_told(tmp_path: Path) -> None:
+def test_values_of_no_class_become_background_and_are_noted(tmp_path: Path) -> None:
     file = make(tmp_path / "data", clients=1)
     label = np.zeros((8, 7, 6), np.uint8)
     label[2:5, 1:4, 1:4], label[:, 0, 5] = 1, 7
@@ -331,7 +331,7 @@ def test_a_patient_in_two_splits_is_left_out(tmp_path: Path) -> None:
     assert 1 <= done.volumes["north"] < 3 and "p0" in done.left_out[0]
 
 
-def test_places_where_nothing_can_be_put_are_said_beforehand(
+def test_targets_that_cannot_be_written_are_refused_beforehand(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = make(tmp_path / "data", clients=1)
