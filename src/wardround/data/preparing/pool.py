@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 
+from wardround.data.checking.facts import Watch
 from wardround.data.federation_file import FederationFile, PrepareSettings, check_settings
 from wardround.data.listing import Entry
 from wardround.data.preparing.cache import Cache, CacheFolderError, DigestIndex, Recipe, Signature
@@ -35,7 +36,6 @@ from wardround.machine import cores
 log = logging.getLogger(__name__)
 
 PATIENCE = 0.2  # seconds of work before helpers are worth starting
-Watch = Callable[[int, int, str], None]
 Note = Callable[[Entry, Path | None, str | None, float], None]
 
 
