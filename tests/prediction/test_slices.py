@@ -92,7 +92,9 @@ def test_a_run_that_does_not_know_its_axis_asks_for_it(volume: Path) -> None:
 
 def test_a_format_without_a_place_in_space_is_a_sentence(tmp_path: Path) -> None:
     np.save(tmp_path / "scan.npy", np.zeros((8, 8, 8), np.float32))
-    with pytest.raises(DataError, match=r"scan.npy: its format does not store the orientation, .* convert it to NIfTI"):
+    with pytest.raises(
+        DataError, match=r"scan.npy: its format does not store the orientation, .* convert it to NIfTI"
+    ):
         predictions(predictor(2, options={"slices": "S"}), [tmp_path / "scan.npy"])
 
 
