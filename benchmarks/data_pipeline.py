@@ -5,7 +5,7 @@ each, as `compute: {workers: 2, threads: 1}` trains. MONAI does the same to the 
 everything up to normalising is cached in memory, flips and intensities run in 2 worker processes. The two
 take turns, so that a noisy machine disturbs both alike. Preparing is timed with one and with two processes.
 
-    python benchmarks/data_pipeline.py            # ../shared/data/polyp4, or made-up images without it
+    python benchmarks/data_pipeline.py            # ../shared/data/polyp4, or synthetic images without it
     python benchmarks/data_pipeline.py --limit 100 --seconds 1 --turns 1 --skip-prepare --json
 """
 
@@ -202,7 +202,7 @@ def measured(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Everything, as one record."""
     data, source = options.data, str(options.data)
     if not data.exists():
-        data, source = folder / "phantoms", "made-up images"
+        data, source = folder / "phantoms", "synthetic images"
         made = PhantomSettings(hospitals=4, size=SIZE[0], channels=3, cases=options.limit or 400)
         phantom_files.write(made, data, "png", 1)
     result: dict[str, Any] = {"data": source, "size": list(SIZE), "batch_size": BATCH, "goal": GOAL}

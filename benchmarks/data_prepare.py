@@ -1,6 +1,6 @@
 """Preparing a federation in two processes against one: the same files, an empty cache each time.
 
-    python benchmarks/data_prepare.py                                  made-up volumes
+    python benchmarks/data_prepare.py                                  synthetic volumes
     python benchmarks/data_prepare.py --data ../shared/data/polyp4 --size 160 160
 
 Runs alternate, and the best of each kind counts. The ratio is near 2 on two free processors.
@@ -26,7 +26,7 @@ from wardround.data.preparing.pool import prepare_cases
 
 
 def listing_of(data: Path | None, folder: Path) -> Listing:
-    """The cases of a folder, or made-up ones."""
+    """The cases of a folder, or synthetic ones."""
     if data is None:
         data = folder / "phantom"
         settings = PhantomSettings(hospitals=2, cases=48, dimensions=3, size=128)
@@ -46,7 +46,7 @@ def seconds(listing: Listing, file: FederationFile, jobs: int) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--data", type=Path, help="a folder of cases; left out: made-up volumes")
+    parser.add_argument("--data", type=Path, help="a folder of cases; left out: synthetic volumes")
     parser.add_argument("--size", type=int, nargs="+", help="voxels to resize to")
     parser.add_argument("--spacing", type=float, nargs="+", help="millimetres to resample to")
     parser.add_argument("--repeats", type=int, default=3)

@@ -8,7 +8,7 @@ any order. So with several seeds the mean difference of the first and the last m
 
     python benchmarks/fedevi_round.py --data DATA/polyp4        # GPU, about two minutes
     python benchmarks/fedevi_round.py --data DATA/polyp4 --modes full float32-graphs --seeds 1 2 3 4 5 6
-    python benchmarks/fedevi_round.py --small                   # made-up hospitals, also on the CPU
+    python benchmarks/fedevi_round.py --small                   # synthetic hospitals, also on the CPU
 """
 
 from __future__ import annotations

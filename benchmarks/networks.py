@@ -1,7 +1,7 @@
 """Networks of the papers on real volumes: lgg3d, four hospitals train, under FedAvg and AAW.
 
     python benchmarks/networks.py --data DATA --out runs/networks        # GPU, about two minutes
-    python benchmarks/networks.py --small                                # made-up hospitals, also on the CPU
+    python benchmarks/networks.py --small                               # synthetic hospitals, also on the CPU
 
 DATA holds `lgg3d` with its index.csv. The budget is the same for all: 10 rounds of two
 epochs, batch 4, volumes of 64x64x42, one seed, what `auto` computes with. Dice is that of the test cases with

@@ -1,6 +1,6 @@
 """How much memory `wardround predict` takes for a large volume on the CPU.
 
-A 3D U-Net is trained for one round on made-up hospitals of 64³ (which is also the window), then a volume of
+A 3D U-Net is trained for one round on synthetic hospitals of 64³ (which is also the window), then a volume of
 noise is predicted in a process of its own, mask and uncertainty map, and its largest resident size is read.
 
     python benchmarks/predict_memory.py                 # 320³, some minutes

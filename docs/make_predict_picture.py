@@ -1,6 +1,6 @@
-"""Draws docs/images/predict.png: a made-up scan, its mask, and where the model was unsure.
+"""Draws docs/images/predict.png: a synthetic scan, its mask, and where the model was unsure.
 
-python docs/make_predict_picture.py      about a minute: three made-up hospitals, FedAvg, a small U-Net
+python docs/make_predict_picture.py      about a minute: three synthetic hospitals, FedAvg, a small U-Net
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Every method at one budget: Dice of each client, mean, worst, seconds a round, bytes against FedAvg.
 
-    python benchmarks/methods/run.py phantom                       # made-up hospitals, CPU, minutes
+    python benchmarks/methods/run.py phantom                       # synthetic hospitals, CPU, minutes
     python benchmarks/methods/run.py polyp4 --data DATA            # four sources of polyps, a GPU
 
 Each method trains with its own default settings and objective from the same seed: this table shows that

@@ -1,4 +1,4 @@
-"""Two made-up hospitals as folders of images and labels, and the two commands that train on them.
+"""Two synthetic hospitals as folders of images and labels, and the two commands that train on them.
 
 python make_hospitals.py FOLDER
 """

@@ -1,4 +1,4 @@
-"""Two made-up hospitals, each with scans and a federation.yaml of its own, as two machines would have them.
+"""Two synthetic hospitals, each with scans and a federation.yaml of its own, as two machines would have them.
 
 python make_hospitals.py FOLDER
 """

@@ -17,7 +17,7 @@ finish() { # SIGTERM to each; every one of them ends what it started
 }
 trap finish EXIT
 
-echo "== Two made-up hospitals"
+echo "== Two synthetic hospitals"
 "$python" "$here/make_hospitals.py" hospitals
 
 echo "== Kits"

@@ -289,7 +289,7 @@ def test_volumes_and_three_classes_work(kind):
 
 
 def shaded(settings, image, seed=0):
-    return settings._shaded(image, torch.Generator().manual_seed(seed))
+    return settings._shade(image, torch.Generator().manual_seed(seed))
 
 
 def test_the_first_view_is_the_ordinary_one_and_the_second_differs_by_default():

@@ -71,7 +71,7 @@ def test_a_volume_is_what_its_slices_are(volume: Path, tmp_path: Path) -> None:
         path = tmp_path / f"s{number}.nii.gz"
         data = np.expand_dims(plane.data[0], 2)
         planes.append(predictions(seen, [save_nifti(path, data, plane.affine)])[0].mask)
-    assert np.array_equal(Slices.of(image, "S", "RAS").joined([p[None] for p in planes])[0], whole.mask)
+    assert np.array_equal(Slices.of(image, "S", "RAS").join([p[None] for p in planes])[0], whole.mask)
     assert whole.mask.any() and 0 <= whole.doubt <= 1
 
 
@@ -92,7 +92,9 @@ def test_a_run_that_does_not_know_its_axis_asks_for_it(volume: Path) -> None:
 
 def test_a_format_without_a_place_in_space_is_a_sentence(tmp_path: Path) -> None:
     np.save(tmp_path / "scan.npy", np.zeros((8, 8, 8), np.float32))
-    with pytest.raises(DataError, match=r"scan.npy: its format does not say .* store it as NIfTI"):
+    with pytest.raises(
+        DataError, match=r"scan.npy: its format does not store the orientation, .* convert it to NIfTI"
+    ):
         predictions(predictor(2, options={"slices": "S"}), [tmp_path / "scan.npy"])
 
 

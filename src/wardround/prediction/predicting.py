@@ -24,7 +24,7 @@ from torch import Tensor
 from wardround.data.preparing.prepare import invert_probabilities, prepare_case
 from wardround.data.preparing.record import Preparation
 from wardround.data.readers.image_files import Volume, read_image
-from wardround.data.slices.view import Along, Slices, clipped, thick
+from wardround.data.slices.view import Along, Slices, clip_intensities, restore_axis
 from wardround.engine.judging.evaluation import largest_components
 from wardround.errors import ConfigError, DataError
 from wardround.prediction.distribution_shift import far_spacing, unlike_training
@@ -199,11 +199,11 @@ class Predictor:
         if self.preparation.dimensions == 3 or self.along is None:
             return None
         if len(image.spatial) == 3:
-            cut_off = clipped(image, None if settings.slices is None else settings.slices.clip)
+            cut_off = clip_intensities(image, None if settings.slices is None else settings.slices.clip)
             return Slices.of(cut_off, self.along, settings.orientation)
         if image.thin is None or image.affine is None:
             return None
-        one = Slices.of(thick(image), self.along, settings.orientation)
+        one = Slices.of(restore_axis(image), self.along, settings.orientation)
         return one if one.are_reoriented and len(one) == 1 else None
 
     def _see(self, image: Volume, name: str, watch: Watch | None = None) -> Seen:

@@ -98,7 +98,7 @@ def as_volume(seen: Sequence[Seen], slices: Slices) -> Seen:
     """Slices as one volume; what lies on the prepared grid is a row of voxels, for its sums."""
 
     def joined(planes: Sequence[Array]) -> Array:
-        whole: Array = slices.joined([plane[None] for plane in planes])[0]
+        whole: Array = slices.join([plane[None] for plane in planes])[0]
         return whole
 
     def row(name: str) -> Tensor | None:
@@ -114,7 +114,7 @@ def as_volume(seen: Sequence[Seen], slices: Slices) -> Seen:
         Predicted(**fields, kind=seen[0].predicted.kind),  # type: ignore[arg-type]
         joined([one.label for one in seen]),
         maps,
-        slices.joined(kept) if kept else None,
+        slices.join(kept) if kept else None,
         tuple(most_say(seen)),
         seen[0].far,
     )

@@ -12,7 +12,7 @@ from wardround.data.listing import SPLITS, Entry
 from wardround.data.preparing.cache import DigestIndex, hash_file, stat_signature
 from wardround.data.serving.loading import RealData
 from wardround.data.settings import DataSettings
-from wardround.data.slices.cutting import CUT_FROM, VOLUME, content_of
+from wardround.data.slices.cutting import CUT_FROM, VOLUME, hash_volume
 from wardround.errors import DataError, WardroundError
 from wardround.prediction.labelled import Labelled
 from wardround.prediction.trained import TrainedModel, stored_config
@@ -56,7 +56,7 @@ class Past:
         copied = self._copied(entry)
         if copied is not None:
             return copied
-        if self._slices and (cut := self._slices.get(content_of(self._content(entry.images)))):
+        if self._slices and (cut := self._slices.get(hash_volume(self._content(entry.images)))):
             return cut
         namesake = self._named.get((entry.client, entry.name))
         return namesake if namesake is not None and self._same_label(entry, namesake) else None

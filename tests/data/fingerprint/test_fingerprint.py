@@ -104,7 +104,7 @@ def test_contrast_is_the_same_for_any_gain_and_offset() -> None:
     np.testing.assert_allclose(one.contrast[0].mean, other.contrast[0].mean, atol=0.01)
 
 
-def test_volumes_are_left_out_where_files_tell_no_spacing() -> None:
+def test_volumes_are_left_out_where_files_have_no_spacing() -> None:
     square = made(affine=False).foreground["foreground"]
     assert square is not None
     assert square.volume is None
@@ -140,7 +140,7 @@ def test_a_class_that_few_patients_have_is_not_described() -> None:
     assert organ.share == 0.6, "a share to a tenth: 5 of 8"
 
 
-def test_cases_that_nobody_drew_have_no_sizes() -> None:
+def test_unlabelled_cases_have_no_sizes() -> None:
     assert made(label=None).foreground == {}
 
 
@@ -191,7 +191,7 @@ def test_what_is_not_a_fingerprint_is_refused(change: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("dimensions", [2, 3])
-def test_the_verdict_tells_alike_hospitals_from_different_ones(dimensions: int) -> None:
+def test_the_verdict_separates_alike_hospitals_from_different_ones(dimensions: int) -> None:
     alike, apart = phantoms(0.0, dimensions), phantoms(1.0, dimensions)
     assert alike.verdict.startswith("Clients are alike: a plain average (fedavg) should serve all")
     assert apart.verdict.startswith("Clients differ strongly in brightness and contrast")
@@ -216,7 +216,7 @@ def test_the_verdict_tells_alike_hospitals_from_different_ones(dimensions: int) 
         ({"cases": 80}, "amount", np.log2(10), "strongly in number of cases: .* will follow 'south'"),
     ],
 )
-def test_each_aspect_is_measured_and_said(
+def test_each_aspect_is_measured_and_reported(
     change: Any, aspect: str, distance: float | None, sentence: str
 ) -> None:
     found = compare([made(), made("south", **change)])
@@ -249,7 +249,7 @@ def test_a_large_client_is_not_the_one_a_plain_average_serves_worst() -> None:
     assert "to serve 'north', the farthest from the others and 12% of the cases, worst" in found.verdict
 
 
-def test_a_class_missing_at_a_client_is_said() -> None:
+def test_a_class_missing_at_a_client_is_reported() -> None:
     labels = {"organ": (1,), "tumour": (2,)}
     found = compare([made(labels=labels), made("south", labels=labels, label=lambda n, mask: 2 * mask)])
     assert "'tumour' is labelled in few or no cases of 'north'." in found.verdict
@@ -304,7 +304,7 @@ def test_the_comparison_goes_into_json_table_and_picture(tmp_path: Path) -> None
     assert (tmp_path / "fingerprints.png").read_bytes()[:4] == b"\x89PNG"
 
 
-def test_names_from_elsewhere_and_many_clients_are_drawn(tmp_path: Path) -> None:
+def test_unusual_names_and_many_clients_fit_the_picture(tmp_path: Path) -> None:
     one = made()
     many = [one.model_copy(update={"client": f"_$x^{number}\n病"}) for number in range(21)]
     found = compare(many)

@@ -244,7 +244,7 @@ def test_small_and_oblong_grids_work(size: int | list[int]) -> None:
         assert client.train.labels.flatten(1).any(dim=1).all()
 
 
-def test_thick_slices_are_told_in_the_spacing() -> None:
+def test_thick_slices_show_in_the_spacing() -> None:
     settings = PhantomSettings(dimensions=3)
     north, south = (phantom.make_hospital(settings, index, 0) for index in (0, 2))
     spacing = [phantom.make_scan(settings, style, 1, 0).spacing for style in (north, south)]
@@ -296,7 +296,7 @@ def test_every_split_has_a_case_whatever_the_shares() -> None:
             assert min(sizes) >= 1
 
 
-def test_hospitals_have_unequal_numbers_of_cases_unless_told() -> None:
+def test_hospitals_have_unequal_numbers_of_cases_unless_set() -> None:
     counts = [
         phantom.count_cases(PhantomSettings(hospitals=5), name) for name in ("north", "south", "hospital-05")
     ]

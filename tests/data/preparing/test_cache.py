@@ -82,7 +82,7 @@ def test_cases_are_prepared_once_and_mapped(tmp_path: Path) -> None:
     assert load(first.paths["north", "case 000"]).case.image.max() < 7
 
 
-def test_what_a_file_says_of_its_case(tmp_path: Path) -> None:
+def test_the_metadata_of_a_prepared_file(tmp_path: Path) -> None:
     entries = make(tmp_path / "data", 1)
     path = prepare_cases(Cache(tmp_path / "cache"), entries, federation(), jobs=1).paths["north", "case 000"]
     found = load(path)
@@ -109,7 +109,7 @@ def test_large_classes_keep_a_seeded_sample_of_their_voxels(tmp_path: Path) -> N
     assert (label[tuple(drawn[0][1][1].T)] == 1).all()
 
 
-def test_a_case_nobody_drew_has_no_label(tmp_path: Path) -> None:
+def test_an_unlabelled_case_has_no_label(tmp_path: Path) -> None:
     entry = make(tmp_path / "data", 1)[0]
     bare = Entry(entry.client, entry.name, entry.images, None, entry.group)
     path = prepare_cases(Cache(tmp_path / "cache"), [bare], federation(), jobs=1).paths["north", "case 000"]
@@ -199,7 +199,7 @@ def test_an_unexpected_error_is_a_failure_of_its_case(
     ]
 
 
-def test_labelled_voxels_that_a_size_cuts_off_are_told_once(
+def test_labelled_voxels_that_a_size_cuts_off_are_reported_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     entries, cache = make(tmp_path / "data", 3), Cache(tmp_path / "cache")
@@ -213,7 +213,7 @@ def test_labelled_voxels_that_a_size_cuts_off_are_told_once(
     assert not prepare_cases(cache, entries, federation(spacing=(1.0, 1.0), size=(24, 24)), jobs=1).cut
 
 
-def test_a_helper_tells_what_was_cut_off(tmp_path: Path) -> None:
+def test_a_helper_reports_what_was_cut_off(tmp_path: Path) -> None:
     entries = make(tmp_path / "data", 1)
     cache = Cache(tmp_path / "cache")
     recipe = cache_module.Recipe(federation(spacing=(1.0, 1.0), size=(12, 12)).prepare, {"lesion": (255,)})
@@ -222,7 +222,7 @@ def test_a_helper_tells_what_was_cut_off(tmp_path: Path) -> None:
     assert answer["cut"] == pytest.approx(0.625)
 
 
-def test_a_picture_prepared_lying_is_prepared_again_upright(tmp_path: Path) -> None:
+def test_a_picture_of_an_older_format_is_prepared_again_upright(tmp_path: Path) -> None:
     """Folders of the first format hold pictures as they lie in their files; they are not used."""
     assert cache_module.FORMAT >= 2
     entries, cache = make(tmp_path / "data", 1), Cache(tmp_path / "cache")

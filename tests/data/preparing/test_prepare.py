@@ -59,7 +59,7 @@ def dice(one: np.ndarray, other: np.ndarray) -> float:
 
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 2**31))
-def test_turning_and_cropping_are_undone_exactly_for_any_affine(seed: int) -> None:
+def test_reorienting_and_cropping_are_undone_exactly_for_any_affine(seed: int) -> None:
     rng = np.random.default_rng(seed)
     shape = tuple(int(side) for side in rng.integers(2, 12, 3))
     image = np.where(rng.random(shape) < 0.2, rng.random(shape), 0)
@@ -132,7 +132,7 @@ def test_a_single_slice_comes_back_as_one() -> None:
 
 @pytest.mark.parametrize("crop", ["none", "foreground"])
 @pytest.mark.parametrize(("spacing", "cut"), [((1.0, 1.0), 0.76), ((2.0, 1.0), 0.4), ((2.0, 2.0), 0.0)])
-def test_what_a_size_cuts_off_what_is_labelled_is_told(
+def test_what_a_size_cuts_off_labelled_voxels_is_reported(
     crop: str, spacing: tuple[float, float], cut: float
 ) -> None:
     label = np.ones((10, 10), np.int64)
@@ -148,7 +148,7 @@ def test_what_a_size_cuts_off_what_is_labelled_is_told(
     assert prepare_case(volume(label * 1.0), volume(inside), wanted, {}).cut == 0
 
 
-def test_the_share_cut_off_is_that_of_turned_scans() -> None:
+def test_the_share_cut_off_is_that_of_reoriented_scans() -> None:
     """The far end of the first axis of the file, which lies along the third of the prepared grid."""
     affine = np.array([[0, 0, 1.0, 0], [0, -1.0, 0, 0], [-1.0, 0, 0, 0], [0, 0, 0, 1]])
     label = np.zeros((20, 6, 6), np.int64)
@@ -199,7 +199,7 @@ def test_real_cases_go_there_and_back(centre: str) -> None:
 # The grid
 
 
-def test_axes_lie_as_asked() -> None:
+def test_axes_are_oriented_as_set() -> None:
     data = np.arange(24.0).reshape(2, 3, 4)
     affine = np.array([[0, 0, -3.0, 0], [1, 0, 0, 0], [0, -2, 0, 0], [0, 0, 0, 1]])  # A, I, L
     made = prepare_case(volume(data, affine=affine), None, PLAIN, {})
@@ -235,7 +235,7 @@ def test_shrinking_smooths() -> None:
     assert resample_image(volume3d.contiguous(), (8, 8, 8))[0, 1:-1].std() < 1e-6
 
 
-def test_level_classes_go_to_the_foreground_and_small_lesions_stay() -> None:
+def test_ties_go_to_the_foreground_and_small_lesions_stay() -> None:
     mask = torch.zeros(1, 8, 8, 8, dtype=torch.uint8)
     mask[0, 2:4, 2:4, 2:4] = 3
     assert resample_label(mask, (4, 4, 4)).sum() == 3
@@ -259,7 +259,7 @@ def test_crop_keeps_everything_where_nothing_is_empty_or_all_is() -> None:
         assert made.image.shape == (1, 9, 9)
 
 
-def test_crop_never_cuts_what_somebody_drew() -> None:
+def test_crop_never_cuts_labelled_voxels() -> None:
     data, label = np.zeros((20, 20)), np.zeros((20, 20), np.int64)
     data[10:12, 10:12], label[1, 18] = 1.0, 1
     made = prepare_case(volume(data), volume(label), PrepareSettings(crop="foreground"), {})
@@ -349,7 +349,7 @@ def test_image_and_label_of_two_shapes_are_refused() -> None:
         prepare_case(volume(np.ones((4, 5))), volume(np.ones((5, 4), np.int64)), PLAIN, {})
 
 
-def test_a_case_nobody_drew_has_no_label() -> None:
+def test_an_unlabelled_case_has_no_label() -> None:
     assert prepare_case(volume(np.ones((4, 5))), None, PLAIN, {}).label is None
 
 

@@ -86,7 +86,7 @@ def test_folders_of_one_centre_are_a_client_each(tmp_path: Path) -> None:
     assert [str(source.path) for source in file.sources] == ["north", "south"]
 
 
-def test_folders_of_one_name_are_told_apart(tmp_path: Path) -> None:
+def test_folders_of_one_name_get_names_of_their_own(tmp_path: Path) -> None:
     for name in ("oslo", "bergen"):
         pictures(tmp_path / name / "data")
     file = again(proposed([tmp_path / "oslo" / "data", tmp_path / "bergen" / "data"]), tmp_path)
@@ -158,7 +158,7 @@ def test_small_centres_are_held_out_and_a_lone_one_is_partitioned(tmp_path: Path
     assert proposed([tmp_path / "e"]).held_out == ()
 
 
-def test_a_lone_client_is_told_of_columns_that_could_divide_it(tmp_path: Path) -> None:
+def test_a_lone_client_gets_a_list_of_columns_that_could_divide_it(tmp_path: Path) -> None:
     pictures(tmp_path / "d" / "x", 8)
     rows = [f"x,c{n},{'AB'[n % 2]},{n % 2},{n}" for n in range(8)]
     (tmp_path / "d" / "index.csv").write_text("\n".join(["centre,stem,scanner,code,id", *rows]))
@@ -166,7 +166,7 @@ def test_a_lone_client_is_told_of_columns_that_could_divide_it(tmp_path: Path) -
     assert "scanner (2 values)" in text and "code" not in text
 
 
-def test_a_list_beside_the_images_that_is_not_read_is_told(tmp_path: Path) -> None:
+def test_a_list_beside_the_images_that_is_not_read_is_reported(tmp_path: Path) -> None:
     pictures(tmp_path / "x", 4)
     (tmp_path / "x" / "cases.csv").write_text("stem,patient\nc0,p\nc1,p\nc2,q\nc3,q\n")
     assert "cases.csv beside the images is not read" in " ".join(describe(propose([tmp_path / "x"])))
@@ -202,7 +202,7 @@ def test_a_decathlon_task_keeps_its_names(tmp_path: Path) -> None:
     assert proposed([root]).channels == ("channel_0", "channel_1")
 
 
-def test_broken_files_are_said_and_passed_over(tmp_path: Path) -> None:
+def test_broken_files_are_reported_and_skipped(tmp_path: Path) -> None:
     pictures(tmp_path / "d" / "x", 4)
     (tmp_path / "d" / "x" / "images" / "c0.png").write_bytes(b"")
     (tmp_path / "d" / "x" / "labels" / "c1.png").write_text("no picture")

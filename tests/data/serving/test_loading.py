@@ -14,7 +14,7 @@ from helpers import run, settings
 from PIL import Image
 from pytest import LogCaptureFixture, MonkeyPatch, fixture, mark, raises
 
-import wardround.data.preparing.client_cache as ready_module
+import wardround.data.preparing.client_cache as client_cache
 import wardround.data.serving.resident as residence
 from wardround.config_file import load_config, resolve
 from wardround.data.cases import ClientData, TensorSplit
@@ -72,7 +72,7 @@ def forbid_checking(monkeypatch: MonkeyPatch) -> None:
     def check(*_: Any, **__: Any) -> None:
         raise AssertionError("a case was opened again")
 
-    monkeypatch.setattr(ready_module, "check", check)
+    monkeypatch.setattr(client_cache, "check", check)
 
 
 # Opening
@@ -248,7 +248,7 @@ def test_a_second_load_opens_no_scan_again(tmp_path: Path, pictures: Path, monke
 
 
 @mark.parametrize("change", ["scan", "settings", "split", "cache"])
-def test_what_changed_is_looked_at_again(tmp_path: Path, pictures: Path, change: str) -> None:
+def test_what_changed_is_checked_again(tmp_path: Path, pictures: Path, change: str) -> None:
     path = written(tmp_path, pictures)
     before = opened(path).load("north")
     name = before.train.names[0]
@@ -271,7 +271,7 @@ def test_what_changed_is_looked_at_again(tmp_path: Path, pictures: Path, change:
     assert same == (change != "settings")
 
 
-def test_a_broken_note_is_written_anew(tmp_path: Path, pictures: Path) -> None:
+def test_a_broken_client_cache_is_written_again(tmp_path: Path, pictures: Path) -> None:
     path = written(tmp_path, pictures)
     opened(path).load("north")
     for note in (tmp_path / ".wardround-cache/clients").iterdir():
@@ -283,7 +283,7 @@ def test_a_broken_note_is_written_anew(tmp_path: Path, pictures: Path) -> None:
 # Splits, partitions
 
 
-def test_a_held_out_client_is_only_judged(tmp_path: Path, pictures: Path) -> None:
+def test_a_held_out_client_is_only_tested(tmp_path: Path, pictures: Path) -> None:
     data = opened(written(tmp_path, pictures, held_out=["east"])).load("east")
 
     assert (len(data.train), len(data.val), len(data.test)) == (0, 0, 8)
@@ -382,11 +382,11 @@ def test_a_gpu_without_room_leaves_cases_in_memory(where: Any, moves: bool, monk
         assert isinstance(stayed, HostSplit) and stayed.device == gpu and stayed.images.device.type == "cpu"
 
 
-def test_volumes_of_several_shapes_train_on_patches_and_are_judged_whole(
+def test_volumes_of_several_shapes_train_on_patches_and_are_evaluated_whole(
     tmp_path: Path, volumes: Path
 ) -> None:
     path = written(tmp_path, volumes)
-    data = opened(path).load("north")  # nobody chose a patch
+    data = opened(path).load("north")  # no patch is set
 
     assert isinstance(data.train, PatchSplit) and data.train.patch == (16, 16, 16)
     assert not data.test.one_shape and not data.test.draws

@@ -101,7 +101,7 @@ def test_the_generator_alone_decides_and_cases_do_not_disturb_each_other() -> No
     assert torch.equal(one.image[:2], others.image[:2])
 
 
-def test_judging_takes_whole_cases_one_at_a_time() -> None:
+def test_evaluation_takes_whole_cases_one_at_a_time() -> None:
     split = PatchSplit([stored("a", 20, 30), stored("b", 20, 30)], (8, 8), 0.5)
 
     assert split.draws and not split.one_shape
@@ -134,6 +134,6 @@ def test_a_change_of_the_images_comes_before_cutting() -> None:
     assert bool((whole.unfold(1, 4, 1).unfold(2, 4, 1) == part[0][:, None, None]).all(dim=(0, 3, 4)).any())
 
 
-def test_a_patch_nobody_chose_fits_the_volumes() -> None:
+def test_a_default_patch_fits_the_volumes() -> None:
     assert choose_patch([(240, 240, 155), (250, 230, 24), (256, 256, 30)]) == (96, 96, 32)
     assert choose_patch([(5, 100), (7, 120), (9, 90)]) == (16, 96)

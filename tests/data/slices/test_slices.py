@@ -17,7 +17,7 @@ from wardround.data.preparing.cache import Recipe
 from wardround.data.proposing.proposal import propose
 from wardround.data.readers.image_files import Volume, read_image, read_label
 from wardround.data.slices import cutting as module
-from wardround.data.slices.cutting import cut, flat
+from wardround.data.slices.cutting import cut, drop_axis
 from wardround.data.slices.view import Slices
 from wardround.data.sources import list_cases
 from wardround.errors import ConfigError, DataError
@@ -60,8 +60,8 @@ def test_slices_lie_where_they_were_and_go_back_exactly(seed: int) -> None:
     row, column = np.delete(inside, cuts.axis)
     assert np.array_equal(plane.data[:, row, column], volume.data[(slice(None), *there)])
 
-    thick = [np.expand_dims(plane.data, cuts.axis + 1) for plane in planes]
-    assert np.array_equal(cuts.joined(thick), volume.data)
+    planes = [np.expand_dims(plane.data, cuts.axis + 1) for plane in planes]
+    assert np.array_equal(cuts.join(planes), volume.data)
 
 
 def save(path: Path, values: Any, affine: Any = None) -> None:
@@ -183,14 +183,14 @@ def test_volumes_that_cannot_be_cut_are_left_out_with_their_reasons(tmp_path: Pa
     said = {line.split("'")[3]: line for line in done.left_out}
     for case, words in {
         "c0": "NaN", "c1": "but label is 8x7x6", "c2": "different places", "c3": "2D already",
-        "c4": "nobody drew on it; --keep all takes it", "c5": "not a NIfTI file",
+        "c4": "it has no label; --keep all includes it", "c5": "not a NIfTI file",
     }.items():  # fmt: skip
         assert words in said[case]
     assert "client 'north', case 'c0'" in done.left_out[0]
 
 
 def test_a_volume_without_a_place_in_space_is_refused() -> None:
-    with pytest.raises(DataError, match="store it as NIfTI"):
+    with pytest.raises(DataError, match="convert it to NIfTI"):
         Slices.of(Volume(np.zeros((1, 4, 4, 4), np.float32), None, (1.0, 1.0, 1.0)), "S", "RAS")
 
 
@@ -215,11 +215,11 @@ def test_nothing_is_replaced_and_nothing_is_left_half_done(
     assert cut(file, tmp_path / "empty").path.exists()
 
 
-def test_nothing_drawn_anywhere_is_a_sentence(tmp_path: Path) -> None:
+def test_volumes_without_labelled_voxels_are_a_sentence(tmp_path: Path) -> None:
     file = make(tmp_path / "data", clients=1)
     for path in (tmp_path / "data/north/labels").iterdir():
         save(path, np.zeros((8, 7, 6), np.uint8), np.diag([2.0, 2, 5, 1]))
-    with pytest.raises(DataError, match="no volume gave a slice. Nothing is drawn on them; add --keep all"):
+    with pytest.raises(DataError, match="no volume gave a slice. None has labelled voxels; add --keep all"):
         cut(file, tmp_path / "cut")
 
 
@@ -251,14 +251,14 @@ def test_the_folder_of_slices_is_known_again_with_its_patients(tmp_path: Path) -
     assert found.listing.clients == ["north", "west"]
 
 
-def test_values_of_no_class_become_background_and_are_told(tmp_path: Path) -> None:
+def test_values_of_no_class_become_background_and_are_noted(tmp_path: Path) -> None:
     file = make(tmp_path / "data", clients=1)
     label = np.zeros((8, 7, 6), np.uint8)
     label[2:5, 1:4, 1:4], label[:, 0, 5] = 1, 7
     save(tmp_path / "data/north/labels/c1.nii.gz", label, np.diag([2.0, 2, 5, 1]))
     done = cut(file, tmp_path / "cut")
     assert done.slices == {"north": 9}  # a slice with 7 alone shows nothing
-    assert done.notes == ["Label values that are no class became background: 7."]
+    assert done.notes == ["Label values of no class became background: 7."]
     values = {v for path in (tmp_path / "cut").rglob("drawn/*") for v in np.unique(read_label(path).data)}
     assert values == {0, 1}
 
@@ -282,19 +282,19 @@ def test_columns_of_the_list_do_not_rename_clients_and_a_partition_keeps_its_own
 def test_numbers_of_the_axis_that_is_gone(tmp_path: Path) -> None:
     along_s, along_a = SliceSettings(along="S"), SliceSettings(along="A")
     given = PrepareSettings(size=(1, 2, 3), spacing=(4.0, 5, 6))
-    assert flat(given, along_s).size == (1, 2) and flat(given, along_a).spacing == (4, 6)
-    assert flat(PrepareSettings(orientation="SAR", size=(1, 2, 3)), along_s).size == (2, 3)
-    assert flat(PrepareSettings(size=(9, 9)), along_s).size == (9, 9)
-    assert flat(PrepareSettings(orientation=None), along_s).size is None
+    assert drop_axis(given, along_s).size == (1, 2) and drop_axis(given, along_a).spacing == (4, 6)
+    assert drop_axis(PrepareSettings(orientation="SAR", size=(1, 2, 3)), along_s).size == (2, 3)
+    assert drop_axis(PrepareSettings(size=(9, 9)), along_s).size == (9, 9)
+    assert drop_axis(PrepareSettings(orientation=None), along_s).size is None
     with pytest.raises(
-        ConfigError, match="orientation is null, so nobody knows which number of prepare.size"
+        ConfigError, match="orientation is null, so it is unknown which number of prepare.size"
     ):
-        flat(PrepareSettings(orientation=None, size=(1, 2, 3)), along_s)
+        drop_axis(PrepareSettings(orientation=None, size=(1, 2, 3)), along_s)
 
 
 def test_values_beyond_a_whole_type_stay_what_they_are() -> None:
     values = np.array([[0, 2147483648.0]], np.float32)
-    assert not module.holds(np.int32, values) and module.holds(np.int32, values / 2)
+    assert not module.can_hold(np.int32, values) and module.can_hold(np.int32, values / 2)
 
 
 def test_names_that_would_share_a_file_or_are_too_long_are_left_out(tmp_path: Path) -> None:
@@ -332,7 +332,7 @@ def test_a_patient_in_two_splits_is_left_out(tmp_path: Path) -> None:
     assert 1 <= done.volumes["north"] < 3 and "p0" in done.left_out[0]
 
 
-def test_places_where_nothing_can_be_put_are_said_beforehand(
+def test_targets_that_cannot_be_written_are_refused_beforehand(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = make(tmp_path / "data", clients=1)
@@ -340,7 +340,7 @@ def test_places_where_nothing_can_be_put_are_said_beforehand(
     (tmp_path / "there").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "there")
     monkeypatch.chdir(tmp_path / "here")
-    for target, words in ((Path(), "folder you are in"), (tmp_path / "link", "not an empty folder"),
+    for target, words in ((Path(), "is the current folder"), (tmp_path / "link", "not an empty folder"),
                           (tmp_path / ("n" * 300), "cannot be written")):  # fmt: skip
         with pytest.raises(ConfigError, match=words):
             cut(file, target)

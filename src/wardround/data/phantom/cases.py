@@ -143,7 +143,7 @@ def make_hospital(settings: PhantomSettings, index: int, seed: int) -> PhantomHo
     Only hospitals from the fifth on depend on the seed; `settings.seed` overrides `seed`.
     """
     name = list_hospitals(settings)[index]
-    own = DESIGNED[index] if index < len(DESIGNED) else draw_style(name, _seed(settings, seed))
+    own = DESIGNED[index] if index < len(DESIGNED) else draw_style(name, _choose_seed(settings, seed))
     return replace(blend(own, settings.heterogeneity), name=name)
 
 
@@ -207,7 +207,7 @@ def normalise(image: NDArray[np.generic]) -> Array:
     return (values / np.where(deviation > 0, deviation, 1.0)).astype(np.float32)
 
 
-def _seed(settings: PhantomSettings, seed: int) -> int:
+def _choose_seed(settings: PhantomSettings, seed: int) -> int:
     return seed if settings.seed is None else settings.seed
 
 
@@ -223,7 +223,7 @@ def _index(settings: PhantomSettings, name: str) -> int:
 
 def make_scan(settings: PhantomSettings, hospital: PhantomHospital, number: int, seed: int) -> PhantomScan:
     """One case as the scanner stores it, from its number (1, 2, ...) at the hospital."""
-    seed = _seed(settings, seed)
+    seed = _choose_seed(settings, seed)
     who = (seed, hospital.name, number)
     grid = make_grid(settings.shape, hospital)
     head = draw_head(make_generator(*who, "anatomy"), grid)

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from wardround.child_process import ChildProcess, connect
+from wardround.data.checking.facts import Watch
 from wardround.data.federation_file import FederationFile, PrepareSettings, check_settings
 from wardround.data.listing import Entry
 from wardround.data.preparing.cache import Cache, CacheFolderError, DigestIndex, Recipe, Signature
@@ -32,7 +33,6 @@ from wardround.machine import cores
 log = logging.getLogger(__name__)
 
 PATIENCE = 0.2  # seconds of work before helpers are worth starting
-Watch = Callable[[int, int, str], None]
 Note = Callable[[Entry, Path | None, str | None, float], None]
 
 

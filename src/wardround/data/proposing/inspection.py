@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from wardround.data.listing import Entry, Listing
+from wardround.data.preparing.grid import reorient_grid, round_to_multiple
 from wardround.data.readers.image_files import PICTURES, Volume, read_image, read_label
 from wardround.errors import DataError
 from wardround.text import format_size
@@ -20,7 +21,6 @@ NUM_IMAGES = 60  # opened in all, shared among the clients, at least FEWEST of e
 NUM_LABELS = 120
 FEWEST = 3
 MOST_CLASSES = 32  # a label with more values is an image
-MULTIPLE = 16  # four halvings of a U-Net
 LARGEST_PICTURE = 512
 LARGEST_VOLUME = 128**3  # voxels; above it, patches
 
@@ -90,7 +90,7 @@ def summarise(
 ) -> Inspection:
     dimensions = Counter(image.data.ndim - 1 for image in images).most_common(1)[0][0]
     alike = [image for image in images if image.data.ndim - 1 == dimensions]
-    grids = [reorient_grid(image) for image in alike]
+    grids = [reorient_grid(image.spatial, image.spacing, image.affine) for image in alike]
     finite = [image.data[np.isfinite(image.data)] for image in alike]
     return Inspection(
         channels=Counter(len(image.data) for image in alike).most_common(1)[0][0],
@@ -104,21 +104,6 @@ def summarise(
     )
 
 
-def reorient_grid(image: Volume) -> tuple[tuple[int, ...], tuple[float, ...]]:
-    """Shape and spacing with the axes in the order they have after reorientation to RAS."""
-    shape = tuple(image.data.shape[1:])
-    spacing = tuple(float(side) for side in image.spacing)
-    if image.affine is None or len(shape) != 3:
-        return shape, spacing
-    import nibabel
-
-    places = nibabel.io_orientation(image.affine)[:, 0]  # type: ignore[no-untyped-call]
-    if np.isnan(places).any():
-        return shape, spacing
-    order = np.argsort(places)
-    return tuple(shape[axis] for axis in order), tuple(spacing[axis] for axis in order)
-
-
 def propose_grid(found: Inspection) -> GridProposal:
     """Size, spacing, and a sentence that says why."""
     middle = np.median(np.asarray(found.shapes), axis=0)
@@ -128,24 +113,14 @@ def propose_grid(found: Inspection) -> GridProposal:
     spacings = np.asarray(found.spacings)
     if not np.allclose(spacings, 1.0, atol=1e-3):
         spacing = tuple(round(float(side), 4) for side in np.median(spacings, axis=0))
-        return (
-            None,
-            spacing,
-            f"Volumes are resampled to their median spacing, {format_size(spacing)} mm; "
-            "training takes patches.",
-        )
+        how = f"resampled to their median spacing, {format_size(spacing)} mm"
+        return None, spacing, f"Volumes are {how}; training takes patches."
     if np.prod(middle) > LARGEST_VOLUME:
-        return (
-            None,
-            (1.0, 1.0, 1.0),
-            f"Volumes of {median} voxels are large: they keep 1 mm and training takes patches.",
-        )
+        why = f"Volumes of {median} voxels are large: they keep 1 mm and training takes patches."
+        return None, (1.0, 1.0, 1.0), why
     size = tuple(round_to_multiple(side) for side in middle)
-    return (
-        size,
-        None,
-        f"Volumes have unit spacing and a median size of {median}: all become {format_size(size)}.",
-    )
+    why = f"Volumes have unit spacing and a median size of {median}: all become {format_size(size)}."
+    return size, None, why
 
 
 def propose_picture_grid(found: Inspection, median: str) -> GridProposal:
@@ -157,16 +132,10 @@ def propose_picture_grid(found: Inspection, median: str) -> GridProposal:
     return size, None, f"Pictures have a median size of {median}: all become {format_size(size)}."
 
 
-def round_to_multiple(side: float) -> int:
-    """The nearest multiple of 16, at least 16; halves go up."""
-    return max(MULTIPLE, int(side / MULTIPLE + 0.5) * MULTIPLE)
-
-
 def is_ct(found: Inspection, channels: Sequence[str]) -> bool:
     """Whether values reach air in Hounsfield units, or the channel is called CT."""
-    return found.channels == 1 and (
-        found.low <= -500 or any(name.strip().upper() == "CT" for name in channels)
-    )
+    is_named = any(name.strip().upper() == "CT" for name in channels)
+    return found.channels == 1 and (found.low <= -500 or is_named)
 
 
 def is_number(text: str) -> bool:

@@ -157,7 +157,7 @@ def choose_labels(listing: Listing, found: Inspection, choices: list[str]) -> La
 
 def choose_held_out(listing: Listing, choices: list[str]) -> list[str]:
     """Clients that cannot train: all cases are fixed for testing, or there are fewer than three patients."""
-    few = {name: num_patients(listing.of(name)) for name in listing.clients}
+    few = {name: count_patients(listing.of(name)) for name in listing.clients}
     held = [
         name
         for name in listing.clients
@@ -173,7 +173,7 @@ def choose_held_out(listing: Listing, choices: list[str]) -> list[str]:
     return held
 
 
-def num_patients(entries: Sequence[Entry]) -> int:
+def count_patients(entries: Sequence[Entry]) -> int:
     return len({entry.group for entry in entries if entry.label is not None})
 
 
@@ -202,7 +202,7 @@ def choose_partition(listing: Listing, training: Sequence[str], choices: list[st
     if len(training) > 1:
         return PartitionSettings()
     entries = listing.of(training[0])
-    clients = min(4, num_patients(entries) // FEWEST_TO_SPLIT)
+    clients = min(4, count_patients(entries) // FEWEST_TO_SPLIT)
     if clients < 2:
         choices.append(
             f"There is one client, '{training[0]}', too small to be split into several; it trains alone."

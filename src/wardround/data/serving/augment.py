@@ -65,11 +65,11 @@ class Augmentation(Shading):
     """How training batches vary.
 
     flip: probability for each case to be mirrored along one random axis; spatial: probability for each case
-    to be rotated, scaled and deformed; rotate: by at most so many degrees, in the plane or about a random
-    axis; scale: by a factor between 1/(1 + scale) and 1 + scale; elastic: how far the knots of a coarse grid
-    move at most, as a share of their distance (up to 0.4, where no fold can arise). All in voxels: where
-    these are far from cubes, resample first. second_view: how the second view differs, for objectives that
-    compare two. The first view does not depend on it.
+    to be rotated, scaled and deformed; rotate: the largest angle in degrees, in the plane or about a random
+    axis; scale: sizes change by a factor between 1/(1 + scale) and 1 + scale; elastic: how far the knots of
+    a coarse grid move at most, as a share of their distance (up to 0.4, where no fold can arise). All in
+    voxels: where these are far from cubes, resample first. second_view: how the second view differs, for
+    objectives that compare two. The first view does not depend on it.
     """
 
     flip: float = Field(0.5, ge=0, le=1)

@@ -28,10 +28,9 @@ from wardround.data.federation_file import FederationFile, PrepareSettings, chec
 from wardround.data.listing import SPLITS, Entry, Listing
 from wardround.data.preparing.cache import Cache
 from wardround.data.preparing.client_cache import LabelDescriptions, LeftOut, PreparedClient, Preparer
+from wardround.data.preparing.grid import reorient_grid
 from wardround.data.preparing.prepared_file import describe
 from wardround.data.preparing.prepared_file import load as load_prepared
-from wardround.data.proposing.inspection import reorient_grid
-from wardround.data.readers.image_files import Volume
 from wardround.data.serving.patches import PatchSplit, choose_patch
 from wardround.data.serving.resident import CachedSplit, HostSplit, Residence, StoredCase, fits_in_memory
 from wardround.data.settings import DataSettings
@@ -274,8 +273,7 @@ def estimate_shape(image: ImageFacts, settings: PrepareSettings) -> tuple[int, .
         return settings.size
     shape, spacing = image.shape, image.spacing
     if settings.orientation is not None:
-        grid = np.broadcast_to(np.float32(0), (1, *shape))  # takes no memory
-        shape, spacing = reorient_grid(Volume(grid, image.affine, spacing))
+        shape, spacing = reorient_grid(shape, spacing, image.affine)
     if settings.spacing is None or len(settings.spacing) != len(shape):
         return shape
     return tuple(

@@ -13,12 +13,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from wardround.data.cases import Batch
+from wardround.data.preparing.grid import round_to_multiple
 from wardround.data.serving.resident import CachedSplit, Residence, StoredCase
 from wardround.errors import ConfigError
 from wardround.text import format_size
 
 LARGEST = {2: 512, 3: 96}  # voxels along a side of a default patch
-MULTIPLE = 16  # four halvings of a U-Net
 Box = tuple[int, ...]  # where a patch starts; below 0 where it is larger than the volume
 
 
@@ -112,6 +112,4 @@ def choose_patch(shapes: Sequence[Sequence[int]]) -> tuple[int, ...]:
     """A patch for cases of several shapes: their median sides to a multiple of 16, up to LARGEST."""
     sides = torch.tensor([list(shape) for shape in shapes], dtype=torch.float64).median(dim=0).values
     largest = LARGEST[len(sides)]
-    return tuple(
-        min(largest, max(MULTIPLE, int(side / MULTIPLE + 0.5) * MULTIPLE)) for side in sides.tolist()
-    )
+    return tuple(min(largest, round_to_multiple(side)) for side in sides.tolist())

@@ -1,9 +1,9 @@
-"""Slicing: a federation of slices from one of volumes, for networks that see one slice at a time.
+"""Cutting: from a federation of volumes to one of slices, for 2D networks.
 
-    turn (prepare.orientation) -> cut -> <target>/<client>/slices/<case>_s012.nii.gz, and a list of them
+    reorient (prepare.orientation) -> cut -> <target>/<client>/slices/<case>_s012.nii.gz, and a list of them
 
-A slice keeps its place in millimetres, its patient and its volume's part (train, val, test), so that no
-patient is on two sides.
+A slice keeps its place in millimetres, its patient and the split of its volume (train, val, test), so that
+no patient is in two splits.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from wardround.data.preparing.prepare import check_voxels
 from wardround.data.preparing.prepared_file import is_gone
 from wardround.data.readers.common import checked_name
 from wardround.data.readers.image_files import Volume, read_image, read_label, same_affine
-from wardround.data.slices.view import Along, Array, Slices, clipped
+from wardround.data.slices.view import Along, Array, Slices, clip_intensities
 from wardround.data.sources import list_cases
 from wardround.errors import ConfigError, DataError
 from wardround.files import file_name, write_bytes, write_text, writing
@@ -48,13 +48,13 @@ from wardround.files import file_name, write_bytes, write_text, writing
 LIST = "cases.csv"
 FILE = "federation.yaml"
 VOLUME = "volume"  # the name of the case a slice was cut from
-CUT_FROM = "cut_from"  # what the volume's files hold, so that `evaluate` knows a volume it was trained on
+CUT_FROM = "cut_from"  # digest of the volume, by which `evaluate` recognises training cases
 COLUMNS = ("image", "label", "centre", "stem", "split_group", "split", VOLUME, CUT_FROM)  # known to readers
 
 
 @dataclass
-class CutSet:
-    """What `cut` made: the new federation.yaml; volumes and slices of each client; what was left out, why."""
+class CutResult:
+    """Result of `cut`: the new federation.yaml, volumes and slices of each client, what was left out, why."""
 
     path: Path
     volumes: dict[str, int] = field(default_factory=dict)
@@ -64,11 +64,11 @@ class CutSet:
 
 
 @dataclass(frozen=True)
-class Cutting:
+class CutRecipe:
     """How volumes are cut.
 
-    keep: slices on which something is drawn, or all; labels: class -> the values that mean it; column: of
-    the list, which the partition needs.
+    keep: slices with labelled voxels, or all; labels: class -> the values that mean it; column: of the list,
+    needed by the partition.
     """
 
     settings: SliceSettings
@@ -86,80 +86,80 @@ def cut(
     keep: Literal["labelled", "all"] = "labelled",
     clip: float | None = None,
     watch: Watch | None = None,
-) -> CutSet:
-    """Every volume of a federation.yaml as slices in a new folder, whole or not at all.
+) -> CutResult:
+    """Cut every volume of a federation.yaml into slices, in a new folder that appears when complete.
 
-    keep: slices on which something is drawn, or all; clip: values above this percentile of the volume are cut
-    to it. A volume that cannot be used is left out with its reason.
+    keep: slices with labelled voxels, or all; clip: clip values at this percentile of the volume. A volume
+    that cannot be used is left out with its reason.
     """
     if clip is not None and not 0 < clip <= 100:
         raise ConfigError(f"--clip is {clip:g}; give a percentile above 0, up to 100.")
     check_free(target)
     file = load(source)
     listing = list_cases(file, source.parent)
-    recipe = Cutting(
+    recipe = CutRecipe(
         SliceSettings(along=along, clip=clip),
         file.prepare.orientation,
         keep,
         dict(file.labels) or dict(listing.labels),
         file.partition.column if file.partition.kind == "column" else None,
     )
-    prepare = flat(file.prepare, recipe.settings)
+    prepare = drop_axis(file.prepare, recipe.settings)
     entries, leaks = with_splits(listing, file, source.parent)
     leaking = {(found.client, found.case): found.sentence for found in leaks}
-    done = CutSet(target / FILE)
-    with writing(target), workplace_beside(target) as workplace:
-        rows = list(cut_all(entries, leaking, workplace, recipe, done, watch))
+    done = CutResult(target / FILE)
+    with writing(target), make_partial_folder(target) as partial:
+        rows = list(cut_all(entries, leaking, partial, recipe, done, watch))
         if not rows:
-            why = f" {done.left_out[0]}" if done.left_out else " Nothing is drawn on them; add --keep all."
+            why = f" {done.left_out[0]}" if done.left_out else " None has labelled voxels; add --keep all."
             raise DataError(f"{source}: no volume gave a slice.{why}")
-        write_text(workplace / LIST, as_csv(rows))
-        made = sliced_file(file, listing, recipe, prepare, {row["centre"] for row in rows})
-        write(made, workplace / FILE, notes=[*told(source, recipe), *done.notes])
+        write_text(partial / LIST, as_csv(rows))
+        made = make_federation_file(file, listing, recipe, prepare, {row["centre"] for row in rows})
+        write(made, partial / FILE, notes=[*describe_cut(source, recipe), *done.notes])
         if target.exists():
             target.rmdir()  # it is empty
-        workplace.rename(target)
+        partial.rename(target)
     return done
 
 
 def check_free(target: Path) -> None:
-    """Nothing is replaced, and what could not be put there is said before the work."""
+    """Refuse a target that cannot become a new folder, before any work is done."""
     with writing(target):
         there = target.exists()
         if target.resolve() == Path.cwd():
-            raise ConfigError(f"{target} is the folder you are in; give the name of a new one.")
+            raise ConfigError(f"{target} is the current folder; choose a new one.")
         if target.is_symlink() or (there and (not target.is_dir() or any(target.iterdir()))):
             raise ConfigError(f"{target} is not an empty folder; choose a new one.")
         if there and target.is_mount():
-            raise ConfigError(f"{target} is a disk of its own; choose a new folder in it.")
+            raise ConfigError(f"{target} is a mount point; choose a new folder in it.")
 
 
 @contextlib.contextmanager
-def workplace_beside(target: Path) -> Iterator[Path]:
-    """A folder of this process beside the target; those of processes that were killed are removed."""
+def make_partial_folder(target: Path) -> Iterator[Path]:
+    """A temporary folder beside the target; those of processes that were killed are removed."""
     target.parent.mkdir(parents=True, exist_ok=True)
     for left in target.parent.glob(f".{glob.escape(target.name)}.*.partial"):
         number = left.name.split(".")[-2]
         if number.isdecimal() and is_gone(int(number)):
             shutil.rmtree(left, ignore_errors=True)
-    workplace = target.with_name(f".{target.name}.{os.getpid()}.partial")
-    shutil.rmtree(workplace, ignore_errors=True)
-    workplace.mkdir()
+    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir()
     try:
-        yield workplace
+        yield partial
     finally:
-        shutil.rmtree(workplace, ignore_errors=True)
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 def cut_all(
     entries: Sequence[Entry],
     leaks: Mapping[tuple[str, str], str],
     folder: Path,
-    recipe: Cutting,
-    done: CutSet,
+    recipe: CutRecipe,
+    done: CutResult,
     watch: Watch | None,
 ) -> Iterator[dict[str, str]]:
-    """Rows of the list, volume after volume; leaks: cases of patients whom the list has in two splits."""
+    """Yield rows of the list, volume by volume; leaks: cases whose patient the list has in two splits."""
     others: set[int] = set()
     for number, entry in enumerate(entries, start=1):
         try:
@@ -176,29 +176,29 @@ def cut_all(
             watch(number, len(entries), entry.where)
     if others:
         values = ", ".join(map(str, sorted(others)[:10]))
-        done.notes.append(f"Label values that are no class became background: {values}.")
+        done.notes.append(f"Label values of no class became background: {values}.")
 
 
-def cut_one(entry: Entry, folder: Path, recipe: Cutting, others: set[int]) -> Iterator[dict[str, str]]:
-    """Write the slices of one volume; a row of the list for each. others: gets label values of no class."""
+def cut_one(entry: Entry, folder: Path, recipe: CutRecipe, others: set[int]) -> Iterator[dict[str, str]]:
+    """Write the slices of one volume, and yield a row for each; others: collects label values of no class."""
     along = recipe.settings.along
     image = read_image(entry.images)
     label = None if entry.label is None else read_label(entry.label)
     if label is None and recipe.keep == "labelled":
-        raise DataError("nobody drew on it; --keep all takes it.")
+        raise DataError("it has no label; --keep all includes it.")
     check_voxels(image, label)
     if label is not None and not same_affine(image.affine, label.affine):
         raise DataError("image and label lie in different places (their affines differ). Resample one.")
-    image = clipped(image, recipe.settings.clip)
+    image = clip_intensities(image, recipe.settings.clip)
     slices = Slices.of(image, along, recipe.orientation)
-    drawn: Sequence[Volume | None] = [None] * len(slices)
+    masks: Sequence[Volume | None] = [None] * len(slices)
     if label is not None:
-        classes = classes_alone(label, recipe.labels, others)
-        drawn = list(Slices(replace(classes, affine=image.affine), slices.order, slices.flips, slices.axis))
+        classes = keep_classes(label, recipe.labels, others)
+        masks = list(Slices(replace(classes, affine=image.affine), slices.order, slices.flips, slices.axis))
     checked_name(f"{entry.name}_{along.lower()}{len(slices):03d}", entry.where)  # before any is written
     home = Path(file_name(entry.client))
-    volume = content_of([hash_file(path) for path in entry.images])
-    for number, (plane, mask) in enumerate(zip(slices, drawn, strict=True)):
+    volume = hash_volume([hash_file(path) for path in entry.images])
+    for number, (plane, mask) in enumerate(zip(slices, masks, strict=True)):
         if recipe.keep == "labelled" and mask is not None and not mask.data.any():
             continue
         name = f"{entry.name}_{along.lower()}{number:03d}"
@@ -222,18 +222,18 @@ def cut_one(entry: Entry, folder: Path, recipe: Cutting, others: set[int]) -> It
         yield row
 
 
-def classes_alone(label: Volume, labels: Mapping[str, Sequence[int]], others: set[int]) -> Volume:
-    """The label without values that are no class: what a volume may hold, a single slice may not explain."""
+def keep_classes(label: Volume, labels: Mapping[str, Sequence[int]], others: set[int]) -> Volume:
+    """The label without values of no class, which are checked over the whole volume, not in one slice."""
     if not labels:
         return label
     wanted = [value for values in labels.values() for value in values]
-    odd = set(np.unique(label.data).tolist()) - {0, *wanted}
-    others |= odd
-    return replace(label, data=np.where(np.isin(label.data, wanted), label.data, 0)) if odd else label
+    unexpected = set(np.unique(label.data).tolist()) - {0, *wanted}
+    others |= unexpected
+    return replace(label, data=np.where(np.isin(label.data, wanted), label.data, 0)) if unexpected else label
 
 
-def content_of(digests: Sequence[str]) -> str:
-    """One name for what the files of a volume hold, whatever their order; none if one cannot be read."""
+def hash_volume(digests: Sequence[str]) -> str:
+    """One digest for the files of a volume, in any order; "" if one cannot be read."""
     return hash_contents(sorted(digests)) if all(digests) else ""
 
 
@@ -245,13 +245,13 @@ def as_nifti(plane: Volume) -> bytes:
     assert plane.thin is not None
     values = np.expand_dims(np.moveaxis(plane.data, 0, -1), plane.thin)  # (x, y, z, C)
     values = values[..., 0] if plane.channels == 1 else values
-    kind = next((kind for kind in (np.uint8, np.int16, np.int32) if holds(kind, values)), np.float32)
+    kind = next((kind for kind in (np.uint8, np.int16, np.int32) if can_hold(kind, values)), np.float32)
     image = tools.Nifti1Image(values.astype(kind), plane.affine)
     image.header.set_xyzt_units("mm")
     return gzip.compress(image.to_bytes(), 1, mtime=0)
 
 
-def holds(kind: Any, values: Array) -> bool:
+def can_hold(kind: Any, values: Array) -> bool:
     limits = np.iinfo(kind)
     inside = float(values.min()) >= limits.min and float(values.max()) <= limits.max
     return bool(inside and (values == np.rint(values)).all())
@@ -266,10 +266,10 @@ def as_csv(rows: Sequence[Mapping[str, str]]) -> str:
     return text.getvalue()
 
 
-def sliced_file(
-    file: FederationFile, listing: Listing, recipe: Cutting, prepare: PrepareSettings, clients: set[str]
+def make_federation_file(
+    file: FederationFile, listing: Listing, recipe: CutRecipe, prepare: PrepareSettings, clients: set[str]
 ) -> FederationFile:
-    """The federation.yaml of the slices: as that of the volumes, with two axes and those who have some."""
+    """The federation.yaml of the slices: that of the volumes, in 2D, with the clients that have slices."""
     named = None if file.clients is None else tuple(name for name in file.clients if name in clients)
     return file.model_copy(
         update={
@@ -286,8 +286,8 @@ def sliced_file(
     )
 
 
-def flat(settings: PrepareSettings, slices: SliceSettings) -> PrepareSettings:
-    """The same preparation without the axis that was cut along."""
+def drop_axis(settings: PrepareSettings, slices: SliceSettings) -> PrepareSettings:
+    """The same preparation without the axis that volumes are cut along."""
     orientation = settings.orientation
 
     def without(name: str, sides: Sequence[Any] | None) -> tuple[Any, ...] | None:
@@ -295,7 +295,7 @@ def flat(settings: PrepareSettings, slices: SliceSettings) -> PrepareSettings:
             return None if sides is None else tuple(sides)
         if orientation is None:
             raise ConfigError(
-                f"prepare.orientation is null, so nobody knows which number of prepare.{name} belongs to "
+                f"prepare.orientation is null, so it is unknown which number of prepare.{name} belongs to "
                 f"axis {slices.along}. Set it to RAS, or leave {name} out."
             )
         axis = orientation.upper().translate(OPPOSITE).index(slices.along)
@@ -305,11 +305,11 @@ def flat(settings: PrepareSettings, slices: SliceSettings) -> PrepareSettings:
     return settings.model_copy(update={**new, "slices": slices})
 
 
-def told(source: Path, recipe: Cutting) -> list[str]:
-    which = "all slices" if recipe.keep == "all" else "slices on which something is drawn"
+def describe_cut(source: Path, recipe: CutRecipe) -> list[str]:
+    which = "all slices" if recipe.keep == "all" else "slices with labelled voxels"
     clip = recipe.settings.clip
-    cut_off = "" if clip is None else f"; values above percentile {clip:g} of a volume are cut to it"
+    clipped = "" if clip is None else f"; values are clipped at percentile {clip:g} of the volume"
     return [
-        f"Cut from {source} along {recipe.settings.along}: {which}{cut_off}.",
-        "A slice has its volume's part of the split; what is measured is measured slice by slice.",
+        f"Cut from {source} along {recipe.settings.along}: {which}{clipped}.",
+        "A slice is in the split of its volume; metrics are computed slice by slice.",
     ]

@@ -1,7 +1,4 @@
-"""Slices: a volume seen as 2D images along one axis, and the way back.
-
-`data.slices.cutting` cuts a federation of volumes with it, `wardround predict` goes through a volume with it.
-"""
+"""View: a volume as 2D slices along one axis, and the way back."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ Along = Literal["R", "A", "S"]
 
 @dataclass(frozen=True)
 class Slices:
-    """A volume as slices: its axes turned (see `geometry.turned`), then cut along one of them."""
+    """A volume as slices: reoriented (see `geometry.reorient`), then cut along one of its axes."""
 
     volume: Volume
     order: tuple[int, ...]
@@ -32,19 +29,18 @@ class Slices:
 
     @classmethod
     def of(cls, volume: Volume, along: Along, orientation: str | None) -> Slices:
-        """along: R, A or S, the direction slices follow each other in (S: axial slices)."""
+        """along: R, A or S, the direction in which slices follow each other (S: axial slices)."""
         if len(volume.spatial) != 3:
             raise DataError("it is 2D already.")
         if volume.affine is None:
             raise DataError(
-                "its format does not say how it lies in space, so nobody knows which axis is "
-                f"{along}; store it as NIfTI."
+                f"its format does not store the orientation, so axis {along} is unknown; convert it to NIfTI."
             )
         order, flips = find_reorientation(volume.affine, 3, orientation)
         slices = cls(volume, order, flips, 0)
         import nibabel
 
-        tools: Any = nibabel  # it has no types here
+        tools: Any = nibabel  # untyped
         codes = "".join(tools.aff2axcodes(slices.affine)).translate(OPPOSITE)
         return replace(slices, axis=codes.index(along))
 
@@ -54,7 +50,7 @@ class Slices:
 
     @property
     def affine(self) -> NDArray[np.float64]:
-        """Voxel to millimetres of the turned grid."""
+        """Voxel to millimetres of the reoriented grid."""
         old = self.volume.affine
         assert old is not None
         new = old.copy()
@@ -78,24 +74,24 @@ class Slices:
             plane = np.ascontiguousarray(np.take(data, number, axis=self.axis + 1))
             yield Volume(plane, place, tuple(spacing), thin=self.axis)
 
-    def joined(self, planes: Sequence[Array]) -> Array:
-        """Planes (C, *spatial), with the axis of length one, as one array on the volume's own grid."""
+    def join(self, planes: Sequence[Array]) -> Array:
+        """Join planes (C, *spatial), with the axis of length one, into an array on the volume's own grid."""
         whole = np.concatenate(planes, axis=self.axis + 1)
         return np.ascontiguousarray(reorient(whole, *invert_reorientation(self.order, self.flips)))
 
 
-def thick(image: Volume) -> Volume:
-    """A scan of one slice with the axis that reading dropped."""
+def restore_axis(image: Volume) -> Volume:
+    """Give a scan of one slice the axis that reading dropped."""
     assert image.thin is not None and image.affine is not None
     spacing = list(image.spacing)
     spacing.insert(image.thin, float(np.linalg.norm(image.affine[:3, image.thin])))
     return Volume(np.expand_dims(image.data, image.thin + 1), image.affine, tuple(spacing))
 
 
-def clipped(image: Volume, percentile: float | None) -> Volume:
-    """Values of each channel above this percentile of the volume cut to it."""
+def clip_intensities(image: Volume, percentile: float | None) -> Volume:
+    """Clip the values of each channel at this percentile of the volume."""
     if percentile is None:
         return image
     axes = tuple(range(1, image.data.ndim))
-    most = np.percentile(image.data, percentile, axis=axes, keepdims=True).astype(np.float32)
-    return replace(image, data=np.minimum(image.data, most))
+    highest = np.percentile(image.data, percentile, axis=axes, keepdims=True).astype(np.float32)
+    return replace(image, data=np.minimum(image.data, highest))
