@@ -59,11 +59,11 @@ def written(tmp_path: Path, text: str) -> Path:
         ("sources: [{path: a}]\nlabels: {a: [-1]}\n", "0 or more"),
         (
             "sources: [{path: a}]\nlabels: {background: [0], core: [1]}\n",
-            "background is no class.*Leave it out",
+            "background is not a class.*Leave it out",
         ),
         (
             "sources: [{path: a}]\nlabels: {core: [1], BG: [255]}\n",
-            "labels.BG is .255.; background is no class",
+            "labels.BG is .255.; background is not a class",
         ),
         (
             "sources: [{path: a}]\nlabels: {tumour: one}\n",

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from wardround.config import Config
-from wardround.data.federation import Federation, Seen
+from wardround.data.federation import Federation, ScanSummary
 from wardround.data.opening import open_federation
 from wardround.data.phantom import cases as phantom
 from wardround.data.roles import POOLED
@@ -236,7 +236,7 @@ def usual_shape(config: Config, federation: Federation) -> tuple[tuple[int, ...]
 
 def known(federation: Federation, shape: Sequence[int]) -> Federation:
     """The federation, which says its shape without preparing anything."""
-    return replace(federation, look_back=lambda: Seen(None, tuple(shape)))
+    return replace(federation, look_back=lambda: ScanSummary(None, tuple(shape)))
 
 
 def counts(config: Config, federation: Federation) -> dict[str, tuple[int, int, int]]:

@@ -19,7 +19,7 @@ import torch
 from wardround.clients.clients import Clients, to_the_end
 from wardround.config import Config
 from wardround.data.cases import Case, ClientData, TensorSplit
-from wardround.data.federation import Federation, Seen
+from wardround.data.federation import Federation, ScanSummary
 from wardround.data.roles import NOT_HOSPITALS, POOLED, PROXY
 from wardround.engine.checkpoint import Checkpoints
 from wardround.engine.host import Host, InProcess, Spilling
@@ -240,7 +240,7 @@ def random_federation(like: Federation, shape: Sequence[int], batch_size: int) -
         regions=like.regions,
         load_one=lambda name: random_client(like, shape, batch_size),
         proxy=like.proxy,
-        look_back=lambda: Seen(None, tuple(shape)),
+        look_back=lambda: ScanSummary(None, tuple(shape)),
     )
 
 

@@ -24,7 +24,7 @@ import yaml
 from numpy.typing import NDArray
 
 from wardround.config_file import resolve
-from wardround.data.checking.quick import with_splits
+from wardround.data.checking.quick import assign_splits
 from wardround.data.federation_file import FederationFile, load
 from wardround.data.listing import SPLITS, Entry, Listing
 from wardround.data.preparing.cache import Known, digest_of, signature
@@ -189,7 +189,7 @@ def open_labelled(path: Path, split: str, settings: DataSettings | None = None) 
         file, found = proposal.file, proposal.listing
     if split != "all":
         file = file if settings is None else overridden(file, settings)
-        entries, _ = with_splits(found, file, path.parent if path.is_file() else path)
+        entries, _ = assign_splits(found, file, path.parent if path.is_file() else path)
         found = replace(found, entries=tuple(entry for entry in entries if (entry.split or "train") == split))
     drawn = tuple(entry for entry in found.entries if entry.label is not None)
     notes = []

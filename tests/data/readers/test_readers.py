@@ -242,7 +242,7 @@ def test_nnunet_cases_have_a_file_a_channel(tmp_path: Path) -> None:
     assert found.reader == "nnunet" and names(found) == [("Dataset001_Brain", "a"), ("Dataset001_Brain", "b")]
     assert [path.name for path in found.entries[0].images] == ["a_0000.nii.gz", "a_0001.nii.gz"]
     assert found.channels == ("T1", "FLAIR") and found.labels == {"tumour": (1,)} and not found.regions
-    assert "do not have 2 channels: half" in said(found)
+    assert "1 cases lack a channel of 2: half; left out" in said(found)
 
 
 def test_nnunet_region_groups_become_classes_and_regions(tmp_path: Path) -> None:

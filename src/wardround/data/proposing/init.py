@@ -26,7 +26,7 @@ from wardround.data.listing import Entry, Listing
 from wardround.data.proposing import looking
 from wardround.data.proposing.looking import Look
 from wardround.data.readers import detect
-from wardround.data.readers.common import is_safe, named
+from wardround.data.readers.common import is_safe, join_names
 from wardround.data.sources import join_listings, never_trains, read_source
 from wardround.errors import DataError
 
@@ -137,7 +137,7 @@ def choose_labels(listing: Listing, seen: Look, choices: list[str]) -> Labels:
         other = sorted(set(seen.values) - known - {0})
         if other:
             choices.append(
-                f"Labels hold values the data set does not name: {named(map(str, other))}; background."
+                f"Labels hold values the data set does not name: {join_names(map(str, other))}; background."
             )
         return dict(listing.labels)
     values = [value for value in seen.values if value > 0]
@@ -150,8 +150,8 @@ def choose_labels(listing: Listing, seen: Look, choices: list[str]) -> Labels:
         )
     labels: Labels = {f"class_{number}": (value,) for number, value in enumerate(values, start=1)}
     choices.append(
-        f"Labels hold the values {named(map(str, values), 10)} besides background: "
-        f"{named(labels, 10)}. Give them their names under labels and regions."
+        f"Labels hold the values {join_names(map(str, values), 10)} besides background: "
+        f"{join_names(labels, 10)}. Give them their names under labels and regions."
     )
     return labels
 
@@ -218,7 +218,7 @@ def choose_partition(listing: Listing, training: Sequence[str], choices: list[st
     columns = telling_columns(entries)
     if columns:
         first = next(iter(columns))
-        kinds = named((f"{name} ({count} values)" for name, count in columns.items()), 6)
+        kinds = join_names((f"{name} ({count} values)" for name, count in columns.items()), 6)
         choices.append(
             f"Columns that could make the clients instead: {kinds}. Write partition: "
             f"{{kind: column, column: {first}}}"
@@ -257,7 +257,7 @@ def describe(proposal: Proposal) -> list[str]:
     sizes = (f"{name} ({len(listing.of(name))})" for name in listing.clients)
     found = (
         f"Found {counted(len(listing.entries), 'case')} of {counted(len(listing.clients), 'client')}: "
-        f"{named(sizes, 20)}."
+        f"{join_names(sizes, 20)}."
     )
     images = f"Channels: {', '.join(file.channels)}. Classes: {', '.join(file.labels)}."
     return [*proposal.recognised, found, images, *proposal.choices, *listing.notes]

@@ -23,7 +23,7 @@ from typing import Any, Literal
 import numpy as np
 
 from wardround.data.checking.facts import Watch
-from wardround.data.checking.quick import with_splits
+from wardround.data.checking.quick import assign_splits
 from wardround.data.federation_file import (
     OPPOSITE,
     FederationFile,
@@ -38,7 +38,7 @@ from wardround.data.listing import Entry, Listing
 from wardround.data.preparing.cache import content_key, digest_of
 from wardround.data.preparing.prepare import check_voxels
 from wardround.data.preparing.prepared_file import gone
-from wardround.data.readers.common import checked_name
+from wardround.data.readers.common import check_name
 from wardround.data.readers.image_files import Volume, read_image, read_label, same_affine
 from wardround.data.slices.view import Along, Array, Slices, clipped
 from wardround.data.sources import list_cases
@@ -105,7 +105,7 @@ def cut(
         file.partition.column if file.partition.kind == "column" else None,
     )
     prepare = flat(file.prepare, recipe.settings)
-    entries, leaks = with_splits(listing, file, source.parent)
+    entries, leaks = assign_splits(listing, file, source.parent)
     leaking = {(found.client, found.case): found.sentence for found in leaks}
     done = CutSet(target / FILE)
     with writing(target), workplace_beside(target) as workplace:
@@ -195,7 +195,7 @@ def cut_one(entry: Entry, folder: Path, recipe: Cutting, others: set[int]) -> It
     if label is not None:
         classes = classes_alone(label, recipe.labels, others)
         drawn = list(Slices(replace(classes, affine=image.affine), slices.order, slices.flips, slices.axis))
-    checked_name(f"{entry.name}_{along.lower()}{len(slices):03d}", entry.where)  # before any is written
+    check_name(f"{entry.name}_{along.lower()}{len(slices):03d}", entry.where)  # before any is written
     home = Path(file_name(entry.client))
     volume = content_of([digest_of(path) for path in entry.images])
     for number, (plane, mask) in enumerate(zip(slices, drawn, strict=True)):

@@ -545,8 +545,8 @@ def check_device(place: Place) -> str:
 def check_data(place: Place) -> Check | str:
     """The data contract: the file opens, this hospital is in it and has training cases. Said here alone."""
     from wardround.data import federation_file
-    from wardround.data.checking.findings import split_counts
-    from wardround.data.checking.quick import quick
+    from wardround.data.checking.findings import format_split_counts
+    from wardround.data.checking.quick import check_quickly
     from wardround.data.sources import list_cases
     from wardround.deploy.rules import client_of, load_site
 
@@ -564,7 +564,7 @@ def check_data(place: Place) -> Check | str:
     listing = list_cases(file, base)
     training = [name for name in listing.clients if name not in file.held_out]
     inside = client_of(site, training, place.kit.name)
-    report = quick(listing, file, base=base)
+    report = check_quickly(listing, file, base=base)
     own = [entry for entry in report.usable if entry.client == inside]
     if not any(entry.split == "train" for entry in own):
         raise Wrong(
@@ -572,7 +572,7 @@ def check_data(place: Place) -> Check | str:
             f"See why with: wardround data check {source}",
         )
     left = sum(entry.client == inside for entry in report.left_out)
-    text = f"client '{inside}': {len(own)} usable cases ({split_counts(own)})"
+    text = f"client '{inside}': {len(own)} usable cases ({format_split_counts(own)})"
     if left:
         return warning(f"{text}, {left} left out", f"See why with: wardround data check {source}")
     return text
