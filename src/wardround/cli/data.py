@@ -124,7 +124,7 @@ def check(
     with counting("checking", quiet or json_) as watch:
         report = check_all(listing, settings, base=file.parent, jobs=jobs or cores(), watch=watch)
     if json_:
-        out.print_json(json.dumps(report.as_json()))
+        out.print_json(json.dumps(report.as_dict()))
     else:
         for note in report.notes:
             out.print(f"- {escape(note)}")

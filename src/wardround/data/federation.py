@@ -35,9 +35,9 @@ class Federation:
     label values (regions may overlap); proxy: the centre whose cases are at the server, not a client;
     left_out_of: cases of a client that are not used, each with its reason; prepare_all: checks and prepares
     every client's cases, where that is to be done once; labels: class name -> its values in the files, in the
-    order of classes; channels: their names; prepare: what is done to a file before training; look_back: what
-    the training scans were like, known once they are prepared; first_images: one file of every case, where
-    there are files on this machine.
+    order of classes; channels: their names; prepare: what is done to a file before training;
+    summarise_scans: what the training scans were like, once they are prepared; first_images: one file of
+    every case, where there are files on this machine.
     """
 
     names: Sequence[str]
@@ -53,7 +53,7 @@ class Federation:
     labels: Mapping[str, Sequence[int]] = field(default_factory=dict)
     channels: Sequence[str] = ()
     prepare: PrepareSettings | None = None
-    look_back: Callable[[], ScanSummary] | None = None
+    summarise_scans: Callable[[], ScanSummary] | None = None
     first_images: Callable[[], Iterable[Path]] | None = None
 
     def load(self, name: str) -> ClientData:
@@ -70,7 +70,7 @@ class Federation:
             test=TensorSplit.of([]),
         )
 
-    def get_ready(self) -> None:
+    def prepare_clients(self) -> None:
         """Check and prepare all clients once, before several worker processes would."""
         if self.prepare_all is not None:
             self.prepare_all()

@@ -53,5 +53,5 @@ def open_all(settings: DataSettings, seed: int, resident: Residence) -> Federati
         load_one=lambda name: phantom.make_client(made, name, data_seed),
         labels={"lesion": [1]} if made.num_classes == 2 else {"rim": [1], "core": [2]},
         prepare=PrepareSettings(orientation="PLS"),  # the axes of a synthetic head
-        look_back=lambda: ScanSummary(None, made.shape),
+        summarise_scans=lambda: ScanSummary(None, made.shape),
     )

@@ -167,7 +167,7 @@ def own_federation(config: Config, site: SiteFile, name: str) -> Federation:
 
 def facts_of(federation: Federation) -> dict[str, Any]:
     """What a hospital's cases are like, as plain JSON."""
-    seen = federation.look_back() if federation.look_back is not None else ScanSummary(None, None)
+    seen = federation.summarise_scans() if federation.summarise_scans is not None else ScanSummary(None, None)
     prepare = federation.prepare or PrepareSettings(orientation=None, normalise="none")
     return {
         "dimensions": federation.dimensions,
@@ -210,7 +210,7 @@ def agreed(facts: Mapping[str, Facts], registrations: Mapping[str, Registration]
         labels={name: list(values) for name, values in reference.labels.items()},
         channels=list(reference.channels),
         prepare=reference.prepare,
-        look_back=lambda: seen_together([facts[name] for name in sorted(facts)]),
+        summarise_scans=lambda: seen_together([facts[name] for name in sorted(facts)]),
     )
 
 

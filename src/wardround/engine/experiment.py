@@ -153,7 +153,7 @@ class Experiment:
             log.warning("%s", warning)
         with self._locked():
             set_threads(self.config.compute.threads or cores())
-            self.federation.get_ready()  # once, on all cores, before worker processes ask for it
+            self.federation.prepare_clients()  # once, on all cores, before worker processes ask for it
             self._write_preparation()
             self._lengths = lengths_of(self.federation)
             placement = self._place(resume)

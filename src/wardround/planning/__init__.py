@@ -236,7 +236,7 @@ def usual_shape(config: Config, federation: Federation) -> tuple[tuple[int, ...]
 
 def known(federation: Federation, shape: Sequence[int]) -> Federation:
     """The federation, which says its shape without preparing anything."""
-    return replace(federation, look_back=lambda: ScanSummary(None, tuple(shape)))
+    return replace(federation, summarise_scans=lambda: ScanSummary(None, tuple(shape)))
 
 
 def counts(config: Config, federation: Federation) -> dict[str, tuple[int, int, int]]:

@@ -240,7 +240,7 @@ def random_federation(like: Federation, shape: Sequence[int], batch_size: int) -
         regions=like.regions,
         load_one=lambda name: random_client(like, shape, batch_size),
         proxy=like.proxy,
-        look_back=lambda: ScanSummary(None, tuple(shape)),
+        summarise_scans=lambda: ScanSummary(None, tuple(shape)),
     )
 
 

@@ -510,7 +510,7 @@ def test_an_empty_listing_is_checked() -> None:
     report = checked([])
     assert report.ok
     assert report.table().rows == []
-    assert report.as_json()["cases"] == 0
+    assert report.as_dict()["cases"] == 0
 
 
 def test_quick_finds_what_needs_no_decoding(tmp_path: Path) -> None:
@@ -544,7 +544,7 @@ def test_the_most_serious_and_every_kind_come_first(ward: CheckReport) -> None:
 
 
 def test_the_report_is_json(ward: CheckReport) -> None:
-    plain = json.loads(json.dumps(ward.as_json(), allow_nan=False))
+    plain = json.loads(json.dumps(ward.as_dict(), allow_nan=False))
     assert plain["cases"] == 12 + len(KINDS)
     assert plain["usable"] == 12
     assert {"client": "north", "case": "NaN", "reasons": ["not_finite"]} in plain["left_out"]

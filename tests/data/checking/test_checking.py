@@ -99,8 +99,8 @@ def test_nothing_healthy_is_left_out(ward: Ward) -> None:
 
 def test_strict_has_something_to_refuse(ward: Ward) -> None:
     assert not ward.report.ok
-    assert ward.report.as_json()["counts"]["error"] >= len(ward.report.left_out) > 0
-    assert json.loads(json.dumps(ward.report.as_json()))["usable"] == len(ward.report.usable)
+    assert ward.report.as_dict()["counts"]["error"] >= len(ward.report.left_out) > 0
+    assert json.loads(json.dumps(ward.report.as_dict()))["usable"] == len(ward.report.usable)
 
 
 def test_checking_writes_nothing(ward: Ward) -> None:

@@ -76,7 +76,7 @@ def test_hospitals_tell_sides_and_not_files(dimensions: int, spacing: Any, expec
         num_classes=2,
         regions={},
         load_one=elsewhere,
-        look_back=lambda: ScanSummary(None, None, spacing),
+        summarise_scans=lambda: ScanSummary(None, None, spacing),
     )
     assert lengths_of(known) == expected
 

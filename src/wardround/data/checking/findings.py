@@ -162,7 +162,7 @@ class CheckReport:
         found = f" Found: {', '.join(parts)}." if parts else " No findings."
         return f"{len(self.usable)} of {total} cases are usable.{found}"
 
-    def as_json(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Any]:
         """Plain values: counts, who is left out and why, every finding, the table."""
         reasons: dict[tuple[str, str], list[str]] = {}
         for found in self.findings:

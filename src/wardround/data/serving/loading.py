@@ -68,7 +68,7 @@ def federation_of(
         labels=data.file.labels,
         channels=data.file.channels,
         prepare=data.file.prepare,
-        look_back=data.look_back,
+        summarise_scans=data.look_back,
         first_images=lambda: (entry.images[0] for entry in data.listing.entries),
     )
 

@@ -16,7 +16,7 @@ def lengths_of(federation: Federation) -> str:
     if federation.first_images is not None:
         images = federation.first_images()
         return lengths_together(MM if path.name.lower().endswith(NIFTI) else PX for path in images)
-    seen = None if federation.look_back is None else federation.look_back().spacing
+    seen = None if federation.summarise_scans is None else federation.summarise_scans().spacing
     if seen is None or federation.dimensions == 3 or any(side != 1 for sides in seen for side in sides):
         return MM
     return MM_OR_PX
