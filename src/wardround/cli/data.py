@@ -337,7 +337,7 @@ def import_dicom(
 def list_datasets(context: typer.Context, json_: JsonRows = False) -> None:
     """List published data sets that can be read as they are, or show one."""
     if context.invoked_subcommand is None:
-        from wardround.data.datasets import list_datasets
+        from wardround.data.datasets.cards import list_datasets
 
         print_rows(list_datasets(), json_)
 
@@ -347,7 +347,7 @@ def show_dataset(
     name: Annotated[str, typer.Argument(help="A data set, such as polyp.")], json_: JsonRows = False
 ) -> None:
     """Tell how to get a data set, how to lay it out, what its labels mean, and what to cite."""
-    from wardround.data.datasets import describe_dataset
+    from wardround.data.datasets.cards import describe_dataset
 
     print_rows(describe_dataset(name), json_)
 

@@ -85,7 +85,7 @@ def never_trains(entries: Sequence[Entry]) -> bool:
 def read_source(source: Source, base: Path) -> Listing:
     """The cases of one source, its folder relative to `base`; clients as the source asks for them."""
     path = base / source.path
-    of_preset = source.reader.startswith("preset:")
+    of_preset = source.reader.startswith(datasets.PREFIX)
     if source.reader != "auto" and source.reader not in READERS and not of_preset:
         raise ConfigError(
             f"sources: reader is '{source.reader}'.{suggest(source.reader, READERS)} "
@@ -96,7 +96,7 @@ def read_source(source: Source, base: Path) -> Listing:
     name = detect(path)[0] if source.reader == "auto" else source.reader
     folder = path.parent if path.name == "dataset.json" and name in ("msd", "nnunet") else path
     if of_preset:
-        listing = datasets.read_dataset(name.removeprefix("preset:"), folder, source.client)
+        listing = datasets.read_dataset(name.removeprefix(datasets.PREFIX), folder, source.client)
     else:
         listing = READERS[name].read(folder, source.client)
     if not listing.entries:

@@ -6,15 +6,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from wardround.data.datasets import (
-    DATASETS,
-    format_labels,
-    format_settings,
-    format_split,
-    format_use,
-    load_preset,
-)
-from wardround.data.datasets.preset import DatasetPreset
+from wardround.data.datasets.cards import format_labels, format_settings, format_split, format_use
+from wardround.data.datasets.preset import DatasetPreset, list_presets, load_preset
 
 PAGE = Path(__file__).parents[4] / "docs/reference/datasets.md"  # in the repository
 HEAD = """\
@@ -35,7 +28,7 @@ can be `{path: FOLDER, reader: "preset:NAME"}`, so several sets can be the clien
 
 def make_page() -> str:
     """The whole page."""
-    presets = [load_preset(name) for name in DATASETS]
+    presets = [load_preset(name) for name in list_presets()]
     table = ["| name | data set | data | cases |", "|---|---|---|---|"]
     table += [
         f"| [`{p.name}`](#{p.name}) | {escape(p.title)} | {p.dimensions}D, {escape(p.modality)} "
