@@ -27,7 +27,7 @@ from typing import Any
 import torch
 import yaml
 
-from wardround.data.cases import Split, TensorSplit, join
+from wardround.data.cases import Split, TensorSplit, join_splits
 from wardround.data.listing import Entry
 from wardround.data.phantom import files as phantom_files
 from wardround.data.phantom.cases import PhantomSettings
@@ -96,7 +96,7 @@ def feed(path: Path, limit: int | None, number: int, workers: int, pipe: Any) ->
 def own_share(path: Path, limit: int | None, number: int, workers: int) -> Split:
     """Every so manieth case of all clients, resident in memory as in training."""
     data = real_data(path)
-    loaded = join([data.load(name).train for name in data.listing.clients])
+    loaded = join_splits([data.load(name).train for name in data.listing.clients])
     wanted = {entry.name for entry in training_cases(data, limit)[number::workers]}
     assert isinstance(loaded, TensorSplit)
     kept = [index for index, name in enumerate(loaded.names) if name in wanted]

@@ -16,13 +16,13 @@ from pathlib import Path
 
 import torch
 
-from wardround.data import readers
 from wardround.data.federation_file import FederationFile, Source
 from wardround.data.listing import Listing
 from wardround.data.phantom import files as phantom_files
 from wardround.data.phantom.cases import PhantomSettings
 from wardround.data.preparing.cache import Cache
 from wardround.data.preparing.pool import prepare_cases
+from wardround.data.sources import read_source
 
 
 def listing_of(data: Path | None, folder: Path) -> Listing:
@@ -31,7 +31,7 @@ def listing_of(data: Path | None, folder: Path) -> Listing:
         data = folder / "phantom"
         settings = PhantomSettings(hospitals=2, cases=48, dimensions=3, size=128)
         phantom_files.write(settings, data, "nifti", seed=0)
-    return readers.read(Source(path=data.absolute()), data.absolute().parent)
+    return read_source(Source(path=data.absolute()), data.absolute().parent)
 
 
 def seconds(listing: Listing, file: FederationFile, jobs: int) -> float:

@@ -3,7 +3,7 @@
 import torch
 from pytest import raises
 
-from wardround.data.cases import Case, JoinedSplit, TensorSplit, join, stacked
+from wardround.data.cases import Case, JoinedSplit, TensorSplit, as_stack, join_splits
 from wardround.errors import DataError
 from wardround.training.workbench import read_in_order
 
@@ -18,13 +18,13 @@ def split(prefix: str, count: int, side: int) -> TensorSplit:
 
 
 def test_splits_of_one_shape_stack_again() -> None:
-    joined = join([split("a", 2, 4), TensorSplit.of([]), split("b", 3, 4)])
+    joined = join_splits([split("a", 2, 4), TensorSplit.of([]), split("b", 3, 4)])
 
     assert isinstance(joined, TensorSplit) and joined.names == ["a0", "a1", "b0", "b1", "b2"]
 
 
 def test_splits_of_several_shapes_are_judged_one_case_at_a_time() -> None:
-    joined = join([split("a", 2, 4), split("b", 1, 6)])
+    joined = join_splits([split("a", 2, 4), split("b", 1, 6)])
 
     assert isinstance(joined, JoinedSplit) and len(joined) == 3 and not joined.one_shape
     assert [tuple(batch.image.shape) for batch in read_in_order(joined, 8)] == [(1, 1, 4, 4)] * 2 + [
@@ -36,4 +36,4 @@ def test_splits_of_several_shapes_are_judged_one_case_at_a_time() -> None:
 
 def test_who_needs_one_size_says_so() -> None:
     with raises(DataError, match="FedMix needs images of one size"):
-        stacked(join([split("a", 2, 4), split("b", 1, 6)]), "FedMix")
+        as_stack(join_splits([split("a", 2, 4), split("b", 1, 6)]), "FedMix")

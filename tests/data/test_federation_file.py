@@ -1,32 +1,19 @@
-"""federation.yaml: read with kind errors, written for people, and the cases it speaks of."""
+"""federation.yaml: read with every mistake named, written with comments."""
 
 from pathlib import Path
-from typing import Any
 
 from pytest import MonkeyPatch, mark, raises
 
+from data.test_sources import centre, of
 from wardround.data.federation_file import (
-    FederationFile,
     PartitionSettings,
     PrepareSettings,
-    Source,
     SplitSettings,
     load,
     write,
 )
 from wardround.data.sources import list_cases
-from wardround.errors import ConfigError, DataError
-
-
-def centre(root: Path, *stems: str) -> None:
-    for part in ("images", "labels"):
-        (root / part).mkdir(parents=True, exist_ok=True)
-        for stem in stems:
-            (root / part / f"{stem}.png").write_bytes(b"")
-
-
-def of(*paths: str, **settings: Any) -> FederationFile:
-    return FederationFile(sources=tuple(Source(path=Path(path)) for path in paths), **settings)
+from wardround.errors import ConfigError
 
 
 def written(tmp_path: Path, text: str) -> Path:
@@ -59,11 +46,11 @@ def written(tmp_path: Path, text: str) -> Path:
         ("sources: [{path: a}]\nlabels: {a: [-1]}\n", "0 or more"),
         (
             "sources: [{path: a}]\nlabels: {background: [0], core: [1]}\n",
-            "background is no class.*Leave it out",
+            "background is not a class.*Leave it out",
         ),
         (
             "sources: [{path: a}]\nlabels: {core: [1], BG: [255]}\n",
-            "labels.BG is .255.; background is no class",
+            "labels.BG is .255.; background is not a class",
         ),
         (
             "sources: [{path: a}]\nlabels: {tumour: one}\n",
@@ -169,87 +156,3 @@ def test_a_folder_reached_through_a_link_is_still_found(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "a" / "real")
     write(of(str(tmp_path / "link")), tmp_path / "f.yaml")
     assert list_cases(load(tmp_path / "f.yaml"), tmp_path).clients == ["north"]
-
-
-# list_cases
-
-
-def test_sources_are_joined_and_clients_chosen(tmp_path: Path) -> None:
-    for name in ("north", "south", "west"):
-        centre(tmp_path / "one" / name, "a", "b")
-    centre(tmp_path / "two" / "east", "a")
-    file = of("one", "two", clients=("north", "east"), held_out=("west",))
-    found = list_cases(file, tmp_path)
-    assert found.clients == ["east", "north", "west"]
-    assert {entry.split for entry in found.of("west")} == {"test"}
-    assert list_cases(of("one", "two"), tmp_path).clients == ["east", "north", "south", "west"]
-    with raises(ConfigError, match="'noth', which has no cases. Did you mean 'north'"):
-        list_cases(of("one", clients=("noth",)), tmp_path)
-
-
-def test_clients_without_training_cases_are_left_out_with_a_note(tmp_path: Path) -> None:
-    centre(tmp_path / "north", "a")
-    centre(tmp_path / "south", "b")
-    (tmp_path / "index.csv").write_text("centre,stem,split\nnorth,a,train\nsouth,b,test\n")
-    found = list_cases(of("."), tmp_path)
-    assert found.clients == ["north"] and "left out: south" in " ".join(found.notes)
-    assert list_cases(of(".", held_out=("south",)), tmp_path).clients == ["north", "south"]
-    (tmp_path / "index.csv").write_text("centre,stem,split\nnorth,a,val\nsouth,b,test\n")
-    with raises(DataError, match="No client has training cases"):
-        list_cases(of("."), tmp_path)
-
-
-def test_one_client_in_two_sources_is_joined_and_the_same_case_refused(tmp_path: Path) -> None:
-    centre(tmp_path / "one" / "north", "a")
-    centre(tmp_path / "two" / "north", "b")
-    found = list_cases(of("one", "two"), tmp_path)
-    assert len(found.of("north")) == 2 and "more than one source" in " ".join(found.notes)
-    centre(tmp_path / "two" / "north", "a")
-    with raises(DataError, match="client 'north', case 'a' is there twice"):
-        list_cases(of("one", "two"), tmp_path)
-
-
-@mark.parametrize("name", ["pooled", "proxy"])
-def test_names_wardround_uses_itself_are_refused(tmp_path: Path, name: str) -> None:
-    centre(tmp_path / name, "a")
-    with raises(DataError, match="cannot be called"):
-        list_cases(of("."), tmp_path)
-
-
-def test_names_that_differ_in_capitals_are_refused(tmp_path: Path) -> None:
-    centre(tmp_path / "one" / "north", "a")
-    centre(tmp_path / "two" / "North", "a")
-    with raises(DataError, match="capitals"):
-        list_cases(of("one", "two"), tmp_path)
-
-
-def raw(root: Path, channels: str, label: str) -> None:
-    (root / "imagesTr").mkdir(parents=True)
-    (root / "labelsTr").mkdir()
-    names = ", ".join(f'"{n}": "{c}"' for n, c in enumerate(channels))
-    (root / "dataset.json").write_text(
-        f'{{"channel_names": {{{names}}}, "labels": {{"background": 0, "{label}": 1}}}}'
-    )
-    for n in range(len(channels)):
-        (root / "imagesTr" / f"x_{n:04d}.nii.gz").write_bytes(b"")
-    (root / "labelsTr" / "x.nii.gz").write_bytes(b"")
-
-
-def test_channels_in_another_order_are_brought_into_one(tmp_path: Path) -> None:
-    raw(tmp_path / "A", "ab", "tumour")
-    raw(tmp_path / "B", "ba", "tumour")
-    found = list_cases(of("A", "B"), tmp_path)
-    assert found.channels == ("a", "b") and [p.name for p in found.of("B")[0].images] == [
-        "x_0001.nii.gz",
-        "x_0000.nii.gz",
-    ]
-    assert found.labels == {"tumour": (1,)} and "order a, b" in " ".join(found.notes)
-
-
-def test_a_label_value_of_two_meanings_is_refused_until_the_file_decides(tmp_path: Path) -> None:
-    raw(tmp_path / "A", "a", "tumour")
-    raw(tmp_path / "B", "a", "oedema")
-    with raises(DataError, match="label value 1 is 'tumour' at client 'A' and 'oedema' at client 'B'"):
-        list_cases(of("A", "B"), tmp_path)
-    found = list_cases(of("A", "B", labels={"tumour": (1,)}), tmp_path)
-    assert found.labels == {"tumour": (1,)} and "calls label value 1 'oedema'" in " ".join(found.notes)

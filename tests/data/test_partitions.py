@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from wardround.data.federation_file import PartitionSettings, SplitSettings
 from wardround.data.listing import Entry
-from wardround.data.partition_shifts import SHIFTS, apply_shift, shift_for, shift_of
-from wardround.data.partition_summary import picture, summary
+from wardround.data.partition_shifts import SHIFTS, apply_shift, make_shift, read_shift
+from wardround.data.partition_summary import draw, summarise
 from wardround.data.partitions import Description, partition
 from wardround.data.splits import assign
 from wardround.errors import ConfigError, DataError
@@ -180,12 +180,12 @@ def test_a_column_of_numbers_is_refused() -> None:
 def test_feature_keeps_natural_clients_and_deals_a_single_one() -> None:
     natural = deal([*entries([1, 1], "a"), *entries([1], "b")], kind="feature", shift="contrast")
     assert sizes(natural) == [2, 1]
-    assert [shift_of(case) for case in natural][::2] == [
+    assert [read_shift(case) for case in natural][::2] == [
         {"kind": "contrast", "gamma": 0.632456},
         {"kind": "contrast", "gamma": 1.581139},
     ]
     dealt = deal(entries([1] * 12), kind="feature", clients=3, shift="resolution", strength=1.0)
-    assert [shift_of(case)["factor"] for case in dealt[::4]] == [1.0, 2.5, 4.0]  # type: ignore[index]
+    assert [read_shift(case)["factor"] for case in dealt[::4]] == [1.0, 2.5, 4.0]  # type: ignore[index]
 
 
 # Promises of all
@@ -278,32 +278,32 @@ IMAGES = {"2D": (3, 17, 12), "3D": (1, 9, 10, 11), "one slice": (2, 8, 8, 1)}
 def test_a_shift_is_deterministic_finite_and_none_at_strength_zero(kind: str, shape: tuple[int, ...]) -> None:
     image = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     for place in (0.0, 0.5, 1.0):
-        assert torch.equal(apply_shift(image, shift_for(kind, 0.0, place)), image)
-        shift = json.loads(json.dumps(shift_for(kind, 1.0, place)))
+        assert torch.equal(apply_shift(image, make_shift(kind, 0.0, place)), image)
+        shift = json.loads(json.dumps(make_shift(kind, 1.0, place)))
         done = apply_shift(image, shift)
         assert done.shape == image.shape
         assert done.dtype == image.dtype
         assert bool(done.isfinite().all())
         assert torch.equal(done, apply_shift(image, shift))
-    assert not torch.allclose(apply_shift(image, shift_for(kind, 1.0, 1.0)), image)
+    assert not torch.allclose(apply_shift(image, make_shift(kind, 1.0, 1.0)), image)
 
 
 @pytest.mark.parametrize("kind", SHIFTS)
 def test_a_shift_does_the_same_before_and_after_scaling(kind: str) -> None:
     image = torch.rand(2, 16, 16, generator=torch.Generator().manual_seed(0))
-    shift = shift_for(kind, 0.7, 1.0)
+    shift = make_shift(kind, 0.7, 1.0)
     torch.testing.assert_close(apply_shift(image * 400 - 30, shift), apply_shift(image, shift) * 400 - 30)
 
 
 @pytest.mark.parametrize("kind", SHIFTS)
 def test_a_constant_image_stays_finite(kind: str) -> None:
     image = torch.full((1, 4, 4), 7.0)
-    assert torch.allclose(apply_shift(image, shift_for(kind, 1.0, 1.0)), image)
+    assert torch.allclose(apply_shift(image, make_shift(kind, 1.0, 1.0)), image)
 
 
 def test_shifts_do_what_their_names_say() -> None:
     image = torch.rand(1, 32, 32, generator=torch.Generator().manual_seed(0))
-    dark, bright = (apply_shift(image, shift_for("intensity", 1.0, place)) for place in (0.0, 1.0))
+    dark, bright = (apply_shift(image, make_shift("intensity", 1.0, place)) for place in (0.0, 1.0))
     assert dark.mean() < image.mean() < bright.mean()
     assert apply_shift(image, {"kind": "contrast", "gamma": 2.0}).mean() < image.mean()
     blurred = apply_shift(image, {"kind": "resolution", "factor": 4.0})
@@ -317,8 +317,8 @@ def test_an_unknown_shift_is_refused_and_a_list_s_own_column_is_not_one() -> Non
     ):
         apply_shift(torch.zeros(1, 2, 2), {"kind": "rotate"})
     for text in ("night", "3", '{"kind": "rotate"}', "[" * 100_000):
-        assert shift_of(entries([1], shift=text)[0]) is None
-    assert shift_of(entries([1])[0]) is None
+        assert read_shift(entries([1], shift=text)[0]) is None
+    assert read_shift(entries([1])[0]) is None
 
 
 # What came out
@@ -326,19 +326,19 @@ def test_an_unknown_shift_is_refused_and_a_list_s_own_column_is_not_one() -> Non
 
 def test_the_summary_counts_cases_groups_splits_and_foreground() -> None:
     done = assign(deal(entries([2] * 20), kind="iid", clients=2), SplitSettings(by="ratios"), HERE)
-    table = summary(done, by_number)
+    table = summarise(done, by_number)
     assert table.columns == ["client", "cases", "groups", "train", "val", "test", "foreground (median)"]
     assert [list(row[:6]) for row in table.rows] == [
         ["client-01", 20, 10, 14, 2, 4],
         ["client-02", 20, 10, 14, 2, 4],
     ]
-    assert "foreground (median)" not in summary(done).columns
+    assert "foreground (median)" not in summarise(done).columns
 
 
 @pytest.mark.parametrize(("clients", "describe"), [(3, by_number), (100, None)])
 def test_a_picture_is_drawn_for_any_number_of_clients(tmp_path: Path, clients: int, describe: Any) -> None:
     done = deal(entries([1] * 300), kind="quantity", clients=clients)
     done[0] = replace(done[0], client="$x^2$ 病院 _a")
-    picture(done, describe, tmp_path / "clients.png")
+    draw(done, describe, tmp_path / "clients.png")
     assert (tmp_path / "clients.png").read_bytes()[:4] == b"\x89PNG"
     assert len(list(tmp_path.iterdir())) == 1

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from wardround.data.federation_file import SplitSettings
 from wardround.data.listing import Entry
-from wardround.data.splits import assign, read_splits, subset, write_splits
+from wardround.data.splits import assign, find_subset, read_splits, write_splits
 from wardround.errors import ConfigError, DataError
 
 HERE = Path(__file__).parent
@@ -93,7 +93,7 @@ def test_no_group_leaks_no_case_is_lost_and_no_split_stays_empty(
 @settings(max_examples=100, deadline=None)
 def test_a_subset_is_as_close_to_its_target_as_any(sizes: list[int], target: float) -> None:
     names = [str(number) for number in range(len(sizes))]
-    chosen = subset(names, dict(zip(names, sizes, strict=True)), target, some=False)
+    chosen = find_subset(names, dict(zip(names, sizes, strict=True)), target, some=False)
     best = min(
         abs(sum(size for place, size in enumerate(sizes) if mask >> place & 1) - target)
         for mask in range(2 ** len(sizes))

@@ -187,8 +187,8 @@ def test_what_all_scans_are_like_does_not_depend_on_who_came_first() -> None:
     entries = {name: Registration(name, 4, 1, 1) for name in said}
     found = [agree_on_federation(dict(order), entries) for order in (said.items(), reversed(said.items()))]
     for federation in found:
-        assert federation.look_back is not None
-        seen = federation.look_back()
+        assert federation.summarise_scans is not None
+        seen = federation.summarise_scans()
         assert seen.patch == (8, 8, 4) and seen.shape == (12, 8, 8)
         assert seen.spacing == ((0.5, 1.0, 2.0), (1.0, 2.0, 3.0))
         assert federation.counts == {"east": 6, "north": 6, "south": 6}

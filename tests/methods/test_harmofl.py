@@ -15,7 +15,7 @@ from torch import Tensor
 import wardround as wr
 from wardround.clients import Answer
 from wardround.config import OptimizerSettings
-from wardround.data.cases import TensorSplit, stacked
+from wardround.data.cases import TensorSplit, as_stack
 from wardround.data.opening import open_federation
 from wardround.engine.host import Host
 from wardround.engine.networks import build_model
@@ -170,7 +170,7 @@ def test_the_amplitude_is_the_plain_mean_of_the_clients_and_stays(tmp_path: Path
     means = []
     for name in federation.names:
         spectra = (
-            np.abs(np.fft.fft2(stacked(federation.load(name).train, name).images[:, 0].double().numpy()))
+            np.abs(np.fft.fft2(as_stack(federation.load(name).train, name).images[:, 0].double().numpy()))
             / 256
         )
         centred = np.fft.fftshift(spectra.mean(axis=0))
@@ -195,7 +195,7 @@ def test_evaluation_and_a_loaded_model_see_normalised_images(tmp_path: Path) -> 
     result = run(tmp_path / "run", rounds=1, method=WIDE)
     host = Host(result.config, result.folder / "clients", ["north"])
     client = host.client("north")
-    val, test = stacked(client.data.val, "north"), stacked(client.data.test, "north")
+    val, test = as_stack(client.data.val, "north"), as_stack(client.data.test, "north")
     amplitude = result.params[AMPLITUDE][None]
     torch.manual_seed(0)
     plain = build_model(config(tmp_path, method={"name": "fedavg"})).eval()
@@ -217,7 +217,7 @@ def test_references_see_normalised_images(tmp_path: Path) -> None:
     """An objective that compares with the received model sees it exactly as it trains."""
     result = run(tmp_path / "run", rounds=1, method=WIDE)
     host = Host(result.config, result.folder / "clients", ["north"])
-    image = stacked(host.client("north").data.train, "north").images
+    image = as_stack(host.client("north").data.train, "north").images
     frozen = host.bench.reference("global", result.params)
     result.params.load_into(host.bench.model)
     assert torch.equal(frozen.encode(image), host.bench.model.eval().encode(image))

@@ -91,7 +91,7 @@ def init(
         proposal = propose(folders, watch=lambda what: None)
         file, sentences = proposal.file, describe(proposal)
     elif len(folders) == 1:
-        file = datasets.federation_file(dataset, folders[0])
+        file = datasets.make_federation_file(dataset, folders[0])
         sentences = [f"The data set {dataset} as published; its card: wardround datasets show {dataset}"]
     else:
         raise ConfigError("--dataset reads one folder, the one that holds the whole data set.")
@@ -124,7 +124,7 @@ def check(
     with counting("checking", quiet or json_) as watch:
         report = check_all(listing, settings, base=file.parent, jobs=jobs or cores(), watch=watch)
     if json_:
-        out.print_json(json.dumps(report.as_json()))
+        out.print_json(json.dumps(report.as_dict()))
     else:
         for note in report.notes:
             out.print(f"- {escape(note)}")
@@ -174,7 +174,7 @@ def split(
     """Write who is trained on, chosen by and tested, to be edited; splits: {by: file, file: ...} uses it."""
     configure_logging(debug, False)
     from wardround.data.federation_file import SplitSettings, load
-    from wardround.data.partition_summary import summary
+    from wardround.data.partition_summary import summarise
     from wardround.data.sources import list_cases
     from wardround.data.splits import assign, write_splits
     from wardround.errors import ConfigError
@@ -191,7 +191,7 @@ def split(
         raise ConfigError(f"{output} exists; choose another name with -o, or remove it.")
     with writing(output):
         write_splits(entries, output)
-    print_table(summary(entries))
+    print_table(summarise(entries))
     out.print(f"\nWrote [bold]{escape(str(output))}[/].")
 
 
@@ -209,11 +209,11 @@ def partition(
     from wardround.data.serving.loading import RealData
 
     data = RealData(file, data_settings(file, set_))
-    table = partition_summary.summary(data.listing.entries, data.describe)
+    table = partition_summary.summarise(data.listing.entries, data.describe)
     print_rows(table, json_)
     if picture is not None:
         with writing(picture):
-            partition_summary.picture(data.listing.entries, data.describe, picture)
+            partition_summary.draw(data.listing.entries, data.describe, picture)
         if not json_:
             out.print(f"\nPicture: [bold]{escape(str(picture))}[/]")
 
@@ -337,9 +337,9 @@ def import_dicom(
 def list_datasets(context: typer.Context, json_: JsonRows = False) -> None:
     """List published data sets that can be read as they are, or show one."""
     if context.invoked_subcommand is None:
-        from wardround.data.datasets import dataset_list
+        from wardround.data.datasets.cards import list_datasets
 
-        print_rows(dataset_list(), json_)
+        print_rows(list_datasets(), json_)
 
 
 @datasets_app.command("show")
@@ -347,9 +347,9 @@ def show_dataset(
     name: Annotated[str, typer.Argument(help="A data set, such as polyp.")], json_: JsonRows = False
 ) -> None:
     """Tell how to get a data set, how to lay it out, what its labels mean, and what to cite."""
-    from wardround.data.datasets import dataset_card
+    from wardround.data.datasets.cards import describe_dataset
 
-    print_rows(dataset_card(name), json_)
+    print_rows(describe_dataset(name), json_)
 
 
 @datasets_app.command("labels")

@@ -1,7 +1,7 @@
 """Cases, and the three splits of one client.
 
-A `Case` is one scan with its label. A `Split` hands out batches of cases; `TensorSplit` keeps
-them in memory, stacked, which suits images of one size. `ClientData` is all one hospital has.
+A `Case` is one scan with its label. A `Split` returns batches of cases; `TensorSplit` keeps
+them stacked in memory, for images of one size. `ClientData` is all that one hospital has.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ class Batch:
         return len(self.image)
 
     def part(self, first: int, last: int) -> Batch:
-        """Some of its cases, the last not among them."""
+        """Cases `first` to `last`, the last excluded."""
         return Batch(self.image[first:last], self.label[first:last])
 
 
-def sent(tensor: Tensor, device: torch.device) -> Tensor:
-    """A small tensor on its way to the device; a GPU is not waited for."""
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """Copy a small tensor to the device, without waiting for a GPU."""
     if device.type == "cuda" and tensor.device.type == "cpu":
         return tensor.pin_memory().to(device, non_blocking=True)
     return tensor.to(device)
@@ -56,7 +56,7 @@ class Split(Protocol):
     """What training and evaluation need of a set of cases.
 
     names: of the cases; one_shape: whether cases stack, else they are judged one at a time;
-    draws: whether a training batch is drawn anew each time (patches of volumes).
+    draws: whether training batches are sampled (patches of volumes).
     """
 
     names: list[str]
@@ -124,7 +124,7 @@ class TensorSplit:
         return self._spacings[index]
 
     def batch(self, indices: Sequence[int] | Tensor, draw: torch.Generator | None = None) -> Batch:
-        index = sent(torch.as_tensor(indices, dtype=torch.long), self.images.device)
+        index = to_device(torch.as_tensor(indices, dtype=torch.long), self.images.device)
         return Batch(self.images.index_select(0, index), self.labels.index_select(0, index))
 
     def to(self, device: torch.device) -> TensorSplit:
@@ -158,7 +158,7 @@ class JoinedSplit:
         return JoinedSplit([part.to(device) for part in self.parts])
 
 
-def join(splits: Sequence[Split]) -> Split:
+def join_splits(splits: Sequence[Split]) -> Split:
     """All cases of several splits; stacked again where they have one shape."""
     filled = [split for split in splits if len(split)]
     stacks = [split for split in filled if isinstance(split, TensorSplit)]
@@ -167,11 +167,11 @@ def join(splits: Sequence[Split]) -> Split:
     return JoinedSplit(filled)
 
 
-def stacked(split: Split, who: str) -> TensorSplit:
-    """The split as one stack of images, for a method that averages or transforms whole images."""
+def as_stack(split: Split, who: str) -> TensorSplit:
+    """The split as one stack of images, for methods that average or transform whole images."""
     if isinstance(split, TensorSplit):
         return split
-    raise DataError(f"{who} needs images of one size; bring them to one with prepare.size.")
+    raise DataError(f"{who} needs images of one size; set prepare.size.")
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from wardround.data.cases import ClientData, TensorSplit, join
+from wardround.data.cases import ClientData, TensorSplit, join_splits
 from wardround.data.federation_file import PrepareSettings
 from wardround.data.roles import POOLED, PROXY
 
 
 @dataclass(frozen=True)
-class Seen:
+class ScanSummary:
     """What the training scans were like.
 
     patch: voxels of the parts that are trained on, None for whole images; shape: of the usual prepared scan;
@@ -35,9 +35,9 @@ class Federation:
     label values (regions may overlap); proxy: the centre whose cases are at the server, not a client;
     left_out_of: cases of a client that are not used, each with its reason; prepare_all: checks and prepares
     every client's cases, where that is to be done once; labels: class name -> its values in the files, in the
-    order of classes; channels: their names; prepare: what is done to a file before training; look_back: what
-    the training scans were like, known once they are prepared; first_images: one file of every case, where
-    there are files on this machine.
+    order of classes; channels: their names; prepare: what is done to a file before training;
+    summarise_scans: what the training scans were like, once they are prepared; first_images: one file of
+    every case, where there are files on this machine.
     """
 
     names: Sequence[str]
@@ -53,30 +53,30 @@ class Federation:
     labels: Mapping[str, Sequence[int]] = field(default_factory=dict)
     channels: Sequence[str] = ()
     prepare: PrepareSettings | None = None
-    look_back: Callable[[], Seen] | None = None
+    summarise_scans: Callable[[], ScanSummary] | None = None
     first_images: Callable[[], Iterable[Path]] | None = None
 
     def load(self, name: str) -> ClientData:
         """All cases of one client; the pooled one has everybody's, without their test cases."""
         if name == PROXY and self.proxy is not None:
             data, none = self.load_one(self.proxy), TensorSplit.of([])
-            return ClientData(train=join([data.train, data.val]), val=none, test=none)
+            return ClientData(train=join_splits([data.train, data.val]), val=none, test=none)
         if name != POOLED:
             return self.load_one(name)
         every = [self.load_one(client) for client in sorted(self.names)]
         return ClientData(
-            train=join([data.train for data in every]),
-            val=join([data.val for data in every]),
+            train=join_splits([data.train for data in every]),
+            val=join_splits([data.val for data in every]),
             test=TensorSplit.of([]),
         )
 
-    def get_ready(self) -> None:
-        """Do what need be done once for all clients, before worker processes each ask for it."""
+    def prepare_clients(self) -> None:
+        """Check and prepare all clients once, before several worker processes would."""
         if self.prepare_all is not None:
             self.prepare_all()
 
     def left_out(self, name: str) -> list[tuple[str, str]]:
-        """Cases of a client that are not used, and why; the pooled one's are told with their clients."""
+        """Cases of a client that are not used, and why; none for the pooled client."""
         if self.left_out_of is None or name == POOLED:
             return []
         return list(self.left_out_of(self.proxy if name == PROXY and self.proxy is not None else name))

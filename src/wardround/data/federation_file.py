@@ -1,4 +1,4 @@
-"""federation.yaml: who takes part, with what data, written by `wardround data init`, edited by people.
+"""federation.yaml: who takes part, with what data, written by `wardround data init`, edited by hand.
 
     version: 1
     sources:                      # folders, relative to this file; a client's name where a folder is one
@@ -24,18 +24,18 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from wardround.data.readers.common import named
+from wardround.data.readers.common import join_names
 from wardround.errors import ConfigError
 from wardround.files import write_text
 from wardround.settings import Settings
 from wardround.yaml_file import commented, dumped, read_yaml, seen_from
 
 OPPOSITE = str.maketrans("LPI", "RAS")
-BACKGROUND = ("background", "bg")  # no names of a class
+BACKGROUND = ("background", "bg")  # not names of a class
 
 
-def at_home(path: Path) -> Path:
-    """`~` as a shell reads it; what it does not know stays."""
+def expand_home(path: Path) -> Path:
+    """`~` expanded as in a shell; an unknown user stays as it is."""
     return Path(os.path.expanduser(path))  # noqa: PTH111, Path.expanduser ends where a user is unknown
 
 
@@ -49,15 +49,15 @@ def as_slices(value: Any) -> Any:
     return {"along": value} if isinstance(value, str) else value
 
 
-Place = Annotated[Path, AfterValidator(at_home)]
+Place = Annotated[Path, AfterValidator(expand_home)]
 Numbers = Annotated[tuple[int, ...], BeforeValidator(as_list)]
 
 
 class Source(Settings):
     """One folder (or list) of cases.
 
-    reader: the layout, `auto` looks; client: the name all its cases get, left out where the layout has
-    centres of its own; column: the column of a list that names the client.
+    reader: the layout, `auto` detects it; client: the name all its cases get, left out where the layout
+    names centres itself; column: the column of a list that names the client.
     """
 
     path: Place
@@ -70,8 +70,8 @@ class SplitSettings(Settings):
     """Who is trained on, chosen by, reported.
 
     by: column takes the list's own split where it has one and draws for the rest; ratios draws for all;
-    file reads `file`, which `wardround data split` writes and a person may edit; kfold takes fold `fold`
-    of `folds`; repeated draws anew for each `repeat`. A group (patient) is never split apart.
+    file reads `file`, which `wardround data split` writes and you may edit; kfold takes fold `fold`
+    of `folds`; repeated draws again for each `repeat`. A group (patient) is never split apart.
     """
 
     by: Literal["column", "ratios", "file", "kfold", "repeated"] = "column"
@@ -169,19 +169,19 @@ def load(path: Path) -> FederationFile:
     values = read_yaml(path)
     try:
         file = FederationFile.read(values)
-        check_sense(file)
+        check_consistency(file)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
     return file
 
 
-def check_sense(file: FederationFile) -> None:
-    """What types cannot say: classes share no values, regions name classes, no client is both, and so on."""
+def check_consistency(file: FederationFile) -> None:
+    """What types cannot express: classes share no values, regions name classes, a client has one role."""
     meaning: dict[int, str] = {}
     for name, values in file.labels.items():
         if name.strip().casefold() in BACKGROUND:
             raise ConfigError(
-                f"labels.{name} is {list(values)}; background is no class, but whatever no class names. "
+                f"labels.{name} is {list(values)}; background is not a class but every other value. "
                 "Leave it out, and count regions from the first class that stays."
             )
         if not values or min(values) < 0:
@@ -197,7 +197,7 @@ def check_sense(file: FederationFile) -> None:
             raise ConfigError(
                 f"regions.{name} is {list(classes)}; give class numbers from 1 to "
                 f"{len(file.labels) or '...'} "
-                f"({named(file.labels)})."
+                f"({join_names(file.labels)})."
             )
     both = sorted(set(file.clients or ()) & set(file.held_out))
     if both:
@@ -206,7 +206,7 @@ def check_sense(file: FederationFile) -> None:
 
 
 def check_settings(settings: PrepareSettings) -> None:
-    """What no case could be prepared with."""
+    """Refuse settings with which no case could be prepared."""
     code = settings.orientation
     if code is not None and "".join(sorted(code.upper().translate(OPPOSITE))) != "ARS":
         raise ConfigError(f"prepare.orientation is '{code}'; give three letters such as RAS, or null.")
@@ -219,11 +219,11 @@ def check_settings(settings: PrepareSettings) -> None:
     low, high = settings.percentiles
     if not 0 <= low < high <= 100:
         raise ConfigError(f"prepare.percentiles are {low:g} and {high:g}; they rise, from 0 to 100.")
-    if settings.normalise == "window" and not sound_window(settings.window):
+    if settings.normalise == "window" and not is_valid_window(settings.window):
         raise ConfigError("prepare.normalise is window; give prepare.window: [centre, width], width above 0.")
 
 
-def sound_window(window: tuple[float, float] | None) -> bool:
+def is_valid_window(window: tuple[float, float] | None) -> bool:
     return window is not None and all(map(math.isfinite, window)) and window[1] > 0
 
 
@@ -253,7 +253,7 @@ ALWAYS = ("splits", "partition", "prepare")  # written even where they are the d
 
 
 def write(file: FederationFile, path: Path, *, notes: Sequence[str] = (), overwrite: bool = False) -> None:
-    """Write the file with comments for people, whole or not at all; notes become comments on top."""
+    """Write the file with comments, atomically; notes become comments on top."""
     path = Path(path)
     if path.exists() and not overwrite:
         raise ConfigError(
@@ -278,7 +278,7 @@ def as_text(file: FederationFile, path: Path, notes: Sequence[str] = ()) -> str:
 
 
 def short(section: Settings) -> dict[str, Any]:
-    """A section with the settings that matter to it: those that differ, and the ones a person looks for."""
+    """A section with the settings that differ from the default, and those a reader expects."""
     everything = section.model_dump(mode="json")
     shown = {"by", "ratios", "seed"} if isinstance(section, SplitSettings) else {"kind", "normalise"}
     if isinstance(section, PartitionSettings) and section.kind not in ("natural", "column"):

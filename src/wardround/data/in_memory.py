@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from wardround.data.cases import Case, ClientData, TensorSplit
-from wardround.data.federation import Federation, Seen
+from wardround.data.federation import Federation, ScanSummary
 from wardround.errors import DataError
 from wardround.seeding import generator
 from wardround.text import format_size
@@ -52,7 +52,7 @@ def open_in_memory(
         regions={name: [number] for number, name in enumerate(names, start=1)},
         load_one=clients.__getitem__,
         labels={name: [number] for number, name in enumerate(names, start=1)},
-        look_back=lambda: Seen(None, shape[1:] if len(shapes) == 1 else None),
+        summarise_scans=lambda: ScanSummary(None, shape[1:] if len(shapes) == 1 else None),
     )
 
 

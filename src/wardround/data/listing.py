@@ -1,7 +1,7 @@
-"""Listing: what any reader finds on disk, before a single image is opened.
+"""Listing: the cases a reader finds on disk, before any image is opened.
 
-A reader (`data/readers/`) knows one folder layout and gives a `Listing`; everything after it, checking,
-splitting, preparing, is the same for all layouts.
+A reader (`data/readers/`) knows one folder layout and returns a `Listing`; checking, splitting and preparing
+are the same for all layouts.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class Entry:
     """One case.
 
     name: unique within its client; images: one file with all channels, or one file a channel in channel
-    order; label: None for a case nobody drew; group: the patient (or video), never split apart;
+    order; label: None for an unlabelled case; group: the patient (or video), never split apart;
     split: where the list fixes it; columns: what else the list says.
     """
 
@@ -40,10 +40,9 @@ class Entry:
 class Listing:
     """All cases of some folders, sorted by client and name.
 
-    reader: the layout that was recognised; channels: their names, where the layout tells them;
-    labels: class name -> the values in the files that mean it, background left out, where the layout
-    tells them; notes: what a person should know of how it was read, each a sentence; regions: class
-    numbers (1 is the first of labels) joined under a name, where the layout tells them.
+    reader: the layout that was recognised; channels: their names; labels: class name -> the values in
+    the files that mean it, without background; regions: class numbers (1 is the first of labels) joined
+    under a name; all three where the layout gives them. notes: remarks on how it was read, a sentence each.
     """
 
     reader: str

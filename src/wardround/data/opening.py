@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from wardround.data.federation import Federation, Seen
+from wardround.data.federation import Federation, ScanSummary
 from wardround.data.federation_file import PrepareSettings
 from wardround.data.phantom import cases as phantom
 from wardround.data.serving.loading import federation_of
@@ -16,8 +16,8 @@ from wardround.text import suggest
 
 
 def open_federation(settings: DataSettings, seed: int, resident: Residence = "auto") -> Federation:
-    """Look at the data without loading it; resident: where loaded cases will be."""
-    found = all_centres(settings, seed, resident)
+    """The federation a run asks for, not loaded yet; resident: where loaded cases will be."""
+    found = open_all(settings, seed, resident)
     if settings.proxy is None:
         return found
     if settings.proxy not in found.names:
@@ -31,7 +31,7 @@ def open_federation(settings: DataSettings, seed: int, resident: Residence = "au
     return replace(found, names=clients, proxy=settings.proxy)
 
 
-def all_centres(settings: DataSettings, seed: int, resident: Residence) -> Federation:
+def open_all(settings: DataSettings, seed: int, resident: Residence) -> Federation:
     """Every centre of the data, the server's own included."""
     if settings.hospitals:
         raise ConfigError(
@@ -57,6 +57,6 @@ def all_centres(settings: DataSettings, seed: int, resident: Residence) -> Feder
         regions={"lesion": [1]} if made.num_classes == 2 else {"lesion": [1, 2], "core": [2]},
         load_one=lambda name: phantom.make_client(made, name, data_seed),
         labels={"lesion": [1]} if made.num_classes == 2 else {"rim": [1], "core": [2]},
-        prepare=PrepareSettings(orientation="PLS"),  # the axes of a made-up head, scaled like them
-        look_back=lambda: Seen(None, made.shape),
+        prepare=PrepareSettings(orientation="PLS"),  # the axes of a synthetic head
+        summarise_scans=lambda: ScanSummary(None, made.shape),
     )

@@ -16,17 +16,17 @@ from wardround.data.listing import Entry
 from wardround.errors import DataError
 
 
-def shifted(entries: Sequence[Entry], settings: PartitionSettings) -> list[Entry]:
+def assign_shifts(entries: Sequence[Entry], settings: PartitionSettings) -> list[Entry]:
     """The cases with their client's shift, as JSON, in column `shift`."""
     clients = sorted({entry.client for entry in entries})
     shifts = {
-        client: json.dumps(shift_for(settings.shift, settings.strength, number / (len(clients) - 1)))
+        client: json.dumps(make_shift(settings.shift, settings.strength, number / (len(clients) - 1)))
         for number, client in enumerate(clients)
     }
     return [replace(e, columns={**e.columns, "shift": shifts[e.client]}) for e in entries]
 
 
-def shift_for(kind: str, strength: float, place: float) -> dict[str, Any]:
+def make_shift(kind: str, strength: float, place: float) -> dict[str, Any]:
     """The shift of the client at a place from 0 (the first) to 1 (the last); strength 0 changes nothing.
 
     Intensity goes from dark to bright and its bias field from one corner to the other, contrast from low
@@ -42,7 +42,7 @@ def shift_for(kind: str, strength: float, place: float) -> dict[str, Any]:
     return {"kind": kind, **{name: round(value, 6) for name, value in values.items()}}
 
 
-def shift_of(entry: Entry) -> dict[str, Any] | None:
+def read_shift(entry: Entry) -> dict[str, Any] | None:
     """The shift a feature partition gave a case; None for none (or for a list's own column of that name)."""
     try:
         shift = json.loads(entry.columns.get("shift", "null"))

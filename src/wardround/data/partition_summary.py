@@ -11,28 +11,28 @@ from typing import Any
 import numpy as np
 
 from wardround.data.listing import SPLITS, Entry
-from wardround.data.partitions import Describe, described_as, quartiles, rarest
+from wardround.data.partitions import Describe, assign_quartiles, describe_case, find_rarest_classes
 from wardround.files import write_bytes
 from wardround.tables import Table
 from wardround.text import clipped
 
 
-def summary(entries: Iterable[Entry], describe: Describe | None = None) -> Table:
+def summarise(entries: Iterable[Entry], describe: Describe | None = None) -> Table:
     """One row a client: cases, groups, splits where they are known, median foreground where asked."""
-    clients = by_client(entries)
+    clients = group_by_client(entries)
     rows = []
     for client, cases in clients.items():
         row: list[Any] = [client, len(cases), len({case.group for case in cases})]
         row += [sum(case.split == split for case in cases) for split in SPLITS]
         if describe is not None:
-            row.append(float(np.median([described_as(case, describe).foreground for case in cases])))
+            row.append(float(np.median([describe_case(case, describe).foreground for case in cases])))
         rows.append(row)
     heads = ["client", "cases", "groups", *SPLITS, *(["foreground (median)"] if describe else [])]
     total = sum(len(cases) for cases in clients.values())
     return Table("Clients", heads, rows, f"{total} cases at {len(clients)} clients.", width=40)
 
 
-def by_client(entries: Iterable[Entry]) -> dict[str, list[Entry]]:
+def group_by_client(entries: Iterable[Entry]) -> dict[str, list[Entry]]:
     clients: dict[str, list[Entry]] = {}
     for entry in sorted(entries, key=lambda entry: (entry.client, entry.name)):
         clients.setdefault(entry.client, []).append(entry)
@@ -42,17 +42,19 @@ def by_client(entries: Iterable[Entry]) -> dict[str, list[Entry]]:
 COLOURS = ("#2f6f9f", "#7fb7d8", "#f2b880", "#d1603d", "#8f6bb3", "#5a9e6f", "#b8b8b8")
 
 
-def picture(entries: Sequence[Entry], describe: Describe | None, path: Path) -> None:
+def draw(entries: Sequence[Entry], describe: Describe | None, path: Path) -> None:
     """Stacked bars of each client's cases: by split, by quartile of foreground size, and by class."""
     from matplotlib.figure import Figure
 
-    clients = by_client(entries)
+    clients = group_by_client(entries)
     ordered = [case for cases in clients.values() for case in cases]
     panels = {"split": [case.split or "not yet split" for case in ordered]}
     if describe is not None:
-        described = [described_as(case, describe) for case in ordered]
-        panels["foreground size, quartiles of all cases"] = quartiles([d.foreground for d in described])
-        panels["rarest class in the case"] = rarest([d.classes for d in described])
+        described = [describe_case(case, describe) for case in ordered]
+        panels["foreground size, quartiles of all cases"] = assign_quartiles(
+            [d.foreground for d in described]
+        )
+        panels["rarest class in the case"] = find_rarest_classes([d.classes for d in described])
     panels = {title: kinds for title, kinds in panels.items() if title == "split" or len(set(kinds)) > 1}
     figure = Figure(figsize=(max(6.0, 2.6 + 0.2 * len(clients)), 2.4 * len(panels) + 0.9), dpi=110)
     axes = figure.subplots(len(panels), 1, squeeze=False, sharex=True)[:, 0]

@@ -23,15 +23,15 @@ from numpy.typing import NDArray
 
 from wardround.data.federation_file import PartitionSettings
 from wardround.data.listing import SPLITS, Entry
-from wardround.data.partition_shifts import shifted
-from wardround.data.readers.common import named
+from wardround.data.partition_shifts import assign_shifts
+from wardround.data.readers.common import join_names
 from wardround.data.sources import check_client_names, check_unique
 from wardround.errors import ConfigError, DataError
 from wardround.seeds import derive
 from wardround.text import suggest
 
 MOST_CLIENTS = 100
-# Groups of a client, where there are enough; a list that fixes no splits leaves all of them to train.
+# Groups a client gets where there are enough; without fixed splits all of them count as train.
 LEAST_GROUPS = {"train": 3, "val": 1, "test": 1}
 
 
@@ -44,7 +44,7 @@ class Description:
 
 
 @dataclass(frozen=True, eq=False)
-class Unit:
+class CaseGroup:
     """A group of one client, dealt as a whole; split: where the list puts it, else train, for it may be."""
 
     client: str
@@ -84,34 +84,34 @@ def divide(entries: Sequence[Entry], settings: PartitionSettings, describe: Desc
     if settings.kind == "natural":
         return list(entries)
     if settings.kind == "column":
-        return by_column(entries, settings.column)
+        return partition_by_column(entries, settings.column)
     if settings.kind == "feature":
         natural = len({entry.client for entry in entries}) > 1
-        return shifted(entries if natural else dealt_evenly(entries, settings), settings)
+        return assign_shifts(entries if natural else deal_evenly(entries, settings), settings)
     if settings.kind == "iid":
-        return dealt_evenly(entries, settings)
-    units = units_of(entries, settings)
+        return deal_evenly(entries, settings)
+    units = group_cases(entries, settings)
     if settings.kind == "quantity":
-        return moved(entries, deal(units, {"": power_law(settings, len(units))}))
-    bins = binned(units, settings, describe)
+        return move_cases(entries, deal(units, {"": power_law(settings, len(units))}))
+    bins = bin_groups(units, settings, describe)
     shares = {name: dirichlet(settings, name) for name in sorted(set(bins))}
-    return moved(entries, deal(units, shares, bins))
+    return move_cases(entries, deal(units, shares, bins))
 
 
-def dealt_evenly(entries: Sequence[Entry], settings: PartitionSettings) -> list[Entry]:
+def deal_evenly(entries: Sequence[Entry], settings: PartitionSettings) -> list[Entry]:
     even = np.full(settings.clients, 1 / settings.clients)
-    return moved(entries, deal(units_of(entries, settings), {"": even}))
+    return move_cases(entries, deal(group_cases(entries, settings), {"": even}))
 
 
 # Dealing groups to clients
 
 
-def units_of(entries: Sequence[Entry], settings: PartitionSettings) -> list[Unit]:
+def group_cases(entries: Sequence[Entry], settings: PartitionSettings) -> list[CaseGroup]:
     """The groups in an order that only the seed and their names decide; too few of them are refused."""
     groups: dict[tuple[str, str], list[Entry]] = {}
     for entry in entries:
         groups.setdefault((entry.client, entry.group), []).append(entry)
-    units = [Unit(client, group, tuple(cases)) for (client, group), cases in groups.items()]
+    units = [CaseGroup(client, group, tuple(cases)) for (client, group), cases in groups.items()]
     training = sum(unit.split == "train" for unit in units)
     if training < settings.clients:
         raise DataError(
@@ -142,14 +142,16 @@ def dirichlet(settings: PartitionSettings, bin_name: str) -> Shares:
     return random.dirichlet(np.full(settings.clients, alpha))
 
 
-def binned(units: Sequence[Unit], settings: PartitionSettings, describe: Describe) -> list[str]:
-    """The bin of each unit; a case nobody drew has no foreground."""
-    described = [[described_as(case, describe) for case in unit.cases] for unit in units]
+def bin_groups(units: Sequence[CaseGroup], settings: PartitionSettings, describe: Describe) -> list[str]:
+    """The bin of each unit; an unlabelled case has no foreground."""
+    described = [[describe_case(case, describe) for case in unit.cases] for unit in units]
     if settings.by == "foreground":
-        bins = quartiles([float(np.mean([case.foreground for case in cases])) for cases in described])
+        bins = assign_quartiles([float(np.mean([case.foreground for case in cases])) for cases in described])
         wish, other = "the same foreground size", "by: class"
     else:
-        bins = rarest([{value for case in cases for value in case.classes} for cases in described])
+        bins = find_rarest_classes(
+            [{value for case in cases for value in case.classes} for cases in described]
+        )
         wish, other = "the same classes", "by: foreground"
     if len(set(bins)) < 2:
         raise DataError(
@@ -159,17 +161,17 @@ def binned(units: Sequence[Unit], settings: PartitionSettings, describe: Describ
     return bins
 
 
-def described_as(entry: Entry, describe: Describe) -> Description:
+def describe_case(entry: Entry, describe: Describe) -> Description:
     return describe(entry) if entry.label is not None else Description(0.0)
 
 
-def quartiles(values: Sequence[float]) -> list[str]:
+def assign_quartiles(values: Sequence[float]) -> list[str]:
     """q1 (the smallest) to q4; equal values share a quartile."""
     edges = np.quantile(values, (0.25, 0.5, 0.75))
     return [f"q{1 + int(np.searchsorted(edges, value, side='left'))}" for value in values]
 
 
-def rarest(present: Sequence[Collection[int]]) -> list[str]:
+def find_rarest_classes(present: Sequence[Collection[int]]) -> list[str]:
     """Of the classes each unit holds, the one that fewest units hold; "none" for no class."""
     frequency: dict[int, int] = {}
     for value in itertools.chain.from_iterable(present):
@@ -181,7 +183,7 @@ def rarest(present: Sequence[Collection[int]]) -> list[str]:
 
 
 def deal(
-    units: Sequence[Unit], shares: Mapping[str, Shares], bins: Sequence[str] | None = None
+    units: Sequence[CaseGroup], shares: Mapping[str, Shares], bins: Sequence[str] | None = None
 ) -> dict[tuple[str, str], int]:
     """(client, group) -> number of the new client, from 0.
 
@@ -193,7 +195,7 @@ def deal(
     for unit, name in zip(units, names, strict=True):
         lacking[name, unit.split] += len(unit.cases) * shares[name]
     clients = len(next(iter(shares.values())))
-    dealt: dict[str, list[list[Unit]]] = {split: [[] for _ in range(clients)] for split in SPLITS}
+    dealt: dict[str, list[list[CaseGroup]]] = {split: [[] for _ in range(clients)] for split in SPLITS}
     total = np.zeros(clients)
     for unit, name in zip(units, names, strict=True):
         wish = lacking[name, unit.split]
@@ -211,27 +213,27 @@ def deal(
     }
 
 
-def fill(hands: Sequence[list[Unit]], least: int) -> None:
+def fill(hands: Sequence[list[CaseGroup]], least: int) -> None:
     """Move units from the longest hand to the shortest until none has fewer than `least`."""
     while len(shortest := min(hands, key=len)) < least:
         shortest.append(max(hands, key=len).pop())
 
 
-def moved(entries: Sequence[Entry], numbers: Mapping[tuple[str, str], int]) -> list[Entry]:
+def move_cases(entries: Sequence[Entry], numbers: Mapping[tuple[str, str], int]) -> list[Entry]:
     """The cases at clients client-01, client-02, ..."""
     width = max(2, len(str(1 + max(numbers.values()))))
     clients = [f"client-{1 + numbers[entry.client, entry.group]:0{width}d}" for entry in entries]
-    return [replace(e, client=client) for e, client in zip(told_apart(entries), clients, strict=True)]
+    return [replace(e, client=client) for e, client in zip(make_names_unique(entries), clients, strict=True)]
 
 
-def told_apart(entries: Sequence[Entry]) -> list[Entry]:
+def make_names_unique(entries: Sequence[Entry]) -> list[Entry]:
     """Names and groups that stay different when clients are mixed: with their client in front if need be."""
-    names = in_one_place({(entry.client, entry.name) for entry in entries})
-    groups = in_one_place({(entry.client, entry.group) for entry in entries})
+    names = make_unique({(entry.client, entry.name) for entry in entries})
+    groups = make_unique({(entry.client, entry.group) for entry in entries})
     return [replace(e, name=names[e.client, e.name], group=groups[e.client, e.group]) for e in entries]
 
 
-def in_one_place(words: Collection[tuple[str, str]]) -> dict[tuple[str, str], str]:
+def make_unique(words: Collection[tuple[str, str]]) -> dict[tuple[str, str], str]:
     """(client, word) -> a word that no other has.
 
     >>> in_one_place([("north", "1"), ("south", "1")])
@@ -245,19 +247,19 @@ def in_one_place(words: Collection[tuple[str, str]]) -> dict[tuple[str, str], st
     return found
 
 
-def by_column(entries: Sequence[Entry], column: str | None) -> list[Entry]:
+def partition_by_column(entries: Sequence[Entry], column: str | None) -> list[Entry]:
     """One client for each value; groups that have two are refused."""
     known = sorted({name for entry in entries for name in entry.columns})
     if column is None:
         raise ConfigError(
             "partition.kind is column; name one in partition.column. "
-            f"There are: {named(known, 20) or 'none; write a list with columns'}."
+            f"There are: {join_names(known, 20) or 'none; write a list with columns'}."
         )
     key = column if column in known else column.lower()  # readers store heads in lower case
     if key not in known:
         raise ConfigError(
             f"partition.column is '{column}', which no list has.{suggest(column, known)} "
-            f"There are: {named(known, 20) or 'none; write a list with columns'}."
+            f"There are: {join_names(known, 20) or 'none; write a list with columns'}."
         )
     value_of: dict[tuple[str, str], str] = {}
     for entry in entries:
@@ -272,9 +274,9 @@ def by_column(entries: Sequence[Entry], column: str | None) -> list[Entry]:
     values = sorted(set(value_of.values()))
     if not 2 <= len(values) <= MOST_CLIENTS:
         raise DataError(
-            f"Column '{column}' has {len(values)} different values ({named(values)}); "
+            f"Column '{column}' has {len(values)} different values ({join_names(values)}); "
             f"a partition needs 2 to {MOST_CLIENTS}."
         )
     check_client_names(values)
     clients = [value_of[entry.client, entry.group] for entry in entries]
-    return [replace(e, client=client) for e, client in zip(told_apart(entries), clients, strict=True)]
+    return [replace(e, client=client) for e, client in zip(make_names_unique(entries), clients, strict=True)]

@@ -74,7 +74,7 @@ class DataSettings(Settings):
 
     @property
     def is_phantom(self) -> bool:
-        """Whether made-up hospitals are asked for, rather than left in place by settings without data."""
+        """Whether synthetic hospitals are asked for, rather than the default of settings without data."""
         return self.phantom != PhantomSettings()
 
     @property

@@ -15,7 +15,7 @@ from wardround.data import datasets
 from wardround.data.federation_file import FederationFile, Source
 from wardround.data.listing import Entry, Listing
 from wardround.data.readers import READERS, detect
-from wardround.data.readers.common import checked_name, named
+from wardround.data.readers.common import check_name, join_names
 from wardround.data.roles import NOT_HOSPITALS
 from wardround.errors import ConfigError, DataError
 from wardround.text import suggest
@@ -37,7 +37,7 @@ def list_cases(file: FederationFile, base: Path) -> Listing:
         if name not in known:
             raise ConfigError(
                 f"federation.yaml names client '{name}', which has no cases.{suggest(name, known)} "
-                f"There are: {named(sorted(known), 20)}."
+                f"There are: {join_names(sorted(known), 20)}."
             )
     check_client_names(found.clients)
     notes = list(found.notes)
@@ -54,7 +54,7 @@ def list_cases(file: FederationFile, base: Path) -> Listing:
 
 def check_client_names(clients: Sequence[str]) -> None:
     for name in clients:
-        checked_name(name, "federation.yaml")
+        check_name(name, "federation.yaml")
         if name in NOT_HOSPITALS:
             raise DataError(
                 f"A client cannot be called '{name}', which wardround uses itself; rename its folder."
@@ -69,7 +69,7 @@ def find_training_clients(file: FederationFile, found: Listing, notes: list[str]
     idle = [name for name in clients if never_trains(found.of(name))]
     if idle:
         notes.append(
-            f"No training cases, so left out: {named(idle)}. To test on them, name them in held_out."
+            f"No training cases, so left out: {join_names(idle)}. To test on them, name them in held_out."
         )
     return set(clients) - set(idle)
 
@@ -85,7 +85,7 @@ def never_trains(entries: Sequence[Entry]) -> bool:
 def read_source(source: Source, base: Path) -> Listing:
     """The cases of one source, its folder relative to `base`; clients as the source asks for them."""
     path = base / source.path
-    of_preset = source.reader.startswith("preset:")
+    of_preset = source.reader.startswith(datasets.PREFIX)
     if source.reader != "auto" and not of_preset:
         READERS.find(source.reader, "sources: reader")
     if not path.exists():
@@ -93,7 +93,7 @@ def read_source(source: Source, base: Path) -> Listing:
     name = detect(path)[0] if source.reader == "auto" else source.reader
     folder = path.parent if path.name == "dataset.json" and name in ("msd", "nnunet") else path
     if of_preset:
-        listing = datasets.read(name.removeprefix("preset:"), folder, source.client)
+        listing = datasets.read_dataset(name.removeprefix(datasets.PREFIX), folder, source.client)
     else:
         listing = READERS[name].read(folder, source.client)
     if not listing.entries:
@@ -101,7 +101,7 @@ def read_source(source: Source, base: Path) -> Listing:
     if source.column is not None:
         listing = rename_by_column(listing, source.column, path)
     if source.client is not None:
-        listing = rename_client(listing, checked_name(source.client, str(path)))
+        listing = rename_client(listing, check_name(source.client, str(path)))
     ordered = tuple(sorted(listing.entries, key=lambda entry: (entry.client, entry.name)))
     return replace(listing, entries=ordered)
 
@@ -115,11 +115,11 @@ def rename_by_column(listing: Listing, column: str, path: Path) -> Listing:
         if head not in known:
             raise ConfigError(
                 f"{path} has no column '{column}'.{suggest(head, known)} It has: "
-                f"{named(known, 20) or 'none'}."
+                f"{join_names(known, 20) or 'none'}."
             )
-        raise DataError(f"{path}: column '{column}' is empty for {named(without)}; fill it in.")
+        raise DataError(f"{path}: column '{column}' is empty for {join_names(without)}; fill it in.")
     entries = tuple(
-        replace(entry, client=checked_name(entry.columns[head], f"{path}, column '{column}'"))
+        replace(entry, client=check_name(entry.columns[head], f"{path}, column '{column}'"))
         for entry in listing.entries
     )
     return replace(listing, entries=disambiguate(entries, listing))
@@ -192,7 +192,7 @@ def order_channels(listing: Listing, wanted: tuple[str, ...], notes: list[str]) 
     where = listing.clients[0]
     if sorted(own) != sorted(wanted) or len(set(own)) < len(own):
         notes.append(
-            f"client '{where}' calls its channels {named(own)}; the federation's are {named(wanted)}."
+            f"client '{where}' names its channels {join_names(own)}; the federation has {join_names(wanted)}."
         )
         return list(listing.entries)
     if any(len(entry.images) != len(own) for entry in listing.entries):

@@ -1,10 +1,10 @@
-"""Splits: which cases are trained on, chosen by, reported; by group, never leaking.
+"""Splits: which cases train, validate and test; by group, so that none leaks.
 
 A group is a patient (or video) of one client and always stays whole. Groups are drawn by their names:
 (seed, client, group) decides who comes first, so that another client, another order of the list or a
 new patient does not reshuffle the others.
 
-`write_splits` and `read_splits` keep a division as JSON a person may edit:
+`write_splits` and `read_splits` keep splits as JSON you may edit:
 
     {"north": {"train": ["p01", "p02"], "val": ["p03"], "test": ["p04"]}}
 """
@@ -20,7 +20,7 @@ from typing import Any
 
 from wardround.data.federation_file import SplitSettings
 from wardround.data.listing import SPLITS, Entry
-from wardround.data.readers.common import named, read_text
+from wardround.data.readers.common import join_names, read_text
 from wardround.errors import ConfigError, DataError
 from wardround.files import write_json
 from wardround.seeds import derive
@@ -60,7 +60,7 @@ def assign(
 
 
 def check_settings(settings: SplitSettings) -> None:
-    """What types cannot say, in a sentence."""
+    """Refuse what types cannot express."""
     ratios = settings.ratios
     if not all(0 <= ratio <= 1 for ratio in ratios) or ratios[0] == 0 or abs(sum(ratios) - 1) > 1e-6:
         raise ConfigError(
@@ -81,20 +81,20 @@ def check_settings(settings: SplitSettings) -> None:
 
 def divide(client: str, entries: Sequence[Entry], settings: SplitSettings) -> dict[tuple[str, str], str]:
     """(client, case) -> split for all cases of one client."""
-    groups = in_drawing_order(client, entries, settings)
-    placed = fixed(client, groups) if settings.by == "column" else {}
-    # Cases nobody drew can neither train nor judge a model: they do not count where labelled ones are dealt.
+    groups = order_groups(client, entries, settings)
+    placed = read_fixed(client, groups) if settings.by == "column" else {}
+    # Unlabelled cases can neither train nor judge a model: they are split apart from the labelled ones.
     labelled = {name: cases for name, cases in groups.items() if any(case.label for case in cases)}
     unlabelled = {name: cases for name, cases in groups.items() if name not in labelled}
     for part in (labelled, unlabelled):
         if settings.by == "kfold":
-            placed |= one_fold(part, settings)
+            placed |= split_fold(part, settings)
         else:
-            placed |= by_ratios(part, settings.ratios, placed)
+            placed |= split_by_ratios(part, settings.ratios, placed)
     return {(client, case.name): placed[name] for name, cases in groups.items() for case in cases}
 
 
-def in_drawing_order(client: str, entries: Sequence[Entry], settings: SplitSettings) -> Groups:
+def order_groups(client: str, entries: Sequence[Entry], settings: SplitSettings) -> Groups:
     """The client's groups in an order that only the seed and the names decide."""
     groups: Groups = {}
     for entry in entries:
@@ -105,7 +105,7 @@ def in_drawing_order(client: str, entries: Sequence[Entry], settings: SplitSetti
     return {group: groups[group] for group in order}
 
 
-def fixed(client: str, groups: Groups) -> dict[str, str]:
+def read_fixed(client: str, groups: Groups) -> dict[str, str]:
     """Group -> split where the list says it; all cases of a group follow."""
     placed = {}
     for group, cases in groups.items():
@@ -113,14 +113,14 @@ def fixed(client: str, groups: Groups) -> dict[str, str]:
         if len(said) > 1:
             raise DataError(
                 f"client '{client}': the list puts group '{group}' in {' and '.join(said)}, which would leak "
-                "from one to the other. Correct the list, or draw anew with splits.by: ratios."
+                "from one to the other. Correct the list, or draw again with splits.by: ratios."
             )
         if said:
             placed[group] = said[0]
     return placed
 
 
-def by_ratios(groups: Groups, ratios: Sequence[float], placed: Mapping[str, str]) -> dict[str, str]:
+def split_by_ratios(groups: Groups, ratios: Sequence[float], placed: Mapping[str, str]) -> dict[str, str]:
     """Split of the groups that have none yet, so that all together come close to the ratios.
 
     The list's own test cases count: a client that brings more than its share of them gets no further one.
@@ -147,13 +147,13 @@ def draw(sizes: Mapping[str, int], wanted: Mapping[str, float], needed: Sequence
     placed = dict.fromkeys(sizes, "train")
     for split, after in (("test", ["val"]), ("val", [])):
         waiting = len(set(after) & set(needed))
-        for group in closest(free, wanted[split], some=split in needed, leave=waiting):
+        for group in choose_closest(free, wanted[split], some=split in needed, leave=waiting):
             placed[group] = split
             del free[group]
     return placed
 
 
-def closest(sizes: Mapping[str, int], target: float, *, some: bool, leave: int) -> list[str]:
+def choose_closest(sizes: Mapping[str, int], target: float, *, some: bool, leave: int) -> list[str]:
     """Groups whose cases add up as close to the target as possible, early ones first.
 
     some: at least one group; leave: so many groups are not taken.
@@ -161,14 +161,14 @@ def closest(sizes: Mapping[str, int], target: float, *, some: bool, leave: int) 
     order = list(sizes)
     if len(order) <= leave:
         return []
-    chosen = subset(order, sizes, target, some=some)
+    chosen = find_subset(order, sizes, target, some=some)
     if len(chosen) > len(order) - leave:
         smallest = sorted(order, key=lambda group: sizes[group])[:leave]
-        chosen = subset([group for group in order if group not in smallest], sizes, target, some=some)
+        chosen = find_subset([group for group in order if group not in smallest], sizes, target, some=some)
     return chosen
 
 
-def subset(order: Sequence[str], sizes: Mapping[str, int], target: float, *, some: bool) -> list[str]:
+def find_subset(order: Sequence[str], sizes: Mapping[str, int], target: float, *, some: bool) -> list[str]:
     """Subset sum: bit s of `reached[i]` says whether some of the first i groups have s cases together."""
     reached = [1]
     total, aim = 0, max(round(target), int(some))
@@ -187,23 +187,23 @@ def subset(order: Sequence[str], sizes: Mapping[str, int], target: float, *, som
     return chosen[::-1]
 
 
-def one_fold(groups: Groups, settings: SplitSettings) -> dict[str, str]:
+def split_fold(groups: Groups, settings: SplitSettings) -> dict[str, str]:
     """Fold `fold` is test, of the following folds as many groups as the ratio asks are val, the rest trains.
 
     A client with fewer groups than folds has no test cases in the last folds; a single group always trains.
     """
     if len(groups) < 2:
         return dict.fromkeys(groups, "train")
-    folds = balanced(groups, settings.folds)
-    turned = folds[settings.fold :] + folds[: settings.fold]
-    test, rest = turned[0], {group: len(groups[group]) for fold in turned[1:] for group in fold}
+    folds = balance_folds(groups, settings.folds)
+    rotated = folds[settings.fold :] + folds[: settings.fold]
+    test, rest = rotated[0], {group: len(groups[group]) for fold in rotated[1:] for group in fold}
     share = settings.ratios[1]
     wanted = share * sum(len(cases) for cases in groups.values())
-    val = closest(rest, wanted, some=share > 0, leave=1) if share > 0 else []
+    val = choose_closest(rest, wanted, some=share > 0, leave=1) if share > 0 else []
     return {**dict.fromkeys(rest, "train"), **dict.fromkeys(val, "val"), **dict.fromkeys(test, "test")}
 
 
-def balanced(groups: Groups, folds: int) -> list[list[str]]:
+def balance_folds(groups: Groups, folds: int) -> list[list[str]]:
     """Each group in one fold, folds of about as many cases: large groups first, each to the smallest fold."""
     dealt: list[list[str]] = [[] for _ in range(folds)]
     cases = [0] * folds
@@ -218,7 +218,7 @@ def balanced(groups: Groups, folds: int) -> list[list[str]]:
 
 
 def write_splits(entries: Iterable[Entry], path: Path) -> None:
-    """Write the division as JSON, sorted; an existing file is replaced, whole or not at all."""
+    """Write the splits as JSON, sorted; an existing file is replaced atomically."""
     splits: Splits = {}
     for entry in sorted(entries, key=lambda entry: (entry.client, entry.name)):
         if entry.split is None:
@@ -228,18 +228,18 @@ def write_splits(entries: Iterable[Entry], path: Path) -> None:
 
 
 def read_splits(path: Path) -> Splits:
-    """The division of a file, its form checked; which cases there should be, `assign` knows."""
+    """The splits of a file, its form checked; `assign` compares them with the cases."""
     path = Path(path)
     try:
-        content = json.loads(read_text(path), object_pairs_hook=once)
+        content = json.loads(read_text(path), object_pairs_hook=refuse_repeats)
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path} is not a file of splits ({error}).") from None
     if not isinstance(content, dict):
         raise DataError(f"{path} is not a file of splits: client: {{train: [...], val: [...], test: [...]}}.")
-    return {client: of_client(path, client, splits) for client, splits in content.items()}
+    return {client: check_client(path, client, splits) for client, splits in content.items()}
 
 
-def once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+def refuse_repeats(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     """A JSON object whose names occur once; the usual reader would silently keep the last."""
     found = dict(pairs)
     if len(found) < len(pairs):
@@ -248,7 +248,7 @@ def once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def of_client(path: Path, client: str, splits: Any) -> dict[str, list[str]]:
+def check_client(path: Path, client: str, splits: Any) -> dict[str, list[str]]:
     """One client's part of the file, with all three splits."""
     where = f"{path}, client '{client}'"
     if not isinstance(splits, dict):
@@ -270,9 +270,9 @@ def of_client(path: Path, client: str, splits: Any) -> dict[str, list[str]]:
 
 
 def from_file(entries: Sequence[Entry], path: Path) -> dict[tuple[str, str], str]:
-    """(client, case) -> split as the file says; it must speak of every case, and of no other.
+    """(client, case) -> split as the file says; it must list every case, and no other.
 
-    Clients of the file that do not take part are passed over, so that one file serves several federations.
+    Clients of the file that do not take part are ignored, so that one file serves several federations.
     """
     splits = read_splits(path)
     home = {
@@ -287,22 +287,22 @@ def from_file(entries: Sequence[Entry], path: Path) -> dict[tuple[str, str], str
     if unknown:
         client = unknown[0][0]
         raise DataError(
-            f"{path}: client '{client}' has no case {quoted(unknown, client)}."
+            f"{path}: client '{client}' has no case {quote_cases(unknown, client)}."
             f"{suggest(unknown[0][1], [name for c, name in have if c == client])} Take it out of the file."
         )
     missing = sorted(have - set(home))
     if missing:
         client = missing[0][0]
         raise DataError(
-            f"{path}: client '{client}', case {quoted(missing, client)} is in no split. "
-            "Add it to one, or write the file anew with: wardround data split"
+            f"{path}: client '{client}', case {quote_cases(missing, client)} is in no split. "
+            "Add it to one, or write the file again with: wardround data split"
         )
     check_groups(entries, home, path)
     return home
 
 
-def quoted(keys: Sequence[tuple[str, str]], client: str) -> str:
-    return named([f"'{case}'" for who, case in keys if who == client])
+def quote_cases(keys: Sequence[tuple[str, str]], client: str) -> str:
+    return join_names([f"'{case}'" for who, case in keys if who == client])
 
 
 def check_groups(entries: Sequence[Entry], home: Mapping[tuple[str, str], str], path: Path) -> None:

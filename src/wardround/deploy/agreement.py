@@ -18,7 +18,7 @@ from wardround.clients import Registration
 from wardround.config import Config
 from wardround.config_file import parse, resolve
 from wardround.data.cases import ClientData
-from wardround.data.federation import Federation, Seen
+from wardround.data.federation import Federation, ScanSummary
 from wardround.data.federation_file import PrepareSettings
 from wardround.data.opening import open_federation
 from wardround.data.serving.loading import federation_of
@@ -167,7 +167,7 @@ def open_own_federation(config: Config, site: SiteFile, name: str) -> Federation
 
 def collect_facts(federation: Federation) -> dict[str, Any]:
     """What a hospital's cases are like, as plain JSON."""
-    seen = federation.look_back() if federation.look_back is not None else Seen(None, None)
+    seen = federation.summarise_scans() if federation.summarise_scans is not None else ScanSummary(None, None)
     prepare = federation.prepare or PrepareSettings(orientation=None, normalise="none")
     return {
         "dimensions": federation.dimensions,
@@ -212,7 +212,7 @@ def agree_on_federation(
         labels={name: list(values) for name, values in reference.labels.items()},
         channels=list(reference.channels),
         prepare=reference.prepare,
-        look_back=lambda: merge_seen([facts[name] for name in sorted(facts)]),
+        summarise_scans=lambda: merge_seen([facts[name] for name in sorted(facts)]),
     )
 
 
@@ -252,14 +252,14 @@ def elsewhere(name: str) -> ClientData:
     raise ClientError(f"the cases of '{name}' are at the hospital")
 
 
-def merge_seen(facts: Sequence[DataFacts]) -> Seen:
+def merge_seen(facts: Sequence[DataFacts]) -> ScanSummary:
     """What the scans of all hospitals are like: the usual of the usual, and the widest spacing."""
     shapes = [entry.shape for entry in facts if entry.shape]
     shape = tuple(int(median(sides)) for sides in zip(*shapes, strict=True)) if shapes else None
     patch = next((entry.patch for entry in facts if entry.patch), None)
     spacings = [entry.spacing for entry in facts if entry.spacing]
     if not spacings:
-        return Seen(patch, shape)
+        return ScanSummary(patch, shape)
     low = tuple(min(sides) for sides in zip(*(spacing[0] for spacing in spacings), strict=True))
     high = tuple(max(sides) for sides in zip(*(spacing[1] for spacing in spacings), strict=True))
-    return Seen(patch, shape, (low, high))
+    return ScanSummary(patch, shape, (low, high))

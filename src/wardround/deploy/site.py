@@ -219,7 +219,7 @@ class Site:
             if config.compute.threads is not None:
                 set_threads(config.compute.threads)
             federation = open_own_federation(config, self._site, self.name)
-            federation.get_ready()
+            federation.prepare_clients()
             host = Host(config, self._folder(run), [self.name], federation=federation, durable=True)
             reason = self._rules.too_few(host.client(self.name).num_examples)
             if reason is not None:  # said before any work is done

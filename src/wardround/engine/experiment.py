@@ -80,7 +80,7 @@ class Experiment:
             log.warning("%s", warning)
         with self.folder.locked():
             set_threads(self.config.compute.threads or cores())
-            self.federation.get_ready()  # once, on all cores, before worker processes ask for it
+            self.federation.prepare_clients()  # once, on all cores, before worker processes ask for it
             self.folder.write_preparation(self.federation)
             self._units = detect_units(self.federation)
             placement = self._place(resume)

@@ -74,5 +74,5 @@ def training_shape(config: Config, federation: Federation) -> tuple[int, ...] | 
     """Voxels of what goes through the network in training, where that is known."""
     if config.data.patch is not None:
         return config.data.patch
-    seen = federation.look_back() if federation.look_back is not None else None
+    seen = federation.summarise_scans() if federation.summarise_scans is not None else None
     return None if seen is None else seen.patch or seen.shape

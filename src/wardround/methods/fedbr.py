@@ -28,7 +28,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from wardround.clients import Client, Clients, Registration
-from wardround.data.cases import Batch, stacked
+from wardround.data.cases import Batch, as_stack
 from wardround.losses.contrastive import cosines, mean_over_voxels, unit
 from wardround.losses.contrastive_objectives import Projection, bottleneck, trial_output
 from wardround.losses.objective import Context, Objective
@@ -99,7 +99,7 @@ class FedBR(Banked):
         assert isinstance(client.model, Segmenter)
         groups = grouped(client.num_examples, self.group, client.generator("groups"))
         chosen = groups[: int(message.scalars["count"])]
-        cases = stacked(client.data.train, "method 'fedbr'")
+        cases = as_stack(client.data.train, "method 'fedbr'")
         given = group_means(cases, chosen, client.model.num_outputs)
         client.memory["given"] = given  # it learns from its own too, and they need not come back
         return given

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from wardround.clients import Client, Clients, Registration
 from wardround.config import Config
-from wardround.data.cases import Batch, stacked
+from wardround.data.cases import Batch, as_stack
 from wardround.data.opening import open_federation
 from wardround.errors import ConfigError
 from wardround.losses.objective import Context, Objective
@@ -90,7 +90,7 @@ class FedMix(Banked):
         assert isinstance(client.model, Segmenter)
         size = max(self.group, -(-client.num_examples // self.max_means))
         groups = grouped(client.num_examples, size, client.generator("groups"))
-        return group_means(stacked(client.data.train, "method 'fedmix'"), groups, client.model.num_outputs)
+        return group_means(as_stack(client.data.train, "method 'fedmix'"), groups, client.model.num_outputs)
 
     def train(self, client: Client, message: Message) -> Message:
         model = client.model
@@ -99,7 +99,7 @@ class FedMix(Banked):
         pools = by_grid(for_network(given, model.in_channels, model.num_outputs, model.dimensions))
         if not pools:  # one client, or no other may give a mean
             return super().train(client, message)
-        own = stacked(client.data.train, "method 'fedmix'").images.shape[1:]
+        own = as_stack(client.data.train, "method 'fedmix'").images.shape[1:]
         one_grid("fedmix", {client.name: own, "other clients": pools[0].image.shape[1:]})
         draw = client.generator("means")
 

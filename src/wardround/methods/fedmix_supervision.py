@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from wardround.aggregation.weights import named, normalised, numbers
 from wardround.clients import Client, Clients
 from wardround.config import Config
-from wardround.data.cases import Batch, TensorSplit, stacked
+from wardround.data.cases import Batch, TensorSplit, as_stack
 from wardround.errors import ConfigError
 from wardround.losses.objective import Context, Objective
 from wardround.messages import Message, Reply, ServerState
@@ -120,7 +120,7 @@ class FedMixSupervision(Method):
 
     def pseudo_labelled(self, client: Client, received: Params, kind: Annotation) -> TensorSplit:
         """The accepted images, with ŷ_2 of the received networks to train F_1 and ŷ_1 to train F_2."""
-        cases = stacked(client.data.train, "method 'fedmix_supervision' with weak annotations")
+        cases = as_stack(client.data.train, "method 'fedmix_supervision' with weak annotations")
         second = {name: received[name] for name in received if name.startswith(SECOND)}
         first, other = received.without(second), {n.removeprefix(SECOND): t for n, t in second.items()}
         masks = [

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from wardround.config import Config
-from wardround.data.federation import Federation, Seen
+from wardround.data.federation import Federation, ScanSummary
 from wardround.data.phantom import cases as phantom
 from wardround.data.roles import POOLED
 from wardround.data.serving.loading import RealData
@@ -45,7 +45,7 @@ def estimate_shape(config: Config, federation: Federation) -> tuple[tuple[int, .
 
 def with_shape(federation: Federation, shape: Sequence[int]) -> Federation:
     """The federation with a known shape, so that nothing is prepared to find it."""
-    return replace(federation, look_back=lambda: Seen(None, tuple(shape)))
+    return replace(federation, summarise_scans=lambda: ScanSummary(None, tuple(shape)))
 
 
 def count_cases(config: Config, federation: Federation) -> dict[str, tuple[int, int, int]]:

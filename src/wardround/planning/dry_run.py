@@ -19,7 +19,7 @@ from wardround.clients import Clients
 from wardround.clients.client import to_the_end
 from wardround.config import Config
 from wardround.data.cases import Case, ClientData, TensorSplit
-from wardround.data.federation import Federation, Seen
+from wardround.data.federation import Federation, ScanSummary
 from wardround.data.roles import NOT_HOSPITALS, POOLED, PROXY
 from wardround.engine.checkpoint import Checkpoints
 from wardround.engine.host import Host
@@ -240,7 +240,7 @@ def make_random_federation(like: Federation, shape: Sequence[int], batch_size: i
         regions=like.regions,
         load_one=lambda name: make_random_client(like, shape, batch_size),
         proxy=like.proxy,
-        look_back=lambda: Seen(None, tuple(shape)),
+        summarise_scans=lambda: ScanSummary(None, tuple(shape)),
     )
 
 

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from wardround.data.readers.common import named, stem_of
+from wardround.data.readers.common import join_names, stem_of
 from wardround.data.readers.dicom import holds_dicom, import_dicom, is_dicom
 from wardround.data.readers.image_files import ENDINGS, NIFTI, NUMPY, has_known_ending
 from wardround.errors import DataError
@@ -164,7 +164,7 @@ def of_folder(folder: Path, layout: Layout, workplace: Path, found: Found, *, de
         if any(has_known_ending(path) for path in centre.iterdir()) or holds_dicom(centre):
             of_folder(centre, layout, workplace, found, deeper=False)
     if (len(found.scans), len(found.problems)) == before:
-        seen = named([path.name for path in files]) or "nothing"
+        seen = join_names([path.name for path in files]) or "nothing"
         raise DataError(
             f"{folder} holds no scans ({', '.join(ENDINGS)}, or a DICOM series). It holds: {seen}."
         )

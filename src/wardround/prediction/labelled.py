@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from wardround.data.checking.quick import with_splits
+from wardround.data.checking.quick import assign_splits
 from wardround.data.federation_file import FederationFile, load
 from wardround.data.listing import Entry, Listing
 from wardround.data.proposing.proposal import propose
@@ -38,7 +38,7 @@ def open_labelled(path: Path, split: str, settings: DataSettings | None = None) 
         file, found = proposal.file, proposal.listing
     if split != "all":
         file = file if settings is None else override_sections(file, settings)
-        entries, _ = with_splits(found, file, path.parent if path.is_file() else path)
+        entries, _ = assign_splits(found, file, path.parent if path.is_file() else path)
         found = replace(found, entries=tuple(entry for entry in entries if (entry.split or "train") == split))
     drawn = tuple(entry for entry in found.entries if entry.label is not None)
     notes = []

@@ -27,7 +27,7 @@ from data.checking.broken_files import (
 from wardround.data.checking import facts
 from wardround.data.checking.check import check
 from wardround.data.checking.findings import CheckReport
-from wardround.data.checking.quick import quick
+from wardround.data.checking.quick import check_quickly
 from wardround.data.federation_file import FederationFile, PrepareSettings, Source, SplitSettings
 from wardround.data.listing import Entry, Listing
 from wardround.data.sources import list_cases
@@ -99,7 +99,7 @@ def test_a_healthy_federation_has_no_findings(tmp_path: Path) -> None:
     assert report.ok
     assert {one.split for one in report.usable} == {"train", "val", "test"}
     assert report.sentences() == []
-    assert "Nothing to complain of" in report.table().caption
+    assert "No findings" in report.table().caption
 
 
 @pytest.mark.parametrize("name", UNUSUAL)
@@ -263,7 +263,7 @@ def test_a_leak_of_the_list_does_not_stop_the_drawing_of_splits(tmp_path: Path) 
     assert [(f.case, f.code) for f in report.findings] == [("s0c00", "leak")]
     assert len(report.usable) == 7
     assert all(one.split is not None for one in report.usable)
-    assert quick(list_cases(file, tmp_path), file, base=tmp_path).usable == report.usable
+    assert check_quickly(list_cases(file, tmp_path), file, base=tmp_path).usable == report.usable
 
 
 def test_a_list_of_splits_that_is_not_used_cannot_leak(tmp_path: Path) -> None:
@@ -374,7 +374,7 @@ def test_another_order_of_channels_is_suspected_softly(tmp_path: Path) -> None:
     report = checked(usual + channelled(tmp_path, "cee", (4, 2, 1)))
     (told,) = report.findings
     assert (told.client, told.code, told.severity) == ("cee", "channel_order", "warning")
-    assert "2, 1, 0, elsewhere mostly 0, 1, 2. Perhaps" in told.sentence
+    assert "2, 1, 0, elsewhere mostly 0, 1, 2. They may be stored" in told.sentence
 
 
 def test_channels_of_equal_brightness_have_no_order(tmp_path: Path) -> None:
@@ -510,7 +510,7 @@ def test_an_empty_listing_is_checked() -> None:
     report = checked([])
     assert report.ok
     assert report.table().rows == []
-    assert report.as_json()["cases"] == 0
+    assert report.as_dict()["cases"] == 0
 
 
 def test_quick_finds_what_needs_no_decoding(tmp_path: Path) -> None:
@@ -521,7 +521,7 @@ def test_quick_finds_what_needs_no_decoding(tmp_path: Path) -> None:
         KINDS[kind].breaks(image, label)
         cases.append(Entry("north", kind, (image,), label, kind, "train"))
     cases += [without_label(tmp_path), replace(cases[-1], name="leak", group="NaN", split="test")]
-    report = quick(Listing("test", tuple(cases)), file_with())
+    report = check_quickly(Listing("test", tuple(cases)), file_with())
     found = {f.case: f.code for f in report.findings if f.case}
     assert found == {**{kind: KINDS[kind].code for kind in kinds[:5]}, "bare": "no_label", "NaN": "leak"}
     assert names(report.usable) == ["leak"]
@@ -544,7 +544,7 @@ def test_the_most_serious_and_every_kind_come_first(ward: CheckReport) -> None:
 
 
 def test_the_report_is_json(ward: CheckReport) -> None:
-    plain = json.loads(json.dumps(ward.as_json(), allow_nan=False))
+    plain = json.loads(json.dumps(ward.as_dict(), allow_nan=False))
     assert plain["cases"] == 12 + len(KINDS)
     assert plain["usable"] == 12
     assert {"client": "north", "case": "NaN", "reasons": ["not_finite"]} in plain["left_out"]

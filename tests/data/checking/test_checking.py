@@ -13,7 +13,7 @@ import pytest
 from data.checking.broken_files import KINDS, UNUSUAL, break_some, make_case, make_federation
 from wardround.data.checking.check import check
 from wardround.data.checking.findings import CheckReport
-from wardround.data.checking.quick import quick
+from wardround.data.checking.quick import check_quickly
 from wardround.data.federation_file import PrepareSettings, load
 from wardround.data.listing import Listing
 from wardround.data.preparing.cache import Cache
@@ -100,17 +100,19 @@ def test_nothing_healthy_is_left_out(ward: Ward) -> None:
 
 def test_strict_has_something_to_refuse(ward: Ward) -> None:
     assert not ward.report.ok
-    assert ward.report.as_json()["counts"]["error"] >= len(ward.report.left_out) > 0
-    assert json.loads(json.dumps(ward.report.as_json()))["usable"] == len(ward.report.usable)
+    assert ward.report.as_dict()["counts"]["error"] >= len(ward.report.left_out) > 0
+    assert json.loads(json.dumps(ward.report.as_dict()))["usable"] == len(ward.report.usable)
 
 
 def test_checking_writes_nothing(ward: Ward) -> None:
-    quick(ward.listing, ward.file, base=ward.folder)
+    check_quickly(ward.listing, ward.file, base=ward.folder)
     assert ward.tree() == ward.before
 
 
 def test_a_quick_look_leaves_out_no_more_than_the_whole_check(ward: Ward) -> None:
-    few = {(one.client, one.name) for one in quick(ward.listing, ward.file, base=ward.folder).left_out}
+    few = {
+        (one.client, one.name) for one in check_quickly(ward.listing, ward.file, base=ward.folder).left_out
+    }
     assert few
     assert few <= {(one.client, one.name) for one in ward.report.left_out}
 

@@ -11,10 +11,17 @@ import yaml
 from PIL import Image
 from pytest import MonkeyPatch, fixture, mark, raises, skip
 
-from wardround.data import datasets
-from wardround.data.datasets import DATASETS, entries, federation_file, load, page, write_labels
-from wardround.data.datasets.labels import nearest
-from wardround.data.federation_file import FederationFile, Source, as_text, check_sense
+from wardround.data.datasets import (
+    cards,
+    list_presets,
+    load_preset,
+    make_federation_file,
+    page,
+    read_preset,
+    write_labels,
+)
+from wardround.data.datasets.labels import snap_to_nearest
+from wardround.data.federation_file import FederationFile, Source, as_text, check_consistency
 from wardround.data.listing import Listing
 from wardround.data.proposing.proposal import propose
 from wardround.data.readers import READERS
@@ -58,39 +65,39 @@ def names(listing: Listing, client: str) -> list[str]:
 
 
 def test_the_presets_of_the_issue_are_all_here() -> None:
-    assert sorted(DATASETS) == sorted(WANTED)
+    assert list_presets() == sorted(WANTED)
 
 
-@mark.parametrize("name", DATASETS)
+@mark.parametrize("name", list_presets())
 def test_a_preset_tells_what_a_person_needs(name: str) -> None:
-    preset = load(name)
+    preset = load_preset(name)
 
     assert preset.licence and preset.get and preset.layout and preset.clients and preset.cases
     assert all("20" in text for text in preset.cite)  # a year
-    assert datasets.dataset_card(name).rows[-1][1].startswith("wardround data")
+    assert cards.describe_dataset(name).rows[-1][1].startswith("wardround data")
     assert abs(sum(preset.splits.ratios) - 1) < 1e-9
     assert preset.prepare.size is None or len(preset.prepare.size) == preset.dimensions
 
 
 def test_the_list_has_a_row_a_preset() -> None:
-    assert [row[0] for row in datasets.dataset_list().rows] == sorted(WANTED)
+    assert [row[0] for row in cards.list_datasets().rows] == sorted(WANTED)
 
 
 def test_an_unknown_name_is_answered_with_the_nearest() -> None:
     with raises(ConfigError, match="Did you mean 'polyp'"):
-        load("polyps")
+        load_preset("polyps")
 
 
-@mark.parametrize("name", [name for name in DATASETS if load(name).reader == "parts"])
+@mark.parametrize("name", [name for name in list_presets() if load_preset(name).reader == "parts"])
 def test_a_folder_without_the_data_set_says_what_was_expected(name: str, tmp_path: Path) -> None:
     touch(tmp_path, "somewhere/else.nii.gz")
 
     with raises(DataError, match="does not hold .* as it is published. Expected: .*datasets show"):
-        entries(load(name), tmp_path)
+        read_preset(load_preset(name), tmp_path)
 
 
 def test_the_reference_page_is_current() -> None:
-    made = page.reference()
+    made = page.make_page()
 
     assert page.PAGE.read_text(encoding="utf-8") == made, "python -m wardround.data.datasets.page --write"
 
@@ -104,7 +111,7 @@ def test_ucsf_pdgm_pairs_four_channels_and_keeps_a_patient_together(tmp_path: Pa
         ends = ("T1", "T1_bias", "T1c", "T2", "FLAIR", "SWI", "brain_segmentation", "tumor_segmentation")
         touch(tmp_path, *(f"UCSF-PDGM-v5/{stem}_nifti/{stem}_{end}.nii.gz" for end in ends))
 
-    listing = entries(load("ucsf_pdgm"), tmp_path)
+    listing = read_preset(load_preset("ucsf_pdgm"), tmp_path)
 
     assert names(listing, "ucsf_pdgm") == ["UCSF-PDGM-0004", "UCSF-PDGM-0429", "UCSF-PDGM-0429_FU003d"]
     first, later, again = listing.entries
@@ -132,7 +139,7 @@ def test_upenn_gbm_takes_the_corrected_label_first(tmp_path: Path) -> None:
         "NIfTI-files/automated_segm/UPENN-GBM-00002_11_automated_approx_segm.nii.gz",
     )
 
-    one, two, later = entries(load("upenn_gbm"), tmp_path).entries
+    one, two, later = read_preset(load_preset("upenn_gbm"), tmp_path).entries
 
     assert one.label is not None and one.label.parent.name == "automated_segm"
     assert two.label is not None and two.label.name == "UPENN-GBM-00002_11_segm.nii.gz"
@@ -148,7 +155,7 @@ def test_brats19_clients_are_the_institutions_in_the_names(tmp_path: Path) -> No
         ends = ("flair", "t1", "t1ce", "t2", "seg")
         touch(tmp_path, *(f"MICCAI_BraTS_2019_Data_Training/{case}/{stem}_{end}.nii.gz" for end in ends))
 
-    listing = entries(load("brats19"), tmp_path)
+    listing = read_preset(load_preset("brats19"), tmp_path)
 
     assert listing.clients == ["brats2013", "cbica", "tcia", "tmc"]
     assert names(listing, "tcia") == ["BraTS19_TCIA02_135_1", "BraTS19_TCIA10_202_1"]
@@ -163,9 +170,12 @@ def test_brats21_is_one_site_dealt_to_several(tmp_path: Path) -> None:
         ends = ("flair", "t1", "t1ce", "t2", "seg")
         touch(tmp_path, *(f"BraTS2021_Training_Data/{stem}/{stem}_{end}.nii.gz" for end in ends))
 
-    file = federation_file("brats21", tmp_path)
+    file = make_federation_file("brats21", tmp_path)
 
-    assert names(entries(load("brats21"), tmp_path), "brats21") == ["BraTS2021_00000", "BraTS2021_00002"]
+    assert names(read_preset(load_preset("brats21"), tmp_path), "brats21") == [
+        "BraTS2021_00000",
+        "BraTS2021_00002",
+    ]
     assert file.partition.kind == "iid" and file.labels["enhancing"] == (4,)
 
 
@@ -199,17 +209,17 @@ def test_a_decathlon_task_is_read_with_the_presets_names(
     decathlon(tmp_path, folder, [stem], modality, labels)
     place = tmp_path / folder if name == "msd" else tmp_path  # the task itself, or the folder around it
 
-    listing = entries(load(name), place)
+    listing = read_preset(load_preset(name), place)
 
     assert [entry.name for entry in listing.entries] == [stem]
     assert len(listing.channels) == len(modality)
     assert sorted(v for own in listing.labels.values() for v in own) == [int(k) for k in labels if k != "0"]
-    assert federation_file(name, place).sources[0].reader == f"preset:{name}"
+    assert make_federation_file(name, place).sources[0].reader == f"preset:{name}"
 
 
 def test_a_decathlon_folder_without_its_list_is_refused(tmp_path: Path) -> None:
     with raises(DataError, match="has no dataset.json; give Task02_Heart"):
-        entries(load("msd_heart"), tmp_path)
+        read_preset(load_preset("msd_heart"), tmp_path)
 
 
 def published_polyps(root: Path) -> None:
@@ -230,7 +240,7 @@ def published_polyps(root: Path) -> None:
 def test_polyps_of_four_sources_stay_together_by_video(tmp_path: Path) -> None:
     published_polyps(tmp_path)
 
-    listing = entries(load("polyp"), tmp_path)
+    listing = read_preset(load_preset("polyp"), tmp_path)
 
     assert listing.clients == ["clinicdb", "colondb", "etis", "kvasir"]
     assert all(entry.label is not None for entry in listing.entries)
@@ -246,7 +256,7 @@ def test_polyps_as_the_fedevi_authors_repacked_them(tmp_path: Path) -> None:
     folders = ("Kvasir", "ETIS", "CVC-ColonDB", "CVC-ClinicDB")
     touch(tmp_path, *(f"Polyp/{f}/{part}/7.png" for f in folders for part in ("image", "mask")))
 
-    listing = entries(load("polyp"), tmp_path)
+    listing = read_preset(load_preset("polyp"), tmp_path)
 
     assert listing.clients == ["clinicdb", "colondb", "etis", "kvasir"]
     assert all(e.label is not None and e.label.parent.name == "mask" for e in listing.entries)
@@ -255,7 +265,7 @@ def test_polyps_as_the_fedevi_authors_repacked_them(tmp_path: Path) -> None:
 def test_a_source_that_is_not_there_is_said(tmp_path: Path) -> None:
     touch(tmp_path, "Kvasir-SEG/images/a.jpg", "Kvasir-SEG/masks/a.jpg", "Kvasir-SEG/images/b.jpg")
 
-    notes = " ".join(entries(load("polyp"), tmp_path).notes)
+    notes = " ".join(read_preset(load_preset("polyp"), tmp_path).notes)
 
     assert "nothing of 'etis' is here" in notes and "1 cases have no label: b" in notes
 
@@ -270,7 +280,7 @@ def test_polypgen_finds_six_centres_and_the_name_with_a_stray_mark(tmp_path: Pat
     touch(tmp_path, f"{root}/data_C3/masks_C3/C3_EndoCV2021_00489_mask.jpg")
     touch(tmp_path, f"{root}/sequenceData/positive/seq1/images_seq1/x.jpg")
 
-    listing = entries(load("polypgen"), tmp_path)
+    listing = read_preset(load_preset("polypgen"), tmp_path)
 
     assert listing.clients == [f"c{n}" for n in range(1, 7)]
     assert names(listing, "c3") == ["100H0050", "C3_EndoCV2021_00489"]
@@ -293,20 +303,20 @@ def breast(root: Path) -> None:
 def test_breast_ultrasound_leaves_normal_and_many_masked_images_out(tmp_path: Path) -> None:
     breast(tmp_path)
 
-    listing = entries(load("breast_ultrasound"), tmp_path)
+    listing = read_preset(load_preset("breast_ultrasound"), tmp_path)
 
     assert {client: names(listing, client) for client in listing.clients} == {
         "busi": ["benign (1)", "malignant (1)"], "busis": ["case001"], "udiat": ["000001"],
     }  # fmt: skip
     assert listing.of("busi")[0].columns == {"kind": "benign"}
-    assert "1 cases have several masks and are left out: benign (4)" in " ".join(listing.notes)
+    assert "1 cases with several masks are left out: benign (4)" in " ".join(listing.notes)
 
 
 def test_written_labels_join_masks_cut_greys_and_are_a_list(tmp_path: Path) -> None:
     breast(tmp_path / "data")
 
     written = write_labels("breast_ultrasound", tmp_path / "data", tmp_path / "out")
-    file = federation_file("breast_ultrasound", tmp_path / "out")
+    file = make_federation_file("breast_ultrasound", tmp_path / "out")
     listing = list_cases(file, tmp_path)
 
     assert written.num_cases == len(listing.entries) == 5 and file.labels == {"lesion": (1,)}
@@ -341,7 +351,7 @@ def test_prostate_finds_six_sites_in_either_spelling(tmp_path: Path) -> None:
         mask = "Segmentation" if site == "BMC" else "segmentation"
         touch(tmp_path, f"Prostate/{site}/Case00.nii.gz", f"Prostate/{site}/Case00_{mask}.nii.gz")
 
-    listing = entries(load("prostate"), tmp_path)
+    listing = read_preset(load_preset("prostate"), tmp_path)
 
     assert listing.clients == ["BIDMC", "BMC", "HK", "I2CVB", "RUNMC", "UCL"]
     assert all(entry.label is not None and len(entry.images) == 1 for entry in listing.entries)
@@ -367,7 +377,7 @@ def riga(root: Path) -> None:
 def test_fundus_domains_are_four_clients(tmp_path: Path) -> None:
     fundus(tmp_path)
 
-    listing = entries(load("fundus"), tmp_path)
+    listing = read_preset(load_preset("fundus"), tmp_path)
 
     assert listing.clients == ["drishti_gs", "refuge_canon", "refuge_zeiss", "rim_one_r3"]
     assert names(listing, "drishti_gs") == ["gdrishtiGS_002", "x1"]
@@ -379,9 +389,9 @@ def test_fundus_of_six_sources_needs_labels_of_one_meaning(tmp_path: Path) -> No
     riga(tmp_path / "data")
 
     with raises(DataError, match="label value 128 is 'rim' in some of its sets and 'cup' in others"):
-        entries(load("fundus"), tmp_path / "data")
+        read_preset(load_preset("fundus"), tmp_path / "data")
     write_labels("fundus", tmp_path / "data", tmp_path / "out")
-    file = federation_file("fundus", tmp_path / "out")
+    file = make_federation_file("fundus", tmp_path / "out")
     listing = list_cases(file, tmp_path)
 
     assert len(listing.clients) == 6 and names(listing, "magrabia") == ["MagrabiFemale_image1"]
@@ -398,7 +408,7 @@ def test_pancreas_centres_are_in_the_names(name: str, tmp_path: Path) -> None:
         files = (f"IPMN_images_masks/{t}/{part}/{s}.nii.gz" for s in stems for part in ("images", "masks"))
         touch(tmp_path, *files)
 
-    listing = entries(load(name), tmp_path)
+    listing = read_preset(load_preset(name), tmp_path)
 
     assert listing.clients == ["AHN", "EMC", "IU", "MCA", "MCF", "NU", "NYU"]
     assert len(listing.entries) == len(stems) and listing.channels == (name[-2:],)
@@ -409,7 +419,7 @@ def test_pancreas_of_the_earlier_release_is_read_too(tmp_path: Path) -> None:
     for site in ("NYU", "NWU"):
         touch(tmp_path, f"t1/imagesTr/{site}_0001_0000.nii.gz", f"t1/labelsTr/{site}_0001.nii.gz")
 
-    assert entries(load("pancreas_t1"), tmp_path).clients == ["NU", "NYU"]
+    assert read_preset(load_preset("pancreas_t1"), tmp_path).clients == ["NU", "NYU"]
 
 
 def test_lgg_slices_stay_with_their_patient_and_a_lone_patient_is_held_out(tmp_path: Path) -> None:
@@ -419,11 +429,11 @@ def test_lgg_slices_stay_with_their_patient_and_a_lone_patient_is_held_out(tmp_p
             touch(tmp_path, f"{stem}.tif", f"{stem}_mask.tif")
     touch(tmp_path, "kaggle_3m/data.csv")
 
-    listing = entries(load("lgg"), tmp_path)
+    listing = read_preset(load_preset("lgg"), tmp_path)
 
     assert listing.clients == ["TCGA_CS", "TCGA_EZ", "TCGA_HT"] and len(listing.entries) == 6
     assert {entry.group for entry in listing.of("TCGA_HT")} == {"TCGA_HT_A61B_19991127"}
-    assert federation_file("lgg", tmp_path).held_out == ("TCGA_EZ",)
+    assert make_federation_file("lgg", tmp_path).held_out == ("TCGA_EZ",)
 
 
 # Hostile and odd folders
@@ -434,7 +444,7 @@ def test_a_link_in_a_circle_and_a_copy_do_not_count_twice(tmp_path: Path) -> Non
     (tmp_path / "HK/loop").symlink_to(tmp_path)
     touch(tmp_path, "copy/HK/Case00.nii.gz", "copy/HK/Case00_segmentation.nii.gz", "HK/.hidden.nii.gz")
 
-    listing = entries(load("prostate"), tmp_path)
+    listing = read_preset(load_preset("prostate"), tmp_path)
 
     assert [entry.images[0] for entry in listing.entries] == [tmp_path / "HK/Case00.nii.gz"]
     assert "a second time" in " ".join(listing.notes)
@@ -444,7 +454,7 @@ def test_a_folder_behind_a_link_is_found(tmp_path: Path) -> None:
     touch(tmp_path, "disk/HK/Case00.nii.gz", "disk/HK/Case00_segmentation.nii.gz", "here/readme.txt")
     (tmp_path / "here/HK").symlink_to(tmp_path / "disk/HK")
 
-    assert entries(load("prostate"), tmp_path / "here").clients == ["HK"]
+    assert read_preset(load_preset("prostate"), tmp_path / "here").clients == ["HK"]
 
 
 def test_a_case_without_a_channel_is_left_out_and_counted(tmp_path: Path) -> None:
@@ -453,7 +463,7 @@ def test_a_case_without_a_channel_is_left_out_and_counted(tmp_path: Path) -> Non
     stem = "BraTS2021_00002"
     touch(tmp_path, *(f"{stem}/{stem}_{end}.nii.gz" for end in ("flair", "t1", "t1ce", "t2", "seg")))
 
-    listing = entries(load("brats21"), tmp_path)
+    listing = read_preset(load_preset("brats21"), tmp_path)
 
     assert names(listing, "brats21") == ["BraTS2021_00002"]
     assert "1 cases lack a channel; left out: BraTS2021_00001" in " ".join(listing.notes)
@@ -464,7 +474,7 @@ def test_a_name_that_is_no_name_is_left_out(tmp_path: Path) -> None:
         tmp_path, "Kvasir-SEG/images/a\nb.jpg", "Kvasir-SEG/images/{case}.jpg", "Kvasir-SEG/masks/{case}.jpg"
     )
 
-    listing = entries(load("polyp"), tmp_path)
+    listing = read_preset(load_preset("polyp"), tmp_path)
 
     assert names(listing, "kvasir") == ["{case}"]
     assert "cannot be used" in " ".join(listing.notes)
@@ -474,7 +484,7 @@ def test_one_client_for_all_tells_equal_names_apart(tmp_path: Path) -> None:
     for site in ("HK", "UCL"):
         touch(tmp_path, f"{site}/Case00.nii.gz", f"{site}/Case00_segmentation.nii.gz")
 
-    listing = entries(load("prostate"), tmp_path, client="pooled")
+    listing = read_preset(load_preset("prostate"), tmp_path, client="pooled")
 
     assert names(listing, "pooled") == ["HK_Case00", "UCL_Case00"]
 
@@ -482,7 +492,7 @@ def test_one_client_for_all_tells_equal_names_apart(tmp_path: Path) -> None:
 def test_values_snap_to_the_nearest_level() -> None:
     data = np.array([0, 63, 65, 128, 191, 192, 255])
 
-    assert nearest(data, [0, 128, 255]).tolist() == [0, 0, 128, 128, 128, 255, 255]
+    assert snap_to_nearest(data, [0, 128, 255]).tolist() == [0, 0, 128, 128, 128, 255, 255]
 
 
 # With the rest
@@ -504,8 +514,8 @@ def sites(tmp_path: Path) -> Path:
 
 @mark.parametrize("name", ["prostate"])
 def test_a_federation_file_is_sound_and_can_be_written(name: str, sites: Path) -> None:
-    file = federation_file(name, sites)
-    check_sense(file)
+    file = make_federation_file(name, sites)
+    check_consistency(file)
     text = as_text(file, sites / "federation.yaml")
 
     assert "preset:prostate" in text and "licence" in text
@@ -524,7 +534,7 @@ def test_the_reader_preset_works_in_a_federation_file(sites: Path) -> None:
 def test_presets_are_read_without_looking_outside_their_folder(sites: Path, monkeypatch: MonkeyPatch) -> None:
     monkeypatch.chdir(os.sep)
 
-    assert len(entries(load("prostate"), sites).entries) == 6
+    assert len(read_preset(load_preset("prostate"), sites).entries) == 6
 
 
 # The example and the how-to
@@ -542,6 +552,6 @@ def test_the_federation_file_of_the_how_to_is_sound() -> None:
     text = (ROOT / "docs/how-to/own-data.md").read_text(encoding="utf-8")
     shown = text.partition("```yaml\n")[2].partition("```")[0]
     file = FederationFile.model_validate(yaml.safe_load(shown))
-    check_sense(file)
+    check_consistency(file)
 
     assert file.regions["whole"] == (1, 2) and file.prepare.size == (128, 128, 128)

@@ -12,7 +12,7 @@ from pytest import MonkeyPatch, TempPathFactory, fixture, mark
 import wardround as wr
 from comparison.here import Here
 from wardround import batch
-from wardround.data.federation import Federation, Seen
+from wardround.data.federation import Federation, ScanSummary
 from wardround.data.opening import open_federation
 from wardround.data.phantom import files as phantom_files
 from wardround.data.phantom.cases import PhantomSettings
@@ -76,7 +76,7 @@ def test_hospitals_tell_sides_and_not_files(dimensions: int, spacing: Any, expec
         num_classes=2,
         regions={},
         load_one=elsewhere,
-        look_back=lambda: Seen(None, None, spacing),
+        summarise_scans=lambda: ScanSummary(None, None, spacing),
     )
     assert detect_units(known) == expected
 

@@ -1,4 +1,4 @@
-"""`wardround data check`: the contract between sites, before a GPU-second is spent.
+"""`wardround data check`: whether the cases of all clients can be used, and fit together.
 
     report = check(listing, file, base=folder_of_the_file, jobs=2)
     report.usable           the cases to train on, with their splits; those with an error are left out
@@ -6,12 +6,12 @@
 
 Each case is opened once (`facts`) and judged by itself here, then against the others (`cross_case`).
 
-- error: the case is left out. warning: it stays, a person should look. repaired: it stays, and preparing
+- error: the case is left out. warning: it stays, but deserves a look. repaired: it stays, and preparing
   takes the image's geometry for the label's.
 - Where a patient, or an identical image, is in two splits, the test case stays (then the validation case)
   and the training case is left out, so that scores stay honest.
 - A label value that federation.yaml does not name is an error, unless most cases have it beside named ones:
-  then it was left out on purpose and is background, which is said once.
+  then it was left out on purpose and is background, which is reported once.
 """
 
 from __future__ import annotations
@@ -26,14 +26,16 @@ from pathlib import Path
 import numpy as np
 
 from wardround.data.checking import cross_case as across
-from wardround.data.checking.facts import Facts, ImageFacts, LabelFacts, Watch, gather
-from wardround.data.checking.findings import CheckReport, Finding, by, line, listed
-from wardround.data.checking.quick import Cases, Verdict, unlabelled, with_splits, without_errors
+from wardround.data.checking.facts import CaseFacts, ImageFacts, LabelFacts, Watch, gather_facts
+from wardround.data.checking.findings import CheckReport, Finding, as_line
+from wardround.data.checking.quick import NO_LABEL, Cases, Verdict, assign_splits, drop_errors
 from wardround.data.federation_file import FederationFile, PrepareSettings
 from wardround.data.listing import Entry, Listing
 from wardround.data.preparing.prepare import MOST_CUT, cut_off, plan
+from wardround.data.readers.common import join_names
 from wardround.data.readers.image_files import Volume, read_image, read_label
 from wardround.errors import DataError
+from wardround.text import format_size
 
 SAME_AFFINE = 1e-5  # rounding of a header
 TINY_AFFINE = 1e-3  # repaired: the image's affine is taken
@@ -56,21 +58,21 @@ def check(
     base: the folder of federation.yaml; splits are then assigned as the file says. Without it the cases are
     judged with the splits they carry.
     """
-    entries, findings = with_splits(listing, file, base)
-    facts = gather(entries, jobs=jobs, watch=watch)
+    entries, findings = assign_splits(listing, file, base)
+    facts = gather_facts(entries, jobs=jobs, watch=watch)
     cases = list(zip(entries, facts, strict=True))
     norms = Norms.of(cases, listing, file)
     findings += [
-        Finding.at(entry, *verdict) for entry, own in cases for verdict in case_verdicts(entry, own, norms)
+        Finding.at(entry, *verdict) for entry, own in cases for verdict in judge_case(entry, own, norms)
     ]
-    good = without_errors(cases, findings)
-    findings += cut_findings(good, file.prepare, norms, jobs)
-    findings += across.leaks(good) + across.duplicates(good)
-    good = without_errors(good, findings)
+    good = drop_errors(cases, findings)
+    findings += find_cut_labels(good, file.prepare, norms, jobs)
+    findings += across.find_leaks(good) + across.find_duplicates(good)
+    good = drop_errors(good, findings)
     findings += [
-        *background_findings(norms),
-        *no_background(cases, norms),
-        *across.clients(cases, good, file, norms.classes),
+        *report_background(norms),
+        *report_no_background(cases, norms),
+        *across.compare_clients(cases, good, file, norms.classes),
     ]
     known = {(entry.client, entry.name): own for entry, own in cases}
     return CheckReport.of(entries, findings, known, listing.notes, norms.background)
@@ -83,8 +85,8 @@ def check(
 class Norms:
     """What a case is measured by.
 
-    channels: how many, and the words for who says so; dimensions: of most images; classes: name -> values,
-    empty where nobody named them; background: values of no class that most cases have, how many cases each.
+    channels: how many, and how a message names their source; dimensions: of most images; classes: name ->
+    values, empty where none are named; background: values of no class that most cases have, with counts.
     """
 
     channels: tuple[int, str]
@@ -96,12 +98,12 @@ class Norms:
     def of(cls, cases: Cases, listing: Listing, file: FederationFile) -> Norms:
         images = [facts.image for _, facts in cases if facts.image is not None]
         labels = [facts.label for _, facts in cases if facts.label is not None]
-        channels = most(image.channels for image in images), "most images have"
+        channels = find_most_frequent(image.channels for image in images), "most images have"
         if file.channels:
-            channels = len(file.channels), f"federation.yaml names {listed(file.channels)}:"
+            channels = len(file.channels), f"federation.yaml names {join_names(file.channels)}:"
         classes = file.labels or listing.labels
-        dimensions = most(len(image.shape) for image in images)
-        return cls(channels, dimensions, classes, on_purpose(labels, classes))
+        dimensions = find_most_frequent(len(image.shape) for image in images)
+        return cls(channels, dimensions, classes, find_background_values(labels, classes))
 
     @property
     def named(self) -> set[int]:
@@ -109,13 +111,15 @@ class Norms:
         return {value for values in self.classes.values() for value in values}
 
 
-def most(numbers: Iterable[int]) -> int:
+def find_most_frequent(numbers: Iterable[int]) -> int:
     """The most frequent number, the larger of two that are equally so."""
     counts = Counter(numbers)
     return max(counts, key=lambda number: (counts[number], number)) if counts else 0
 
 
-def on_purpose(labels: Sequence[LabelFacts], classes: Mapping[str, tuple[int, ...]]) -> dict[int, int]:
+def find_background_values(
+    labels: Sequence[LabelFacts], classes: Mapping[str, tuple[int, ...]]
+) -> dict[int, int]:
     """Values of no class in more than half of the labels, and there mostly beside a class."""
     named = {value for values in classes.values() for value in values}
     counts: Counter[int] = Counter()
@@ -128,7 +132,7 @@ def on_purpose(labels: Sequence[LabelFacts], classes: Mapping[str, tuple[int, ..
     return {v: n for v, n in sorted(counts.items()) if 2 * n > len(labels) and 2 * beside[v] > n}
 
 
-def background_findings(norms: Norms) -> list[Finding]:
+def report_background(norms: Norms) -> list[Finding]:
     said = "Label value {} is in {} cases and in no class of federation.yaml: it counts as background."
     return [
         Finding("", "", "background_value", "warning", said.format(value, number))
@@ -136,7 +140,7 @@ def background_findings(norms: Norms) -> list[Finding]:
     ]
 
 
-def no_background(cases: Cases, norms: Norms) -> list[Finding]:
+def report_no_background(cases: Cases, norms: Norms) -> list[Finding]:
     """A class of value 0 is right where another value is background, as in some fundus labels."""
     labels = [facts.label for _, facts in cases if facts.label is not None]
     name = next((name for name, values in norms.classes.items() if 0 in values), None)
@@ -145,16 +149,16 @@ def no_background(cases: Cases, norms: Norms) -> list[Finding]:
     said = (
         f"Label value 0 is class '{name}', so that no voxel is background. If 0 is background, leave it out."
     )
-    return [Finding("", "", "no_background", "warning", line(said))]
+    return [Finding("", "", "no_background", "warning", as_line(said))]
 
 
-def cut_findings(cases: Cases, settings: PrepareSettings, norms: Norms, jobs: int) -> list[Finding]:
+def find_cut_labels(cases: Cases, settings: PrepareSettings, norms: Norms, jobs: int) -> list[Finding]:
     """Cases whose labelled voxels `prepare.size` cuts off; labels of larger scans are opened again."""
     if settings.size is None or settings.spacing is None:  # otherwise whole images are resized
         return []
     with warnings.catch_warnings(), ThreadPoolExecutor(max(1, jobs)) as pool:
         warnings.simplefilter("ignore")  # once for all threads, as `facts.gather` does
-        shares = list(pool.map(lambda case: share_cut(case[0], case[1], settings, norms), cases))
+        shares = list(pool.map(lambda case: measure_cut(case[0], case[1], settings, norms), cases))
     return [
         Finding.at(entry, "cut_off", "warning", cut_off(share))
         for (entry, _), share in zip(cases, shares, strict=True)
@@ -162,7 +166,7 @@ def cut_findings(cases: Cases, settings: PrepareSettings, norms: Norms, jobs: in
     ]
 
 
-def share_cut(entry: Entry, facts: Facts, settings: PrepareSettings, norms: Norms) -> float:
+def measure_cut(entry: Entry, facts: CaseFacts, settings: PrepareSettings, norms: Norms) -> float:
     if facts.image is None or entry.label is None:
         return 0.0
     image = facts.image
@@ -172,10 +176,10 @@ def share_cut(entry: Entry, facts: Facts, settings: PrepareSettings, norms: Norm
         if not plan(shown, None, settings.model_copy(update={"crop": "none"})).cuts:
             return 0.0
         values = read_label(entry.label).data
-        drawn = np.isin(values, list(norms.named)) if norms.named else values > 0
+        labelled = np.isin(values, list(norms.named)) if norms.named else values > 0
         if settings.crop != "none":  # where the box lies shows only in the image
             shown = read_image(entry.images)
-        return plan(shown, drawn, settings).share_cut(drawn)
+        return plan(shown, labelled, settings).share_cut(labelled)
     except DataError:  # preparing says why
         return 0.0
 
@@ -183,20 +187,20 @@ def share_cut(entry: Entry, facts: Facts, settings: PrepareSettings, norms: Norm
 # One case
 
 
-def case_verdicts(entry: Entry, facts: Facts, norms: Norms) -> Iterator[Verdict]:
+def judge_case(entry: Entry, facts: CaseFacts, norms: Norms) -> Iterator[Verdict]:
     for code, sentence in facts.troubles:
         yield code, "error", sentence
     if entry.label is None:
-        yield unlabelled()
+        yield NO_LABEL
     if facts.image is not None:
-        yield from image_verdicts(facts.image, norms)
+        yield from judge_image(facts.image, norms)
     if facts.label is not None:
-        yield from label_verdicts(facts.label, norms)
+        yield from judge_label(facts.label, norms)
     if facts.image is not None and facts.label is not None:
-        yield from pair_verdicts(facts.image, facts.label)
+        yield from judge_pair(facts.image, facts.label)
 
 
-def image_verdicts(image: ImageFacts, norms: Norms) -> Iterator[Verdict]:
+def judge_image(image: ImageFacts, norms: Norms) -> Iterator[Verdict]:
     wanted, who = norms.channels
     if image.num_bad:
         yield "not_finite", "error", f"the image holds {image.num_bad} NaN or infinite voxels."
@@ -204,35 +208,35 @@ def image_verdicts(image: ImageFacts, norms: Norms) -> Iterator[Verdict]:
         number = "1 channel" if image.channels == 1 else f"{image.channels} channels"
         yield "channels", "error", f"the image has {number}; {who} {wanted}."
     if len(image.shape) != norms.dimensions:
-        said = f"the image is {len(image.shape)}D ({by(image.shape)}); most are {norms.dimensions}D."
+        said = f"the image is {len(image.shape)}D ({format_size(image.shape)}); most are {norms.dimensions}D."
         yield "dimensions", "error", said
     if image.constant:
         every = len(image.constant) == image.channels
         which = "image" if every else f"image's channel {image.constant[0]}"
         yield "constant", "warning", f"the {which} is {image.low[image.constant[0]]:g} everywhere."
     if min(image.shape) < (FEWEST_PIXELS if len(image.shape) == 2 else FEWEST_VOXELS):
-        yield "tiny", "warning", f"the image is tiny, {by(image.shape)}."
+        yield "tiny", "warning", f"the image is tiny, {format_size(image.shape)}."
 
 
-def label_verdicts(label: LabelFacts, norms: Norms) -> Iterator[Verdict]:
+def judge_label(label: LabelFacts, norms: Norms) -> Iterator[Verdict]:
     named, values = norms.named, set(label.values)
     allowed = named | {0} | set(norms.background) if named else {v for v in values if 0 <= v <= LARGEST_CLASS}
-    odd = sorted(values - allowed)
-    if not odd and label.num_values > len(values):
-        odd = sorted(values)
-    if odd:
-        meant = f"; federation.yaml names {listed([str(v) for v in sorted(named)], 8)}" if named else ""
+    unexpected = sorted(values - allowed)
+    if not unexpected and label.num_values > len(values):
+        unexpected = sorted(values)
+    if unexpected:
+        meant = f"; federation.yaml names {join_names([str(v) for v in sorted(named)], 8)}" if named else ""
         many = f" ({label.num_values} values: is this a picture?)" if label.num_values > MANY_VALUES else ""
-        plural = "value" if len(odd) == 1 else "values"
-        shown = listed([str(value) for value in odd])
+        plural = "value" if len(unexpected) == 1 else "values"
+        shown = join_names([str(value) for value in unexpected])
         yield "label_value", "error", f"the label has the {plural} {shown}{many}{meant}."
     elif not values & (named or values - {0}):
         yield "no_foreground", "warning", "the label has no foreground."
 
 
-def pair_verdicts(image: ImageFacts, label: LabelFacts) -> Iterator[Verdict]:
+def judge_pair(image: ImageFacts, label: LabelFacts) -> Iterator[Verdict]:
     if image.shape != label.shape:
-        said = f"image is {by(image.shape)} but label is {by(label.shape)}. Resample one."
+        said = f"image is {format_size(image.shape)} but label is {format_size(label.shape)}. Resample one."
         yield "shape", "error", said
     elif image.affine is not None and label.affine is not None:
         apart = float(np.abs(image.affine - label.affine).max())

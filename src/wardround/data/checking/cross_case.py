@@ -11,12 +11,14 @@ from itertools import combinations
 
 import numpy as np
 
-from wardround.data.checking.facts import Facts, ImageFacts
-from wardround.data.checking.findings import Finding, by, line, listed
+from wardround.data.checking.facts import CaseFacts, ImageFacts
+from wardround.data.checking.findings import Finding, as_line
 from wardround.data.federation_file import FederationFile
 from wardround.data.listing import Entry
+from wardround.data.readers.common import join_names
+from wardround.text import format_size
 
-Cases = Sequence[tuple[Entry, Facts]]
+Cases = Sequence[tuple[Entry, CaseFacts]]
 
 SPACING_FACTOR = 3.0
 INTENSITY_FACTOR = 10.0
@@ -33,7 +35,7 @@ def rank(entry: Entry) -> int:
 # Between splits
 
 
-def leaks(cases: Cases) -> list[Finding]:
+def find_leaks(cases: Cases) -> list[Finding]:
     """Patients (groups) of a client in two splits: all but the cases of the test split go."""
     members: dict[tuple[str, str], list[Entry]] = {}
     for entry, _ in cases:
@@ -54,9 +56,9 @@ def leaks(cases: Cases) -> list[Finding]:
     return found
 
 
-def duplicates(cases: Cases) -> list[Finding]:
-    """Identical images. In two splits all but the test case go; in one they stay and are told."""
-    twins: dict[str, list[tuple[Entry, Facts]]] = {}
+def find_duplicates(cases: Cases) -> list[Finding]:
+    """Identical images. In two splits all but the test case go; in one they stay, with a warning."""
+    twins: dict[str, list[tuple[Entry, CaseFacts]]] = {}
     for entry, facts in cases:
         # Constant images are alike without being copies, and have a finding of their own.
         if facts.image is not None and len(facts.image.constant) < facts.image.channels:
@@ -64,11 +66,11 @@ def duplicates(cases: Cases) -> list[Finding]:
     found = []
     for copies in twins.values():
         copies.sort(key=lambda case: (rank(case[0]), case[0].client, case[0].name))
-        found += [duplicate(case, copies[0]) for case in copies[1:]]
+        found += [describe_duplicate(case, copies[0]) for case in copies[1:]]
     return found
 
 
-def duplicate(case: tuple[Entry, Facts], first: tuple[Entry, Facts]) -> Finding:
+def describe_duplicate(case: tuple[Entry, CaseFacts], first: tuple[Entry, CaseFacts]) -> Finding:
     entry, twin = case[0], first[0]
     place = f"case '{twin.name}'" if twin.client == entry.client else twin.where
     labels = [facts.label.digest for _, facts in (case, first) if facts.label is not None]
@@ -79,11 +81,11 @@ def duplicate(case: tuple[Entry, Facts], first: tuple[Entry, Facts]) -> Finding:
             entry, "duplicate_leak", "error",
             f"{same}, which is in {twin.split}; this one is in {entry.split} and is left out.",
         )  # fmt: skip
-    advice = "" if entry.group == twin.group and entry.client == twin.client else advised(entry, twin)
+    advice = "" if entry.group == twin.group and entry.client == twin.client else advise(entry, twin)
     return Finding.at(entry, "duplicate", "warning", f"{same}.{advice}")
 
 
-def advised(entry: Entry, twin: Entry) -> str:
+def advise(entry: Entry, twin: Entry) -> str:
     """What to do of copies that a new draw of splits could part."""
     if entry.split is not None and twin.split is not None:
         return ""
@@ -93,7 +95,7 @@ def advised(entry: Entry, twin: Entry) -> str:
 # Between clients
 
 
-def clients(
+def compare_clients(
     every: Cases, good: Cases, file: FederationFile, classes: Mapping[str, tuple[int, ...]]
 ) -> list[Finding]:
     """All rules that compare clients. every: all cases; good: those without errors."""
@@ -102,16 +104,16 @@ def clients(
         if facts.image is not None:
             images.setdefault(entry.client, []).append(facts.image)
     return [
-        *groups(every, good, file),
-        *absent_classes(good, classes),
-        *channel_order(images),
-        *spacing(images),
-        *lost_spacing(images),
-        *intensity(images, file),
+        *check_groups(every, good, file),
+        *find_absent_classes(good, classes),
+        *compare_channel_order(images),
+        *compare_spacing(images),
+        *find_lost_spacing(images),
+        *compare_intensity(images, file),
     ]
 
 
-def groups(every: Cases, good: Cases, file: FederationFile) -> list[Finding]:
+def check_groups(every: Cases, good: Cases, file: FederationFile) -> list[Finding]:
     """Clients with nothing left, nothing to train on, or one patient; patients at two clients."""
     found: list[Finding] = []
     left: dict[str, list[Entry]] = {entry.client: [] for entry, _ in every}
@@ -123,46 +125,46 @@ def groups(every: Cases, good: Cases, file: FederationFile) -> list[Finding]:
         split = bool(entries) and all(entry.split is not None for entry in entries)
         if not entries:
             said = f"client '{client}': no usable case is left; it cannot take part."
-            found.append(Finding(client, "", "nothing_left", "error", line(said)))
+            found.append(Finding(client, "", "nothing_left", "error", as_line(said)))
         elif split and not held_out and all(entry.split != "train" for entry in entries):
             said = f"client '{client}' has no training case; to test on it, name it under held_out."
-            found.append(Finding(client, "", "no_training", "warning", line(said)))
+            found.append(Finding(client, "", "no_training", "warning", as_line(said)))
         if len(patients) == 1:
             then = "its score rests on that one" if held_out else "it cannot be split; name it under held_out"
             said = f"client '{client}' has a single patient, '{patients.pop()}': {then}."
-            found.append(Finding(client, "", "one_patient", "warning", line(said)))
-    return found + shared_patients(good)
+            found.append(Finding(client, "", "one_patient", "warning", as_line(said)))
+    return found + find_shared_patients(good)
 
 
-def shared_patients(cases: Cases) -> list[Finding]:
-    """Patient names at two clients, told once: they may be the same people, or the same numbering.
+def find_shared_patients(cases: Cases) -> list[Finding]:
+    """Patient names at two clients, in one finding: they may be the same people, or the same numbering.
 
     Where a list names no patients the case stands for them, and `case_01` is everywhere; then only a few
-    names in common are told.
+    names in common are reported.
     """
     names: dict[str, set[str]] = {}
-    told: dict[str, bool] = {}
+    has_groups: dict[str, bool] = {}
     for entry, _ in cases:
         names.setdefault(entry.client, set()).add(entry.group)
-        told[entry.client] = told.get(entry.client, False) or entry.group != entry.name
+        has_groups[entry.client] = has_groups.get(entry.client, False) or entry.group != entry.name
     where: dict[str, set[str]] = {}
     for one, other in combinations(sorted(names), 2):
         both = names[one] & names[other]
-        if (told[one] and told[other]) or 2 * len(both) < min(len(names[one]), len(names[other])):
+        if (has_groups[one] and has_groups[other]) or 2 * len(both) < min(len(names[one]), len(names[other])):
             for name in both:
                 where.setdefault(name, set()).update((one, other))
     if not where:
         return []
-    shown = [f"'{name}' ({listed(sorted(where[name]), 4)})" for name in sorted(where)]
+    shown = [f"'{name}' ({join_names(sorted(where[name]), 4)})" for name in sorted(where)]
     number = "1 patient name is" if len(where) == 1 else f"{len(where)} patient names are"
     said = (
-        f"{number} at more than one client: {listed(shown, 3)}. If these are the same people, keep each at "
-        "one client; if only the names coincide, nothing need be done."
+        f"{number} at more than one client: {join_names(shown, 3)}. If these are the same people, keep each "
+        "at one client; if only the names coincide, do nothing."
     )
-    return [Finding("", "", "shared_patient", "warning", line(said))]
+    return [Finding("", "", "shared_patient", "warning", as_line(said))]
 
 
-def absent_classes(cases: Cases, classes: Mapping[str, tuple[int, ...]]) -> list[Finding]:
+def find_absent_classes(cases: Cases, classes: Mapping[str, tuple[int, ...]]) -> list[Finding]:
     """A class that some clients have and another never has."""
     seen: dict[str, set[int]] = {}
     for entry, facts in cases:
@@ -176,16 +178,16 @@ def absent_classes(cases: Cases, classes: Mapping[str, tuple[int, ...]]) -> list
         have = [client for client in sorted(seen) if seen[client] & set(meant)]
         for client in sorted(set(seen) - set(have)) if have else ():
             said = (
-                f"client '{client}' has no case with class '{name}' ({listed([str(v) for v in meant])}); "
-                f"there are some at {listed(have, 4)}. Is its label map the same?"
+                f"client '{client}' has no case with class '{name}' ({join_names([str(v) for v in meant])}); "
+                f"there are some at {join_names(have, 4)}. Is its label map the same?"
             )
-            found.append(Finding(client, "", "class_absent", "warning", line(said)))
+            found.append(Finding(client, "", "class_absent", "warning", as_line(said)))
     return found
 
 
-def channel_order(images: Mapping[str, Sequence[ImageFacts]]) -> list[Finding]:
+def compare_channel_order(images: Mapping[str, Sequence[ImageFacts]]) -> list[Finding]:
     """Channels sorted by brightness in another order than elsewhere: perhaps stored in another order."""
-    orders = {client: clear_order(facts) for client, facts in images.items()}
+    orders = {client: find_clear_order(facts) for client, facts in images.items()}
     known = {client: order for client, order in orders.items() if order is not None}
     if len(known) < 2:
         return []
@@ -196,35 +198,35 @@ def channel_order(images: Mapping[str, Sequence[ImageFacts]]) -> list[Finding]:
     for client, order in sorted(known.items()):
         if order != usual:
             said = (
-                f"client '{client}': from dark to bright its channels are {shown(order)}, elsewhere mostly "
-                f"{shown(usual)}. Perhaps nothing, perhaps they are stored in another order."
+                f"client '{client}': from dark to bright its channels are {format_order(order)}, elsewhere "
+                f"mostly {format_order(usual)}. They may be stored in another order."
             )
-            found.append(Finding(client, "", "channel_order", "warning", line(said)))
+            found.append(Finding(client, "", "channel_order", "warning", as_line(said)))
     return found
 
 
-def clear_order(facts: Sequence[ImageFacts]) -> tuple[int, ...] | None:
+def find_clear_order(facts: Sequence[ImageFacts]) -> tuple[int, ...] | None:
     """Channels from dark to bright, where most of a client's cases agree."""
     if len(facts) < FEWEST_FOR_ORDER or facts[0].channels < 2:
         return None
-    orders = [tuple(np.argsort(image.typical).tolist()) for image in facts if distinct(image)]
+    orders = [tuple(np.argsort(image.typical).tolist()) for image in facts if has_distinct_channels(image)]
     if not orders:
         return None
     order, number = Counter(orders).most_common(1)[0]
     return order if number >= CLEAR * len(facts) else None
 
 
-def distinct(image: ImageFacts) -> bool:
+def has_distinct_channels(image: ImageFacts) -> bool:
     """Whether no two channels are equally bright, within a hundredth of the image's range."""
     ordered = np.sort(np.asarray(image.typical))
     return bool((np.diff(ordered) > 0.01 * image.scale).all())
 
 
-def shown(order: Sequence[int]) -> str:
-    return listed([str(place) for place in order], 8)
+def format_order(order: Sequence[int]) -> str:
+    return join_names([str(place) for place in order], 8)
 
 
-def spacing(images: Mapping[str, Sequence[ImageFacts]]) -> list[Finding]:
+def compare_spacing(images: Mapping[str, Sequence[ImageFacts]]) -> list[Finding]:
     """Medians by client, sides sorted by length: scans lie in different directions."""
     medians = {
         client: np.median([sorted(image.spacing) for image in facts], axis=0)
@@ -235,15 +237,15 @@ def spacing(images: Mapping[str, Sequence[ImageFacts]]) -> list[Finding]:
     sides = np.asarray(list(medians.values()))
     if (sides.max(axis=0) <= SPACING_FACTOR * sides.min(axis=0)).all():
         return []
-    told = [f"{client} {by(np.round(medians[client], 2))}" for client in sorted(medians)]
+    texts = [f"{client} {format_size(np.round(medians[client], 2))}" for client in sorted(medians)]
     said = (
         f"Voxel sizes differ between clients by more than {SPACING_FACTOR:g}-fold (medians in mm, sorted: "
-        f"{listed(told, 8)}). Set prepare.spacing to bring them together."
+        f"{join_names(texts, 8)}). Set prepare.spacing to bring them together."
     )
-    return [Finding("", "", "spacing", "warning", line(said))]
+    return [Finding("", "", "spacing", "warning", as_line(said))]
 
 
-def lost_spacing(images: Mapping[str, Sequence[ImageFacts]]) -> list[Finding]:
+def find_lost_spacing(images: Mapping[str, Sequence[ImageFacts]]) -> list[Finding]:
     """Volumes of 1x1x1 mm all, and of very different extent: a converter may have lost their voxel size."""
     every = [image for facts in images.values() for image in facts if image.affine is not None]
     volumes = [image for image in every if len(image.shape) == 3]
@@ -254,24 +256,24 @@ def lost_spacing(images: Mapping[str, Sequence[ImageFacts]]) -> list[Finding]:
     if (high <= LOST_FACTOR * low).all():
         return []
     said = (
-        f"Every volume says its voxels are 1x1x1 mm, but they measure from {by(low)} to {by(high)} voxels: "
-        "the true voxel size was perhaps lost on the way. Distances in millimetres would be wrong; "
+        f"Every volume claims voxels of 1x1x1 mm, but shapes range from {format_size(low)} to "
+        f"{format_size(high)}: the voxel size may have been lost. Distances in millimetres would be wrong; "
         "prepare.size is safer than prepare.spacing."
     )
-    return [Finding("", "", "unit_spacing", "warning", line(said))]
+    return [Finding("", "", "unit_spacing", "warning", as_line(said))]
 
 
-def intensity(images: Mapping[str, Sequence[ImageFacts]], file: FederationFile) -> list[Finding]:
+def compare_intensity(images: Mapping[str, Sequence[ImageFacts]], file: FederationFile) -> list[Finding]:
     scales = {client: float(np.median([image.scale for image in facts])) for client, facts in images.items()}
     known = {client: scale for client, scale in scales.items() if scale > 0}
     if len(known) < 2 or max(known.values()) <= INTENSITY_FACTOR * min(known.values()):
         return []
-    told = [f"{client} {known[client]:.3g}" for client in sorted(known)]
+    texts = [f"{client} {known[client]:.3g}" for client in sorted(known)]
     how = file.prepare.normalise
     kept = how in ("none", "window")
     then = f"normalise: {how} keeps that; zscore would not" if kept else f"normalise: {how} evens that out"
     said = (
         f"Intensity ranges differ between clients by more than {INTENSITY_FACTOR:g}-fold (medians: "
-        f"{listed(told, 8)}); {then}."
+        f"{join_names(texts, 8)}); {then}."
     )
-    return [Finding("", "", "intensity", "warning", line(said))]
+    return [Finding("", "", "intensity", "warning", as_line(said))]

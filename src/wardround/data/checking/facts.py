@@ -1,7 +1,7 @@
-"""Facts of a case: the little that checking needs to know of its files, each opened once.
+"""Facts of a case: what checking needs to know of its files, each opened once.
 
 A scan of a hundred megabytes becomes a few hundred bytes: shape, place, range, label values, and a digest
-of its pixels. They are kept in memory by path, size and time of change, so a second look is free.
+of its pixels. They are kept in memory by path, size and modification time, so a second check is free.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from wardround.data.readers.image_files import Volume, read_image, read_label
 from wardround.errors import DataError
 
 Watch = Callable[[int, int, str], None]  # cases done, cases in all, which one; as `preparing.cache` has it
-NUM_SAMPLED = 8_192  # voxels of a channel looked at for its quantiles
+NUM_SAMPLED = 8_192  # voxels of a channel sampled for its quantiles
 MOST_VALUES = 64  # different label values remembered
 MOST_REMEMBERED = 200_000  # cases
 
@@ -29,7 +29,7 @@ MOST_REMEMBERED = 200_000  # cases
 @dataclass(frozen=True)
 class ImageFacts:
     """shape: of the spatial axes; low, high, typical: a channel each; scale: from the 0.5th to the 99.5th
-    percentile of the widest channel; num_bad: NaN or infinite voxels, and then no ranges are told;
+    percentile of the widest channel; num_bad: NaN or infinite voxels, and then there are no ranges;
     digest: of the decoded pixels, equal for equal images whatever their compression."""
 
     shape: tuple[int, ...]
@@ -61,7 +61,7 @@ class LabelFacts:
 
 
 @dataclass(frozen=True)
-class Facts:
+class CaseFacts:
     """What the files of a case hold; troubles: (code, sentence) for those that could not be read."""
 
     image: ImageFacts | None = None
@@ -69,26 +69,26 @@ class Facts:
     troubles: tuple[tuple[str, str], ...] = ()
 
 
-def gather(entries: Sequence[Entry], *, jobs: int = 1, watch: Watch | None = None) -> list[Facts]:
+def gather_facts(entries: Sequence[Entry], *, jobs: int = 1, watch: Watch | None = None) -> list[CaseFacts]:
     """The facts of every case, in order; `jobs` threads, since unpacking and NumPy let others run."""
-    found: list[Facts] = []
+    found: list[CaseFacts] = []
     # Set once for all threads: readers quieten warnings for themselves, which threads cannot each undo.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for entry, facts in zip(entries, each(entries, jobs), strict=True):
+        for entry, facts in zip(entries, read_each(entries, jobs), strict=True):
             found.append(facts)
             if watch is not None:
                 watch(len(found), len(entries), entry.where)
     return found
 
 
-def each(entries: Sequence[Entry], jobs: int) -> Iterator[Facts]:
+def read_each(entries: Sequence[Entry], jobs: int) -> Iterator[CaseFacts]:
     if jobs <= 1:
-        yield from map(facts_of, entries)
+        yield from map(read_facts, entries)
         return
     pool = ThreadPoolExecutor(jobs, thread_name_prefix="check")
     try:
-        yield from pool.map(facts_of, entries)
+        yield from pool.map(read_facts, entries)
     finally:
         pool.shutdown(cancel_futures=True)
 
@@ -96,17 +96,17 @@ def each(entries: Sequence[Entry], jobs: int) -> Iterator[Facts]:
 # One case
 
 Key = tuple[tuple[str, int, int, int], ...]
-_remembered: dict[Key, Facts] = {}
+_remembered: dict[Key, CaseFacts] = {}
 
 
-def facts_of(entry: Entry) -> Facts:
+def read_facts(entry: Entry) -> CaseFacts:
     """The facts of a case, from memory where its files are as they were. Troubles are never remembered:
     a permission may change without a trace on the file."""
-    key = key_of(entry)
+    key = make_key(entry)
     known = _remembered.get(key) if key is not None else None
     if known is not None:
         return known
-    facts = opened(entry)
+    facts = open_case(entry)
     if key is not None and not facts.troubles:
         if len(_remembered) >= MOST_REMEMBERED:
             _remembered.clear()
@@ -114,42 +114,44 @@ def facts_of(entry: Entry) -> Facts:
     return facts
 
 
-def key_of(entry: Entry) -> Key | None:
+def make_key(entry: Entry) -> Key | None:
     """Path, size, time and number of each file; None where one cannot be asked."""
     try:
-        found = [(str(path), path.stat()) for path in files_of(entry)]
+        found = [(str(path), path.stat()) for path in list_files(entry)]
     except (OSError, ValueError):
         return None
     return tuple((path, stat.st_size, stat.st_mtime_ns, stat.st_ino) for path, stat in found)
 
 
-def files_of(entry: Entry) -> list[Path]:
+def list_files(entry: Entry) -> list[Path]:
     return [*entry.images, *([entry.label] if entry.label is not None else [])]
 
 
-def opened(entry: Entry) -> Facts:
+def open_case(entry: Entry) -> CaseFacts:
     troubles: list[tuple[str, str]] = []
     image, label = None, None
     try:
-        image = image_facts(read_image(entry.images))
+        image = measure_image(read_image(entry.images))
     except Exception as error:  # a file can be broken in ways no reader foresaw; the others go on
-        troubles.append((file_code(entry.images) or "unreadable", said(error, entry.images[:1])))
+        troubles.append(
+            (classify_file(entry.images) or "unreadable", describe_error(error, entry.images[:1]))
+        )
     if entry.label is not None:
         try:
-            label = label_facts(read_label(entry.label))
+            label = measure_label(read_label(entry.label))
         except Exception as error:
-            troubles.append((label_code(entry.label), said(error, [entry.label])))
-    return Facts(image, label, tuple(troubles))
+            troubles.append((classify_label(entry.label), describe_error(error, [entry.label])))
+    return CaseFacts(image, label, tuple(troubles))
 
 
-def said(error: Exception, paths: Sequence[Path]) -> str:
+def describe_error(error: Exception, paths: Sequence[Path]) -> str:
     if isinstance(error, DataError):
         return str(error)
     where = paths[0] if paths else "The image"
     return f"{where} cannot be read: {type(error).__name__} {error}".rstrip(" .") + "."
 
 
-def file_code(paths: Sequence[Path]) -> str | None:
+def classify_file(paths: Sequence[Path]) -> str | None:
     """`missing` or `empty`, where that is all there is to say."""
     for path in paths:
         try:
@@ -162,9 +164,9 @@ def file_code(paths: Sequence[Path]) -> str | None:
     return None
 
 
-def label_code(path: Path) -> str:
+def classify_label(path: Path) -> str:
     """Why a label was refused: its file, or its values, if the same file opens as an image."""
-    known = file_code([path])
+    known = classify_file([path])
     if known is not None:
         return known
     try:
@@ -176,7 +178,7 @@ def label_code(path: Path) -> str:
     return "unreadable" if whole else "not_whole"
 
 
-def image_facts(volume: Volume) -> ImageFacts:
+def measure_image(volume: Volume) -> ImageFacts:
     flat = volume.data.reshape(volume.channels, -1)
     with np.errstate(invalid="ignore"):
         # NaN and infinity survive min and max, so a good image needs no mask of its own size.
@@ -194,19 +196,19 @@ def image_facts(volume: Volume) -> ImageFacts:
         num_bad=num_bad,
         low=tuple(low.tolist()) if good else (),
         high=tuple(high.tolist()) if good else (),
-        typical=tuple(typical(channel) for channel in sample) if good else (),
+        typical=tuple(median_above_minimum(channel) for channel in sample) if good else (),
         scale=float((ends[1] - ends[0]).max()),
-        digest=digest(volume),
+        digest=hash_pixels(volume),
     )
 
 
-def typical(values: NDArray[np.float64]) -> float:
+def median_above_minimum(values: NDArray[np.float64]) -> float:
     """The median without the background, which has the lowest value."""
     above = values[values > values.min()]
     return float(np.median(above if above.size else values))
 
 
-def label_facts(volume: Volume) -> LabelFacts:
+def measure_label(volume: Volume) -> LabelFacts:
     flat = volume.data.reshape(-1)
     if int(flat.min()) >= 0 and int(flat.max()) < 65_536:
         counts = np.bincount(flat)
@@ -215,10 +217,10 @@ def label_facts(volume: Volume) -> LabelFacts:
     else:
         values, numbers = np.unique(flat, return_counts=True)
     pairs = zip(values[:MOST_VALUES].tolist(), numbers[:MOST_VALUES].tolist(), strict=True)
-    return LabelFacts(volume.spatial, volume.affine, dict(pairs), len(values), digest(volume))
+    return LabelFacts(volume.spatial, volume.affine, dict(pairs), len(values), hash_pixels(volume))
 
 
-def digest(volume: Volume) -> str:
+def hash_pixels(volume: Volume) -> str:
     data = np.ascontiguousarray(volume.data)
     found = hashlib.sha256(repr((data.shape, data.dtype.str)).encode())
     found.update(data.reshape(-1).view(np.uint8).data)

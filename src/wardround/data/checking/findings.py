@@ -9,8 +9,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from wardround.data.checking.facts import Facts, ImageFacts
+from wardround.data.checking.facts import CaseFacts, ImageFacts
 from wardround.data.listing import SPLITS, Entry
+from wardround.data.readers.common import join_names
 from wardround.files import jsonable
 from wardround.tables import Table, one_line
 from wardround.text import format_size
@@ -70,7 +71,7 @@ class Finding:
     @classmethod
     def at(cls, entry: Entry, code: str, severity: Severity, sentence: str) -> Finding:
         """About one case, whose name is put in front."""
-        return cls(entry.client, entry.name, code, severity, line(f"{entry.where}: {sentence}"))
+        return cls(entry.client, entry.name, code, severity, as_line(f"{entry.where}: {sentence}"))
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ class CheckReport:
     findings: tuple[Finding, ...]
     usable: tuple[Entry, ...]
     left_out: tuple[Entry, ...]
-    facts: Mapping[tuple[str, str], Facts]
+    facts: Mapping[tuple[str, str], CaseFacts]
     notes: tuple[str, ...] = ()
     background: tuple[int, ...] = ()
 
@@ -94,7 +95,7 @@ class CheckReport:
         cls,
         entries: Sequence[Entry],
         findings: Sequence[Finding],
-        facts: Mapping[tuple[str, str], Facts],
+        facts: Mapping[tuple[str, str], CaseFacts],
         notes: Sequence[str],
         background: Iterable[int] = (),
     ) -> CheckReport:
@@ -105,7 +106,7 @@ class CheckReport:
 
     @property
     def ok(self) -> bool:
-        """No errors; warnings and repairs are no reason to stop."""
+        """No errors; warnings and repairs do not count."""
         return self.count("error") == 0
 
     def count(self, severity: Severity, client: str | None = None) -> int:
@@ -143,14 +144,14 @@ class CheckReport:
         return [
             client,
             len(own),
-            split_counts(own),
+            format_split_counts(own),
             sum(entry.client == client for entry in self.left_out),
             self.count("warning", client),
             self.count("repaired", client),
-            extent([image.shape for image in images]),
-            extent([tuple(round(side, 3) for side in image.spacing) for image in images]),
-            intensity(images),
-            listed([str(value) for value in values], 8),
+            format_extent([image.shape for image in images]),
+            format_extent([tuple(round(side, 3) for side in image.spacing) for image in images]),
+            format_intensity(images),
+            join_names([str(value) for value in values], 8),
         ]
 
     def summary(self) -> str:
@@ -158,10 +159,10 @@ class CheckReport:
         kinds = Counter(found.code for found in self.findings)
         parts = [f"{CODES[code]} {number}" for code, number in kinds.most_common()]
         total = len(self.usable) + len(self.left_out)
-        found = f" Found: {', '.join(parts)}." if parts else " Nothing to complain of."
+        found = f" Found: {', '.join(parts)}." if parts else " No findings."
         return f"{len(self.usable)} of {total} cases are usable.{found}"
 
-    def as_json(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Any]:
         """Plain values: counts, who is left out and why, every finding, the table."""
         reasons: dict[tuple[str, str], list[str]] = {}
         for found in self.findings:
@@ -179,7 +180,7 @@ class CheckReport:
             ],
             "findings": [vars(found) for found in self.findings],
             "background": list(self.background),
-            "notes": [line(note) for note in self.notes],
+            "notes": [as_line(note) for note in self.notes],
             "table": self.table().as_dict(),
         }
         return dict(jsonable(plain))
@@ -188,45 +189,28 @@ class CheckReport:
 # Words
 
 
-def line(text: str) -> str:
-    """One printable line of bearable length."""
+def as_line(text: str) -> str:
+    """One printable line of limited length."""
     return one_line(text, LONGEST)
 
 
-def by(shape: Iterable[float]) -> str:
-    """
-    >>> by((96, 96, 2.5))
-    '96x96x2.5'
-    """
-    return format_size(shape)
-
-
-def listed(names: Sequence[str], limit: int = 5) -> str:
-    """
-    >>> listed(["a", "b", "c"], 2)
-    'a, b and 1 more'
-    """
-    shown = ", ".join(names[:limit])
-    return shown if len(names) <= limit else f"{shown} and {len(names) - limit} more"
-
-
-def split_counts(entries: Sequence[Entry]) -> str:
+def format_split_counts(entries: Sequence[Entry]) -> str:
     counts = Counter(entry.split for entry in entries)
     fixed = "/".join(str(counts[split]) for split in SPLITS)
     return f"{fixed}, {counts[None]} open" if counts[None] else fixed
 
 
-def extent(shapes: Sequence[tuple[float, ...]]) -> str:
+def format_extent(shapes: Sequence[tuple[float, ...]]) -> str:
     """One shape, or the smallest and the largest side along each axis; of 2D and 3D, what most are."""
     if not shapes:
         return ""
     usual = Counter(len(shape) for shape in shapes).most_common(1)[0][0]
     sides = np.asarray([shape for shape in shapes if len(shape) == usual])
     low, high = sides.min(axis=0), sides.max(axis=0)
-    return by(low) if (low == high).all() else f"{by(low)} to {by(high)}"
+    return format_size(low) if (low == high).all() else f"{format_size(low)} to {format_size(high)}"
 
 
-def intensity(images: Sequence[ImageFacts]) -> str:
+def format_intensity(images: Sequence[ImageFacts]) -> str:
     """The median of the lowest and of the highest values."""
     good = [image for image in images if not image.num_bad]
     if not good:

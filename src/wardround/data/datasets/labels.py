@@ -6,7 +6,7 @@ Masks that are grey pictures are cut to the nearest value, several masks of a ca
 mean different things in different sets become one class number. Images stay where they are; the list
 names them.
 
-    <out>/list.csv                       image, label, case, patient, centre and what the names tell
+    <out>/list.csv                       image, label, case, patient, centre and what file names say
     <out>/labels/<centre>/<case>.png     0 background, 1, 2 ... the classes of the preset
 """
 
@@ -23,8 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from wardround.data.datasets.preset import Part, Preset, load
-from wardround.data.datasets.reading import Found, find
+from wardround.data.datasets.preset import DatasetPart, DatasetPreset, load_preset
+from wardround.data.datasets.reading import FoundCase, find_cases
 from wardround.data.readers.image_files import read_label
 from wardround.errors import ConfigError, DataError
 from wardround.files import file_name
@@ -34,7 +34,7 @@ HEADS = ("image", "label", "case", "patient", "centre")
 
 
 @dataclass(frozen=True)
-class Written:
+class WrittenLabels:
     """The list, how many cases it has, and what could not be used."""
 
     path: Path
@@ -42,29 +42,31 @@ class Written:
     notes: tuple[str, ...]
 
 
-def write_labels(name: str, root: Path, out: Path, *, watch: Callable[[str], None] | None = None) -> Written:
-    """Labels and list in a new or empty folder, which appears when complete; watch: is told each case."""
-    preset = load(name)
+def write_labels(
+    name: str, root: Path, out: Path, *, watch: Callable[[str], None] | None = None
+) -> WrittenLabels:
+    """Labels and list in a new or empty folder, which appears when complete; watch: called with each case."""
+    preset = load_preset(name)
     if not preset.needs_labels:
         raise ConfigError(f"The labels of {preset.name} can be used as they are; there is nothing to write.")
     out = Path(out).absolute()
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise DataError(f"{out} already exists and is not an empty folder; name a new one.")
-    cases, notes = find(preset, root)
+    cases, notes = find_cases(preset, root)
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as workplace:
         unfinished = Path(workplace) / out.name
         unfinished.mkdir()
-        rows = written(preset, cases, unfinished, notes, watch)
+        rows = write_all(preset, cases, unfinished, notes, watch)
         if out.exists():
             out.rmdir()
         unfinished.rename(out)
-    return Written(out / LIST, len(rows), tuple(notes))
+    return WrittenLabels(out / LIST, len(rows), tuple(notes))
 
 
-def written(
-    preset: Preset,
-    cases: list[Found],
+def write_all(
+    preset: DatasetPreset,
+    cases: list[FoundCase],
     folder: Path,
     notes: list[str],
     watch: Callable[[str], None] | None,
@@ -75,7 +77,7 @@ def written(
         if watch is not None:
             watch(case.entry.where)
         try:
-            rows.append(row_of(preset, case, folder))
+            rows.append(write_one(preset, case, folder))
         except DataError as error:
             notes.append(f"{case.entry.where} is left out: {error}")
     if not rows:
@@ -88,13 +90,13 @@ def written(
     return rows
 
 
-def row_of(preset: Preset, case: Found, folder: Path) -> dict[str, str]:
+def write_one(preset: DatasetPreset, case: FoundCase, folder: Path) -> dict[str, str]:
     entry = case.entry
     if not case.masks:
         raise DataError("it has no mask.")
     if any(";" in str(image) for image in entry.images):
         raise DataError("its path has a semicolon, which separates channels in a list; rename the folder.")
-    masks = [classes(preset, case.part, mask) for mask in case.masks]
+    masks = [read_classes(preset, case.part, mask) for mask in case.masks]
     if len({mask.shape for mask in masks}) > 1:
         raise DataError("its masks have different sizes.")
     path = Path("labels") / file_name(entry.client) / f"{file_name(entry.name)}.png"
@@ -110,28 +112,28 @@ def row_of(preset: Preset, case: Found, folder: Path) -> dict[str, str]:
     }
 
 
-def classes(preset: Preset, part: Part, mask: Path) -> NDArray[np.uint8]:
+def read_classes(preset: DatasetPreset, part: DatasetPart, mask: Path) -> NDArray[np.uint8]:
     """A mask's class numbers (row, column)."""
     data: NDArray[Any] = read_label(mask).data[0]
     if data.ndim != 2:
         raise DataError(f"{mask} is not a picture of two axes.")
-    number = numbers(preset.values_of(part))
+    number = number_values(preset.values_of(part))
     if part.grey:
         # A repacked copy may store 0 and 1, which the nearest value would make all black.
         whole = data * 255 if data.max() == 1 and list(number) == [255] else data
-        data = nearest(whole, sorted({0, 255, *number}))
+        data = snap_to_nearest(whole, sorted({0, 255, *number}))
     result = np.zeros(data.shape, dtype=np.uint8)
     for value, index in number.items():
         result[data == value] = index
     return result
 
 
-def numbers(values: Mapping[str, tuple[int, ...]]) -> dict[int, int]:
+def number_values(values: Mapping[str, tuple[int, ...]]) -> dict[int, int]:
     """Value in the files -> class number."""
     return {value: index for index, own in enumerate(values.values(), start=1) for value in own}
 
 
-def nearest(data: NDArray[Any], levels: Sequence[int]) -> NDArray[Any]:
+def snap_to_nearest(data: NDArray[Any], levels: Sequence[int]) -> NDArray[Any]:
     """Every value as the nearest of some levels, which rise."""
     ordered = np.array(levels)
     between = (ordered[1:] + ordered[:-1]) / 2

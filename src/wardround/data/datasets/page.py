@@ -6,8 +6,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from wardround.data.datasets import DATASETS, label_text, load, shown, split_text, use_text
-from wardround.data.datasets.preset import Preset
+from wardround.data.datasets.cards import format_labels, format_settings, format_split, format_use
+from wardround.data.datasets.preset import DatasetPreset, list_presets, load_preset
 
 PAGE = Path(__file__).parents[4] / "docs/reference/datasets.md"  # in the repository
 HEAD = """\
@@ -26,46 +26,47 @@ can be `{path: FOLDER, reader: "preset:NAME"}`, so several sets can be the clien
 """
 
 
-def reference() -> str:
+def make_page() -> str:
     """The whole page."""
-    presets = [load(name) for name in DATASETS]
+    presets = [load_preset(name) for name in list_presets()]
     table = ["| name | data set | data | cases |", "|---|---|---|---|"]
     table += [
-        f"| [`{p.name}`](#{p.name}) | {plain(p.title)} | {p.dimensions}D, {plain(p.modality)} "
-        f"| {plain(p.cases)} |"
+        f"| [`{p.name}`](#{p.name}) | {escape(p.title)} | {p.dimensions}D, {escape(p.modality)} "
+        f"| {escape(p.cases)} |"
         for p in presets
     ]
-    return "\n".join([HEAD, *table, "", *("\n".join(section(preset)) + "\n" for preset in presets)])
+    return "\n".join([HEAD, *table, "", *("\n".join(format_section(preset)) + "\n" for preset in presets)])
 
 
-def section(preset: Preset) -> Iterator[str]:
+def format_section(preset: DatasetPreset) -> Iterator[str]:
     yield f"## `{preset.name}`\n"
-    yield f"{plain(preset.title)}. {plain(preset.licence)}\n"
+    yield f"{escape(preset.title)}. {escape(preset.licence)}\n"
     yield "```"
     yield preset.layout.rstrip()
     yield "```\n"
-    yield from (f"- Get it: {plain(text)}" for text in preset.get)
-    yield f"- Channels: {', '.join(preset.channels) or 'as dataset.json says'}. Labels: {label_text(preset)}."
+    yield from (f"- Get it: {escape(text)}" for text in preset.get)
+    channels = ", ".join(preset.channels) or "as dataset.json says"
+    yield f"- Channels: {channels}. Labels: {format_labels(preset)}."
     if preset.regions:
         joined = "; ".join(f"{name} = {' + '.join(parts)}" for name, parts in preset.regions.items())
         yield f"- Measured: {joined}."
-    yield f"- Clients: {plain(preset.clients)}."
-    yield f"- Split: {split_text(preset)}."
-    yield f"- Prepared: {shown(preset.prepare.model_dump(exclude_defaults=True, mode='json'))}."
-    yield from (f"- {plain(text)}" for text in preset.papers)
-    yield from (f"- {plain(text)}" for text in preset.notes)
-    yield from (f"- Not verified: {plain(text)}" for text in preset.unverified)
-    yield from (f"- Cite: {plain(text)}" for text in preset.cite)
-    yield f"- Use: `{use_text(preset)}`"
+    yield f"- Clients: {escape(preset.clients)}."
+    yield f"- Split: {format_split(preset)}."
+    yield f"- Prepared: {format_settings(preset.prepare.model_dump(exclude_defaults=True, mode='json'))}."
+    yield from (f"- {escape(text)}" for text in preset.papers)
+    yield from (f"- {escape(text)}" for text in preset.notes)
+    yield from (f"- Not verified: {escape(text)}" for text in preset.unverified)
+    yield from (f"- Cite: {escape(text)}" for text in preset.cite)
+    yield f"- Use: `{format_use(preset)}`"
 
 
-def plain(text: str) -> str:
+def escape(text: str) -> str:
     """Text that Markdown leaves alone, code marks kept."""
     return text.replace("|", "\\|").replace("<", "&lt;").replace("*", "\\*")
 
 
 if __name__ == "__main__":
     if "--write" in sys.argv:
-        PAGE.write_text(reference(), encoding="utf-8")
+        PAGE.write_text(make_page(), encoding="utf-8")
     else:
-        sys.stdout.write(reference())
+        sys.stdout.write(make_page())

@@ -4,7 +4,7 @@
     layout, channels, labels, regions, clients     what the files look like and mean
     parts                                          how to find the cases (or reader: msd)
     splits, partition, held_out, prepare, papers   what to train on, and what the papers did
-    notes, unverified                              what to know, and what nobody could check here
+    notes, unverified                              what to know, and what could not be verified
 
 A part finds its cases by one regular expression on paths such as `BraTS2021_00000/BraTS2021_00000_t1.nii.gz`,
 seen from any folder; its named groups fill the templates for channels, label, client and patient.
@@ -34,7 +34,7 @@ ANYWHERE = "(?P<at>(?:[^/]+/)*?)"  # the folders above what a part describes
 Values = dict[str, tuple[int, ...]]
 
 
-class Part(Settings):
+class DatasetPart(Settings):
     """Some clients of a data set, found by the names of their files.
 
     find: regular expression for the first channel's path, its groups are used below (`case` is needed);
@@ -43,7 +43,7 @@ class Part(Settings):
     names: what a client is called instead; columns: groups that are carried along with a case; labels: the
     values in this part's files, where they differ from the preset's; grey: whether masks are pictures with
     values between; sequences: first frame of every video, for the group `frame`; run: frames a group, where
-    the videos are not known; expects: a path for people.
+    the videos are not known; expects: an example path, for messages.
     """
 
     client: str
@@ -73,7 +73,7 @@ class Part(Settings):
         return re.compile(ANYWHERE + self.find)
 
 
-class Preset(Settings):
+class DatasetPreset(Settings):
     """One data set (or a few that papers use together)."""
 
     name: str
@@ -91,7 +91,7 @@ class Preset(Settings):
     regions: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     reader: Literal["parts", "msd"] = "parts"
     folders: tuple[str, ...] = ()
-    parts: tuple[Part, ...] = ()
+    parts: tuple[DatasetPart, ...] = ()
     splits: SplitSettings = SplitSettings()
     partition: PartitionSettings = PartitionSettings()
     held_out: tuple[str, ...] = ()
@@ -121,7 +121,7 @@ class Preset(Settings):
         order = list(self.labels)
         return {name: tuple(order.index(c) + 1 for c in classes) for name, classes in self.regions.items()}
 
-    def values_of(self, part: Part) -> Values:
+    def values_of(self, part: DatasetPart) -> Values:
         return self.labels if part.labels is None else part.labels
 
     @property
@@ -130,17 +130,19 @@ class Preset(Settings):
         return any(part.grey or part.more or part.labels is not None for part in self.parts)
 
 
-def names() -> list[str]:
+def list_presets() -> list[str]:
     return sorted(file.stem for file in FOLDER.glob("*.yaml"))
 
 
 @cache
-def load(name: str) -> Preset:
+def load_preset(name: str) -> DatasetPreset:
     """The preset of that name; an unknown one is answered with the nearest."""
-    if name not in names():
-        raise ConfigError(f"'{name}' is not a data set.{suggest(name, names())} List all: wardround datasets")
+    if name not in list_presets():
+        raise ConfigError(
+            f"'{name}' is not a data set.{suggest(name, list_presets())} List all: wardround datasets"
+        )
     file = FOLDER / f"{name}.yaml"
-    preset = Preset.read(read_yaml(file), f"{file}: ")
+    preset = DatasetPreset.read(read_yaml(file), f"{file}: ")
     if preset.name != name:
         raise ConfigError(f"{file}: name is '{preset.name}'; call it '{name}', as the file.")
     return preset

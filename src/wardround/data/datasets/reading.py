@@ -9,44 +9,44 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from wardround.data.datasets.preset import Part, Preset, Values
+from wardround.data.datasets.preset import DatasetPart, DatasetPreset, Values
 from wardround.data.listing import Entry, Listing
 from wardround.data.readers import msd
-from wardround.data.readers.common import checked_name, is_safe, named
+from wardround.data.readers.common import check_name, is_safe, join_names
 from wardround.errors import DataError
 
 DEEPEST = 10  # folders below the root; the deepest layout has six
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundCase:
     """One case with all its masks (the first is the entry's label) and the part it belongs to."""
 
     entry: Entry
     masks: tuple[Path, ...]
-    part: Part
+    part: DatasetPart
 
 
 @dataclass
 class Trouble:
-    """What did not fit, by kind, to be told in a few sentences."""
+    """Cases left out or incomplete, by kind, for a few sentences."""
 
     unsafe: list[str] = field(default_factory=list)
     incomplete: list[str] = field(default_factory=list)
     bare: list[str] = field(default_factory=list)
     twice: list[str] = field(default_factory=list)
 
-    def sentences(self, preset: Preset) -> list[str]:
+    def sentences(self, preset: DatasetPreset) -> list[str]:
         said = {
             "hold a name that cannot be used; left out": self.unsafe,
             "lack a channel; left out": self.incomplete,
             "have no label": self.bare,
             "are there a second time; the first counts": self.twice,
         }
-        return [f"{preset.name}: {len(n)} cases {what}: {named(n)}." for what, n in said.items() if n]
+        return [f"{preset.name}: {len(n)} cases {what}: {join_names(n)}." for what, n in said.items() if n]
 
 
-def entries(preset: Preset, root: Path, client: str | None = None) -> Listing:
+def read_preset(preset: DatasetPreset, root: Path, client: str | None = None) -> Listing:
     """The cases below a folder, as every reader gives them.
 
     client: the name all of them get. A case with several masks is left out here, as a listing has one label
@@ -54,37 +54,37 @@ def entries(preset: Preset, root: Path, client: str | None = None) -> Listing:
     """
     if preset.reader == "msd":
         return from_msd(preset, root, client)
-    cases, notes = find(preset, root)
+    cases, notes = find_cases(preset, root)
     several = [case.entry.name for case in cases if len(case.masks) > 1]
     if several:
         notes.append(
-            f"{preset.name}: {len(several)} cases have several masks and are left out: {named(several)}. "
+            f"{preset.name}: {len(several)} cases with several masks are left out: {join_names(several)}. "
             f"Join them with: wardround datasets labels {preset.name} FOLDER -o OUT"
         )
     single = [case.entry for case in cases if len(case.masks) <= 1]
     if client is not None:
-        single = under(single, checked_name(client, str(root)))
+        single = rename_client(single, check_name(client, str(root)))
     return Listing(
         f"preset:{preset.name}",
         tuple(sorted(single, key=lambda entry: (entry.client, entry.name))),
         preset.channels,
-        common_labels(preset, [case.part for case in cases]),
+        join_labels(preset, [case.part for case in cases]),
         tuple(notes),
         preset.numbered_regions,
     )
 
 
-def find(preset: Preset, root: Path) -> tuple[list[Found], list[str]]:
-    """All cases with all their masks, and what a person should know."""
+def find_cases(preset: DatasetPreset, root: Path) -> tuple[list[FoundCase], list[str]]:
+    """All cases with all their masks, and notes on how they were read."""
     root = Path(root).resolve()
     if not root.is_dir():
         raise DataError(f"{root} is not a folder; give the one that {preset.title} was unpacked into.")
     files = walk(root)
     trouble = Trouble()
-    found: dict[tuple[str, str], Found] = {}
+    found: dict[tuple[str, str], FoundCase] = {}
     absent = []
     for part in preset.parts:
-        cases = part_cases(part, root, files, trouble)
+        cases = find_part_cases(part, root, files, trouble)
         if not cases:
             absent.append(part)
         for case in cases:
@@ -98,12 +98,12 @@ def find(preset: Preset, root: Path) -> tuple[list[Found], list[str]]:
             f"{root} does not hold {preset.title} as it is published. Expected: {expected}. "
             f"See: wardround datasets show {preset.name}"
         )
-    notes = [*preset.notes, *trouble.sentences(preset), *missing_parts(preset, absent, found)]
+    notes = [*preset.notes, *trouble.sentences(preset), *note_missing_parts(preset, absent, found)]
     return list(found.values()), notes
 
 
-def missing_parts(
-    preset: Preset, absent: Sequence[Part], found: Mapping[tuple[str, str], Found]
+def note_missing_parts(
+    preset: DatasetPreset, absent: Sequence[DatasetPart], found: Mapping[tuple[str, str], FoundCase]
 ) -> list[str]:
     """Clients of which nothing is there; several parts may be ways to lay out one client."""
     here = {client for client, _ in found}
@@ -132,7 +132,7 @@ def walk(root: Path) -> list[str]:
     return sorted(files)
 
 
-def part_cases(part: Part, root: Path, files: Sequence[str], trouble: Trouble) -> list[Found]:
+def find_part_cases(part: DatasetPart, root: Path, files: Sequence[str], trouble: Trouble) -> list[FoundCase]:
     """The cases of one part."""
     known = set(files)
     pattern = part.pattern
@@ -142,53 +142,53 @@ def part_cases(part: Part, root: Path, files: Sequence[str], trouble: Trouble) -
         if match is None:
             continue
         words = {name: value or "" for name, value in match.groupdict().items()}
-        entry = entry_of(part, words, known)
+        entry = make_entry(part, words, known)
         if not (is_safe(entry.client) and is_safe(entry.name)):
             trouble.unsafe.append(file)
         elif any(str(path) not in known for path in entry.images):
             trouble.incomplete.append(entry.name)
         else:
-            masks = () if entry.label is None else (entry.label, *further(part, words, files))
+            masks = () if entry.label is None else (entry.label, *find_more_masks(part, words, files))
             if not masks:
                 trouble.bare.append(entry.name)
-            cases.append(Found(placed(entry, root), tuple(root / mask for mask in masks), part))
+            cases.append(FoundCase(resolve_paths(entry, root), tuple(root / mask for mask in masks), part))
     return cases
 
 
-def entry_of(part: Part, words: Mapping[str, str], known: set[str]) -> Entry:
-    """A case as its file names tell it, paths still relative."""
+def make_entry(part: DatasetPart, words: Mapping[str, str], known: set[str]) -> Entry:
+    """A case from its file names, paths still relative."""
     at = words["at"]
-    fixed = [template for template in part.label if at + filled(template, words) in known]
-    label = Path(at + filled(fixed[0], words)) if fixed else None
-    said = filled(part.client, words)
+    fixed = [template for template in part.label if at + fill(template, words) in known]
+    label = Path(at + fill(fixed[0], words)) if fixed else None
+    said = fill(part.client, words)
     client = part.names.get(said, said)
     columns = {name: words[name] for name in part.columns if words.get(name)}
     return Entry(
         client,
-        filled(part.name, words),
-        tuple(Path(at + filled(template, words)) for template in part.images),
+        fill(part.name, words),
+        tuple(Path(at + fill(template, words)) for template in part.images),
         label,
-        group_of(part, words, client),
+        name_group(part, words, client),
         columns=columns,
     )
 
 
-def filled(template: str, words: Mapping[str, str]) -> str:
+def fill(template: str, words: Mapping[str, str]) -> str:
     return template.format_map(words)
 
 
-def group_of(part: Part, words: Mapping[str, str], client: str) -> str:
+def name_group(part: DatasetPart, words: Mapping[str, str], client: str) -> str:
     """The patient or video; names that only count within a client carry its name."""
     if part.group is not None:
-        return filled(part.group, words)
+        return fill(part.group, words)
     if part.sequences:
         return f"{client}_video{bisect_right(part.sequences, int(words['frame'])):02d}"
     if part.run is not None:
         return f"{client}_run{(int(words['frame']) - 1) // part.run + 1:02d}"
-    return f"{client}_{words.get('patient') or filled(part.name, words)}"
+    return f"{client}_{words.get('patient') or fill(part.name, words)}"
 
 
-def further(part: Part, words: Mapping[str, str], files: Sequence[str]) -> list[Path]:
+def find_more_masks(part: DatasetPart, words: Mapping[str, str], files: Sequence[str]) -> list[Path]:
     """The other masks of a case."""
     if part.more is None:
         return []
@@ -196,7 +196,7 @@ def further(part: Part, words: Mapping[str, str], files: Sequence[str]) -> list[
     return [Path(file) for file in files if wanted.fullmatch(file)]
 
 
-def placed(entry: Entry, root: Path) -> Entry:
+def resolve_paths(entry: Entry, root: Path) -> Entry:
     return replace(
         entry,
         images=tuple(root / path for path in entry.images),
@@ -204,7 +204,7 @@ def placed(entry: Entry, root: Path) -> Entry:
     )
 
 
-def under(cases: Sequence[Entry], client: str) -> list[Entry]:
+def rename_client(cases: Sequence[Entry], client: str) -> list[Entry]:
     """All cases as one client's; names that then repeat carry their centre's in front."""
     plain = len({entry.name for entry in cases}) == len(cases)
     return [
@@ -213,7 +213,7 @@ def under(cases: Sequence[Entry], client: str) -> list[Entry]:
     ]
 
 
-def common_labels(preset: Preset, parts: Sequence[Part]) -> Values:
+def join_labels(preset: DatasetPreset, parts: Sequence[DatasetPart]) -> Values:
     """One map for all parts that are here; where a value means two classes, the way out is named."""
     meaning: dict[int, str] = {}
     joined: dict[str, set[int]] = {name: set() for name in preset.labels}
@@ -233,9 +233,9 @@ def common_labels(preset: Preset, parts: Sequence[Part]) -> Values:
 # Medical Segmentation Decathlon
 
 
-def from_msd(preset: Preset, root: Path, client: str | None) -> Listing:
+def from_msd(preset: DatasetPreset, root: Path, client: str | None) -> Listing:
     """A task in the Decathlon's layout, by the preset's names where it has some."""
-    place = task_folder(preset, Path(root))
+    place = find_task_folder(preset, Path(root))
     listing = msd.read(place, client)
     return replace(
         listing,
@@ -247,7 +247,7 @@ def from_msd(preset: Preset, root: Path, client: str | None) -> Listing:
     )
 
 
-def task_folder(preset: Preset, root: Path) -> Path:
+def find_task_folder(preset: DatasetPreset, root: Path) -> Path:
     """The folder with dataset.json: the root, or the task's folder in it."""
     places = [root, *(root / name for name in preset.folders), *(root / n / n for n in preset.folders)]
     here = next((place for place in places if (place / "dataset.json").is_file()), None)

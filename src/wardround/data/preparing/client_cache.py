@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from wardround.data.checking.check import check
-from wardround.data.checking.facts import Watch, label_facts
+from wardround.data.checking.facts import Watch, measure_label
 from wardround.data.federation_file import FederationFile
 from wardround.data.listing import Entry, Listing
 from wardround.data.partitions import Description
@@ -174,7 +174,7 @@ class LabelDescriptions:
         known = self._known.get(place)
         if not isinstance(known, dict) or known.get("signature") != now:
             try:
-                values = label_facts(read_label(label)).values
+                values = measure_label(read_label(label)).values
             except DataError:
                 return {}
             known = {"signature": now, "values": {str(value): count for value, count in values.items()}}

@@ -45,7 +45,7 @@ class Preparation:
         labels = {name: tuple(values) for name, values in federation.labels.items()}
         for number in range(len(labels) + 1, federation.num_classes):
             labels[f"class {number}"] = (number,)
-        seen = federation.look_back() if federation.look_back is not None else None
+        seen = federation.summarise_scans() if federation.summarise_scans is not None else None
         settings = federation.prepare or PrepareSettings(orientation=None, normalise="none")
         return cls(
             dimensions=federation.dimensions,

@@ -26,7 +26,7 @@ from wardround.data.listing import Entry, Listing
 from wardround.data.proposing import inspection
 from wardround.data.proposing.inspection import Inspection
 from wardround.data.readers import detect
-from wardround.data.readers.common import is_safe, named
+from wardround.data.readers.common import is_safe, join_names
 from wardround.data.sources import join_listings, never_trains, read_source
 from wardround.errors import DataError
 
@@ -136,7 +136,7 @@ def choose_labels(listing: Listing, found: Inspection, choices: list[str]) -> La
         other = sorted(set(found.values) - known - {0})
         if other:
             choices.append(
-                f"Labels hold values the data set does not name: {named(map(str, other))}; background."
+                f"Labels hold values the data set does not name: {join_names(map(str, other))}; background."
             )
         return dict(listing.labels)
     values = [value for value in found.values if value > 0]
@@ -149,8 +149,8 @@ def choose_labels(listing: Listing, found: Inspection, choices: list[str]) -> La
         )
     labels: Labels = {f"class_{number}": (value,) for number, value in enumerate(values, start=1)}
     choices.append(
-        f"Labels hold the values {named(map(str, values), 10)} besides background: "
-        f"{named(labels, 10)}. Give them their names under labels and regions."
+        f"Labels hold the values {join_names(map(str, values), 10)} besides background: "
+        f"{join_names(labels, 10)}. Give them their names under labels and regions."
     )
     return labels
 
@@ -217,7 +217,7 @@ def choose_partition(listing: Listing, training: Sequence[str], choices: list[st
     columns = find_client_columns(entries)
     if columns:
         first = next(iter(columns))
-        kinds = named((f"{name} ({count} values)" for name, count in columns.items()), 6)
+        kinds = join_names((f"{name} ({count} values)" for name, count in columns.items()), 6)
         choices.append(
             f"Columns that could make the clients instead: {kinds}. Write partition: "
             f"{{kind: column, column: {first}}}"
@@ -255,7 +255,7 @@ def describe(proposal: Proposal) -> list[str]:
     file, listing = proposal.file, proposal.listing
     sizes = (f"{name} ({len(listing.of(name))})" for name in listing.clients)
     cases, clients = format_count(len(listing.entries), "case"), format_count(len(listing.clients), "client")
-    found = f"Found {cases} of {clients}: {named(sizes, 20)}."
+    found = f"Found {cases} of {clients}: {join_names(sizes, 20)}."
     images = f"Channels: {', '.join(file.channels)}. Classes: {', '.join(file.labels)}."
     return [*proposal.recognised, found, images, *proposal.choices, *listing.notes]
 

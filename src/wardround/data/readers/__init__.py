@@ -1,9 +1,10 @@
-"""Readers: one small file a folder layout, recognised by looking.
+"""Readers: one module for each folder layout, and for the image files in it.
 
-    detect(path)            which layout it is, and why
-    read(source, base)      its cases, as a Listing
+    detect(path)                 which layout a folder has, and why
+    READERS[name].read(path)     its cases, as a Listing
+    image_files, dicom           one scan or label; DICOM series to NIfTI and PNG
 
-A new layout is a file with `recognise` and `read`, and a line in READERS.
+A new layout is a module with `recognise` and `read`, and a line in READERS.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pathlib import Path
 
 from wardround.data.listing import Listing
 from wardround.data.readers import bids, centres, msd, nnunet, table
-from wardround.data.readers.common import entries_of, folders_in, named
+from wardround.data.readers.common import join_names, list_entries, list_folders
 from wardround.data.readers.dicom import holds_dicom
 from wardround.errors import DataError
 from wardround.plugins import Registry
@@ -65,22 +66,23 @@ def detect(path: Path) -> tuple[str, str]:
         why = reader.recognise(path)
         if why is not None:
             return name, f"{path}: {why}."
-    raise DataError(unknown(path))
+    raise DataError(explain_unknown(path))
 
 
-def unknown(path: Path) -> str:
-    """Why nothing fits, and what to do, for the folders people really give."""
+def explain_unknown(path: Path) -> str:
+    """Why no layout fits, and what to do about it."""
     if not path.is_dir():
         return f"{path} is not a folder, nor a list of cases (.csv, .json)."
-    inner = [c.name for c in folders_in(path, []) if any(reader.recognise(c) for reader in READERS.values())]
+    inner = [
+        c.name for c in list_folders(path, []) if any(reader.recognise(c) for reader in READERS.values())
+    ]
     if inner:
-        return f"{path} is not a data set but holds some: {named(inner)}. Give these folders instead."
+        return f"{path} is not a data set but holds some: {join_names(inner)}. Give these folders instead."
     if holds_dicom(path):
         return (
             f"{path} holds DICOM files. Bring them into a centre's folder first: wardround data import-dicom"
         )
-    seen = [entry.name for entry in entries_of(path, [])]
+    seen = [entry.name for entry in list_entries(path, [])]
     layouts = "; ".join(reader.about for reader in READERS.values())
-    return (
-        f"{path} has none of the layouts wardround knows ({layouts}). It holds: {named(seen) or 'nothing'}."
-    )
+    held = join_names(seen) or "nothing"
+    return f"{path} has none of the layouts wardround knows ({layouts}). It holds: {held}."

@@ -19,22 +19,22 @@ from wardround.data.listing import Entry, Listing
 from wardround.data.readers.common import (
     CLIENT,
     SPLIT,
-    cell,
-    checked_name,
-    files_in,
-    first_of,
-    folders_in,
+    check_name,
+    find_first,
+    get_cell,
     is_file,
     is_safe,
-    named,
+    join_names,
+    list_folders,
+    list_images,
+    parse_split,
     read_rows,
-    split_word,
 )
 
 LABELS = ("dseg", "mask", "seg", "roi", "lesion")
 NOT_SCANS = ("probseg", "defacemask")
 COMMON = 0.8  # of the labelled cases must have a kind of scan that is a channel; the others are left out
-KIND = ("acq", "ce", "rec", "desc", "label")  # what tells two scans of one suffix apart
+KIND = ("acq", "ce", "rec", "desc", "label")  # distinguishes two scans of one suffix
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Image:
 def recognise(path: Path) -> str | None:
     if not path.is_dir():
         return None
-    subjects = [child for child in folders_in(path, []) if child.name.startswith("sub-")]
+    subjects = [child for child in list_folders(path, []) if child.name.startswith("sub-")]
     if not any((child / "anat").is_dir() or any(child.glob("ses-*/anat")) for child in subjects):
         return None
     return f"{len(subjects)} folders sub-*/anat: BIDS"
@@ -66,15 +66,16 @@ def read(path: Path, client: str | None = None) -> Listing:
     """All subjects; clients from participants.tsv where it names sites."""
     root = path.resolve()
     notes: list[str] = []
-    people = participants(root)
-    images = list(found(root, notes))
-    label_kind = chosen_label([image for image in images if image.is_label], notes)
-    labels = by_case([i for i in images if i.is_label and i.kind == label_kind], notes)
-    scans = in_space([i for i in images if not i.is_label], next(iter(labels.values()), None))
+    people = read_participants(root)
+    images = list(find_images(root, notes))
+    label_kind = choose_label([image for image in images if image.is_label], notes)
+    labels = index_by_case([i for i in images if i.is_label and i.kind == label_kind], notes)
+    scans = select_space([i for i in images if not i.is_label], next(iter(labels.values()), None))
     kinds = {
-        kind: by_case([i for i in scans if i.kind == kind], notes) for kind in sorted({i.kind for i in scans})
+        kind: index_by_case([i for i in scans if i.kind == kind], notes)
+        for kind in sorted({i.kind for i in scans})
     }
-    channels = chosen_channels(kinds, set(labels), notes)
+    channels = choose_channels(kinds, set(labels), notes)
     entries, lacking = [], []
     for case in sorted({i.case for i in scans} | set(labels)):
         files = [kinds[kind].get(case) for kind in channels]
@@ -84,44 +85,44 @@ def read(path: Path, client: str | None = None) -> Listing:
             continue
         label = labels.get(case)
         row = people.get(here[0].subject, {})
-        entries.append(entry_of(here, label.path if label else None, row, client, root))
+        entries.append(make_entry(here, label.path if label else None, row, client, root))
     if lacking:
         notes.append(
             f"{root.name}: {len(lacking)} cases do not have {' and '.join(channels)}: "
-            f"{named(lacking)}; left out."
+            f"{join_names(lacking)}; left out."
         )
     bare = [entry.name for entry in entries if entry.label is None]
     if bare:
-        notes.append(f"{root.name}: {len(bare)} cases have no label: {named(bare)}.")
+        notes.append(f"{root.name}: {len(bare)} cases have no label: {join_names(bare)}.")
     ordered = tuple(sorted(entries, key=lambda entry: (entry.client, entry.name)))
     return Listing("bids", ordered, tuple(channels), notes=tuple(notes))
 
 
-def entry_of(
+def make_entry(
     images: list[Image], label: Path | None, row: Mapping[str, str], client: str | None, root: Path
 ) -> Entry:
-    who = client or cell(row, first_of(CLIENT, row)) or root.name
-    split = split_word(cell(row, first_of(SPLIT, row)), f"{root.name}/participants.tsv")
+    who = client or get_cell(row, find_first(CLIENT, row)) or root.name
+    split = parse_split(get_cell(row, find_first(SPLIT, row)), f"{root.name}/participants.tsv")
     case, subject = images[0].case, images[0].subject
     files = tuple(image.path for image in images)
-    return Entry(checked_name(who, str(root)), case, files, label, subject, split, dict(row))
+    return Entry(check_name(who, str(root)), case, files, label, subject, split, dict(row))
 
 
-def found(root: Path, notes: list[str]) -> Iterator[Image]:
+def find_images(root: Path, notes: list[str]) -> Iterator[Image]:
     """Every NIfTI file under sub-*/[ses-*/]anat, in the set itself and in its derivatives."""
-    pipelines = folders_in(root / "derivatives", notes) if (root / "derivatives").is_dir() else []
+    pipelines = list_folders(root / "derivatives", notes) if (root / "derivatives").is_dir() else []
     for place in (root, *(p for p in pipelines if not p.name.startswith("sub-")), root / "derivatives"):
-        for subject in folders_in(place, []) if place.is_dir() else []:
+        for subject in list_folders(place, []) if place.is_dir() else []:
             if not subject.name.startswith("sub-") or not is_safe(subject.name):
                 continue
-            sessions = [child for child in folders_in(subject, notes) if child.name.startswith("ses-")]
+            sessions = [child for child in list_folders(subject, notes) if child.name.startswith("ses-")]
             for folder in (subject / "anat", *(session / "anat" for session in sessions)):
-                files = files_in(folder, notes) if folder.is_dir() else {}
-                yield from (image for stem, file in files.items() if (image := parsed(file, stem)))
+                files = list_images(folder, notes) if folder.is_dir() else {}
+                yield from (image for stem, file in files.items() if (image := parse_name(file, stem)))
 
 
-def parsed(path: Path, stem: str) -> Image | None:
-    """What a BIDS name says; None for a file that has none, or is no scan.
+def parse_name(path: Path, stem: str) -> Image | None:
+    """What a BIDS name says; None for any other file.
 
     >>> parsed(Path("x.nii"), "sub-01_ses-2_ce-gd_T1w").kind
     'ce-gd_T1w'
@@ -136,35 +137,37 @@ def parsed(path: Path, stem: str) -> Image | None:
     return Image(path, case, subject, kind, suffix, said)
 
 
-def chosen_label(labels: list[Image], notes: list[str]) -> str | None:
+def choose_label(labels: list[Image], notes: list[str]) -> str | None:
     """The kind of mask most cases have; a mask of the brain only where there is no other."""
     counts = Counter(image.kind for image in labels)
     if not counts:
         return None
     kinds = sorted(counts, key=lambda kind: ("brain" in kind.lower(), -counts[kind], kind))
     if len(kinds) > 1:
-        notes.append(f"Labels are the files called {kinds[0]}; {named(kinds[1:])} are not used.")
+        notes.append(f"Labels are the files called {kinds[0]}; {join_names(kinds[1:])} are not used.")
     return kinds[0]
 
 
-def in_space(scans: list[Image], label: Image | None) -> list[Image]:
-    """The scans that lie where the labels were drawn: those of the labels' `space-`, or those without one."""
+def select_space(scans: list[Image], label: Image | None) -> list[Image]:
+    """The scans in the space of the labels (`space-`), or those without one."""
     space = label.said.get("space") if label else None
     same = [scan for scan in scans if scan.said.get("space") == space]
     return same or [scan for scan in scans if "space" not in scan.said] or scans
 
 
-def by_case(images: list[Image], notes: list[str]) -> dict[str, Image]:
+def index_by_case(images: list[Image], notes: list[str]) -> dict[str, Image]:
     """One file a case; of several runs the first."""
     ordered = sorted(images, key=lambda image: (image.case, image.said.get("run", ""), str(image.path)))
     first: dict[str, Image] = {}
     doubled = [image.case for image in ordered if first.setdefault(image.case, image) is not image]
     if doubled:
-        notes.append(f"{named(sorted(set(doubled)))}: several runs of {ordered[0].kind}; the first is used.")
+        notes.append(
+            f"{join_names(sorted(set(doubled)))}: several runs of {ordered[0].kind}; the first is used."
+        )
     return first
 
 
-def chosen_channels(
+def choose_channels(
     kinds: Mapping[str, Mapping[str, Image]], labelled: set[str], notes: list[str]
 ) -> list[str]:
     """The kinds of scan that nearly all labelled cases have; the commonest where there is none."""
@@ -173,11 +176,11 @@ def chosen_channels(
     often = [kind for kind in kinds if counts[kind] >= COMMON * len(wanted)]
     rare = [kind for kind in kinds if kind not in often]
     if rare and often:
-        notes.append(f"Not all labelled cases have {named(rare)}; these scans are not used.")
+        notes.append(f"Not all labelled cases have {join_names(rare)}; these scans are not used.")
     return often or sorted(kinds, key=lambda kind: -counts[kind])[:1]
 
 
-def participants(root: Path) -> dict[str, dict[str, str]]:
+def read_participants(root: Path) -> dict[str, dict[str, str]]:
     """participants.tsv by subject, nothing where there is none."""
     path = root / "participants.tsv"
     rows = read_rows(path) if is_file(path) else []

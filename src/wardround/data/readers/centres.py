@@ -21,17 +21,17 @@ from wardround.data.readers.common import (
     CLIENT,
     GROUP,
     SPLIT,
-    cell,
-    checked_name,
-    entries_of,
-    files_in,
-    first_of,
-    folders_in,
+    check_name,
+    find_first,
+    get_cell,
     is_file,
     is_safe,
-    named,
+    join_names,
+    list_entries,
+    list_folders,
+    list_images,
+    parse_split,
     read_rows,
-    split_word,
 )
 from wardround.errors import DataError
 
@@ -55,84 +55,84 @@ Pairs = dict[str, tuple[tuple[Path, ...], Path | None]]
 def recognise(path: Path) -> str | None:
     if not path.is_dir():
         return None
-    if parts(path, []) is not None:
+    if find_parts(path, []) is not None:
         return f"{path.name or path} has a folder of images and one of labels: one centre"
-    found = [child.name for child in folders_in(path, []) if parts(child, []) is not None]
-    return f"folders with images and labels ({len(found)}): {named(found)}" if found else None
+    found = [child.name for child in list_folders(path, []) if find_parts(child, []) is not None]
+    return f"folders with images and labels ({len(found)}): {join_names(found)}" if found else None
 
 
 def read(path: Path, client: str | None = None) -> Listing:
     """All centres of a folder, or the one centre it is; client: the name of a single centre."""
     notes: list[str] = []
     root = path.resolve()
-    if parts(root, []) is not None:
-        name = checked_name(client or root.name, str(path))
-        lone, source = lone_index(root)
+    if find_parts(root, []) is not None:
+        name = check_name(client or root.name, str(path))
+        lone, source = find_lone_index(root)
         if lone is None:
-            notes += unread_lists(root, name)
-        return Listing("centres", tuple(centre(root, name, lone, source, notes)), notes=tuple(notes))
+            notes += note_unread_lists(root, name)
+        return Listing("centres", tuple(read_centre(root, name, lone, source, notes)), notes=tuple(notes))
     index, source = read_index(root / "index.csv")
     entries: list[Entry] = []
-    for folder in folders_in(root, notes):
-        if parts(folder, notes) is None:
+    for folder in list_folders(root, notes):
+        if find_parts(folder, notes) is None:
             continue
         if not is_safe(folder.name):
             notes.append(f"{folder.name!a} cannot be the name of a client; left out.")
             continue
         rows = index.get(folder.name) or {} if index is not None else None
-        entries += centre(folder, folder.name, rows, source, notes)
+        entries += read_centre(folder, folder.name, rows, source, notes)
     for missing in sorted(set(index or {}) - {entry.client for entry in entries}):
         notes.append(f"{source} lists centre '{missing}', which has no cases here.")
     return Listing("centres", tuple(entries), notes=tuple(notes))
 
 
-def parts(folder: Path, notes: list[str]) -> tuple[Path, Path] | None:
-    """A centre's folders of images and of labels, whatever they are called."""
-    children = {child.name.lower(): child for child in folders_in(folder, notes)}
-    images, labels = first_of(IMAGES, children), first_of(LABELS, children)
+def find_parts(folder: Path, notes: list[str]) -> tuple[Path, Path] | None:
+    """A centre's folders of images and of labels, under any of their usual names."""
+    children = {child.name.lower(): child for child in list_folders(folder, notes)}
+    images, labels = find_first(IMAGES, children), find_first(LABELS, children)
     return (children[images], children[labels]) if images and labels else None
 
 
-def centre(
+def read_centre(
     folder: Path, client: str, index: Mapping[str, Mapping[str, str]] | None, source: str, notes: list[str]
 ) -> list[Entry]:
     """The cases of one centre; with an index, only those it lists."""
-    found = parts(folder, [])
+    found = find_parts(folder, [])
     assert found is not None
-    cases, doubled = pairs(*found, client, notes)
+    cases, doubled = pair_files(*found, client, notes)
     if index is not None:
         absent, extra = sorted(set(index) - set(cases)), sorted(set(cases) - set(index))
         if absent:
             notes.append(
-                f"client '{client}': {source} lists cases without an image: {named(absent)}; left out."
+                f"client '{client}': {source} lists cases without an image: {join_names(absent)}; left out."
             )
         if extra:
             notes.append(
-                f"client '{client}': {len(extra)} images are not in {source}: {named(extra)}; left out."
+                f"client '{client}': {len(extra)} images are not in {source}: {join_names(extra)}; left out."
             )
         cases = {stem: pair for stem, pair in cases.items() if stem in index}
     for case in sorted(set(doubled) & set(cases)):
-        files = named(path.name for path in doubled[case])
+        files = join_names(path.name for path in doubled[case])
         notes.append(
             f"client '{client}', case '{case}': several labels ({files}); left out. Keep one of them."
         )
         del cases[case]
     rows = index or {}
-    return [entry_of(client, stem, *cases[stem], rows.get(stem, {})) for stem in sorted(cases)]
+    return [make_entry(client, stem, *cases[stem], rows.get(stem, {})) for stem in sorted(cases)]
 
 
-def entry_of(
+def make_entry(
     client: str, stem: str, images: tuple[Path, ...], label: Path | None, row: Mapping[str, str]
 ) -> Entry:
-    group = cell(row, first_of(GROUP, row)) or stem
-    known = {first_of(CLIENT, row), first_of(CASE, row), first_of(SPLIT, row)}
+    group = get_cell(row, find_first(GROUP, row)) or stem
+    known = {find_first(CLIENT, row), find_first(CASE, row), find_first(SPLIT, row)}
     columns = {name: value for name, value in row.items() if name not in known}
     return Entry(
-        client, stem, images, label, group, split_word(cell(row, first_of(SPLIT, row)), stem), columns
+        client, stem, images, label, group, parse_split(get_cell(row, find_first(SPLIT, row)), stem), columns
     )
 
 
-def pairs(
+def pair_files(
     images: Path, labels: Path, client: str, notes: list[str]
 ) -> tuple[Pairs, Mapping[str, Sequence[Path]]]:
     """Stem -> images and label, and stem -> labels where nothing says which of several is meant.
@@ -140,31 +140,31 @@ def pairs(
     What has no partner is noted; an image alone stays, without label. A label of the image's own name counts
     before `x_mask` and `x_seg`, which are then noted.
     """
-    pictures, drawn = files_in(images, notes), files_in(labels, notes)
-    own = {stem: path for stem, path in drawn.items() if stem in pictures or not LABEL_MARKS.search(stem)}
+    pictures, masks = list_images(images, notes), list_images(labels, notes)
+    own = {stem: path for stem, path in masks.items() if stem in pictures or not LABEL_MARKS.search(stem)}
     marked: dict[str, list[Path]] = {}
-    for stem in sorted(set(drawn) - set(own)):
-        marked.setdefault(LABEL_MARKS.sub("", stem), []).append(drawn[stem])
+    for stem in sorted(set(masks) - set(own)):
+        marked.setdefault(LABEL_MARKS.sub("", stem), []).append(masks[stem])
     doubled = {case: paths for case, paths in marked.items() if len(paths) > 1 and case not in own}
     spare = [path.name for case, paths in marked.items() if case in own for path in paths]
     if spare:
         notes.append(
-            f"client '{client}': labels beside one of the image's own name are not used: {named(spare)}."
+            f"client '{client}': labels beside one of the image's own name are not used: {join_names(spare)}."
         )
     found = {**{case: paths[0] for case, paths in marked.items()}, **own}
     cases: Pairs = {}
-    for case, files in channels(pictures, found).items():
+    for case, files in group_channels(pictures, found).items():
         cases[case] = (files, found.get(case))
     bare = sorted(case for case, (_, label) in cases.items() if label is None)
     if bare:
-        notes.append(f"client '{client}': {len(bare)} images have no label: {named(bare)}.")
+        notes.append(f"client '{client}': {len(bare)} images have no label: {join_names(bare)}.")
     lost = sorted(path.name for stem, path in found.items() if stem not in cases)
     if lost:
-        notes.append(f"client '{client}': {len(lost)} labels have no image: {named(lost)}; left out.")
+        notes.append(f"client '{client}': {len(lost)} labels have no image: {join_names(lost)}; left out.")
     return cases, doubled
 
 
-def channels(pictures: Mapping[str, Path], labels: Mapping[str, Path]) -> dict[str, tuple[Path, ...]]:
+def group_channels(pictures: Mapping[str, Path], labels: Mapping[str, Path]) -> dict[str, tuple[Path, ...]]:
     """Files by case: `x_0000` and `x_0001` are channels of `x` where the label is called `x`."""
     cases: dict[str, list[Path]] = {}
     for stem in sorted(pictures):
@@ -181,12 +181,12 @@ def read_index(path: Path) -> tuple[dict[str, dict[str, dict[str, str]]] | None,
     found: dict[str, dict[str, dict[str, str]]] = {}
     for number, row in enumerate(read_rows(path), start=2):
         where = f"{path}, line {number}"
-        stem, site = cell(row, first_of(CASE, row)), cell(row, first_of(CLIENT, row))
+        stem, site = get_cell(row, find_first(CASE, row)), get_cell(row, find_first(CLIENT, row))
         if not stem:
             raise DataError(
                 f"{where}: no stem. An index.csv needs the columns centre and stem; split is optional."
             )
-        split_word(cell(row, first_of(SPLIT, row)), where)
+        parse_split(get_cell(row, find_first(SPLIT, row)), where)
         cases = found.setdefault(site, {})
         if stem in cases:
             raise DataError(f"{where}: case '{stem}' of '{site}' is listed twice; keep one line.")
@@ -194,18 +194,18 @@ def read_index(path: Path) -> tuple[dict[str, dict[str, dict[str, str]]] | None,
     return found, path.name
 
 
-def unread_lists(folder: Path, client: str) -> list[str]:
-    """Lists beside the images that nobody reads: the patients they name would not be kept together."""
-    found = [entry.name for entry in entries_of(folder, []) if entry.name.lower().endswith(".csv")]
+def note_unread_lists(folder: Path, client: str) -> list[str]:
+    """Lists beside the images that are not read: the patients they name would not be kept together."""
+    found = [entry.name for entry in list_entries(folder, []) if entry.name.lower().endswith(".csv")]
     if not found:
         return []
     return [
-        f"client '{client}': {named(found)} beside the images is not read. If it tells the patients, "
+        f"client '{client}': {join_names(found)} beside the images is not read. If it names the patients, "
         "give it to `wardround data init` itself, or call it index.csv."
     ]
 
 
-def lone_index(folder: Path) -> tuple[Mapping[str, Mapping[str, str]] | None, str]:
+def find_lone_index(folder: Path) -> tuple[Mapping[str, Mapping[str, str]] | None, str]:
     """The rows of one centre: from its own index.csv, or from the one beside it that names this centre."""
     own, source = read_index(folder / "index.csv")
     if own is not None:

@@ -1,4 +1,4 @@
-"""What all readers need: files by their stem, safe names, columns under many names, sentences of notes."""
+"""What all readers share: files by stem, safe names, synonyms of columns, text files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from wardround.errors import DataError
 
 DELIMITERS = (",", ";", "\t")
 
-# Columns of a list under the names people give them; the first that a list has counts.
+# Synonyms of the columns of a list; the first that a list has counts.
 CLIENT = ("centre", "center", "client", "site", "hospital", "institution")
 CASE = ("stem", "case", "case_id", "name", "id")
 GROUP = (
@@ -59,7 +59,7 @@ def is_safe(name: str) -> bool:
     )
 
 
-def checked_name(name: str, where: str) -> str:
+def check_name(name: str, where: str) -> str:
     if is_safe(name):
         return name
     raise DataError(
@@ -68,14 +68,14 @@ def checked_name(name: str, where: str) -> str:
     )
 
 
-def named(names: Iterable[str], limit: int = 5) -> str:
+def join_names(names: Iterable[str], limit: int = 5) -> str:
     """Some names in a sentence, the rest counted."""
     every = list(names)
     shown = ", ".join(name if name.isprintable() else ascii(name) for name in every[:limit])
     return shown if len(every) <= limit else f"{shown} and {len(every) - limit} more"
 
 
-def entries_of(folder: Path, notes: list[str]) -> list[os.DirEntry[str]]:
+def list_entries(folder: Path, notes: list[str]) -> list[os.DirEntry[str]]:
     """What lies in a folder, hidden names left out; a folder that cannot be read is noted."""
     try:
         with os.scandir(folder) as found:
@@ -85,10 +85,10 @@ def entries_of(folder: Path, notes: list[str]) -> list[os.DirEntry[str]]:
         return []
 
 
-def folders_in(folder: Path, notes: list[str]) -> list[Path]:
+def list_folders(folder: Path, notes: list[str]) -> list[Path]:
     """Its folders; a link that leads nowhere or in a circle is noted."""
     found = []
-    for entry in entries_of(folder, notes):
+    for entry in list_entries(folder, notes):
         try:
             if stat.S_ISDIR(entry.stat().st_mode):
                 found.append(folder / entry.name)
@@ -97,14 +97,14 @@ def folders_in(folder: Path, notes: list[str]) -> list[Path]:
     return found
 
 
-def files_in(folder: Path, notes: list[str]) -> dict[str, Path]:
+def list_images(folder: Path, notes: list[str]) -> dict[str, Path]:
     """Image files by stem. Broken links stay, so that checking names them as the cases they are.
 
     Of two files with one stem the first ending of ENDINGS counts, and a note says so.
     """
     found: dict[str, Path] = {}
     doubled, unsafe, deeper = [], [], []
-    for entry in entries_of(folder, notes):
+    for entry in list_entries(folder, notes):
         stem = stem_of(entry.name)
         if is_folder(entry):
             deeper.append(entry.name)
@@ -112,22 +112,22 @@ def files_in(folder: Path, notes: list[str]) -> dict[str, Path]:
             unsafe.append(entry.name)
         elif stem is not None and stem in found:
             doubled.append(stem)
-            found[stem] = min(found[stem], folder / entry.name, key=ending_rank)
+            found[stem] = min(found[stem], folder / entry.name, key=rank_ending)
         elif stem is not None:
             found[stem] = folder / entry.name
     if doubled:
         notes.append(
-            f"{folder} holds two files for {named(doubled)}; only {found[doubled[0]].name} is "
+            f"{folder} holds two files for {join_names(doubled)}; only {found[doubled[0]].name} is "
             "used, and so on."
         )
     if unsafe:
-        notes.append(f"{folder} holds files whose names cannot be used: {named(unsafe)}; left out.")
+        notes.append(f"{folder} holds files whose names cannot be used: {join_names(unsafe)}; left out.")
     if deeper:
-        notes.append(f"{folder} holds folders ({named(deeper)}), which are not looked into.")
+        notes.append(f"{folder} holds folders ({join_names(deeper)}), which are not read.")
     return found
 
 
-def ending_rank(path: Path) -> int:
+def rank_ending(path: Path) -> int:
     return next(rank for rank, ending in enumerate(ENDINGS) if path.name.lower().endswith(ending))
 
 
@@ -176,24 +176,24 @@ def read_rows(path: Path) -> list[dict[str, str]]:
         raise DataError(f"{path} is empty.")
     heads = [cell.strip().lower() for cell in lines[0]]
     if len(set(heads)) < len(heads):
-        raise DataError(f"{path}: two columns have the same name; columns are {named(heads, 20)}.")
+        raise DataError(f"{path}: two columns have the same name; columns are {join_names(heads, 20)}.")
     for number, line in enumerate(lines[1:], start=2):
         if len(line) > len(heads):
             raise DataError(f"{path}, line {number}: {len(line)} cells under {len(heads)} column heads.")
     return [dict(zip(heads, [cell.strip() for cell in line], strict=False)) for line in lines[1:]]
 
 
-def first_of(names: Sequence[str], columns: Iterable[str]) -> str | None:
+def find_first(names: Sequence[str], columns: Iterable[str]) -> str | None:
     """The first of some synonyms that a list has as a column."""
     have = set(columns)
     return next((name for name in names if name in have), None)
 
 
-def cell(row: Mapping[str, str], column: str | None) -> str:
+def get_cell(row: Mapping[str, str], column: str | None) -> str:
     return row.get(column, "") if column is not None else ""
 
 
-def split_word(word: str, where: str) -> str | None:
+def parse_split(word: str, where: str) -> str | None:
     """train, val or test from what lists write; None for an empty cell."""
     if not word:
         return None
@@ -203,7 +203,7 @@ def split_word(word: str, where: str) -> str | None:
         raise DataError(f"{where}: split is {word!r}; write train, val or test, or leave it empty.") from None
 
 
-def whole(value: Any) -> int | None:
+def parse_whole(value: Any) -> int | None:
     """A whole number of 0 or more from JSON, which may be written as text; else None."""
     if isinstance(value, bool):
         return None

@@ -33,7 +33,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from wardround.data.readers.common import entries_of, files_in, folders_in, named, read_rows
+from wardround.data.readers.common import join_names, list_entries, list_folders, list_images, read_rows
 from wardround.errors import DataError
 from wardround.files import file_name, write_bytes, write_text
 
@@ -45,7 +45,7 @@ TO_NIFTI = np.diag(
 HEADS = ("stem", "patient", "modality")
 DESCRIPTION = "series"  # the column of those who keep descriptions
 KEY = ".patient-key"
-# DICOM PS3.3 C.7.3.1.1.1, those with pictures. Anything else in this field may be a text of somebody's own.
+# DICOM PS3.3 C.7.3.1.1.1, those with pictures. Anything else in this field may be free text.
 MODALITIES = re.compile(
     "BI|CR|CT|DG|DX|ES|GM|IO|IVOCT|IVUS|MG|MR|NM|OCT|OP|OPT|PT|PX|RF|SM|TG|US|XA|XC", re.ASCII
 )
@@ -71,8 +71,8 @@ class Series:
 
 
 @contextmanager
-def unsaid() -> Iterator[None]:
-    """The library complains of odd values by repeating them, names too; what breaks still breaks."""
+def silence_pydicom() -> Iterator[None]:
+    """pydicom warns of unexpected values by repeating them, names too; errors still raise."""
     log = logging.getLogger("pydicom")
     before = log.level
     log.setLevel(logging.CRITICAL)
@@ -84,7 +84,7 @@ def unsaid() -> Iterator[None]:
         log.setLevel(before)
 
 
-@unsaid()
+@silence_pydicom()
 def import_dicom(
     source: Path,
     target: Path,
@@ -97,11 +97,11 @@ def import_dicom(
     """Bring all series below `source` into the centre's folder `target`.
 
     series: only those whose description has this text (flair); keep_descriptions: list them, with whatever
-    they tell of the patient; by_folders: names follow the source's folders instead of pseudonyms, where the
-    files are thrown away after use; watch: is told each name. A series that cannot be used, or is there
+    they reveal of the patient; by_folders: names follow the source's folders instead of pseudonyms, where the
+    files are thrown away after use; watch: called with each name. A series that cannot be used, or is there
     already, is noted and the others go on. Notes name the source's folders, for those who may see them.
     """
-    pydicom = library()
+    pydicom = import_pydicom()
     if not source.is_dir():
         raise DataError(f"{source} is not a folder of DICOM files.")
     index = read_index(target / "index.csv")
@@ -111,19 +111,19 @@ def import_dicom(
     wanted = (series or "").casefold()
     taken: set[str] = set()
     burned: list[str] = []
-    for found in all_series(source, pydicom, result.notes):
+    for found in find_series(source, pydicom, result.notes):
         heads = [pydicom.dcmread(file, stop_before_pixels=True) for file in found.files]
         description = str(heads[0].get("SeriesDescription", ""))
         if wanted not in description.casefold():
             continue
-        key = key or secret(target / KEY)
-        patient = "patient_" + pseudonym(str(heads[0].get("PatientID", "")) or found.uid, key)
-        modality = modality_of(heads[0])
+        key = key or read_secret(target / KEY)
+        patient = "patient_" + make_pseudonym(str(heads[0].get("PatientID", "")) or found.uid, key)
+        modality = read_modality(heads[0])
         if by_folders:
-            name = folder_name(found, heads[0], source, taken)
+            name = make_folder_name(found, heads[0], source, taken)
         else:
-            name = free_name(f"{patient}_{modality}_{pseudonym(found.uid, key)}", taken)
-        for stem, content, ending in pictures_or_volume(found, name, heads, source, pydicom, result.notes):
+            name = make_free_name(f"{patient}_{modality}_{make_pseudonym(found.uid, key)}", taken)
+        for stem, content, ending in convert_series(found, name, heads, source, pydicom, result.notes):
             watch(stem)
             store(target / "images" / f"{stem}{ending}", content, result)
             facts = index.get(stem, (stem, patient, modality))[:3]  # what was listed may have been corrected
@@ -134,8 +134,8 @@ def import_dicom(
         raise DataError(" ".join([f"{source}: no DICOM series could be imported.", *result.notes[:3]]))
     if burned and not by_folders:
         result.notes.append(
-            f"BurnedInAnnotation is YES for {named(burned)}: look whether the text in these pictures names "
-            "anybody; it stays in them."
+            f"BurnedInAnnotation is YES for {join_names(burned)}: check that the text in these pictures "
+            "identifies nobody; it stays in them."
         )
     if had_descriptions and not keep_descriptions:
         result.notes.append(f"Descriptions of an earlier import are taken out of {target / 'index.csv'}.")
@@ -145,8 +145,8 @@ def import_dicom(
 
 def holds_dicom(path: Path) -> bool:
     """Whether a file here, or one folder down, carries DICOM's mark."""
-    files = [path / entry.name for entry in entries_of(path, [])]
-    files += [child / e.name for child in folders_in(path, [])[:5] for e in entries_of(child, [])[:5]]
+    files = [path / entry.name for entry in list_entries(path, [])]
+    files += [child / e.name for child in list_folders(path, [])[:5] for e in list_entries(child, [])[:5]]
     return any(is_dicom(file) for file in files[:200])
 
 
@@ -161,7 +161,7 @@ def is_dicom(file: Path) -> bool:
         return False
 
 
-def library() -> Any:
+def import_pydicom() -> Any:
     try:
         import pydicom  # type: ignore[import-not-found,unused-ignore]
     except ImportError:
@@ -171,7 +171,7 @@ def library() -> Any:
     return pydicom
 
 
-def all_series(source: Path, pydicom: Any, notes: list[str]) -> Iterator[Series]:
+def find_series(source: Path, pydicom: Any, notes: list[str]) -> Iterator[Series]:
     """Every series below a folder, in the order of folders; links to folders are not followed."""
     found: dict[tuple[str, str], Series] = {}
     broken = []
@@ -186,21 +186,21 @@ def all_series(source: Path, pydicom: Any, notes: list[str]) -> Iterator[Series]
                 head = pydicom.dcmread(file, stop_before_pixels=True, specific_tags=tags)
                 uid = str(head.SeriesInstanceUID)
                 head.Rows  # noqa: B018 - reports and structure sets have none
-                is_drawn = str(head.get("Modality", "")).strip().upper() == "SEG"
+                is_mask = str(head.get("Modality", "")).strip().upper() == "SEG"
             except Exception:  # a broken file may break the library in any way
                 broken.append(str(file.relative_to(source)))
                 continue
-            if is_drawn:  # a mask must not pass for a scan
+            if is_mask:  # a mask must not pass for a scan
                 broken.append(str(file.relative_to(source)))
                 continue
             series = found.setdefault((place, uid), Series(Path(place), uid))
             series.files.append(file)
     if broken:
-        notes.append(f"{len(broken)} files are no DICOM images: {named(broken)}; left out.")
+        notes.append(f"{len(broken)} files are not DICOM images: {join_names(broken)}; left out.")
     yield from found.values()
 
 
-def pictures_or_volume(
+def convert_series(
     series: Series, stem: str, heads: Sequence[Any], source: Path, pydicom: Any, notes: list[str]
 ) -> Iterator[tuple[str, bytes, str]]:
     """Names and contents of the files a series becomes."""
@@ -208,11 +208,11 @@ def pictures_or_volume(
         if any(int(head.get("NumberOfFrames", 1) or 1) > 1 for head in heads):
             raise DataError("it is multi-frame; convert it with dcm2niix")
         if "ImagePositionPatient" in heads[0] and len(heads) > 1:
-            yield stem, volume(series, heads, pydicom), ".nii.gz"
+            yield stem, convert_volume(series, heads, pydicom), ".nii.gz"
             return
         for number, file in enumerate(series.files, start=1):
             name = stem if len(series.files) == 1 else f"{stem}_{number:04d}"
-            yield name, picture(pydicom.dcmread(file), pydicom), ".png"
+            yield name, convert_picture(pydicom.dcmread(file), pydicom), ".png"
     except Exception as error:  # a broken file may break the library in any way
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         # The folder, so that one finds it, and no pseudonym beside it.
@@ -220,23 +220,23 @@ def pictures_or_volume(
         notes.append(f"{series.folder.relative_to(source)}{which}: {reason.rstrip('.')}; left out.")
 
 
-def modality_of(head: Any) -> str:
+def read_modality(head: Any) -> str:
     """CT, MR ...; a word that DICOM does not know may be anything, and is not repeated."""
     modality = str(head.get("Modality", "")).strip().upper()
     return modality if MODALITIES.fullmatch(modality) else OTHER
 
 
-def folder_name(series: Series, head: Any, source: Path, taken: set[str]) -> str:
+def make_folder_name(series: Series, head: Any, source: Path, taken: set[str]) -> str:
     """The folders' names joined; with the series' number where a folder holds several."""
     parts = series.folder.relative_to(source).parts or (source.resolve().name,)
     stem = file_name(re.sub(r"\s+", "_", "_".join(parts)))
     if stem in taken:
         stem = file_name(f"{stem}_s{head.get('SeriesNumber', '') or len(taken)}")
-    return free_name(stem, taken)
+    return make_free_name(stem, taken)
 
 
-def free_name(stem: str, taken: set[str]) -> str:
-    """A name nobody has in this import: one series in two folders is two."""
+def make_free_name(stem: str, taken: set[str]) -> str:
+    """A name not yet used in this import: one series in two folders is two."""
     base, number = stem, 1
     while stem in taken:
         number += 1
@@ -245,7 +245,7 @@ def free_name(stem: str, taken: set[str]) -> str:
     return stem
 
 
-def volume(series: Series, heads: Sequence[Any], pydicom: Any) -> bytes:
+def convert_volume(series: Series, heads: Sequence[Any], pydicom: Any) -> bytes:
     """A stack of slices in the order they lie, as compressed NIfTI with its geometry."""
     import nibabel
 
@@ -265,17 +265,19 @@ def volume(series: Series, heads: Sequence[Any], pydicom: Any) -> bytes:
         raise DataError(
             f"slices are missing or doubled: distances from {steps.min():.2f} to {steps.max():.2f} mm"
         )
-    slices = [scaled(pydicom.dcmread(series.files[place]), pydicom) for place in order]
+    slices = [rescale(pydicom.dcmread(series.files[place]), pydicom) for place in order]
     values = np.stack(slices, axis=-1).swapaxes(0, 1)  # (row, column, slice) -> (column, row, slice)
-    image = nibabel.Nifti1Image(compact(values), geometry(heads[0], directions[0], places[order], step))  # type: ignore[no-untyped-call]
+    image = nibabel.Nifti1Image(
+        to_smallest_type(values), compute_affine(heads[0], directions[0], places[order], step)
+    )  # type: ignore[no-untyped-call]
     image.header.set_xyzt_units("mm")  # type: ignore[no-untyped-call]
     return gzip.compress(image.to_bytes(), 6, mtime=0)
 
 
-def geometry(
+def compute_affine(
     head: Any, direction: NDArray[np.float64], places: NDArray[np.float64], step: float
 ) -> NDArray[np.float64]:
-    """Voxel to millimetres, DICOM PS3.3 C.7.6.2.1.1, turned to NIfTI's directions."""
+    """Voxel to millimetres, DICOM PS3.3 C.7.6.2.1.1, in NIfTI's directions."""
     row_distance, column_distance = (float(v) for v in head.PixelSpacing)
     affine = np.eye(4)
     affine[:3, 0] = direction[:3] * column_distance
@@ -285,13 +287,13 @@ def geometry(
     return TO_NIFTI @ affine
 
 
-def scaled(data: Any, pydicom: Any) -> NDArray[np.float32]:
+def rescale(data: Any, pydicom: Any) -> NDArray[np.float32]:
     """Stored values in the unit of the modality (Hounsfield for CT)."""
     values = pydicom.pixels.apply_rescale(data.pixel_array, data)
     return np.asarray(values, dtype=np.float32)
 
 
-def compact(values: NDArray[np.float32]) -> NDArray[Any]:
+def to_smallest_type(values: NDArray[np.float32]) -> NDArray[Any]:
     """Whole numbers that fit 16 bit are stored so; anything else as float32."""
     rounded = np.rint(values)
     if np.array_equal(rounded, values) and values.min() >= -32768 and values.max() <= 32767:
@@ -299,7 +301,7 @@ def compact(values: NDArray[np.float32]) -> NDArray[Any]:
     return values
 
 
-def picture(data: Any, pydicom: Any) -> bytes:
+def convert_picture(data: Any, pydicom: Any) -> bytes:
     """One picture as PNG: colour in 8 bit, grey in 8 bit where it fits, else 16; white bones stay white."""
     from PIL import Image
 
@@ -344,7 +346,7 @@ def read_index(path: Path) -> dict[str, Row]:
 
 def write_index(target: Path, rows: dict[str, Row], keep_descriptions: bool) -> None:
     """The list of the centre. Images that were there before stay in it: what is not listed is not used."""
-    others = {stem: (stem, "", "", "") for stem in files_in(target / "images", [])}
+    others = {stem: (stem, "", "", "") for stem in list_images(target / "images", [])}
     heads = (*HEADS, DESCRIPTION) if keep_descriptions else HEADS
     text = io.StringIO(newline="")
     table = csv.writer(text, lineterminator="\n")
@@ -353,7 +355,7 @@ def write_index(target: Path, rows: dict[str, Row], keep_descriptions: bool) -> 
     write_text(target / "index.csv", text.getvalue())
 
 
-def secret(path: Path) -> bytes:
+def read_secret(path: Path) -> bytes:
     """A random key that stays in the centre's folder, so that later imports call a patient the same."""
     if not path.exists():
         write_text(path, secrets.token_hex(16) + "\n")
@@ -363,6 +365,6 @@ def secret(path: Path) -> bytes:
     return key
 
 
-def pseudonym(identity: str, key: bytes) -> str:
+def make_pseudonym(identity: str, key: bytes) -> str:
     """A name for a patient or series: the same for the same ID, and no way back without the key."""
     return hmac.new(key, identity.encode("utf-8", "replace"), hashlib.sha256).hexdigest()[:10]

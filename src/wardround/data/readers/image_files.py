@@ -1,11 +1,11 @@
-"""Image files: NIfTI, PNG, JPEG, TIFF, NumPy, each read into a `Volume`, whole or with a sentence why not.
+"""Image files: NIfTI, PNG, JPEG, TIFF, NumPy, each read into a `Volume`; what cannot be read is a DataError.
 
 Axes stay as the file stores them: (x, y, z) in NIfTI, (row, column) in pictures, pages of a TIFF last.
 
 - A scan of one slice is 2D: the axis of length one is dropped, and `Volume.thin` remembers which.
 - Colours are three channels; an alpha channel is dropped; a palette is looked up in images, and in labels
   its numbers are the classes. A label stored as RGB must have equal channels.
-- A picture that says how it was held (EXIF orientation) is turned upright, as every viewer shows it.
+- A picture is rotated as its EXIF orientation says, as every viewer shows it.
 - A JPEG label is blurred by its format: black and white ones are cut in the middle to 0 and 255, others
   are refused.
 - A NumPy image may have its channels last or first, where that axis has at most four members.
@@ -100,7 +100,7 @@ def read_image(paths: Sequence[Path]) -> Volume:
             )
         if not same_affine(first.affine, volume.affine):
             raise DataError(
-                f"{path} lies elsewhere than {Path(paths[0]).name} (their affines differ); "
+                f"{path} has another affine than {Path(paths[0]).name}; "
                 "the channels of a case have one grid. Resample one."
             )
     if len(volumes) == 1:
@@ -115,10 +115,10 @@ def read_label(path: Path) -> Volume:
     raw = _load(path, label=True)
     values = raw.values
     if raw.colours:
-        values = _one_of_equal(values, path)
+        values = _drop_equal_channels(values, path)
     if path.suffix.lower() in (".jpg", ".jpeg"):
-        values = _cut(values, path)
-    return _volume(_whole(values, path)[None], raw.affine, path)
+        values = _binarise_jpeg(values, path)
+    return _make_volume(_to_whole(values, path)[None], raw.affine, path)
 
 
 def same_affine(one: Array | None, other: Array | None, tolerance: float = SAME_PLACE) -> bool:
@@ -137,10 +137,10 @@ def _read_one(path: Path) -> Volume:
     values = np.moveaxis(raw.values, -1, 0) if raw.colours else raw.values[None]
     with np.errstate(over="ignore"):  # beyond float32 is infinite, and found by the check
         data = np.ascontiguousarray(values, dtype=np.float32)
-    return _volume(data, raw.affine, path)
+    return _make_volume(data, raw.affine, path)
 
 
-def _volume(data: Array, affine: NDArray[np.float64] | None, path: Path) -> Volume:
+def _make_volume(data: Array, affine: NDArray[np.float64] | None, path: Path) -> Volume:
     """The values with their geometry, the axis of a single slice dropped."""
     if data.size == 0:
         raise DataError(f"{path} holds no voxels: its shape is {format_size(data.shape[1:])}.")
@@ -162,10 +162,10 @@ def _volume(data: Array, affine: NDArray[np.float64] | None, path: Path) -> Volu
 
 
 def _load(path: Path, *, label: bool) -> Raw:
-    """The file's values; whatever goes wrong inside a library becomes one sentence."""
+    """The file's values; any error of a library becomes one sentence."""
     name = path.name.lower()
     if not name.endswith(ENDINGS):
-        raise DataError(f"{path} is of no kind wardround reads ({', '.join(ENDINGS)}).")
+        raise DataError(f"{path} is not a format wardround reads ({', '.join(ENDINGS)}).")
     _check_file(path)
     try:
         if name.endswith(NIFTI):
@@ -178,7 +178,7 @@ def _load(path: Path, *, label: bool) -> Raw:
     except MemoryError:
         raise DataError(f"{path} does not fit into memory.") from None
     except Exception as error:  # every library has errors of its own for a broken file
-        raise DataError(f"{path} cannot be read: {_reason(error)}.") from None
+        raise DataError(f"{path} cannot be read: {_explain(error)}.") from None
 
 
 def _check_file(path: Path) -> None:
@@ -189,7 +189,7 @@ def _check_file(path: Path) -> None:
         what = "is a link to a file that is not there" if path.is_symlink() else "does not exist"
         raise DataError(f"{path} {what}.") from None
     except (OSError, ValueError) as error:
-        raise DataError(f"{path} cannot be read: {_reason(error)}.") from None
+        raise DataError(f"{path} cannot be read: {_explain(error)}.") from None
     if stat.S_ISDIR(found.st_mode):
         raise DataError(f"{path} is a folder, not a file.")
     if not stat.S_ISREG(found.st_mode):
@@ -198,7 +198,7 @@ def _check_file(path: Path) -> None:
         raise DataError(f"{path} is empty (0 bytes).")
 
 
-def _reason(error: BaseException) -> str:
+def _explain(error: BaseException) -> str:
     """The first line of what a library says, without a full stop."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
@@ -215,21 +215,21 @@ def _load_nifti(path: Path, label: bool) -> Raw:
     with path.open("rb") as file:
         if file.read(2) != b"\x1f\x8b":  # whatever its name says
             file.seek(0)
-            return _nifti(file, path, label)
+            return _read_nifti(file, path, label)
     with gzip.open(path, "rb") as unpacked:
-        raw = _nifti(unpacked, path, label)
+        raw = _read_nifti(unpacked, path, label)
         for _ in range(64):  # at its end gzip compares the checksum: a flipped bit is found
             if not unpacked.read(1 << 20):
                 break
         return raw
 
 
-def _nifti(stream: io.BufferedIOBase, path: Path, label: bool) -> Raw:
+def _read_nifti(stream: io.BufferedIOBase, path: Path, label: bool) -> Raw:
     start = stream.read(348)
     stream.seek(0)
     if len(start) < 348 or not (start[344:347] == b"n+1" or start[4:7] == b"n+2"):
-        raise DataError(f"{path} is not a NIfTI file, whatever its name says.")
-    import nibabel  # when a file is read: a run on made-up cases need not wait for it
+        raise DataError(f"{path} is not a NIfTI file, despite its name.")
+    import nibabel  # when a file is read: a run on synthetic cases need not wait for it
 
     kind = nibabel.Nifti2Image if start[4:7] == b"n+2" else nibabel.Nifti1Image
     holder = nibabel.FileHolder(fileobj=stream)
@@ -246,16 +246,16 @@ def _nifti(stream: io.BufferedIOBase, path: Path, label: bool) -> Raw:
     if loaded.get_data_dtype().fields is not None:
         parts = np.asanyarray(loaded.dataobj)
         values = np.stack([parts[colour] for colour in "RGB"], axis=-1)
-        return Raw(values, _affine(loaded, path), colours=True)
+        return Raw(values, _read_affine(loaded, path), colours=True)
     if label or np.issubdtype(loaded.get_data_dtype(), np.complexfloating):
         values = np.asanyarray(loaded.dataobj)
     else:
         values = loaded.get_fdata(dtype=np.float32, caching="unchanged")
-    values, colours = _nifti_axes(values, path, label)
-    return Raw(values, _affine(loaded, path), colours)
+    values, colours = _arrange_axes(values, path, label)
+    return Raw(values, _read_affine(loaded, path), colours)
 
 
-def _nifti_axes(values: Array, path: Path, label: bool) -> tuple[Array, bool]:
+def _arrange_axes(values: Array, path: Path, label: bool) -> tuple[Array, bool]:
     """The fourth axis holds channels; a fifth only where the fourth is empty (NIfTI vectors)."""
     while values.ndim > 4 and values.shape[3] == 1:
         values = values[:, :, :, 0]
@@ -269,7 +269,7 @@ def _nifti_axes(values: Array, path: Path, label: bool) -> tuple[Array, bool]:
     return values, True
 
 
-def _affine(loaded: Any, path: Path) -> NDArray[np.float64]:
+def _read_affine(loaded: Any, path: Path) -> NDArray[np.float64]:
     affine = np.array(loaded.affine, dtype=np.float64)
     if not np.isfinite(affine).all() or abs(np.linalg.det(affine[:3, :3])) < 1e-12:
         raise DataError(f"{path} has a broken affine: its axes do not span space. Repair its header.")
@@ -281,13 +281,13 @@ def _affine(loaded: Any, path: Path) -> NDArray[np.float64]:
 
 def _load_picture(path: Path, label: bool) -> Raw:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # odd metadata does not matter; a broken picture raises
+        warnings.simplefilter("ignore")  # unexpected metadata does not matter; a broken picture raises
         # Opened here: from a path, Pillow maps a plain TIFF and scrambles one that lies on its side.
-        with path.open("rb") as file, _opened(file, path) as picture:
+        with path.open("rb") as file, _open_picture(file, path) as picture:
             if getattr(picture, "n_frames", 1) > 1 and path.suffix.lower() in (".tif", ".tiff"):
-                pages = [_pixels(page, label) for page in ImageSequence.Iterator(picture)]
+                pages = [_read_pixels(page, label) for page in ImageSequence.Iterator(picture)]
             else:
-                pages = [_pixels(picture, label)]
+                pages = [_read_pixels(picture, label)]
     if len({page.shape for page in pages}) > 1:
         raise DataError(f"{path} has pages of several sizes; a volume needs pages of one.")
     colours = pages[0].ndim == 3
@@ -296,16 +296,16 @@ def _load_picture(path: Path, label: bool) -> Raw:
     return Raw(np.stack(pages, axis=2), None, colours)  # (row, column, page[, C])
 
 
-def _opened(file: IO[bytes], path: Path) -> Image.Image:
+def _open_picture(file: IO[bytes], path: Path) -> Image.Image:
     try:
         return Image.open(file)
     except UnidentifiedImageError:
-        raise DataError(f"{path} cannot be read: it is not a picture, whatever its name says.") from None
+        raise DataError(f"{path} cannot be read: it is not a picture, despite its name.") from None
 
 
-def _pixels(picture: Image.Image, label: bool) -> Array:
+def _read_pixels(picture: Image.Image, label: bool) -> Array:
     """(row, column) or (row, column, 3) as numbers, upright, without alpha."""
-    picture = upright(picture)
+    picture = apply_exif_orientation(picture)
     mode = picture.mode
     if mode == "P":
         picture = picture if label else picture.convert("RGB")
@@ -317,8 +317,8 @@ def _pixels(picture: Image.Image, label: bool) -> Array:
     return values.astype(np.uint8) if values.dtype == bool else values
 
 
-def upright(picture: Image.Image) -> Image.Image:
-    """Turned as its EXIF orientation says: masks are drawn on what a viewer shows."""
+def apply_exif_orientation(picture: Image.Image) -> Image.Image:
+    """Rotated as its EXIF orientation says: masks are annotated on what a viewer shows."""
     picture.load()  # a TIFF turns itself here, and then no longer says that it lies
     try:
         turn = UPRIGHT.get(picture.getexif().get(ORIENTATION, 1))
@@ -331,7 +331,7 @@ def upright(picture: Image.Image) -> Image.Image:
 
 
 def _load_numpy(path: Path, label: bool) -> Raw:
-    values = _array(path, "label" if label else "image")
+    values = _read_array(path, "label" if label else "image")
     if values.size > MAX_VALUES:
         raise DataError(f"{path} holds {format_size(values.shape)} values, more than wardround reads.")
     if values.dtype.kind not in "biufc":
@@ -349,12 +349,12 @@ def _load_numpy(path: Path, label: bool) -> Raw:
     return Raw(values, None, colours=False)
 
 
-def _array(path: Path, name: str) -> Array:
+def _read_array(path: Path, name: str) -> Array:
     """The array of an .npy, or of an .npz that has one or calls it `image` (`label`); never pickled."""
     try:
         with path.open("rb") as file:
             found = np.load(file, allow_pickle=False)
-            return found if isinstance(found, np.ndarray) else _member(found, name, path)
+            return found if isinstance(found, np.ndarray) else _choose_array(found, name, path)
     except ValueError as error:
         if "pickle" in str(error):
             raise DataError(f"{path} is not a plain NumPy file; pickled objects are not read.") from None
@@ -363,7 +363,7 @@ def _array(path: Path, name: str) -> Array:
         raise DataError(f"{path} is not a whole .npz file (truncated?).") from None
 
 
-def _member(arrays: Any, name: str, path: Path) -> Array:
+def _choose_array(arrays: Any, name: str, path: Path) -> Array:
     names = list(arrays.files)
     if name not in names and len(names) != 1:
         raise DataError(f"{path} holds {', '.join(names) or 'no arrays'}; name one of them '{name}'.")
@@ -374,7 +374,7 @@ def _member(arrays: Any, name: str, path: Path) -> Array:
 # Labels
 
 
-def _one_of_equal(values: Array, path: Path) -> Array:
+def _drop_equal_channels(values: Array, path: Path) -> Array:
     """One channel of a label stored in colours, which must say the same three times."""
     if bool((values != values[..., :1]).any()):
         raise DataError(f"{path} is a coloured label; store class numbers (grey or palette) instead.")
@@ -382,7 +382,7 @@ def _one_of_equal(values: Array, path: Path) -> Array:
     return grey
 
 
-def _cut(values: Array, path: Path) -> Array:
+def _binarise_jpeg(values: Array, path: Path) -> Array:
     """A black and white JPEG as 0 and 255; in others the blur between classes looks like classes."""
     near = int(((values <= 32) | (values >= 223)).sum())
     black_and_white = near >= 0.95 * values.size and (values.max() >= 223 or values.max() == 0)
@@ -391,17 +391,17 @@ def _cut(values: Array, path: Path) -> Array:
     return np.where(values >= 128, 255, 0)
 
 
-def _whole(values: Array, path: Path) -> NDArray[np.int64]:
+def _to_whole(values: Array, path: Path) -> NDArray[np.int64]:
     if values.dtype.kind in "biu":
         return np.ascontiguousarray(values, dtype=np.int64)
     if values.dtype.kind == "c":
-        raise DataError(f"{path} holds complex numbers, which are no classes.")
+        raise DataError(f"{path} holds complex numbers, which cannot be classes.")
     if not bool(np.isfinite(values).all()):
         raise DataError(f"{path} is a label with NaN or infinite values.")
     whole = np.rint(values)
     if bool((np.abs(values - whole) > 1e-4).any()):  # a scaled header leaves a little rounding
-        odd = float(values[np.abs(values - whole) > 1e-4].flat[0])
-        raise DataError(f"{path} is a label with values that are not whole numbers, such as {odd:g}.")
+        first = float(values[np.abs(values - whole) > 1e-4].flat[0])
+        raise DataError(f"{path} is a label with values that are not whole numbers, such as {first:g}.")
     if bool((np.abs(whole) > 2**31).any()):
-        raise DataError(f"{path} is a label with values beyond 2,147,483,648, which are no classes.")
+        raise DataError(f"{path} is a label with values beyond 2,147,483,648, which cannot be classes.")
     return np.ascontiguousarray(whole, dtype=np.int64)

@@ -14,19 +14,19 @@ from typing import Any
 
 from wardround.data.listing import Entry, Listing
 from wardround.data.readers.common import (
-    checked_name,
-    files_in,
+    check_name,
     is_file,
     is_safe,
-    named,
+    join_names,
+    list_images,
+    parse_whole,
     read_json,
     stem_of,
-    whole,
 )
 from wardround.errors import DataError
 
 
-def describes(path: Path) -> Mapping[str, Any] | None:
+def read_description(path: Path) -> Mapping[str, Any] | None:
     """The dataset.json of a folder; None where there is none that can be read."""
     if not is_file(path / "dataset.json"):
         return None
@@ -38,7 +38,7 @@ def describes(path: Path) -> Mapping[str, Any] | None:
 
 
 def recognise(path: Path) -> str | None:
-    facts = describes(path)
+    facts = read_description(path)
     if facts is None or not isinstance(facts.get("training"), list):
         return None
     return f"dataset.json lists {len(facts['training'])} training pairs: Medical Segmentation Decathlon"
@@ -50,10 +50,10 @@ def read(path: Path, client: str | None = None) -> Listing:
     facts = read_json(root / "dataset.json")
     if not isinstance(facts, dict) or not isinstance(facts.get("training"), list):
         raise DataError(f"{path / 'dataset.json'} has no list 'training'; is this a Decathlon task?")
-    name = client_name(root, facts, client)
+    name = choose_client_name(root, facts, client)
     notes: list[str] = []
     entries: dict[str, Entry] = {}
-    for image, label in listed(root, facts["training"], notes):
+    for image, label in list_pairs(root, facts["training"], notes):
         stem = stem_of(image.name) or image.name
         if not is_safe(stem):
             notes.append(f"{root.name}: {image.name!a} is not a usable file name; left out.")
@@ -65,24 +65,24 @@ def read(path: Path, client: str | None = None) -> Listing:
     return Listing(
         "msd",
         tuple(entries[stem] for stem in sorted(entries)),
-        channel_names(facts),
-        label_map(facts.get("labels")),
+        read_channel_names(facts),
+        read_labels(facts.get("labels")),
         tuple(notes),
     )
 
 
-def client_name(root: Path, facts: Mapping[str, Any], client: str | None) -> str:
+def choose_client_name(root: Path, facts: Mapping[str, Any], client: str | None) -> str:
     given = facts.get("name")
-    return checked_name(
+    return check_name(
         client or (given if isinstance(given, str) and is_safe(given) else root.name), str(root)
     )
 
 
-def listed(root: Path, training: list[Any], notes: list[str]) -> Iterator[tuple[Path, Path | None]]:
+def list_pairs(root: Path, training: list[Any], notes: list[str]) -> Iterator[tuple[Path, Path | None]]:
     """The pairs of the list as paths inside the folder; an entry that points elsewhere is noted."""
     for item in training:
         pair = item if isinstance(item, dict) else {"image": item}
-        image, label = inside(root, pair.get("image")), inside(root, pair.get("label"))
+        image, label = resolve_inside(root, pair.get("image")), resolve_inside(root, pair.get("label"))
         if image is None or (label is None and pair.get("label")):
             notes.append(
                 f"{root.name}/dataset.json: {ascii(item)[:120]} is not a pair of files in the "
@@ -92,7 +92,7 @@ def listed(root: Path, training: list[Any], notes: list[str]) -> Iterator[tuple[
             yield image, label
 
 
-def inside(root: Path, name: Any) -> Path | None:
+def resolve_inside(root: Path, name: Any) -> Path | None:
     """The file a list names, if it lies in the list's folder."""
     if not isinstance(name, str) or not name or "\0" in name:
         return None
@@ -104,24 +104,26 @@ def inside(root: Path, name: Any) -> Path | None:
 
 def note_unlisted(root: Path, known: set[str], notes: list[str]) -> None:
     folder = root / "imagesTr"
-    extra = [p.name for p in files_in(folder, []).values() if p.name not in known] if folder.is_dir() else []
+    extra = (
+        [p.name for p in list_images(folder, []).values() if p.name not in known] if folder.is_dir() else []
+    )
     if extra:
         notes.append(
-            f"{root.name}/imagesTr holds images that dataset.json does not list: {named(extra)}; left out."
+            f"{root.name}/imagesTr holds images not listed in dataset.json: {join_names(extra)}; left out."
         )
 
 
-def channel_names(facts: Mapping[str, Any]) -> tuple[str, ...]:
-    """The channels in order, from {"0": "FLAIR", "1": "T1w"}; nothing where it is not said so."""
+def read_channel_names(facts: Mapping[str, Any]) -> tuple[str, ...]:
+    """The channels in order, from {"0": "FLAIR", "1": "T1w"}; empty where the file does not say."""
     said = facts.get("channel_names") or facts.get("modality")
-    if not isinstance(said, dict) or any(whole(key) is None for key in said):
+    if not isinstance(said, dict) or any(parse_whole(key) is None for key in said):
         return ()
     return tuple(str(said[key]) for key in sorted(said, key=int))
 
 
-def label_map(said: Any) -> dict[str, tuple[int, ...]]:
+def read_labels(said: Any) -> dict[str, tuple[int, ...]]:
     """Class name -> its value, background left out, from {"0": "background", "1": "head"}."""
     if not isinstance(said, dict):
         return {}
-    values = {str(name): whole(value) for value, name in said.items()}
+    values = {str(name): parse_whole(value) for value, name in said.items()}
     return {name: (value,) for name, value in sorted(values.items(), key=lambda item: item[1] or 0) if value}

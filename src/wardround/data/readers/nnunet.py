@@ -17,22 +17,22 @@ from typing import Any
 from wardround.data.listing import Entry, Listing
 from wardround.data.readers import msd
 from wardround.data.readers.centres import CHANNEL_MARK
-from wardround.data.readers.common import files_in, named, read_json, whole
+from wardround.data.readers.common import join_names, list_images, parse_whole, read_json
 from wardround.errors import DataError
 
 
 def recognise(path: Path) -> str | None:
-    facts = msd.describes(path)
+    facts = msd.read_description(path)
     if facts is None or not (path / "imagesTr").is_dir():
         return None
-    if not ({"channel_names", "file_ending"} & set(facts) or numbered(path / "imagesTr")):
+    if not ({"channel_names", "file_ending"} & set(facts) or has_channel_numbers(path / "imagesTr")):
         return None
     return "dataset.json and numbered channels (_0000): nnU-Net raw data"
 
 
-def numbered(images: Path) -> bool:
+def has_channel_numbers(images: Path) -> bool:
     """Whether every image ends in a channel number, as the older nnU-Net with an MSD list has it."""
-    stems = list(files_in(images, []))
+    stems = list(list_images(images, []))
     return bool(stems) and all(CHANNEL_MARK.match(stem) for stem in stems)
 
 
@@ -44,25 +44,25 @@ def read(path: Path, client: str | None = None) -> Listing:
         raise DataError(
             f"{path / 'dataset.json'} holds a {type(facts).__name__}, not the facts of a data set."
         )
-    name = msd.client_name(root, facts, client)
-    names = msd.channel_names(facts)
+    name = msd.choose_client_name(root, facts, client)
+    names = msd.read_channel_names(facts)
     notes: list[str] = []
-    entries = cases(root, "Tr", name, len(names), notes)
+    entries = read_cases(root, "Tr", name, len(names), notes)
     if (root / "imagesTs").is_dir():
         if (root / "labelsTs").is_dir():
-            tests = cases(root, "Ts", name, len(names), notes)
+            tests = read_cases(root, "Ts", name, len(names), notes)
             entries |= {stem: entry for stem, entry in tests.items() if stem not in entries}
         else:
             notes.append(f"{root.name}/imagesTs has no labels (labelsTs) and is not used.")
-    labels, regions = classes(facts.get("labels"), notes)
+    labels, regions = read_classes(facts.get("labels"), notes)
     ordered = tuple(entries[stem] for stem in sorted(entries))
     return Listing("nnunet", ordered, names, labels, tuple(notes), regions)
 
 
-def cases(root: Path, part: str, client: str, num_channels: int, notes: list[str]) -> dict[str, Entry]:
+def read_cases(root: Path, part: str, client: str, num_channels: int, notes: list[str]) -> dict[str, Entry]:
     """The cases of imagesTr or imagesTs that have all channels."""
     files: dict[str, dict[int, Path]] = {}
-    for stem, file in files_in(root / f"images{part}", notes).items():
+    for stem, file in list_images(root / f"images{part}", notes).items():
         match = CHANNEL_MARK.match(stem)
         if match:
             files.setdefault(match["case"], {})[int(match["channel"])] = file
@@ -75,15 +75,15 @@ def cases(root: Path, part: str, client: str, num_channels: int, notes: list[str
     lacking = sorted(set(files) - whole_cases)
     if lacking:
         notes.append(
-            f"{root.name}: {len(lacking)} cases do not have {wanted} channels: {named(lacking)}; left out."
+            f"{root.name}: {len(lacking)} cases lack a channel of {wanted}: {join_names(lacking)}; left out."
         )
-    labels = files_in(root / f"labels{part}", notes)
+    labels = list_images(root / f"labels{part}", notes)
     bare = sorted(whole_cases - set(labels))
     if bare:
-        notes.append(f"{root.name}: {len(bare)} cases have no label: {named(bare)}.")
+        notes.append(f"{root.name}: {len(bare)} cases have no label: {join_names(bare)}.")
     lost = sorted(set(labels) - set(files))
     if lost:
-        notes.append(f"{root.name}: {len(lost)} labels have no image: {named(lost)}; left out.")
+        notes.append(f"{root.name}: {len(lost)} labels have no image: {join_names(lost)}; left out.")
     split = "test" if part == "Ts" else None
     return {
         case: Entry(client, case, tuple(files[case][c] for c in range(wanted)), labels.get(case), case, split)
@@ -91,12 +91,14 @@ def cases(root: Path, part: str, client: str, num_channels: int, notes: list[str
     }
 
 
-def classes(said: Any, notes: list[str]) -> tuple[dict[str, tuple[int, ...]], dict[str, tuple[int, ...]]]:
+def read_classes(
+    said: Any, notes: list[str]
+) -> tuple[dict[str, tuple[int, ...]], dict[str, tuple[int, ...]]]:
     """Classes (name -> values) and, where some labels are lists, regions (name -> class numbers)."""
     if not isinstance(said, dict):
         return {}, {}
-    if all(whole(key) is not None for key in said):  # the older {"1": "tumour"}
-        return msd.label_map(said), {}
+    if all(parse_whole(key) is not None for key in said):  # the older {"1": "tumour"}
+        return msd.read_labels(said), {}
     meant = {str(name): as_values(value) for name, value in said.items()}
     ignored = meant.pop("ignore", ())
     if ignored:
@@ -113,5 +115,5 @@ def classes(said: Any, notes: list[str]) -> tuple[dict[str, tuple[int, ...]], di
 
 def as_values(said: Any) -> tuple[int, ...]:
     """The values of one label, background left out."""
-    values = (whole(value) for value in (said if isinstance(said, list) else [said]))
+    values = (parse_whole(value) for value in (said if isinstance(said, list) else [said]))
     return tuple(sorted({value for value in values if value}))

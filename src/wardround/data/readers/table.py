@@ -23,18 +23,18 @@ from wardround.data.readers.common import (
     CLIENT,
     GROUP,
     SPLIT,
-    cell,
-    checked_name,
-    entries_of,
-    first_of,
+    check_name,
+    find_first,
+    get_cell,
     is_file,
-    named,
+    join_names,
+    list_entries,
+    parse_split,
     read_json,
     read_rows,
-    split_word,
     stem_of,
 )
-from wardround.data.readers.msd import inside
+from wardround.data.readers.msd import resolve_inside
 from wardround.errors import DataError
 
 IMAGE = ("image", "images", "img", "image_path", "image_file", "scan", "path", "file", "filename")
@@ -71,38 +71,38 @@ class Heads:
 
 def recognise(path: Path) -> str | None:
     """A list itself, or a folder with a single list in it."""
-    file = list_in(path)
+    file = find_list(path)
     if file is None:
         return None
     try:
-        rows = rows_of(file)
-        return f"{file.name} lists {len(rows)} cases" if heads(rows, file) else None
+        rows = read_list(file)
+        return f"{file.name} lists {len(rows)} cases" if read_heads(rows, file) else None
     except DataError:
-        # A list somebody names is read, and then says what is wrong with it; one found by chance is not ours.
+        # A list given by name is read, and its mistakes reported; one merely found in a folder is ignored.
         return f"{file.name} is a list" if file == path else None
 
 
-def list_in(path: Path) -> Path | None:
+def find_list(path: Path) -> Path | None:
     if path.name.lower().endswith(LIST_ENDINGS) and is_file(path):
         return path
     if not path.is_dir():
         return None
-    lists = [path / e.name for e in entries_of(path, []) if e.name.lower().endswith(LIST_ENDINGS)]
+    lists = [path / e.name for e in list_entries(path, []) if e.name.lower().endswith(LIST_ENDINGS)]
     lists = [file for file in lists if is_file(file)]
     return lists[0] if len(lists) == 1 else None
 
 
 def read(path: Path, client: str | None = None) -> Listing:
     """The cases of a list; client: of all cases, where the list has no column for it."""
-    file = list_in(path)
+    file = find_list(path)
     if file is None:
         raise DataError(f"{path} is not a list ({', '.join(LIST_ENDINGS)}), nor a folder with just one.")
     file = file.resolve()
-    rows = rows_of(file)
-    columns = heads(rows, file)
+    rows = read_list(file)
+    columns = read_heads(rows, file)
     fallback = client or file.parent.name or "all"
-    entries = [entry_of(row, columns, file, n, fallback) for n, row in enumerate(rows, start=2)]
-    entries = unique(entries, file)
+    entries = [make_entry(row, columns, file, n, fallback) for n, row in enumerate(rows, start=2)]
+    entries = make_unique(entries, file)
     channels = (
         tuple(head.removeprefix("image_") for head in columns.images) if len(columns.images) > 1 else ()
     )
@@ -111,23 +111,23 @@ def read(path: Path, client: str | None = None) -> Listing:
     notes = []
     bare = [entry.name for entry in entries if entry.label is None]
     if bare:
-        notes.append(f"{file.name}: {len(bare)} cases have no label: {named(bare)}.")
+        notes.append(f"{file.name}: {len(bare)} cases have no label: {join_names(bare)}.")
     ordered = tuple(sorted(entries, key=lambda entry: (entry.client, entry.name)))
     return Listing("table", ordered, channels, notes=tuple(notes))
 
 
-def rows_of(file: Path) -> list[dict[str, str]]:
+def read_list(file: Path) -> list[dict[str, str]]:
     """All rows with text in every cell; lists inside JSON become `;`-separated text."""
     if not file.name.lower().endswith(".json"):
         rows = read_rows(file)
     else:
-        rows = [as_text(row, file) for row in objects(read_json(file), file)]
+        rows = [as_text(row, file) for row in find_objects(read_json(file), file)]
     if not rows:
         raise DataError(f"{file} lists no cases.")
     return rows
 
 
-def objects(content: Any, file: Path) -> list[Any]:
+def find_objects(content: Any, file: Path) -> list[Any]:
     """The list itself, or the only list in an object around it."""
     if isinstance(content, dict):
         lists = [value for value in content.values() if isinstance(value, list)]
@@ -151,18 +151,18 @@ def as_text(row: Any, file: Path) -> dict[str, str]:
     return plain
 
 
-def heads(rows: Sequence[Mapping[str, str]], file: Path) -> Heads:
+def read_heads(rows: Sequence[Mapping[str, str]], file: Path) -> Heads:
     """What each column is; a list without images is refused."""
     columns = list(dict.fromkeys(head for row in rows for head in row))
-    one = first_of(IMAGE, columns)
+    one = find_first(IMAGE, columns)
     images = (one,) if one else tuple(head for head in columns if holds_images(head, rows))
     if not images:
-        raise DataError(f"{file} has no column 'image'; its columns are {named(columns, 12)}.")
+        raise DataError(f"{file} has no column 'image'; its columns are {join_names(columns, 12)}.")
     if all(head.removeprefix("image_").isdecimal() for head in images):
         images = tuple(sorted(images, key=lambda head: int(head.removeprefix("image_"))))
     return Heads(
         images,
-        *(first_of(names, columns) for names in (LABEL, CASE, GROUP, SPLIT, CLIENT)),
+        *(find_first(names, columns) for names in (LABEL, CASE, GROUP, SPLIT, CLIENT)),
     )
 
 
@@ -172,33 +172,33 @@ def holds_images(head: str, rows: Sequence[Mapping[str, str]]) -> bool:
     return head.startswith("image_") and stem_of(value) is not None
 
 
-def entry_of(row: Mapping[str, str], columns: Heads, file: Path, number: int, fallback: str) -> Entry:
+def make_entry(row: Mapping[str, str], columns: Heads, file: Path, number: int, fallback: str) -> Entry:
     where = f"{file}, line {number}" if file.suffix != ".json" else f"{file}, case {number - 1}"
-    cells = [cell(row, head) for head in columns.images]
+    cells = [get_cell(row, head) for head in columns.images]
     texts = [part.strip() for part in (cells[0].split(";") if len(cells) == 1 else cells)]
-    images = tuple(located(file.parent, text, where, "image") for text in texts)
-    said = cell(row, columns.label)
-    label = located(file.parent, said, where, "label") if said else None
-    name = cell(row, columns.case) or stem_of(images[0].name) or images[0].name
-    case = checked_name(name, where)
+    images = tuple(locate(file.parent, text, where, "image") for text in texts)
+    said = get_cell(row, columns.label)
+    label = locate(file.parent, said, where, "label") if said else None
+    name = get_cell(row, columns.case) or stem_of(images[0].name) or images[0].name
+    case = check_name(name, where)
     return Entry(
-        checked_name(cell(row, columns.client) or fallback, where),
+        check_name(get_cell(row, columns.client) or fallback, where),
         case,
         images,
         label,
-        cell(row, columns.group),
-        split_word(cell(row, columns.split), where),
+        get_cell(row, columns.group),
+        parse_split(get_cell(row, columns.split), where),
         {head: value for head, value in row.items() if head not in columns.known},
     )
 
 
-def located(folder: Path, text: str, where: str, what: str) -> Path:
+def locate(folder: Path, text: str, where: str, what: str) -> Path:
     """A path of the list: below its folder, or absolute."""
     if not text or "\0" in text:
         raise DataError(f"{where}: no {what} file is named.")
     if Path(text).is_absolute():
         return Path(text)
-    path = inside(folder, text)
+    path = resolve_inside(folder, text)
     if path is None:
         raise DataError(
             f"{where}: the {what} {text[:120]!a} leaves the list's folder; give an absolute path "
@@ -207,23 +207,25 @@ def located(folder: Path, text: str, where: str, what: str) -> Path:
     return path
 
 
-def unique(entries: Sequence[Entry], file: Path) -> list[Entry]:
-    """Cases told apart by their folders where file names repeat (p1/t1.nii.gz, p2/t1.nii.gz); groups filled.
+def make_unique(entries: Sequence[Entry], file: Path) -> list[Entry]:
+    """Cases named by their folders too where file names repeat (p1/t1.nii.gz, p2/t1.nii.gz); groups filled.
 
     Two rows with the same images, or the same given name, are a mistake in the list.
     """
     twice = {key for key, count in Counter((e.client, e.name) for e in entries).items() if count > 1}
-    told = [replace(e, name=long_name(e, file)) if (e.client, e.name) in twice else e for e in entries]
-    still = [key for key, count in Counter((e.client, e.name) for e in told).items() if count > 1]
+    renamed = [
+        replace(e, name=make_long_name(e, file)) if (e.client, e.name) in twice else e for e in entries
+    ]
+    still = [key for key, count in Counter((e.client, e.name) for e in renamed).items() if count > 1]
     if still:
         client, name = still[0]
         raise DataError(
             f"{file} lists case '{name}' of client '{client}' twice; keep one row, or give other names."
         )
-    return [replace(entry, group=entry.group or entry.name) for entry in told]
+    return [replace(entry, group=entry.group or entry.name) for entry in renamed]
 
 
-def long_name(entry: Entry, file: Path) -> str:
+def make_long_name(entry: Entry, file: Path) -> str:
     """A case's name with its folders in front; left alone where the list itself gave the name."""
     image = entry.images[0]
     if entry.name != stem_of(image.name):
@@ -233,4 +235,4 @@ def long_name(entry: Entry, file: Path) -> str:
         if image.is_relative_to(file.parent)
         else image.parent.parts[-2:]
     )
-    return checked_name("_".join([*folders, entry.name]), str(file))
+    return check_name("_".join([*folders, entry.name]), str(file))

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from wardround.data.cases import Batch, sent
+from wardround.data.cases import Batch, to_device
 from wardround.seeding import generator
 from wardround.settings import Settings
 
@@ -54,10 +54,10 @@ class Shading(Settings):
             image = apply_bias_field(image, math.log1p(self.bias), draw)
         if self.intensity:
             change = (torch.rand(2, len(image), generator=draw) * 2 - 1) * self.intensity
-            scale, shift = sent(change, image.device)
+            scale, shift = to_device(change, image.device)
             image = (image * (1 + _fit(scale, image))).add_(_fit(shift, image))
         if self.noise:
-            image = image + self.noise * sent(torch.randn(image.shape, generator=draw), image.device)
+            image = image + self.noise * to_device(torch.randn(image.shape, generator=draw), image.device)
         return image
 
 
@@ -114,7 +114,7 @@ class Augmentation(Shading):
         axes = torch.randint(dimensions, (len(batch),), generator=draw)
         image, label = batch.image.clone(), batch.label.clone()
         for axis in range(dimensions):  # known on the CPU: only chosen cases are touched
-            which = sent((chosen & (axes == axis)).nonzero()[:, 0], image.device)
+            which = to_device((chosen & (axes == axis)).nonzero()[:, 0], image.device)
             image.index_copy_(0, which, batch.image[which].flip(axis + 2))
             label.index_copy_(0, which, batch.label[which].flip(axis + 1))
         return replace(batch, image=image, label=label)
@@ -132,7 +132,7 @@ class Augmentation(Shading):
             knots = (torch.rand(shape, generator=draw) * 2 - 1)[chosen] * self.elastic
         if not len(chosen):
             return batch
-        place = sent(chosen, batch.image.device)
+        place = to_device(chosen, batch.image.device)
         grid = make_source_grid((matrix / size.view(-1, 1, 1))[chosen], knots, batch.image[place])
         image = resample(batch.image[place], grid, "bilinear")
         label = resample(batch.label[place][:, None], grid, "nearest")[:, 0]

@@ -21,9 +21,9 @@ import torch
 
 from wardround.data import partition_shifts, partitions
 from wardround.data.cases import ClientData, Split, TensorSplit
-from wardround.data.checking.facts import ImageFacts, Watch, facts_of
-from wardround.data.checking.quick import with_splits
-from wardround.data.federation import Federation, Seen
+from wardround.data.checking.facts import ImageFacts, Watch, read_facts
+from wardround.data.checking.quick import assign_splits
+from wardround.data.federation import Federation, ScanSummary
 from wardround.data.federation_file import FederationFile, PrepareSettings, check_settings, load
 from wardround.data.listing import SPLITS, Entry, Listing
 from wardround.data.preparing.cache import Cache
@@ -68,7 +68,7 @@ def federation_of(
         labels=data.file.labels,
         channels=data.file.channels,
         prepare=data.file.prepare,
-        look_back=data.look_back,
+        summarise_scans=data.look_back,
         first_images=lambda: (entry.images[0] for entry in data.listing.entries),
     )
 
@@ -103,7 +103,7 @@ class RealData:
         return self.file.regions or {name: (n,) for n, name in enumerate(self.file.labels, start=1)}
 
     def _place(self, found: Listing) -> list[Entry]:
-        entries, _ = with_splits(found, self.file, self.path.parent)  # leaks are found again when checking
+        entries, _ = assign_splits(found, self.file, self.path.parent)  # leaks are found again when checking
         held_out = self.file.held_out
         placed = partitions.partition(entries, self.file.partition, self.describe, held_out=held_out)
         self.describe.save()
@@ -113,7 +113,7 @@ class RealData:
         """Facts of the first readable image, which all others are compared with."""
         reason = ""
         for entry in self.listing.entries:
-            facts = facts_of(entry)
+            facts = read_facts(entry)
             if facts.image is not None:
                 return facts.image
             reason = reason or facts.troubles[0][1]
@@ -156,7 +156,7 @@ class RealData:
         """Cases of a client that are not used, each with its reason."""
         return self._preparer.prepare_client(self.listing, name).left_out
 
-    def look_back(self) -> Seen:
+    def look_back(self) -> ScanSummary:
         """What the training scans were like, from the metadata of the prepared files."""
         shapes: list[tuple[int, ...]] = []
         sides: list[list[float]] = []
@@ -171,11 +171,11 @@ class RealData:
                     shapes.append(tuple(metadata[entry.name]["shape"][1:]))
                     sides.append([geometry["spacing"][axis] for axis in geometry["order"]])
         if not shapes:
-            return Seen(self.settings.patch, None)
+            return ScanSummary(self.settings.patch, None)
         typical = tuple(int(side) for side in np.median(shapes, axis=0))
         low, high = np.min(sides, axis=0).tolist(), np.max(sides, axis=0).tolist()
         patch = self.settings.patch or (self.default_patch if differ else None)
-        return Seen(patch, typical, (tuple(low), tuple(high)))
+        return ScanSummary(patch, typical, (tuple(low), tuple(high)))
 
     def _warn_of_left_out(self, name: str, client: PreparedClient, count: int) -> None:
         if count and client.left_out:
@@ -198,7 +198,7 @@ class RealData:
             if entry.name not in client.paths:
                 continue
             loaded = load_prepared(client.paths[entry.name])
-            shift = partition_shifts.shift_of(entry)
+            shift = partition_shifts.read_shift(entry)
             change = None if shift is None else partial(partition_shifts.apply_shift, shift=shift)
             case = replace(loaded.case, name=entry.name)
             stored[entry.split or "train"].append(StoredCase(case, loaded.foreground, change))

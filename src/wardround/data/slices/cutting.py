@@ -23,7 +23,7 @@ from typing import Any, Literal
 import numpy as np
 
 from wardround.data.checking.facts import Watch
-from wardround.data.checking.quick import with_splits
+from wardround.data.checking.quick import assign_splits
 from wardround.data.federation_file import (
     OPPOSITE,
     FederationFile,
@@ -38,7 +38,7 @@ from wardround.data.listing import Entry, Listing
 from wardround.data.preparing.cache import hash_contents, hash_file
 from wardround.data.preparing.prepare import check_voxels
 from wardround.data.preparing.prepared_file import is_gone
-from wardround.data.readers.common import checked_name
+from wardround.data.readers.common import check_name
 from wardround.data.readers.image_files import Volume, read_image, read_label, same_affine
 from wardround.data.slices.view import Along, Array, Slices, clip_intensities
 from wardround.data.sources import list_cases
@@ -105,7 +105,7 @@ def cut(
         file.partition.column if file.partition.kind == "column" else None,
     )
     prepare = drop_axis(file.prepare, recipe.settings)
-    entries, leaks = with_splits(listing, file, source.parent)
+    entries, leaks = assign_splits(listing, file, source.parent)
     leaking = {(found.client, found.case): found.sentence for found in leaks}
     done = CutResult(target / FILE)
     with writing(target), make_partial_folder(target) as partial:
@@ -195,7 +195,7 @@ def cut_one(entry: Entry, folder: Path, recipe: CutRecipe, others: set[int]) -> 
     if label is not None:
         classes = keep_classes(label, recipe.labels, others)
         masks = list(Slices(replace(classes, affine=image.affine), slices.order, slices.flips, slices.axis))
-    checked_name(f"{entry.name}_{along.lower()}{len(slices):03d}", entry.where)  # before any is written
+    check_name(f"{entry.name}_{along.lower()}{len(slices):03d}", entry.where)  # before any is written
     home = Path(file_name(entry.client))
     volume = hash_volume([hash_file(path) for path in entry.images])
     for number, (plane, mask) in enumerate(zip(slices, masks, strict=True)):

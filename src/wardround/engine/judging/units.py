@@ -21,7 +21,7 @@ def detect_units(federation: Federation) -> str:
         return combine_units(MM if path.name.lower().endswith(NIFTI) else PX for path in images)
     if federation.prepare is None:
         return PX  # cases in memory, as they are
-    seen = None if federation.look_back is None else federation.look_back().spacing
+    seen = None if federation.summarise_scans is None else federation.summarise_scans().spacing
     if seen is None or federation.dimensions == 3 or any(side != 1 for sides in seen for side in sides):
         return MM
     return MM_OR_PX

@@ -8,8 +8,8 @@ from datetime import timedelta
 from pathlib import Path
 
 from wardround.data import federation_file
-from wardround.data.checking.findings import split_counts
-from wardround.data.checking.quick import quick
+from wardround.data.checking.findings import format_split_counts
+from wardround.data.checking.quick import check_quickly
 from wardround.data.sources import list_cases
 from wardround.deploy.nvflare.preflight.checks import Check, CheckFailed, PreflightContext, warn
 from wardround.deploy.site import choose_device
@@ -99,7 +99,7 @@ def check_data(context: PreflightContext) -> Check | str:
     listing = list_cases(file, base)
     training = [name for name in listing.clients if name not in file.held_out]
     inside = find_client(site, training, context.kit.name)
-    report = quick(listing, file, base=base)
+    report = check_quickly(listing, file, base=base)
     own = [entry for entry in report.usable if entry.client == inside]
     if not any(entry.split == "train" for entry in own):
         raise CheckFailed(
@@ -107,7 +107,7 @@ def check_data(context: PreflightContext) -> Check | str:
             f"See why with: wardround data check {source}",
         )
     left = sum(entry.client == inside for entry in report.left_out)
-    text = f"client '{inside}': {len(own)} usable cases ({split_counts(own)})"
+    text = f"client '{inside}': {len(own)} usable cases ({format_split_counts(own)})"
     if left:
         return warn(f"{text}, {left} left out", f"See why with: wardround data check {source}")
     return text

@@ -1,0 +1,130 @@
+"""Sources: each read by its reader, all joined, clients chosen; what does not agree is refused."""
+
+from pathlib import Path
+from typing import Any
+
+from pytest import mark, raises
+
+from wardround.data.federation_file import FederationFile, Source
+from wardround.data.sources import list_cases, read_source
+from wardround.errors import ConfigError, DataError
+
+
+def centre(root: Path, *stems: str) -> None:
+    for part in ("images", "labels"):
+        (root / part).mkdir(parents=True, exist_ok=True)
+        for stem in stems:
+            (root / part / f"{stem}.png").write_bytes(b"")
+
+
+def of(*paths: str, **settings: Any) -> FederationFile:
+    return FederationFile(sources=tuple(Source(path=Path(path)) for path in paths), **settings)
+
+
+# One source
+
+
+def test_an_unknown_reader_is_corrected(tmp_path: Path) -> None:
+    with raises(ConfigError, match="Did you mean 'centres'"):
+        read_source(Source(path=tmp_path, reader="centers"), Path())
+
+
+def test_a_folder_without_cases_is_an_error_that_says_so(tmp_path: Path) -> None:
+    (tmp_path / "images").mkdir()
+    (tmp_path / "labels").mkdir()
+    with raises(DataError, match="has no cases"):
+        read_source(Source(path=tmp_path), Path())
+
+
+def test_centres_under_one_name_keep_equal_stems_apart(tmp_path: Path) -> None:
+    centre(tmp_path / "north", "a")
+    centre(tmp_path / "south", "a")
+    found = read_source(Source(path=tmp_path, client="both"), Path())
+    assert [(entry.client, entry.name) for entry in found.entries] == [
+        ("both", "north_a"),
+        ("both", "south_a"),
+    ]
+
+
+# All cases of a file
+
+
+def test_sources_are_joined_and_clients_chosen(tmp_path: Path) -> None:
+    for name in ("north", "south", "west"):
+        centre(tmp_path / "one" / name, "a", "b")
+    centre(tmp_path / "two" / "east", "a")
+    file = of("one", "two", clients=("north", "east"), held_out=("west",))
+    found = list_cases(file, tmp_path)
+    assert found.clients == ["east", "north", "west"]
+    assert {entry.split for entry in found.of("west")} == {"test"}
+    assert list_cases(of("one", "two"), tmp_path).clients == ["east", "north", "south", "west"]
+    with raises(ConfigError, match="'noth', which has no cases. Did you mean 'north'"):
+        list_cases(of("one", clients=("noth",)), tmp_path)
+
+
+def test_clients_without_training_cases_are_left_out_with_a_note(tmp_path: Path) -> None:
+    centre(tmp_path / "north", "a")
+    centre(tmp_path / "south", "b")
+    (tmp_path / "index.csv").write_text("centre,stem,split\nnorth,a,train\nsouth,b,test\n")
+    found = list_cases(of("."), tmp_path)
+    assert found.clients == ["north"] and "left out: south" in " ".join(found.notes)
+    assert list_cases(of(".", held_out=("south",)), tmp_path).clients == ["north", "south"]
+    (tmp_path / "index.csv").write_text("centre,stem,split\nnorth,a,val\nsouth,b,test\n")
+    with raises(DataError, match="No client has training cases"):
+        list_cases(of("."), tmp_path)
+
+
+def test_one_client_in_two_sources_is_joined_and_the_same_case_refused(tmp_path: Path) -> None:
+    centre(tmp_path / "one" / "north", "a")
+    centre(tmp_path / "two" / "north", "b")
+    found = list_cases(of("one", "two"), tmp_path)
+    assert len(found.of("north")) == 2 and "more than one source" in " ".join(found.notes)
+    centre(tmp_path / "two" / "north", "a")
+    with raises(DataError, match="client 'north', case 'a' is there twice"):
+        list_cases(of("one", "two"), tmp_path)
+
+
+@mark.parametrize("name", ["pooled", "proxy"])
+def test_names_wardround_uses_itself_are_refused(tmp_path: Path, name: str) -> None:
+    centre(tmp_path / name, "a")
+    with raises(DataError, match="cannot be called"):
+        list_cases(of("."), tmp_path)
+
+
+def test_names_that_differ_in_capitals_are_refused(tmp_path: Path) -> None:
+    centre(tmp_path / "one" / "north", "a")
+    centre(tmp_path / "two" / "North", "a")
+    with raises(DataError, match="capitals"):
+        list_cases(of("one", "two"), tmp_path)
+
+
+def raw(root: Path, channels: str, label: str) -> None:
+    (root / "imagesTr").mkdir(parents=True)
+    (root / "labelsTr").mkdir()
+    names = ", ".join(f'"{n}": "{c}"' for n, c in enumerate(channels))
+    (root / "dataset.json").write_text(
+        f'{{"channel_names": {{{names}}}, "labels": {{"background": 0, "{label}": 1}}}}'
+    )
+    for n in range(len(channels)):
+        (root / "imagesTr" / f"x_{n:04d}.nii.gz").write_bytes(b"")
+    (root / "labelsTr" / "x.nii.gz").write_bytes(b"")
+
+
+def test_channels_in_another_order_are_brought_into_one(tmp_path: Path) -> None:
+    raw(tmp_path / "A", "ab", "tumour")
+    raw(tmp_path / "B", "ba", "tumour")
+    found = list_cases(of("A", "B"), tmp_path)
+    assert found.channels == ("a", "b") and [p.name for p in found.of("B")[0].images] == [
+        "x_0001.nii.gz",
+        "x_0000.nii.gz",
+    ]
+    assert found.labels == {"tumour": (1,)} and "order a, b" in " ".join(found.notes)
+
+
+def test_a_label_value_of_two_meanings_is_refused_until_the_file_decides(tmp_path: Path) -> None:
+    raw(tmp_path / "A", "a", "tumour")
+    raw(tmp_path / "B", "a", "oedema")
+    with raises(DataError, match="label value 1 is 'tumour' at client 'A' and 'oedema' at client 'B'"):
+        list_cases(of("A", "B"), tmp_path)
+    found = list_cases(of("A", "B", labels={"tumour": (1,)}), tmp_path)
+    assert found.labels == {"tumour": (1,)} and "calls label value 1 'oedema'" in " ".join(found.notes)
