@@ -28,7 +28,7 @@ from wardround.methods.feddg import (
     outline_masks,
     outline_vectors,
 )
-from wardround.methods.frequency import amplitude_window, restyled, within_range
+from wardround.methods.frequency import amplitude_window, clip_to_range, restyle
 from wardround.models.unet import unet2d
 from wardround.params import Params
 from wardround.seeding import generator
@@ -329,8 +329,8 @@ def test_uniform_mixing_draws_a_client_then_one_of_its_images_and_a_share() -> N
     assert 70 < giver.sum() < 130  # clients alike, however much each gave
     for case in range(200):
         style = styles[0][0] if giver[case] == 0 else styles[1][int(place[case] * 3)]
-        alone = restyled(image[case : case + 1], style[None], share[case].double())
-        assert torch.allclose(mixed[case], within_range(alone, image[case : case + 1])[0])
+        alone = restyle(image[case : case + 1], style[None], share[case].double())
+        assert torch.allclose(mixed[case], clip_to_range(alone, image[case : case + 1])[0])
 
 
 # Whole runs

@@ -9,7 +9,7 @@ import torch
 from helpers import config, run, spoil, vectors
 from torch import Tensor
 
-from wardround.aggregation.weights import normalised
+from wardround.aggregation.weights import normalise
 from wardround.clients.clients import Answer
 from wardround.data.federation import open_federation
 from wardround.engine.host import build_model
@@ -77,7 +77,7 @@ def test_weights_in_special_cases() -> None:
     assert adaptive_weights([0, 0], [1, 1], 10, 1.5) == [0.5, 0.5]  # nobody trained: the model stays anyway
     assert adaptive_weights([7], [0.3], 10, 1.5) == [1.0]
     assert adaptive_weights([1, 1], [1e300, 1.0], 10, 1.5) == pytest.approx([21 / 22, 1 / 22])
-    assert adaptive_weights([3, 5], [0.2, 0.9], 0, 1.5) == normalised([3, 5])
+    assert adaptive_weights([3, 5], [0.2, 0.9], 0, 1.5) == normalise([3, 5])
 
 
 def test_a_client_cannot_claim_more_images_than_it_registered() -> None:

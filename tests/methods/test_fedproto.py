@@ -16,7 +16,7 @@ from wardround.clients.clients import Answer
 from wardround.data.federation import open_federation
 from wardround.engine.host import Host, build_model
 from wardround.errors import ConfigError
-from wardround.losses.contrastive_objectives import trial_output
+from wardround.losses.contrastive_objectives import probe_output
 from wardround.messages import Message
 from wardround.methods.fedproto import class_sums, distance, fitting, joint, means_of
 from wardround.params import Params
@@ -220,7 +220,7 @@ def test_the_first_round_has_no_term_and_the_second_one_has(tmp_path: Path) -> N
 def test_what_is_added_to_the_traffic_is_one_vector_and_one_count_a_class(tmp_path: Path) -> None:
     fedproto = run(tmp_path / "fedproto", method={"name": "fedproto"})
     fedavg = run(tmp_path / "fedavg", method={"name": "fedavg"})
-    width = trial_output(build_model(fedavg.config)).decoder.shape[1]  # type: ignore[union-attr]
+    width = probe_output(build_model(fedavg.config)).decoder.shape[1]  # type: ignore[union-attr]
     added = 2 * width * 4 + 2 * 8
     for direction, rounds in (("bytes_up", (0, 1)), ("bytes_down", (1,))):
         for number in rounds:

@@ -16,7 +16,7 @@ import torch
 import yaml
 
 from wardround.aggregation.mean import mean
-from wardround.aggregation.weights import by_samples, weights_complaint
+from wardround.aggregation.weights import by_samples, check_weights
 from wardround.clients.clients import Clients, Exchange, Transport
 from wardround.clients.gate import content_complaint, params_complaint
 from wardround.config import Config
@@ -259,7 +259,7 @@ class Experiment:
             taking_part=None if isinstance(self.config.participation, float) else self.config.participation,
             tasks=dict.fromkeys(self.method.tasks, self.method.up),
             most_steps=partial(self.method.most_steps, self.config),
-            judge=self.method.complaint,
+            judge=self.method.check_reply,
             on_reply=egress.record,
         )
 
@@ -588,7 +588,7 @@ def state_complaint(before: ServerState, after: Any) -> str | None:
         return f"run_round returned {type(after).__name__}, not the next state; return state.next(...)"
     if after.round != before.round + 1:
         return "run_round returned a state of the same round; return state.next(...)"
-    odd = weights_complaint(after.notes.get("weights", {}))
+    odd = check_weights(after.notes.get("weights", {}))
     if odd is not None:  # before the tensors, which they spoil
         return odd
     specs = {name: before.params.spec(name) for name in before.params}

@@ -18,7 +18,7 @@ from pydantic import ConfigDict
 from torch import nn
 
 from wardround.aggregation.mean import mean
-from wardround.aggregation.weights import by_samples, named
+from wardround.aggregation.weights import by_samples, map_to_clients
 from wardround.clients.clients import Client, Clients
 from wardround.clients.gate import Registration
 from wardround.config import Config
@@ -67,7 +67,7 @@ class Method:
         return state.next(params=self.average(state, replies, weights), notes=self.notes(replies, weights))
 
     def weigh(self, state: ServerState, replies: Sequence[Reply]) -> list[float]:
-        """One weight a reply, non-negative, summing to one."""
+        """One weight per reply, non-negative, summing to one."""
         return by_samples(replies)
 
     def average(self, state: ServerState, replies: Sequence[Reply], weights: Sequence[float]) -> Params:
@@ -77,10 +77,10 @@ class Method:
 
     def notes(self, replies: Sequence[Reply], weights: Sequence[float], **ingredients: Any) -> dict[str, Any]:
         """Weights and their ingredients for the records."""
-        return {"weights": named(replies, weights), **ingredients}
+        return {"weights": map_to_clients(replies, weights), **ingredients}
 
-    def complaint(self, task: str, message: Message, registration: Registration) -> str | None:
-        """Why a reply's extras or scalars cannot be used, or None; the gate asks after its own checks."""
+    def check_reply(self, task: str, message: Message, registration: Registration) -> str | None:
+        """Why a reply's extras or scalars cannot be used, or None; called after the gate's own checks."""
         return None
 
     def most_steps(self, config: Config, num_train: int) -> int:
@@ -109,5 +109,5 @@ class Method:
         """Refuse what cannot work, with the reason, when the configuration is read."""
 
     def warnings(self, config: Config, model: nn.Module) -> list[str]:
-        """What is allowed but odd, each in a sentence: logged at the start, shown in every record."""
+        """What is allowed but unusual, each in a sentence: logged at the start, shown in every record."""
         return []

@@ -44,12 +44,12 @@ from wardround.losses.segmentation import at_least_float32, targets
 from wardround.messages import Message, ServerState
 from wardround.methods.bank import Banked
 from wardround.methods.frequency import (
-    amplitude_complaint,
     amplitude_window,
+    check_amplitudes,
+    clip_to_range,
     half_width,
-    restyled,
-    says_nothing,
-    within_range,
+    is_uninformative,
+    restyle,
 )
 from wardround.params import Params
 from wardround.training.workbench import Loss, Step
@@ -94,7 +94,11 @@ class FedDG(Banked):
     def run_round(self, state: ServerState, clients: Clients) -> ServerState:
         """A round with a bank; the first one warns of amplitudes that say nothing."""
         after, bank = super().run_round(state, clients), state.memory.get("bank", {})
-        if state.round or not bank or not all(says_nothing(given["amplitude"]) for given in bank.values()):
+        if (
+            state.round
+            or not bank
+            or not all(is_uninformative(given["amplitude"]) for given in bank.values())
+        ):
             return after
         warning = (
             "FedDG mixes the mean intensity alone, and that is 0 in all images given to the bank (z-scored). "
@@ -103,20 +107,20 @@ class FedDG(Banked):
         log.warning(warning)
         return replace(after, notes={**after.notes, "warnings": [warning]})
 
-    def bank_complaint(self, given: Params, registration: Registration) -> str | None:
+    def check_contribution(self, given: Params, registration: Registration) -> str | None:
         if list(given) != ["amplitude"]:
             return f"amplitudes are called {list(given)}"
         shape, kind = given.spec("amplitude")
         if len(shape) < 3 or not all(shape) or shape[0] > registration.num_train or kind != torch.float32:
             return f"amplitudes {shape} of {registration.num_train} cases, as {kind}, cannot be"
-        return amplitude_complaint(given["amplitude"])
+        return check_amplitudes(given["amplitude"])
 
     # Client
 
     def uses_bank(self) -> bool:
         return self.outer
 
-    def contribution(self, client: Client, message: Message) -> Params:
+    def make_contribution(self, client: Client, message: Message) -> Params:
         """Amplitudes of a random part of the training images, without augmentation."""
         if not client.num_examples:
             return Params()
@@ -131,7 +135,7 @@ class FedDG(Banked):
 
     def styles(self, client: Client, message: Message) -> list[Tensor]:
         """The amplitudes of every other client that gave some of the own images' shape."""
-        given = self.bank(client, message) if self.outer else {}
+        given = self.read_bank(client, message) if self.outer else {}
         own = self.amplitudes(client, torch.tensor([0])).shape[1:] if given else ()
         misfits = {name: tuple(given[name].shape[1:]) for name in given if given[name].shape[1:] != own}
         for name, shape in misfits.items():
@@ -172,7 +176,7 @@ class FedDG(Banked):
         if self.mixing == "full":
             share = torch.ones_like(share)
         amplitude = torch.cat(list(styles))[index.to(image.device)]
-        return within_range(restyled(image, amplitude, share.to(image)), like=image)
+        return clip_to_range(restyle(image, amplitude, share.to(image)), like=image)
 
     def outer_with_outlines(
         self, step: Step, other: Batch, shift: Mapping[str, Tensor], pieces: Sequence[Outlines]

@@ -34,7 +34,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from wardround.aggregation.mean import layerwise_mean
-from wardround.aggregation.updates import models
+from wardround.aggregation.updates import collect_params
 from wardround.aggregation.weights import by_samples, is_number, softmax
 from wardround.clients.clients import Client, Clients
 from wardround.config import Config
@@ -103,14 +103,14 @@ class FedLAW(Method):
                 *logits, g, more["proxy_loss"] = learned
                 weights, gamma = softmax(logits), self.limited(g)
                 log.info("round %d: gamma is %.4g", state.round + 1, gamma)
-        params = state.params.updated(combined(models(replies), weights, gamma, state.trainable))
+        params = state.params.updated(combined(collect_params(replies), weights, gamma, state.trainable))
         return state.next(params=params, notes=self.notes(replies, weights, gamma=gamma, **more))
 
     def learned(
         self, state: ServerState, clients: Clients, replies: Sequence[Reply], logits: Sequence[float]
     ) -> list[float] | None:
-        """ℓ, g and the loss they reach, averaged over those who learned them; None if nobody did."""
-        items = models(replies)
+        """ℓ, g and the loss they reach, averaged over the clients that learned them; None if none did."""
+        items = collect_params(replies)
         names = [reply.client for reply in replies]
         message = Message(
             params=state.params.without(items[0]),  # what does not travel

@@ -29,7 +29,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from wardround.aggregation.weights import named, normalised, numbers
+from wardround.aggregation.weights import collect_numbers, map_to_clients, normalise
 from wardround.clients.clients import Client, Clients
 from wardround.config import Config
 from wardround.data.cases import Batch, TensorSplit, stacked
@@ -82,13 +82,18 @@ class FedMixSupervision(Method):
         return state
 
     def weigh(self, state: ServerState, replies: Sequence[Reply]) -> list[float]:
-        used, losses = numbers(replies, "num_used", 0), numbers(replies, "loss", 0)
+        used, losses = collect_numbers(replies, "num_used", 0), collect_numbers(replies, "loss", 0)
         counts = [min(used.get(reply.client, 0), reply.num_examples) for reply in replies]
         return adaptive_weights(counts, [losses.get(r.client, 0) for r in replies], self.lam, self.beta)
 
     def notes(self, replies: Sequence[Reply], weights: Sequence[float], **ingredients: Any) -> dict[str, Any]:
-        used, losses = numbers(replies, "num_used"), numbers(replies, "loss")
-        return {"weights": named(replies, weights), "num_used": used, "first_loss": losses, **ingredients}
+        used, losses = collect_numbers(replies, "num_used"), collect_numbers(replies, "loss")
+        return {
+            "weights": map_to_clients(replies, weights),
+            "num_used": used,
+            "first_loss": losses,
+            **ingredients,
+        }
 
     # Client
 
@@ -177,9 +182,9 @@ def adaptive_weights(used: Sequence[float], losses: Sequence[float], lam: float,
     """
     largest = max([loss for n, loss in zip(used, losses, strict=True) if n], default=0) or 1.0
     powers = [(loss / largest) ** beta if n and loss else 0.0 for n, loss in zip(used, losses, strict=True)]
-    loss_part = normalised(powers) if any(powers) else powers
-    data_part = normalised(used) if any(used) else list(used)
-    return normalised([data + lam * loss for data, loss in zip(data_part, loss_part, strict=True)])
+    loss_part = normalise(powers) if any(powers) else powers
+    data_part = normalise(used) if any(used) else list(used)
+    return normalise([data + lam * loss for data, loss in zip(data_part, loss_part, strict=True)])
 
 
 def second_of(model: nn.Module) -> Segmenter:
@@ -208,7 +213,7 @@ def dice(a: Tensor, b: Tensor) -> Tensor:
 
 
 def allowed(truth: Tensor, kind: Annotation, num_classes: int) -> Tensor:
-    """Where each foreground class may be, as far as the annotation tells, (N, C - 1, *spatial).
+    """Where each foreground class may be, as far as the annotation says, (N, C - 1, *spatial).
 
     box: in the box around any connected part of it; image: anywhere in an image with foreground.
     """

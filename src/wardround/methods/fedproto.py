@@ -3,7 +3,7 @@
 Tan et al., AAAI 2022. https://arxiv.org/abs/2105.00243
 
 Clients exchange one mean feature vector a class, its prototype. Each pulls its own prototypes towards
-the mean of everybody's, so that classes look alike in all models.
+the mean over all clients, so that classes look alike in all models.
 
 Symbols: C_j prototype of class j in the batch, C_kj of client k in its last local epoch, n_kj its voxels;
 C̄_j the server's; lambda (`lam`) weight of the term.
@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from wardround.clients.clients import Client, Clients
 from wardround.data.cases import Batch
-from wardround.losses.contrastive_objectives import trial_output
+from wardround.losses.contrastive_objectives import probe_output
 from wardround.losses.objective import Context
 from wardround.messages import Message, ServerState
 from wardround.methods.base import Method
@@ -42,7 +42,7 @@ MOST_VOXELS = 2.0**53  # float64 counts no further
 
 @dataclass(frozen=True)
 class FedProto(Method):
-    """Pulls each client's mean features of a class towards everybody's.
+    """Pulls each client's mean features of a class towards those of all clients.
 
     lam: weight of the pull, 0 gives FedAvg; distance: squared error a feature, or the divergence of
     softmaxes; weighting: the server's prototypes are means by voxels, or of all clients that have the class
@@ -67,7 +67,7 @@ class FedProto(Method):
 
     def start(self, model: nn.Module) -> ServerState:
         assert isinstance(model, Segmenter)
-        decoder = trial_output(model).decoder
+        decoder = probe_output(model).decoder
         assert decoder is not None
         num_classes = max(2, model.num_outputs)
         none = {

@@ -31,7 +31,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from wardround.aggregation.weights import numbers, softmax
+from wardround.aggregation.weights import collect_numbers, softmax
 from wardround.clients.clients import Client
 from wardround.config import Config
 from wardround.data.cases import Batch
@@ -44,7 +44,7 @@ from wardround.methods.fedevi import Evidential
 from wardround.models.base import head_names
 from wardround.params import Params
 
-NO_THRESHOLD = 0.5  # where no threshold tells wrong from right
+NO_THRESHOLD = 0.5  # where no threshold separates wrong from right
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class FedUAAEvidential(Evidential):
 
 @dataclass(frozen=True)
 class FedUAA(Method):
-    """Weighs clients by how well their uncertainty tells wrong voxels from right ones.
+    """Weighs clients by how well their uncertainty separates wrong voxels from right ones.
 
     source: cases the threshold is found on (training cases also serve a client that has no others);
     bins: of the histograms of u; region: all voxels, or those near predicted or true foreground, since
@@ -180,7 +180,7 @@ def youden(counts: Tensor, least: Tensor) -> tuple[float, float] | None:
 
 
 def thresholds(replies: Sequence[Reply]) -> dict[str, float]:
-    """θ_k of every reply; one that is no share of 1 counts as not found."""
-    return dict.fromkeys([reply.client for reply in replies], NO_THRESHOLD) | numbers(
+    """θ_k of every reply; one outside [0, 1] counts as not found."""
+    return dict.fromkeys([reply.client for reply in replies], NO_THRESHOLD) | collect_numbers(
         replies, "threshold", 0, 1
     )

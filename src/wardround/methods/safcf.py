@@ -35,8 +35,8 @@ from torch import Tensor, nn
 
 import wardround.methods.safcf_readings as readings
 from wardround.aggregation.mean import layerwise_mean, mean
-from wardround.aggregation.pieces import Piece, each, pieces
-from wardround.aggregation.weights import named, normalised
+from wardround.aggregation.pieces import Piece, map_pieces, split_into_pieces
+from wardround.aggregation.weights import map_to_clients, normalise
 from wardround.clients.clients import Clients
 from wardround.config import Config
 from wardround.data.cases import Batch
@@ -94,13 +94,13 @@ class CFSL(Objective):
 
     def loss(self, model: nn.Module, batch: Batch, context: Context) -> Tensor:
         logits = context.forward(model, batch.image).logits
-        dice: Tensor = context.pure(self.dice, logits, batch.label)
+        dice: Tensor = context.run_compiled(self.dice, logits, batch.label)
         context.note("dice", dice)
         if self.lam == 0:
             return dice
         h_c, h_p, h_s = self.features(batch.image, context)  # Eq. 2
         alpha = self.alpha_of_batch(h_c, h_p, h_s, context)
-        found: Contrast = context.pure(self.compare, h_c, h_p, h_s)
+        found: Contrast = context.run_compiled(self.compare, h_c, h_p, h_s)
         if self.contrast == "literal":
             readings.refuse_small(found.chi)
         term = (1 - alpha).to(dice.dtype) * found.losses.mean()  # Eq. 9
@@ -149,7 +149,7 @@ class CFSL(Objective):
         """alpha of the present pass; the literal one moves once a batch, whatever passes its step takes."""
         if self.alpha_mode != "literal":
             return self.next_alpha(h_c, h_p, h_s, context.memory)
-        return context.once("alpha", lambda: self.next_alpha(h_c, h_p, h_s, context.memory))
+        return context.make_once("alpha", lambda: self.next_alpha(h_c, h_p, h_s, context.memory))
 
     def next_alpha(self, h_c: Tensor, h_p: Tensor, h_s: Tensor, memory: dict[str, Any]) -> Tensor:
         """The alpha of this batch; no gradient. The literal one is client state, never reset (S7)."""
@@ -268,7 +268,7 @@ def modified_dice(
 class SAFCF(Method):
     """Weighs clients by the complement of their size and by their parameters' distance from the mean.
 
-    scale_mode: complement favours small clients (Eq. 15), proportional large ones, uniform nobody.
+    scale_mode: complement favours small clients (Eq. 15), proportional large ones, uniform none.
     uncertainty: U over all parameters, as the mean of each tensor's, per tensor with weights of its own,
     or off (weights are gamma~).
     eps, eps_mode: epsilon of Eq. 18, as a share of the mean U or added as it is.
@@ -298,15 +298,15 @@ class SAFCF(Method):
         notes = self.notes(
             replies,
             found.weights,
-            gamma=named(replies, found.gamma),
-            gamma_tilde=named(replies, found.gamma_tilde),
+            gamma=map_to_clients(replies, found.gamma),
+            gamma_tilde=map_to_clients(replies, found.gamma_tilde),
         )
         if found.U:
-            notes["U"] = named(replies, found.U)
+            notes["U"] = map_to_clients(replies, found.U)
         if found.by_tensor:
             columns = list(zip(*found.by_tensor.values(), strict=True))  # one a client
-            notes["weights_min"] = named(replies, [min(column) for column in columns])
-            notes["weights_max"] = named(replies, [max(column) for column in columns])
+            notes["weights_min"] = map_to_clients(replies, [min(column) for column in columns])
+            notes["weights_max"] = map_to_clients(replies, [max(column) for column in columns])
         warnings = concentration(notes["weights"])
         if warnings:
             notes["warnings"] = warnings
@@ -315,13 +315,13 @@ class SAFCF(Method):
 
     def weigh(self, state: ServerState, replies: Sequence[Reply]) -> list[float]:
         kept = with_cases(replies)
-        weights = named(kept, self.measure(state, kept).weights)
+        weights = map_to_clients(kept, self.measure(state, kept).weights)
         return [weights.get(reply.client, 0.0) for reply in replies]
 
     def measure(self, state: ServerState, replies: Sequence[Reply]) -> Dswa:
         """Eqs. 14-18 for the clients that answered."""
         sizes = [reply.num_examples for reply in replies]
-        gamma, shares = normalised(sizes), scale_shares(sizes, self.scale_mode)  # Eqs. 14, 15
+        gamma, shares = normalise(sizes), scale_shares(sizes, self.scale_mode)  # Eqs. 14, 15
         if self.uncertainty == "off":
             return Dswa(gamma, shares, self.cap(shares))
         items = [reply.params for reply in replies]
@@ -350,7 +350,7 @@ class SAFCF(Method):
             omega = [float(floor == 0) for floor in floors]
         else:
             omega = [least / floor for floor in floors]
-        return self.cap(normalised([share * each for share, each in zip(shares, omega, strict=True)]))
+        return self.cap(normalise([share * each for share, each in zip(shares, omega, strict=True)]))
 
     def cap(self, weights: list[float]) -> list[float]:
         return weights if self.max_weight is None else readings.cap_weights(weights, self.max_weight)
@@ -364,9 +364,7 @@ class SAFCF(Method):
             sent = mean(items, found.weights)
         if self.variational == "moment_match":
             pairs = [(mu, rho) for mu, rho in state.memory["variational"] if mu in sent]
-            sent = sent.updated(
-                {rho: readings.matched_rho(items, found.of(mu), mu, rho) for mu, rho in pairs}
-            )
+            sent = sent.updated({rho: readings.match_rho(items, found.of(mu), mu, rho) for mu, rho in pairs})
         return state.params.updated(sent)
 
     def check(self, config: Config, objective: Objective) -> None:
@@ -411,9 +409,9 @@ def scale_shares(
     if mode == "uniform" or len(sizes) == 1:
         return [1 / len(sizes)] * len(sizes)
     if mode == "proportional":
-        return normalised(sizes)
+        return normalise(sizes)
     total = sum(sizes)
-    return normalised([total - size for size in sizes])
+    return normalise([total - size for size in sizes])
 
 
 def squared_distances(items: Sequence[Params], shares: Sequence[float], names: Sequence[str]) -> Tensor:
@@ -431,9 +429,9 @@ def squared_distances(items: Sequence[Params], shares: Sequence[float], names: S
             centre.add_(room.copy_(part).sub_(first), alpha=share)
         return torch.stack([room.copy_(part).sub_(first).sub_(centre).square_().sum() for part in sent])
 
-    found = pieces(items[0], names)
+    found = split_into_pieces(items[0], names)
     totals = {name: torch.zeros(len(items), dtype=torch.float64) for name in names}
-    for piece, squares in zip(found, each(spread, found), strict=True):
+    for piece, squares in zip(found, map_pieces(spread, found), strict=True):
         totals[piece.name] += squares.cpu()
     return torch.stack(list(totals.values()))
 

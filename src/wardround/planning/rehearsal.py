@@ -113,7 +113,7 @@ class Theatre:
             rounds=self.config.rounds,
             min_clients=1,
             tasks=dict.fromkeys(self.method.tasks, self.method.up),
-            judge=self.method.complaint,
+            judge=self.method.check_reply,
             on_reply=self.egress.record,
         )
 
