@@ -45,7 +45,7 @@ _HOMES = {
     "Result": "wardround.api",
     "compare": "wardround.comparison",
     "evaluate": "wardround.prediction.evaluating",
-    "load_config": "wardround.config",
+    "load_config": "wardround.config_file",
     "predict": "wardround.prediction.session",
     "run": "wardround.api",
 }
