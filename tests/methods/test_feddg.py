@@ -22,7 +22,7 @@ from wardround.losses.segmentation import dice_loss
 from wardround.messages import Message
 from wardround.methods.feddg import (
     FedDG,
-    dilated,
+    dilate,
     inner_step,
     outline_contrast,
     outline_masks,
@@ -65,7 +65,7 @@ def test_five_dilations_of_a_voxel_are_a_diamond() -> None:
     point[0, 0, 6, 6] = 1
     rows, columns = torch.meshgrid(torch.arange(13), torch.arange(13), indexing="ij")
     diamond = (rows - 6).abs() + (columns - 6).abs() <= 5
-    assert torch.equal(dilated(point, 5)[0, 0] > 0, diamond)
+    assert torch.equal(dilate(point, 5)[0, 0] > 0, diamond)
 
 
 def test_each_foreground_class_has_outlines_and_background_none() -> None:

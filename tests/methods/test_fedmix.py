@@ -406,7 +406,7 @@ def test_a_client_of_another_grid_leaves_the_round_with_a_sentence(
 
 
 def test_the_promises_are_tested_with_means_in_play(tmp_path: Path) -> None:
-    """The federation of test_all_methods.py gives everybody a mean of others."""
+    """The federation of test_methods.py gives every client a mean of others."""
     data = {"phantom": {"hospitals": 3, "size": 16, "cases": [8, 10, 14]}}
     assert len(fedmix(tmp_path, data=data, rounds=1).outcome.state.memory["bank"]) >= 2
     assert METHODS["fedmix"] is FedMix and issubclass(OBJECTIVES[FedMix.objective], Objective)

@@ -194,21 +194,21 @@ class LocalCL(Contrastive):
     blocks: Annotated[int, Field(ge=1)] = 3
 
     def projection(self, output: Output) -> Projection:
-        width = self.decoded(output).shape[1]
+        width = self.select_stage(output).shape[1]
         return Projection(width, width)
 
     def contrast(self, model: Segmenter, head: Projection, second: Tensor, context: Context) -> Tensor:
-        first = self.regions(head, context.output)
-        other = self.regions(head, model.forward_features(second))
+        first = self.project_regions(head, context.output)
+        other = self.project_regions(head, model.forward_features(second))
         negatives = contrastive.region_negatives(second.ndim - 2, second.device)
         return contrastive.local_contrast(first, other, negatives, self.tau).mean()
 
-    def regions(self, head: Projection, output: Output) -> Tensor:
+    def project_regions(self, head: Projection, output: Output) -> Tensor:
         """One vector a region, (B, R, D). The head sees voxel by voxel, so only those taken."""
-        vectors: Tensor = head(contrastive.take_regions(self.decoded(output)))
+        vectors: Tensor = head(contrastive.take_regions(self.select_stage(output)))
         return vectors.flatten(2)
 
-    def decoded(self, output: Output) -> Tensor:
+    def select_stage(self, output: Output) -> Tensor:
         if not output.stages:
             raise LookupError("Local CL needs a network that shows its decoder stages")
         return output.stages[min(self.blocks, len(output.stages)) - 1]
@@ -235,16 +235,16 @@ class SwAV(Contrastive):
         return Projection(require_bottleneck(output).shape[1], self.dimension, self.prototypes)
 
     def constants(self, context: Context) -> tuple[object, ...] | None:
-        return *self.shares(context.round), self.resting(context)
+        return *self.shares(context.round), self.is_resting(context)
 
-    def resting(self, context: Context) -> bool:
+    def is_resting(self, context: Context) -> bool:
         """Whether prototypes are left alone for now."""
         return context.round == 0 and context.epoch < self.freeze_epochs
 
     def contrast(self, model: Segmenter, head: Projection, second: Tensor, context: Context) -> Tensor:
         # Prototypes have length one in the forward pass, so their mean over clients needs no repair.
         prototypes: Tensor = head.prototypes
-        if self.resting(context):
+        if self.is_resting(context):
             prototypes = prototypes.detach()
         return contrastive.swav(
             head(contrastive.flatten_voxels(context.features)),

@@ -154,7 +154,7 @@ class FedDG(Banked):
 
         def episode(step: Step) -> None:
             pieces: list[Outlines] = []
-            step.backward(add=kept_in(pieces) if self.boundary else None)  # l_in at w
+            step.backward(add=keep_outlines(pieces) if self.boundary else None)  # l_in at w
             shift = inner_step(step.model, self.inner_learning_rate, self.clip)
             other = replace(step.batch, image=self.restyle(step.batch.image, styles, draw))
             if self.boundary:
@@ -233,7 +233,7 @@ class Outlines:
     present: Tensor
 
 
-def kept_in(pieces: list[Outlines]) -> Loss:
+def keep_outlines(pieces: list[Outlines]) -> Loss:
     """A loss of 0 that keeps the outlines of each piece, whose features are gone when the next one comes."""
 
     def keep(model: nn.Module, batch: Batch, context: Context) -> Tensor:
@@ -259,11 +259,11 @@ def outline_masks(label: Tensor, num_outputs: int) -> Tensor:
     """
     mask = targets(label, num_outputs)[:, min(1, num_outputs - 1) :]
     border = [1, 1] * (mask.ndim - 2)
-    eroded = 1 - F.pad(dilated(F.pad(1 - mask, border, value=1.0)), [-side for side in border])
-    return torch.stack([mask - eroded, dilated(mask, RING) - mask])
+    eroded = 1 - F.pad(dilate(F.pad(1 - mask, border, value=1.0)), [-side for side in border])
+    return torch.stack([mask - eroded, dilate(mask, RING) - mask])
 
 
-def dilated(mask: Tensor, times: int = 1) -> Tensor:
+def dilate(mask: Tensor, times: int = 1) -> Tensor:
     """A mask (B, K, *spatial) grown by a cross, `times` times: a diamond, no square."""
     pool = F.max_pool3d if mask.ndim == 5 else F.max_pool2d
     axes = range(mask.ndim - 2)

@@ -251,7 +251,7 @@ class FedEvi(Method):
             "held": held,
             "beta": dict(state.memory["weights"]),
         }
-        warning = unusual(g)
+        warning = check_increments(g)
         if warning is not None:
             log.warning("round %d: %s", state.round + 1, warning)
             notes["warnings"] = [warning]
@@ -306,7 +306,7 @@ class FedEvi(Method):
             )
 
 
-def unusual(g: Mapping[str, float]) -> str | None:
+def check_increments(g: Mapping[str, float]) -> str | None:
     """What is unusual about the increments' size, in a sentence, or None (E5)."""
     if not g:
         return (

@@ -68,7 +68,7 @@ class FedGA(Method):
         p, q = collect_numbers(replies, "P"), collect_numbers(replies, "Q")
         # Q is of the model these clients received, the remembered P of the replies it was made of
         gaps, step = differences(q, state.memory.get("P", {})), self.step(state.round - 1, clients.rounds)
-        a = self.adjusted(
+        a = self.adjust(
             add_newcomers(state.memory.get("weights", {}), self.first_weights(clients)), gaps, step
         )
         state = replace(state, memory={"weights": a, "P": p})
@@ -84,11 +84,11 @@ class FedGA(Method):
         """d_t = (1 - t/R) d."""
         return (1 - round / rounds) * self.d
 
-    def adjusted(self, a: Mapping[str, float], gaps: Mapping[str, float], step: float) -> dict[str, float]:
+    def adjust(self, a: Mapping[str, float], gaps: Mapping[str, float], step: float) -> dict[str, float]:
         """The weights after one step; clients without a gap keep theirs."""
         sign = 1 if self.metric == "loss" else -1
         signed = {name: sign * gap for name, gap in gaps.items()}
-        return adapt(a, signed, step / len(a)) if self.rule == "code" else centred(a, signed, step)
+        return adapt(a, signed, step / len(a)) if self.rule == "code" else adapt_centred(a, signed, step)
 
     def weigh(self, state: ServerState, replies: Sequence[Reply]) -> list[float]:
         return recall_weights(state.memory["weights"], replies)
@@ -116,7 +116,7 @@ class FedGA(Method):
         return ["FedGA: only clients drawn in two rounds in a row move their weight. Prefer participation 1."]
 
 
-def centred(a: Mapping[str, float], gaps: Mapping[str, float], step: float) -> dict[str, float]:
+def adapt_centred(a: Mapping[str, float], gaps: Mapping[str, float], step: float) -> dict[str, float]:
     """The paper's rule: a_k + (G_k - Ḡ) d_t / max_j(G_j - Ḡ), clipped at 0 and normalised."""
     mean = math.fsum(gaps.values()) / len(gaps) if gaps else 0.0
     largest = max((gap - mean for gap in gaps.values()), default=0.0)

@@ -72,10 +72,10 @@ class FedNova(Method):
             params = params.updated(move_along(state, replies, factors).only(state.trainable))
         memory = dict(state.memory)
         if self.server_momentum:
-            params, memory["velocity"] = self.accelerated(state, params)
+            params, memory["velocity"] = self.accelerate(state, params)
         return state.next(params=params, memory=memory, notes=self.notes(replies, p, a=a, tau_eff=tau_eff))
 
-    def accelerated(self, state: ServerState, params: Params) -> tuple[Params, Params]:
+    def accelerate(self, state: ServerState, params: Params) -> tuple[Params, Params]:
         """x + v and v, where v is the round's move and a share of the last v."""
         v, last = average_update(state, params), state.memory.get("velocity", {})
         for name in last:

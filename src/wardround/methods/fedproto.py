@@ -85,8 +85,8 @@ class FedProto(Method):
             new = {name: Message(params=state.params) for name in clients.present if name not in started}
             replies = clients.ask("train", Message(extras=extras), each=new)
 
-        held = [r.extras["prototypes"] for r in replies if fitting(r.extras.get("prototypes"), prototypes)]
-        memory = {"prototypes": joint(held, prototypes, by_voxels=self.weighting == "voxels")}
+        held = [r.extras["prototypes"] for r in replies if is_usable(r.extras.get("prototypes"), prototypes)]
+        memory = {"prototypes": join_prototypes(held, prototypes, by_voxels=self.weighting == "voxels")}
         if not self.aggregate_weights:
             names = sorted({*started, *(reply.client for reply in replies)})
             return state.next(memory={**memory, "started": names})
@@ -120,7 +120,7 @@ class FedProto(Method):
             return term
 
         fitted = client.fit(start=start, add=pull if self.lam else None)
-        extras = {"prototypes": means_of(seen)} if self.lam else {}
+        extras = {"prototypes": average_classes(seen)} if self.lam else {}
         return Message(fitted.params, extras) if self.aggregate_weights else Message(extras=extras)
 
     # Both
@@ -137,7 +137,7 @@ def class_sums(features: Tensor, label: Tensor, num_classes: int) -> tuple[Tenso
     return torch.stack(sums), torch.stack([mask.sum() for mask in masks]).double()
 
 
-def means_of(seen: Sequence[tuple[Tensor, Tensor]]) -> Params:
+def average_classes(seen: Sequence[tuple[Tensor, Tensor]]) -> Params:
     """C_kj and n_kj of all batches together; a class that was not there has zeros."""
     sums, counts = (torch.stack(part).sum(dim=0) for part in zip(*seen, strict=True))
     means = (sums / counts.clamp_min(1)[:, None]).float()
@@ -154,7 +154,7 @@ def distance(local: Tensor, received: Tensor, present: Tensor, kind: Distance) -
     return each.where(present, 0.0).sum() / present.sum().clamp_min(1)
 
 
-def joint(held: Sequence[Params], last: Params, *, by_voxels: bool) -> Params:
+def join_prototypes(held: Sequence[Params], last: Params, *, by_voxels: bool) -> Params:
     """C̄_j, the mean over the clients that have class j, by voxels or alike; of none, the last."""
     means, counts = last["means"].double(), last["counts"].double()
     if held:
@@ -167,7 +167,7 @@ def joint(held: Sequence[Params], last: Params, *, by_voxels: bool) -> Params:
     return Params({"means": means.to(last["means"].dtype), "counts": counts.to(last["counts"].dtype)})
 
 
-def fitting(sent: Params | None, known: Params) -> bool:
+def is_usable(sent: Params | None, known: Params) -> bool:
     """Whether prototypes that came in have the names, shapes, types and counts that can be."""
     if sent is None or set(sent) != set(known) or any(sent.spec(n) != known.spec(n) for n in known):
         return False

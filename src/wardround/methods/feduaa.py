@@ -64,12 +64,12 @@ class FedUAAEvidential(Evidential):
     dice_mode: DiceMode = "plug_in"
 
     def loss(self, model: nn.Module, batch: Batch, context: Context) -> Tensor:
-        return super(FedUAAEvidential, self.over(context)).loss(model, batch, context)
+        return super(FedUAAEvidential, self.fill_rounds(context)).loss(model, batch, context)
 
     def constants(self, context: Context) -> tuple[object, ...] | None:
-        return super(FedUAAEvidential, self.over(context)).constants(context)
+        return super(FedUAAEvidential, self.fill_rounds(context)).constants(context)
 
-    def over(self, context: Context) -> FedUAAEvidential:
+    def fill_rounds(self, context: Context) -> FedUAAEvidential:
         """With the run's own number of rounds where none is set: min(1, t/R)."""
         return replace(self, anneal_rounds=self.anneal_rounds or context.rounds)
 
@@ -125,7 +125,7 @@ class FedUAA(Method):
             predicted = objective.predict(logits)
             wrong = predicted != batch.label
             if self.region == "foreground":
-                chosen = near((predicted > 0) | (batch.label > 0), self.margin)
+                chosen = find_near((predicted > 0) | (batch.label > 0), self.margin)
                 u, wrong = u[chosen], wrong[chosen]
             more, lower = histograms(u, wrong, self.bins)
             counts, least = counts + more, torch.minimum(least, lower)
@@ -152,7 +152,7 @@ def uncertainty(alpha: Tensor) -> Tensor:
     return alpha.shape[1] / alpha.sum(dim=1)
 
 
-def near(mask: Tensor, margin: int) -> Tensor:
+def find_near(mask: Tensor, margin: int) -> Tensor:
     """Where a voxel of the mask is at most `margin` away along every axis: (B, *spatial)."""
     pool = F.max_pool3d if mask.dim() == 4 else F.max_pool2d
     return pool(mask.float().unsqueeze(1), 2 * margin + 1, stride=1, padding=margin).squeeze(1) > 0

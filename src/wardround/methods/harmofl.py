@@ -132,7 +132,7 @@ class HarmoFL(Method):
         if self.normalise:
             assert isinstance(model, Segmenter)
             model.add_module("amplitude_norm", AmplitudeNorm(model, self.window))
-            model.__class__ = harmonised(type(model))  # as torch's own parametrisations do
+            model.__class__ = harmonise(type(model))  # as torch's own parametrisations do
 
 
 class AmplitudeNorm(nn.Module):
@@ -150,7 +150,7 @@ class AmplitudeNorm(nn.Module):
 
 
 class Harmonised(Segmenter):
-    """What `harmonised` lays over a network: both ways in pass the input layer.
+    """What `harmonise` lays over a network: both ways in pass the input layer.
 
     So evaluation, prediction, frozen references and a model loaded from its checkpoint all see the same.
     """
@@ -164,6 +164,6 @@ class Harmonised(Segmenter):
         return super().encode(self.amplitude_norm(x))
 
 
-def harmonised(kind: type[Segmenter]) -> type[Segmenter]:
+def harmonise(kind: type[Segmenter]) -> type[Segmenter]:
     """This kind of network with the input layer in front."""
     return type(f"Harmonised{kind.__name__}", (Harmonised, kind), {})

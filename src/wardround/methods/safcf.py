@@ -208,7 +208,7 @@ def contrastive(
     h_c, h_p, h_s = at_least_float32(h_c), at_least_float32(h_p), at_least_float32(h_s)
     if form == "guarded":  # h_p becomes the soft weight in [0, 1] that the text describes
         h_c, h_p, h_s = h_c.sigmoid(), h_p.sigmoid(), h_s.sigmoid()
-    h_c, h_p, h_s = (pooled(h, pool) for h in (h_c, h_p, h_s))  # (B, C', *spatial) -> (B, C', V)
+    h_c, h_p, h_s = (pool_features(h, pool) for h in (h_c, h_p, h_s))  # (B, C', *spatial) -> (B, C', V)
     dims = (1, 2) if reduction == "per_sample" else (0, 1, 2)
     cosine_dims = (1,) if pool == "voxel" else dims
     phi_s = similarity(h_s, h_c, cosine_dims, tau=tau, eps=eps_cos)  # Eq. 4
@@ -221,7 +221,7 @@ def contrastive(
     return Contrast(losses, beta, chi)
 
 
-def pooled(h: Tensor, pool: Pool) -> Tensor:
+def pool_features(h: Tensor, pool: Pool) -> Tensor:
     """Features as (B, C', voxels); "gap" keeps one mean for each channel."""
     h = h.flatten(2)
     return h.mean(dim=2, keepdim=True) if pool == "gap" else h
@@ -293,7 +293,7 @@ class SAFCF(Method):
         return replace(super().start(model), memory={"variational": pairs})
 
     def run_round(self, state: ServerState, clients: Clients) -> ServerState:
-        replies = with_cases(clients.ask("train", Message(params=state.params)))
+        replies = drop_empty(clients.ask("train", Message(params=state.params)))
         found = self.measure(state, replies)
         notes = self.notes(
             replies,
@@ -307,14 +307,14 @@ class SAFCF(Method):
             columns = list(zip(*found.by_tensor.values(), strict=True))  # one a client
             notes["weights_min"] = map_to_clients(replies, [min(column) for column in columns])
             notes["weights_max"] = map_to_clients(replies, [max(column) for column in columns])
-        warnings = concentration(notes["weights"])
+        warnings = check_concentration(notes["weights"])
         if warnings:
             notes["warnings"] = warnings
             log.warning("round %d: %s", state.round + 1, warnings[0])
         return state.next(params=self.combine(state, replies, found), notes=notes)
 
     def weigh(self, state: ServerState, replies: Sequence[Reply]) -> list[float]:
-        kept = with_cases(replies)
+        kept = drop_empty(replies)
         weights = map_to_clients(kept, self.measure(state, kept).weights)
         return [weights.get(reply.client, 0.0) for reply in replies]
 
@@ -393,7 +393,7 @@ class Dswa:
         return self.by_tensor.get(name, self.weights)
 
 
-def with_cases(replies: Sequence[Reply]) -> list[Reply]:
+def drop_empty(replies: Sequence[Reply]) -> list[Reply]:
     """Clients with training cases: Eq. 15 would give one without any the largest share (S10)."""
     return [reply for reply in replies if reply.num_examples > 0] or list(replies)
 
@@ -436,7 +436,7 @@ def squared_distances(items: Sequence[Params], shares: Sequence[float], names: S
     return torch.stack(list(totals.values()))
 
 
-def concentration(weights: dict[str, float]) -> list[str]:
+def check_concentration(weights: dict[str, float]) -> list[str]:
     """A sentence when one client has nearly all weight: 1/U has no bound (S12)."""
     client, most = max(weights.items(), key=lambda entry: entry[1])
     if len(weights) < 2 or most <= CONCENTRATED:
