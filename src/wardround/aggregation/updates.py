@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import torch
 from torch import Tensor
 
 from wardround.aggregation.mean import mean
@@ -18,22 +17,6 @@ from wardround.params import Params
 def collect_params(replies: Sequence[Reply]) -> list[Params]:
     """The params each client returned."""
     return [reply.params for reply in replies]
-
-
-def select_learned(state: ServerState, params: Params) -> Params:
-    """The tensors of these params that training moves."""
-    return params.only(state.trainable)
-
-
-def flatten_learned(state: ServerState, params: Params) -> Tensor:
-    """All learned tensors as one float64 vector, in the order of the names."""
-    chosen = select_learned(state, params)
-    return torch.cat([chosen[name].double().flatten().cpu() for name in sorted(chosen)])
-
-
-def flatten_update(state: ServerState, reply: Reply) -> Tensor:
-    """θ_k - θ as one float64 vector."""
-    return flatten_learned(state, reply.params) - flatten_learned(state, state.params.only(reply.params))
 
 
 def move_along(state: ServerState, replies: Sequence[Reply], factors: Sequence[float]) -> Params:

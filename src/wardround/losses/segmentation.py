@@ -76,9 +76,8 @@ def generalised_dice_loss(
         p, r = torch.cat([1 - p, p], dim=1), torch.cat([1 - r, r], dim=1)
     volume, total, overlap = sums(reduction if reduce else "per_sample", r, r + p, r * p)
     weights = torch.where(volume > 0, 1 / (volume.square() + TINY), 0.0)
-    weights = divide(
-        weights, weights.sum(dim=1, keepdim=True)
-    )  # cancels in the ratio; large volumes stay exact
+    # the sum cancels in the ratio; large volumes stay exact
+    weights = divide(weights, weights.sum(dim=1, keepdim=True))
     ratio = divide((weights * (total - 2 * overlap)).sum(dim=1), (weights * total).sum(dim=1))
     return finish(ratio, reduce)
 

@@ -38,14 +38,12 @@ class Method:
     paper: ClassVar[str] = ""
     year: ClassVar[int] = 0
     link: ClassVar[str] = ""
-    kind: ClassVar[str] = (
-        "aggregation"  # reference, objective, aggregation, personal, robust, server optimizer
-    )
+    # kind: reference, objective, aggregation, personal, robust, server optimizer
+    kind: ClassVar[str] = "aggregation"
     sends: ClassVar[str] = "nothing"  # beyond the model
     secure_sum: ClassVar[bool] = True  # works when the server sees only the weighted sum of updates
-    needs: ClassVar[frozenset[str]] = (
-        frozenset()
-    )  # features, decoder, global, previous, validation, proxy, state; full: made for all clients every round
+    # needs: features, decoder, global, previous, validation, proxy, state; full: all clients in every round
+    needs: ClassVar[frozenset[str]] = frozenset()
     tasks: ClassVar[tuple[str, ...]] = ("train",)  # functions a client may be asked for
     up: ClassVar[frozenset[str]] = frozenset()  # extras and scalars a reply may hold; the gate refuses others
     pooled: ClassVar[bool] = False  # trains on the union of all cases, as a reference only

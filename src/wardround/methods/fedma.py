@@ -223,14 +223,8 @@ def costs(
     total = torch.zeros(group.size, group.size, dtype=torch.float64)
     for name, axis, offset in group.places:
         if name in names and name in params:
-            a, b = (
-                tensors[name]
-                .narrow(axis, offset, group.size)
-                .movedim(axis, 0)
-                .reshape(group.size, -1)
-                .double()
-                for tensors in (params, reference)
-            )  # (C, *) -> (C, D)
+            both = [tensors[name].narrow(axis, offset, group.size) for tensors in (params, reference)]
+            a, b = (part.movedim(axis, 0).reshape(group.size, -1).double() for part in both)  # (C, D)
             b = b.to(a.device)
             squares = a.square().sum(1)[:, None] + b.square().sum(1)
             total += (squares - 2 * a @ b.T).cpu()

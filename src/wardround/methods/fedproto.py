@@ -113,9 +113,8 @@ class FedProto(Method):
                 return features.new_zeros((), dtype=torch.float32)
             present = (counts > 0) & (received["counts"] > 0)
             local = sums / counts.clamp_min(1)[:, None]  # C_j
-            term = (
-                self.lam * distance(local, received["means"], present, self.distance).float()
-            )  # lambda d(C_j, C̄_j)
+            gap = distance(local, received["means"], present, self.distance).float()
+            term = self.lam * gap  # lambda d(C_j, C̄_j)
             context.note("prototypes", term)
             return term
 

@@ -253,9 +253,8 @@ def modified_dice(
     An empty truth gives 1 and no gradient; with smooth_nr false alarms count there too (S2).
     """
     p, y = choose_classes(*prepare(logits, label), include_background=False)
-    squares, error = sums(
-        reduction if reduce else "per_sample", y.square() + p.square(), (y - p).square()
-    )  # (B, classes)
+    over = reduction if reduce else "per_sample"
+    squares, error = sums(over, y.square() + p.square(), (y - p).square())  # (B, classes)
     # 1 - 2Σyp / (Σy² + Σp² + ε), without the subtraction
     ratio = (error if smooth_nr else error + eps) / (squares + eps)
     return finish((1 - ratio if literal else ratio).mean(dim=1), reduce)
