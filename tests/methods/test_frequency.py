@@ -12,7 +12,7 @@ from wardround.methods.frequency import (
     amplitude_window,
     clip_to_range,
     half_width,
-    is_uninformative,
+    is_blank,
     low_frequencies,
     restyle,
 )
@@ -120,6 +120,6 @@ def test_clipping_keeps_each_case_and_channel_in_its_own_range() -> None:
 def test_the_mean_of_z_scored_images_says_nothing() -> None:
     image = images(4, 1, 8, 8).float()
     centred = image - image.mean(dim=(2, 3), keepdim=True)
-    assert is_uninformative(amplitude_window(centred, 0))
-    assert not is_uninformative(amplitude_window(centred, 1))
-    assert not is_uninformative(amplitude_window(centred + 1, 0))
+    assert is_blank(amplitude_window(centred, 0))
+    assert not is_blank(amplitude_window(centred, 1))
+    assert not is_blank(amplitude_window(centred + 1, 0))

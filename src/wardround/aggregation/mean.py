@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from wardround.aggregation.pieces import Piece, map_pieces, split_into_pieces
+from wardround.aggregation.pieces import Piece, map_pieces, split_pieces
 from wardround.params import Params
 
 
@@ -42,7 +42,7 @@ def layerwise_mean(items: Sequence[Params], weights: Mapping[str, Sequence[float
     def fill(piece: Piece) -> None:
         piece.within(result[piece.name]).copy_(mean_of_piece(items, shares[piece.name], piece))
 
-    map_pieces(fill, split_into_pieces(first, shares))
+    map_pieces(fill, split_pieces(first, shares))
     return Params(result)
 
 

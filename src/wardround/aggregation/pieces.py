@@ -44,7 +44,7 @@ class Piece:
         return tensor.view(-1)[self.start : self.stop]
 
 
-def split_into_pieces(params: Params, names: Iterable[str], length: int | None = None) -> list[Piece]:
+def split_pieces(params: Params, names: Iterable[str], length: int | None = None) -> list[Piece]:
     """Pieces that cover these tensors; on a GPU, where small pieces cost more, each tensor whole."""
     found = []
     for name in names:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from wardround.aggregation.mean import maximum, mean
-from wardround.aggregation.pieces import Piece, map_pieces, split_into_pieces
+from wardround.aggregation.pieces import Piece, map_pieces, split_pieces
 from wardround.aggregation.updates import collect_params
 from wardround.aggregation.weights import normalise
 from wardround.messages import Reply, ServerState
@@ -48,7 +48,7 @@ def trimmed_mean(items: Sequence[Params], cut: int) -> tuple[Params, list[float]
             result[name] = maximum(items, name)
             continue
         result[name] = torch.empty(shape, dtype=dtype, device=first.device(name))
-        for piece in split_into_pieces(first, [name]):
+        for piece in split_pieces(first, [name]):
             place = piece.within(result[name])
             ranked = torch.stack([piece.of(item).to(place.device) for item in items]).sort(dim=0, stable=True)
             place.copy_(ranked.values[inner].double().mean(dim=0))
@@ -71,9 +71,8 @@ def squared_distances(items: Sequence[Params], names: Collection[str]) -> Tensor
         return found
 
     total = torch.zeros(len(items), len(items), dtype=torch.float64)
-    for found in map_pieces(
-        between, split_into_pieces(items[0], [name for name in items[0] if name in names])
-    ):
+    chosen = [name for name in items[0] if name in names]
+    for found in map_pieces(between, split_pieces(items[0], chosen)):
         total += found
     return total + total.T
 
@@ -99,7 +98,7 @@ def inner_products(state: ServerState, replies: Sequence[Reply]) -> Tensor:
     """
     sent = collect_params(replies)
     total = torch.zeros(len(sent), len(sent), dtype=torch.float64)
-    for piece in split_into_pieces(sent[0], [name for name in state.trainable if name in sent[0]], LONG):
+    for piece in split_pieces(sent[0], [name for name in state.trainable if name in sent[0]], LONG):
         start = piece.of(state.params).double().cpu()
         changes = torch.stack([piece.of(item).cpu() - start for item in sent])
         total += changes @ changes.T

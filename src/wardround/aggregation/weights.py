@@ -70,7 +70,7 @@ def check_weights(weights: Any) -> str | None:
     return None
 
 
-def collect_numbers(
+def collect(
     replies: Sequence[Reply], name: str, least: float = -math.inf, most: float = math.inf
 ) -> dict[str, float]:
     """A number by client, of the clients that sent a finite one inside the bounds."""

@@ -27,13 +27,7 @@ from typing import Annotated, Literal
 import torch
 from pydantic import Field
 
-from wardround.aggregation.weights import (
-    add_newcomers,
-    collect_numbers,
-    normalise,
-    recall_weights,
-    redistribute,
-)
+from wardround.aggregation.weights import add_newcomers, collect, normalise, recall_weights, redistribute
 from wardround.clients.clients import Client, Clients
 from wardround.messages import Message, Reply, ServerState
 from wardround.methods.base import Method
@@ -78,7 +72,7 @@ class AAW(Method):
 
     def run_round(self, state: ServerState, clients: Clients) -> ServerState:
         replies = clients.ask("train", Message(params=state.params))
-        p, q = collect_numbers(replies, "P"), collect_numbers(replies, "Q")
+        p, q = collect(replies, "P"), collect(replies, "Q")
         a = add_newcomers(state.memory.get("weights", {}), self.first_weights(clients))  # Eq. 5
 
         if self.waits:  # Q of the model these clients received, P of those it was made of
@@ -91,7 +85,7 @@ class AAW(Method):
         if not self.waits:
             if self.gap_reference == "new_global":
                 trained = [reply.client for reply in replies]
-                q = collect_numbers(clients.ask("score", Message(params=params), to=trained), "Q")
+                q = collect(clients.ask("score", Message(params=params), to=trained), "Q")
             gaps, step = differences(q, p), self.step(state.round, clients)
             state = replace(state, memory={"weights": adapt(a, gaps, step)})
         warnings = self.sampling_warnings(state.round, clients)

@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from wardround.aggregation.robust import inner_products
 from wardround.aggregation.weights import (
     add_newcomers,
-    collect_numbers,
+    collect,
     map_to_clients,
     normalise,
     redistribute,
@@ -89,7 +89,7 @@ class FedCE(Method):
         for name, cosine in cosines.items():
             history.setdefault(name, []).append(cosine)
         gradient = {name: max(0.0, 1 - fmean(history[name])) for name in names}
-        sent = collect_numbers(replies, "error", 0, 1)
+        sent = collect(replies, "error", 0, 1)
         data = {name: sent.get(name, 1.0) for name in names}
         weights = self.combine(gradient, data)
 

@@ -48,7 +48,7 @@ from wardround.methods.frequency import (
     check_amplitudes,
     clip_to_range,
     half_width,
-    is_uninformative,
+    is_blank,
     restyle,
 )
 from wardround.params import Params
@@ -94,11 +94,7 @@ class FedDG(Banked):
     def run_round(self, state: ServerState, clients: Clients) -> ServerState:
         """A round with a bank; the first one warns of amplitudes that say nothing."""
         after, bank = super().run_round(state, clients), state.memory.get("bank", {})
-        if (
-            state.round
-            or not bank
-            or not all(is_uninformative(given["amplitude"]) for given in bank.values())
-        ):
+        if state.round or not bank or not all(is_blank(given["amplitude"]) for given in bank.values()):
             return after
         warning = (
             "FedDG mixes the mean intensity alone, and that is 0 in all images given to the bank (z-scored). "

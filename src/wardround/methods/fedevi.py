@@ -30,7 +30,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 from torch import Tensor, nn
 
-from wardround.aggregation.weights import add_newcomers, collect_numbers, normalise, redistribute, renormalise
+from wardround.aggregation.weights import add_newcomers, collect, normalise, redistribute, renormalise
 from wardround.clients.clients import Client, Clients
 from wardround.config import Config
 from wardround.data.cases import Batch
@@ -218,10 +218,7 @@ class FedEvi(Method):
 
     def increments(self, scores: Sequence[Reply]) -> dict[str, float]:
         """g_k = G_k R_k of every client that has the scores."""
-        gap, reliability = (
-            collect_numbers(scores, "G", 0, LARGEST_SCORE),
-            collect_numbers(scores, "R", 0, LARGEST_SCORE),
-        )
+        gap, reliability = collect(scores, "G", 0, LARGEST_SCORE), collect(scores, "R", 0, LARGEST_SCORE)
         if not self.use_reliability:
             return gap
         if not self.use_gap:
@@ -244,8 +241,8 @@ class FedEvi(Method):
         held = [name for name in trained if name not in g]
         log.info("round %d: sum of g is %.4g, %d held", state.round + 1, total, len(held))
         notes = {
-            "G": collect_numbers(scores, "G"),
-            "R": collect_numbers(scores, "R"),
+            "G": collect(scores, "G"),
+            "R": collect(scores, "R"),
             "g": dict(g),
             "sum_g": total,
             "held": held,

@@ -25,13 +25,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 from torch import nn
 
-from wardround.aggregation.weights import (
-    add_newcomers,
-    collect_numbers,
-    normalise,
-    recall_weights,
-    redistribute,
-)
+from wardround.aggregation.weights import add_newcomers, collect, normalise, recall_weights, redistribute
 from wardround.clients.clients import Client, Clients
 from wardround.config import Config
 from wardround.messages import Message, Reply, ServerState
@@ -65,12 +59,11 @@ class FedGA(Method):
 
     def run_round(self, state: ServerState, clients: Clients) -> ServerState:
         replies = clients.ask("train", Message(params=state.params))
-        p, q = collect_numbers(replies, "P"), collect_numbers(replies, "Q")
+        p, q = collect(replies, "P"), collect(replies, "Q")
         # Q is of the model these clients received, the remembered P of the replies it was made of
         gaps, step = differences(q, state.memory.get("P", {})), self.step(state.round - 1, clients.rounds)
-        a = self.adjust(
-            add_newcomers(state.memory.get("weights", {}), self.first_weights(clients)), gaps, step
-        )
+        known = add_newcomers(state.memory.get("weights", {}), self.first_weights(clients))
+        a = self.adjust(known, gaps, step)
         state = replace(state, memory={"weights": a, "P": p})
         weights = self.weigh(state, replies)
         notes = self.notes(replies, weights, P=p, Q=q, gap=gaps, step=step if gaps else 0.0)

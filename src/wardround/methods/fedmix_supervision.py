@@ -29,7 +29,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from wardround.aggregation.weights import collect_numbers, map_to_clients, normalise
+from wardround.aggregation.weights import collect, normalise
 from wardround.clients.clients import Client, Clients
 from wardround.config import Config
 from wardround.data.cases import Batch, TensorSplit, stacked
@@ -82,18 +82,13 @@ class FedMixSupervision(Method):
         return state
 
     def weigh(self, state: ServerState, replies: Sequence[Reply]) -> list[float]:
-        used, losses = collect_numbers(replies, "num_used", 0), collect_numbers(replies, "loss", 0)
+        used, losses = collect(replies, "num_used", 0), collect(replies, "loss", 0)
         counts = [min(used.get(reply.client, 0), reply.num_examples) for reply in replies]
         return adaptive_weights(counts, [losses.get(r.client, 0) for r in replies], self.lam, self.beta)
 
     def notes(self, replies: Sequence[Reply], weights: Sequence[float], **ingredients: Any) -> dict[str, Any]:
-        used, losses = collect_numbers(replies, "num_used"), collect_numbers(replies, "loss")
-        return {
-            "weights": map_to_clients(replies, weights),
-            "num_used": used,
-            "first_loss": losses,
-            **ingredients,
-        }
+        used, losses = collect(replies, "num_used"), collect(replies, "loss")
+        return super().notes(replies, weights, num_used=used, first_loss=losses, **ingredients)
 
     # Client
 

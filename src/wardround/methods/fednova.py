@@ -24,7 +24,7 @@ from pydantic import Field
 from torch import nn
 
 from wardround.aggregation.updates import average_update, move_along
-from wardround.aggregation.weights import collect_numbers, weighted_mean
+from wardround.aggregation.weights import collect, weighted_mean
 from wardround.clients.clients import Client, Clients
 from wardround.config import Config
 from wardround.errors import ConfigError
@@ -58,7 +58,7 @@ class FedNova(Method):
 
     def run_round(self, state: ServerState, clients: Clients) -> ServerState:
         answers = clients.ask("train", Message(params=state.params))
-        a = collect_numbers(answers, "a", least=1)  # the first step alone makes it 1
+        a = collect(answers, "a", least=1)  # the first step alone makes it 1
         replies = [reply for reply in answers if a.get(reply.client, math.inf) <= most(reply.num_steps)]
         if not replies:
             return state.next()

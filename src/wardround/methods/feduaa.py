@@ -31,7 +31,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from wardround.aggregation.weights import collect_numbers, softmax
+from wardround.aggregation.weights import collect, softmax
 from wardround.clients.clients import Client
 from wardround.config import Config
 from wardround.data.cases import Batch
@@ -181,6 +181,5 @@ def youden(counts: Tensor, least: Tensor) -> tuple[float, float] | None:
 
 def thresholds(replies: Sequence[Reply]) -> dict[str, float]:
     """θ_k of every reply; one outside [0, 1] counts as not found."""
-    return dict.fromkeys([reply.client for reply in replies], NO_THRESHOLD) | collect_numbers(
-        replies, "threshold", 0, 1
-    )
+    none = dict.fromkeys([reply.client for reply in replies], NO_THRESHOLD)
+    return none | collect(replies, "threshold", 0, 1)

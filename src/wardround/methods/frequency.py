@@ -63,7 +63,7 @@ def clip_to_range(image: Tensor, like: Tensor) -> Tensor:
     return image.clamp(like.amin(axes, keepdim=True), like.amax(axes, keepdim=True))
 
 
-def is_uninformative(window: Tensor) -> bool:
+def is_blank(window: Tensor) -> bool:
     """Whether a window holds the mean intensity alone, and that is 0, as in z-scored images."""
     return window.shape[-1] == 1 and float(window.max()) < NOTHING
 

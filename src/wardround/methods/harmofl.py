@@ -33,7 +33,7 @@ from wardround.clients.gate import Registration, params_complaint
 from wardround.messages import Message, Reply, ServerState
 from wardround.methods.base import Method
 from wardround.methods.fedsam import ascent
-from wardround.methods.frequency import amplitude_window, check_amplitudes, is_uninformative, restyle
+from wardround.methods.frequency import amplitude_window, check_amplitudes, is_blank, restyle
 from wardround.models.base import Output, Segmenter
 from wardround.params import Params
 from wardround.training.workbench import Step
@@ -82,7 +82,7 @@ class HarmoFL(Method):
     def run_round(self, state: ServerState, clients: Clients) -> ServerState:
         """A round of FedAvg; the first one warns of an amplitude that says nothing."""
         after = super().run_round(state, clients)
-        if state.round or not self.normalise or not is_uninformative(state.params[AMPLITUDE]):
+        if state.round or not self.normalise or not is_blank(state.params[AMPLITUDE]):
             return after
         warning = (
             "HarmoFL normalises the mean intensity alone (window 0), and that is 0 already (z-scored). "

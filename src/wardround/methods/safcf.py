@@ -35,7 +35,7 @@ from torch import Tensor, nn
 
 import wardround.methods.safcf_readings as readings
 from wardround.aggregation.mean import layerwise_mean, mean
-from wardround.aggregation.pieces import Piece, map_pieces, split_into_pieces
+from wardround.aggregation.pieces import Piece, map_pieces, split_pieces
 from wardround.aggregation.weights import map_to_clients, normalise
 from wardround.clients.clients import Clients
 from wardround.config import Config
@@ -428,7 +428,7 @@ def squared_distances(items: Sequence[Params], shares: Sequence[float], names: S
             centre.add_(room.copy_(part).sub_(first), alpha=share)
         return torch.stack([room.copy_(part).sub_(first).sub_(centre).square_().sum() for part in sent])
 
-    found = split_into_pieces(items[0], names)
+    found = split_pieces(items[0], names)
     totals = {name: torch.zeros(len(items), dtype=torch.float64) for name in names}
     for piece, squares in zip(found, map_pieces(spread, found), strict=True):
         totals[piece.name] += squares.cpu()
