@@ -82,7 +82,7 @@ def test_using_the_params_of_a_message_without_any_says_so() -> None:
     assert message.optional_params is None and Message(params(w=[1.0])).optional_params is not None
     assert message == Message(scalars={"a": 1}) != Message(params(w=[1.0]), scalars={"a": 1})
     assert Message.from_bytes(message.to_bytes()) == replace(message) == deepcopy(message)
-    for use in (len, list, bool, Params.sha256, Params.norm, lambda p: p["w"], lambda p: p.spec("w")):
+    for use in (len, list, bool, Params.sha256, Params.zeros, lambda p: p["w"], lambda p: p.spec("w")):
         with raises(WardroundError, match="the message has no params"):
             use(message.params)
 

@@ -1,6 +1,6 @@
 import torch
 from helpers import params
-from pytest import approx, raises
+from pytest import raises
 from torch import nn
 
 from wardround.params import Params
@@ -51,13 +51,6 @@ def test_params_of_a_model_are_a_copy() -> None:
 def test_loading_an_unknown_name_is_an_error() -> None:
     with raises(KeyError, match="no tensor 'oops'"):
         params(oops=[1.0]).load_into(nn.Linear(1, 1))
-
-
-def test_norm_and_dot_are_exact_in_float64() -> None:
-    x = params(a=[3.0], b=[4.0], count=5)
-
-    assert x.norm() == approx(5.0)
-    assert x.dot(params(a=[2.0])) == approx(6.0)
 
 
 def test_the_hash_sees_names_types_shapes_and_values() -> None:

@@ -136,7 +136,7 @@ def federation(
         rounds=10,
         min_clients=1,
         tasks=dict.fromkeys(method.tasks, method.up),
-        judge=method.complaint,
+        judge=method.check_reply,
     )
     clients.begin_round(0, list(present))
     return clients

@@ -10,7 +10,7 @@ from typing import Any
 
 from wardround.config import Config
 from wardround.errors import ConfigError
-from wardround.losses.contrastive_objectives import trial_output
+from wardround.losses.contrastive_objectives import probe_output
 from wardround.losses.objective import Objective
 from wardround.methods import build_method, build_objective
 from wardround.methods.base import Method
@@ -106,7 +106,7 @@ def check_features(config: Config, method: Method, objective: Objective) -> None
             f"objective or method needs encoder features, which model '{config.model.name}' does not offer "
             f"({features_text(model)}). Name a module in model.features, or choose another network."
         )
-    if "decoder" in needs and trial_output(model).decoder is None:
+    if "decoder" in needs and probe_output(model).decoder is None:
         raise ConfigError(
             f"objective or method needs decoder features of the image's size, but the output layer of model "
             f"'{config.model.name}' is given smaller ones. Choose another network, for example unet2d."

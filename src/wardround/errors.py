@@ -12,7 +12,7 @@ Each carries one or two sentences: what is wrong, where, and what to do next.
 
 
 class WardroundError(Exception):
-    """Anything wardround explains in a sentence; the command line prints that sentence alone."""
+    """An error with a message for users; the command line prints the message alone."""
 
     exit_code = 1
 

@@ -1,4 +1,4 @@
-"""Files that are whole or absent: atomic writes, JSON, locks, safe names. No tensors, so quick to import."""
+"""Atomic writes, JSON, locks, safe file names. No tensors, so quick to import."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from wardround.errors import ConfigError
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """What cannot be written, in a sentence that names it as the user did."""
+    """Turn an OSError into a ConfigError that names the path as the user did."""
     try:
         yield
     except OSError as error:
@@ -29,12 +29,12 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def try_lock(file: IO[Any] | int) -> bool:
-    """Whether the lock of an open file is ours now; it stays ours as long as the file is open."""
+    """Take the lock of an open file if it is free; it is held as long as the file is open."""
     return lock_descriptor(file if isinstance(file, int) else file.fileno(), blocking=False)
 
 
 def wait_for_lock(file: IO[Any] | int, seconds: float = math.inf) -> bool:
-    """Wait for the lock of an open file; False if others still have it after so many seconds."""
+    """Wait for the lock of an open file; False if another process still holds it after `seconds`."""
     deadline = time.monotonic() + seconds
     while not try_lock(file):
         if time.monotonic() > deadline:

@@ -1,4 +1,4 @@
-"""Message, Reply, ServerState: all that is sent or remembered.
+"""Message, Reply, ServerState: everything that is sent or kept between rounds.
 
 A `Message` is the complete list of what can leave a hospital: model tensors (`params`), further
 named tensors (`extras`) and numbers (`scalars`). On the wire and on disk it is one safetensors

@@ -172,18 +172,6 @@ class Params(NamedTensors):
             }
         )
 
-    def dot(self, other: Mapping[str, Tensor]) -> float:
-        """The inner product over floating tensors of both, in float64."""
-        total = 0.0
-        for name in self:
-            if name in other and self[name].is_floating_point():
-                left, right = self[name].flatten(), other[name].flatten()
-                total += float(torch.dot(left.double(), right.double()))
-        return total
-
-    def norm(self) -> float:
-        return float(self.dot(self) ** 0.5)
-
 
 class NoParams(Params):
     """Stands in a message that has no params: any use of it raises."""

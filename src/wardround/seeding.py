@@ -1,7 +1,7 @@
 """One seed in, an independent stream out for every purpose.
 
 Streams are named, not counted: (seed, "train", client, round) always gives the same numbers, so
-the order of clients, the number of processes and new hooks do not shift anyone else's draws, and
+the order of clients, the number of processes and new hooks do not shift other streams, and
 no generator state needs saving.
 """
 
@@ -24,12 +24,12 @@ def seed_everything(seed: int, *purpose: object) -> None:
 
 
 def random_state(device: torch.device) -> Tensor:
-    """Where torch's global stream of a device stands."""
+    """The state of torch's global random stream on a device."""
     return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
 
 
 def restore_random_state(device: torch.device, state: Tensor | None) -> None:
-    """Go back to where a stream stood; None changes nothing."""
+    """Restore the state of a stream; None changes nothing."""
     if state is None:
         return
     if device.type == "cuda":

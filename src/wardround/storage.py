@@ -1,4 +1,4 @@
-"""Tensors as safetensors files, whole or absent.
+"""Tensors in safetensors files, written atomically.
 
 `StoredTensors` reads one tensor at a time from a safetensors file, so that a rule which
 averages eighty models need not hold eighty models.
@@ -49,7 +49,7 @@ def tensor_bytes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> 
 
 
 def tensor_parts(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> Iterator[bytes | memoryview]:
-    """The safetensors format piece by piece, each tensor from where it lies: large models are not copied.
+    """The safetensors format piece by piece, each tensor from its own memory: large models are not copied.
 
     Eight bytes of header length, the header as JSON, then all values; wide types first, so that every
     tensor starts at a multiple of its element size.
@@ -104,7 +104,7 @@ class StoredTensors(Mapping[str, Tensor]):
         return content
 
     def _fill(self, place: bytearray | memoryview, start: int) -> None:
-        """Copy the bytes from `start` on to a place, as many as it holds."""
+        """Fill a buffer with the bytes from `start` on."""
         view = memoryview(place)
         if isinstance(self._source, bytes):
             content = self._source[start : start + len(view)]
@@ -125,7 +125,7 @@ class StoredTensors(Mapping[str, Tensor]):
             raise ValueError("file ends too early")
 
     def under(self, prefix: str, names: Iterable[str]) -> StoredTensors:
-        """Some of the tensors, without the beginning of their names."""
+        """Some of the tensors, without the prefix of their names."""
         found = copy.copy(self)
         found._entries = {name: self._entries[prefix + name] for name in names}
         return found
@@ -135,7 +135,7 @@ class StoredTensors(Mapping[str, Tensor]):
         return self.part(name, 0, math.prod(shape)).reshape(shape)
 
     def part(self, name: str, start: int, stop: int) -> Tensor:
-        """Some numbers of a tensor, counted row by row, with one axis; no others are read."""
+        """The elements from `start` to `stop` of the flattened tensor; no others are read."""
         dtype, shape, first, end = self._entries[name]
         try:
             if end - first != math.prod(shape) * dtype.itemsize:

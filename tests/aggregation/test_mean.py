@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from pytest import approx, mark, raises
 
 from wardround.aggregation.mean import layerwise_mean, mean
-from wardround.aggregation.weights import by_samples, for_present, named, normalised, uniform
+from wardround.aggregation.weights import by_samples, map_to_clients, normalise, renormalise, uniform
 from wardround.clients.gate import content_complaint
 from wardround.messages import Message, Reply
 from wardround.models.norm import from_moments, to_moments
@@ -47,7 +47,7 @@ def test_golden_means(name: str) -> None:
 
     averaged = mean([reply.params for reply in good], weights)
 
-    by_name = named(good, weights)
+    by_name = map_to_clients(good, weights)
     assert [by_name.get(f"c{i}", 0.0) for i in range(len(case["inputs"]["n"]))] == approx(
         case["expected"]["weights"], abs=1e-6
     )
@@ -65,7 +65,7 @@ def test_golden_batchnorm_buffers_averaged_pooled_and_counted() -> None:
         )
         for state in case["inputs"]["client_state"]
     ]
-    weights = normalised(case["inputs"]["n"])
+    weights = normalise(case["inputs"]["n"])
     stats = [("running_mean", "running_var")]
 
     averaged = mean(states, weights)
@@ -81,7 +81,7 @@ def test_golden_batchnorm_buffers_averaged_pooled_and_counted() -> None:
 
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=80))
 def test_normalised_weights_sum_to_one(values: list[float]) -> None:
-    weights = normalised(values)
+    weights = normalise(values)
 
     assert abs(math.fsum(weights) - 1) <= 1e-12
     assert min(weights) >= 0
@@ -90,14 +90,14 @@ def test_normalised_weights_sum_to_one(values: list[float]) -> None:
 @mark.parametrize("bad", [[-1.0, 2.0], [math.nan, 1.0], [math.inf, 1.0]])
 def test_negative_or_non_finite_weights_are_refused(bad: list[float]) -> None:
     with raises(ValueError, match="finite and not negative"):
-        normalised(bad)
+        normalise(bad)
 
 
 @given(st.integers(1, 7), st.integers(0, 2**32))
 def test_identical_replies_leave_the_model_as_it_is(count: int, seed: int) -> None:
     draw = torch.Generator().manual_seed(seed)
     one = params(w=torch.randn(50, generator=draw))
-    weights = normalised(torch.rand(count, generator=draw, dtype=torch.float64).tolist())
+    weights = normalise(torch.rand(count, generator=draw, dtype=torch.float64).tolist())
 
     assert torch.equal(mean([one] * count, weights)["w"], one["w"])
 
@@ -135,4 +135,4 @@ def test_mistakes_of_the_caller_are_named() -> None:
 def test_remembered_weights_are_renormalised_over_those_present() -> None:
     present = [Reply(client="a"), Reply(client="c")]
 
-    assert for_present({"a": 0.2, "b": 0.5, "c": 0.3}, present) == approx([0.4, 0.6])
+    assert renormalise({"a": 0.2, "b": 0.5, "c": 0.3}, present) == approx([0.4, 0.6])

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from wardround.aggregation import pieces as module
 from wardround.aggregation.mean import layerwise_mean, mean
-from wardround.aggregation.pieces import Piece, each, pieces
+from wardround.aggregation.pieces import Piece, map_pieces, split_pieces
 from wardround.aggregation.robust import inner_products, squared_distances, trimmed_mean
 from wardround.errors import CheckpointError
 from wardround.messages import Message, Reply, ServerState
@@ -68,7 +68,7 @@ def threads(request: pytest.FixtureRequest, monkeypatch: MonkeyPatch) -> Iterato
 def test_pieces_cover_every_number_once() -> None:
     item = params(a=torch.arange(10.0).reshape(2, 5), none=torch.zeros(0), b=torch.tensor(7.0))
 
-    found = pieces(item, item, 4)
+    found = split_pieces(item, item, 4)
 
     assert [(piece.name, piece.start, piece.stop) for piece in found] == [
         ("a", 0, 4),
@@ -82,7 +82,7 @@ def test_pieces_cover_every_number_once() -> None:
 def test_results_come_in_the_order_of_the_pieces(threads: int) -> None:
     found = [Piece("w", start, start + 1) for start in range(100)]
 
-    assert each(lambda piece: piece.start, found) == list(range(100))
+    assert map_pieces(lambda piece: piece.start, found) == list(range(100))
 
 
 @mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])

@@ -9,18 +9,18 @@ import torch
 
 from wardround.losses.contrastive import (
     cosines,
+    flatten_voxels,
     info_nce,
     local_contrast,
     mean_over_voxels,
     nt_xent,
     region_negatives,
     region_places,
+    scale_to_unit,
     sinkhorn_codes,
     swapped_prediction,
     swav,
     take_regions,
-    unit,
-    voxels_of,
 )
 
 GOLDEN = helpers.vectors("baselines")
@@ -187,7 +187,7 @@ def test_small_maps_give_regions_as_large_as_they_allow(sides):
 
 def test_voxels_and_pooling_read_channels():
     values = random(2, 3, 4, 5)
-    assert torch.equal(voxels_of(values)[7], values[0, :, 1, 2])
+    assert torch.equal(flatten_voxels(values)[7], values[0, :, 1, 2])
     assert torch.allclose(mean_over_voxels(values), values.mean(dim=(2, 3)))
 
 
@@ -231,8 +231,8 @@ def test_nothing_becomes_infinite_or_nan(scale, precision):
 
 def test_a_zero_vector_stays_zero_without_gradient():
     vectors = torch.zeros(2, 3, requires_grad=True)
-    unit(vectors).sum().backward()
-    assert not unit(vectors).any()
+    scale_to_unit(vectors).sum().backward()
+    assert not scale_to_unit(vectors).any()
     assert not vectors.grad.any()
 
 

@@ -465,9 +465,9 @@ def test_every_contrastive_objective_works_under_fsf3a_in_volumes(tmp_path, name
 
 @pytest.mark.parametrize("name", ["infonce", "simclr"])
 def test_a_batch_of_one_is_refused_with_the_reason(name):
-    with pytest.raises(ConfigError, match=r"batch_size is 1.*told apart"):
+    with pytest.raises(ConfigError, match=r"batch_size is 1.*contrasted"):
         wr.load_config({"objective": {"name": name}, "batch_size": 1})
-    with pytest.raises(ConfigError, match=r"compute.micro_batch is 1.*told apart"):
+    with pytest.raises(ConfigError, match=r"compute.micro_batch is 1.*contrasted"):
         wr.load_config({"objective": {"name": name}, "compute": {"micro_batch": 1}})
 
 

@@ -33,13 +33,13 @@ class Gift(Banked):
     def uses_bank(self) -> bool:
         return self.pooling
 
-    def contribution(self, client: Client, message: Message) -> Params:
+    def make_contribution(self, client: Client, message: Message) -> Params:
         if client.num_examples < self.least:
             return Params()
         return Params({"numbers": torch.full((3,), float(client.num_examples))})
 
     def train(self, client: Client, message: Message) -> Message:
-        self.bank(client, message)
+        self.read_bank(client, message)
         return super().train(client, message)
 
 
@@ -90,7 +90,7 @@ def test_everybody_gives_once_and_gets_the_others_part_once(tmp_path: Path) -> N
     assert result.params_sha256 == fedavg(tmp_path / "fedavg", rounds=3).params_sha256
 
 
-def test_the_ledger_of_what_left_names_the_gift(tmp_path: Path) -> None:
+def test_the_egress_ledger_names_the_contribution(tmp_path: Path) -> None:
     result = gift(tmp_path, rounds=1)
     lines = [json.loads(line) for line in (result.folder / "egress.jsonl").read_text().splitlines()]
     gifts = [line for line in lines if line["task"] == "contribute"]
@@ -110,7 +110,7 @@ def test_a_client_lost_before_the_first_round_gives_nothing_but_receives(
     assert list(kept(result, "east")) == ["north/numbers", "south/numbers"]
 
 
-def test_a_gift_with_a_name_that_looks_like_another_givers_is_refused(
+def test_a_contribution_named_like_another_clients_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bad = Message(extras={"bank": Params({"north/numbers": torch.zeros(3)})})
@@ -119,10 +119,10 @@ def test_a_gift_with_a_name_that_looks_like_another_givers_is_refused(
 
     assert list(result.outcome.state.memory["bank"]) == ["north", "south"]
     refused = json.loads((result.folder / "setup.json").read_text())["refused"]
-    assert refused == {"contribute/east": "'north/numbers' is no name for a gift"}
+    assert refused == {"contribute/east": "the contributed tensor 'north/numbers' has a / in its name"}
 
 
-def test_a_gift_of_nan_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_contribution_of_nan_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bad = Message(extras={"bank": Params({"numbers": torch.full((3,), float("nan"))})})
     spoil(monkeypatch, "east", lambda answer: replace(answer, message=bad), "contribute")
     result = gift(tmp_path)
@@ -144,8 +144,8 @@ def test_a_client_that_joins_later_receives_in_its_own_first_round(tmp_path: Pat
 def test_a_client_nobody_knew_before_the_first_round_receives_everything() -> None:
     bank = {name: Params({"numbers": torch.zeros(3)}) for name in NAMES}
 
-    assert list(Gift().handed_to("late", bank)) == [f"{name}/numbers" for name in NAMES]
-    assert not Gift().handed_to("east", {"east": bank["east"]})
+    assert list(Gift().collect_for("late", bank)) == [f"{name}/numbers" for name in NAMES]
+    assert not Gift().collect_for("east", {"east": bank["east"]})
 
 
 def test_a_client_whose_reply_was_lost_receives_again(
@@ -174,7 +174,7 @@ def test_a_bank_that_stays_empty_is_said_in_the_records(tmp_path: Path) -> None:
     assert extra_bytes(result) == [dict.fromkeys(NAMES, 0)] * 2
     for record in result.records:
         (warning,) = record["warnings"]
-        assert warning.startswith("Gift: no client gave anything")
+        assert warning.startswith("Gift: no client contributed before the first round")
 
 
 def test_one_client_gives_and_has_nobody_to_get_from(tmp_path: Path) -> None:

@@ -174,7 +174,7 @@ def test_clients_below_a_group_make_it_fedavg_and_the_records_say_so(plain: Any,
     result = fedbr(tmp_path / "fedbr", {"group": 20})
 
     assert result.params_sha256 == plain.params_sha256
-    assert "FedBR: no client gave anything" in result.records[0]["warnings"][0]
+    assert "FedBR: no client contributed before the first round" in result.records[0]["warnings"][0]
 
 
 def test_one_client_has_only_its_own_pseudo_samples_and_trains_as_fedavg(tmp_path: Path) -> None:

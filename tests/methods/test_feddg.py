@@ -22,13 +22,13 @@ from wardround.losses.segmentation import dice_loss
 from wardround.messages import Message
 from wardround.methods.feddg import (
     FedDG,
-    dilated,
+    dilate,
     inner_step,
     outline_contrast,
     outline_masks,
     outline_vectors,
 )
-from wardround.methods.frequency import amplitude_window, restyled, within_range
+from wardround.methods.frequency import amplitude_window, clip_to_range, restyle
 from wardround.models.unet import unet2d
 from wardround.params import Params
 from wardround.seeding import generator
@@ -66,7 +66,7 @@ def test_five_dilations_of_a_voxel_are_a_diamond() -> None:
     point[0, 0, 6, 6] = 1
     rows, columns = torch.meshgrid(torch.arange(13), torch.arange(13), indexing="ij")
     diamond = (rows - 6).abs() + (columns - 6).abs() <= 5
-    assert torch.equal(dilated(point, 5)[0, 0] > 0, diamond)
+    assert torch.equal(dilate(point, 5)[0, 0] > 0, diamond)
 
 
 def test_each_foreground_class_has_outlines_and_background_none() -> None:
@@ -327,8 +327,8 @@ def test_uniform_mixing_draws_a_client_then_one_of_its_images_and_a_share() -> N
     assert 70 < giver.sum() < 130  # clients alike, however much each gave
     for case in range(200):
         style = styles[0][0] if giver[case] == 0 else styles[1][int(place[case] * 3)]
-        alone = restyled(image[case : case + 1], style[None], share[case].double())
-        assert torch.allclose(mixed[case], within_range(alone, image[case : case + 1])[0])
+        alone = restyle(image[case : case + 1], style[None], share[case].double())
+        assert torch.allclose(mixed[case], clip_to_range(alone, image[case : case + 1])[0])
 
 
 # Whole runs

@@ -12,7 +12,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 import wardround as wr
-from wardround.aggregation.weights import joined
+from wardround.aggregation.weights import add_newcomers
 from wardround.clients import Answer, Clients, Registration
 from wardround.config_file import resolve
 from wardround.data.cases import Batch
@@ -298,10 +298,10 @@ def test_weights_are_never_negative_and_sum_to_one_and_names_do_not_matter(sizes
 
 
 def test_a_newcomer_enters_by_its_size_and_the_others_make_room():
-    beta = joined({"a": 0.7, "b": 0.3}, {"a": 0.4, "b": 0.4, "c": 0.2})
+    beta = add_newcomers({"a": 0.7, "b": 0.3}, {"a": 0.4, "b": 0.4, "c": 0.2})
     assert beta == pytest.approx({"a": 0.56, "b": 0.24, "c": 0.2})
-    assert joined({}, {"a": 0.4, "b": 0.6}) == {"a": 0.4, "b": 0.6}
-    assert joined(beta, {"a": 0.5, "b": 0.5}) == beta  # who left keeps its weight for its return
+    assert add_newcomers({}, {"a": 0.4, "b": 0.6}) == {"a": 0.4, "b": 0.6}
+    assert add_newcomers(beta, {"a": 0.5, "b": 0.5}) == beta  # who left keeps its weight for its return
 
 
 # Exchanges

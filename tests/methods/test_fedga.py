@@ -16,7 +16,7 @@ from wardround.errors import ConfigError
 from wardround.messages import Message, Reply, ServerState
 from wardround.methods import build_method
 from wardround.methods.adaptive_weights import adapt, differences
-from wardround.methods.fedga import FedGA, centred
+from wardround.methods.fedga import FedGA, adapt_centred
 from wardround.params import Params
 
 GOLDEN = vectors("fedga")
@@ -62,7 +62,7 @@ def test_the_papers_rule_is_the_golden_one() -> None:
     method = FedGA(rule="paper", d=inputs["d"])
     step = method.step(inputs["round"], inputs["rounds"])
     assert step == pytest.approx(expected["step"])
-    after = method.adjusted(by_name(inputs["a"]), gaps_of("paper_rule_mean_centred"), step)
+    after = method.adjust(by_name(inputs["a"]), gaps_of("paper_rule_mean_centred"), step)
     assert close(after, expected["a_new"])
 
 
@@ -72,7 +72,7 @@ def test_the_papers_rule_is_the_golden_one() -> None:
 )
 def test_the_released_rule_is_the_golden_one(name: str, metric: Any) -> None:
     inputs = GOLDEN[name]["inputs"]
-    after = FedGA(metric=metric).adjusted(by_name(inputs["a"]), gaps_of(name), inputs["step"])
+    after = FedGA(metric=metric).adjust(by_name(inputs["a"]), gaps_of(name), inputs["step"])
     assert close(after, GOLDEN[name]["expected"]["a_new"])
 
 
@@ -81,7 +81,7 @@ def test_the_released_rule_is_the_golden_one(name: str, metric: Any) -> None:
 def test_huge_scores_of_a_client_give_weights_all_the_same(rule: Any, lie: float) -> None:
     a = {"north": 0.25, "east": 0.25, "south": 0.5}
     gaps = differences({"north": lie, "east": 1.0, "south": lie}, {"north": 0.0, "east": 0.5, "south": 0.0})
-    after = FedGA(rule=rule).adjusted(a, gaps, 0.1)
+    after = FedGA(rule=rule).adjust(a, gaps, 0.1)
 
     assert set(gaps) == ({"east"} if abs(lie) > 1e300 else set(a))
     assert sum(after.values()) == pytest.approx(1) and min(after.values()) >= 0
@@ -97,7 +97,7 @@ def test_without_the_scale_it_is_the_golden_step_of_aaw() -> None:
 def test_gaps_of_zero_keep_the_golden_weights(rule: Any) -> None:
     case = GOLDEN["all_gaps_zero_keeps_weights"]
     a = by_name(case["inputs"]["a"])
-    after = FedGA(rule=rule).adjusted(a, gaps_of("all_gaps_zero_keeps_weights"), case["inputs"]["step"])
+    after = FedGA(rule=rule).adjust(a, gaps_of("all_gaps_zero_keeps_weights"), case["inputs"]["step"])
     assert after == a and close(after, case["expected"]["a_new"])
 
 
@@ -105,21 +105,21 @@ def test_gaps_of_zero_keep_the_golden_weights(rule: Any) -> None:
 
 
 def test_the_papers_rule_clips_at_zero_and_keeps_weights_when_all_gaps_are_alike() -> None:
-    assert centred(by_name([0.1, 0.9]), by_name([-1.0, 1.0]), 0.2) == by_name([0.0, 1.0])
-    assert centred(by_name([0.4, 0.6]), by_name([0.3, 0.3]), 0.2) == by_name([0.4, 0.6])
-    assert centred(by_name([0.4, 0.6]), {}, 0.2) == by_name([0.4, 0.6])
+    assert adapt_centred(by_name([0.1, 0.9]), by_name([-1.0, 1.0]), 0.2) == by_name([0.0, 1.0])
+    assert adapt_centred(by_name([0.4, 0.6]), by_name([0.3, 0.3]), 0.2) == by_name([0.4, 0.6])
+    assert adapt_centred(by_name([0.4, 0.6]), {}, 0.2) == by_name([0.4, 0.6])
 
 
 @pytest.mark.parametrize("rule", ["code", "paper"])
 def test_a_client_without_a_gap_keeps_its_weight(rule: Any) -> None:
-    after = FedGA(rule=rule).adjusted(by_name([0.5, 0.3, 0.2]), {"a": 0.1, "c": -0.1}, 0.2)
+    after = FedGA(rule=rule).adjust(by_name([0.5, 0.3, 0.2]), {"a": 0.1, "c": -0.1}, 0.2)
     assert after["b"] == 0.3 and after["a"] > 0.5 and after["c"] < 0.2
     assert math.fsum(after.values()) == pytest.approx(1, abs=1e-12)
 
 
 def test_all_clipped_to_zero_keeps_the_weights() -> None:
     a = by_name([0.01, 0.01, 0.98])
-    assert FedGA().adjusted(a, {"a": -1.0, "b": -1.0}, 0.2) == a
+    assert FedGA().adjust(a, {"a": -1.0, "b": -1.0}, 0.2) == a
 
 
 # Exchanges

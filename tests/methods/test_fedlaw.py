@@ -23,7 +23,7 @@ from wardround.errors import ConfigError
 from wardround.losses.objective import Dice
 from wardround.messages import Message, Reply, ServerState
 from wardround.methods import build_method
-from wardround.methods.fedlaw import NOT_LEARNED, FedLAW, Mixture, combined, first_logits
+from wardround.methods.fedlaw import NOT_LEARNED, FedLAW, Mixture, combine, first_logits
 from wardround.params import Params
 
 GOLDEN = vectors("fedlaw")
@@ -48,7 +48,7 @@ def test_the_mixed_model_is_the_golden_one() -> None:
     weights, gamma = softmax(inputs["lambda_logits"]), math.exp(inputs["gamma_log"])
     assert weights == pytest.approx(expected["lambda"], abs=1e-6)
     assert gamma == pytest.approx(expected["gamma"], abs=1e-6)
-    mixed = combined(items, weights, gamma, ["w"])
+    mixed = combine(items, weights, gamma, ["w"])
     assert mixed["w"].tolist() == pytest.approx(expected["state"], abs=1e-6)
 
     model = nn.Module()
@@ -287,7 +287,7 @@ def test_buffers_are_the_plain_mean_and_counters_the_maximum() -> None:
         Params({"w": double([value]), "running_var": double([value]), "count": torch.tensor(int(value))})
         for value in (1.0, 3.0)
     ]
-    mixed = combined(items, [0.25, 0.75], 0.5, ["w"])
+    mixed = combine(items, [0.25, 0.75], 0.5, ["w"])
     assert (mixed["w"].item(), mixed["running_var"].item(), int(mixed["count"])) == (1.25, 2.5, 3)
 
 

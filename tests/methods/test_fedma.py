@@ -18,7 +18,7 @@ from wardround.engine.host import Host
 from wardround.engine.networks import build_model
 from wardround.errors import ConfigError
 from wardround.messages import Message, Reply, ServerState
-from wardround.methods.fedma import FedMA, assignment, best_order, costs, match, redrawn
+from wardround.methods.fedma import FedMA, assign_channels, best_order, costs, match, shuffle_entries
 from wardround.models import ModelSettings
 from wardround.models.channel_groups import Group, channel_groups, permuted
 from wardround.params import Params
@@ -58,7 +58,7 @@ def test_golden_numbers(case: dict[str, Any]) -> None:
 
     cost = costs(client, reference, HIDDEN["hidden"], layer)
     assert cost == approx(np.array(case["expected"]["cost"]), abs=1e-6)
-    assert assignment(cost).tolist() == case["expected"]["assign"]
+    assert assign_channels(cost).tolist() == case["expected"]["assign"]
     for names in (layer, list(client)):
         aligned, moved = match(client, reference, HIDDEN, names, sweeps=5)
         average = mean([reference, aligned])
@@ -84,7 +84,7 @@ def test_two_channels_by_hand() -> None:
     cost = costs(small, large, PAIR["hidden"], names)
     assert cost == approx(np.array([[7.48, 0.08], [0.12, 11.12]]))
     assert best_order(cost).tolist() == [1, 0]
-    got, moved = fedma.matched(state, replies(east=(10, small), north=(30, large)), PAIR, names)
+    got, moved = fedma.match_replies(state, replies(east=(10, small), north=(30, large)), PAIR, names)
     average = fedma.average(state, got, fedma.weigh(state, got))
     assert moved == {"east": 2, "north": 0}
     assert average["w1"].flatten().tolist() == approx([2.05, 0.05])
@@ -130,7 +130,7 @@ def test_an_assignment_is_the_cheapest_that_keeps_blocks_together(blocks: int) -
     for seed in range(5):
         cost = np.random.default_rng(seed).random((6, 6))
         best = min(allowed, key=lambda order: sum(cost[i, j] for i, j in enumerate(order)))
-        assert tuple(assignment(cost, blocks).tolist()) == best
+        assert tuple(assign_channels(cost, blocks).tolist()) == best
 
 
 def test_equal_channels_stay_where_they_are() -> None:
@@ -192,7 +192,7 @@ def test_the_largest_client_is_the_reference_then_the_first_by_name(refine: bool
     for counts, reference in (((5, 9, 7), 1), ((9, 9, 7), 0)):
         given = replies(**{name: (count, p) for name, count, p in zip("abc", counts, sent, strict=True)})
         for order in itertools.permutations(given):
-            got, moves = fedma.matched(state, list(order), groups, state.trainable)
+            got, moves = fedma.match_replies(state, list(order), groups, state.trainable)
             assert {reply.params.sha256() for reply in got} == {sent[reference].sha256()}
             assert [name for name, count in moves.items() if not count] == ["abc"[reference]]
 
@@ -268,7 +268,9 @@ def test_channels_move_in_the_first_round_and_the_records_count_them(tmp_path: P
 
 def test_own_starts_hold_the_same_numbers_in_an_order_of_the_clients_own() -> None:
     start = params(weight=torch.randn(4, 3, 3, 3), bias=torch.zeros(4), running_mean=torch.arange(4.0))
-    one, two = (redrawn(start, ["weight", "bias"], torch.Generator().manual_seed(seed)) for seed in (1, 2))
+    one, two = (
+        shuffle_entries(start, ["weight", "bias"], torch.Generator().manual_seed(seed)) for seed in (1, 2)
+    )
 
     for own in (one, two):
         assert torch.equal(own["weight"].flatten().sort().values, start["weight"].flatten().sort().values)

@@ -273,7 +273,7 @@ def test_clients_below_a_group_contribute_nothing_and_all_train_as_fedavg(tmp_pa
     plain = run(tmp_path / "fedavg", method={"name": "fedavg"}, data=few)
 
     assert mixing.params_sha256 == plain.params_sha256
-    assert "FedMix: no client gave anything" in mixing.records[0]["warnings"][0]
+    assert "FedMix: no client contributed before the first round" in mixing.records[0]["warnings"][0]
 
 
 def test_the_only_giver_mixes_with_nobody(tmp_path: Path) -> None:
@@ -391,7 +391,7 @@ def test_means_of_different_grids_stop_the_run_before_it_starts(
 ) -> None:
     spoil(monkeypatch, "north", halved, "contribute")
 
-    with pytest.raises(DataError, match="'fedmix'.*'east' has them of 16x16 and 'north' of 8x8"):
+    with pytest.raises(DataError, match="'fedmix'.*'east' are 16x16 and those of 'north' 8x8"):
         fedmix(tmp_path)
 
 
@@ -402,11 +402,11 @@ def test_a_client_of_another_grid_leaves_the_round_with_a_sentence(
     result = fedmix(tmp_path, data=ONE_GIVER, rounds=1)
 
     assert set(result.records[0]["lost"]) == {"train/east", "train/north"}
-    assert "'north' has them of 16x16 and 'other clients' of 8x8" in result.records[0]["lost"]["train/north"]
+    assert "'north' are 16x16 and those of 'other clients' 8x8" in result.records[0]["lost"]["train/north"]
 
 
 def test_the_promises_are_tested_with_means_in_play(tmp_path: Path) -> None:
-    """The federation of test_all_methods.py gives everybody a mean of others."""
+    """The federation of test_methods.py gives every client a mean of others."""
     data = {"phantom": {"hospitals": 3, "size": 16, "cases": [8, 10, 14]}}
     assert len(fedmix(tmp_path, data=data, rounds=1).outcome.state.memory["bank"]) >= 2
     assert METHODS["fedmix"] is FedMix and issubclass(OBJECTIVES[FedMix.objective], Objective)

@@ -9,7 +9,7 @@ import torch
 from helpers import config, run, spoil, vectors
 from torch import Tensor
 
-from wardround.aggregation.weights import normalised
+from wardround.aggregation.weights import normalise
 from wardround.clients import Answer
 from wardround.data.opening import open_federation
 from wardround.engine.networks import build_model
@@ -20,11 +20,11 @@ from wardround.methods.fedmix_supervision import (
     SECOND,
     FedMixSupervision,
     adaptive_weights,
-    allowed,
     dice,
-    inside,
+    find_allowed,
+    get_second,
+    keep_allowed,
     one_hot,
-    second_of,
 )
 from wardround.params import Params
 
@@ -77,7 +77,7 @@ def test_weights_in_special_cases() -> None:
     assert adaptive_weights([0, 0], [1, 1], 10, 1.5) == [0.5, 0.5]  # nobody trained: the model stays anyway
     assert adaptive_weights([7], [0.3], 10, 1.5) == [1.0]
     assert adaptive_weights([1, 1], [1e300, 1.0], 10, 1.5) == pytest.approx([21 / 22, 1 / 22])
-    assert adaptive_weights([3, 5], [0.2, 0.9], 0, 1.5) == normalised([3, 5])
+    assert adaptive_weights([3, 5], [0.2, 0.9], 0, 1.5) == normalise([3, 5])
 
 
 def test_a_client_cannot_claim_more_images_than_it_registered() -> None:
@@ -92,28 +92,28 @@ def test_a_client_cannot_claim_more_images_than_it_registered() -> None:
 def test_boxes_surround_every_connected_part_of_a_class() -> None:
     truth = label("11000 10000 00001 00011 00000")
     expected = label("11000 11000 00011 00011 00000")
-    assert torch.equal(allowed(truth, "box", 2)[:, 0].long(), expected)
-    both = allowed(label("1200 2200 0001 0000"), "box", 3)[0].long()
+    assert torch.equal(find_allowed(truth, "box", 2)[:, 0].long(), expected)
+    both = find_allowed(label("1200 2200 0001 0000"), "box", 3)[0].long()
     assert torch.equal(both[0], label("1000 0000 0001 0000")[0])
     assert torch.equal(both[1], label("1100 1100 0000 0000")[0])
 
 
 def test_boxes_of_an_empty_mask_and_of_a_volume() -> None:
-    assert not allowed(torch.zeros(2, 4, 4, dtype=torch.long), "box", 2).any()
+    assert not find_allowed(torch.zeros(2, 4, 4, dtype=torch.long), "box", 2).any()
     volume = torch.zeros(1, 3, 3, 3, dtype=torch.long)
     volume[0, 0, 0, 0] = volume[0, 0, 0, 1] = volume[0, 0, 1, 1] = 1
-    assert int(allowed(volume, "box", 2).sum()) == 4
+    assert int(find_allowed(volume, "box", 2).sum()) == 4
 
 
 def test_an_image_label_tells_only_whether_there_is_foreground() -> None:
-    found = allowed(label("0000 0100", "0000 0000"), "image", 3)
+    found = find_allowed(label("0000 0100", "0000 0000"), "image", 3)
     assert found[0].all() and not found[1].any()
-    assert allowed(label("0000 0000"), "none", 3).all()
+    assert find_allowed(label("0000 0000"), "none", 3).all()
 
 
 def test_a_label_outside_the_boxes_of_its_class_becomes_background() -> None:
     where = torch.stack([label("1100"), label("0110")], dim=1)[:, :, 0].bool()[:, :, None]
-    assert inside(label("1221"), where).tolist() == label("1220").tolist()
+    assert keep_allowed(label("1221"), where).tolist() == label("1220").tolist()
 
 
 def test_dice_of_masks() -> None:
@@ -169,7 +169,7 @@ def test_image_labels_empty_the_negative_ones_and_refuse_an_empty_mask_of_a_posi
 def test_the_second_network_has_the_shape_of_the_first_and_other_weights(tmp_path: Path) -> None:
     plain = build_model(config(tmp_path))
     model = build_model(config(tmp_path, method=method()))
-    second = second_of(model)
+    second = get_second(model)
     assert first_network(Params.of(model)).sha256() == Params.of(plain).sha256()
     assert {n: t.shape for n, t in second.state_dict().items()} == {
         n: t.shape for n, t in plain.state_dict().items()
@@ -248,7 +248,7 @@ def test_each_network_trains_on_the_others_masks_and_never_on_the_truth(tmp_path
         train = federation.load(name).train
         batch = train.batch(range(len(train)))
         with torch.no_grad():
-            z_1, z_2 = model(batch.image), second_of(model)(batch.image)
+            z_1, z_2 = model(batch.image), get_second(model)(batch.image)
         truth = (batch.label > 0).long()
         y_1, y_2, used = (z_1[:, 0] > 0).long(), (z_2[:, 0] > 0).long(), torch.ones(len(train)).bool()
         if kind == "mask":

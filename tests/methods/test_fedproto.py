@@ -17,9 +17,9 @@ from wardround.data.opening import open_federation
 from wardround.engine.host import Host
 from wardround.engine.networks import build_model
 from wardround.errors import ConfigError
-from wardround.losses.contrastive_objectives import trial_output
+from wardround.losses.contrastive_objectives import probe_output
 from wardround.messages import Message
-from wardround.methods.fedproto import class_sums, distance, fitting, joint, means_of
+from wardround.methods.fedproto import average_classes, class_sums, distance, is_usable, join_prototypes
 from wardround.params import Params
 
 GOLDEN = vectors("fedproto")
@@ -63,7 +63,7 @@ def test_the_servers_prototypes_are_the_golden_ones(name: str) -> None:
     inputs, expected = GOLDEN[name]["inputs"], GOLDEN[name]["expected"]["global"]
     counts = inputs.get("client_counts", [None] * len(inputs["client_prototypes"]))
     sent = [held(*pair) for pair in zip(inputs["client_prototypes"], counts, strict=True)]
-    means = joint(sent, nothing(), by_voxels="client_counts" in inputs)["means"]
+    means = join_prototypes(sent, nothing(), by_voxels="client_counts" in inputs)["means"]
     for j, prototype in expected.items():
         assert means[int(j)].tolist() == pytest.approx(prototype, abs=1e-6)
 
@@ -92,13 +92,13 @@ def test_a_round_by_hand() -> None:
     one = class_sums(tensor([[[1, 2, 3, 4]]]), torch.tensor([[0, 0, 1, 1]]), 2)
     two = class_sums(tensor([[[5, 6, 7, 8]]]), torch.tensor([[0, 1, 1, 1]]), 2)
     other = class_sums(tensor([[[10, 10, 10, 0]]]), torch.tensor([[0, 0, 0, 0]]), 2)
-    a, b = means_of([one, two]), means_of([other])
+    a, b = average_classes([one, two]), average_classes([other])
     assert a["means"][:, 0].tolist() == pytest.approx([8 / 3, 28 / 5]) and a["counts"].tolist() == [3, 5]
     assert b["means"][:, 0].tolist() == pytest.approx([7.5, 0]) and b["counts"].tolist() == [4, 0]
 
-    server = joint([a, b], nothing(width=1), by_voxels=True)
+    server = join_prototypes([a, b], nothing(width=1), by_voxels=True)
     assert server["means"][:, 0].tolist() == pytest.approx([38 / 7, 28 / 5], rel=1e-6)
-    alike = joint([a, b], nothing(width=1), by_voxels=False)
+    alike = join_prototypes([a, b], nothing(width=1), by_voxels=False)
     assert alike["means"][:, 0].tolist() == pytest.approx([61 / 12, 28 / 5], rel=1e-6)
 
     local = one[0] / one[1][:, None]
@@ -161,10 +161,10 @@ def test_no_class_in_common_gives_zero(kind: Any) -> None:
 
 def test_a_class_nobody_has_keeps_its_last_prototype() -> None:
     last = held({"0": [1.0, 1.0], "1": [5.0, 6.0]})
-    after = joint([held({"0": [3.0, 3.0]})], last, by_voxels=True)
+    after = join_prototypes([held({"0": [3.0, 3.0]})], last, by_voxels=True)
     assert after["means"].tolist() == [[3.0, 3.0], [5.0, 6.0]]
     assert (after["counts"] > 0).all()
-    assert joint([], last, by_voxels=True)["means"].tolist() == last["means"].tolist()
+    assert join_prototypes([], last, by_voxels=True)["means"].tolist() == last["means"].tolist()
 
 
 def test_the_divergence_of_equal_prototypes_is_zero_and_positive_otherwise() -> None:
@@ -179,13 +179,13 @@ def test_the_divergence_of_equal_prototypes_is_zero_and_positive_otherwise() -> 
 
 def test_prototypes_that_do_not_fit_are_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     known = nothing()
-    assert fitting(held({"0": [1.0, 2.0]}), known)
-    assert not fitting(None, known) and not fitting(Params(), known)
-    assert not fitting(held({"0": [1.0, 2.0, 3.0]}), known)
-    assert not fitting(held({"0": [1.0, 2.0]}, {"0": -1}), known)
-    assert not fitting(held({"0": [1.0, 2.0]}, {"0": 1e300}), known)  # its mean would be infinite
+    assert is_usable(held({"0": [1.0, 2.0]}), known)
+    assert not is_usable(None, known) and not is_usable(Params(), known)
+    assert not is_usable(held({"0": [1.0, 2.0, 3.0]}), known)
+    assert not is_usable(held({"0": [1.0, 2.0]}, {"0": -1}), known)
+    assert not is_usable(held({"0": [1.0, 2.0]}, {"0": 1e300}), known)  # its mean would be infinite
     for kind in (torch.complex64, torch.int64):
-        assert not fitting(Params({name: known[name].to(kind) for name in known}), known)
+        assert not is_usable(Params({name: known[name].to(kind) for name in known}), known)
 
     def wrong(answer: Answer) -> Answer:
         return replace(answer, message=replace(answer.message, extras={"prototypes": held({"0": [1.0]})}))
@@ -221,7 +221,7 @@ def test_the_first_round_has_no_term_and_the_second_one_has(tmp_path: Path) -> N
 def test_what_is_added_to_the_traffic_is_one_vector_and_one_count_a_class(tmp_path: Path) -> None:
     fedproto = run(tmp_path / "fedproto", method={"name": "fedproto"})
     fedavg = run(tmp_path / "fedavg", method={"name": "fedavg"})
-    width = trial_output(build_model(fedavg.config)).decoder.shape[1]  # type: ignore[union-attr]
+    width = probe_output(build_model(fedavg.config)).decoder.shape[1]  # type: ignore[union-attr]
     added = 2 * width * 4 + 2 * 8
     for direction, rounds in (("bytes_up", (0, 1)), ("bytes_down", (1,))):
         for number in rounds:

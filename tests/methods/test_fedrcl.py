@@ -13,7 +13,7 @@ from torch import Tensor
 from wardround.engine.networks import build_model
 from wardround.errors import ConfigError
 from wardround.losses.contrastive import cosines
-from wardround.losses.voxels import MIXED, MOST_OF_A_CLASS, Voxels, drawn, levels, pure_labels
+from wardround.losses.voxels import MIXED, MOST_OF_A_CLASS, Voxels, draw_voxels, iterate_levels, pure_labels
 from wardround.methods.fedrcl import FedRCL, divergence_penalty, supervised_contrast
 from wardround.models.base import Segmenter
 
@@ -159,7 +159,7 @@ def test_pure_labels_are_those_of_the_nearest_voxel() -> None:
 def filled(label: Tensor, most: int = 1024, num_classes: int = 2, seed: int = 0) -> tuple[Voxels, Tensor]:
     """Draws from features that are the voxel's own number, and the labels where they were drawn."""
     features = torch.arange(label.numel()).view(label.shape)[:, None].double()
-    given = drawn(features, label, num_classes, most, stream(seed))
+    given = draw_voxels(features, label, num_classes, most, stream(seed))
     return given, label.flatten()[given.features[:, 0].long()]
 
 
@@ -209,7 +209,7 @@ def test_levels_are_the_bottleneck_and_every_decoder_stage_with_labels_of_their_
     model = build_model(config(tmp_path, model={"name": "unet2d", "base_filters": 2, "levels": 3}))
     assert isinstance(model, Segmenter)
     output = model.forward_features(torch.rand(2, 1, *size))
-    found = list(levels(model, output, torch.ones(2, *size, dtype=torch.long)))
+    found = list(iterate_levels(model, output, torch.ones(2, *size, dtype=torch.long)))
     assert len(found) == 3
     for features, label in found:
         assert features.shape[2:] == label.shape[1:]

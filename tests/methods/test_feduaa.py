@@ -23,8 +23,8 @@ from wardround.methods import OBJECTIVES, build_method
 from wardround.methods.feduaa import (
     FedUAA,
     FedUAAEvidential,
+    find_near,
     histograms,
-    near,
     thresholds,
     uncertainty,
     youden,
@@ -142,8 +142,8 @@ def test_weights_are_a_softmax_and_nonsense_counts_as_not_found() -> None:
 def test_near_is_a_square_around_the_foreground(dimensions: int) -> None:
     mask = torch.zeros(2, *[9] * dimensions, dtype=torch.bool)
     mask[(0, *[4] * dimensions)] = True
-    assert int(near(mask, 2).sum()) == 5**dimensions
-    assert torch.equal(near(mask, 0), mask)
+    assert int(find_near(mask, 2).sum()) == 5**dimensions
+    assert torch.equal(find_near(mask, 0), mask)
 
 
 # The objective

@@ -10,11 +10,11 @@ from helpers import vectors
 from wardround.errors import DataError
 from wardround.methods.frequency import (
     amplitude_window,
+    clip_to_range,
     half_width,
+    is_blank,
     low_frequencies,
-    restyled,
-    says_nothing,
-    within_range,
+    restyle,
 )
 
 GOLDEN = vectors("feddg")
@@ -43,7 +43,7 @@ def test_the_golden_images_come_out(case: Any) -> None:
     window = other[low_frequencies(image.shape[2:], inputs["b"])] / 16  # ours are per voxel
     expected = torch.tensor(GOLDEN[case]["expected"]["image"], dtype=torch.float64)
 
-    assert torch.allclose(restyled(image, window, inputs["lambda"])[0, 0], expected, rtol=0, atol=1e-6)
+    assert torch.allclose(restyle(image, window, inputs["lambda"])[0, 0], expected, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("sides", [(8, 8), (7, 9), (6, 11), (6, 7, 8), (5, 5, 4)])
@@ -51,7 +51,7 @@ def test_the_golden_images_come_out(case: Any) -> None:
 @pytest.mark.parametrize("share", [0.3, 1.0])
 def test_restyling_is_what_numpy_gives_in_two_and_three_dimensions(sides: Any, b: Any, share: Any) -> None:
     image, other = images(2, 3, *sides), 5 * images(2, 3, *sides, seed=1) + 2
-    ours = restyled(image, amplitude_window(other, b), share)
+    ours = restyle(image, amplitude_window(other, b), share)
 
     for case in range(2):
         for channel in range(3):
@@ -61,7 +61,7 @@ def test_restyling_is_what_numpy_gives_in_two_and_three_dimensions(sides: Any, b
 
 def test_every_case_has_its_own_share() -> None:
     image, other = images(2, 1, 6, 6), images(2, 1, 6, 6, seed=1)
-    both = restyled(image, amplitude_window(other, 1), torch.tensor([0.2, 0.9], dtype=torch.float64))
+    both = restyle(image, amplitude_window(other, 1), torch.tensor([0.2, 0.9], dtype=torch.float64))
 
     assert np.allclose(both[0, 0], numpy_mix(image[0, 0].numpy(), other[0, 0].numpy(), 0.2, 1), atol=1e-12)
     assert np.allclose(both[1, 0], numpy_mix(image[1, 0].numpy(), other[1, 0].numpy(), 0.9, 1), atol=1e-12)
@@ -69,13 +69,13 @@ def test_every_case_has_its_own_share() -> None:
 
 def test_a_share_of_zero_gives_the_image_bit_for_bit() -> None:
     image = images(2, 2, 9, 9).float()
-    assert torch.equal(restyled(image, amplitude_window(image, 3) + 7, 0.0), image)
+    assert torch.equal(restyle(image, amplitude_window(image, 3) + 7, 0.0), image)
 
 
 def test_a_share_of_one_gives_the_window_of_the_other() -> None:
     image, other = images(1, 1, 8, 8), images(1, 1, 8, 8, seed=1)
     window = amplitude_window(other, 2)
-    assert torch.allclose(amplitude_window(restyled(image, window), 2), window, atol=1e-12)
+    assert torch.allclose(amplitude_window(restyle(image, window), 2), window, atol=1e-12)
 
 
 def test_amplitudes_are_per_voxel_so_that_sizes_compare() -> None:
@@ -91,13 +91,13 @@ def test_amplitudes_are_per_voxel_so_that_sizes_compare() -> None:
 def test_an_image_of_zeros_takes_an_amplitude_without_nan() -> None:
     """Its phase counts as 0, as NumPy's angle has it."""
     window = amplitude_window(torch.full((1, 1, 4, 4), -3.0), 0)
-    assert torch.equal(restyled(torch.zeros(1, 1, 4, 4), window), torch.full((1, 1, 4, 4), 3.0))
+    assert torch.equal(restyle(torch.zeros(1, 1, 4, 4), window), torch.full((1, 1, 4, 4), 3.0))
 
 
 def test_an_image_below_zero_keeps_its_sign() -> None:
     """The phase of a negative mean is pi."""
     window = amplitude_window(torch.full((1, 1, 4, 4), 3.0), 0)
-    assert torch.allclose(restyled(torch.full((1, 1, 4, 4), -1.0), window), torch.tensor(-3.0))
+    assert torch.allclose(restyle(torch.full((1, 1, 4, 4), -1.0), window), torch.tensor(-3.0))
 
 
 def test_half_widths_are_rounded_down() -> None:
@@ -114,12 +114,12 @@ def test_a_window_larger_than_the_image_is_refused() -> None:
 
 def test_clipping_keeps_each_case_and_channel_in_its_own_range() -> None:
     like = torch.tensor([[[[0.0, 1.0]], [[10.0, 20.0]]]])
-    assert within_range(torch.full_like(like, 15.0), like).tolist() == [[[[1.0, 1.0]], [[15.0, 15.0]]]]
+    assert clip_to_range(torch.full_like(like, 15.0), like).tolist() == [[[[1.0, 1.0]], [[15.0, 15.0]]]]
 
 
 def test_the_mean_of_z_scored_images_says_nothing() -> None:
     image = images(4, 1, 8, 8).float()
     centred = image - image.mean(dim=(2, 3), keepdim=True)
-    assert says_nothing(amplitude_window(centred, 0))
-    assert not says_nothing(amplitude_window(centred, 1))
-    assert not says_nothing(amplitude_window(centred + 1, 0))
+    assert is_blank(amplitude_window(centred, 0))
+    assert not is_blank(amplitude_window(centred, 1))
+    assert not is_blank(amplitude_window(centred + 1, 0))

@@ -21,7 +21,7 @@ from wardround.engine.host import Host
 from wardround.engine.networks import build_model
 from wardround.losses.objective import Context, Dice
 from wardround.messages import Message
-from wardround.methods.frequency import amplitude_window, restyled
+from wardround.methods.frequency import amplitude_window, restyle
 from wardround.methods.harmofl import AMPLITUDE, HarmoFL
 from wardround.models import ModelSettings
 from wardround.models import build as build_network
@@ -65,7 +65,7 @@ def test_an_unset_layer_is_the_identity_bit_for_bit() -> None:
 def test_every_way_into_a_model_takes_the_common_amplitude() -> None:
     image, amplitude = pictures(2, 1, 13, 16), amplitude_window(5 * pictures(1, 1, 13, 16, seed=1) + 3, 1)
     for plain, harmonised in networks():
-        changed = plain(restyled(image, amplitude))
+        changed = plain(restyle(image, amplitude))
         state = {**harmonised.state_dict(), AMPLITUDE: amplitude[0]}
         assert torch.equal(torch.func.functional_call(harmonised, state, (image,)), changed)
         assert torch.equal(harmonised(image), plain(image))  # functional_call left the model alone
@@ -76,7 +76,7 @@ def test_every_way_into_a_model_takes_the_common_amplitude() -> None:
             assert torch.equal(model(image), changed) and not torch.equal(changed, plain(image))
             assert torch.equal(model.forward_features(image).logits, changed)
             if model.has_features:
-                assert torch.equal(model.encode(image), plain.encode(restyled(image, amplitude)))
+                assert torch.equal(model.encode(image), plain.encode(restyle(image, amplitude)))
 
 
 def test_a_copy_has_a_layer_of_its_own() -> None:
@@ -200,7 +200,7 @@ def test_evaluation_and_a_loaded_model_see_normalised_images(tmp_path: Path) -> 
     torch.manual_seed(0)
     plain = build_model(config(tmp_path, method={"name": "fedavg"})).eval()
     result.params.without([AMPLITUDE]).load_into(plain)
-    expected = plain(restyled(test.images, amplitude))
+    expected = plain(restyle(test.images, amplitude))
     assert not torch.allclose(plain(test.images), expected, atol=1e-3)
 
     (logits, _), *rest = client.predictions(test, result.params)
@@ -209,7 +209,7 @@ def test_evaluation_and_a_loaded_model_see_normalised_images(tmp_path: Path) -> 
     evaluated = client.evaluate(
         result.params, lambda logits, batch: Dice().sample_losses(logits, batch.label)
     )
-    again = plain(restyled(val.images, amplitude))
+    again = plain(restyle(val.images, amplitude))
     assert evaluated == pytest.approx(Dice().sample_losses(again, val.labels).mean().item(), abs=1e-5)
 
 

@@ -9,7 +9,7 @@ import torch
 from helpers import config, run, vectors
 from pytest import approx, mark, raises
 
-from wardround.aggregation.robust import krum_scores, lowest, squared_distances
+from wardround.aggregation.robust import find_lowest, krum_scores, squared_distances
 from wardround.clients import Clients
 from wardround.errors import ConfigError
 from wardround.messages import Reply, ServerState
@@ -76,7 +76,7 @@ def test_scores_by_hand() -> None:
 
 
 def test_the_first_wins_a_tie() -> None:
-    assert lowest([3.0, 1.0, 1.0, 0.5], 2) == [1, 3]
+    assert find_lowest([3.0, 1.0, 1.0, 0.5], 2) == [1, 3]
     after = after_round(Krum(), models([[1.0]] * 5))
     assert after.notes["weights"] == {"0": 1.0, "1": 0.0, "2": 0.0, "3": 0.0, "4": 0.0}
 

@@ -8,7 +8,14 @@ import torch
 from wardround.data.cases import Batch, TensorSplit
 from wardround.errors import ClientError, DataError
 from wardround.methods import means
-from wardround.methods.means import by_grid, group_means, grouped, one_grid, shared_out, some
+from wardround.methods.means import (
+    deal_into_groups,
+    draw_means,
+    group_by_grid,
+    group_means,
+    require_one_grid,
+    share_evenly,
+)
 
 
 def split(images: torch.Tensor, labels: torch.Tensor) -> TensorSplit:
@@ -32,7 +39,7 @@ def test_the_examples_run() -> None:
 def test_groups_are_disjoint_cover_all_cases_and_the_rest_joins_the_last(
     count: int, sizes: list[int]
 ) -> None:
-    groups = grouped(count, 5, draw())
+    groups = deal_into_groups(count, 5, draw())
 
     assert [len(group) for group in groups] == sizes
     members = [int(index) for group in groups for index in group]
@@ -40,14 +47,14 @@ def test_groups_are_disjoint_cover_all_cases_and_the_rest_joins_the_last(
 
 
 def test_groups_are_drawn_by_the_generator_alone() -> None:
-    same = [torch.cat(grouped(20, 5, draw(seed))).tolist() for seed in (1, 1, 2)]
+    same = [torch.cat(deal_into_groups(20, 5, draw(seed))).tolist() for seed in (1, 1, 2)]
     assert same[0] == same[1] != same[2]
 
 
 def test_means_are_those_of_plain_loops() -> None:
     images = torch.randn(12, 2, 3, 4, generator=draw())
     labels = torch.randint(3, (12, 3, 4), generator=draw())
-    groups = grouped(12, 5, draw())
+    groups = deal_into_groups(12, 5, draw())
 
     found = group_means(split(images, labels), groups, num_outputs=3)
 
@@ -91,9 +98,9 @@ def bank(**sides: int) -> dict[str, torch.Tensor]:
 
 
 def test_means_of_one_grid_are_stacked_and_of_two_kept_apart() -> None:
-    assert [tuple(pool.image.shape) for pool in by_grid(bank(north=4, east=4))] == [(4, 1, 4, 4)]
-    assert [len(pool) for pool in by_grid(bank(north=4, east=8, south=4))] == [4, 2]
-    assert by_grid({}) == []
+    assert [tuple(pool.image.shape) for pool in group_by_grid(bank(north=4, east=4))] == [(4, 1, 4, 4)]
+    assert [len(pool) for pool in group_by_grid(bank(north=4, east=8, south=4))] == [4, 2]
+    assert group_by_grid({}) == []
 
 
 def test_a_draw_is_float32_of_one_grid_and_without_repeats() -> None:
@@ -103,7 +110,7 @@ def test_a_draw_is_float32_of_one_grid_and_without_repeats() -> None:
     ]
     generator, leads = draw(), [0, 0]
     for _ in range(400):
-        found = some(pools, 4, generator)
+        found = draw_means(pools, 4, generator)
         assert found.image.dtype == found.label.dtype == torch.float32
         small = found.image.shape[-1] == 1
         leads[0 if small else 1] += 1
@@ -113,14 +120,14 @@ def test_a_draw_is_float32_of_one_grid_and_without_repeats() -> None:
 
 
 def test_unlike_grids_are_refused_in_a_sentence() -> None:
-    one_grid("fedmix", {})
-    one_grid("fedmix", {"north": (1, 16, 16), "east": [1, 16, 16]})
-    with pytest.raises(DataError, match="'fedmix'.*'north' has them of 16x16 and 'east' of 24x16"):
-        one_grid("fedmix", {"north": (1, 16, 16), "east": (1, 24, 16)})
+    require_one_grid("fedmix", {})
+    require_one_grid("fedmix", {"north": (1, 16, 16), "east": [1, 16, 16]})
+    with pytest.raises(DataError, match="'fedmix'.*'north' are 16x16 and those of 'east' 24x16"):
+        require_one_grid("fedmix", {"north": (1, 16, 16), "east": (1, 24, 16)})
 
 
 def test_shares_are_even_and_within_what_each_can_give() -> None:
-    assert shared_out({"a": 9, "b": 9, "c": 9, "d": 9}, 32) == {"a": 8, "b": 8, "c": 8, "d": 8}
-    assert shared_out({"a": 2, "b": 0, "c": 99}, 32) == {"a": 2, "b": 0, "c": 30}
-    assert shared_out({"a": 1, "b": 1}, 32) == {"a": 1, "b": 1}
-    assert shared_out({}, 32) == {}
+    assert share_evenly({"a": 9, "b": 9, "c": 9, "d": 9}, 32) == {"a": 8, "b": 8, "c": 8, "d": 8}
+    assert share_evenly({"a": 2, "b": 0, "c": 99}, 32) == {"a": 2, "b": 0, "c": 30}
+    assert share_evenly({"a": 1, "b": 1}, 32) == {"a": 1, "b": 1}
+    assert share_evenly({}, 32) == {}

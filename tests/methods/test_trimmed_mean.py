@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pytest import MonkeyPatch, approx, mark, raises
 
 from wardround.aggregation import pieces as module
-from wardround.aggregation.robust import middle, trimmed_mean
+from wardround.aggregation.robust import median_cut, trimmed_mean
 from wardround.clients import Clients
 from wardround.errors import ConfigError
 from wardround.messages import Reply, ServerState
@@ -63,11 +63,11 @@ def test_any_cut_agrees_with_numpy(num: int, seed: int) -> None:
     rows = np.random.default_rng(seed).normal(size=(num, 7))
     sent = models(rows.tolist())
 
-    for cut in range(middle(num) + 1):
+    for cut in range(median_cut(num) + 1):
         mean, weights = trimmed_mean(sent, cut)
         assert mean["w"].numpy() == approx(np.sort(rows, axis=0)[cut : num - cut].mean(axis=0))
         assert min(weights) >= 0 and sum(weights) == approx(1, abs=1e-12)
-    assert trimmed_mean(sent, middle(num))[0]["w"].numpy() == approx(np.median(rows, axis=0))
+    assert trimmed_mean(sent, median_cut(num))[0]["w"].numpy() == approx(np.median(rows, axis=0))
 
 
 def test_a_weight_is_the_share_of_coordinates_a_client_gave() -> None:
@@ -108,7 +108,7 @@ def test_running_statistics_are_robust_and_counters_take_the_maximum() -> None:
 def test_identical_replies_come_back_bit_for_bit() -> None:
     item = Params({"w": torch.randn(50)})
     for count in (1, 2, 3, 4, 5, 6):
-        assert trimmed_mean([item] * count, middle(count))[0].sha256() == item.sha256()
+        assert trimmed_mean([item] * count, median_cut(count))[0].sha256() == item.sha256()
 
 
 def test_one_client_alone_is_taken_as_it_is_without_a_warning() -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from wardround.errors import ConfigError
 from wardround.messages import Reply
 from wardround.methods.safcf import SAFCF
-from wardround.methods.safcf_readings import matched_rho
+from wardround.methods.safcf_readings import match_rho
 from wardround.models import ModelSettings, build, head_names
 from wardround.models.base import Segmenter
 from wardround.models.norm import norm_names, reestimate
@@ -374,10 +374,10 @@ def rows_of(mus: list[float], rhos: list[float]) -> list[Params]:
 
 def test_moment_matching_by_hand() -> None:
     rows = rows_of([1.0, -1.0], [0.0, 0.0])  # sigma = ln 2, means one away from their mean
-    rho = matched_rho(rows, [0.5, 0.5], "stem.mu", "stem.rho")
+    rho = match_rho(rows, [0.5, 0.5], "stem.mu", "stem.rho")
     sigma = torch.nn.functional.softplus(rho.double()).item()
     assert sigma**2 == pytest.approx(torch.tensor(2.0).log().item() ** 2 + 1, rel=1e-6)
-    rho = matched_rho(rows, [0.25, 0.75], "stem.mu", "stem.rho")
+    rho = match_rho(rows, [0.25, 0.75], "stem.mu", "stem.rho")
     sigma = torch.nn.functional.softplus(rho.double()).item()
     assert sigma**2 == pytest.approx(
         torch.tensor(2.0).log().item() ** 2 + 0.25 * 1.5**2 + 0.75 * 0.5**2, rel=1e-6
@@ -387,7 +387,7 @@ def test_moment_matching_by_hand() -> None:
 @pytest.mark.parametrize("rho", [-200.0, -30.0, -3.0, 0.0, 50.0])
 def test_moment_matching_of_equal_layers_keeps_them(rho: float) -> None:
     rows = rows_of([0.3] * 3, [rho] * 3)
-    matched = matched_rho(rows, [0.2, 0.3, 0.5], "stem.mu", "stem.rho").item()
+    matched = match_rho(rows, [0.2, 0.3, 0.5], "stem.mu", "stem.rho").item()
     assert matched == pytest.approx(max(rho, -88), rel=0.02 if rho == -200 else 1e-6, abs=1e-6)
 
 

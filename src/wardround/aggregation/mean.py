@@ -1,7 +1,7 @@
 """Weighted means of Params, accumulated in float64.
 
-Only one accumulator is alive, as long as a piece of a tensor: however many models there are, and wherever
-they lie, a mean needs the room of its result.
+Only one accumulator is alive, the size of one piece of a tensor: however many models there are, in memory
+or on disk, a mean needs no more memory than its result.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from wardround.aggregation.pieces import Piece, each, pieces
+from wardround.aggregation.pieces import Piece, map_pieces, split_pieces
 from wardround.params import Params
 
 
@@ -22,7 +22,7 @@ def mean(items: Sequence[Params], weights: Sequence[float] | None = None) -> Par
     >>> mean([a, b], [0.75, 0.25])["w"]
     tensor([1.])
     """
-    shares = checked_weights(items, weights)
+    shares = validate_weights(items, weights)
     return layerwise_mean(items, dict.fromkeys(items[0], shares))
 
 
@@ -35,14 +35,14 @@ def layerwise_mean(items: Sequence[Params], weights: Mapping[str, Sequence[float
         shape, dtype = first.spec(name)
         if dtype.is_floating_point:
             result[name] = torch.empty(shape, dtype=dtype, device=first.device(name))
-            shares[name] = checked_weights(items, weights[name])
+            shares[name] = validate_weights(items, weights[name])
         else:
             result[name] = maximum(items, name)
 
     def fill(piece: Piece) -> None:
         piece.within(result[piece.name]).copy_(mean_of_piece(items, shares[piece.name], piece))
 
-    each(fill, pieces(first, shares))
+    map_pieces(fill, split_pieces(first, shares))
     return Params(result)
 
 
@@ -63,7 +63,7 @@ def maximum(items: Sequence[Params], name: str) -> Tensor:
     return largest.clone()
 
 
-def checked_weights(items: Sequence[Params], weights: Sequence[float] | None) -> list[float]:
+def validate_weights(items: Sequence[Params], weights: Sequence[float] | None) -> list[float]:
     if not items:
         raise ValueError("a mean needs at least one item")
     if weights is None:

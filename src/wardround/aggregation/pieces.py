@@ -1,8 +1,8 @@
-"""Models in pieces: a few numbers of one tensor at a time, whatever the number of models.
+"""Models in pieces: a few elements of one tensor at a time, however many models there are.
 
-A rule that compares models number by number needs the same piece of each, never whole models. A piece fits a
-core's cache, and of a stored reply no more than the piece is read. Pieces are dealt to as many threads as
-torch may use, and what comes of them is joined in their order: the bytes are the same for any number.
+A rule that compares models element by element needs the same piece of each, never whole models. A piece
+fits a core's cache, and of a stored reply no more than the piece is read. Pieces are spread over as many
+threads as torch may use, and results are joined in order: the bytes do not depend on the number of threads.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from torch import Tensor
 from wardround.params import Params
 
 PIECE = 2**15
-"""Numbers at a time: 256 KiB as float64, and torch works on so few without threads of its own."""
+"""Elements at a time: 256 KiB as float64, few enough that torch starts no threads of its own."""
 
 WORTH_THREADS = 2**20
-"""Numbers from which on threads save more time than they cost."""
+"""Elements from which on threads save more time than they cost."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Piece:
-    """The numbers from `start` to `stop` of a tensor, counted row by row; on_host: not on a GPU."""
+    """The elements from `start` to `stop` of the flattened tensor; on_host: not on a GPU."""
 
     name: str
     start: int
@@ -40,11 +40,11 @@ class Piece:
         return params.part(self.name, self.start, self.stop)
 
     def within(self, tensor: Tensor) -> Tensor:
-        """This piece of a tensor that lies row by row, to be read or written."""
+        """This piece of a contiguous tensor, as a view."""
         return tensor.view(-1)[self.start : self.stop]
 
 
-def pieces(params: Params, names: Iterable[str], length: int | None = None) -> list[Piece]:
+def split_pieces(params: Params, names: Iterable[str], length: int | None = None) -> list[Piece]:
     """Pieces that cover these tensors; on a GPU, where small pieces cost more, each tensor whole."""
     found = []
     for name in names:
@@ -55,8 +55,8 @@ def pieces(params: Params, names: Iterable[str], length: int | None = None) -> l
     return found
 
 
-def each(function: Callable[[Piece], T], found: list[Piece]) -> list[T]:
-    """What the function gives for every piece, in their order."""
+def map_pieces(function: Callable[[Piece], T], found: list[Piece]) -> list[T]:
+    """The function's results for all pieces, in order."""
     threads = torch.get_num_threads()
     numbers = sum(piece.stop - piece.start for piece in found if piece.on_host)
     if threads == 1 or numbers < WORTH_THREADS:

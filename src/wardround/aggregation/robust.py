@@ -1,9 +1,9 @@
-"""Robust means: of models of which a few may be anything.
+"""Robust means: for models a few of which may be arbitrarily bad.
 
 Coordinate by coordinate (trimmed mean, median), by distances between models (Krum), or by the point whose
 distances to all add up to the least (geometric median). Numbers of cases play no part unless said.
 
-These rules need all models at once, so secure summation cannot serve them. They look at pieces: of K models,
+These rules need all models at once, so secure summation cannot serve them. They work on pieces: of K models,
 K pieces are in memory, however large the models are.
 """
 
@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from wardround.aggregation.mean import maximum, mean
-from wardround.aggregation.pieces import Piece, each, pieces
-from wardround.aggregation.updates import models
-from wardround.aggregation.weights import normalised
+from wardround.aggregation.pieces import Piece, map_pieces, split_pieces
+from wardround.aggregation.updates import collect_params
+from wardround.aggregation.weights import normalise
 from wardround.messages import Reply, ServerState
 from wardround.params import Params
 
@@ -25,7 +25,7 @@ LONG = 2**18
 """Numbers of a model at a time where products of all pairs are formed: 2 MiB of each as float64."""
 
 
-def middle(count: int) -> int:
+def median_cut(count: int) -> int:
     """The cut that leaves one value of an odd number and two of an even one."""
     return (count - 1) // 2
 
@@ -48,12 +48,12 @@ def trimmed_mean(items: Sequence[Params], cut: int) -> tuple[Params, list[float]
             result[name] = maximum(items, name)
             continue
         result[name] = torch.empty(shape, dtype=dtype, device=first.device(name))
-        for piece in pieces(first, [name]):
+        for piece in split_pieces(first, [name]):
             place = piece.within(result[name])
             ranked = torch.stack([piece.of(item).to(place.device) for item in items]).sort(dim=0, stable=True)
             place.copy_(ranked.values[inner].double().mean(dim=0))
             taken += torch.bincount(ranked.indices[inner].flatten(), minlength=len(items)).cpu()
-    return Params(result), normalised([float(count) for count in taken])
+    return Params(result), normalise([float(count) for count in taken])
 
 
 # Distances
@@ -71,7 +71,8 @@ def squared_distances(items: Sequence[Params], names: Collection[str]) -> Tensor
         return found
 
     total = torch.zeros(len(items), len(items), dtype=torch.float64)
-    for found in each(between, pieces(items[0], [name for name in items[0] if name in names])):
+    chosen = [name for name in items[0] if name in names]
+    for found in map_pieces(between, split_pieces(items[0], chosen)):
         total += found
     return total + total.T
 
@@ -84,7 +85,7 @@ def krum_scores(distances: Tensor, f: int) -> list[float]:
     return [float(score) for score in nearest.sum(dim=1)]
 
 
-def lowest(scores: Sequence[float], count: int) -> list[int]:
+def find_lowest(scores: Sequence[float], count: int) -> list[int]:
     """Positions of the `count` lowest scores, in order of position; the first wins a tie."""
     return sorted(sorted(range(len(scores)), key=lambda k: scores[k])[:count])
 
@@ -95,9 +96,9 @@ def inner_products(state: ServerState, replies: Sequence[Reply]) -> Tensor:
     Changes, because around the model they started from honest clients are small numbers, whose distances
     do not drown in the rounding of a huge one.
     """
-    sent = models(replies)
+    sent = collect_params(replies)
     total = torch.zeros(len(sent), len(sent), dtype=torch.float64)
-    for piece in pieces(sent[0], [name for name in state.trainable if name in sent[0]], LONG):
+    for piece in split_pieces(sent[0], [name for name in state.trainable if name in sent[0]], LONG):
         start = piece.of(state.params).double().cpu()
         changes = torch.stack([piece.of(item).cpu() - start for item in sent])
         total += changes @ changes.T
@@ -112,7 +113,7 @@ def weiszfeld(products: Tensor, alpha: Sequence[float], iterations: int, nu: flo
         distances = distances_from(products, weights)
         beta = first / distances.clamp_min(nu)
         weights = beta / beta.sum()
-    return normalised(weights.tolist())
+    return normalise(weights.tolist())
 
 
 def distances_from(products: Tensor, weights: Tensor) -> Tensor:

@@ -1,13 +1,12 @@
 """Updates of clients: how far each moved from the model it received.
 
-Only tensors that learn count: running statistics and counters are no directions.
+Only tensors that learn count: running statistics and counters are not directions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import torch
 from torch import Tensor
 
 from wardround.aggregation.mean import mean
@@ -15,34 +14,18 @@ from wardround.messages import Reply, ServerState
 from wardround.params import Params
 
 
-def models(replies: Sequence[Reply]) -> list[Params]:
-    """What each client returned."""
+def collect_params(replies: Sequence[Reply]) -> list[Params]:
+    """The params each client returned."""
     return [reply.params for reply in replies]
 
 
-def learned(state: ServerState, params: Params) -> Params:
-    """The tensors of these params that training moves."""
-    return params.only(state.trainable)
-
-
-def flat(state: ServerState, params: Params) -> Tensor:
-    """All learned tensors as one float64 vector, in the order of the names."""
-    chosen = learned(state, params)
-    return torch.cat([chosen[name].double().flatten().cpu() for name in sorted(chosen)])
-
-
-def flat_update(state: ServerState, reply: Reply) -> Tensor:
-    """θ_k - θ as one float64 vector."""
-    return flat(state, reply.params) - flat(state, state.params.only(reply.params))
-
-
-def moved_along(state: ServerState, replies: Sequence[Reply], factors: Sequence[float]) -> Params:
+def move_along(state: ServerState, replies: Sequence[Reply], factors: Sequence[float]) -> Params:
     """θ + Σ factor_k (θ_k - θ) for all floating tensors; factors that sum to one give the plain mean."""
-    received = state.params.only(models(replies)[0])
+    received = state.params.only(collect_params(replies)[0])
     rest = 1.0 - sum(factors)
     if abs(rest) < 1e-12:
-        return state.params.updated(mean(models(replies), factors))
-    return state.params.updated(mean([received, *models(replies)], [rest, *factors]))
+        return state.params.updated(mean(collect_params(replies), factors))
+    return state.params.updated(mean([received, *collect_params(replies)], [rest, *factors]))
 
 
 def average_update(state: ServerState, average: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""Aggregation weights: one number a client, non-negative, summing to one."""
+"""Aggregation weights: one number per client, non-negative, summing to one."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from wardround.messages import Reply
 ROUNDING = 1e-4  # how far from one the sum of weights in float32 may lie
 
 
-def normalised(values: Sequence[float]) -> list[float]:
+def normalise(values: Sequence[float]) -> list[float]:
     """Values divided by their sum; uniform when the sum is zero.
 
     Values that already sum to one, to the last digit, stay as they are.
 
-    >>> normalised([1, 3])
+    >>> normalise([1, 3])
     [0.25, 0.75]
     """
     if any(value < 0 or not math.isfinite(value) for value in values):
@@ -32,7 +32,7 @@ def normalised(values: Sequence[float]) -> list[float]:
 
 def by_samples(replies: Sequence[Reply]) -> list[float]:
     """n_k / sum n."""
-    return normalised([reply.num_examples for reply in replies])
+    return normalise([reply.num_examples for reply in replies])
 
 
 def uniform(replies: Sequence[Reply]) -> list[float]:
@@ -46,15 +46,15 @@ def weighted_mean(weights: Sequence[float], values: Sequence[float]) -> float:
     return math.fsum(weight * value for weight, value in zip(weights, values, strict=True))
 
 
-def named(replies: Sequence[Reply], weights: Sequence[float]) -> dict[str, float]:
+def map_to_clients(replies: Sequence[Reply], weights: Sequence[float]) -> dict[str, float]:
     """Weights by client name, for memory and records."""
     return {reply.client: float(weight) for reply, weight in zip(replies, weights, strict=True)}
 
 
-def weights_complaint(weights: Any) -> str | None:
-    """Why a round's weights by client are no aggregation weights, or None.
+def check_weights(weights: Any) -> str | None:
+    """Why a round's weights by client are not aggregation weights, or None.
 
-    >>> weights_complaint({"north": 0.5, "east": 0.25})
+    >>> check_weights({"north": 0.5, "east": 0.25})
     'the weights sum to 0.75, not to one; divide them by their sum'
     """
     if not isinstance(weights, Mapping):
@@ -70,7 +70,7 @@ def weights_complaint(weights: Any) -> str | None:
     return None
 
 
-def numbers(
+def collect(
     replies: Sequence[Reply], name: str, least: float = -math.inf, most: float = math.inf
 ) -> dict[str, float]:
     """A number by client, of the clients that sent a finite one inside the bounds."""
@@ -81,21 +81,21 @@ def numbers(
 
 
 def is_number(value: Any) -> TypeGuard[float]:
-    """Whether this is a number that fits a float: no truth value, no NaN, nothing infinite, no 400 digits."""
+    """Whether this is a finite number that fits a float; a bool is not, nor an integer of 400 digits."""
     is_plain = isinstance(value, int | float) and not isinstance(value, bool)
     return is_plain and abs(value) <= sys.float_info.max
 
 
-def for_present(known: Mapping[str, float], replies: Sequence[Reply]) -> list[float]:
+def renormalise(known: Mapping[str, float], replies: Sequence[Reply]) -> list[float]:
     """Remembered weights of the clients that answered, renormalised over them."""
-    return normalised([known[reply.client] for reply in replies])
+    return normalise([known[reply.client] for reply in replies])
 
 
-def remembered(known: Mapping[str, float], replies: Sequence[Reply]) -> list[float]:
-    """`for_present`, or by size if all of theirs are 0."""
+def recall_weights(known: Mapping[str, float], replies: Sequence[Reply]) -> list[float]:
+    """`renormalise`, or by size if all of theirs are 0."""
     if not any(known[reply.client] > 0 for reply in replies):
         return by_samples(replies)
-    return for_present(known, replies)
+    return renormalise(known, replies)
 
 
 def softmax(values: Sequence[float]) -> list[float]:
@@ -105,15 +105,15 @@ def softmax(values: Sequence[float]) -> list[float]:
     [0.5, 0.5]
     """
     largest = max(values)
-    return normalised([math.exp(value - largest) for value in values])
+    return normalise([math.exp(value - largest) for value in values])
 
 
-def joined(known: Mapping[str, float], shares: Mapping[str, float]) -> dict[str, float]:
-    """Weights of all clients: a newcomer enters with its share, and the others make room for it.
+def add_newcomers(known: Mapping[str, float], shares: Mapping[str, float]) -> dict[str, float]:
+    """Weights of all clients: a newcomer enters with its share, and the others are scaled down.
 
     shares: of every client, newcomers included, summing to one.
 
-    >>> joined({"north": 0.5, "east": 0.5}, {"north": 0.4, "east": 0.4, "south": 0.2})
+    >>> add_newcomers({"north": 0.5, "east": 0.5}, {"north": 0.4, "east": 0.4, "south": 0.2})
     {'north': 0.4, 'east': 0.4, 'south': 0.2}
     """
     new = {name: share for name, share in shares.items() if name not in known}
@@ -121,12 +121,12 @@ def joined(known: Mapping[str, float], shares: Mapping[str, float]) -> dict[str,
     return {**({name: weight * room for name, weight in known.items()} if new else known), **new}
 
 
-def moved(known: Mapping[str, float], values: Mapping[str, float]) -> dict[str, float]:
+def redistribute(known: Mapping[str, float], values: Mapping[str, float]) -> dict[str, float]:
     """The hold rule: clients with a new value share, in proportion to it, what the others leave over.
 
-    The others keep their weight exactly. With no value above zero, everybody does.
+    The others keep their weight exactly. With no value above zero, all do.
 
-    >>> moved({"north": 0.5, "east": 0.25, "south": 0.25}, {"north": 1, "east": 3})
+    >>> redistribute({"north": 0.5, "east": 0.25, "south": 0.25}, {"north": 1, "east": 3})
     {'north': 0.1875, 'east': 0.5625, 'south': 0.25}
     """
     total = math.fsum(values.values())

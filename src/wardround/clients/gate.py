@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from wardround.aggregation.weights import weights_complaint
+from wardround.aggregation.weights import check_weights
 from wardround.messages import Message, ServerState
 from wardround.params import Params
 from wardround.storage import DTYPES
@@ -196,7 +196,7 @@ def state_complaint(before: ServerState, after: Any) -> str | None:
         return f"run_round returned {type(after).__name__}, not the next state; return state.next(...)"
     if after.round != before.round + 1:
         return "run_round returned a state of the same round; return state.next(...)"
-    odd = weights_complaint(after.notes.get("weights", {}))
+    odd = check_weights(after.notes.get("weights", {}))
     if odd is not None:  # before the tensors, which they spoil
         return odd
     specs = {name: before.params.spec(name) for name in before.params}

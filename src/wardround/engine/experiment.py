@@ -135,7 +135,7 @@ class Experiment:
             taking_part=None if isinstance(self.config.participation, float) else self.config.participation,
             tasks=dict.fromkeys(self.method.tasks, self.method.up),
             most_steps=partial(self.method.most_steps, self.config),
-            judge=self.method.complaint,
+            judge=self.method.check_reply,
             on_reply=egress.record,
         )
 

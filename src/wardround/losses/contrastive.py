@@ -1,6 +1,6 @@
 """Contrastive losses: pure functions of feature vectors.
 
-Vectors stand in the last axis. Every function gives the loss of each sample, so that the caller
+The last axis holds the vectors. Every function returns the loss of each sample, and the caller
 takes the mean; similarities are cosines, computed in float32 or better, whatever autocast says: at
 a temperature of 0.07 the rounding of bfloat16 would already change the ranking.
 
@@ -27,10 +27,10 @@ from wardround.losses.segmentation import at_least_float32
 
 SHORTEST = 1e-8  # a vector below this length has no direction
 REGION = 3  # voxels along each axis of a region (Local CL)
-NUM_NEGATIVES = {2: 5, 3: 8}  # near regions each one is told apart from, in 2D and 3D (Local CL)
+NUM_NEGATIVES = {2: 5, 3: 8}  # near regions as negatives of each one, in 2D and 3D (Local CL)
 
 
-def unit(vectors: Tensor) -> Tensor:
+def scale_to_unit(vectors: Tensor) -> Tensor:
     """Vectors of length one. A zero vector stays zero and receives no gradient."""
     vectors = at_least_float32(vectors)
     length = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True)
@@ -48,7 +48,7 @@ def info_nce(query: Tensor, key: Tensor, tau: float) -> Tensor:
 
 
 def nt_xent(first: Tensor, second: Tensor, tau: float) -> Tensor:
-    """InfoNCE over all 2N views, each told apart from 2N - 2 others: (N, D), (N, D) -> (2N,).
+    """InfoNCE over all 2N views, each with 2N - 2 negatives: (N, D), (N, D) -> (2N,).
 
     Rows of `first` come first; the mean runs over both directions. N = 1 gives 0.
     """
@@ -62,7 +62,7 @@ def nt_xent(first: Tensor, second: Tensor, tau: float) -> Tensor:
 def local_contrast(a: Tensor, b: Tensor, negatives: Tensor, tau: float) -> Tensor:
     """Regions of one image against its near regions in both views: (B, R, D) twice -> (B, 2R).
 
-    negatives: (R, N) which regions each one is told apart from. First all a -> b, then all b -> a.
+    negatives: (R, N), the negative regions of each. First all a -> b, then all b -> a.
     """
     count = a.shape[1]
     own, across = cosines(a, a) / tau, cosines(a, b) / tau  # (B, R, R)
@@ -109,7 +109,7 @@ def swav(a: Tensor, b: Tensor, prototypes: Tensor, *, tau: float, epsilon: float
 def cosines(a: Tensor, b: Tensor) -> Tensor:
     """Every vector of `a` with every one of `b`: (..., N, D), (..., M, D) -> (..., N, M)."""
     with torch.autocast(a.device.type, enabled=False):
-        return unit(a) @ unit(b).transpose(-1, -2)
+        return scale_to_unit(a) @ scale_to_unit(b).transpose(-1, -2)
 
 
 # Regions of a feature map (Local CL)
@@ -165,6 +165,6 @@ def mean_over_voxels(features: Tensor) -> Tensor:
     return at_least_float32(features).flatten(2).mean(dim=2)
 
 
-def voxels_of(features: Tensor) -> Tensor:
+def flatten_voxels(features: Tensor) -> Tensor:
     """Every voxel as a sample: (B, C, *spatial) -> (B · voxels, C)."""
     return features.flatten(2).transpose(1, 2).flatten(0, 1)

@@ -87,7 +87,7 @@ class Contrastive(Objective):
             context.note("dice", dice)
             terms.append(dice_share * dice)
         if contrast_share:
-            contrast = self.contrast(*with_head(model), second_view(context), context)
+            contrast = self.contrast(*get_head(model), require_second_view(context), context)
             context.note("contrast", contrast)
             terms.append(contrast_share * contrast)
         return torch.stack(terms).sum()
@@ -107,12 +107,12 @@ class Contrastive(Objective):
     def start_model(self, model: nn.Module) -> None:
         if not isinstance(model, Segmenter) or not model.has_features:
             return  # the engine refuses such a network, with the reason
-        model.projection = self.projection(trial_output(model))
+        model.projection = self.projection(probe_output(model))
 
     def local_names(self, model: nn.Module) -> list[str]:
         if not self.local_head:
             return []
-        return [f"projection.{name}" for name in with_head(model)[1].state_dict()]
+        return [f"projection.{name}" for name in get_head(model)[1].state_dict()]
 
     def check(self, config: Config) -> None:
         if self.schedule == "pretrain" and self.pretrain_rounds >= config.rounds:
@@ -135,7 +135,7 @@ class Pooled(Contrastive):
     dimension: Dimension = 128
 
     def projection(self, output: Output) -> Projection:
-        return Projection(bottleneck(output).shape[1], self.dimension)
+        return Projection(require_bottleneck(output).shape[1], self.dimension)
 
     def contrast(self, model: Segmenter, head: Projection, second: Tensor, context: Context) -> Tensor:
         first = head(contrastive.mean_over_voxels(context.features))
@@ -151,7 +151,7 @@ class Pooled(Contrastive):
         if config.batch_size < 2 or config.compute.micro_batch == 1:
             name = "batch_size" if config.batch_size < 2 else "compute.micro_batch"
             raise ConfigError(
-                f"{name} is 1, and a case is told apart from the others of its batch: without any the "
+                f"{name} is 1, and a case is contrasted with the others of its batch: without any the "
                 "contrastive loss is 0. Take 2 or more, or the objectives local_cl or swav."
             )
 
@@ -182,7 +182,7 @@ class SimCLR(Pooled):
 
 @dataclass(frozen=True)
 class LocalCL(Contrastive):
-    """Local contrast and Dice: decoder regions of a case are told apart from near ones.
+    """Local contrast and Dice: decoder regions of a case are contrasted with near ones.
 
     blocks: after how many decoder blocks, from the bottleneck on; at most as many as there are.
     """
@@ -194,21 +194,21 @@ class LocalCL(Contrastive):
     blocks: Annotated[int, Field(ge=1)] = 3
 
     def projection(self, output: Output) -> Projection:
-        width = self.decoded(output).shape[1]
+        width = self.select_stage(output).shape[1]
         return Projection(width, width)
 
     def contrast(self, model: Segmenter, head: Projection, second: Tensor, context: Context) -> Tensor:
-        first = self.regions(head, context.output)
-        other = self.regions(head, model.forward_features(second))
+        first = self.project_regions(head, context.output)
+        other = self.project_regions(head, model.forward_features(second))
         negatives = contrastive.region_negatives(second.ndim - 2, second.device)
         return contrastive.local_contrast(first, other, negatives, self.tau).mean()
 
-    def regions(self, head: Projection, output: Output) -> Tensor:
+    def project_regions(self, head: Projection, output: Output) -> Tensor:
         """One vector a region, (B, R, D). The head sees voxel by voxel, so only those taken."""
-        vectors: Tensor = head(contrastive.take_regions(self.decoded(output)))
+        vectors: Tensor = head(contrastive.take_regions(self.select_stage(output)))
         return vectors.flatten(2)
 
-    def decoded(self, output: Output) -> Tensor:
+    def select_stage(self, output: Output) -> Tensor:
         if not output.stages:
             raise LookupError("Local CL needs a network that shows its decoder stages")
         return output.stages[min(self.blocks, len(output.stages)) - 1]
@@ -232,23 +232,23 @@ class SwAV(Contrastive):
     freeze_epochs: Annotated[int, Field(ge=0)] = 1
 
     def projection(self, output: Output) -> Projection:
-        return Projection(bottleneck(output).shape[1], self.dimension, self.prototypes)
+        return Projection(require_bottleneck(output).shape[1], self.dimension, self.prototypes)
 
     def constants(self, context: Context) -> tuple[object, ...] | None:
-        return *self.shares(context.round), self.resting(context)
+        return *self.shares(context.round), self.is_resting(context)
 
-    def resting(self, context: Context) -> bool:
+    def is_resting(self, context: Context) -> bool:
         """Whether prototypes are left alone for now."""
         return context.round == 0 and context.epoch < self.freeze_epochs
 
     def contrast(self, model: Segmenter, head: Projection, second: Tensor, context: Context) -> Tensor:
         # Prototypes have length one in the forward pass, so their mean over clients needs no repair.
         prototypes: Tensor = head.prototypes
-        if self.resting(context):
+        if self.is_resting(context):
             prototypes = prototypes.detach()
         return contrastive.swav(
-            head(contrastive.voxels_of(context.features)),
-            head(contrastive.voxels_of(model.encode(second))),
+            head(contrastive.flatten_voxels(context.features)),
+            head(contrastive.flatten_voxels(model.encode(second))),
             prototypes,
             tau=self.tau,
             epsilon=self.epsilon,
@@ -259,7 +259,7 @@ class SwAV(Contrastive):
 # Parts of the network
 
 
-def with_head(model: nn.Module) -> tuple[Segmenter, Projection]:
+def get_head(model: nn.Module) -> tuple[Segmenter, Projection]:
     """The network and the head that `start_model` gave it."""
     head = getattr(model, "projection", None)
     if not isinstance(model, Segmenter) or not isinstance(head, Projection):
@@ -267,19 +267,19 @@ def with_head(model: nn.Module) -> tuple[Segmenter, Projection]:
     return model, head
 
 
-def second_view(context: Context) -> Tensor:
+def require_second_view(context: Context) -> Tensor:
     if context.second_view is None:
-        raise LookupError("ask for 'two_views' in `needs` to have a second view at hand")
+        raise LookupError("add 'two_views' to `needs` to use a second view")
     return context.second_view
 
 
-def bottleneck(output: Output) -> Tensor:
+def require_bottleneck(output: Output) -> Tensor:
     assert output.bottleneck is not None
     return output.bottleneck
 
 
-def trial_output(model: Segmenter) -> Output:
-    """What the network gives for an empty image of the smallest size; nothing in it changes."""
+def probe_output(model: Segmenter) -> Output:
+    """The network's output for an empty image of the smallest size; nothing in it changes."""
     was_training = model.training
     like = next(model.parameters())
     sides = [model.divisor] * model.dimensions

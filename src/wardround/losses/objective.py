@@ -28,7 +28,7 @@ class Context:
 
     share: what part of the optimizer step's batch the present pass sees, 1 unless it was cut up;
     global_, previous: frozen copies of the model this round started from and of the one this client
-    returned last (the global one again when there is none yet; `has_previous` tells);
+    returned last (the global one again when there is none yet; see `has_previous`);
     memory: the objective's own small state, kept between rounds and never sent;
     output: what the current forward pass gave.
     """
@@ -71,35 +71,35 @@ class Context:
     @property
     def global_(self) -> Reference:
         if self._global is None:
-            raise LookupError("ask for 'global' in `needs` to have the received model at hand")
+            raise LookupError("add 'global' to `needs` to use the received model")
         return self._global
 
     @property
     def previous(self) -> Reference:
         if self._previous is None:
-            raise LookupError("ask for 'previous' in `needs` to have the last local model at hand")
+            raise LookupError("add 'previous' to `needs` to use the last local model")
         return self._previous
 
     @property
     def features(self) -> Tensor:
         """The encoder's deepest features of the current forward pass."""
         if self.output.bottleneck is None:
-            raise LookupError("ask for 'features' in `needs` to have encoder features at hand")
+            raise LookupError("add 'features' to `needs` to use encoder features")
         return self.output.bottleneck
 
     def forward(self, model: nn.Module, image: Tensor) -> Output:
-        """One pass of the model, with features when somebody asked for them; kept in `output`."""
+        """One forward pass, with features where `needs` asks for them; kept in `output`."""
         self.output = self._run(model, image, self.with_features)
         return self.output
 
-    def pure(self, function: Callable[..., Any], logits: Tensor, *others: Tensor) -> Any:
-        """A function of tensors alone, compiled where the network is."""
+    def run_compiled(self, function: Callable[..., Any], logits: Tensor, *others: Tensor) -> Any:
+        """Call a function of tensors alone, compiled where the network is."""
         if self._compiled is not None:
             function = self._compiled(function, logits)
         return function(logits, *others)
 
-    def once(self, name: str, make: Callable[[], Tensor]) -> Tensor:
-        """A value that is made once a step, however many passes the step takes."""
+    def make_once(self, name: str, make: Callable[[], Tensor]) -> Tensor:
+        """A value made once per step, however many passes the step takes."""
         if self._made_in != self.step:
             self._made, self._made_in = {}, self.step
         if name not in self._made:
@@ -107,7 +107,7 @@ class Context:
         return self._made[name]
 
     def make_again(self) -> None:
-        """Forget what `once` made in this step."""
+        """Forget what `make_once` made in this step."""
         self._made_in = -1
 
     def note(self, term: str, value: Tensor) -> None:
@@ -130,7 +130,7 @@ class Reference:
     """A frozen model: evaluation mode, no gradient, encoder only.
 
     Where the same images come back every epoch, their features are computed once and kept.
-    given: an image and where a recorded step finds its features; seen: what was computed last, likewise.
+    given: an image and where a captured step finds its features; seen: what was computed last, likewise.
     """
 
     def __init__(self, model: Segmenter, encode: Callable[[Segmenter, Tensor], Tensor] | None = None) -> None:
@@ -158,7 +158,7 @@ class Reference:
         return features
 
     def expect(self, image: Tensor | None, cases: Sequence[int] = ()) -> None:
-        """The next batch holds these cases, unchanged; None: an image is never seen twice."""
+        """Say that the next batch holds these cases, unaugmented; None: no image is seen twice."""
         self._image, self._cases = image, list(cases)
 
     @property
@@ -169,7 +169,7 @@ class Reference:
         """Features of the expected batch, where those of all its cases are known."""
         if self._image is None or any(case not in self._kept for case in self._cases):
             return None
-        return stacked([self._kept[case] for case in self._cases])
+        return stack_cases([self._kept[case] for case in self._cases])
 
     def keep(self, features: Tensor) -> None:
         """Remember the expected batch's features, as long as there is room."""
@@ -179,7 +179,7 @@ class Reference:
                 self._kept.update(zip(self._cases, features.unbind(), strict=True))
 
     def forget(self) -> None:
-        """Drop kept features: the model, or the cases, are others now."""
+        """Drop kept features: the model or the cases have changed."""
         self._kept, self._image, self.seen = {}, None, None
 
     def copy_from(self, model: nn.Module) -> None:
@@ -188,7 +188,7 @@ class Reference:
         self.model.load_state_dict(model.state_dict())
 
 
-def stacked(cases: Sequence[Tensor]) -> Tensor:
+def stack_cases(cases: Sequence[Tensor]) -> Tensor:
     """One batch (B, C, *spatial) in the memory layout its cases have: those with channels last stay so."""
     if cases[0].is_contiguous():
         return torch.stack(list(cases))
@@ -202,7 +202,7 @@ class Objective(ABC):
     title: ClassVar[str] = ""
     paper: ClassVar[str] = ""
     needs: ClassVar[frozenset[str]] = frozenset()  # features, decoder, global, previous, two_views
-    least_together: ClassVar[int] = 1  # cases a pass must see for the loss to say something
+    least_together: ClassVar[int] = 1  # cases a pass needs for a meaningful loss
 
     def num_outputs(self, num_classes: int) -> int:
         """Channels the network must put out."""
@@ -237,10 +237,10 @@ class Objective(ABC):
         return []
 
     def constants(self, context: Context) -> tuple[object, ...] | None:
-        """What `loss` takes from the context beside tensors, so that a recorded step can be used again.
+        """What `loss` takes from the context beside tensors, so that a CUDA graph of a step can be reused.
 
-        Equal answers mean that one recording serves both. None, the default: the loss looks at values,
-        draws random numbers of its own or keeps state on the host, and is never recorded.
+        Equal answers mean that one graph serves both. None, the default: the loss inspects values,
+        draws random numbers of its own or keeps state on the host, and is never captured.
         """
         return None
 
@@ -251,7 +251,7 @@ class Objective(ABC):
         """Refuse what cannot work, with the reason, when the configuration is read."""
 
     def warnings(self, config: Config) -> list[str]:
-        """What is allowed but odd, each in a sentence: logged at the start, shown in every record."""
+        """What is allowed but unusual, each in a sentence: logged at the start, shown in every record."""
         return []
 
 
@@ -265,7 +265,7 @@ class Supervised(Objective):
 
     def loss(self, model: nn.Module, batch: Batch, context: Context) -> Tensor:
         logits = context.forward(model, batch.image).logits
-        loss: Tensor = context.pure(self.function(), logits, batch.label)
+        loss: Tensor = context.run_compiled(self.function(), logits, batch.label)
         return loss
 
     def sample_losses(self, logits: Tensor, label: Tensor) -> Tensor:

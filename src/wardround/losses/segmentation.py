@@ -15,7 +15,7 @@ loss of each sample, (B,), whatever the reduction. Half-precision logits are rai
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -58,25 +58,9 @@ def cross_entropy_loss(logits: Tensor, label: Tensor, *, reduce: bool = True) ->
     return finish(voxels.flatten(1).mean(dim=1), reduce)
 
 
-def dice_bce_loss(
-    logits: Tensor,
-    label: Tensor,
-    *,
-    smooth: float = 1e-5,
-    reduction: Reduction = "per_sample",
-    include_background: bool = False,
-    reduce: bool = True,
-) -> Tensor:
-    """Soft Dice plus cross entropy (AAW Eq. 10); categorical for more than one logit."""
-    dice = dice_loss(
-        logits,
-        label,
-        smooth=smooth,
-        reduction=reduction,
-        include_background=include_background,
-        reduce=reduce,
-    )
-    return dice + cross_entropy_loss(logits, label, reduce=reduce)
+def dice_bce_loss(logits: Tensor, label: Tensor, *, reduce: bool = True, **dice: Any) -> Tensor:
+    """Soft Dice plus cross entropy (AAW Eq. 10); dice: settings of `dice_loss`."""
+    return dice_loss(logits, label, reduce=reduce, **dice) + cross_entropy_loss(logits, label, reduce=reduce)
 
 
 def generalised_dice_loss(
@@ -92,9 +76,8 @@ def generalised_dice_loss(
         p, r = torch.cat([1 - p, p], dim=1), torch.cat([1 - r, r], dim=1)
     volume, total, overlap = sums(reduction if reduce else "per_sample", r, r + p, r * p)
     weights = torch.where(volume > 0, 1 / (volume.square() + TINY), 0.0)
-    weights = divide(
-        weights, weights.sum(dim=1, keepdim=True)
-    )  # cancels in the ratio; large volumes stay exact
+    # the sum cancels in the ratio; large volumes stay exact
+    weights = divide(weights, weights.sum(dim=1, keepdim=True))
     ratio = divide((weights * (total - 2 * overlap)).sum(dim=1), (weights * total).sum(dim=1))
     return finish(ratio, reduce)
 
@@ -174,7 +157,7 @@ def prepare(logits: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def choose_classes(p: Tensor, y: Tensor, include_background: bool) -> tuple[Tensor, Tensor]:
-    """Without a softmax's class 0, unless it shall count."""
+    """Drop a softmax's class 0, unless it counts."""
     if include_background or p.shape[1] == 1:
         return p, y
     return p[:, 1:], y[:, 1:]
@@ -200,7 +183,7 @@ def finish(samples: Tensor, reduce: bool) -> Tensor:
 def mask_dice(predicted: Tensor, label: Tensor, num_outputs: int) -> Tensor:
     """Dice of two label maps, case by case (B,), mean over foreground classes; two empty masks give 1.
 
-    num_outputs: channels of the network, which tell the number of classes.
+    num_outputs: channels of the network, which give the number of classes.
     """
     masks = [targets(values, num_outputs, torch.float32) for values in (predicted, label)]
     p, y = choose_classes(masks[0], masks[1], include_background=False)

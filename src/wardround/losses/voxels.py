@@ -1,4 +1,4 @@
-"""Voxels drawn for contrastive terms: a fixed number of places, so that nothing waits for the host."""
+"""Random voxels for contrastive terms: a fixed number of places, so that nothing waits for the host."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class Voxels(NamedTuple):
     label: Tensor
     kept: Tensor
 
-    def same(self) -> Tensor:
+    def same_class(self) -> Tensor:
         """Which pairs are of one class, (N, N); a voxel is always its own, so that no row is empty."""
         pairs = (self.label[:, None] == self.label) & self.kept[:, None] & self.kept
         return pairs | torch.eye(len(pairs), dtype=torch.bool, device=pairs.device)
 
 
-def levels(model: Segmenter, output: Output, label: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+def iterate_levels(model: Segmenter, output: Output, label: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """Features and labels at the bottleneck and at every decoder stage."""
     assert output.bottleneck is not None
     sides = model.padded_size(label.shape[1:])
@@ -48,7 +48,9 @@ def pure_labels(label: Tensor, size: tuple[int, ...]) -> Tensor:
     return highest.where(highest == lowest, MIXED)[:, 0].long()
 
 
-def drawn(features: Tensor, label: Tensor, num_classes: int, most: int, draw: torch.Generator) -> Voxels:
+def draw_voxels(
+    features: Tensor, label: Tensor, num_classes: int, most: int, draw: torch.Generator
+) -> Voxels:
     """Random voxels, an equal number of places for every class and image; unfilled places are not kept."""
     batch, classes = len(label), torch.arange(num_classes, device=label.device)
     flat = label.flatten(1).clamp_max(num_classes - 1)

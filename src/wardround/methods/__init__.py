@@ -10,14 +10,7 @@ from __future__ import annotations
 
 from wardround.config import Config
 from wardround.losses.contrastive_objectives import InfoNCE, LocalCL, SimCLR, SwAV
-from wardround.losses.objective import (
-    CrossEntropy,
-    Dice,
-    DiceBCE,
-    FocalTversky,
-    GeneralisedDice,
-    Objective,
-)
+from wardround.losses.objective import CrossEntropy, Dice, DiceBCE, FocalTversky, GeneralisedDice, Objective
 from wardround.methods.adaptive_weights import AAW
 from wardround.methods.base import Method
 from wardround.methods.building import build_named

@@ -27,7 +27,7 @@ from typing import Annotated, Literal
 import torch
 from pydantic import Field
 
-from wardround.aggregation.weights import joined, moved, normalised, numbers, remembered
+from wardround.aggregation.weights import add_newcomers, collect, normalise, recall_weights, redistribute
 from wardround.clients import Client, Clients
 from wardround.messages import Message, Reply, ServerState
 from wardround.methods.base import Method
@@ -72,8 +72,8 @@ class AAW(Method):
 
     def run_round(self, state: ServerState, clients: Clients) -> ServerState:
         replies = clients.ask("train", Message(params=state.params))
-        p, q = numbers(replies, "P"), numbers(replies, "Q")
-        a = joined(state.memory.get("weights", {}), self.first_weights(clients))  # Eq. 5
+        p, q = collect(replies, "P"), collect(replies, "Q")
+        a = add_newcomers(state.memory.get("weights", {}), self.first_weights(clients))  # Eq. 5
 
         if self.waits:  # Q of the model these clients received, P of those it was made of
             gaps, step = differences(q, state.memory.get("P", {})), self.step(state.round - 1, clients)
@@ -85,7 +85,7 @@ class AAW(Method):
         if not self.waits:
             if self.gap_reference == "new_global":
                 trained = [reply.client for reply in replies]
-                q = numbers(clients.ask("score", Message(params=params), to=trained), "Q")
+                q = collect(clients.ask("score", Message(params=params), to=trained), "Q")
             gaps, step = differences(q, p), self.step(state.round, clients)
             state = replace(state, memory={"weights": adapt(a, gaps, step)})
         warnings = self.sampling_warnings(state.round, clients)
@@ -94,10 +94,10 @@ class AAW(Method):
 
     def first_weights(self, clients: Clients) -> dict[str, float]:
         """a^0 = n_i / Σn, Eq. 5."""
-        return dict(zip(clients.sizes, normalised(list(clients.sizes.values())), strict=True))
+        return dict(zip(clients.sizes, normalise(list(clients.sizes.values())), strict=True))
 
     def weigh(self, state: ServerState, replies: Sequence[Reply]) -> list[float]:
-        return remembered(state.memory["weights"], replies)
+        return recall_weights(state.memory["weights"], replies)
 
     def step(self, round: int, clients: Clients) -> float:
         """s_t = step0 (1 - t/T), by choice over K (A5)."""
@@ -161,4 +161,4 @@ def adapt(a: Mapping[str, float], gaps: Mapping[str, float], step: float) -> dic
         return dict(a)  # A3
     shifted = {name: a[name] + step * (gaps[name] / largest) for name in gaps}  # Eq. 7
     clipped = {name: min(max(value, 0.0), 1.0) for name, value in shifted.items()}  # A2
-    return moved(a, clipped)  # normalised; if all are clipped to 0, unchanged (A4)
+    return redistribute(a, clipped)  # normalised; if all are clipped to 0, unchanged (A4)

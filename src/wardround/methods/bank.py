@@ -1,10 +1,10 @@
-"""Banked: methods that pool something small of every client before round 0 and hand it out once.
+"""Banked: methods that pool something small from every client before round 0 and distribute it once.
 
 FedMix and FedBR pool mean images, FedDG amplitude spectra. Each client contributes once; on its first
 round it receives what the others gave, and keeps it, so nothing travels twice.
 
 A client that was lost before round 0 gives nothing, but receives. A client whose first reply was lost
-or refused receives again, since nobody knows what it kept.
+or refused receives it again, since the server cannot know what it kept.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from wardround.params import Params
 
 @dataclass(frozen=True)
 class Banked(Method, ABC):
-    """FedAvg with a bank; a subclass writes `contribution` and reads `bank(client, message)` in its training.
+    """FedAvg with a bank; a subclass writes `make_contribution` and calls `read_bank` in its training.
 
-    Names inside a contribution hold no "/": it divides them from the giver's name.
+    Names inside a contribution hold no "/": it separates them from the contributor's name.
     """
 
     tasks = ("contribute", "train")
@@ -34,16 +34,16 @@ class Banked(Method, ABC):
     # Server
 
     def prepare(self, state: ServerState, clients: Clients) -> ServerState:
-        """Ask everybody once, whoever takes part in the first round."""
+        """Ask every client once, whether or not it takes part in the first round."""
         if not self.uses_bank():
             return state
-        requests = self.requests(clients)
+        requests = self.make_requests(clients)
         replies = clients.ask("contribute", each=requests, to=list(requests))
         bank = {reply.client: reply.extras["bank"] for reply in replies if "bank" in reply.extras}
         return replace(state, memory={**state.memory, "bank": bank, "supplied": []})
 
-    def requests(self, clients: Clients) -> dict[str, Message]:
-        """Whom to ask for a contribution, and with what words; everybody, and without any."""
+    def make_requests(self, clients: Clients) -> dict[str, Message]:
+        """The clients to ask for a contribution, each with its message; by default all, with an empty one."""
         return {name: Message() for name in clients.trainable}
 
     def run_round(self, state: ServerState, clients: Clients) -> ServerState:
@@ -51,7 +51,7 @@ class Banked(Method, ABC):
         each = {
             name: Message(extras={"bank": given})
             for name in clients.present
-            if name not in supplied and (given := self.handed_to(name, bank))
+            if name not in supplied and (given := self.collect_for(name, bank))
         }
         replies = clients.ask("train", Message(params=state.params), each=each)
         now = {reply.client for reply in replies} & set(each)
@@ -60,24 +60,26 @@ class Banked(Method, ABC):
         params = self.average(state, replies, weights)
         notes = self.notes(replies, weights)
         if self.uses_bank() and not bank:
-            nobody = "no client gave anything before the first round, so all train as in FedAvg."
-            notes["warnings"] = [f"{self.title}: {nobody}"]
+            empty = "no client contributed before the first round, so all train as in FedAvg."
+            notes["warnings"] = [f"{self.title}: {empty}"]
         return state.next(params=params, memory=memory, notes=notes)
 
-    def handed_to(self, name: str, bank: Mapping[str, Params]) -> Params:
-        """What a client gets: everything the others gave, under names that tell them apart."""
+    def collect_for(self, name: str, bank: Mapping[str, Params]) -> Params:
+        """What a client gets: the contributions of all others, as `<contributor>/<name>`."""
         others = {giver: part for giver, part in bank.items() if giver != name}
         return Params({f"{giver}/{key}": part[key] for giver, part in others.items() for key in part})
 
-    def complaint(self, task: str, message: Message, registration: Registration) -> str | None:
+    def check_reply(self, task: str, message: Message, registration: Registration) -> str | None:
         given = message.extras.get("bank")
         if task != "contribute" or given is None:
             return None
-        odd = next((name for name in given if "/" in name), None)
-        return self.bank_complaint(given, registration) if odd is None else f"'{odd}' is no name for a gift"
+        bad = next((name for name in given if "/" in name), None)
+        if bad is not None:
+            return f"the contributed tensor '{bad}' has a / in its name"
+        return self.check_contribution(given, registration)
 
-    def bank_complaint(self, given: Params, registration: Registration) -> str | None:
-        """Why a contribution cannot be handed out, or None; a bad one would shut out all who receive it."""
+    def check_contribution(self, given: Params, registration: Registration) -> str | None:
+        """Why a contribution cannot be distributed, or None; a bad one would break all who receive it."""
         return None
 
     # Client
@@ -87,15 +89,15 @@ class Banked(Method, ABC):
         return True
 
     @abstractmethod
-    def contribution(self, client: Client, message: Message) -> Params:
-        """What a client gives to the bank; empty if it may not give any."""
+    def make_contribution(self, client: Client, message: Message) -> Params:
+        """What a client contributes; empty if it may not contribute."""
 
     def contribute(self, client: Client, message: Message) -> Message:
-        given = self.contribution(client, message)
+        given = self.make_contribution(client, message)
         return Message(extras={"bank": given}) if given else Message()
 
-    def bank(self, client: Client, message: Message) -> dict[str, Tensor]:
-        """What the others gave, received now or in an earlier round, on the client's device."""
+    def read_bank(self, client: Client, message: Message) -> dict[str, Tensor]:
+        """The others' contributions, received now or in an earlier round, on the client's device."""
         if "bank" in message.extras:
             client.memory["bank"] = message.extras["bank"]
         kept = client.memory.get("bank", Params())

@@ -18,7 +18,7 @@ from pydantic import ConfigDict
 from torch import nn
 
 from wardround.aggregation.mean import mean
-from wardround.aggregation.weights import by_samples, named
+from wardround.aggregation.weights import by_samples, map_to_clients
 from wardround.clients import Client, Clients, Registration
 from wardround.config import Config
 from wardround.losses.objective import Objective
@@ -37,14 +37,12 @@ class Method:
     paper: ClassVar[str] = ""
     year: ClassVar[int] = 0
     link: ClassVar[str] = ""
-    kind: ClassVar[str] = (
-        "aggregation"  # reference, objective, aggregation, personal, robust, server optimizer
-    )
+    # kind: reference, objective, aggregation, personal, robust, server optimizer
+    kind: ClassVar[str] = "aggregation"
     sends: ClassVar[str] = "nothing"  # beyond the model
     secure_sum: ClassVar[bool] = True  # works when the server sees only the weighted sum of updates
-    needs: ClassVar[frozenset[str]] = (
-        frozenset()
-    )  # features, decoder, global, previous, validation, proxy, state; full: made for all clients every round
+    # needs: features, decoder, global, previous, validation, proxy, state; full: all clients in every round
+    needs: ClassVar[frozenset[str]] = frozenset()
     tasks: ClassVar[tuple[str, ...]] = ("train",)  # functions a client may be asked for
     up: ClassVar[frozenset[str]] = frozenset()  # extras and scalars a reply may hold; the gate refuses others
     pooled: ClassVar[bool] = False  # trains on the union of all cases, as a reference only
@@ -66,7 +64,7 @@ class Method:
         return state.next(params=self.average(state, replies, weights), notes=self.notes(replies, weights))
 
     def weigh(self, state: ServerState, replies: Sequence[Reply]) -> list[float]:
-        """One weight a reply, non-negative, summing to one."""
+        """One weight per reply, non-negative, summing to one."""
         return by_samples(replies)
 
     def average(self, state: ServerState, replies: Sequence[Reply], weights: Sequence[float]) -> Params:
@@ -76,10 +74,10 @@ class Method:
 
     def notes(self, replies: Sequence[Reply], weights: Sequence[float], **ingredients: Any) -> dict[str, Any]:
         """Weights and their ingredients for the records."""
-        return {"weights": named(replies, weights), **ingredients}
+        return {"weights": map_to_clients(replies, weights), **ingredients}
 
-    def complaint(self, task: str, message: Message, registration: Registration) -> str | None:
-        """Why a reply's extras or scalars cannot be used, or None; the gate asks after its own checks."""
+    def check_reply(self, task: str, message: Message, registration: Registration) -> str | None:
+        """Why a reply's extras or scalars cannot be used, or None; called after the gate's own checks."""
         return None
 
     def most_steps(self, config: Config, num_train: int) -> int:
@@ -108,5 +106,5 @@ class Method:
         """Refuse what cannot work, with the reason, when the configuration is read."""
 
     def warnings(self, config: Config, model: nn.Module) -> list[str]:
-        """What is allowed but odd, each in a sentence: logged at the start, shown in every record."""
+        """What is allowed but unusual, each in a sentence: logged at the start, shown in every record."""
         return []

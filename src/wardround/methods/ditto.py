@@ -30,7 +30,7 @@ from wardround.params import Params
 class Ditto(Method):
     """Trains a personal model at each client, tied to the global one.
 
-    lam: strength of the tie; 0 lets each client train alone, a large one gives everybody the global model.
+    lam: strength of the tie; 0 lets each client train alone, a large one gives every client the global model.
     """
 
     title = "Ditto"

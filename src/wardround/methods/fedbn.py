@@ -75,7 +75,7 @@ class FedBN(Method):
         norms = [reply.extras["norm"] for reply in replies if "norm" in reply.extras]
         return params.updated(mean(norms, weights)) if norms else params
 
-    def complaint(self, task: str, message: Message, registration: Registration) -> str | None:
+    def check_reply(self, task: str, message: Message, registration: Registration) -> str | None:
         return params_complaint(registration.kept, message.extras.get("norm"))
 
     # Client

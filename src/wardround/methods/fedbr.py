@@ -29,21 +29,21 @@ from torch import Tensor, nn
 
 from wardround.clients import Client, Clients, Registration
 from wardround.data.cases import Batch, as_stack
-from wardround.losses.contrastive import cosines, mean_over_voxels, unit
-from wardround.losses.contrastive_objectives import Projection, bottleneck, trial_output
+from wardround.losses.contrastive import cosines, mean_over_voxels, scale_to_unit
+from wardround.losses.contrastive_objectives import Projection, probe_output, require_bottleneck
 from wardround.losses.objective import Context, Objective
 from wardround.losses.segmentation import divide, sums
 from wardround.messages import Message
 from wardround.methods.bank import Banked
 from wardround.methods.means import (
     GroupSize,
-    by_grid,
-    for_network,
+    check_means,
+    deal_into_groups,
+    draw_means,
+    group_by_grid,
     group_means,
-    grouped,
-    means_complaint,
-    shared_out,
-    some,
+    select_fitting,
+    share_evenly,
 )
 from wardround.models.base import Segmenter
 from wardround.models.norm import frozen_statistics
@@ -81,23 +81,23 @@ class FedBR(Banked):
 
     # Server
 
-    def requests(self, clients: Clients) -> dict[str, Message]:
+    def make_requests(self, clients: Clients) -> dict[str, Message]:
         """`pseudo` means in all, shared out evenly among the clients that have enough cases."""
         able = {name: size // self.group for name, size in clients.sizes.items()}
-        shares = shared_out(able, self.pseudo)
+        shares = share_evenly(able, self.pseudo)
         return {name: Message(scalars={"count": count}) for name, count in shares.items() if count}
 
-    def bank_complaint(self, given: Params, registration: Registration) -> str | None:
-        return means_complaint(given, registration.num_train)
+    def check_contribution(self, given: Params, registration: Registration) -> str | None:
+        return check_means(given, registration.num_train)
 
     # Client
 
     def uses_bank(self) -> bool:
         return self.mu > 0 or self.lam > 0
 
-    def contribution(self, client: Client, message: Message) -> Params:
+    def make_contribution(self, client: Client, message: Message) -> Params:
         assert isinstance(client.model, Segmenter)
-        groups = grouped(client.num_examples, self.group, client.generator("groups"))
+        groups = deal_into_groups(client.num_examples, self.group, client.generator("groups"))
         chosen = groups[: int(message.scalars["count"])]
         cases = as_stack(client.data.train, "method 'fedbr'")
         given = group_means(cases, chosen, client.model.num_outputs)
@@ -107,16 +107,16 @@ class FedBR(Banked):
     def train(self, client: Client, message: Message) -> Message:
         model = client.model
         assert isinstance(model, Segmenter)
-        bank = self.bank(client, message)
-        bank = for_network(bank, model.in_channels, model.num_outputs, model.dimensions)
+        bank = self.read_bank(client, message)
+        bank = select_fitting(bank, model.in_channels, model.num_outputs, model.dimensions)
         if not bank:
             return super().train(client, message)
         given = client.memory.get("given", Params())
-        pools = by_grid(bank | {f"{client.name}/{key}": given[key].to(client.device) for key in given})
+        pools = group_by_grid(bank | {f"{client.name}/{key}": given[key].to(client.device) for key in given})
         draw = client.generator("pseudo")
 
         def against_bias(step: Step) -> None:
-            u = some(pools, self.per_step, draw)
+            u = draw_means(pools, self.per_step, draw)
             if self.projects:
                 self.climb(step, u)
             step.backward(add=lambda model, _, context: self.bias(client.objective, model, u, context))
@@ -133,7 +133,7 @@ class FedBR(Banked):
         terms = []
         if self.mu:
             z_g = context.global_.encode(u.image)
-            c = contrast(bottleneck(output), z_g, context.features, self.scale, projection(model))
+            c = contrast(require_bottleneck(output), z_g, context.features, self.scale, projection(model))
             context.note("pseudo_contrast", c)
             terms.append(self.mu * c)
         if self.lam:
@@ -160,7 +160,7 @@ class FedBR(Banked):
 
     def start_model(self, model: nn.Module) -> None:
         if self.projects and isinstance(model, Segmenter) and model.has_features:
-            width = bottleneck(trial_output(model)).shape[1]
+            width = require_bottleneck(probe_output(model)).shape[1]
             model.fedbr = Projection(width, width)
 
 
@@ -179,7 +179,7 @@ def contrast(z_u: Tensor, z_g: Tensor, z_x: Tensor, scale: float, head: nn.Modul
     if z_u.shape[2:] != z_x.shape[2:]:
         maps = [mean_over_voxels(z).unsqueeze(2) for z in maps]
     u, g, x = (head(z.flatten(2).permute(2, 0, 1)) for z in maps)  # (N, C, *spatial) -> (V, N, C)
-    near = (unit(u) * unit(g)).sum(dim=2, keepdim=True)  # (V, U, 1)
+    near = (scale_to_unit(u) * scale_to_unit(g)).sum(dim=2, keepdim=True)  # (V, U, 1)
     return F.softplus(scale * (cosines(u, x) - near)).mean()  # (V, U, B)
 
 

@@ -30,7 +30,14 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from wardround.aggregation.robust import inner_products
-from wardround.aggregation.weights import for_present, joined, moved, named, normalised, numbers
+from wardround.aggregation.weights import (
+    add_newcomers,
+    collect,
+    map_to_clients,
+    normalise,
+    redistribute,
+    renormalise,
+)
 from wardround.clients import Client, Clients
 from wardround.config import Config
 from wardround.messages import Message, ServerState
@@ -74,22 +81,22 @@ class FedCE(Method):
         names = [reply.client for reply in replies]
         known = state.memory.get("weights", {})
         everyone = dict.fromkeys([*known, *names])
-        known = joined(known, dict.fromkeys(everyone, 1 / len(everyone)))
-        prior = for_present(known, replies) if self.consensus == "weighted" else [1 / len(names)] * len(names)
+        known = add_newcomers(known, dict.fromkeys(everyone, 1 / len(everyone)))
+        prior = renormalise(known, replies) if self.consensus == "weighted" else [1 / len(names)] * len(names)
         cosines = dict(zip(names, cosines_to_rest(inner_products(state, replies), prior), strict=True))
 
         history = {name: list(values) for name, values in state.memory.get("cosines", {}).items()}
         for name, cosine in cosines.items():
             history.setdefault(name, []).append(cosine)
         gradient = {name: max(0.0, 1 - fmean(history[name])) for name in names}
-        sent = numbers(replies, "error", 0, 1)
+        sent = collect(replies, "error", 0, 1)
         data = {name: sent.get(name, 1.0) for name in names}
         weights = self.combine(gradient, data)
 
-        by_name = named(replies, weights)
+        by_name = map_to_clients(replies, weights)
         absent = {name: w for name, w in used.items() if name not in clients.present}
         memory = {
-            "weights": moved(known, by_name),
+            "weights": redistribute(known, by_name),
             "cosines": history,
             "used": absent | by_name,  # without the present that did not answer: θ lacks what they trained
         }
@@ -100,7 +107,7 @@ class FedCE(Method):
         """The weights of the clients, in their order, from g_k and e_k."""
         g, e = shares(gradient, self.floor), shares(data, self.floor)
         mixed = {name: g[name] + e[name] if self.mode == "plus" else g[name] * e[name] for name in g}
-        return normalised(list(shares(mixed, self.floor).values()))
+        return normalise(list(shares(mixed, self.floor).values()))
 
     # Client
 

@@ -43,12 +43,12 @@ from wardround.losses.segmentation import at_least_float32, targets
 from wardround.messages import Message, ServerState
 from wardround.methods.bank import Banked
 from wardround.methods.frequency import (
-    amplitude_complaint,
     amplitude_window,
+    check_amplitudes,
+    clip_to_range,
     half_width,
-    restyled,
-    says_nothing,
-    within_range,
+    is_blank,
+    restyle,
 )
 from wardround.params import Params
 from wardround.training.learner import Loss, Step
@@ -93,7 +93,7 @@ class FedDG(Banked):
     def run_round(self, state: ServerState, clients: Clients) -> ServerState:
         """A round with a bank; the first one warns of amplitudes that say nothing."""
         after, bank = super().run_round(state, clients), state.memory.get("bank", {})
-        if state.round or not bank or not all(says_nothing(given["amplitude"]) for given in bank.values()):
+        if state.round or not bank or not all(is_blank(given["amplitude"]) for given in bank.values()):
             return after
         warning = (
             "FedDG mixes the mean intensity alone, and that is 0 in all images given to the bank (z-scored). "
@@ -102,20 +102,20 @@ class FedDG(Banked):
         log.warning(warning)
         return replace(after, notes={**after.notes, "warnings": [warning]})
 
-    def bank_complaint(self, given: Params, registration: Registration) -> str | None:
+    def check_contribution(self, given: Params, registration: Registration) -> str | None:
         if list(given) != ["amplitude"]:
             return f"amplitudes are called {list(given)}"
         shape, kind = given.spec("amplitude")
         if len(shape) < 3 or not all(shape) or shape[0] > registration.num_train or kind != torch.float32:
             return f"amplitudes {shape} of {registration.num_train} cases, as {kind}, cannot be"
-        return amplitude_complaint(given["amplitude"])
+        return check_amplitudes(given["amplitude"])
 
     # Client
 
     def uses_bank(self) -> bool:
         return self.outer
 
-    def contribution(self, client: Client, message: Message) -> Params:
+    def make_contribution(self, client: Client, message: Message) -> Params:
         """Amplitudes of a random part of the training images, without augmentation."""
         if not client.num_examples:
             return Params()
@@ -130,7 +130,7 @@ class FedDG(Banked):
 
     def styles(self, client: Client, message: Message) -> list[Tensor]:
         """The amplitudes of every other client that gave some of the own images' shape."""
-        given = self.bank(client, message) if self.outer else {}
+        given = self.read_bank(client, message) if self.outer else {}
         own = self.amplitudes(client, torch.tensor([0])).shape[1:] if given else ()
         misfits = {name: tuple(given[name].shape[1:]) for name in given if given[name].shape[1:] != own}
         for name, shape in misfits.items():
@@ -149,7 +149,7 @@ class FedDG(Banked):
 
         def episode(step: Step) -> None:
             pieces: list[Outlines] = []
-            step.backward(add=kept_in(pieces) if self.boundary else None)  # l_in at w
+            step.backward(add=keep_outlines(pieces) if self.boundary else None)  # l_in at w
             shift = inner_step(step.model, self.inner_learning_rate, self.clip)
             other = replace(step.batch, image=self.restyle(step.batch.image, styles, draw))
             if self.boundary:
@@ -171,7 +171,7 @@ class FedDG(Banked):
         if self.mixing == "full":
             share = torch.ones_like(share)
         amplitude = torch.cat(list(styles))[index.to(image.device)]
-        return within_range(restyled(image, amplitude, share.to(image)), like=image)
+        return clip_to_range(restyle(image, amplitude, share.to(image)), like=image)
 
     def outer_with_outlines(
         self, step: Step, other: Batch, shift: Mapping[str, Tensor], pieces: Sequence[Outlines]
@@ -228,7 +228,7 @@ class Outlines:
     present: Tensor
 
 
-def kept_in(pieces: list[Outlines]) -> Loss:
+def keep_outlines(pieces: list[Outlines]) -> Loss:
     """A loss of 0 that keeps the outlines of each piece, whose features are gone when the next one comes."""
 
     def keep(model: nn.Module, batch: Batch, context: Context) -> Tensor:
@@ -254,11 +254,11 @@ def outline_masks(label: Tensor, num_outputs: int) -> Tensor:
     """
     mask = targets(label, num_outputs)[:, min(1, num_outputs - 1) :]
     border = [1, 1] * (mask.ndim - 2)
-    eroded = 1 - F.pad(dilated(F.pad(1 - mask, border, value=1.0)), [-side for side in border])
-    return torch.stack([mask - eroded, dilated(mask, RING) - mask])
+    eroded = 1 - F.pad(dilate(F.pad(1 - mask, border, value=1.0)), [-side for side in border])
+    return torch.stack([mask - eroded, dilate(mask, RING) - mask])
 
 
-def dilated(mask: Tensor, times: int = 1) -> Tensor:
+def dilate(mask: Tensor, times: int = 1) -> Tensor:
     """A mask (B, K, *spatial) grown by a cross, `times` times: a diamond, no square."""
     pool = F.max_pool3d if mask.ndim == 5 else F.max_pool2d
     axes = range(mask.ndim - 2)

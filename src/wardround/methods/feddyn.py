@@ -63,13 +63,13 @@ class FedDyn(Method):
         weights = self.weigh(state, replies)
         params, memory = self.average(state, replies, weights), dict(state.memory)
         if self.alpha:
-            params, memory["h"] = self.shifted(state, params, len(replies) / clients.num_total)
+            params, memory["h"] = self.shift(state, params, len(replies) / clients.num_total)
         return state.next(params=params, memory=memory, notes=self.notes(replies, weights))
 
     def weigh(self, state: ServerState, replies: Sequence[Reply]) -> list[float]:
         return uniform(replies)
 
-    def shifted(self, state: ServerState, average: Params, share: float) -> tuple[Params, Params]:
+    def shift(self, state: ServerState, average: Params, share: float) -> tuple[Params, Params]:
         """theta = mean of theta_k + h, and h; share: of all clients, those that answered."""
         h, last = {}, state.memory.get("h", {})
         for name, move in average_update(state, average).items():

@@ -30,7 +30,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 from torch import Tensor, nn
 
-from wardround.aggregation.weights import for_present, joined, moved, normalised, numbers
+from wardround.aggregation.weights import add_newcomers, collect, normalise, redistribute, renormalise
 from wardround.clients import Client, Clients
 from wardround.config import Config
 from wardround.data.cases import Batch
@@ -95,7 +95,7 @@ class Evidential(Objective):
 
     def loss(self, model: nn.Module, batch: Batch, context: Context) -> Tensor:
         logits = context.forward(model, batch.image).logits
-        dice, kl = context.pure(self.terms, logits, batch.label)
+        dice, kl = context.run_compiled(self.terms, logits, batch.label)
         context.note("dice", dice)
         if kl is None:
             only: Tensor = dice
@@ -177,7 +177,7 @@ class FedEvi(Method):
 
     def run_round(self, state: ServerState, clients: Clients) -> ServerState:
         replies = clients.ask("train", Message(params=state.params))
-        beta = joined(state.memory.get("weights", {}), self.first_weights(clients))
+        beta = add_newcomers(state.memory.get("weights", {}), self.first_weights(clients))
         state = replace(state, memory={"weights": beta})
         weights = self.weigh(state, replies)
         if not self.moves:
@@ -202,23 +202,23 @@ class FedEvi(Method):
     def first_weights(self, clients: Clients) -> dict[str, float]:
         """β^0: N_k / ΣN over training cases (E8), or all alike."""
         names, sizes = list(clients.sizes), list(clients.sizes.values())
-        shares = normalised(sizes) if self.init == "samples" else [1 / len(names)] * len(names)
+        shares = normalise(sizes) if self.init == "samples" else [1 / len(names)] * len(names)
         return dict(zip(names, shares, strict=True))
 
     def weigh(self, state: ServerState, replies: Sequence[Reply]) -> list[float]:
         """Remembered weights of those who answered, which sum to one.
 
-        Without `floor_renormalise` and with everybody there, they are taken as they are: the sum may
+        Without `floor_renormalise` and with all clients present, they are taken as they are: the sum may
         exceed one by what the floor added.
         """
         beta = state.memory["weights"]
         if not self.floor_renormalise and len(replies) == len(beta):
             return [beta[reply.client] for reply in replies]
-        return for_present(beta, replies)
+        return renormalise(beta, replies)
 
     def increments(self, scores: Sequence[Reply]) -> dict[str, float]:
         """g_k = G_k R_k of every client that has the scores."""
-        gap, reliability = numbers(scores, "G", 0, LARGEST_SCORE), numbers(scores, "R", 0, LARGEST_SCORE)
+        gap, reliability = collect(scores, "G", 0, LARGEST_SCORE), collect(scores, "R", 0, LARGEST_SCORE)
         if not self.use_reliability:
             return gap
         if not self.use_gap:
@@ -227,11 +227,11 @@ class FedEvi(Method):
 
     def update(self, beta: Mapping[str, float], g: Mapping[str, float]) -> dict[str, float]:
         """The next weights of all clients; those without an increment keep theirs (hold rule, E7)."""
-        after = moved(beta, {name: beta[name] + self.delta * g[name] for name in g})  # Eq. 8
+        after = redistribute(beta, {name: beta[name] + self.delta * g[name] for name in g})  # Eq. 8
         lifted = {name: max(after[name], self.floor) for name in g}
         if all(lifted[name] == after[name] for name in g):
             return after
-        return moved(after, lifted) if self.floor_renormalise else {**after, **lifted}  # E6
+        return redistribute(after, lifted) if self.floor_renormalise else {**after, **lifted}  # E6
 
     def ingredients(
         self, state: ServerState, trained: Sequence[str], scores: Sequence[Reply], g: Mapping[str, float]
@@ -241,14 +241,14 @@ class FedEvi(Method):
         held = [name for name in trained if name not in g]
         log.info("round %d: sum of g is %.4g, %d held", state.round + 1, total, len(held))
         notes = {
-            "G": numbers(scores, "G"),
-            "R": numbers(scores, "R"),
+            "G": collect(scores, "G"),
+            "R": collect(scores, "R"),
             "g": dict(g),
             "sum_g": total,
             "held": held,
             "beta": dict(state.memory["weights"]),
         }
-        warning = unusual(g)
+        warning = check_increments(g)
         if warning is not None:
             log.warning("round %d: %s", state.round + 1, warning)
             notes["warnings"] = [warning]
@@ -303,8 +303,8 @@ class FedEvi(Method):
             )
 
 
-def unusual(g: Mapping[str, float]) -> str | None:
-    """What is odd about the increments' size, in a sentence, or None (E5)."""
+def check_increments(g: Mapping[str, float]) -> str | None:
+    """What is unusual about the increments' size, in a sentence, or None (E5)."""
     if not g:
         return (
             "FedEvi: no client has scores, so weights stay. Give clients validation cases, "

@@ -25,7 +25,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 from torch import nn
 
-from wardround.aggregation.weights import joined, moved, normalised, numbers, remembered
+from wardround.aggregation.weights import add_newcomers, collect, normalise, recall_weights, redistribute
 from wardround.clients import Client, Clients
 from wardround.config import Config
 from wardround.messages import Message, Reply, ServerState
@@ -59,10 +59,11 @@ class FedGA(Method):
 
     def run_round(self, state: ServerState, clients: Clients) -> ServerState:
         replies = clients.ask("train", Message(params=state.params))
-        p, q = numbers(replies, "P"), numbers(replies, "Q")
+        p, q = collect(replies, "P"), collect(replies, "Q")
         # Q is of the model these clients received, the remembered P of the replies it was made of
         gaps, step = differences(q, state.memory.get("P", {})), self.step(state.round - 1, clients.rounds)
-        a = self.adjusted(joined(state.memory.get("weights", {}), self.first_weights(clients)), gaps, step)
+        known = add_newcomers(state.memory.get("weights", {}), self.first_weights(clients))
+        a = self.adjust(known, gaps, step)
         state = replace(state, memory={"weights": a, "P": p})
         weights = self.weigh(state, replies)
         notes = self.notes(replies, weights, P=p, Q=q, gap=gaps, step=step if gaps else 0.0)
@@ -70,20 +71,20 @@ class FedGA(Method):
 
     def first_weights(self, clients: Clients) -> dict[str, float]:
         sizes = clients.sizes if self.init == "samples" else dict.fromkeys(clients.sizes, 1)
-        return dict(zip(sizes, normalised(list(sizes.values())), strict=True))
+        return dict(zip(sizes, normalise(list(sizes.values())), strict=True))
 
     def step(self, round: int, rounds: int) -> float:
         """d_t = (1 - t/R) d."""
         return (1 - round / rounds) * self.d
 
-    def adjusted(self, a: Mapping[str, float], gaps: Mapping[str, float], step: float) -> dict[str, float]:
+    def adjust(self, a: Mapping[str, float], gaps: Mapping[str, float], step: float) -> dict[str, float]:
         """The weights after one step; clients without a gap keep theirs."""
         sign = 1 if self.metric == "loss" else -1
         signed = {name: sign * gap for name, gap in gaps.items()}
-        return adapt(a, signed, step / len(a)) if self.rule == "code" else centred(a, signed, step)
+        return adapt(a, signed, step / len(a)) if self.rule == "code" else adapt_centred(a, signed, step)
 
     def weigh(self, state: ServerState, replies: Sequence[Reply]) -> list[float]:
-        return remembered(state.memory["weights"], replies)
+        return recall_weights(state.memory["weights"], replies)
 
     # Client
 
@@ -108,10 +109,10 @@ class FedGA(Method):
         return ["FedGA: only clients drawn in two rounds in a row move their weight. Prefer participation 1."]
 
 
-def centred(a: Mapping[str, float], gaps: Mapping[str, float], step: float) -> dict[str, float]:
+def adapt_centred(a: Mapping[str, float], gaps: Mapping[str, float], step: float) -> dict[str, float]:
     """The paper's rule: a_k + (G_k - Ḡ) d_t / max_j(G_j - Ḡ), clipped at 0 and normalised."""
     mean = math.fsum(gaps.values()) / len(gaps) if gaps else 0.0
     largest = max((gap - mean for gap in gaps.values()), default=0.0)
     if largest <= 0 or not step:
         return dict(a)  # all gaps alike
-    return moved(a, {name: max(0.0, a[name] + (gaps[name] - mean) * step / largest) for name in gaps})
+    return redistribute(a, {name: max(0.0, a[name] + (gaps[name] - mean) * step / largest) for name in gaps})

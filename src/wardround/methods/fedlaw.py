@@ -34,7 +34,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from wardround.aggregation.mean import layerwise_mean
-from wardround.aggregation.updates import models
+from wardround.aggregation.updates import collect_params
 from wardround.aggregation.weights import by_samples, is_number, softmax
 from wardround.clients import Client, Clients
 from wardround.config import Config
@@ -95,22 +95,22 @@ class FedLAW(Method):
         weights, gamma = by_samples(replies), 1.0
         more: dict[str, Any] = {}
         if len(replies) > 1 and self.epochs:
-            learned = self.learned(state, clients, replies, first_logits(weights))
+            learned = self.learn(state, clients, replies, first_logits(weights))
             if learned is None:
                 log.warning("round %d: %s", state.round + 1, NOT_LEARNED)
                 more["warnings"] = [NOT_LEARNED]
             else:
                 *logits, g, more["proxy_loss"] = learned
-                weights, gamma = softmax(logits), self.limited(g)
+                weights, gamma = softmax(logits), self.limit_gamma(g)
                 log.info("round %d: gamma is %.4g", state.round + 1, gamma)
-        params = state.params.updated(combined(models(replies), weights, gamma, state.trainable))
+        params = state.params.updated(combine(collect_params(replies), weights, gamma, state.trainable))
         return state.next(params=params, notes=self.notes(replies, weights, gamma=gamma, **more))
 
-    def learned(
+    def learn(
         self, state: ServerState, clients: Clients, replies: Sequence[Reply], logits: Sequence[float]
     ) -> list[float] | None:
-        """ℓ, g and the loss they reach, averaged over those who learned them; None if nobody did."""
-        items = models(replies)
+        """ℓ, g and the loss they reach, averaged over the clients that learned them; None if none did."""
+        items = collect_params(replies)
         names = [reply.client for reply in replies]
         message = Message(
             params=state.params.without(items[0]),  # what does not travel
@@ -118,10 +118,10 @@ class FedLAW(Method):
             scalars={"logits": list(logits)},
         )
         answers = clients.ask("tune", message, to=[PROXY] if self.proxy == "server" else names)
-        rows = [row for row in map(numbers_of, answers) if len(row) == len(names) + 2]
+        rows = [row for row in map(read_numbers, answers) if len(row) == len(names) + 2]
         return [fmean(column) for column in zip(*rows, strict=True)] or None
 
-    def limited(self, g: float) -> float:
+    def limit_gamma(self, g: float) -> float:
         """γ = e^g inside its limits; beyond those of floating point, e^g need not be known."""
         return min(max(math.exp(min(g, 700.0)), self.gamma_min), self.gamma_max)
 
@@ -231,8 +231,8 @@ class Mixture:
     def tensors(self, ell: Tensor, g: Tensor) -> dict[str, Tensor]:
         """The mixed model; γ scales what learns, not the buffers."""
         weights = torch.softmax(ell, dim=0)
-        learned = {name: weighted(stack, g.exp() * weights) for name, stack in self.learned.items()}
-        return learned | {name: weighted(stack, weights) for name, stack in self.buffers.items()}
+        learned = {name: sum_weighted(stack, g.exp() * weights) for name, stack in self.learned.items()}
+        return learned | {name: sum_weighted(stack, weights) for name, stack in self.buffers.items()}
 
     def loss(self, tensors: Mapping[str, Tensor], batch: Batch) -> Tensor:
         """Each case's loss, (B,)."""
@@ -257,13 +257,13 @@ class Mixture:
         return weights * (s - mean), mean
 
 
-def weighted(stack: Tensor, weights: Tensor) -> Tensor:
+def sum_weighted(stack: Tensor, weights: Tensor) -> Tensor:
     """Σ_k w_k of a stack (K, ...)."""
     total: Tensor = torch.tensordot(weights.to(stack.dtype), stack, dims=1)
     return total
 
 
-def combined(
+def combine(
     items: Sequence[Params], weights: Sequence[float], gamma: float, trainable: Sequence[str]
 ) -> Params:
     """γ Σ λ_k θ_k of what learns, Σ λ_k θ_k of the buffers."""
@@ -276,7 +276,7 @@ def first_logits(weights: Sequence[float]) -> list[float]:
     return [math.log(weight) for weight in weights]
 
 
-def numbers_of(answer: Reply) -> list[float]:
+def read_numbers(answer: Reply) -> list[float]:
     """ℓ, g and the loss of an answer in one row; empty if something is missing."""
     sent, logits = answer.scalars, answer.scalars.get("logits")
     values = [*(logits if isinstance(logits, list) else []), sent.get("log_gamma"), sent.get("loss")]

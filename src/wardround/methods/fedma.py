@@ -85,7 +85,7 @@ class FedMA(Method):
         moved: Counter[str] = Counter({reply.client: 0 for reply in replies})
         if self.layerwise and len(replies) > 1:
             replies = self.layer_by_layer(state, clients, replies, groups, moved)
-        replies, moves = self.matched(state, replies, groups, state.trainable)
+        replies, moves = self.match_replies(state, replies, groups, state.trainable)
         moved.update(moves)
 
         # moments of a network of one's own, or in an order that is gone
@@ -97,7 +97,7 @@ class FedMA(Method):
             notes=self.notes(replies, weights, channels_moved=dict(moved)),
         )
 
-    def matched(
+    def match_replies(
         self, state: ServerState, replies: list[Reply], groups: Mapping[str, Group], names: Collection[str]
     ) -> tuple[list[Reply], dict[str, int]]:
         """The replies in the order of the largest client's channels, and how many channels moved."""
@@ -125,7 +125,7 @@ class FedMA(Method):
         """Algorithm 1: match and average a layer, freeze it, train the rest on, up to the last."""
         frozen: list[str] = []
         for name, group in groups.items():
-            replies, moves = self.matched(state, replies, {name: group}, group.layer)
+            replies, moves = self.match_replies(state, replies, {name: group}, group.layer)
             moved.update(moves)
             layer = mean([reply.params.only(group.layer) for reply in replies], self.weigh(state, replies))
             frozen += group.layer
@@ -151,7 +151,8 @@ class FedMA(Method):
             for key in ("optimizer", "previous"):
                 client.memory.pop(key, None)
         if message.scalars.get("own_start"):
-            start = redrawn(start, list(Params.trainable(client.model)), client.generator("own start"))
+            names = list(Params.trainable(client.model))
+            start = shuffle_entries(start, names, client.generator("own start"))
 
         def rest(model: nn.Module) -> None:
             for name, parameter in model.named_parameters():
@@ -222,14 +223,8 @@ def costs(
     total = torch.zeros(group.size, group.size, dtype=torch.float64)
     for name, axis, offset in group.places:
         if name in names and name in params:
-            a, b = (
-                tensors[name]
-                .narrow(axis, offset, group.size)
-                .movedim(axis, 0)
-                .reshape(group.size, -1)
-                .double()
-                for tensors in (params, reference)
-            )  # (C, *) -> (C, D)
+            both = [tensors[name].narrow(axis, offset, group.size) for tensors in (params, reference)]
+            a, b = (part.movedim(axis, 0).reshape(group.size, -1).double() for part in both)  # (C, D)
             b = b.to(a.device)
             squares = a.square().sum(1)[:, None] + b.square().sum(1)
             total += (squares - 2 * a @ b.T).cpu()
@@ -238,14 +233,14 @@ def costs(
 
 def best_order(cost: NDArray[np.float64], blocks: int = 1) -> Tensor:
     """The order of least cost; the present one where no other is better."""
-    assign = assignment(cost, blocks)
+    assign = assign_channels(cost, blocks)
     gain = np.trace(cost) - cost[np.arange(len(cost)), assign].sum()
     if gain <= SMALLEST_GAIN * cost.mean():
         assign = np.arange(len(cost))
     return torch.from_numpy(np.argsort(assign))
 
 
-def assignment(cost: NDArray[np.float64], blocks: int = 1) -> NDArray[np.int64]:
+def assign_channels(cost: NDArray[np.float64], blocks: int = 1) -> NDArray[np.int64]:
     """Where each channel goes: blocks of channels to blocks, and channels inside them, at least cost."""
     from scipy.optimize import linear_sum_assignment  # for this method alone
 
@@ -258,7 +253,7 @@ def assignment(cost: NDArray[np.float64], blocks: int = 1) -> NDArray[np.int64]:
     return target.reshape(-1)
 
 
-def redrawn(params: Params, names: Sequence[str], generator: torch.Generator) -> Params:
+def shuffle_entries(params: Params, names: Sequence[str], generator: torch.Generator) -> Params:
     """The params with the entries of each named tensor in a random order."""
 
     def shuffled(tensor: Tensor) -> Tensor:

@@ -36,13 +36,13 @@ from wardround.messages import Message, ServerState
 from wardround.methods.bank import Banked
 from wardround.methods.means import (
     GroupSize,
-    by_grid,
-    for_network,
+    check_means,
+    deal_into_groups,
+    draw_means,
+    group_by_grid,
     group_means,
-    grouped,
-    means_complaint,
-    one_grid,
-    some,
+    require_one_grid,
+    select_fitting,
 )
 from wardround.models.base import Output, Segmenter
 from wardround.models.norm import frozen_statistics
@@ -75,36 +75,36 @@ class FedMix(Banked):
     def prepare(self, state: ServerState, clients: Clients) -> ServerState:
         state = super().prepare(state, clients)
         bank = state.memory.get("bank", {})
-        one_grid("fedmix", {giver: part.spec("image")[0][1:] for giver, part in bank.items()})
+        require_one_grid("fedmix", {giver: part.spec("image")[0][1:] for giver, part in bank.items()})
         return state
 
-    def bank_complaint(self, given: Params, registration: Registration) -> str | None:
-        return means_complaint(given, registration.num_train)
+    def check_contribution(self, given: Params, registration: Registration) -> str | None:
+        return check_means(given, registration.num_train)
 
     # Client
 
     def uses_bank(self) -> bool:
         return self.lam > 0
 
-    def contribution(self, client: Client, message: Message) -> Params:
+    def make_contribution(self, client: Client, message: Message) -> Params:
         assert isinstance(client.model, Segmenter)
         size = max(self.group, -(-client.num_examples // self.max_means))
-        groups = grouped(client.num_examples, size, client.generator("groups"))
+        groups = deal_into_groups(client.num_examples, size, client.generator("groups"))
         return group_means(as_stack(client.data.train, "method 'fedmix'"), groups, client.model.num_outputs)
 
     def train(self, client: Client, message: Message) -> Message:
         model = client.model
         assert isinstance(model, Segmenter)
-        given = self.bank(client, message)
-        pools = by_grid(for_network(given, model.in_channels, model.num_outputs, model.dimensions))
+        given = self.read_bank(client, message)
+        pools = group_by_grid(select_fitting(given, model.in_channels, model.num_outputs, model.dimensions))
         if not pools:  # one client, or no other may give a mean
             return super().train(client, message)
         own = as_stack(client.data.train, "method 'fedmix'").images.shape[1:]
-        one_grid("fedmix", {client.name: own, "other clients": pools[0].image.shape[1:]})
+        require_one_grid("fedmix", {client.name: own, "other clients": pools[0].image.shape[1:]})
         draw = client.generator("means")
 
         def mixed(model: nn.Module, batch: Batch, context: Context) -> Tensor:
-            return self.mixed_loss(client.loss, model, batch, some(pools, 1, draw), context)
+            return self.mixed_loss(client.loss, model, batch, draw_means(pools, 1, draw), context)
 
         return Message(params=client.fit(start=message.params, loss=mixed).params)
 

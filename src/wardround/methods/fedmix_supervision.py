@@ -29,7 +29,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from wardround.aggregation.weights import named, normalised, numbers
+from wardround.aggregation.weights import collect, normalise
 from wardround.clients import Client, Clients
 from wardround.config import Config
 from wardround.data.cases import Batch, TensorSplit, as_stack
@@ -82,13 +82,13 @@ class FedMixSupervision(Method):
         return state
 
     def weigh(self, state: ServerState, replies: Sequence[Reply]) -> list[float]:
-        used, losses = numbers(replies, "num_used", 0), numbers(replies, "loss", 0)
+        used, losses = collect(replies, "num_used", 0), collect(replies, "loss", 0)
         counts = [min(used.get(reply.client, 0), reply.num_examples) for reply in replies]
         return adaptive_weights(counts, [losses.get(r.client, 0) for r in replies], self.lam, self.beta)
 
     def notes(self, replies: Sequence[Reply], weights: Sequence[float], **ingredients: Any) -> dict[str, Any]:
-        used, losses = numbers(replies, "num_used"), numbers(replies, "loss")
-        return {"weights": named(replies, weights), "num_used": used, "first_loss": losses, **ingredients}
+        used, losses = collect(replies, "num_used"), collect(replies, "loss")
+        return super().notes(replies, weights, num_used=used, first_loss=losses, **ingredients)
 
     # Client
 
@@ -101,7 +101,7 @@ class FedMixSupervision(Method):
         devices = [client.device] if client.device.type == "cuda" else []
 
         def both(model: nn.Module, batch: Batch, context: Context) -> Tensor:
-            second, apart = second_of(model), copy.copy(context)
+            second, apart = get_second(model), copy.copy(context)
             apart.terms = {}  # the records show the terms of F_1
             label_1, label_2 = batch.label % PAIR, batch.label // PAIR
             if split is None:
@@ -127,7 +127,7 @@ class FedMixSupervision(Method):
             torch.cat([client.objective.predict(z).long() for z, _ in client.predictions(cases, params)])
             for params in (first, Params(other))  # F_2's tensors run in F_1's place
         ]
-        num_classes = max(2, second_of(client.model).num_outputs)
+        num_classes = max(2, get_second(client.model).num_outputs)
         y_1, y_2, accepted = self.judge(masks[0], masks[1], cases.labels, kind, num_classes)
         index = accepted.nonzero()[:, 0]
         chosen = index.tolist()
@@ -138,8 +138,8 @@ class FedMixSupervision(Method):
         self, y_1: Tensor, y_2: Tensor, truth: Tensor, kind: Annotation, num_classes: int
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Both masks (N, *spatial) cut to what the annotation allows, and which images to use (N,)."""
-        where = allowed(truth, kind, num_classes)
-        y_1, y_2 = inside(y_1, where), inside(y_2, where)
+        where = find_allowed(truth, kind, num_classes)
+        y_1, y_2 = keep_allowed(y_1, where), keep_allowed(y_2, where)
         accepted = dice(one_hot(y_1, num_classes), one_hot(y_2, num_classes)) >= self.agreement
         if kind == "box":
             accepted &= dice(one_hot(y_1, num_classes), where) >= self.box_dice
@@ -177,12 +177,12 @@ def adaptive_weights(used: Sequence[float], losses: Sequence[float], lam: float,
     """
     largest = max([loss for n, loss in zip(used, losses, strict=True) if n], default=0) or 1.0
     powers = [(loss / largest) ** beta if n and loss else 0.0 for n, loss in zip(used, losses, strict=True)]
-    loss_part = normalised(powers) if any(powers) else powers
-    data_part = normalised(used) if any(used) else list(used)
-    return normalised([data + lam * loss for data, loss in zip(data_part, loss_part, strict=True)])
+    loss_part = normalise(powers) if any(powers) else powers
+    data_part = normalise(used) if any(used) else list(used)
+    return normalise([data + lam * loss for data, loss in zip(data_part, loss_part, strict=True)])
 
 
-def second_of(model: nn.Module) -> Segmenter:
+def get_second(model: nn.Module) -> Segmenter:
     second = model.second
     assert isinstance(second, Segmenter)
     return second
@@ -207,8 +207,8 @@ def dice(a: Tensor, b: Tensor) -> Tensor:
     return torch.where(total > 0, 2 * overlap / total.clamp_min(1), 1.0).mean(dim=1)
 
 
-def allowed(truth: Tensor, kind: Annotation, num_classes: int) -> Tensor:
-    """Where each foreground class may be, as far as the annotation tells, (N, C - 1, *spatial).
+def find_allowed(truth: Tensor, kind: Annotation, num_classes: int) -> Tensor:
+    """Where each foreground class may be, as far as the annotation says, (N, C - 1, *spatial).
 
     box: in the box around any connected part of it; image: anywhere in an image with foreground.
     """
@@ -226,7 +226,7 @@ def allowed(truth: Tensor, kind: Annotation, num_classes: int) -> Tensor:
     return torch.from_numpy(boxes).view(masks.shape).to(truth.device)
 
 
-def inside(label: Tensor, where: Tensor) -> Tensor:
+def keep_allowed(label: Tensor, where: Tensor) -> Tensor:
     """The label, background where its class may not be."""
     everywhere = torch.ones_like(where[:, :1])
     return label * torch.cat([everywhere, where], dim=1).gather(1, label[:, None])[:, 0]

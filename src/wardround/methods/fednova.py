@@ -23,8 +23,8 @@ from typing import Annotated
 from pydantic import Field
 from torch import nn
 
-from wardround.aggregation.updates import average_update, moved_along
-from wardround.aggregation.weights import numbers, weighted_mean
+from wardround.aggregation.updates import average_update, move_along
+from wardround.aggregation.weights import collect, weighted_mean
 from wardround.clients import Client, Clients
 from wardround.config import Config
 from wardround.errors import ConfigError
@@ -58,7 +58,7 @@ class FedNova(Method):
 
     def run_round(self, state: ServerState, clients: Clients) -> ServerState:
         answers = clients.ask("train", Message(params=state.params))
-        a = numbers(answers, "a", least=1)  # the first step alone makes it 1
+        a = collect(answers, "a", least=1)  # the first step alone makes it 1
         replies = [reply for reply in answers if a.get(reply.client, math.inf) <= most(reply.num_steps)]
         if not replies:
             return state.next()
@@ -69,13 +69,13 @@ class FedNova(Method):
 
         params = self.average(state, replies, p)  # running statistics; everything if steps are equal
         if factors != p:  # x - tau_eff sum p_k d_k = x + sum factor_k (w_k - x)
-            params = params.updated(moved_along(state, replies, factors).only(state.trainable))
+            params = params.updated(move_along(state, replies, factors).only(state.trainable))
         memory = dict(state.memory)
         if self.server_momentum:
-            params, memory["velocity"] = self.accelerated(state, params)
+            params, memory["velocity"] = self.accelerate(state, params)
         return state.next(params=params, memory=memory, notes=self.notes(replies, p, a=a, tau_eff=tau_eff))
 
-    def accelerated(self, state: ServerState, params: Params) -> tuple[Params, Params]:
+    def accelerate(self, state: ServerState, params: Params) -> tuple[Params, Params]:
         """x + v and v, where v is the round's move and a share of the last v."""
         v, last = average_update(state, params), state.memory.get("velocity", {})
         for name in last:

@@ -3,7 +3,7 @@
 Tan et al., AAAI 2022. https://arxiv.org/abs/2105.00243
 
 Clients exchange one mean feature vector a class, its prototype. Each pulls its own prototypes towards
-the mean of everybody's, so that classes look alike in all models.
+the mean over all clients, so that classes look alike in all models.
 
 Symbols: C_j prototype of class j in the batch, C_kj of client k in its last local epoch, n_kj its voxels;
 C̄_j the server's; lambda (`lam`) weight of the term.
@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from wardround.clients import Client, Clients
 from wardround.data.cases import Batch
-from wardround.losses.contrastive_objectives import trial_output
+from wardround.losses.contrastive_objectives import probe_output
 from wardround.losses.objective import Context
 from wardround.messages import Message, ServerState
 from wardround.methods.base import Method
@@ -42,7 +42,7 @@ MOST_VOXELS = 2.0**53  # float64 counts no further
 
 @dataclass(frozen=True)
 class FedProto(Method):
-    """Pulls each client's mean features of a class towards everybody's.
+    """Pulls each client's mean features of a class towards those of all clients.
 
     lam: weight of the pull, 0 gives FedAvg; distance: squared error a feature, or the divergence of
     softmaxes; weighting: the server's prototypes are means by voxels, or of all clients that have the class
@@ -67,7 +67,7 @@ class FedProto(Method):
 
     def start(self, model: nn.Module) -> ServerState:
         assert isinstance(model, Segmenter)
-        decoder = trial_output(model).decoder
+        decoder = probe_output(model).decoder
         assert decoder is not None
         num_classes = max(2, model.num_outputs)
         none = {
@@ -85,8 +85,8 @@ class FedProto(Method):
             new = {name: Message(params=state.params) for name in clients.present if name not in started}
             replies = clients.ask("train", Message(extras=extras), each=new)
 
-        held = [r.extras["prototypes"] for r in replies if fitting(r.extras.get("prototypes"), prototypes)]
-        memory = {"prototypes": joint(held, prototypes, by_voxels=self.weighting == "voxels")}
+        held = [r.extras["prototypes"] for r in replies if is_usable(r.extras.get("prototypes"), prototypes)]
+        memory = {"prototypes": join_prototypes(held, prototypes, by_voxels=self.weighting == "voxels")}
         if not self.aggregate_weights:
             names = sorted({*started, *(reply.client for reply in replies)})
             return state.next(memory={**memory, "started": names})
@@ -113,14 +113,13 @@ class FedProto(Method):
                 return features.new_zeros((), dtype=torch.float32)
             present = (counts > 0) & (received["counts"] > 0)
             local = sums / counts.clamp_min(1)[:, None]  # C_j
-            term = (
-                self.lam * distance(local, received["means"], present, self.distance).float()
-            )  # lambda d(C_j, C̄_j)
+            gap = distance(local, received["means"], present, self.distance).float()
+            term = self.lam * gap  # lambda d(C_j, C̄_j)
             context.note("prototypes", term)
             return term
 
         fitted = client.fit(start=start, add=pull if self.lam else None)
-        extras = {"prototypes": means_of(seen)} if self.lam else {}
+        extras = {"prototypes": average_classes(seen)} if self.lam else {}
         return Message(fitted.params, extras) if self.aggregate_weights else Message(extras=extras)
 
     # Both
@@ -137,7 +136,7 @@ def class_sums(features: Tensor, label: Tensor, num_classes: int) -> tuple[Tenso
     return torch.stack(sums), torch.stack([mask.sum() for mask in masks]).double()
 
 
-def means_of(seen: Sequence[tuple[Tensor, Tensor]]) -> Params:
+def average_classes(seen: Sequence[tuple[Tensor, Tensor]]) -> Params:
     """C_kj and n_kj of all batches together; a class that was not there has zeros."""
     sums, counts = (torch.stack(part).sum(dim=0) for part in zip(*seen, strict=True))
     means = (sums / counts.clamp_min(1)[:, None]).float()
@@ -154,7 +153,7 @@ def distance(local: Tensor, received: Tensor, present: Tensor, kind: Distance) -
     return each.where(present, 0.0).sum() / present.sum().clamp_min(1)
 
 
-def joint(held: Sequence[Params], last: Params, *, by_voxels: bool) -> Params:
+def join_prototypes(held: Sequence[Params], last: Params, *, by_voxels: bool) -> Params:
     """C̄_j, the mean over the clients that have class j, by voxels or alike; of none, the last."""
     means, counts = last["means"].double(), last["counts"].double()
     if held:
@@ -167,7 +166,7 @@ def joint(held: Sequence[Params], last: Params, *, by_voxels: bool) -> Params:
     return Params({"means": means.to(last["means"].dtype), "counts": counts.to(last["counts"].dtype)})
 
 
-def fitting(sent: Params | None, known: Params) -> bool:
+def is_usable(sent: Params | None, known: Params) -> bool:
     """Whether prototypes that came in have the names, shapes, types and counts that can be."""
     if sent is None or set(sent) != set(known) or any(sent.spec(n) != known.spec(n) for n in known):
         return False

@@ -30,7 +30,7 @@ from wardround.clients import Client
 from wardround.data.cases import Batch
 from wardround.losses.contrastive import cosines
 from wardround.losses.objective import Context
-from wardround.losses.voxels import Voxels, drawn, levels
+from wardround.losses.voxels import Voxels, draw_voxels, iterate_levels
 from wardround.messages import Message
 from wardround.methods.base import Method
 from wardround.models.base import Segmenter
@@ -65,8 +65,8 @@ class FedRCL(Method):
         def contrast(model: nn.Module, batch: Batch, context: Context) -> Tensor:
             assert isinstance(model, Segmenter)
             losses = []
-            for features, label in levels(model, context.output, batch.label):
-                voxels = drawn(features, label, max(2, model.num_outputs), self.pixels, draw)
+            for features, label in iterate_levels(model, context.output, batch.label):
+                voxels = draw_voxels(features, label, max(2, model.num_outputs), self.pixels, draw)
                 losses.append(self.relaxed(voxels))
             term = self.weight * torch.stack(losses).mean()
             context.note("contrast", term)
@@ -85,7 +85,7 @@ class FedRCL(Method):
 
 def supervised_contrast(s: Tensor, voxels: Voxels, tau: float, negatives: int) -> Tensor:
     """-log e^{s_p/τ} / (e^{s_p/τ} + Σ_N e^{s_n/τ}) of each voxel (N,); without another class it is 0."""
-    same = voxels.same()
+    same = voxels.same_class()
     hardest = s.masked_fill(~same, math.inf).amin(dim=1, keepdim=True)  # s_p; itself if alone
     others = s.masked_fill(same | ~voxels.kept, -math.inf)
     nearest = others.topk(min(negatives, len(s)), dim=1).values  # s_n
@@ -95,6 +95,6 @@ def supervised_contrast(s: Tensor, voxels: Voxels, tau: float, negatives: int) -
 def divergence_penalty(s: Tensor, voxels: Voxels, tau: float, threshold: float) -> Tensor:
     """-log e^{1/τ} / (e^{1/τ} + e^{s/τ}) of each voxel (N,), s = s_q, or -1 below the threshold."""
     itself = torch.eye(len(s), dtype=torch.bool, device=s.device)
-    least = s.masked_fill(~voxels.same() | itself, math.inf).amin(dim=1)  # s_q; infinite if alone
+    least = s.masked_fill(~voxels.same_class() | itself, math.inf).amin(dim=1)  # s_q; infinite if alone
     too_alike = (least >= threshold) & least.isfinite()
     return F.softplus((least.where(too_alike, -1.0) - 1) / tau)

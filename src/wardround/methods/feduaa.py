@@ -31,7 +31,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from wardround.aggregation.weights import numbers, softmax
+from wardround.aggregation.weights import collect, softmax
 from wardround.clients import Client
 from wardround.config import Config
 from wardround.data.cases import Batch
@@ -44,7 +44,7 @@ from wardround.methods.fedevi import Evidential
 from wardround.models.base import head_names
 from wardround.params import Params
 
-NO_THRESHOLD = 0.5  # where no threshold tells wrong from right
+NO_THRESHOLD = 0.5  # where no threshold separates wrong from right
 
 
 @dataclass(frozen=True)
@@ -64,19 +64,19 @@ class FedUAAEvidential(Evidential):
     dice_mode: DiceMode = "plug_in"
 
     def loss(self, model: nn.Module, batch: Batch, context: Context) -> Tensor:
-        return super(FedUAAEvidential, self.over(context)).loss(model, batch, context)
+        return super(FedUAAEvidential, self.fill_rounds(context)).loss(model, batch, context)
 
     def constants(self, context: Context) -> tuple[object, ...] | None:
-        return super(FedUAAEvidential, self.over(context)).constants(context)
+        return super(FedUAAEvidential, self.fill_rounds(context)).constants(context)
 
-    def over(self, context: Context) -> FedUAAEvidential:
+    def fill_rounds(self, context: Context) -> FedUAAEvidential:
         """With the run's own number of rounds where none is set: min(1, t/R)."""
         return replace(self, anneal_rounds=self.anneal_rounds or context.rounds)
 
 
 @dataclass(frozen=True)
 class FedUAA(Method):
-    """Weighs clients by how well their uncertainty tells wrong voxels from right ones.
+    """Weighs clients by how well their uncertainty separates wrong voxels from right ones.
 
     source: cases the threshold is found on (training cases also serve a client that has no others);
     bins: of the histograms of u; region: all voxels, or those near predicted or true foreground, since
@@ -125,7 +125,7 @@ class FedUAA(Method):
             predicted = objective.predict(logits)
             wrong = predicted != batch.label
             if self.region == "foreground":
-                chosen = near((predicted > 0) | (batch.label > 0), self.margin)
+                chosen = find_near((predicted > 0) | (batch.label > 0), self.margin)
                 u, wrong = u[chosen], wrong[chosen]
             more, lower = histograms(u, wrong, self.bins)
             counts, least = counts + more, torch.minimum(least, lower)
@@ -152,7 +152,7 @@ def uncertainty(alpha: Tensor) -> Tensor:
     return alpha.shape[1] / alpha.sum(dim=1)
 
 
-def near(mask: Tensor, margin: int) -> Tensor:
+def find_near(mask: Tensor, margin: int) -> Tensor:
     """Where a voxel of the mask is at most `margin` away along every axis: (B, *spatial)."""
     pool = F.max_pool3d if mask.dim() == 4 else F.max_pool2d
     return pool(mask.float().unsqueeze(1), 2 * margin + 1, stride=1, padding=margin).squeeze(1) > 0
@@ -180,7 +180,6 @@ def youden(counts: Tensor, least: Tensor) -> tuple[float, float] | None:
 
 
 def thresholds(replies: Sequence[Reply]) -> dict[str, float]:
-    """θ_k of every reply; one that is no share of 1 counts as not found."""
-    return dict.fromkeys([reply.client for reply in replies], NO_THRESHOLD) | numbers(
-        replies, "threshold", 0, 1
-    )
+    """θ_k of every reply; one outside [0, 1] counts as not found."""
+    none = dict.fromkeys([reply.client for reply in replies], NO_THRESHOLD)
+    return none | collect(replies, "threshold", 0, 1)

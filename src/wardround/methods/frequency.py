@@ -1,4 +1,4 @@
-"""Amplitude and phase of images: the style of a scanner, and where things are.
+"""Amplitude and phase of images: a scanner's style, and the anatomy.
 
 A window holds the amplitudes of the frequencies -b..b along every spatial axis, 0 in the middle: the mean
 intensity and slow shading. Images are (B, C, *spatial), 2D or 3D; windows (B, C, 2b+1, ...). Amplitudes
@@ -26,7 +26,7 @@ TOO_BRIGHT = 1e30  # beyond it, float32 overflows soon
 
 
 def half_width(sides: Sequence[int], share: float) -> int:
-    """b = floor(L · shortest side); what floating point lost of a whole number is given back.
+    """b = floor(L · shortest side), without the rounding error of the product.
 
     >>> half_width((384, 400), 0.01), half_width((100, 100), 0.29)
     (3, 29)
@@ -39,7 +39,7 @@ def amplitude_window(image: Tensor, half_width: int) -> Tensor:
     return _transform(image)[low_frequencies(image.shape[2:], half_width, image.device)].abs()
 
 
-def restyled(image: Tensor, amplitude: Tensor, share: Tensor | float = 1.0) -> Tensor:
+def restyle(image: Tensor, amplitude: Tensor, share: Tensor | float = 1.0) -> Tensor:
     """The image with its window's amplitudes moved by `share` towards others; every phase is kept.
 
     Re F⁻¹([(1-λ)A + λA'] e^{iP}) inside the window, the rest as it is. Only the change is transformed
@@ -57,18 +57,18 @@ def restyled(image: Tensor, amplitude: Tensor, share: Tensor | float = 1.0) -> T
     return image + moved
 
 
-def within_range(image: Tensor, like: Tensor) -> Tensor:
-    """The image, clipped to the darkest and brightest voxel each case and channel of another has."""
+def clip_to_range(image: Tensor, like: Tensor) -> Tensor:
+    """The image, clipped to the range of another, for each case and channel."""
     axes = _spatial(like)
     return image.clamp(like.amin(axes, keepdim=True), like.amax(axes, keepdim=True))
 
 
-def says_nothing(window: Tensor) -> bool:
+def is_blank(window: Tensor) -> bool:
     """Whether a window holds the mean intensity alone, and that is 0, as in z-scored images."""
     return window.shape[-1] == 1 and float(window.max()) < NOTHING
 
 
-def amplitude_complaint(window: Tensor) -> str | None:
+def check_amplitudes(window: Tensor) -> str | None:
     """Why these cannot be the amplitudes of any image, or None."""
     least, most = float(window.min()), float(window.max())
     return f"amplitudes from {least:g} to {most:g} cannot be" if least < 0 or most > TOO_BRIGHT else None

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -82,7 +82,7 @@ class CLSL(Objective):
 
     def loss(self, model: nn.Module, batch: Batch, context: Context) -> Tensor:
         output = context.forward(model, batch.image)
-        terms: dict[str, Tensor] = context.pure(self.supervised, output.logits, batch.label)
+        terms: dict[str, Tensor] = context.run_compiled(self.supervised, output.logits, batch.label)
         for name, samples in terms.items():
             context.note(name, samples.mean())
         loss = self.together(terms).mean()
@@ -115,7 +115,7 @@ class CLSL(Objective):
         pres, serv = context.features, context.global_.encode(image)
         has_moved = self.prev_scope == "epoch" and context.epoch > 0
         prev = context.previous.encode(image) if context.has_previous or has_moved else serv  # F6
-        contrast: Tensor = context.pure(self.compare, prev, pres, serv)
+        contrast: Tensor = context.run_compiled(self.compare, prev, pres, serv)
         return contrast
 
     def compare(self, prev: Tensor, pres: Tensor, serv: Tensor) -> Tensor:
@@ -181,21 +181,9 @@ def axis_disagreement(p: Tensor, y: Tensor, axis: int, border: Border) -> Tensor
     return edges.square().flatten(2).sum(dim=2) / max(count, 1)
 
 
-def patch_contrast(
-    prev: Tensor,
-    pres: Tensor,
-    serv: Tensor,
-    *,
-    patch: int,
-    stride: int | None,
-    tau: float,
-    normalise: bool,
-    pairing: Pairing,
-) -> Tensor:
+def patch_contrast(prev: Tensor, pres: Tensor, serv: Tensor, **settings: Any) -> Tensor:
     """-log(sim_pos / (sim_pos + sim_neg)) of every patch: (B, C', *spatial) -> (B, patches). Eqs. 9-11."""
-    positive, negative = patch_logits(
-        prev, pres, serv, patch=patch, stride=stride, tau=tau, normalise=normalise, pairing=pairing
-    )
+    positive, negative = patch_logits(prev, pres, serv, **settings)
     return F.softplus(negative - positive)
 
 

@@ -33,7 +33,7 @@ from wardround.clients.gate import params_complaint
 from wardround.messages import Message, Reply, ServerState
 from wardround.methods.base import Method
 from wardround.methods.fedsam import ascent
-from wardround.methods.frequency import amplitude_complaint, amplitude_window, restyled, says_nothing
+from wardround.methods.frequency import amplitude_window, check_amplitudes, is_blank, restyle
 from wardround.models.base import Output, Segmenter
 from wardround.params import Params
 from wardround.training.learner import Step
@@ -82,7 +82,7 @@ class HarmoFL(Method):
     def run_round(self, state: ServerState, clients: Clients) -> ServerState:
         """A round of FedAvg; the first one warns of an amplitude that says nothing."""
         after = super().run_round(state, clients)
-        if state.round or not self.normalise or not says_nothing(state.params[AMPLITUDE]):
+        if state.round or not self.normalise or not is_blank(state.params[AMPLITUDE]):
             return after
         warning = (
             "HarmoFL normalises the mean intensity alone (window 0), and that is 0 already (z-scored). "
@@ -94,13 +94,13 @@ class HarmoFL(Method):
     def weigh(self, state: ServerState, replies: Sequence[Reply]) -> list[float]:
         return uniform(replies)
 
-    def complaint(self, task: str, message: Message, registration: Registration) -> str | None:
+    def check_reply(self, task: str, message: Message, registration: Registration) -> str | None:
         """The amplitude is laid over the model, so it may hold nothing else."""
         sent = message.extras.get("amplitude")
         if task != "measure" or sent is None:
             return None
         reason = params_complaint({AMPLITUDE: registration.tensors[AMPLITUDE]}, sent)
-        return reason or amplitude_complaint(sent[AMPLITUDE])
+        return reason or check_amplitudes(sent[AMPLITUDE])
 
     # Client
 
@@ -132,7 +132,7 @@ class HarmoFL(Method):
         if self.normalise:
             assert isinstance(model, Segmenter)
             model.add_module("amplitude_norm", AmplitudeNorm(model, self.window))
-            model.__class__ = harmonised(type(model))  # as torch's own parametrisations do
+            model.__class__ = harmonise(type(model))  # as torch's own parametrisations do
 
 
 class AmplitudeNorm(nn.Module):
@@ -146,11 +146,11 @@ class AmplitudeNorm(nn.Module):
         self.register_buffer("amplitude", torch.zeros(shape))
 
     def forward(self, image: Tensor) -> Tensor:
-        return torch.where(self.amplitude.any(), restyled(image, self.amplitude[None]), image)
+        return torch.where(self.amplitude.any(), restyle(image, self.amplitude[None]), image)
 
 
 class Harmonised(Segmenter):
-    """What `harmonised` lays over a network: both ways in pass the input layer.
+    """What `harmonise` lays over a network: both ways in pass the input layer.
 
     So evaluation, prediction, frozen references and a model loaded from its checkpoint all see the same.
     """
@@ -164,6 +164,6 @@ class Harmonised(Segmenter):
         return super().encode(self.amplitude_norm(x))
 
 
-def harmonised(kind: type[Segmenter]) -> type[Segmenter]:
+def harmonise(kind: type[Segmenter]) -> type[Segmenter]:
     """This kind of network with the input layer in front."""
     return type(f"Harmonised{kind.__name__}", (Harmonised, kind), {})

@@ -25,9 +25,9 @@ from typing import Annotated
 from pydantic import Field
 
 from wardround.aggregation.mean import mean
-from wardround.aggregation.robust import krum_scores, lowest, middle, squared_distances, trimmed_mean
-from wardround.aggregation.updates import models
-from wardround.aggregation.weights import named
+from wardround.aggregation.robust import find_lowest, krum_scores, median_cut, squared_distances, trimmed_mean
+from wardround.aggregation.updates import collect_params
+from wardround.aggregation.weights import map_to_clients
 from wardround.clients import Clients
 from wardround.config import Config
 from wardround.losses.objective import Objective
@@ -56,9 +56,9 @@ class Krum(Method):
 
     def run_round(self, state: ServerState, clients: Clients) -> ServerState:
         replies = clients.ask("train", Message(params=state.params))
-        sent, num = models(replies), len(replies)
+        sent, num = collect_params(replies), len(replies)
         if num < 2 * self.f + 3:
-            params, weights = trimmed_mean(sent, middle(num))
+            params, weights = trimmed_mean(sent, median_cut(num))
             warning = (
                 f"{self.title}: {num} replies are fewer than 2f + 3 = {2 * self.f + 3}, so the median was "
                 "taken instead. Lower method.f, or choose median."
@@ -67,10 +67,10 @@ class Krum(Method):
             notes = self.notes(replies, weights, warnings=[warning])
         else:
             scores = krum_scores(squared_distances(sent, state.trainable), self.f)
-            chosen = lowest(scores, self.num_kept(num))
+            chosen = find_lowest(scores, self.num_kept(num))
             params = mean([sent[k] for k in chosen])
             weights = [1 / len(chosen) if k in chosen else 0.0 for k in range(num)]
-            notes = self.notes(replies, weights, krum_scores=named(replies, scores))
+            notes = self.notes(replies, weights, krum_scores=map_to_clients(replies, scores))
         return state.next(params=state.params.updated(params), notes=notes)
 
     def num_kept(self, num_replies: int) -> int:

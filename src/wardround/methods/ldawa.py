@@ -25,8 +25,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from wardround.aggregation.mean import layerwise_mean
-from wardround.aggregation.updates import models
-from wardround.aggregation.weights import named, uniform
+from wardround.aggregation.updates import collect_params
+from wardround.aggregation.weights import map_to_clients, uniform
 from wardround.clients import Clients
 from wardround.messages import Message, Reply, ServerState
 from wardround.methods.base import Method
@@ -51,14 +51,14 @@ class LDAWA(Method):
 
     def run_round(self, state: ServerState, clients: Clients) -> ServerState:
         replies = clients.ask("train", Message(params=state.params))
-        items, weights = models(replies), uniform(replies)
+        items, weights = collect_params(replies), uniform(replies)
         if len(items) == 1:
             params = self.average(state, replies, weights)
             return state.next(params=params, notes=self.notes(replies, weights))
         delta = cosines(state, items)
         sent = layerwise_mean(items, {name: self.factors(delta, name, len(items)) for name in items[0]})
         means = [math.fsum(layers[k] for layers in delta.values()) / len(delta) for k in range(len(items))]
-        notes = self.notes(replies, weights, cosine=named(replies, means))
+        notes = self.notes(replies, weights, cosine=map_to_clients(replies, means))
         return state.next(params=state.params.updated(sent), notes=notes)
 
     def weigh(self, state: ServerState, replies: Sequence[Reply]) -> list[float]:

@@ -31,14 +31,14 @@ MOST_FLOAT16 = 65504.0
 GroupSize = Annotated[int, Field(ge=LEAST_GROUP, description="cases behind each mean")]
 
 
-def grouped(count: int, size: int, draw: torch.Generator) -> list[Tensor]:
-    """Case numbers dealt at random into groups of `size`; what is left over joins the last group.
+def deal_into_groups(count: int, size: int, draw: torch.Generator) -> list[Tensor]:
+    """Case indices dealt at random into groups of `size`; what is left over joins the last group.
 
     Fewer cases than `size` make no group.
 
-    >>> [len(group) for group in grouped(13, 5, torch.Generator())]
+    >>> [len(group) for group in deal_into_groups(13, 5, torch.Generator())]
     [5, 8]
-    >>> grouped(4, 5, torch.Generator())
+    >>> deal_into_groups(4, 5, torch.Generator())
     []
     """
     if count < size:
@@ -71,10 +71,10 @@ def group_means(split: TensorSplit, groups: Sequence[Tensor], num_outputs: int) 
     return Params({"image": image.half(), "label": label.half()})
 
 
-def means_complaint(given: Params, num_cases: int) -> str | None:
-    """Why the means of a client with so many cases cannot be handed out, or None.
+def check_means(given: Params, num_cases: int) -> str | None:
+    """Why the means of a client with so many cases cannot be distributed, or None.
 
-    >>> means_complaint(Params({"image": torch.zeros(1, 1, 4, 4).half()}), num_cases=5)
+    >>> check_means(Params({"image": torch.zeros(1, 1, 4, 4).half()}), num_cases=5)
     "means are of ['image'], not of image and label"
     """
     if set(given) != {"image", "label"}:
@@ -91,66 +91,66 @@ def means_complaint(given: Params, num_cases: int) -> str | None:
     return None
 
 
-def for_network(
+def select_fitting(
     bank: Mapping[str, Tensor], channels: int, num_outputs: int, dimensions: int
 ) -> dict[str, Tensor]:
-    """The means of a bank that a network can take; what does not fit it must not stop its training."""
+    """The means of a bank that fit a network; those that do not must not stop its training."""
     expected = {"image": channels, "label": num_outputs}
-    givers = {name.rpartition("/")[0] for name in bank}
+    owners = {name.rpartition("/")[0] for name in bank}
     misfits = {
-        giver
-        for giver in givers
+        owner
+        for owner in owners
         for part, count in expected.items()
-        if bank[f"{giver}/{part}"].shape[1] != count or bank[f"{giver}/{part}"].ndim != dimensions + 2
+        if bank[f"{owner}/{part}"].shape[1] != count or bank[f"{owner}/{part}"].ndim != dimensions + 2
     }
     return {name: bank[name] for name in bank if name.rpartition("/")[0] not in misfits}
 
 
-def by_grid(bank: Mapping[str, Tensor]) -> list[Batch]:
-    """All means of a bank (`<giver>/image`, `<giver>/label`), those of one grid together.
+def group_by_grid(bank: Mapping[str, Tensor]) -> list[Batch]:
+    """All means of a bank (`<client>/image`, `<client>/label`), those of one grid together.
 
     >>> bank = {"north/image": torch.zeros(2, 1, 4, 4), "north/label": torch.zeros(2, 1, 4, 4)}
     >>> bank |= {"east/image": torch.zeros(3, 1, 4, 4), "east/label": torch.zeros(3, 1, 4, 4)}
-    >>> [len(means) for means in by_grid(bank)]
+    >>> [len(means) for means in group_by_grid(bank)]
     [5]
     """
-    givers = [name.removesuffix("/image") for name in bank if name.endswith("/image")]
+    owners = [name.removesuffix("/image") for name in bank if name.endswith("/image")]
     grids: dict[torch.Size, list[str]] = {}
-    for giver in givers:
-        grids.setdefault(bank[f"{giver}/image"].shape[1:], []).append(giver)
+    for owner in owners:
+        grids.setdefault(bank[f"{owner}/image"].shape[1:], []).append(owner)
     return [
         Batch(
-            image=torch.cat([bank[f"{giver}/image"] for giver in together]),
-            label=torch.cat([bank[f"{giver}/label"] for giver in together]),
+            image=torch.cat([bank[f"{owner}/image"] for owner in together]),
+            label=torch.cat([bank[f"{owner}/label"] for owner in together]),
         )
         for together in grids.values()
     ]
 
 
-def some(pools: Sequence[Batch], count: int, draw: torch.Generator) -> Batch:
-    """Up to `count` means of one grid as float32, without repeats; each is as likely as any other to lead."""
+def draw_means(pools: Sequence[Batch], count: int, draw: torch.Generator) -> Batch:
+    """Up to `count` means of one grid as float32, without repeats; each is equally likely to come first."""
     place = int(torch.randint(sum(map(len, pools)), (1,), generator=draw))
     pool = [pool for pool in pools for _ in range(len(pool))][place]
     chosen = torch.randperm(len(pool), generator=draw)[:count].to(pool.image.device)
     return Batch(pool.image[chosen].float(), pool.label[chosen].float())
 
 
-def one_grid(method: str, shapes: Mapping[str, Sequence[int]]) -> None:
-    """Refuse images (C, *spatial) of unlike shape, by client, where voxels are compared one by one."""
+def require_one_grid(method: str, shapes: Mapping[str, Sequence[int]]) -> None:
+    """Refuse images (C, *spatial) whose shapes differ between clients, where voxels are mixed."""
     first = next(iter(shapes), "")
     for client, shape in shapes.items():
         if tuple(shape) != tuple(shapes[first]):
             sides, other = (format_size(list(given)[1:]) for given in (shapes[first], shape))
             raise DataError(
-                f"method '{method}' takes images voxel by voxel, but '{first}' has them of {sides} and "
-                f"'{client}' of {other}. Bring all to one grid."
+                f"method '{method}' mixes images voxel by voxel, but those of '{first}' are {sides} and "
+                f"those of '{client}' {other}. Resample all to one grid."
             )
 
 
-def shared_out(able: Mapping[str, int], total: int) -> dict[str, int]:
-    """`total` in shares as even as what each is able to give allows.
+def share_evenly(able: Mapping[str, int], total: int) -> dict[str, int]:
+    """`total` split as evenly as what each can give allows.
 
-    >>> shared_out({"north": 1, "east": 9, "south": 9}, 8)
+    >>> share_evenly({"north": 1, "east": 9, "south": 9}, 8)
     {'north': 1, 'east': 4, 'south': 3}
     """
     shares = dict.fromkeys(able, 0)

@@ -31,8 +31,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from wardround.clients import Client
 from wardround.config import Config
 from wardround.data.cases import Batch
-from wardround.losses.contrastive import mean_over_voxels, unit
-from wardround.losses.contrastive_objectives import Projection, bottleneck, trial_output
+from wardround.losses.contrastive import mean_over_voxels, scale_to_unit
+from wardround.losses.contrastive_objectives import Projection, probe_output, require_bottleneck
 from wardround.losses.objective import Context
 from wardround.messages import Message
 from wardround.methods.base import Method
@@ -83,7 +83,7 @@ class MOON(Method):
 
     def start_model(self, model: nn.Module) -> None:
         if self.mu and self.head == "mlp" and isinstance(model, Segmenter) and model.has_features:
-            model.moon_head = Projection(bottleneck(trial_output(model)).shape[1], self.dimension)
+            model.moon_head = Projection(require_bottleneck(probe_output(model)).shape[1], self.dimension)
 
     def warnings(self, config: Config, model: nn.Module) -> list[str]:
         if not self.mu or not any(isinstance(module, _BatchNorm) for module in model.modules()):
@@ -101,8 +101,8 @@ def model_contrast(z: Tensor, z_glob: Tensor, z_prev: Sequence[Tensor], temperat
     >>> model_contrast(z, z, [-z], temperature=0.05) < 1e-6
     tensor([True, True])
     """
-    z = unit(z)
-    towards = (z * unit(z_glob)).sum(dim=-1)
-    away = torch.stack([(z * unit(other)).sum(dim=-1) for other in z_prev])  # (previous models, B)
+    z = scale_to_unit(z)
+    towards = (z * scale_to_unit(z_glob)).sum(dim=-1)
+    away = torch.stack([(z * scale_to_unit(other)).sum(dim=-1) for other in z_prev])  # (previous models, B)
     # log(1 + Σ e^{s_prev - s_glob}): where both models agree, the gradient is 0 to the last bit
     return F.softplus(((away - towards) / temperature).logsumexp(dim=0))

@@ -45,7 +45,7 @@ def anchor(client: Client, params: Params) -> Params:
 
 
 def pull(client: Client, params: Params, strength: float) -> Loss | None:
-    """A loss term strength/2 ‖w - w^t‖², recorded as "proximal"; None, and no work, at strength 0."""
+    """A loss term strength/2 ‖w - w^t‖², noted as "proximal"; None at strength 0."""
     if not strength:
         return None
     received = anchor(client, params)

@@ -42,7 +42,7 @@ class Local(Method):
 
 @dataclass(frozen=True)
 class Centralised(Method):
-    """FedAvg with one client that owns everybody's training cases."""
+    """FedAvg with one client that owns all training cases."""
 
     title = "Centralised"
     kind = "reference"

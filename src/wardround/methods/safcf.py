@@ -35,8 +35,8 @@ from torch import Tensor, nn
 
 import wardround.methods.safcf_readings as readings
 from wardround.aggregation.mean import layerwise_mean, mean
-from wardround.aggregation.pieces import Piece, each, pieces
-from wardround.aggregation.weights import named, normalised
+from wardround.aggregation.pieces import Piece, map_pieces, split_pieces
+from wardround.aggregation.weights import map_to_clients, normalise
 from wardround.clients import Clients
 from wardround.config import Config
 from wardround.data.cases import Batch
@@ -94,13 +94,13 @@ class CFSL(Objective):
 
     def loss(self, model: nn.Module, batch: Batch, context: Context) -> Tensor:
         logits = context.forward(model, batch.image).logits
-        dice: Tensor = context.pure(self.dice, logits, batch.label)
+        dice: Tensor = context.run_compiled(self.dice, logits, batch.label)
         context.note("dice", dice)
         if self.lam == 0:
             return dice
         h_c, h_p, h_s = self.features(batch.image, context)  # Eq. 2
         alpha = self.alpha_of_batch(h_c, h_p, h_s, context)
-        found: Contrast = context.pure(self.compare, h_c, h_p, h_s)
+        found: Contrast = context.run_compiled(self.compare, h_c, h_p, h_s)
         if self.contrast == "literal":
             readings.refuse_small(found.chi)
         term = (1 - alpha).to(dice.dtype) * found.losses.mean()  # Eq. 9
@@ -149,7 +149,7 @@ class CFSL(Objective):
         """alpha of the present pass; the literal one moves once a batch, whatever passes its step takes."""
         if self.alpha_mode != "literal":
             return self.next_alpha(h_c, h_p, h_s, context.memory)
-        return context.once("alpha", lambda: self.next_alpha(h_c, h_p, h_s, context.memory))
+        return context.make_once("alpha", lambda: self.next_alpha(h_c, h_p, h_s, context.memory))
 
     def next_alpha(self, h_c: Tensor, h_p: Tensor, h_s: Tensor, memory: dict[str, Any]) -> Tensor:
         """The alpha of this batch; no gradient. The literal one is client state, never reset (S7)."""
@@ -208,7 +208,7 @@ def contrastive(
     h_c, h_p, h_s = at_least_float32(h_c), at_least_float32(h_p), at_least_float32(h_s)
     if form == "guarded":  # h_p becomes the soft weight in [0, 1] that the text describes
         h_c, h_p, h_s = h_c.sigmoid(), h_p.sigmoid(), h_s.sigmoid()
-    h_c, h_p, h_s = (pooled(h, pool) for h in (h_c, h_p, h_s))  # (B, C', *spatial) -> (B, C', V)
+    h_c, h_p, h_s = (pool_features(h, pool) for h in (h_c, h_p, h_s))  # (B, C', *spatial) -> (B, C', V)
     dims = (1, 2) if reduction == "per_sample" else (0, 1, 2)
     cosine_dims = (1,) if pool == "voxel" else dims
     phi_s = similarity(h_s, h_c, cosine_dims, tau=tau, eps=eps_cos)  # Eq. 4
@@ -221,7 +221,7 @@ def contrastive(
     return Contrast(losses, beta, chi)
 
 
-def pooled(h: Tensor, pool: Pool) -> Tensor:
+def pool_features(h: Tensor, pool: Pool) -> Tensor:
     """Features as (B, C', voxels); "gap" keeps one mean for each channel."""
     h = h.flatten(2)
     return h.mean(dim=2, keepdim=True) if pool == "gap" else h
@@ -253,9 +253,8 @@ def modified_dice(
     An empty truth gives 1 and no gradient; with smooth_nr false alarms count there too (S2).
     """
     p, y = choose_classes(*prepare(logits, label), include_background=False)
-    squares, error = sums(
-        reduction if reduce else "per_sample", y.square() + p.square(), (y - p).square()
-    )  # (B, classes)
+    over = reduction if reduce else "per_sample"
+    squares, error = sums(over, y.square() + p.square(), (y - p).square())  # (B, classes)
     # 1 - 2Σyp / (Σy² + Σp² + ε), without the subtraction
     ratio = (error if smooth_nr else error + eps) / (squares + eps)
     return finish((1 - ratio if literal else ratio).mean(dim=1), reduce)
@@ -268,7 +267,7 @@ def modified_dice(
 class SAFCF(Method):
     """Weighs clients by the complement of their size and by their parameters' distance from the mean.
 
-    scale_mode: complement favours small clients (Eq. 15), proportional large ones, uniform nobody.
+    scale_mode: complement favours small clients (Eq. 15), proportional large ones, uniform none.
     uncertainty: U over all parameters, as the mean of each tensor's, per tensor with weights of its own,
     or off (weights are gamma~).
     eps, eps_mode: epsilon of Eq. 18, as a share of the mean U or added as it is.
@@ -293,35 +292,35 @@ class SAFCF(Method):
         return replace(super().start(model), memory={"variational": pairs})
 
     def run_round(self, state: ServerState, clients: Clients) -> ServerState:
-        replies = with_cases(clients.ask("train", Message(params=state.params)))
+        replies = drop_empty(clients.ask("train", Message(params=state.params)))
         found = self.measure(state, replies)
         notes = self.notes(
             replies,
             found.weights,
-            gamma=named(replies, found.gamma),
-            gamma_tilde=named(replies, found.gamma_tilde),
+            gamma=map_to_clients(replies, found.gamma),
+            gamma_tilde=map_to_clients(replies, found.gamma_tilde),
         )
         if found.U:
-            notes["U"] = named(replies, found.U)
+            notes["U"] = map_to_clients(replies, found.U)
         if found.by_tensor:
             columns = list(zip(*found.by_tensor.values(), strict=True))  # one a client
-            notes["weights_min"] = named(replies, [min(column) for column in columns])
-            notes["weights_max"] = named(replies, [max(column) for column in columns])
-        warnings = concentration(notes["weights"])
+            notes["weights_min"] = map_to_clients(replies, [min(column) for column in columns])
+            notes["weights_max"] = map_to_clients(replies, [max(column) for column in columns])
+        warnings = check_concentration(notes["weights"])
         if warnings:
             notes["warnings"] = warnings
             log.warning("round %d: %s", state.round + 1, warnings[0])
         return state.next(params=self.combine(state, replies, found), notes=notes)
 
     def weigh(self, state: ServerState, replies: Sequence[Reply]) -> list[float]:
-        kept = with_cases(replies)
-        weights = named(kept, self.measure(state, kept).weights)
+        kept = drop_empty(replies)
+        weights = map_to_clients(kept, self.measure(state, kept).weights)
         return [weights.get(reply.client, 0.0) for reply in replies]
 
     def measure(self, state: ServerState, replies: Sequence[Reply]) -> Dswa:
         """Eqs. 14-18 for the clients that answered."""
         sizes = [reply.num_examples for reply in replies]
-        gamma, shares = normalised(sizes), scale_shares(sizes, self.scale_mode)  # Eqs. 14, 15
+        gamma, shares = normalise(sizes), scale_shares(sizes, self.scale_mode)  # Eqs. 14, 15
         if self.uncertainty == "off":
             return Dswa(gamma, shares, self.cap(shares))
         items = [reply.params for reply in replies]
@@ -350,7 +349,7 @@ class SAFCF(Method):
             omega = [float(floor == 0) for floor in floors]
         else:
             omega = [least / floor for floor in floors]
-        return self.cap(normalised([share * each for share, each in zip(shares, omega, strict=True)]))
+        return self.cap(normalise([share * each for share, each in zip(shares, omega, strict=True)]))
 
     def cap(self, weights: list[float]) -> list[float]:
         return weights if self.max_weight is None else readings.cap_weights(weights, self.max_weight)
@@ -364,9 +363,7 @@ class SAFCF(Method):
             sent = mean(items, found.weights)
         if self.variational == "moment_match":
             pairs = [(mu, rho) for mu, rho in state.memory["variational"] if mu in sent]
-            sent = sent.updated(
-                {rho: readings.matched_rho(items, found.of(mu), mu, rho) for mu, rho in pairs}
-            )
+            sent = sent.updated({rho: readings.match_rho(items, found.of(mu), mu, rho) for mu, rho in pairs})
         return state.params.updated(sent)
 
     def check(self, config: Config, objective: Objective) -> None:
@@ -395,7 +392,7 @@ class Dswa:
         return self.by_tensor.get(name, self.weights)
 
 
-def with_cases(replies: Sequence[Reply]) -> list[Reply]:
+def drop_empty(replies: Sequence[Reply]) -> list[Reply]:
     """Clients with training cases: Eq. 15 would give one without any the largest share (S10)."""
     return [reply for reply in replies if reply.num_examples > 0] or list(replies)
 
@@ -411,9 +408,9 @@ def scale_shares(
     if mode == "uniform" or len(sizes) == 1:
         return [1 / len(sizes)] * len(sizes)
     if mode == "proportional":
-        return normalised(sizes)
+        return normalise(sizes)
     total = sum(sizes)
-    return normalised([total - size for size in sizes])
+    return normalise([total - size for size in sizes])
 
 
 def squared_distances(items: Sequence[Params], shares: Sequence[float], names: Sequence[str]) -> Tensor:
@@ -431,14 +428,14 @@ def squared_distances(items: Sequence[Params], shares: Sequence[float], names: S
             centre.add_(room.copy_(part).sub_(first), alpha=share)
         return torch.stack([room.copy_(part).sub_(first).sub_(centre).square_().sum() for part in sent])
 
-    found = pieces(items[0], names)
+    found = split_pieces(items[0], names)
     totals = {name: torch.zeros(len(items), dtype=torch.float64) for name in names}
-    for piece, squares in zip(found, each(spread, found), strict=True):
+    for piece, squares in zip(found, map_pieces(spread, found), strict=True):
         totals[piece.name] += squares.cpu()
     return torch.stack(list(totals.values()))
 
 
-def concentration(weights: dict[str, float]) -> list[str]:
+def check_concentration(weights: dict[str, float]) -> list[str]:
     """A sentence when one client has nearly all weight: 1/U has no bound (S12)."""
     client, most = max(weights.items(), key=lambda entry: entry[1])
     if len(weights) < 2 or most <= CONCENTRATED:

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from wardround.aggregation.weights import normalised
+from wardround.aggregation.weights import normalise
 from wardround.errors import ClientError
 from wardround.losses.segmentation import at_least_float32
 from wardround.params import Params
@@ -69,7 +69,7 @@ def cap_weights(weights: Sequence[float], limit: float) -> list[float]:
     while any(weight > limit * (1 + 1e-12) for weight in current):
         full |= {index for index, weight in enumerate(current) if weight > limit}
         open_ones = [index for index in range(len(weights)) if index not in full]
-        shares = normalised([weights[index] for index in open_ones])
+        shares = normalise([weights[index] for index in open_ones])
         room = 1 - limit * len(full)
         current = [limit] * len(weights)
         for index, share in zip(open_ones, shares, strict=True):
@@ -80,10 +80,10 @@ def cap_weights(weights: Sequence[float], limit: float) -> list[float]:
 def overall_weights(by_tensor: Mapping[str, Sequence[float]], counts: Tensor) -> list[float]:
     """`uncertainty: per_tensor`: the mean of the tensors' weights over all parameters, one a client."""
     all_weights = torch.tensor(list(by_tensor.values()), dtype=torch.float64)  # (tensors, K)
-    return normalised((counts @ all_weights).tolist())
+    return normalise((counts @ all_weights).tolist())
 
 
-def matched_rho(items: Sequence[Params], weights: Sequence[float], mu: str, rho: str) -> Tensor:
+def match_rho(items: Sequence[Params], weights: Sequence[float], mu: str, rho: str) -> Tensor:
     """rho of the Gaussian with the mixture's variance, Σ a_i (sigma_i² + (mu_i - mu-)²)."""
     centre = torch.zeros_like(items[0][mu], dtype=torch.float64)
     for item, weight in zip(items, weights, strict=True):

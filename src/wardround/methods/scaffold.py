@@ -23,7 +23,7 @@ from pydantic import Field
 from torch import nn
 
 from wardround.aggregation.mean import mean
-from wardround.aggregation.updates import moved_along
+from wardround.aggregation.updates import move_along
 from wardround.clients import Client, Clients, Registration
 from wardround.clients.gate import all_finite, params_complaint
 from wardround.config import Config
@@ -70,11 +70,11 @@ class SCAFFOLD(FedAvg):
         weights = self.weigh(state, replies)
         params = self.average(state, replies, weights)
         if self.server_lr != 1:  # Eq. 5; running statistics are averaged all the same
-            moved = moved_along(state, replies, [self.server_lr * weight for weight in weights])
+            moved = move_along(state, replies, [self.server_lr * weight for weight in weights])
             params = params.updated(moved.only(state.trainable))
         return state.next(params=params, memory={"control": c}, notes=self.notes(replies, weights))
 
-    def complaint(self, task: str, message: Message, registration: Registration) -> str | None:
+    def check_reply(self, task: str, message: Message, registration: Registration) -> str | None:
         return params_complaint(registration.learned, message.extras.get("control_change"))
 
     # Client
@@ -113,5 +113,5 @@ class SCAFFOLD(FedAvg):
 
 
 def option_two(c_k: Params, c: Params, x: Params, y: Params, sum_of_rates: float) -> Params:
-    """Eq. 4, option II, with the rates actually used; a round at rate 0 tells nothing."""
+    """Eq. 4, option II, with the rates actually used; a round at rate 0 says nothing."""
     return c_k - c + (x - y) / sum_of_rates if sum_of_rates > 0 else c_k

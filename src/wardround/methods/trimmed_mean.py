@@ -22,8 +22,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from wardround.aggregation.robust import middle, trimmed_mean
-from wardround.aggregation.updates import models
+from wardround.aggregation.robust import median_cut, trimmed_mean
+from wardround.aggregation.updates import collect_params
 from wardround.clients import Clients
 from wardround.config import Config
 from wardround.errors import ConfigError
@@ -46,7 +46,7 @@ class CoordinateWise(Method):
 
     def run_round(self, state: ServerState, clients: Clients) -> ServerState:
         replies = clients.ask("train", Message(params=state.params))
-        sent, weights = trimmed_mean(models(replies), self.cut(len(replies)))
+        sent, weights = trimmed_mean(collect_params(replies), self.cut(len(replies)))
         warnings = self.round_warnings(len(replies))
         for warning in warnings:
             log.warning("round %d: %s", state.round + 1, warning)
@@ -55,7 +55,7 @@ class CoordinateWise(Method):
 
     def cut(self, num_replies: int) -> int:
         """How many values are dropped at each end."""
-        return middle(num_replies)
+        return median_cut(num_replies)
 
     def round_warnings(self, num_replies: int) -> list[str]:
         return []

@@ -115,7 +115,7 @@ class DryRunner:
             rounds=self.config.rounds,
             min_clients=1,
             tasks=dict.fromkeys(self.method.tasks, self.method.up),
-            judge=self.method.complaint,
+            judge=self.method.check_reply,
             on_reply=self.egress.record,
         )
 
