@@ -31,8 +31,8 @@ class BeginAnew(Exception):
     """Memory ran out in a task: it begins anew, so that nothing of the first attempt counts."""
 
 
-def to_the_end(attempt: Callable[[], T]) -> T:
-    """What an attempt gives that was not cut short."""
+def run_to_completion(attempt: Callable[[], T]) -> T:
+    """The result of the first attempt that does not run out of memory."""
     while True:
         with contextlib.suppress(BeginAnew):
             return attempt()

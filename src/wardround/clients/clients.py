@@ -76,7 +76,7 @@ class Transport(Protocol):
 
 @dataclass
 class Exchange:
-    """What the records tell about one `ask`."""
+    """What the records say about one `ask`."""
 
     task: str
     bytes_down: dict[str, int] = field(default_factory=dict)
@@ -88,7 +88,7 @@ class Exchange:
 
 
 class Clients:
-    """The server's view of the hospitals.
+    """The server's view of its clients.
 
     names: everyone who registered, sorted; present: who takes part in this round; taking_part: who ever
     does, None for everybody; sizes: training cases of each who does; tasks: the method's, and what a reply
@@ -169,15 +169,15 @@ class Clients:
             exchange.bytes_down[name] = sizes.setdefault(id(sent), sent.num_bytes)
         replies = {}
         for answer in self._transport.deliver(task, self.round, messages, self.sync_state):
-            reply = self._admitted(task, answer, exchange)
+            reply = self._admit(task, answer, exchange)
             if reply is not None:
                 replies[reply.client] = reply
         good = [replies[name] for name in asked if name in replies]
         if to is None and len(good) < self._min_clients:
-            raise TooFewClients(self._shortage(task, len(good), exchange))
+            raise TooFewClients(self._describe_shortage(task, len(good), exchange))
         return good
 
-    def _admitted(self, task: str, answer: Answer, exchange: Exchange) -> Reply | None:
+    def _admit(self, task: str, answer: Answer, exchange: Exchange) -> Reply | None:
         """The gate: a checked reply, or None with the reason logged and counted."""
         name = answer.client
         exchange.seconds[name] = answer.seconds
@@ -224,10 +224,12 @@ class Clients:
         reason = reason or content_complaint(answer.message)
         if reason is not None or task not in self._tasks:
             return reason
-        return names_complaint(self._tasks[task], answer.message) or self._judged(task, answer, registration)
+        return names_complaint(self._tasks[task], answer.message) or self._ask_method(
+            task, answer, registration
+        )
 
-    def _judged(self, task: str, answer: Answer, registration: Registration) -> str | None:
-        """The method's own complaint; a reply it cannot even look at is bad too."""
+    def _ask_method(self, task: str, answer: Answer, registration: Registration) -> str | None:
+        """The method's own complaint; a reply it cannot even inspect is bad too."""
         if self._judge is None:
             return None
         try:
@@ -235,7 +237,7 @@ class Clients:
         except Exception as error:
             return f"its content cannot be checked ({type(error).__name__}: {error})"
 
-    def _shortage(self, task: str, num_good: int, exchange: Exchange) -> str:
+    def _describe_shortage(self, task: str, num_good: int, exchange: Exchange) -> str:
         problems = exchange.lost | exchange.refused
         nobody = "No other was asked." if exchange.bytes_down else "None was asked."
         details = "; ".join(f"'{name}': {reason}" for name, reason in problems.items()) or nobody

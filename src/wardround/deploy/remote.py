@@ -26,7 +26,7 @@ from wardround.deploy.agreement import Facts, agreed, check_networks, for_hospit
 from wardround.deploy.wire import Parcel, ParcelError, pack, unpack
 from wardround.engine.experiment import Experiment
 from wardround.engine.host import Host
-from wardround.engine.judging.calibration import fit_temperature, pooled_quantiles, tested
+from wardround.engine.judging.calibration import fit_temperature, pooled_quantiles, summarise_test
 from wardround.engine.judging.evaluation import gather
 from wardround.engine.judging.pictures import PICTURES
 from wardround.engine.judging.result_tables import case_rows
@@ -368,7 +368,7 @@ def try_out(task: str, sent: Message, answer: Answer) -> None:
         fit_temperature([reply])
         int(reply.scalars["cases"])
     elif task == "calibrate":
-        tested([reply])
+        summarise_test([reply])
         pooled_quantiles([reply] if "validation" in reply.scalars else [])
     elif task in ("norm_stats", "personal_model"):
         assert sent.params is not None

@@ -29,10 +29,10 @@ from wardround.clients.traffic import (
     CODINGS,
     Array,
     Coding,
-    array_of,
-    compressed,
+    as_array,
+    compress_array,
     decode,
-    decompressed,
+    decompress_array,
     encode,
     short,
 )
@@ -146,9 +146,9 @@ def _packed(name: str, tensor: Tensor, compress: bool) -> tuple[Array, dict[str,
     dtype = short(tensor.dtype)
     if dtype not in TYPES:
         raise ParcelError(f"tensor '{name}' has type {dtype}, which cannot be sent.")
-    array = array_of(tensor)
+    array = as_array(tensor)
     facts: dict[str, Any] = {"dtype": dtype, "shape": list(tensor.shape)}
-    small = compressed(array) if compress else None
+    small = compress_array(array) if compress else None
     return (array, facts) if small is None else (small, facts | {"compress": "zlib"})
 
 
@@ -427,7 +427,7 @@ def _tensor(entry: Entry, array: Array) -> Tensor:
     """The tensor over the array's own memory; a copy only of what was compressed or may not be written to."""
     if entry.is_compressed:
         try:
-            array = decompressed(array, CARRIERS[entry.dtype], entry.num_numbers).reshape(entry.shape)
+            array = decompress_array(array, CARRIERS[entry.dtype], entry.num_numbers).reshape(entry.shape)
         except ValueError as error:
             raise ParcelError(f"tensor '{_shown(entry.key)}': {error}.") from None
     if entry.dtype == "bool" and array.size and int(array.view(np.uint8).max()) > 1:

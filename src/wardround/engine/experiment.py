@@ -17,11 +17,11 @@ from wardround.config import Config
 from wardround.config_file import resolve
 from wardround.data.federation import Federation, open_federation
 from wardround.data.roles import NOT_HOSPITALS, POOLED, PROXY
-from wardround.engine.checkpoint import in_memory
+from wardround.engine.checkpoint import read_into_memory
 from wardround.engine.judging.judge import Judge
 from wardround.engine.judging.units import detect_units
 from wardround.engine.listener import Listener, SilentListener
-from wardround.engine.networks import compute_for, network_for
+from wardround.engine.networks import choose_compute, network_for
 from wardround.engine.outcome import Outcome, Progress
 from wardround.engine.participation import check_participation, choose_present
 from wardround.engine.records import Egress, append_lines, describe_exchanges, missing_replies, round_record
@@ -109,7 +109,7 @@ class Experiment:
             placement, compute = Placement(("cpu",), threads, "hospitals train"), choose(config.compute)
         else:
             placement = place(config, self.federation, self._names)
-            compute = compute_for(config, self.federation, self._names)
+            compute = choose_compute(config, self.federation, self._names)
         set_threads(placement.threads)
         if not resume:
             self.folder.write_environment(placement, compute)
@@ -157,7 +157,7 @@ class Experiment:
         model = self._fresh_model()
         self._report_start_weights(model.start_weights)
         state = self.method.prepare(self.method.start(model), clients)
-        state = replace(state, params=in_memory(state.params), memory=in_memory(state.memory))
+        state = replace(state, params=read_into_memory(state.params), memory=read_into_memory(state.memory))
         if clients.exchanges:  # what some methods exchange before the first round
             write_json(self.folder.path / "setup.json", describe_exchanges(clients.exchanges))
         checkpoints.save(0, state.params, state.memory, Progress().as_dict())
@@ -252,7 +252,7 @@ class Experiment:
                         "Mend the cause and add --resume, with a lower min_clients if need be."
                     ) from None
                 log.warning("%s Trying the round again.", error)
-        return replace(after, params=in_memory(after.params), memory=in_memory(after.memory))
+        return replace(after, params=read_into_memory(after.params), memory=read_into_memory(after.memory))
 
     def _after_round(self, state: ServerState, clients: Clients) -> ServerState:
         """What the method made of a round, if that can be gone on with."""

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from wardround.clients import Clients
-from wardround.clients.client import to_the_end
+from wardround.clients.client import run_to_completion
 from wardround.config import Config
 from wardround.data.cases import Case, ClientData, TensorSplit
 from wardround.data.federation import Federation, Seen
@@ -144,7 +144,7 @@ class Theatre:
         client.data = repeated(before, self.config.batch_size)
         seed_everything(self.config.seed, "rehearsal")
         started = time.perf_counter()
-        to_the_end(lambda: client.fit(start))
+        run_to_completion(lambda: client.fit(start))
         self._wait()
         client.data, client.memory, client.fitted = before, {}, None
         return time.perf_counter() - started
