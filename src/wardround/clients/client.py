@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 class BeginAnew(Exception):
-    """Memory ran out in a task: it begins anew, so that nothing of the first attempt counts."""
+    """Memory ran out in a task: restart it, so that nothing of the first attempt counts."""
 
 
 def run_to_completion(attempt: Callable[[], T]) -> T:
@@ -164,7 +164,7 @@ class Client:
         return fitted
 
     def _fitting(self, split: Split, start: Params, second: bool, **how: Any) -> Fitted:
-        """Fit; where memory runs out, the whole task begins anew with half as many cases at a time."""
+        """Fit; where memory runs out, the whole task restarts with half as many cases at a time."""
         bench = self._bench
         least = bench.objective.least_together
         try:

@@ -29,10 +29,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Answer:
-    """What came back from a client, not yet checked; or why nothing did (`failure`).
+    """A client's answer, not yet checked; or why there is none (`failure`).
 
-    refused: why it may not be used, found on its way; num_bytes: what travelled, where that is not just the
-    message.
+    refused: why it may not be used, found by the transport; num_bytes: what travelled, unless that is the
+    message as it is.
     """
 
     client: str
@@ -50,7 +50,7 @@ class Transport(Protocol):
     """Where the clients are: in this process, in worker processes, or at hospitals."""
 
     def register(self) -> list[Registration]:
-        """What every client says of itself before anything else."""
+        """What every client registers before anything else."""
         ...
 
     def deliver(
@@ -64,7 +64,7 @@ class Transport(Protocol):
         ...
 
     def strays(self) -> list[tuple[str, str]]:
-        """Replies nobody waited for since the last call (late, twice, foreign): who, and what was wrong."""
+        """Unexpected replies since the last call (late, duplicate, foreign): client and reason."""
         ...
 
     def pictures(self, name: str) -> Path | None:
@@ -239,8 +239,8 @@ class Clients:
 
     def _describe_shortage(self, task: str, num_good: int, exchange: Exchange) -> str:
         problems = exchange.lost | exchange.refused
-        nobody = "No other was asked." if exchange.bytes_down else "None was asked."
-        details = "; ".join(f"'{name}': {reason}" for name, reason in problems.items()) or nobody
+        none = "No other was asked." if exchange.bytes_down else "None was asked."
+        details = "; ".join(f"'{name}': {reason}" for name, reason in problems.items()) or none
         return (
             f"round {self.round + 1}, {task}: {num_good} clients gave a usable answer, min_clients is "
             f"{self._min_clients}. {details}"

@@ -106,7 +106,7 @@ class MemoryStore:
     def follow(self, sync_state: SyncState) -> None:
         """Forget what the server took back, and keep what belongs to its best model.
 
-        Every file tells how many rewinds came before it, so a client that was away catches up on the rest.
+        Every file says how many rewinds came before it, so a client that was away catches up on the rest.
         """
         newest = self._files("memory")
         if not newest:

@@ -176,7 +176,7 @@ class Host:
             log.debug("client '%s', %s", name, task, exc_info=True)
             reason = f"{type(error).__name__}: {error}"
             return Answer(name, failure=reason, seconds=time.perf_counter() - started)
-        except SystemExit as error:  # code of somebody else's; a wrapped network says so itself
+        except SystemExit as error:  # from foreign code; a wrapped network says so itself
             reason = (
                 f"the code of '{self.config.model.name}' or of the method called sys.exit({error.code!r})"
             )

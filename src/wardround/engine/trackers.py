@@ -2,7 +2,7 @@
 
 A tracker gets every record and the result: numbers and the names of clients, never names of
 cases. Both libraries are optional and imported only when asked for. A tracker that fails is left out for
-the rest of the run, with a warning: nobody loses a night's training to a full disk at the tracker's.
+the rest of the run, with a warning: a full disk at the tracker's must not cost a night's training.
 """
 
 from __future__ import annotations

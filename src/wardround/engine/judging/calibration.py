@@ -1,9 +1,9 @@
 """Calibration of a finished run: what clients are asked for, and how the server puts it together.
 
 Two exchanges, after the test. First every client that chose the best round sends the sums a common
-temperature is fitted from (validation cases). Then, with that temperature, every client sends how often
-the model was right when it was sure, before and after (test cases, sums over bins), one row a test case
-as the case table has them, and a histogram of case uncertainty (validation cases).
+temperature is fitted from (validation cases). Then, with that temperature, every client sends accuracy by
+confidence, before and after scaling (test cases, sums over bins), one row a test case as the case table has
+them, and a histogram of case uncertainty (validation cases).
 
 Of validation cases nothing leaves but sums and counts; of test cases one number each beside their scores.
 """

@@ -1,4 +1,4 @@
-"""The judge of a run: validation after rounds, the test of the chosen model, and what is drawn from it."""
+"""Judge: validation after rounds, the test of the chosen model, its pictures and calibration."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Pictures a person can judge: image, truth and prediction side by side.
+"""Pictures of test cases: image, truth and prediction side by side.
 
-A client writes slices of its own test cases, and how sure the model was of them, to its own folder; in a
+A client writes slices of its own test cases, with the model's uncertainty, to its own folder; in a
 simulation, on one machine, the run joins them to `overlays.png` and the report shows them. Nothing of this
 is a message, so nothing of it leaves a hospital.
 
@@ -167,7 +167,7 @@ def shrink(layer: Tensor, most: int, smooth: bool) -> Layer:
 
 
 def entropy_bytes(probabilities: Tensor) -> Tensor:
-    """How undecided the model is at each voxel, 0 to 255; (C, *spatial) -> (*spatial)."""
+    """The entropy of the model's probabilities at each voxel, 0 to 255; (C, *spatial) -> (*spatial)."""
     entropy: Tensor = torch.special.entr(probabilities).sum(dim=0) / math.log(len(probabilities))
     return (255 * entropy.clamp(0, 1)).round().to(torch.uint8)
 
