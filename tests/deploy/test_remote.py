@@ -21,7 +21,7 @@ from wardround.deploy.remote import Live, Remote, conduct
 from wardround.deploy.wire import Parcel
 from wardround.engine.checkpoint import Checkpoints
 from wardround.engine.records import read_lines
-from wardround.engine.transports.in_process import Spilling
+from wardround.engine.transports.local import Spilling
 from wardround.errors import CheckpointError, ConfigError, TooFewClients
 from wardround.methods import METHODS
 

@@ -61,7 +61,7 @@ def test_worker_processes_give_the_same_bytes_as_one_process(tmp_path: Path, met
 
 def test_replies_on_disk_give_the_same_bytes_as_in_memory(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     first = run(tmp_path / "memory")
-    monkeypatch.setattr("wardround.engine.transports.in_process.Spilling.__init__.__defaults__", (0,))
+    monkeypatch.setattr("wardround.engine.transports.local.Spilling.__init__.__defaults__", (0,))
 
     assert run(tmp_path / "disk").params_sha256 == first.params_sha256
 

@@ -45,6 +45,10 @@ class Answer:
     refused: str | None = None
     num_bytes: int | None = None
 
+    def as_dict(self) -> dict[str, Any]:
+        """As plain JSON, without the message."""
+        return {key: value for key, value in vars(self).items() if key != "message"}
+
 
 class Transport(Protocol):
     """Where the clients are: in this process, in worker processes, or at hospitals."""

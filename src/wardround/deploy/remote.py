@@ -32,7 +32,7 @@ from wardround.engine.judging.pictures import PICTURES
 from wardround.engine.judging.result_tables import case_rows
 from wardround.engine.outcome import Outcome
 from wardround.engine.run_folder import check_folder
-from wardround.engine.transports.in_process import InProcess, Spilling
+from wardround.engine.transports.local import InProcess, Spilling
 from wardround.errors import ConfigError, TooFewClients, WardroundError
 from wardround.files import file_name, jsonable, try_lock, write_json, write_parts, write_text
 from wardround.messages import Message, Reply

@@ -27,7 +27,7 @@ from wardround.engine.participation import check_participation, choose_present
 from wardround.engine.records import Egress, append_lines, describe_exchanges, missing_replies, round_record
 from wardround.engine.run_folder import RunFolder
 from wardround.engine.trackers import open_trackers
-from wardround.engine.transports.opening import open_transport
+from wardround.engine.transports.local import open_transport
 from wardround.engine.transports.placement import Placement, place
 from wardround.errors import TooFewClients, WardroundError
 from wardround.files import write_json

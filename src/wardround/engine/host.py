@@ -171,24 +171,23 @@ class Host:
             fitted, client.fitted = client.fitted, None  # one model in memory, not one a client
             self._save_memory(client, task, round, sync_state)
         except WardroundError as error:
-            return Answer(name, failure=str(error), seconds=time.perf_counter() - started)
+            failure = str(error)
         except Exception as error:  # one client's mistake must not take the others down
             log.debug("client '%s', %s", name, task, exc_info=True)
-            reason = f"{type(error).__name__}: {error}"
-            return Answer(name, failure=reason, seconds=time.perf_counter() - started)
+            failure = f"{type(error).__name__}: {error}"
         except SystemExit as error:  # from foreign code; a wrapped network says so itself
-            reason = (
-                f"the code of '{self.config.model.name}' or of the method called sys.exit({error.code!r})"
+            model = self.config.model.name
+            failure = f"the code of '{model}' or of the method called sys.exit({error.code!r})"
+        else:
+            return Answer(
+                name,
+                reply,
+                num_examples=client.num_examples,
+                num_steps=fitted.num_steps if fitted else 0,
+                seconds=time.perf_counter() - started,
+                loss=dict(fitted.loss) if fitted else {},
             )
-            return Answer(name, failure=reason, seconds=time.perf_counter() - started)
-        return Answer(
-            name,
-            reply,
-            num_examples=client.num_examples,
-            num_steps=fitted.num_steps if fitted else 0,
-            seconds=time.perf_counter() - started,
-            loss=fitted.loss if fitted else {},
-        )
+        return Answer(name, failure=failure, seconds=time.perf_counter() - started)
 
     def _run_task(
         self, name: str, task: str, round: int, message: Message, sync_state: SyncState

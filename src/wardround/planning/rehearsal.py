@@ -25,7 +25,7 @@ from wardround.data.roles import NOT_HOSPITALS, POOLED, PROXY
 from wardround.engine.checkpoint import Checkpoints
 from wardround.engine.host import Host
 from wardround.engine.records import Egress
-from wardround.engine.transports.in_process import InProcess, Spilling
+from wardround.engine.transports.local import InProcess, Spilling
 from wardround.messages import Message, ServerState
 from wardround.methods import build_method
 from wardround.metrics import METRICS
