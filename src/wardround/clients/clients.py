@@ -55,25 +55,20 @@ class Transport(Protocol):
 
     def register(self) -> list[Registration]:
         """What every client registers before anything else."""
-        ...
 
     def deliver(
         self, task: str, round: int, messages: Mapping[str, Message], sync_state: SyncState
     ) -> Iterator[Answer]:
         """Carry one request to each named client; answers may come in any order."""
-        ...
 
     def settle(self) -> None:
         """Return when what clients remember would survive a power cut."""
-        ...
 
     def strays(self) -> list[tuple[str, str]]:
         """Unexpected replies since the last call (late, duplicate, foreign): client and reason."""
-        ...
 
     def pictures(self, name: str) -> Path | None:
         """Where a client's pictures are, if they are on this machine."""
-        ...
 
     def close(self) -> None: ...
 

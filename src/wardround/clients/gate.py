@@ -46,15 +46,11 @@ class Registration:
 
     def as_dict(self) -> dict[str, Any]:
         """The same as plain JSON."""
-        return {
-            "client": self.client,
-            "num_train": self.num_train,
-            "num_val": self.num_val,
-            "num_test": self.num_test,
-            "tensors": {name: [list(shape), KINDS[dtype]] for name, (shape, dtype) in self.tensors.items()},
-            "trainable": list(self.trainable),
-            "kept": {name: [list(shape), KINDS[dtype]] for name, (shape, dtype) in self.kept.items()},
-        }
+        tensors, kept = (
+            {name: [list(shape), KINDS[dtype]] for name, (shape, dtype) in group.items()}
+            for group in (self.tensors, self.kept)
+        )
+        return {**vars(self), "tensors": tensors, "trainable": list(self.trainable), "kept": kept}
 
     @classmethod
     def from_dict(cls, facts: Mapping[str, Any]) -> Registration:

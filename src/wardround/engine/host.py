@@ -24,8 +24,8 @@ from wardround.data.federation import Federation, open_federation
 from wardround.data.roles import POOLED, PROXY
 from wardround.engine.checkpoint import MemoryStore
 from wardround.engine.judging.calibration import calibrate
-from wardround.engine.judging.evaluation import largest_components, score_cases
-from wardround.engine.judging.pictures import PICTURES, Album
+from wardround.engine.judging.evaluation import score_cases
+from wardround.engine.judging.pictures import PICTURES, take_pictures
 from wardround.engine.networks import choose_compute, network_for
 from wardround.errors import ClientError, WardroundError
 from wardround.files import file_name
@@ -279,13 +279,6 @@ class Host:
     def _pictures(self, client: Client, message: Message) -> Message:
         """A few test cases with the model's uncertainty, written to the client's own folder."""
         params = self._model_for(client, message)
-        split, settings = client.data.test, self.config.evaluate
-        album = Album(split, self.federation.regions, settings.empty_policy)
-        for logits, batch in client.predictions(split, params):
-            for number, labels in enumerate(self.objective.predict(logits).cpu().numpy()):
-                if settings.postprocess == "largest_component":
-                    labels = largest_components(labels)
-                probabilities = self.objective.probabilities(logits[number : number + 1])[0]
-                album.add(batch.image[number], batch.label[number], probabilities, labels)
-        album.save(self.folder(client.name) / PICTURES, settings.overlays)
+        path = self.folder(client.name) / PICTURES
+        take_pictures(client, params, self.federation.regions, self.config.evaluate, path)
         return Message()

@@ -27,9 +27,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
+from wardround.clients import Client
+from wardround.config import EvaluateSettings
 from wardround.data.cases import Split
+from wardround.engine.judging.evaluation import largest_components
 from wardround.files import write_bytes
 from wardround.metrics import EmptyPolicy, measure, summarise
+from wardround.params import Params
 from wardround.storage import StoredTensors, save_tensors
 from wardround.text import clipped
 
@@ -97,6 +101,25 @@ class Album:
         chosen = choose(self._pictures, count)
         if chosen:
             save_pictures(path, chosen, self._calibration, self._shares)
+
+
+def take_pictures(
+    client: Client,
+    params: Params,
+    regions: Mapping[str, Sequence[int]],
+    settings: EvaluateSettings,
+    path: Path,
+) -> None:
+    """The task "pictures": a few test cases with their uncertainty, written to the client's own folder."""
+    split, objective = client.data.test, client.objective
+    album = Album(split, regions, settings.empty_policy)
+    for logits, batch in client.predictions(split, params):
+        for number, labels in enumerate(objective.predict(logits).cpu().numpy()):
+            if settings.postprocess == "largest_component":
+                labels = largest_components(labels)
+            probabilities = objective.probabilities(logits[number : number + 1])[0]
+            album.add(batch.image[number], batch.label[number], probabilities, labels)
+    album.save(path, settings.overlays)
 
 
 def picture_of(
