@@ -1,4 +1,4 @@
-"""The Python interface: run a configuration, look at what came out."""
+"""The Python interface: run a configuration, read its result."""
 
 from __future__ import annotations
 

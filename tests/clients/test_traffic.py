@@ -14,13 +14,13 @@ from pytest import mark, raises
 
 from wardround.clients.traffic import (
     CODINGS,
-    array_of,
-    compressed,
+    as_array,
+    as_received,
+    compress_array,
+    count_wire_bytes,
     decode,
-    decompressed,
+    decompress_array,
     encode,
-    through,
-    wire_bytes,
 )
 from wardround.config import TrafficSettings
 from wardround.deploy.wire import pack
@@ -90,7 +90,7 @@ def test_a_rounded_delta_is_nearer_than_a_rounded_model() -> None:
     params = base + 1e-3 * model(1)
     error = {}
     for upload in ("float16", "delta_float16"):
-        seen = through(Message(params), base, TrafficSettings(upload=upload)).params
+        seen = as_received(Message(params), base, TrafficSettings(upload=upload)).params
         error[upload] = float(sum((seen[name] - params[name]).double().norm() for name in seen))
     assert 0 < error["delta_float16"] < error["float16"] / 100
     expected = base["weight"] + (params["weight"] - base["weight"]).half().float()
@@ -120,17 +120,17 @@ def test_without_a_model_that_was_sent_a_delta_is_full_and_a_rounded_one_float16
 def test_a_lossless_upload_gives_the_very_same_message() -> None:
     message = Message(model(1))
     for upload in ("full", "delta"):
-        assert through(message, model(0), TrafficSettings(upload=upload, compress="zlib")) is message
+        assert as_received(message, model(0), TrafficSettings(upload=upload, compress="zlib")) is message
 
 
 def test_only_the_model_of_a_training_reply_is_rounded() -> None:
     rounded = TrafficSettings(upload="float16")
     reply = Reply(model(1), extras={"control": model(2)}, scalars={"a": 0.1}, client="north", num_steps=3)
-    seen = through(reply, None, rounded)
+    seen = as_received(reply, None, rounded)
     assert isinstance(seen, Reply) and replace(seen, params=NoParams()) == replace(reply, params=NoParams())
     assert seen.extras["control"] is reply.extras["control"]
-    assert through(reply, None, rounded, task="score") is reply
-    assert through(Message(), None, rounded) == Message()
+    assert as_received(reply, None, rounded, task="score") is reply
+    assert as_received(Message(), None, rounded) == Message()
 
 
 def test_decoding_names_what_does_not_fit() -> None:
@@ -150,7 +150,7 @@ def test_the_bytes_of_the_records_are_those_of_the_parcel(upload: str, compress:
     reply = Message(base + 1e-3 * model(1), {"control": model(3)}, {"a": [1, 0.5]})
     address: dict[str, Any] = {"run": "r", "request": "q", "client": "c", "task": "train", "round": 0}
     parcel = pack(reply, kind="reply", **address, traffic=settings, base=base)
-    assert wire_bytes(reply, base, settings) == sum(a.nbytes for a in parcel.arrays.values()) + len(
+    assert count_wire_bytes(reply, base, settings) == sum(a.nbytes for a in parcel.arrays.values()) + len(
         '{"a": [1, 0.5]}'
     )
 
@@ -158,9 +158,9 @@ def test_the_bytes_of_the_records_are_those_of_the_parcel(upload: str, compress:
 def test_each_option_sends_fewer_bytes_and_the_default_measures_nothing() -> None:
     base = Params({"w": torch.randn(200, 100, generator=torch.Generator().manual_seed(0))})
     reply = Message(base * (1 + 1e-5))
-    bytes_up = {u: wire_bytes(reply, base, TrafficSettings(upload=u, compress="zlib")) for u in UPLOADS}
-    assert wire_bytes(reply, base, FULL) == reply.num_bytes == 80_000
-    assert wire_bytes(reply, base, TrafficSettings(upload="float16")) == 40_000
+    bytes_up = {u: count_wire_bytes(reply, base, TrafficSettings(upload=u, compress="zlib")) for u in UPLOADS}
+    assert count_wire_bytes(reply, base, FULL) == reply.num_bytes == 80_000
+    assert count_wire_bytes(reply, base, TrafficSettings(upload="float16")) == 40_000
     assert bytes_up["full"] < 80_000 and bytes_up["float16"] < 40_000
     assert bytes_up["delta"] < 40_000 and bytes_up["delta_float16"] < 40_000
 
@@ -184,28 +184,28 @@ def test_any_numbers_survive_a_lossless_upload(first: list[float], second: list[
 def test_compression_gives_every_byte_back(content: bytes, dtype: Any, repeats: int) -> None:
     raw = content * repeats
     array = np.frombuffer(raw[: len(raw) // 8 * 8], dtype=np.uint8).view(dtype)
-    small = compressed(array)
+    small = compress_array(array)
     if small is not None:
         assert small.nbytes < array.nbytes
-        assert decompressed(small, array.dtype, array.size).tobytes() == array.tobytes()
+        assert decompress_array(small, array.dtype, array.size).tobytes() == array.tobytes()
 
 
 def test_a_bomb_is_not_unpacked_beyond_what_it_declares() -> None:
-    bomb = compressed(np.zeros(50_000_000, dtype=np.uint8))
+    bomb = compress_array(np.zeros(50_000_000, dtype=np.uint8))
     assert bomb is not None and bomb.nbytes < 100_000
     with raises(ValueError, match="does not decompress to the 100 bytes"):
-        decompressed(bomb, np.dtype(np.uint8), 100)
+        decompress_array(bomb, np.dtype(np.uint8), 100)
     with raises(ValueError, match="does not decompress to the"):
-        decompressed(bomb, np.dtype(np.uint8), 50_000_001)
+        decompress_array(bomb, np.dtype(np.uint8), 50_000_001)
     with raises(ValueError, match="does not decompress to the 50000000 bytes"):
-        decompressed(np.append(bomb, np.uint8(0)), np.dtype(np.uint8), 50_000_000)
+        decompress_array(np.append(bomb, np.uint8(0)), np.dtype(np.uint8), 50_000_000)
     with raises(ValueError, match="cannot be decompressed"):
-        decompressed(np.arange(30, dtype=np.uint8), np.dtype(np.uint8), 30)
+        decompress_array(np.arange(30, dtype=np.uint8), np.dtype(np.uint8), 30)
 
 
 def test_an_array_is_the_tensor_s_own_memory() -> None:
     tensor = torch.zeros(3)
-    array_of(tensor)[0] = 5
+    as_array(tensor)[0] = 5
     assert tensor[0] == 5
 
 

@@ -23,7 +23,7 @@ from wardround.deploy.remote import Remote
 from wardround.deploy.wire import Parcel
 from wardround.engine.checkpoint import Checkpoints
 from wardround.engine.records import read_lines
-from wardround.engine.transports.in_process import Spilling
+from wardround.engine.transports.local import Spilling
 from wardround.errors import CheckpointError, ConfigError, TooFewClients
 from wardround.methods import METHODS
 
@@ -153,7 +153,7 @@ def test_a_round_with_too_few_answers_is_repeated_and_then_the_run_stops(tmp_pat
         conducted(loop, folder, min_clients=3, **SHORT)
     assert loop.asked.count(("north", "train", 2)) == 2
     assert live(folder)["state"] == "failed"
-    assert "Mend the cause" in live(folder)["reason"]
+    assert "Fix the cause" in live(folder)["reason"]
     loop.faults.clear()
     conducted(loop, folder, min_clients=3, resume=True, **SHORT)
     conducted(Loopback(tmp_path / "others"), tmp_path / "whole", min_clients=3, **SHORT)

@@ -3,11 +3,25 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
-from pytest import fixture, mark
+import torch
+from helpers import params
+from pytest import MonkeyPatch, fixture, mark, raises
 
 from wardround.clients.sync_state import SyncState
-from wardround.engine.checkpoint import Checkpoints, MemoryStore
+from wardround.engine.checkpoint import (
+    Checkpoints,
+    MemoryStore,
+    load_memory,
+    pack,
+    read_into_memory,
+    save_memory,
+    unpack,
+)
+from wardround.errors import CheckpointError
+from wardround.params import Params
+from wardround.storage import StoredTensors
 
 
 @fixture
@@ -23,7 +37,7 @@ def done(store: MemoryStore, round: int, sync_state: SyncState, value: float | N
     return before
 
 
-def test_a_standing_travels_as_plain_facts() -> None:
+def test_a_sync_state_travels_as_a_plain_dictionary() -> None:
     for sync_state in (SyncState(), SyncState((3, 3, 5), 4)):
         assert SyncState.from_dict(sync_state.as_dict()) == sync_state
 
@@ -104,3 +118,85 @@ def test_the_server_remembers_its_rewinds(tmp_path: Path) -> None:
     assert checkpoints.add_rewind(2) == (2,)
     assert Checkpoints(tmp_path).add_rewind(1) == (2, 1)
     assert Checkpoints(tmp_path).rewinds() == (2, 1)
+
+
+# Memory on the disk
+
+
+def test_memory_of_any_shape_survives_the_disk(tmp_path: Path) -> None:
+    memory = {
+        "previous": Params({"a/b": torch.randn(2), "n": torch.tensor(3)}),
+        "scores": [1, 2.5, None, "text", True],
+        "deep": {"x": {"y": torch.ones(2)}},
+        "empty": Params({}),
+    }
+    save_memory(tmp_path / "m.safetensors", memory)
+    back = load_memory(tmp_path / "m.safetensors")
+
+    assert back["scores"] == memory["scores"]
+    assert torch.equal(back["deep"]["x"]["y"], torch.ones(2))
+    assert back["previous"].sha256() == memory["previous"].sha256()  # type: ignore[attr-defined]
+    assert len(back["empty"]) == 0
+    assert read_into_memory(back)["scores"] == memory["scores"]
+
+
+def test_memory_that_cannot_be_saved_is_named() -> None:
+    with raises(TypeError, match="'/x' holds a set"):
+        pack({"x": {1}}, {})
+
+
+def test_packing_and_unpacking_is_the_identity() -> None:
+    tensors: dict[str, torch.Tensor] = {}
+    value = {"a": [1, {"b": torch.zeros(1)}]}
+
+    assert str(unpack(pack(value, tensors), tensors)) == str(value)
+
+
+def test_a_memory_file_of_another_kind_is_refused(tmp_path: Path) -> None:
+    from wardround.storage import save_tensors
+
+    save_tensors(tmp_path / "x.safetensors", {"w": torch.ones(1)}, {})
+    with raises(CheckpointError, match="not a wardround memory file"):
+        load_memory(tmp_path / "x.safetensors")
+
+
+def test_rewinding_forgets_later_rounds_and_keeps_earlier_ones(tmp_path: Path) -> None:
+    store = MemoryStore(tmp_path)
+    for number in range(4):
+        store.save(number, {"round": number})
+        store.keep_best(number)
+
+    store.rewind(3)
+
+    assert store.load() == {"round": 2}
+    assert store.load_best(2) == {"round": 2}
+    assert store.load_best(3) == {}
+
+
+def test_what_only_training_needs_is_read_when_it_is_looked_at(
+    tmp_path: Path, monkeypatch: MonkeyPatch
+) -> None:
+    memory = {"previous": params(w=[1.0, 2.0], n=[3]), "own": params(w=[4.0]), "optimizer": params(m=[5.0])}
+    store = MemoryStore(tmp_path)
+    store.save(0, memory)
+    looked_at: list[str] = []
+    read = StoredTensors.part
+
+    def watched(self: StoredTensors, name: str, start: int, stop: int) -> Any:
+        looked_at.append(name)
+        return read(self, name, start, stop)
+
+    monkeypatch.setattr(StoredTensors, "part", watched)
+    found = store.load()
+    assert looked_at == ["/own/w"]
+    assert list(found["previous"]) == ["w", "n"] and found["previous"].spec("w") == ((2,), torch.float32)
+    store.save(0, found)  # over the file it is read from
+    store.save(1, found)
+    for name, wanted in memory.items():
+        assert store.load()[name].sha256() == wanted.sha256()
+
+
+def test_an_empty_memory_writes_no_file(tmp_path: Path) -> None:
+    MemoryStore(tmp_path).save(0, {})
+
+    assert list(tmp_path.iterdir()) == []

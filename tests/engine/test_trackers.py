@@ -225,5 +225,7 @@ def test_a_tracker_that_cannot_be_opened_is_one_sentence(monkeypatch: Any, tmp_p
         raise RuntimeError("no such store\nwith a long story")
 
     monkeypatch.setitem(TRACKERS, "mlflow", broken)
-    with raises(ConfigError, match="tracker 'mlflow' cannot be opened: no such store. Leave it out"):
+    with raises(
+        ConfigError, match="tracker 'mlflow' cannot be opened: no such store. Fix it, or leave it out"
+    ):
         open_trackers(["mlflow"], tmp_path, {})

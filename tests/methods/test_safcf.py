@@ -824,7 +824,7 @@ def test_a_run_resumes_to_the_same_bytes(tmp_path: Path) -> None:
 
 def test_replies_kept_on_disk_give_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = run(tmp_path / "memory", **SAFCF_RUN)
-    monkeypatch.setattr("wardround.engine.transports.in_process.Spilling.__init__.__defaults__", (0,))
+    monkeypatch.setattr("wardround.engine.transports.local.Spilling.__init__.__defaults__", (0,))
 
     assert run(tmp_path / "disk", **SAFCF_RUN).params_sha256 == first.params_sha256
 

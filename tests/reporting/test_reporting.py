@@ -640,7 +640,7 @@ def test_calibration_counts_by_hand() -> None:
     probabilities = torch.stack(
         [1 - torch.tensor([0.05, 0.55, 0.55, 1.0]), torch.tensor([0.05, 0.55, 0.55, 1.0])]
     )
-    found = pictures.calibration_of(probabilities, torch.tensor([0, 1, 0, 1]))
+    found = pictures.count_calibration(probabilities, torch.tensor([0, 1, 0, 1]))
 
     assert found[:, 0].tolist() == [1, 0, 0, 0, 0, 2, 0, 0, 0, 1]
     assert found[5, 1].item() == pytest.approx(1.1, abs=1e-6)

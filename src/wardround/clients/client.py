@@ -29,11 +29,11 @@ T = TypeVar("T")
 
 
 class BeginAnew(Exception):
-    """Memory ran out in a task: it begins anew, so that nothing of the first attempt counts."""
+    """Memory ran out in a task: restart it, so that nothing of the first attempt counts."""
 
 
-def to_the_end(attempt: Callable[[], T]) -> T:
-    """What an attempt gives that was not cut short."""
+def run_to_completion(attempt: Callable[[], T]) -> T:
+    """The result of the first attempt that does not run out of memory."""
     while True:
         with contextlib.suppress(BeginAnew):
             return attempt()
@@ -158,7 +158,7 @@ class Client:
     def _fitting(
         self, split: Split, start: Params, second: bool, settings: FitSettings, hooks: FitHooks
     ) -> Fitted:
-        """Fit; where memory runs out, the whole task begins anew with half as many cases at a time."""
+        """Fit; where memory runs out, the whole task restarts with half as many cases at a time."""
         bench = self._bench
         least = bench.objective.least_together
         try:

@@ -29,10 +29,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Answer:
-    """What came back from a client, not yet checked; or why nothing did (`failure`).
+    """A client's answer, not yet checked; or why there is none (`failure`).
 
-    refused: why it may not be used, found on its way; num_bytes: what travelled, where that is not just the
-    message.
+    refused: why it may not be used, found by the transport; num_bytes: what travelled, unless that is the
+    message as it is.
     """
 
     client: str
@@ -45,38 +45,37 @@ class Answer:
     refused: str | None = None
     num_bytes: int | None = None
 
+    def as_dict(self) -> dict[str, Any]:
+        """As plain JSON, without the message."""
+        return {key: value for key, value in vars(self).items() if key != "message"}
+
 
 class Transport(Protocol):
     """Where the clients are: in this process, in worker processes, or at hospitals."""
 
     def register(self) -> list[Registration]:
-        """What every client says of itself before anything else."""
-        ...
+        """What every client registers before anything else."""
 
     def deliver(
         self, task: str, round: int, messages: Mapping[str, Message], sync_state: SyncState
     ) -> Iterator[Answer]:
         """Carry one request to each named client; answers may come in any order."""
-        ...
 
     def settle(self) -> None:
         """Return when what clients remember would survive a power cut."""
-        ...
 
     def strays(self) -> list[tuple[str, str]]:
-        """Replies nobody waited for since the last call (late, twice, foreign): who, and what was wrong."""
-        ...
+        """Unexpected replies since the last call (late, duplicate, foreign): client and reason."""
 
     def pictures(self, name: str) -> Path | None:
         """Where a client's pictures are, if they are on this machine."""
-        ...
 
     def close(self) -> None: ...
 
 
 @dataclass
 class Exchange:
-    """What the records tell about one `ask`."""
+    """What the records say about one `ask`."""
 
     task: str
     bytes_down: dict[str, int] = field(default_factory=dict)
@@ -88,7 +87,7 @@ class Exchange:
 
 
 class Clients:
-    """The server's view of the hospitals.
+    """The server's view of its clients.
 
     names: everyone who registered, sorted; present: who takes part in this round; taking_part: who ever
     does, None for everybody; sizes: training cases of each who does; tasks: the method's, and what a reply
@@ -169,15 +168,15 @@ class Clients:
             exchange.bytes_down[name] = sizes.setdefault(id(sent), sent.num_bytes)
         replies = {}
         for answer in self._transport.deliver(task, self.round, messages, self.sync_state):
-            reply = self._admitted(task, answer, exchange)
+            reply = self._admit(task, answer, exchange)
             if reply is not None:
                 replies[reply.client] = reply
         good = [replies[name] for name in asked if name in replies]
         if to is None and len(good) < self._min_clients:
-            raise TooFewClients(self._shortage(task, len(good), exchange))
+            raise TooFewClients(self._describe_shortage(task, len(good), exchange))
         return good
 
-    def _admitted(self, task: str, answer: Answer, exchange: Exchange) -> Reply | None:
+    def _admit(self, task: str, answer: Answer, exchange: Exchange) -> Reply | None:
         """The gate: a checked reply, or None with the reason logged and counted."""
         name = answer.client
         exchange.seconds[name] = answer.seconds
@@ -224,10 +223,12 @@ class Clients:
         reason = reason or content_complaint(answer.message)
         if reason is not None or task not in self._tasks:
             return reason
-        return names_complaint(self._tasks[task], answer.message) or self._judged(task, answer, registration)
+        return names_complaint(self._tasks[task], answer.message) or self._ask_method(
+            task, answer, registration
+        )
 
-    def _judged(self, task: str, answer: Answer, registration: Registration) -> str | None:
-        """The method's own complaint; a reply it cannot even look at is bad too."""
+    def _ask_method(self, task: str, answer: Answer, registration: Registration) -> str | None:
+        """The method's own complaint; a reply it cannot even inspect is bad too."""
         if self._judge is None:
             return None
         try:
@@ -235,10 +236,10 @@ class Clients:
         except Exception as error:
             return f"its content cannot be checked ({type(error).__name__}: {error})"
 
-    def _shortage(self, task: str, num_good: int, exchange: Exchange) -> str:
+    def _describe_shortage(self, task: str, num_good: int, exchange: Exchange) -> str:
         problems = exchange.lost | exchange.refused
-        nobody = "No other was asked." if exchange.bytes_down else "None was asked."
-        details = "; ".join(f"'{name}': {reason}" for name, reason in problems.items()) or nobody
+        none = "No other was asked." if exchange.bytes_down else "None was asked."
+        details = "; ".join(f"'{name}': {reason}" for name, reason in problems.items()) or none
         return (
             f"round {self.round + 1}, {task}: {num_good} clients gave a usable answer, min_clients is "
             f"{self._min_clients}. {details}"

@@ -1,8 +1,8 @@
-"""The gate: nothing reaches a method that was not checked.
+"""The gate: every reply is checked before a method sees it.
 
 Each client registers once what it will send (names, shapes and types of its tensors) and how many
-cases it has. Every reply is held against that; a bad one is refused with a sentence that names the
-tensor or number, and the round goes on with the rest.
+cases it has. Every reply is checked against that; a bad one is refused with a sentence that names the
+tensor or number, and the round goes on with the others.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Spec = tuple[tuple[int, ...], torch.dtype]
 
 @dataclass(frozen=True)
 class Registration:
-    """What a client said of itself before round 0.
+    """What a client registered before round 0.
 
     tensors: shape and type of what it will send; trainable: names of those that learn; kept: of what the
     method leaves at the client.
@@ -46,15 +46,11 @@ class Registration:
 
     def as_dict(self) -> dict[str, Any]:
         """The same as plain JSON."""
-        return {
-            "client": self.client,
-            "num_train": self.num_train,
-            "num_val": self.num_val,
-            "num_test": self.num_test,
-            "tensors": {name: [list(shape), KINDS[dtype]] for name, (shape, dtype) in self.tensors.items()},
-            "trainable": list(self.trainable),
-            "kept": {name: [list(shape), KINDS[dtype]] for name, (shape, dtype) in self.kept.items()},
-        }
+        tensors, kept = (
+            {name: [list(shape), KINDS[dtype]] for name, (shape, dtype) in group.items()}
+            for group in (self.tensors, self.kept)
+        )
+        return {**vars(self), "tensors": tensors, "trainable": list(self.trainable), "kept": kept}
 
     @classmethod
     def from_dict(cls, facts: Mapping[str, Any]) -> Registration:
@@ -96,7 +92,7 @@ def complaint(
 
 
 def count_complaint(name: str, value: Any, least: int, most: int | None) -> str | None:
-    """Counts are whole numbers inside what was registered; they become weights, so no lie may pass."""
+    """Counts are whole numbers inside what was registered; they become weights."""
     if isinstance(value, bool) or not isinstance(value, int):
         return f"{name} is {value!r}, not a whole number"
     if value < least:
@@ -136,14 +132,14 @@ def params_complaint(expected: Mapping[str, Spec], params: Params | None) -> str
 def variance_complaint(params: Params | None) -> str | None:
     """Running variances, and the mean squares they travel as, are not negative."""
     given = params if params is not None else Params()
-    odd = (name for name in given if name.endswith("running_var") and bool((given[name] < 0).any()))
-    return next((f"tensor '{name}' holds a negative variance" for name in odd), None)
+    bad = (name for name in given if name.endswith("running_var") and bool((given[name] < 0).any()))
+    return next((f"tensor '{name}' holds a negative variance" for name in bad), None)
 
 
 def names_complaint(declared: Collection[str], message: Message) -> str | None:
     """Beside the model, a reply holds only what the method's card names."""
-    odd = next((name for name in [*message.extras, *message.scalars] if name not in declared), None)
-    return None if odd is None else f"'{odd}' is not among what the method's card says it sends (`up`)"
+    extra = next((name for name in [*message.extras, *message.scalars] if name not in declared), None)
+    return None if extra is None else f"'{extra}' is not among what the method's card says it sends (`up`)"
 
 
 def content_complaint(message: Message) -> str | None:
@@ -161,7 +157,7 @@ def content_complaint(message: Message) -> str | None:
 
 
 def all_finite_on_gpu(group: Params) -> bool:
-    """Whether all tensors lie on one GPU and hold no odd value: one wait, not one for each of them."""
+    """Whether all tensors lie on one GPU and are finite: one wait, not one for each of them."""
     if any(group.device(name).type != "cuda" for name in group):
         return False
     tensors = [group[name] for name in group if group[name].is_floating_point()]
@@ -171,7 +167,7 @@ def all_finite_on_gpu(group: Params) -> bool:
 
 
 def all_finite(tensor: torch.Tensor) -> bool:
-    """One pass: a sum is NaN or infinite if any element is; a sum that overflows is looked at again."""
+    """One pass: a sum is NaN or infinite if any element is; a sum that overflows is checked again."""
     return math.isfinite(float(tensor.sum())) or bool(torch.isfinite(tensor).all())
 
 
@@ -196,9 +192,9 @@ def state_complaint(before: ServerState, after: Any) -> str | None:
         return f"run_round returned {type(after).__name__}, not the next state; return state.next(...)"
     if after.round != before.round + 1:
         return "run_round returned a state of the same round; return state.next(...)"
-    odd = check_weights(after.notes.get("weights", {}))
-    if odd is not None:  # before the tensors, which they spoil
-        return odd
+    reason = check_weights(after.notes.get("weights", {}))
+    if reason is not None:  # before the tensors, which bad weights spoil
+        return reason
     specs = {name: before.params.spec(name) for name in before.params}
     return params_complaint(specs, after.params) or content_complaint(Message(params=after.params))
 

@@ -1,4 +1,4 @@
-"""SyncState: what every request says about the run, so that a client's memory follows the server's."""
+"""SyncState: keeps the clients' memories in step with the server."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 class SyncState:
     """What every request says about the run, so that a client's memory follows the server's.
 
-    rewinds: rounds that were begun again, in the order in which that happened; what a client remembers of
+    rewinds: rounds that were restarted, in the order in which that happened; what a client remembers of
     them since then does not count. best: the round (from 0) of the best model so far.
     """
 

@@ -47,20 +47,22 @@ def encode(
     """The tensors that travel, and the coding of those that were recoded; base: the model that was sent."""
     tensors, codings = {}, {}
     for name in params:
-        tensors[name], coding = _encoded(params[name], _counterpart(params, base, name), settings.upload)
+        tensors[name], coding = _encode_tensor(
+            params[name], _find_counterpart(params, base, name), settings.upload
+        )
         if coding:
             codings[name] = coding
     return tensors, codings
 
 
-def _counterpart(params: Params, base: Params | None, name: str) -> Tensor | None:
+def _find_counterpart(params: Params, base: Params | None, name: str) -> Tensor | None:
     """The tensor that was sent under this name, if a difference to it makes sense."""
     if base is None or name not in base or base.spec(name) != params.spec(name):
         return None
     return base[name].to(params.device(name))
 
 
-def _encoded(tensor: Tensor, base: Tensor | None, upload: str) -> tuple[Tensor, str]:
+def _encode_tensor(tensor: Tensor, base: Tensor | None, upload: str) -> tuple[Tensor, str]:
     if tensor.dtype not in FLOATS or upload == "full" or (upload == "delta" and base is None):
         return tensor, ""
     tensor, name = tensor.detach(), FLOATS[tensor.dtype]
@@ -77,10 +79,12 @@ def _encoded(tensor: Tensor, base: Tensor | None, upload: str) -> tuple[Tensor, 
 
 def decode(tensors: Mapping[str, Tensor], codings: Mapping[str, str], base: Params | None) -> Params:
     """The model the server sees; a coding that does not fit is a ValueError."""
-    return Params({name: _decoded(name, tensors[name], codings.get(name, ""), base) for name in tensors})
+    return Params(
+        {name: _decode_tensor(name, tensors[name], codings.get(name, ""), base) for name in tensors}
+    )
 
 
-def _decoded(name: str, tensor: Tensor, code: str, base: Params | None) -> Tensor:
+def _decode_tensor(name: str, tensor: Tensor, code: str, base: Params | None) -> Tensor:
     if not code:
         return tensor
     coding = CODINGS.get(code)
@@ -96,14 +100,18 @@ def _decoded(name: str, tensor: Tensor, code: str, base: Params | None) -> Tenso
     return tensor.to(coding.restored).add_(before)  # in place: one tensor's room, not two
 
 
-def through(message: Message, base: Params | None, settings: TrafficSettings, task: str = "train") -> Message:
+def as_received(
+    message: Message, base: Params | None, settings: TrafficSettings, task: str = "train"
+) -> Message:
     """The reply as the server will see it; the very same object unless the upload is lossy."""
     if not settings.is_lossy or message.optional_params is None or task != "train":
         return message
     return replace(message, params=decode(*encode(message.params, base, settings), base))
 
 
-def wire_bytes(message: Message, base: Params | None, settings: TrafficSettings, task: str = "train") -> int:
+def count_wire_bytes(
+    message: Message, base: Params | None, settings: TrafficSettings, task: str = "train"
+) -> int:
     """Bytes of a reply's tensors as they would travel, and of its scalars' JSON text."""
     groups = message.tensors()
     if settings == TrafficSettings() or not groups:
@@ -112,10 +120,10 @@ def wire_bytes(message: Message, base: Params | None, settings: TrafficSettings,
     for label, group in groups.items():
         recoded = label == "params" and task == "train"
         for name in group:
-            array = array_of(
+            array = as_array(
                 encode(Params({name: group[name]}), base, settings)[0][name] if recoded else group[name]
             )
-            small = compressed(array) if settings.compress == "zlib" else None
+            small = compress_array(array) if settings.compress == "zlib" else None
             total += array.nbytes if small is None else small.nbytes
     return total
 
@@ -127,14 +135,14 @@ def short(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def array_of(tensor: Tensor) -> Array:
+def as_array(tensor: Tensor) -> Array:
     """The tensor as NumPy sees it, without a copy where it lies on the host; bfloat16 as uint16."""
     plain = tensor.detach().cpu().contiguous()
     array: Array = (plain.view(torch.uint16) if plain.dtype == torch.bfloat16 else plain).numpy()
     return array
 
 
-def compressed(array: Array) -> Array | None:
+def compress_array(array: Array) -> Array | None:
     """The bytes made smaller without loss, or None where that does not work.
 
     All first bytes of the numbers, then all second ones, and so on: signs and exponents repeat, the lower
@@ -146,7 +154,7 @@ def compressed(array: Array) -> Array | None:
     return np.frombuffer(small, dtype=np.uint8) if len(small) < array.nbytes else None
 
 
-def decompressed(small: Array, dtype: np.dtype[Any], count: int) -> Array:
+def decompress_array(small: Array, dtype: np.dtype[Any], count: int) -> Array:
     """`count` numbers back; never more memory than they need, and a ValueError if there are not as many."""
     size = count * dtype.itemsize
     unpacker = zlib.decompressobj()

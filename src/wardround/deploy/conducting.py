@@ -20,7 +20,7 @@ from wardround.engine.host import Host
 from wardround.engine.judging.pictures import PICTURES
 from wardround.engine.outcome import Outcome
 from wardround.engine.run_folder import check_folder
-from wardround.engine.transports.in_process import InProcess, Spilling
+from wardround.engine.transports.local import InProcess, Spilling
 from wardround.errors import ConfigError, WardroundError
 from wardround.files import file_name, try_lock, write_text
 from wardround.methods import build_method

@@ -19,10 +19,10 @@ from wardround.config import Config
 from wardround.deploy.agreement import DataFacts, make_hospital_config
 from wardround.deploy.live_file import Live
 from wardround.deploy.wire import Parcel, ParcelError, pack, unpack
-from wardround.engine.judging.calibration import fit_temperature, pooled_quantiles, tested
+from wardround.engine.judging.calibration import fit_temperature, pooled_quantiles, summarise_test
 from wardround.engine.judging.evaluation import gather
 from wardround.engine.judging.result_tables import case_rows
-from wardround.engine.transports.in_process import InProcess, Spilling
+from wardround.engine.transports.local import InProcess, Spilling
 from wardround.errors import TooFewClients
 from wardround.files import write_json
 from wardround.messages import Message, Reply
@@ -324,7 +324,7 @@ def check_usable(task: str, sent: Message, answer: Answer) -> None:
         fit_temperature([reply])
         int(reply.scalars["cases"])
     elif task == "calibrate":
-        tested([reply])
+        summarise_test([reply])
         pooled_quantiles([reply] if "validation" in reply.scalars else [])
     elif task in ("norm_stats", "personal_model"):
         given = reply.extras["stats" if task == "norm_stats" else "model"]

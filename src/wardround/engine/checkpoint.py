@@ -3,10 +3,10 @@
     checkpoints/latest.json                 points to the files below; replaced last, in one step
     checkpoints/round-00007.safetensors     server params and memory after round 7
     checkpoints/best-00005.safetensors      the model chosen on validation
-    checkpoints/rewinds.json                rounds that were begun again
+    checkpoints/rewinds.json                rounds that were restarted
     clients/<name>/memory-00006.safetensors what a client remembers; it never leaves the client
 
-A client writes its own memory, whichever process or machine it lives in. Files carry the round they
+A client writes its own memory, whichever process or machine it is in. Files carry the round they
 were written in, so a killed run rewinds to the last whole round: memories of later rounds are dropped.
 """
 
@@ -18,7 +18,6 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from wardround.clients.sync_state import SyncState
@@ -28,7 +27,7 @@ from wardround.params import Params
 from wardround.storage import StoredTensors, save_tensors
 
 FORMAT = "wardround-memory-1"
-ONLY_TRAINING = ("previous", "optimizer", "optimizer_second")  # large; read when somebody looks at them
+ONLY_TRAINING = ("previous", "optimizer", "optimizer_second")  # large; read when first used
 
 
 def pack(value: Any, tensors: dict[str, Tensor], path: str = "") -> Any:
@@ -67,14 +66,14 @@ def unpack(tree: Any, tensors: Mapping[str, Tensor], *, later: bool = False) -> 
     return tree["value"]
 
 
-def in_memory(value: Any) -> Any:
+def read_into_memory(value: Any) -> Any:
     """The same memory with every stored tensor read, so that its file may go."""
     if isinstance(value, Params):
         return Params({name: value[name] for name in value})
     if isinstance(value, Mapping):
-        return {key: in_memory(item) for key, item in value.items()}
+        return {key: read_into_memory(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [in_memory(item) for item in value]
+        return [read_into_memory(item) for item in value]
     return value
 
 
@@ -107,7 +106,7 @@ class MemoryStore:
     def follow(self, sync_state: SyncState) -> None:
         """Forget what the server took back, and keep what belongs to its best model.
 
-        Every file tells how many rewinds came before it, so a client that was away catches up on the rest.
+        Every file says how many rewinds came before it, so a client that was away catches up on the rest.
         """
         newest = self._files("memory")
         if not newest:
@@ -198,7 +197,7 @@ class Checkpoints:
             stored = load_memory(self.folder / facts["state"])
         except (OSError, ValueError, KeyError) as error:
             raise CheckpointError(
-                f"{self._pointer} cannot be read ({error}). Start the run anew without --resume."
+                f"{self._pointer} cannot be read ({error}). Start a new run without --resume."
             ) from None
         return facts, stored["params"], stored["memory"]
 
@@ -207,7 +206,7 @@ class Checkpoints:
         return params
 
     def rewinds(self) -> tuple[int, ...]:
-        """Rounds that were begun again so far."""
+        """Rounds that were restarted so far."""
         path = self.folder / "rewinds.json"
         return tuple(json.loads(path.read_text())) if path.exists() else ()
 
@@ -225,7 +224,3 @@ class Checkpoints:
         for path in self.folder.glob(f"{kind}-*.safetensors"):
             if path.name != name:
                 path.unlink()
-
-
-def same_bytes(left: Params, right: Params) -> bool:
-    return set(left) == set(right) and all(torch.equal(left[name], right[name]) for name in left)

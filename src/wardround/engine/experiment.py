@@ -18,17 +18,17 @@ from wardround.config_file import resolve
 from wardround.data.federation import Federation
 from wardround.data.opening import open_federation
 from wardround.data.roles import NOT_HOSPITALS, POOLED, PROXY
-from wardround.engine.checkpoint import in_memory
+from wardround.engine.checkpoint import read_into_memory
 from wardround.engine.judging.judge import Judge
 from wardround.engine.judging.units import detect_units
 from wardround.engine.listener import Listener, SilentListener
-from wardround.engine.networks import compute_for, network_for
+from wardround.engine.networks import choose_compute, network_for
 from wardround.engine.outcome import Outcome, Progress
 from wardround.engine.participation import check_participation, choose_present
 from wardround.engine.records import Egress, append_lines, describe_exchanges, missing_replies, round_record
 from wardround.engine.run_folder import RunFolder
 from wardround.engine.trackers import open_trackers
-from wardround.engine.transports.opening import open_transport
+from wardround.engine.transports.local import open_transport
 from wardround.engine.transports.placement import Placement, place
 from wardround.errors import TooFewClients, WardroundError
 from wardround.files import write_json
@@ -66,7 +66,7 @@ class Experiment:
         self.listener = listener or SilentListener()
         self.stop_requested = False
         choose_device(config.compute)  # refused before anything is written
-        self._method_warnings = self.method.warnings(config, self._fresh_model())
+        self._method_warnings = self.method.warnings(config, self._build_model())
         self._warnings = [*build_objective(config).warnings(config), *self._method_warnings]
         self._names = [*self.federation.names, *([POOLED] if self.method.pooled else [])]
         if "proxy" in self.method.needs and self.federation.proxy is not None:
@@ -97,7 +97,7 @@ class Experiment:
                 egress.close()
                 self.folder.remove_exchange()
 
-    def _fresh_model(self) -> Segmenter:
+    def _build_model(self) -> Segmenter:
         return network_for(self.config, self.federation)
 
     # Clients
@@ -110,7 +110,7 @@ class Experiment:
             placement, compute = Placement(("cpu",), threads, "hospitals train"), choose(config.compute)
         else:
             placement = place(config, self.federation, self._names)
-            compute = compute_for(config, self.federation, self._names)
+            compute = choose_compute(config, self.federation, self._names)
         set_threads(placement.threads)
         if not resume:
             self.folder.write_environment(placement, compute)
@@ -151,14 +151,14 @@ class Experiment:
             progress = Progress.from_dict(facts)
             announce_best(clients, progress)
             log.info("resuming after round %d of %d", done, self.config.rounds)
-            start = self.method.start(self._fresh_model())
+            start = self.method.start(self._build_model())
             return replace(start, params=params, memory=memory, round=done), progress
         self.folder.start_records()
         clients.begin_round(-1, self._choose_present(clients, -1))
-        model = self._fresh_model()
+        model = self._build_model()
         self._report_start_weights(model.start_weights)
         state = self.method.prepare(self.method.start(model), clients)
-        state = replace(state, params=in_memory(state.params), memory=in_memory(state.memory))
+        state = replace(state, params=read_into_memory(state.params), memory=read_into_memory(state.memory))
         if clients.exchanges:  # what some methods exchange before the first round
             write_json(self.folder.path / "setup.json", describe_exchanges(clients.exchanges))
         checkpoints.save(0, state.params, state.memory, Progress().as_dict())
@@ -186,7 +186,7 @@ class Experiment:
                 break
             started = time.perf_counter()
             egress.round = state.round + 1
-            state = self._one_round(clients, state)
+            state = self._run_round(clients, state)
             exchanges = list(clients.exchanges)
             validation = judge.validate(state, progress)
             announce_best(clients, progress)
@@ -202,7 +202,7 @@ class Experiment:
                 strays=self._transport.strays(),
                 seconds=seconds,
             )
-            self._keep(state, record, egress, progress)
+            self._save_round(state, record, egress, progress)
             self.listener.on_record(record)
             tracking.on_record(record)
         else:
@@ -210,7 +210,7 @@ class Experiment:
         tracking.on_end(self.folder.write_result(outcome))
         return outcome
 
-    def _keep(
+    def _save_round(
         self, state: ServerState, record: Mapping[str, Any], egress: Egress, progress: Progress
     ) -> None:
         """Bring a round to the disk; the checkpoint comes last, since a resumed run trusts it."""
@@ -233,7 +233,7 @@ class Experiment:
         outcome.troubles = {**missing["refused"], **missing["lost"]}
         return outcome
 
-    def _one_round(self, clients: Clients, state: ServerState) -> ServerState:
+    def _run_round(self, clients: Clients, state: ServerState) -> ServerState:
         """One round of the method; with too few answers it is repeated, then the run stops."""
         present = self._choose_present(clients, state.round)
         self.listener.on_round(state.round + 1, present)
@@ -241,7 +241,7 @@ class Experiment:
         for attempt in range(self.config.retries + 1):
             clients.begin_round(state.round, present)
             try:
-                after = self._reestimated(clients, self._after_round(state, clients))
+                after = self._reestimate_statistics(clients, self._run_method(state, clients))
                 clients.exchanges[:0] = earlier
                 break
             except TooFewClients as error:
@@ -250,13 +250,13 @@ class Experiment:
                 if attempt == self.config.retries:
                     raise TooFewClients(
                         f"{error} The run stopped; its last checkpoint is after round {state.round}. "
-                        "Mend the cause and add --resume, with a lower min_clients if need be."
+                        "Fix the cause and add --resume, with a lower min_clients if need be."
                     ) from None
                 log.warning("%s Trying the round again.", error)
-        return replace(after, params=in_memory(after.params), memory=in_memory(after.memory))
+        return replace(after, params=read_into_memory(after.params), memory=read_into_memory(after.memory))
 
-    def _after_round(self, state: ServerState, clients: Clients) -> ServerState:
-        """What the method made of a round, if that can be gone on with."""
+    def _run_method(self, state: ServerState, clients: Clients) -> ServerState:
+        """The state after the method's round, checked."""
         where = f"round {state.round + 1}, method '{self.config.method.get('name', 'fedavg')}'"
         try:
             after = self.method.run_round(state, clients)
@@ -271,20 +271,20 @@ class Experiment:
             raise WardroundError(f"{where}: {reason}. The last whole round is safe.")
         return after
 
-    def _reestimated(self, clients: Clients, state: ServerState) -> ServerState:
+    def _reestimate_statistics(self, clients: Clients, state: ServerState) -> ServerState:
         """`bn_stats: reestimate`: every client measures the new model's statistics; they are pooled."""
         if self.config.model.bn_stats != "reestimate":
             return state
         replies = [r for r in clients.ask("norm_stats", Message(params=state.params)) if r.extras["stats"]]
         if not replies:
             return state
-        pairs = running_stats(self._fresh_model())
+        pairs = running_stats(self._build_model())
         moments = [Params(to_moments(reply.extras["stats"], pairs)) for reply in replies]
         pooled = from_moments(mean(moments, by_samples(replies)), pairs)
         return replace(state, params=state.params.updated(pooled))
 
     def _rewind(self, clients: Clients, round: int) -> None:
-        """The round begins again: what clients remember of it does not count, as their next request says."""
+        """The round restarts: what clients remember of it does not count, as their next request says."""
         clients.sync_state = replace(clients.sync_state, rewinds=self.folder.checkpoints.add_rewind(round))
 
 

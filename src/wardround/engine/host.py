@@ -15,9 +15,9 @@ from typing import Any
 import torch
 
 from wardround.clients import Answer, Client, Registration
-from wardround.clients.client import to_the_end
+from wardround.clients.client import run_to_completion
 from wardround.clients.sync_state import SyncState
-from wardround.clients.traffic import through, wire_bytes
+from wardround.clients.traffic import as_received, count_wire_bytes
 from wardround.config import Config, TrafficSettings
 from wardround.data.cases import ClientData
 from wardround.data.federation import Federation
@@ -25,9 +25,9 @@ from wardround.data.opening import open_federation
 from wardround.data.roles import POOLED, PROXY
 from wardround.engine.checkpoint import MemoryStore
 from wardround.engine.judging.calibration import calibrate
-from wardround.engine.judging.evaluation import largest_components, score_cases
-from wardround.engine.judging.pictures import PICTURES, Album
-from wardround.engine.networks import compute_for, network_for
+from wardround.engine.judging.evaluation import score_cases
+from wardround.engine.judging.pictures import PICTURES, take_pictures
+from wardround.engine.networks import choose_compute, network_for
 from wardround.errors import ClientError, WardroundError
 from wardround.files import file_name
 from wardround.messages import Message
@@ -45,7 +45,7 @@ OnProgress = Callable[[str, int, int], None]
 UNTOUCHED = SyncState()
 
 
-def sendable(reply: Any, task: str) -> Message:
+def check_sendable(reply: Any, task: str) -> Message:
     """The reply of a method's own code, if it can travel."""
     try:
         if isinstance(reply, Message) and reply.num_bytes >= 0:
@@ -89,7 +89,7 @@ class Host:
         travelling, heads = set(self.method.shared(model)), set(self.objective.local_names(model))
         self.shared = [name for name in model.state_dict() if name in travelling - heads]
         self.kept = [name for name in model.state_dict() if name not in travelling | heads]
-        compute = compute_for(config, self.federation, self.names, model)
+        compute = choose_compute(config, self.federation, self.names, model)
         try:
             self.bench = Workbench(
                 model,
@@ -101,8 +101,8 @@ class Host:
             )
         except torch.OutOfMemoryError:
             raise WardroundError(
-                f"{compute.device} has no room for the network '{config.model.name}'. End what else uses it "
-                "(nvidia-smi tells), or choose another device with compute.device."
+                f"{compute.device} has no room for the network '{config.model.name}'. Stop what else uses it "
+                "(see nvidia-smi), or choose another device with compute.device."
             ) from None
         apply(self.bench.compute)
         self._clients: dict[str, Client] = {}
@@ -134,7 +134,7 @@ class Host:
         return self._clients[name]
 
     def close(self) -> None:
-        """Let go of what would stay on a GPU until somebody collects the garbage."""
+        """Release what would stay on a GPU until the next garbage collection."""
         self.bench.close()
         self._clients.clear()
 
@@ -156,8 +156,8 @@ class Host:
             return answer
         return replace(
             answer,
-            message=through(answer.message, message.optional_params, traffic, task),
-            num_bytes=wire_bytes(answer.message, message.optional_params, traffic, task),
+            message=as_received(answer.message, message.optional_params, traffic, task),
+            num_bytes=count_wire_bytes(answer.message, message.optional_params, traffic, task),
         )
 
     def run(
@@ -166,45 +166,44 @@ class Host:
         """Do a task for a client; whatever goes wrong becomes an answer that says so."""
         started = time.perf_counter()
         try:
-            client, reply = self._done(name, task, round, message, sync_state)
+            client, reply = self._run_task(name, task, round, message, sync_state)
             if task == "train" and reply.optional_params is not None:
                 reply = replace(reply, params=reply.params.only(self.shared))
             fitted, client.fitted = client.fitted, None  # one model in memory, not one a client
-            self._remember(client, task, round, sync_state)
+            self._save_memory(client, task, round, sync_state)
         except WardroundError as error:
-            return Answer(name, failure=str(error), seconds=time.perf_counter() - started)
+            failure = str(error)
         except Exception as error:  # one client's mistake must not take the others down
             log.debug("client '%s', %s", name, task, exc_info=True)
-            reason = f"{type(error).__name__}: {error}"
-            return Answer(name, failure=reason, seconds=time.perf_counter() - started)
-        except SystemExit as error:  # code of somebody else's; a wrapped network says so itself
-            reason = (
-                f"the code of '{self.config.model.name}' or of the method called sys.exit({error.code!r})"
+            failure = f"{type(error).__name__}: {error}"
+        except SystemExit as error:  # from foreign code; a wrapped network says so itself
+            model = self.config.model.name
+            failure = f"the code of '{model}' or of the method called sys.exit({error.code!r})"
+        else:
+            return Answer(
+                name,
+                reply,
+                num_examples=client.num_examples,
+                num_steps=fitted.num_steps if fitted else 0,
+                seconds=time.perf_counter() - started,
+                loss=dict(fitted.loss) if fitted else {},
             )
-            return Answer(name, failure=reason, seconds=time.perf_counter() - started)
-        return Answer(
-            name,
-            reply,
-            num_examples=client.num_examples,
-            num_steps=fitted.num_steps if fitted else 0,
-            seconds=time.perf_counter() - started,
-            loss=fitted.loss if fitted else {},
-        )
+        return Answer(name, failure=failure, seconds=time.perf_counter() - started)
 
-    def _done(
+    def _run_task(
         self, name: str, task: str, round: int, message: Message, sync_state: SyncState
     ) -> tuple[Client, Message]:
-        """A task from its beginning to its end; memory that runs out begins it anew, with smaller pieces."""
+        """A task from beginning to end; out of memory restarts it with fewer cases at a time."""
 
         def attempt() -> tuple[Client, Message]:
-            client = self._prepared(name, round, sync_state)
-            return client, sendable(self._function(task)(client, message), task)
+            client = self._prepare_client(name, round, sync_state)
+            return client, check_sendable(self._find_task(task)(client, message), task)
 
-        return to_the_end(attempt)
+        return run_to_completion(attempt)
 
-    def _prepared(self, name: str, round: int, sync_state: SyncState) -> Client:
+    def _prepare_client(self, name: str, round: int, sync_state: SyncState) -> Client:
         if name not in self.names:
-            raise ClientError(f"client '{name}' does not live here")
+            raise ClientError(f"client '{name}' is not served by this process")
         client = self.client(name)
         client.round = round
         client.fitted = None
@@ -216,7 +215,7 @@ class Host:
         seed_everything(self.config.seed, "task", name, round)
         return client
 
-    def _remember(self, client: Client, task: str, round: int, sync_state: SyncState) -> None:
+    def _save_memory(self, client: Client, task: str, round: int, sync_state: SyncState) -> None:
         """Methods' tasks may change memory; the engine's own never do."""
         if task in self.method.tasks:
             for name in ("objective", "objective_second"):
@@ -225,7 +224,7 @@ class Host:
             self.store(client.name).save(round, client.memory, len(sync_state.rewinds))
         client.memory = {}
 
-    def _function(self, task: str) -> Callable[[Client, Message], Message]:
+    def _find_task(self, task: str) -> Callable[[Client, Message], Message]:
         own: dict[str, Callable[[Client, Message], Message]] = {
             "evaluate": self._evaluate,
             "personal_model": self._personal_model,
@@ -272,20 +271,13 @@ class Host:
         return Message(extras={"stats": stats})
 
     def _calibrate(self, client: Client, message: Message) -> Message:
-        """How sure the client's model is, and how often rightly: sums over its cases."""
+        """How well calibrated the client's model is: sums over its cases."""
         params = self._model_for(client, message)
         return calibrate(client, params, message, self.federation.regions, self.config.evaluate)
 
     def _pictures(self, client: Client, message: Message) -> Message:
-        """A few test cases to look at and how sure the model was, written to the client's own folder."""
+        """A few test cases with the model's uncertainty, written to the client's own folder."""
         params = self._model_for(client, message)
-        split, settings = client.data.test, self.config.evaluate
-        album = Album(split, self.federation.regions, settings.empty_policy)
-        for logits, batch in client.predictions(split, params):
-            for number, labels in enumerate(self.objective.predict(logits).cpu().numpy()):
-                if settings.postprocess == "largest_component":
-                    labels = largest_components(labels)
-                probabilities = self.objective.probabilities(logits[number : number + 1])[0]
-                album.add(batch.image[number], batch.label[number], probabilities, labels)
-        album.save(self.folder(client.name) / PICTURES, settings.overlays)
+        path = self.folder(client.name) / PICTURES
+        take_pictures(client, params, self.federation.regions, self.config.evaluate, path)
         return Message()

@@ -56,7 +56,7 @@ def needs_weights(config: Config) -> bool:
     return path is not None and (path.exists() or not Checkpoints(config.folder / "checkpoints").exists())
 
 
-def compute_for(
+def choose_compute(
     config: Config, federation: Federation, names: Sequence[str], model: Segmenter | None = None
 ) -> Compute:
     """How the process that has these clients computes; where there is a GPU, the work ahead is weighed."""

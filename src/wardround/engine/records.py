@@ -117,7 +117,8 @@ class Egress:
             "task": task,
             "bytes": reply.num_bytes,
             "num_examples": reply.num_examples,
-            "scalars": {name: brief(value) for name, value in reply.scalars.items()} | loss_scalars(reply),
+            "scalars": {name: brief(value) for name, value in reply.scalars.items()}
+            | {f"loss/{term}": value for term, value in reply.loss.items()},
             "tensors": {
                 f"{label}/{name}": list(group.spec(name)[0])
                 for label, group in reply.tensors().items()
@@ -140,7 +141,3 @@ class Egress:
 def brief(value: Any) -> Any:
     """A number or text as it is; of a table only its size."""
     return f"{len(value)} entries" if isinstance(value, list | tuple | Mapping) else value
-
-
-def loss_scalars(reply: Reply) -> dict[str, float]:
-    return {f"loss/{term}": value for term, value in reply.loss.items()}

@@ -121,7 +121,7 @@ class RunFolder:
         Preparation.of(federation).save(self.path / PREPARATION)
 
     def write_environment(self, placement: Placement, compute: Compute) -> None:
-        write_json(self.path / "environment.json", environment(self.config, placement, compute))
+        write_json(self.path / "environment.json", describe_environment(self.config, placement, compute))
 
     def write_left_out(self, federation: Federation) -> None:
         """left_out.json: cases that could not be used, each with its reason; no file when there are none."""
@@ -199,7 +199,7 @@ def check_same(config: Config, path: Path) -> None:
     for key in now:
         if key in ("output", "name", "compute", "deadline", "retries", "trackers", "min_clients"):
             continue
-        if (found := difference(before[key], now[key], key)) is not None:
+        if (found := find_difference(before[key], now[key], key)) is not None:
             name, was, is_now = found
             raise CheckpointError(
                 f"{path}: '{name}' was {was!r} when the run began and is {is_now!r} now. "
@@ -207,19 +207,19 @@ def check_same(config: Config, path: Path) -> None:
             )
 
 
-def difference(before: Any, now: Any, name: str) -> tuple[str, Any, Any] | None:
+def find_difference(before: Any, now: Any, name: str) -> tuple[str, Any, Any] | None:
     """The first setting that differs, by its dotted name, with both values."""
     if json.dumps(before, default=str) == json.dumps(now, default=str):
         return None
     if isinstance(before, dict) and isinstance(now, dict):
         for key in {**before, **now}:
-            found = difference(before.get(key), now.get(key), f"{name}.{key}")
+            found = find_difference(before.get(key), now.get(key), f"{name}.{key}")
             if found is not None:
                 return found
     return name, before, now
 
 
-def environment(config: Config, placement: Placement, compute: Compute) -> dict[str, Any]:
+def describe_environment(config: Config, placement: Placement, compute: Compute) -> dict[str, Any]:
     """What a reader needs to repeat the run."""
     device = choose_device(config.compute)
     return {

@@ -1,8 +1,8 @@
 """Trackers: the numbers of a run in TensorBoard or MLflow as well, for those who keep theirs there.
 
-A tracker is told of every record and of the end; it gets numbers and the names of clients, never names of
+A tracker gets every record and the result: numbers and the names of clients, never names of
 cases. Both libraries are optional and imported only when asked for. A tracker that fails is left out for
-the rest of the run, with a warning: nobody loses a night's training to a full disk at the tracker's.
+the rest of the run, with a warning: a full disk at the tracker's must not cost a night's training.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ EXTRA = "Install it with: pip install 'wardround[{name}]', or leave it out of `t
 
 
 class Tracker(Protocol):
-    """Somebody who keeps the numbers of a run."""
+    """Keeps the numbers of a run."""
 
     def on_record(self, record: Mapping[str, Any]) -> None:
         """After every round, with its line of records.jsonl."""
@@ -33,7 +33,7 @@ class Tracker(Protocol):
         """Once, with what result.json says; a stopped run has no test in it."""
 
 
-# What is told
+# What trackers get
 
 
 def scalars(value: Any, path: str = "") -> Iterator[tuple[str, float]]:
@@ -96,7 +96,7 @@ class TensorBoard:
     """Event files in the run folder, under tensorboard/."""
 
     def __init__(self, folder: Path, config: Mapping[str, Any], first_round: int = 0) -> None:
-        module = needed("tensorboard", "torch.utils.tensorboard")
+        module = import_optional("tensorboard", "torch.utils.tensorboard")
         again = {"purge_step": first_round + 1} if first_round else {}
         self._writer = module.SummaryWriter(str(folder / "tensorboard"), **again)
         self._config = config
@@ -122,7 +122,7 @@ class MLflow:
     """A run in MLflow's store, wherever MLFLOW_TRACKING_URI points; a resumed run goes on in it."""
 
     def __init__(self, folder: Path, config: Mapping[str, Any], first_round: int = 0) -> None:
-        module = needed("mlflow", "mlflow")
+        module = import_optional("mlflow", "mlflow")
         self._client = module.MlflowClient()
         note = folder / "mlflow.json"
         if first_round and note.exists():
@@ -154,7 +154,7 @@ TRACKERS: dict[str, Callable[[Path, Mapping[str, Any], int], Tracker]] = {
 }
 
 
-def needed(name: str, module: str) -> Any:
+def import_optional(name: str, module: str) -> Any:
     """An optional library, or a sentence that says how to get it."""
     try:
         return importlib.import_module(module)
@@ -171,15 +171,15 @@ class Tracking:
         self._trackers = dict(trackers)
 
     def on_record(self, record: Mapping[str, Any]) -> None:
-        self._tell(lambda tracker: tracker.on_record(record))
+        self._notify(lambda tracker: tracker.on_record(record))
 
     def on_end(self, result: Mapping[str, Any]) -> None:
-        self._tell(lambda tracker: tracker.on_end(result))
+        self._notify(lambda tracker: tracker.on_end(result))
 
-    def _tell(self, say: Callable[[Tracker], None]) -> None:
+    def _notify(self, call: Callable[[Tracker], None]) -> None:
         for name, tracker in list(self._trackers.items()):
             try:
-                say(tracker)
+                call(tracker)
             except Exception as error:  # whatever a tracker does, the run goes on
                 log.warning("tracker '%s' is left out from here on: %s", name, error)
                 del self._trackers[name]
@@ -201,6 +201,6 @@ def open_trackers(
         except Exception as error:
             reason = str(error).partition("\n")[0].rstrip(".") + "."
             raise ConfigError(
-                f"tracker '{name}' cannot be opened: {reason} Leave it out of `trackers` or mend it."
+                f"tracker '{name}' cannot be opened: {reason} Fix it, or leave it out of `trackers`."
             ) from None
     return Tracking(opened)

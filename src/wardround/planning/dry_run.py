@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from wardround.clients import Clients
-from wardround.clients.client import to_the_end
+from wardround.clients.client import run_to_completion
 from wardround.config import Config
 from wardround.data.cases import Case, ClientData, TensorSplit
 from wardround.data.federation import Federation, ScanSummary
@@ -24,7 +24,7 @@ from wardround.data.roles import NOT_HOSPITALS, POOLED, PROXY
 from wardround.engine.checkpoint import Checkpoints
 from wardround.engine.host import Host
 from wardround.engine.records import Egress
-from wardround.engine.transports.in_process import InProcess, Spilling
+from wardround.engine.transports.local import InProcess, Spilling
 from wardround.messages import Message, ServerState
 from wardround.methods import build_method
 from wardround.metrics import METRICS
@@ -142,7 +142,7 @@ class DryRunner:
         client.data = repeat_cases(before, self.config.batch_size)
         seed_everything(self.config.seed, "dry run")
         started = time.perf_counter()
-        to_the_end(lambda: client.fit(start))
+        run_to_completion(lambda: client.fit(start))
         self._synchronize()
         client.data, client.memory, client.fitted = before, {}, None
         return time.perf_counter() - started

@@ -252,13 +252,13 @@ def test_empty_masks_everywhere(tmp_path, monkeypatch):
 
 
 def test_a_model_that_gives_nan_is_counted_and_the_file_is_still_written(tmp_path, monkeypatch):
-    honest = calibration.cases_of
+    honest = calibration.iterate_cases
 
     def broken(client, split, params):
         for place, logits, batch in honest(client, split, params):
             yield place, logits if place else torch.full_like(logits, math.nan), batch
 
-    monkeypatch.setattr(calibration, "cases_of", broken)
+    monkeypatch.setattr(calibration, "iterate_cases", broken)
     found = calibration_of(run(tmp_path / "run"))
 
     assert found["overall"]["num_left_out"] == 3

@@ -15,11 +15,11 @@ from wardround.engine.transports import placement
 from wardround.engine.transports.placement import (
     Placement,
     Work,
-    devices_for,
+    choose_devices,
+    count_workers_on_cores,
+    count_workers_on_gpus,
     place,
     present_sizes,
-    workers_on_cores,
-    workers_on_gpus,
 )
 from wardround.errors import ConfigError
 from wardround.models.base import Output, Segmenter
@@ -59,7 +59,7 @@ def placed(folder: Path, **changes: Any) -> Placement:
 def test_gpus_are_taken_in_turn_unless_one_is_named(
     device: str, workers: int, gpus: int, expected: list[str]
 ) -> None:
-    assert devices_for(device, workers, gpus) == tuple(expected)
+    assert choose_devices(device, workers, gpus) == tuple(expected)
 
 
 @mark.parametrize(
@@ -67,7 +67,7 @@ def test_gpus_are_taken_in_turn_unless_one_is_named(
     [("auto", 1, 9, 1), ("cuda", 4, 9, 4), ("cuda", 4, 3, 3), ("cuda:2", 4, 9, 1), ("cuda", 4, 1, 1)],
 )
 def test_auto_starts_one_worker_a_gpu(device: str, gpus: int, clients: int, expected: int) -> None:
-    assert workers_on_gpus(device, gpus, clients)[0] == expected
+    assert count_workers_on_gpus(device, gpus, clients)[0] == expected
 
 
 def test_on_several_gpus_every_worker_has_its_own(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
@@ -85,29 +85,29 @@ def test_on_several_gpus_every_worker_has_its_own(tmp_path: Path, monkeypatch: M
 
 
 def test_small_work_stays_in_one_process_and_large_work_takes_the_cores() -> None:
-    assert workers_on_cores(work(5), 2, None, PLENTY)[0] == 1
-    assert workers_on_cores(work(500), 2, None, PLENTY)[0] == 2
-    assert workers_on_cores(work(500), 16, None, PLENTY)[0] == 4  # a client each
+    assert count_workers_on_cores(work(5), 2, None, PLENTY)[0] == 1
+    assert count_workers_on_cores(work(500), 2, None, PLENTY)[0] == 2
+    assert count_workers_on_cores(work(500), 16, None, PLENTY)[0] == 4  # a client each
 
 
 def test_one_client_one_core_short_memory_or_all_threads_taken_leave_one_worker() -> None:
-    assert workers_on_cores(work(500, {"a": 9}), 8, None, PLENTY) == (1, "one client trains")
-    assert workers_on_cores(work(500), 1, None, PLENTY)[0] == 1
-    assert workers_on_cores(work(500), 8, 8, PLENTY)[0] == 1
-    assert workers_on_cores(work(500), 8, None, 2**30) == (1, "memory is short")
-    assert workers_on_cores(work(500), 8, 4, PLENTY)[0] == 2
+    assert count_workers_on_cores(work(500, {"a": 9}), 8, None, PLENTY) == (1, "one client trains")
+    assert count_workers_on_cores(work(500), 1, None, PLENTY)[0] == 1
+    assert count_workers_on_cores(work(500), 8, 8, PLENTY)[0] == 1
+    assert count_workers_on_cores(work(500), 8, None, 2**30) == (1, "memory is short")
+    assert count_workers_on_cores(work(500), 8, 4, PLENTY)[0] == 2
 
 
 def test_workers_that_would_wait_for_one_large_client_are_not_started() -> None:
     alone = {"large": 1000, "small": 1, "tiny": 1}
 
-    assert workers_on_cores(work(500, alone), 8, None, PLENTY)[0] == 1
-    assert workers_on_cores(work(500, dict.fromkeys("abcdef", 10)), 5, 1, PLENTY)[0] == 3  # two each
+    assert count_workers_on_cores(work(500, alone), 8, None, PLENTY)[0] == 1
+    assert count_workers_on_cores(work(500, dict.fromkeys("abcdef", 10)), 5, 1, PLENTY)[0] == 3  # two each
 
 
 def test_files_of_a_large_model_count_against_workers() -> None:
-    assert workers_on_cores(work(60), 2, None, PLENTY)[0] == 2
-    assert workers_on_cores(work(60, num_bytes=2**30), 2, None, PLENTY)[0] == 1
+    assert count_workers_on_cores(work(60), 2, None, PLENTY)[0] == 2
+    assert count_workers_on_cores(work(60, num_bytes=2**30), 2, None, PLENTY)[0] == 1
 
 
 def test_only_clients_that_train_count(tmp_path: Path) -> None:

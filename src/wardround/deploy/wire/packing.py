@@ -9,8 +9,8 @@ from torch import Tensor
 
 from wardround.clients.traffic import (
     Array,
-    array_of,
-    compressed,
+    as_array,
+    compress_array,
     encode,
     short,
 )
@@ -79,7 +79,7 @@ def _pack_tensor(name: str, tensor: Tensor, compress: bool) -> tuple[Array, dict
     dtype = short(tensor.dtype)
     if dtype not in TYPES:
         raise ParcelError(f"tensor '{name}' has type {dtype}, which cannot be sent.")
-    array = array_of(tensor)
+    array = as_array(tensor)
     facts: dict[str, Any] = {"dtype": dtype, "shape": list(tensor.shape)}
-    small = compressed(array) if compress else None
+    small = compress_array(array) if compress else None
     return (array, facts) if small is None else (small, facts | {"compress": "zlib"})

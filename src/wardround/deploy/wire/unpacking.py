@@ -16,7 +16,7 @@ from wardround.clients.traffic import (
     Array,
     Coding,
     decode,
-    decompressed,
+    decompress_array,
 )
 from wardround.deploy.wire.parcel import (
     ADDRESS,
@@ -261,7 +261,7 @@ def _build_tensor(entry: TensorEntry, array: Array) -> Tensor:
     """The tensor over the array's own memory; a copy only of what was compressed or may not be written to."""
     if entry.is_compressed:
         try:
-            array = decompressed(array, CARRIERS[entry.dtype], entry.num_numbers).reshape(entry.shape)
+            array = decompress_array(array, CARRIERS[entry.dtype], entry.num_numbers).reshape(entry.shape)
         except ValueError as error:
             raise ParcelError(f"tensor '{show(entry.key)}': {error}.") from None
     if entry.dtype == "bool" and array.size and int(array.view(np.uint8).max()) > 1:

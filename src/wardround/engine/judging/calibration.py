@@ -1,9 +1,9 @@
 """Calibration of a finished run: what clients are asked for, and how the server puts it together.
 
 Two exchanges, after the test. First every client that chose the best round sends the sums a common
-temperature is fitted from (validation cases). Then, with that temperature, every client sends how often
-the model was right when it was sure, before and after (test cases, sums over bins), one row a test case
-as the case table has them, and a histogram of case uncertainty (validation cases).
+temperature is fitted from (validation cases). Then, with that temperature, every client sends accuracy by
+confidence, before and after scaling (test cases, sums over bins), one row a test case as the case table has
+them, and a histogram of case uncertainty (validation cases).
 
 Of validation cases nothing leaves but sums and counts; of test cases one number each beside their scores.
 """
@@ -82,7 +82,7 @@ def calibrate(
     return Message(scalars=answer)
 
 
-def cases_of(client: Client, split: Split, params: Params) -> Iterator[tuple[int, Tensor, Batch]]:
+def iterate_cases(client: Client, split: Split, params: Params) -> Iterator[tuple[int, Tensor, Batch]]:
     """Every case by itself: its place, logits (num_outputs, *spatial), and batch of one."""
     place = 0
     for logits, batch in client.predictions(split, params):
@@ -92,7 +92,7 @@ def cases_of(client: Client, split: Split, params: Params) -> Iterator[tuple[int
             place += 1
 
 
-def usable(logits: Tensor) -> bool:
+def is_usable(logits: Tensor) -> bool:
     """A case whose logits are not numbers says nothing; it is counted and left out."""
     return bool(torch.isfinite(logits).all())
 
@@ -100,8 +100,8 @@ def usable(logits: Tensor) -> bool:
 def temperature_sums(client: Client, params: Params) -> dict[str, Any]:
     sums = np.zeros((len(temperature.NAMES), temperature.POINTS))
     cases = voxels = left_out = 0
-    for _, logits, batch in cases_of(client, client.data.val, params):
-        if not usable(logits):
+    for _, logits, batch in iterate_cases(client, client.data.val, params):
+        if not is_usable(logits):
             left_out += 1
             continue
         truth = batch.label[0]
@@ -124,12 +124,12 @@ def validation_histograms(client: Client, params: Params, fitted: float, passes:
         if epistemic is not None:
             found.setdefault("epistemic", []).append(epistemic)
 
-    for _, logits, _ in cases_of(client, split, params):
-        if usable(logits):
-            keep(one_pass(client, logits, fitted))
+    for _, logits, _ in iterate_cases(client, split, params):
+        if is_usable(logits):
+            keep(predict_once(client, logits, fitted))
     for kind in sources(client.model, objective):
         if kind in ("samples", "dropout"):
-            for predicted in sampled(client, params, kind, fitted, passes):
+            for predicted in predict_sampled(client, params, kind, fitted, passes):
                 keep(predicted)
     return {
         kind: {name: sparse(counted(values)) for name, values in found.items()}
@@ -137,20 +137,22 @@ def validation_histograms(client: Client, params: Params, fitted: float, passes:
     }
 
 
-def one_pass(client: Client, logits: Tensor, fitted: float) -> Predicted:
+def predict_once(client: Client, logits: Tensor, fitted: float) -> Predicted:
     scan = Accumulator(client.objective, temperature=fitted)
     scan.add(logits)
     return scan.result()
 
 
-def sampled(client: Client, params: Params, kind: str, fitted: float, passes: int) -> Iterator[Predicted]:
+def predict_sampled(
+    client: Client, params: Params, kind: str, fitted: float, passes: int
+) -> Iterator[Predicted]:
     """Every validation case after several passes."""
     repeated = Repeated(client.data.val, passes)
     scan = Accumulator(client.objective, temperature=fitted, kind=kind)
     good = True
     with sampling(client.model, kind):
-        for place, logits, _ in cases_of(client, repeated, params):
-            good = good and usable(logits)
+        for place, logits, _ in iterate_cases(client, repeated, params):
+            good = good and is_usable(logits)
             if good:
                 scan.add(logits)
             if place % passes == passes - 1:
@@ -195,11 +197,11 @@ def quality_sums(
     before, after = Tally.empty(), Tally.empty()
     groups = {part: np.zeros((2, NUM_BINS)) for part in PARTS}
     rows: list[dict[str, Any]] = []
-    for place, logits, batch in cases_of(client, split, params):
-        if not usable(logits):
+    for place, logits, batch in iterate_cases(client, split, params):
+        if not is_usable(logits):
             rows.append({"case": split.names[place], **dict.fromkeys(ROW)})
             continue
-        truth, predicted = batch.label[0], one_pass(client, logits, fitted)
+        truth, predicted = batch.label[0], predict_once(client, logits, fitted)
         box = around(truth, predicted.label)
         s = scores(objective, logits[(None, slice(None), *box)])[0].flatten(1)
         true, label = truth[box].flatten(), predicted.label[box].flatten()
@@ -248,7 +250,7 @@ def case_dice(
 # Server
 
 
-def calibrated(
+def measure_calibration(
     clients: Clients,
     params: Params,
     chosen: Mapping[str, Any],
@@ -278,7 +280,7 @@ def calibrated(
         "passes": passes,
         "validation_cases": {reply.client: reply.scalars["cases"] for reply in first},
         "quantiles": pooled_quantiles([reply for reply in replies if "validation" in reply.scalars]),
-        **tested(replies),
+        **summarise_test(replies),
         "missing": sorted(set(hospitals) - {reply.client for reply in replies}),
     }
 
@@ -303,7 +305,7 @@ def pooled_quantiles(replies: Sequence[Reply]) -> dict[str, Any]:
     }
 
 
-def tested(replies: Sequence[Reply]) -> dict[str, Any]:
+def summarise_test(replies: Sequence[Reply]) -> dict[str, Any]:
     """The part about test cases: overall, and each client by itself."""
     tallies = {
         when: {reply.client: Tally.from_scalars(reply.scalars[when]) for reply in replies}
@@ -321,9 +323,9 @@ def tested(replies: Sequence[Reply]) -> dict[str, Any]:
         part: np.sum([found[part] for found in groups.values() if part in found], axis=0) for part in parts
     }
     return {
-        "overall": judged(overall["before"], overall["after"], pooled, every),
+        "overall": summarise_quality(overall["before"], overall["after"], pooled, every),
         "clients": {
-            name: judged(tallies["before"][name], tallies["after"][name], groups[name], rows[name])
+            name: summarise_quality(tallies["before"][name], tallies["after"][name], groups[name], rows[name])
             for name in rows
         },
         "reliability": {when: tally.reliability() for when, tally in overall.items()},
@@ -335,7 +337,7 @@ def tested(replies: Sequence[Reply]) -> dict[str, Any]:
     }
 
 
-def judged(
+def summarise_quality(
     before: Tally, after: Tally, groups: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
     known = [row for row in rows if row["dice"] is not None]
@@ -368,14 +370,14 @@ def case_curve(rows: Sequence[Mapping[str, Any]]) -> list[list[float]]:
     if not known:
         return []
     found = risk_coverage([row["uncertainty"] for row in known], [1 - row["dice"] for row in known])
-    return thinned(*found)
+    return thin(*found)
 
 
 def points(counts: Any, errors: Any) -> list[list[float]]:
-    return thinned(*curve(counts, errors))
+    return thin(*curve(counts, errors))
 
 
-def thinned(coverage: Any, risk: Any) -> list[list[float]]:
+def thin(coverage: Any, risk: Any) -> list[list[float]]:
     """Pairs [coverage, risk], no more than a chart can show; the last, which is everything, stays."""
     step = max(1, math.ceil(len(coverage) / MOST_POINTS))
     chosen = [*range(0, len(coverage) - 1, step), len(coverage) - 1] if len(coverage) else []

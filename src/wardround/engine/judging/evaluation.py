@@ -190,12 +190,12 @@ class Evaluation:
         clients: dict[str, dict[str, Summary]] = {}
         overall: dict[str, ClientsSummary] = {}
         for metric, entry in stored.items():
-            facts = {key: number(value) for key, value in entry.items() if key != "clients"}
+            facts = {key: parse_number(value) for key, value in entry.items() if key != "clients"}
             worst = facts.pop("worst")
-            facts["worst"] = None if worst is None else WorstClient(worst[0], number(worst[1]))
+            facts["worst"] = None if worst is None else WorstClient(worst[0], parse_number(worst[1]))
             overall[metric] = ClientsSummary(**facts)
             clients[metric] = {
-                name: Summary(**{key: number(value) for key, value in summary.items()})
+                name: Summary(**{key: parse_number(value) for key, value in summary.items()})
                 for name, summary in entry["clients"].items()
             }
         return cls({}, clients, overall)
@@ -207,21 +207,16 @@ class Evaluation:
     def as_dict(self) -> dict[str, Any]:
         return {
             metric: {
-                "clients": {name: vars_of(summary) for name, summary in by_client.items()},
-                **vars_of(self.overall[metric]),
+                "clients": {name: dict(vars(summary)) for name, summary in by_client.items()},
+                **vars(self.overall[metric]),
             }
             for metric, by_client in self.clients.items()
         }
 
 
-def number(value: Any) -> Any:
+def parse_number(value: Any) -> Any:
     """A number written as a word ("nan", "inf") as a number again."""
     return float(value) if value in ("nan", "inf", "-inf") else value
-
-
-def vars_of(record: Any) -> dict[str, Any]:
-    """The fields of a small dataclass."""
-    return {name: getattr(record, name) for name in record.__dataclass_fields__}
 
 
 def gather(replies: Sequence[Reply], metrics: Sequence[str]) -> Evaluation:

@@ -1,4 +1,4 @@
-"""The judge of a run: validation after rounds, the test of the chosen model, and what is drawn from it."""
+"""Judge: validation after rounds, the test of the chosen model, its pictures and calibration."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from wardround.clients import Clients, Transport
 from wardround.config import Config
 from wardround.data.roles import NOT_HOSPITALS
-from wardround.engine.judging.calibration import calibrated
+from wardround.engine.judging.calibration import measure_calibration
 from wardround.engine.judging.evaluation import Evaluation, gather
 from wardround.engine.judging.pictures import draw_overlays
 from wardround.engine.judging.result_tables import case_rows
@@ -109,7 +109,7 @@ class Judge:
 
     def _calibrate(self, params: Params, chosen: dict[str, Any]) -> None:
         """calibration.json: whether the tested model's confidence matches its accuracy."""
-        found = calibrated(
+        found = measure_calibration(
             self._clients,
             params,
             chosen,

@@ -1,6 +1,6 @@
-"""Pictures a person can judge: image, truth and prediction side by side.
+"""Pictures of test cases: image, truth and prediction side by side.
 
-A client writes slices of its own test cases, and how sure the model was of them, to its own folder; in a
+A client writes slices of its own test cases, with the model's uncertainty, to its own folder; in a
 simulation, on one machine, the run joins them to `overlays.png` and the report shows them. Nothing of this
 is a message, so nothing of it leaves a hospital.
 
@@ -27,9 +27,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
+from wardround.clients import Client
+from wardround.config import EvaluateSettings
 from wardround.data.cases import Split
+from wardround.engine.judging.evaluation import largest_components
 from wardround.files import write_bytes
 from wardround.metrics import EmptyPolicy, measure, summarise
+from wardround.params import Params
 from wardround.storage import StoredTensors, save_tensors
 from wardround.text import clipped
 
@@ -90,7 +94,7 @@ class Album:
         dice = summarise([region["dice"] for region in scores.values()]).mean
         self._pictures.append(replace(picture, dice=dice))
         self._shares.append(float((truth > 0).double().mean()))
-        self._calibration += calibration_of(probabilities, truth)
+        self._calibration += count_calibration(probabilities, truth)
 
     def save(self, path: Path, count: int) -> None:
         """Write `count` of the cases, and what is known of all; nothing for a client without test cases."""
@@ -99,12 +103,31 @@ class Album:
             save_pictures(path, chosen, self._calibration, self._shares)
 
 
+def take_pictures(
+    client: Client,
+    params: Params,
+    regions: Mapping[str, Sequence[int]],
+    settings: EvaluateSettings,
+    path: Path,
+) -> None:
+    """The task "pictures": a few test cases with their uncertainty, written to the client's own folder."""
+    split, objective = client.data.test, client.objective
+    album = Album(split, regions, settings.empty_policy)
+    for logits, batch in client.predictions(split, params):
+        for number, labels in enumerate(objective.predict(logits).cpu().numpy()):
+            if settings.postprocess == "largest_component":
+                labels = largest_components(labels)
+            probabilities = objective.probabilities(logits[number : number + 1])[0]
+            album.add(batch.image[number], batch.label[number], probabilities, labels)
+    album.save(path, settings.overlays)
+
+
 def picture_of(
     name: str, image: Tensor, truth: Tensor, predicted: Tensor, entropy: Tensor, spacing: Sequence[float]
 ) -> Picture:
     """A case made small: a few slices of the first channel, at most some hundred pixels wide."""
     dimensions = truth.ndim
-    scan = to_bytes(normalised(image[0].float().cpu().numpy()))
+    scan = to_bytes(normalise(image[0].float().cpu().numpy()))
     volumes = [
         torch.from_numpy(scan),
         *(layer.to(torch.uint8).cpu() for layer in (truth, predicted, entropy)),
@@ -112,10 +135,10 @@ def picture_of(
     if dimensions == 2:
         volumes = [volume[None] for volume in volumes]
     depth = len(volumes[0])
-    largest = fullest_slice(volumes[1], volumes[2])
-    places = spaced(depth, MOST_SLICES, largest)
+    largest = find_fullest_slice(volumes[1], volumes[2])
+    places = choose_slices(depth, MOST_SLICES, largest)
     scan, labels, guess, unsure = (
-        shrunk(volume[places], MOST_PIXELS[dimensions], smooth=number in (0, 3))
+        shrink(volume[places], MOST_PIXELS[dimensions], smooth=number in (0, 3))
         for number, volume in enumerate(volumes)
     )
     return Picture(
@@ -135,16 +158,16 @@ def to_bytes(values: NDArray[np.float32]) -> Layer:
     return np.round(255 * values).astype(np.uint8)
 
 
-def fullest_slice(truth: Tensor, guess: Tensor) -> int:
+def find_fullest_slice(truth: Tensor, guess: Tensor) -> int:
     """Where the truth (or else the prediction) is largest."""
     size = (truth if bool((truth > 0).any()) else guess).gt(0).sum(dim=(1, 2))
     return int(size.argmax()) if int(size.max()) else len(truth) // 2
 
 
-def spaced(depth: int, most: int, wanted: int) -> list[int]:
+def choose_slices(depth: int, most: int, wanted: int) -> list[int]:
     """Evenly spaced slices; the nearest of them gives way to the wanted one.
 
-    >>> spaced(3, 24, 1), spaced(100, 3, 60)
+    >>> choose_slices(3, 24, 1), choose_slices(100, 3, 60)
     ([0, 1, 2], [0, 60, 99])
     """
     if depth <= most:
@@ -154,7 +177,7 @@ def spaced(depth: int, most: int, wanted: int) -> list[int]:
     return places
 
 
-def shrunk(layer: Tensor, most: int, smooth: bool) -> Layer:
+def shrink(layer: Tensor, most: int, smooth: bool) -> Layer:
     """At most so many pixels a side; label maps keep whole labels."""
     height, width = layer.shape[1:]
     longest = max(height, width)
@@ -167,12 +190,12 @@ def shrunk(layer: Tensor, most: int, smooth: bool) -> Layer:
 
 
 def entropy_bytes(probabilities: Tensor) -> Tensor:
-    """How undecided the model is at each voxel, 0 to 255; (C, *spatial) -> (*spatial)."""
+    """The entropy of the model's probabilities at each voxel, 0 to 255; (C, *spatial) -> (*spatial)."""
     entropy: Tensor = torch.special.entr(probabilities).sum(dim=0) / math.log(len(probabilities))
     return (255 * entropy.clamp(0, 1)).round().to(torch.uint8)
 
 
-def calibration_of(probabilities: Tensor, truth: Tensor) -> Tensor:
+def count_calibration(probabilities: Tensor, truth: Tensor) -> Tensor:
     """For bins of the foreground's probability: voxels, sum of probabilities, truly foreground."""
     foreground = 1 - probabilities[0].double().flatten()
     index = (foreground * NUM_BINS).long().clamp(0, NUM_BINS - 1)
@@ -220,7 +243,7 @@ def read_pictures(stored: StoredTensors) -> list[Picture]:
         image, truth, prediction = (slices(stored[f"{number}/{layer}"]) for layer in LAYERS[:3])
         unsure = stored.get(f"{number}/{LAYERS[3]}")
         if image.dtype != np.uint8:
-            image = to_bytes(normalised(image))
+            image = to_bytes(normalise(image))
         uncertainty = None if unsure is None else slices(unsure)
         pictures.append(Picture(name, image, truth, prediction, uncertainty, **entry))
     return pictures
@@ -293,7 +316,7 @@ def add_contours(axis: object, labels: Layer, aspect: float = 1.0) -> None:
     axis.imshow(tint, interpolation="nearest", aspect=aspect)  # type: ignore[attr-defined]
 
 
-def normalised(image: NDArray[np.float32]) -> NDArray[np.float32]:
+def normalise(image: NDArray[np.float32]) -> NDArray[np.float32]:
     low, high = np.percentile(image, (1, 99.5))
     scaled: NDArray[np.float32] = np.clip((image - low) / max(high - low, 1e-6), 0, 1)
     return scaled

@@ -89,23 +89,23 @@ def place(config: Config, federation: Federation, names: Sequence[str]) -> Place
     elif settings.workers != "auto":
         workers, why = min(settings.workers, len(names)), "as asked"
     elif on_gpu:
-        workers, why = workers_on_gpus(device, gpus, len(present_sizes(config, federation, names)))
+        workers, why = count_workers_on_gpus(device, gpus, len(present_sizes(config, federation, names)))
     else:
-        work = work_ahead(config, federation, names)
-        workers, why = workers_on_cores(work, cores(), settings.threads, total_memory())
+        work = estimate_work(config, federation, names)
+        workers, why = count_workers_on_cores(work, cores(), settings.threads, total_memory())
     placement = Placement(
-        devices_for(device if on_gpu else "cpu", workers, gpus), threads_for(settings, workers), why
+        choose_devices(device if on_gpu else "cpu", workers, gpus), threads_for(settings, workers), why
     )
     log.info("%d worker%s: %s", workers, "" if workers == 1 else "s", why)
     return placement
 
 
-def devices_for(device: str, workers: int, gpus: int) -> tuple[str, ...]:
+def choose_devices(device: str, workers: int, gpus: int) -> tuple[str, ...]:
     """The device of each worker: GPUs in turn, unless one is named.
 
-    >>> devices_for("auto", 3, 2)
+    >>> choose_devices("auto", 3, 2)
     ('cuda:0', 'cuda:1', 'cuda:0')
-    >>> devices_for("cuda:1", 2, 2), devices_for("cpu", 2, 2), devices_for("cuda", 1, 4)
+    >>> choose_devices("cuda:1", 2, 2), choose_devices("cpu", 2, 2), choose_devices("cuda", 1, 4)
     (('cuda:1', 'cuda:1'), ('cpu', 'cpu'), ('cuda',))
     """
     if device == "cpu" or ":" in device:
@@ -115,7 +115,7 @@ def devices_for(device: str, workers: int, gpus: int) -> tuple[str, ...]:
     return tuple(f"cuda:{number % max(gpus, 1)}" for number in range(workers))
 
 
-def workers_on_gpus(device: str, gpus: int, clients: int) -> tuple[int, str]:
+def count_workers_on_gpus(device: str, gpus: int, clients: int) -> tuple[int, str]:
     """A worker for each GPU, as far as there are clients to train."""
     if ":" in device:
         return 1, f"{device} is named, and one process fills a GPU"
@@ -126,7 +126,7 @@ def workers_on_gpus(device: str, gpus: int, clients: int) -> tuple[int, str]:
     return min(gpus, clients), f"{gpus} GPUs, {clients} clients that train"
 
 
-def workers_on_cores(work: Work, cores: int, threads: int | None, memory: int) -> tuple[int, str]:
+def count_workers_on_cores(work: Work, cores: int, threads: int | None, memory: int) -> tuple[int, str]:
     """As many workers as make the run shortest; one unless others save more than they cost."""
     if len(work.sizes) <= 1:
         return 1, "one client trains"
@@ -136,7 +136,9 @@ def workers_on_cores(work: Work, cores: int, threads: int | None, memory: int) -
     room = int(MEMORY_SHARE * memory / (WORKER_BYTES + work.training_bytes))
     if room <= 1:
         return 1, "memory is short"
-    seconds = {count: run_seconds(work, count, cores, threads) for count in range(1, min(most, room) + 1)}
+    seconds = {
+        count: estimate_seconds(work, count, cores, threads) for count in range(1, min(most, room) + 1)
+    }
     best = min(seconds, key=lambda count: (seconds[count], count))
     saved = seconds[1] - seconds[best]
     if best == 1 or saved <= START_SECONDS:
@@ -159,7 +161,7 @@ def deal(sizes: Mapping[str, int], workers: int) -> list[list[str]]:
     return hands
 
 
-def run_seconds(work: Work, workers: int, cores: int, threads: int | None) -> float:
+def estimate_seconds(work: Work, workers: int, cores: int, threads: int | None) -> float:
     """Of all rounds with so many workers: the busiest one decides, and messages take their time."""
     hands = deal(work.sizes, workers)
     longest = max(sum(max(work.sizes[name], 1) for name in hand) for hand in hands)
@@ -185,7 +187,7 @@ def present_sizes(config: Config, federation: Federation, names: Sequence[str]) 
     return dict(sorted(sizes.items(), key=lambda item: -item[1])[:count])
 
 
-def work_ahead(config: Config, federation: Federation, names: Sequence[str]) -> Work:
+def estimate_work(config: Config, federation: Federation, names: Sequence[str]) -> Work:
     """The clients that train and how long one core would take, from operations and a usual rate."""
     sizes = present_sizes(config, federation, names)
     shape = training_shape(config, federation) if len(sizes) > 1 and cores() > 1 else None

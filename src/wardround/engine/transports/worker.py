@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from wardround.child_process import connect
+from wardround.clients import Answer
 from wardround.clients.sync_state import SyncState
 from wardround.config_file import load_config
 from wardround.engine.host import Host
@@ -61,21 +62,13 @@ def serve(host: Host, request: dict[str, Any]) -> dict[str, Any]:
     try:
         message = Message.load(Path(request["message"]))
     except WardroundError as error:
-        return {"client": request["client"], "failure": str(error), "seconds": 0.0}
-    sync_state = SyncState.from_dict(request["sync_state"])
-    result = host.send(request["client"], request["task"], request["round"], message, sync_state)
-    if result.failure is None:
-        result.message.save(Path(request["reply"]), durable=False)
-    return {
-        "client": result.client,
-        "reply": request["reply"],
-        "num_examples": result.num_examples,
-        "num_steps": result.num_steps,
-        "seconds": result.seconds,
-        "loss": dict(result.loss),
-        "failure": result.failure,
-        "num_bytes": result.num_bytes,
-    }
+        answer = Answer(request["client"], failure=str(error))
+    else:
+        sync_state = SyncState.from_dict(request["sync_state"])
+        answer = host.send(request["client"], request["task"], request["round"], message, sync_state)
+    if answer.failure is None:
+        answer.message.save(Path(request["reply"]), durable=False)
+    return {**answer.as_dict(), "reply": request["reply"]}
 
 
 if __name__ == "__main__":

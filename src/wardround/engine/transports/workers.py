@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -165,27 +166,9 @@ class Workers:
                 if self._on_progress is not None:
                     self._on_progress(*line["progress"])
                 continue
-            name = line["client"]
-            pending.remove(name)
+            pending.remove(line["client"])
             deadline = time.monotonic() + self._deadline
-            yield self._answer(line)
-
-    def _answer(self, line: Mapping[str, Any]) -> Answer:
-        if line.get("failure") is not None:
-            return Answer(line["client"], failure=line["failure"], seconds=line["seconds"])
-        try:
-            message = Message.load(Path(line["reply"]))
-        except WardroundError as error:
-            return Answer(line["client"], failure=str(error), seconds=line["seconds"])
-        return Answer(
-            line["client"],
-            message,
-            num_examples=line["num_examples"],
-            num_steps=line["num_steps"],
-            seconds=line["seconds"],
-            loss=line["loss"],
-            num_bytes=line["num_bytes"],
-        )
+            yield read_answer(line)
 
     def _new_path(self, kind: str) -> Path:
         self._count += 1
@@ -205,3 +188,13 @@ class Workers:
     def close(self) -> None:
         for worker in self._workers:
             worker.stop()
+
+
+def read_answer(line: dict[str, Any]) -> Answer:
+    """A worker's answer, with the message it wrote."""
+    path = Path(line.pop("reply"))
+    answer = Answer(**line)
+    try:
+        return answer if answer.failure is not None else replace(answer, message=Message.load(path))
+    except WardroundError as error:
+        return replace(answer, failure=str(error))

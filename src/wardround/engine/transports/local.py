@@ -1,16 +1,44 @@
-"""Clients in this process: a for loop, and replies on disk once they are many."""
+"""The transport of a run on this machine: a for loop in this process, or several workers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from wardround.clients import Answer, Registration
+from wardround.clients import Answer, Registration, Transport
 from wardround.clients.sync_state import SyncState
-from wardround.engine.host import Host
+from wardround.data.federation import Federation
+from wardround.engine.host import Host, OnProgress
 from wardround.engine.judging.pictures import PICTURES
+from wardround.engine.run_folder import RunFolder
+from wardround.engine.transports.placement import Placement
+from wardround.engine.transports.workers import Workers
 from wardround.messages import Message
+
+
+def open_transport(
+    folder: RunFolder,
+    federation: Federation,
+    names: Sequence[str],
+    placement: Placement,
+    on_progress: OnProgress,
+) -> Transport:
+    """Clients where the placement has them, with an empty folder for messages on their way."""
+    exchange = folder.clear_exchange()
+    if placement.workers == 1:
+        given = federation if folder.config.data.in_memory else None  # else a host opens its own
+        return InProcess(Host(folder.config, folder.clients, names, on_progress, given), Spilling(exchange))
+    return Workers(
+        folder.path / "config.yaml",
+        folder.clients,
+        exchange,
+        federation.sizes(names),
+        placement.devices,
+        threads=placement.threads,
+        deadline=folder.config.deadline,
+        on_progress=on_progress,
+    )
 
 
 class Spilling:
