@@ -23,15 +23,11 @@ from wardround import batch
 from wardround.api import Result
 from wardround.batch import find_stage, in_use
 from wardround.comparison import Comparison, compare
-from wardround.comparison.grid import HoldOut
-from wardround.comparison.run import plan, run_grid
+from wardround.comparison.run import plan_comparison, run_grid
 from wardround.config_file import load_config
 from wardround.errors import CheckpointError, ConfigError, WardroundError
 from wardround.tables import formula_safe
 
-NOTHING: dict[str, Any] = dict.fromkeys(
-    ("methods", "objectives", "models", "seeds", "folds", "reference"), None
-)
 TABLES = ("table-dice.md", "table-dice.csv", "table-dice.tex", "statistics.json")
 
 
@@ -227,7 +223,7 @@ def test_a_cell_whose_process_outlived_a_kill_is_waited_for(
 
 
 def test_two_comparisons_do_not_share_a_folder(quick: None, tmp_path: Path) -> None:
-    grid, folder = plan(values({}), NOTHING, HoldOut(), (), tmp_path)
+    grid, folder = plan_comparison(values({}), {}, tmp_path)
     with (tmp_path / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with raises(WardroundError, match="in use by another comparison"):
@@ -237,7 +233,7 @@ def test_two_comparisons_do_not_share_a_folder(quick: None, tmp_path: Path) -> N
 def test_a_folder_of_a_single_run_is_refused(tmp_path: Path) -> None:
     wr.run(settings(tmp_path, rounds=1))
 
-    with raises(ConfigError, match="holds a single run"):
+    with raises(ConfigError, match="contains a single run"):
         compare(values({}), output=tmp_path)
 
 

@@ -184,17 +184,14 @@ def test_several_runs_are_compared_and_the_best_is_marked(finished: Path, tmp_pa
 
 
 def test_a_comparison_is_shown_with_its_tests(tmp_path: Path) -> None:
-    from wardround.comparison.grid import HoldOut
-    from wardround.comparison.outcome import describe
-    from wardround.comparison.run import plan
+    from wardround.comparison.outcome import write_comparison
+    from wardround.comparison.run import plan_comparison
 
-    options = {"methods": ["fedavg", "local"], "objectives": None, "models": None, "seeds": 2}
-    options |= {"folds": None, "reference": None}
     base = {**settings(tmp_path / "unused"), "rounds": 1}
-    grid, _ = plan(base, options, HoldOut(), output=tmp_path / "grid")
+    grid, _ = plan_comparison(base, {"methods": ["fedavg", "local"], "seeds": 2}, tmp_path / "grid")
     for cell in grid.cells:  # in this process: quicker than one for each
         wr.run({**cell.settings, "output": str(tmp_path / "grid/cells" / cell.name)})
-    write_json(tmp_path / "grid/comparison.json", describe(grid, {}))
+    write_comparison(tmp_path / "grid", grid, {})
     found = checked(page_of(tmp_path / "grid"))
 
     assert "±" in found.text and "Holm" in found.text

@@ -8,7 +8,14 @@ from collections.abc import Mapping, Sequence
 
 from wardround.comparison.groups import Headline, RunGroup, find_headline
 from wardround.comparison.runs import Run
-from wardround.comparison.scores import RowScores, RowSummary, Sheet, Statistics, metric_loss, statistics_of
+from wardround.comparison.scores import (
+    RowScores,
+    RowSummary,
+    Sheet,
+    Statistics,
+    compute_statistics,
+    metric_loss,
+)
 from wardround.comparison.statistics import CaseKey
 from wardround.comparison.tables import score_table, significance_table
 from wardround.engine.judging.result_tables import client_table
@@ -27,7 +34,7 @@ def result_section(group: RunGroup, prefix: str) -> Html:
     if sheet is None:
         waiting = tag("p", "There is no test result yet.", class_="lead")
         return section(f"{prefix}-result", "Result", *notices, waiting)
-    tested = {metric: statistics_of(sheet, metric) for metric in group.metrics}
+    tested = {metric: compute_statistics(sheet, metric) for metric in group.metrics}
     verdict = describe_result(sheet, tested[group.metrics[0]], group.methods, group.tested)
     parts = [tag("p", verdict, class_="verdict"), draw_figures(group, sheet), *notices]
     if group.kind == "run" and group.runs[0].test is not None:
