@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from wardround.api import Result
-from wardround.batch import Watch, run_all
+from wardround.batch import BatchListener, run_all
 from wardround.engine.judging.result_tables import method_table
 from wardround.machine import cores
 from wardround.reporting import write_report
@@ -51,7 +51,7 @@ class Demo:
     facts: dict[str, Any]
 
 
-def run_demo(folder: Path, *, seed: int = 42, watch: Watch | None = None) -> Demo:
+def run_demo(folder: Path, *, seed: int = 42, watch: BatchListener | None = None) -> Demo:
     """Train all methods with one budget, two at a time, and compare them."""
     runs = {name: one_run(name, seed) for name in {**REFERENCES, **PAPERS}}
     results = run_all(runs, folder, jobs=min(2, cores()), watch=watch)

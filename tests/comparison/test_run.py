@@ -21,7 +21,7 @@ import wardround as wr
 from comparison.here import Here
 from wardround import batch
 from wardround.api import Result
-from wardround.batch import find_stage, in_use
+from wardround.batch import find_stage, is_in_use
 from wardround.comparison import Comparison, compare
 from wardround.comparison.run import plan_comparison, run_grid
 from wardround.config_file import load_config
@@ -196,11 +196,11 @@ def test_the_stage_of_a_run_folder(tmp_path: Path) -> None:
 
 
 def test_a_folder_is_in_use_while_its_lock_is_held(tmp_path: Path) -> None:
-    assert not in_use(tmp_path)
+    assert not is_in_use(tmp_path)
     with (tmp_path / ".lock").open("w") as lock:
-        assert not in_use(tmp_path)
+        assert not is_in_use(tmp_path)
         fcntl.flock(lock, fcntl.LOCK_EX)
-        assert in_use(tmp_path)
+        assert is_in_use(tmp_path)
 
 
 def test_a_cell_whose_process_outlived_a_kill_is_waited_for(
@@ -212,7 +212,7 @@ def test_a_cell_whose_process_outlived_a_kill_is_waited_for(
         asked.append(folder)
         return len(asked) <= 2
 
-    monkeypatch.setattr(batch, "in_use", busy_twice)
+    monkeypatch.setattr(batch, "is_in_use", busy_twice)
     found = compare(values({}), output=tmp_path)
 
     assert len(asked) == 3 and len(found.results) == 1
@@ -299,7 +299,7 @@ def test_killed_twice_and_resumed_gives_the_same_bytes(tmp_path: Path, monkeypat
 
     for cell in ("fedavg", "local"):
         kill_when(start(config, folder), folder / f"cells/{cell}-seed42/records.jsonl", 2)
-    rounds = batch.rounds_done(folder / "cells/local-seed42")
+    rounds = batch.count_rounds(folder / "cells/local-seed42")
     assert not (folder / "cells/local-seed42/result.json").exists() and rounds >= 2
     last = start(config, folder)
     _, errors = last.communicate(timeout=120)

@@ -127,7 +127,7 @@ def picture_of(source: Any) -> RenderableType:
 
 
 def cells_table(source: Any) -> RichTable:
-    from wardround.batch import rounds_done
+    from wardround.batch import count_rounds
 
     found = comparison_of(source)
     done = sum(cell.is_done for cell in found.cells)
@@ -136,13 +136,13 @@ def cells_table(source: Any) -> RichTable:
         shown.add_column(head)
     for cell in found.cells:
         state = "done" if cell.is_done else "failed" if cell.name in found.failures else ""
-        shown.add_row(escape(cell.title), str(rounds_done(cell.folder)), state)
+        shown.add_row(escape(cell.title), str(count_rounds(cell.folder)), state)
     return shown
 
 
 def run_table(source: Any) -> RenderableType:
     from wardround.comparison.runs import read_run
-    from wardround.reporting.charts import short
+    from wardround.reporting.charts import format_number
     from wardround.tables import one_line
 
     run = read_run(source.folder)
@@ -159,9 +159,9 @@ def run_table(source: Any) -> RenderableType:
         values = [value for _, value in curves.get(client, [])]
         shown.add_row(
             escape(one_line(client, 40)),
-            short(values[-1]) if values else "",
+            format_number(values[-1]) if values else "",
             sparkline(values),
-            *(short(part[client][-1][1]) if part.get(client) else "" for part in (weights, losses)),
+            *(format_number(part[client][-1][1]) if part.get(client) else "" for part in (weights, losses)),
         )
     said = [f"{who} refused in round {at}: {why}" for at, who, why in run.records.trouble("refused")[-3:]]
     last = [running_note(run.records[-1])] if run.records else []

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from wardround.api import Result
-from wardround.batch import status_of
+from wardround.batch import read_status
 from wardround.comparison.grid import REAL_DATA, Grid, cell_title
 from wardround.comparison.presets import describe_published, list_printed_values
 from wardround.comparison.scores import (
@@ -77,7 +77,7 @@ class StoredCell:
 
     @property
     def is_done(self) -> bool:
-        return status_of(self.folder) == "done"
+        return read_status(self.folder) == "done"
 
     def read_result(self) -> dict[str, Any]:
         result: dict[str, Any] = json.loads((self.folder / "result.json").read_text(encoding="utf-8"))

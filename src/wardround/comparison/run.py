@@ -9,7 +9,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
-from wardround.batch import Stage, find_stage, in_use, run_each
+from wardround.batch import Stage, find_stage, is_in_use, run_each
 from wardround.comparison.grid import (
     Cell,
     Grid,
@@ -221,7 +221,7 @@ def find_stages(grid: Grid, folder: Path, overwrite: bool) -> dict[str, Stage]:
         except (ConfigError, CheckpointError) as error:
             if not overwrite:
                 raise CheckpointError(f"cell '{cell.title}': {error}") from None
-            if in_use(path):
+            if is_in_use(path):
                 raise CheckpointError(f"cell '{cell.title}': {path} is in use by another process.") from None
             shutil.rmtree(path)
             found[cell.name] = "new"

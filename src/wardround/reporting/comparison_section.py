@@ -20,7 +20,7 @@ from wardround.comparison.statistics import CaseKey
 from wardround.comparison.tables import score_table, significance_table
 from wardround.engine.judging.result_tables import client_table
 from wardround.metrics import METRICS
-from wardround.reporting.charts import legend, line_chart, places_of
+from wardround.reporting.charts import draw_legend, line_chart, number_labels
 from wardround.reporting.html import Html, details, join, name, plain, section, tag
 from wardround.reporting.sections import SUMS, case_label, has_regions, limits
 from wardround.reporting.strips import Spot, strip_chart
@@ -211,13 +211,13 @@ def side_by_side_section(group: RunGroup, prefix: str) -> Html:
     if sheet is not None and len(sheet.rows) > 1:
         metric = group.metrics[0]
         clients = sheet.clients(metric)
-        places = places_of(clients)
+        places = number_labels(clients)
         rows = {row.label: spots_of(row, metric, places) for row in sheet.rows if row.replicates}
         many = has_regions(key for row in sheet.rows for part in row.scores(metric) for key in part)
         what = METRICS[metric].title_in(lengths)
         title = capitalise(f"{group.tested}{what} of every case{' and region' * many}")
         chart = strip_chart(title, rows, within=limits(metric), worst=metric_loss(metric), class_="wide")
-        charts += [chart, legend(clients, places)]
+        charts += [chart, draw_legend(clients, places)]
     lead = f"Learning curves of all rows, and their scores on every {group.tested}case (mean over seeds)."
     return section(f"{prefix}-beside", "Side by side", *charts, lead=lead) if charts else Html("")
 

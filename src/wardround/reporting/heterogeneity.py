@@ -10,7 +10,7 @@ from typing import Any
 from wardround.comparison.runs import Run, mapping, number, validation_of
 from wardround.reporting.html import Html, details, section, tag
 from wardround.reporting.strips import Spot, strip_chart
-from wardround.reporting.tabular import Cell, plain_table
+from wardround.reporting.tabular import NumberCell, plain_table
 
 
 def heterogeneity(run: Run, prefix: str, places: Mapping[str, int]) -> Html:
@@ -37,7 +37,7 @@ def client_row(run: Run, client: str) -> list[Any]:
         run.num_trained.get(client, "n/a"),
         num_validation(run, client),
         num_tested(run, client),
-        Cell(percent_of(mean), mean),
+        NumberCell(percent_of(mean), mean),
         weights[-1][1] if weights else math.nan,
     ]
 
