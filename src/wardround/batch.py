@@ -30,7 +30,7 @@ Runs = Mapping[str, Mapping[str, Any]]
 
 
 class BatchListener(Protocol):
-    """Is told how far each run is."""
+    """Receives the progress of each run."""
 
     def on_rounds(self, name: str, done: int, rounds: int) -> None: ...
 

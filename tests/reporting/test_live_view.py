@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 import wardround as wr
 from wardround.cli import app
-from wardround.cli.report import picture_of, sparkline
+from wardround.cli.report import draw_source, sparkline
 from wardround.reporting import live_view as watch
 from wardround.reporting import open_source
 from wardround.reporting.live_view import LiveReport, serve
@@ -163,7 +163,7 @@ def test_the_terminal_view_shows_clients_and_rounds(folder: Path) -> None:
     from rich.console import Console
 
     console = Console(record=True, width=100)
-    console.print(picture_of(open_source(folder)))
+    console.print(draw_source(open_source(folder)))
     text = console.export_text()
 
     assert "round 2 of 2" in text and "north" in text and "weight" in text
@@ -176,7 +176,7 @@ def test_the_terminal_view_of_a_comparison_shows_its_cells(tmp_path: Path) -> No
 
     compare(settings(tmp_path), methods=["fedavg"], seeds=1, output=tmp_path / "grid", overrides=["rounds=1"])
     console = Console(record=True, width=100)
-    console.print(picture_of(open_source(tmp_path / "grid")))
+    console.print(draw_source(open_source(tmp_path / "grid")))
 
     assert "1 of 1 cells" in console.export_text()
     assert (

@@ -68,6 +68,10 @@ class Cell:
     def title(self) -> str:
         return cell_title(self.row, self.seed, self.fold, self.held_out)
 
+    def as_dict(self) -> dict[str, Any]:
+        place = {"name": self.name, "folder": f"cells/{self.name}", "row": self.row}
+        return {**place, "seed": self.seed, "fold": self.fold, "held_out": list(self.held_out)}
+
 
 @dataclass(frozen=True)
 class Grid:
@@ -100,17 +104,7 @@ class Grid:
             "rows": [
                 {"label": row.label, "method": row.method, "changes": dict(row.changes)} for row in self.rows
             ],
-            "cells": [
-                {
-                    "name": cell.name,
-                    "folder": f"cells/{cell.name}",
-                    "row": cell.row,
-                    "seed": cell.seed,
-                    "fold": cell.fold,
-                    "held_out": list(cell.held_out),
-                }
-                for cell in self.cells
-            ],
+            "cells": [cell.as_dict() for cell in self.cells],
         }
 
 

@@ -81,12 +81,12 @@ def relabel(cell: papers.PresetRun, settings: Mapping[str, Any]) -> str:
     stands_for = dict.fromkeys([*NAMES, *list_dotted(cell.changes)])
     now = {key: get_dotted(settings, key) for key in stands_for}
     changed = {key: value for key, value in now.items() if value != get_dotted(cell.settings, key)}
-    told = {
+    shown = {
         key: "default" if value is None else value
         for key, value in changed.items()
         if value is not None or f"{key.partition('.')[0]}.name" not in changed  # settings of the old name
     }
-    return f"{cell.label} ({papers.format_changes(told)})" if told else cell.label
+    return f"{cell.label} ({papers.format_changes(shown)})" if shown else cell.label
 
 
 def get_dotted(settings: Mapping[str, Any], key: str) -> Any:
@@ -101,8 +101,8 @@ def find_obstacle(settings: dict[str, Any]) -> str:
     """Why this version cannot run a row, or nothing."""
     unknown = papers.find_unknown_parts(settings)
     if unknown:
-        told = " and ".join(f"{section} '{name}'" for section, name in unknown.items())
-        return f"{told} needs a later version"
+        parts = " and ".join(f"{section} '{name}'" for section, name in unknown.items())
+        return f"{parts} needs a later version"
     try:
         check_settings(settings, "")
     except ConfigError as error:

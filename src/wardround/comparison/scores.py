@@ -115,7 +115,7 @@ class Sheet:
 
 
 def find_row(label: str, rows: Sequence[Labelled]) -> Labelled:
-    """The row of a label; an unknown one is told, with the rows there are."""
+    """The row with a label; an unknown label is an error that lists the rows."""
     for row in rows:
         if row.label == label:
             return row

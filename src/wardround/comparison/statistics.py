@@ -12,9 +12,9 @@ Choices, each also written under the tables:
   the worst possible. Dropping it would reward a method for failing. Two infinite values are a tie.
 - A mean over infinite values says nothing, so means, differences and intervals use the finite ones.
 - NaN (undefined, `evaluate.empty_policy: nan`) is skipped and counted.
-- Intervals are percentiles of the mean over clients when the cases of each client are drawn anew, with
-  replacement; a case keeps its regions together. They tell how far the test cases decide the mean, not how
-  far seeds or the choice of hospitals do.
+- Intervals are percentiles of the mean over clients when the cases of each client are resampled with
+  replacement; a case keeps its regions together. They show the variation due to the test cases, not that due
+  to seeds or the choice of hospitals.
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ def client_mean(scores: Scores) -> float:
 
 
 def bootstrap(scores: Scores, *, resamples: int = RESAMPLES, seed: int = SEED) -> Interval:
-    """The 95 % interval of `client_mean`, cases drawn anew within each client.
+    """The 95 % interval of `client_mean`, cases resampled within each client.
 
     The same seed draws the same cases for every method, so intervals of two methods are comparable.
     """

@@ -73,7 +73,7 @@ Column = tuple[str, Callable[[RowSummary], Spread]]  # heading, and what a row h
 
 
 def score_columns(sheet: Sheet, metric: str) -> list[Column]:
-    """Clients first; one that is called "mean" does no harm."""
+    """Clients first; a client named "mean" does no harm."""
     columns: list[Column] = [
         (name, lambda summary, name=name: summary.clients[name])  # type: ignore[misc]
         for name in sheet.clients(metric)
@@ -126,8 +126,8 @@ def score_caption(sheet: Sheet, metric: str, summaries: Sequence[RowSummary]) ->
         )
     short = [s for s in summaries if s.num_replicates < sheet.expected]
     if short:
-        told = ", ".join(f"{s.label} {s.num_replicates} of {sheet.expected}" for s in short)
-        sentences.append(f"Not complete: {told}.")
+        parts = ", ".join(f"{s.label} {s.num_replicates} of {sheet.expected}" for s in short)
+        sentences.append(f"Not complete: {parts}.")
     sentences.append(describe_missing(summaries))
     sentences.append(
         describe_choices("Empty masks", EMPTY, {row.label: row.empty_policy for row in sheet.rows})
@@ -149,11 +149,11 @@ def score_caption(sheet: Sheet, metric: str, summaries: Sequence[RowSummary]) ->
 def describe_missing(summaries: Sequence[RowSummary]) -> str:
     """How many values are not in the means."""
     total = max((summary.num_values for summary in summaries), default=0)
-    told = []
+    parts = []
     for what, number in (("undefined", "num_skipped"), ("infinite", "num_infinite")):
         rows = [f"{s.label} {getattr(s, number)}" for s in summaries if getattr(s, number)]
-        told.append(f"{what} {', '.join(rows) if rows else 'none'}")
-    return f"Left out of the means, of {format_count(total, 'value')} a row: {'; '.join(told)}."
+        parts.append(f"{what} {', '.join(rows) if rows else 'none'}")
+    return f"Left out of the means, of {format_count(total, 'value')} a row: {'; '.join(parts)}."
 
 
 def describe_choices(what: str, meanings: Mapping[str, str], choices: Mapping[str, str]) -> str:
@@ -163,8 +163,8 @@ def describe_choices(what: str, meanings: Mapping[str, str], choices: Mapping[st
         groups.setdefault(choice, []).append(label)
     if len(groups) == 1:
         return f"{what}: {meanings[next(iter(groups))]}."
-    told = "; ".join(f"{meanings[choice]} ({', '.join(labels)})" for choice, labels in groups.items())
-    return f"{what}: {told}."
+    parts = "; ".join(f"{meanings[choice]} ({', '.join(labels)})" for choice, labels in groups.items())
+    return f"{what}: {parts}."
 
 
 def format_count(number: int, what: str) -> str:
@@ -208,7 +208,7 @@ def significance_caption(sheet: Sheet, statistics: Statistics) -> str:
     averaged = f", averaged over {sheet.over} first" if sheet.expected > 1 else ""
     signed = ", of the distances from the best value" if entry.higher_is_better is None else ""
     sentences = [
-        f"Intervals: {statistics.resamples} bootstrap samples of the mean over clients, cases drawn anew "
+        f"Intervals: {statistics.resamples} bootstrap samples of the mean over clients, cases resampled "
         "within each client."
     ]
     if tests:

@@ -14,19 +14,18 @@ from wardround.reporting.charts import (
     choose_style,
     describe_lines,
     draw_curve,
+    draw_dot,
     draw_figure,
     draw_grid,
     draw_legend,
     fit_axis,
     format_number,
-    format_percent,
     number_labels,
     reliability_chart,
     stretch,
 )
 from wardround.reporting.html import Html, plain, section, tag
-from wardround.reporting.tabular import NumberCell, table_html
-from wardround.tables import Table
+from wardround.reporting.tabular import plain_table
 from wardround.uncertainty.quality import risk_coverage
 
 ALL = "all clients"
@@ -126,14 +125,11 @@ def xy_chart(title: str, lines: Lines, words: str) -> Html:
     places = number_labels(list(lines))
     curves = [draw_curve(line, x, y, choose_style(places[label])) for label, line in lines.items()]
     dots = [
-        tag(
-            "circle",
-            tag("title", f"keep {100 * at:.0f} %: 1 - Dice is {format_number(value)}"),
-            cx=format_percent(x.percent(at)), cy=format_percent(100 - y.percent(value)), r="3",
-            class_=f"dot {choose_style(0)}",
+        draw_dot(
+            x.percent(at), y.percent(value), choose_style(0), f"keep {100 * at:.0f} %: {format_number(value)}"
         )
         for at, value in thinned(next(iter(lines.values())))
-    ]  # fmt: skip
+    ]
     return draw_figure(
         title,
         words + describe_lines(lines),
@@ -161,12 +157,6 @@ def whole(value: Any) -> int:
     return int(found) if math.isfinite(found) else 0
 
 
-def summed_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], note: str) -> Html:
-    """The row of all clients stays at the end however the others are sorted."""
-    filled = [[NumberCell(format_number(v), v) if isinstance(v, float) else v for v in row] for row in rows]
-    return table_html(Table(title, columns, filled, note), fixed=(ALL,))
-
-
 def errors_table(found: Mapping[str, Any]) -> Html:
     columns = ["client", "ECE", "ECE after", "adaptive", "adaptive after", "Brier", "Brier after", "voxels"]
     rows = []
@@ -179,7 +169,7 @@ def errors_table(found: Mapping[str, Any]) -> Html:
         "mass). Only voxels around true and predicted structures: the rest is trivially confident."
     )
     title = "Calibration error on test cases, before and after temperature scaling"
-    return summed_table(title, columns, rows, note)
+    return plain_table(title, columns, rows, note, fixed=(ALL,))
 
 
 def cases_table(found: Mapping[str, Any]) -> Html:
@@ -193,7 +183,7 @@ def cases_table(found: Mapping[str, Any]) -> Html:
         "AURC: area under the curve of 1 - Dice against the share of cases kept, most confident first; lower "
         "is better. Error overlap: Dice of the wrong voxels with as many most uncertain ones."
     )
-    return summed_table("Does uncertainty find the errors?", columns, rows, note)
+    return plain_table("Does uncertainty find the errors?", columns, rows, note, fixed=(ALL,))
 
 
 def quantiles_line(found: Mapping[str, Any]) -> Html | None:

@@ -146,6 +146,13 @@ def draw_curve(points: Points, x: Axis, y: Axis, style: str) -> Html:
     return tag("path", d="".join(pieces), class_=f"line {style}")
 
 
+def draw_dot(x: float, y: float, style: str, title: str | None = None) -> Html:
+    """A dot at percentages of the plot. title: its tooltip."""
+    tooltip = None if title is None else tag("title", title)
+    at = {"cx": format_percent(x), "cy": format_percent(100 - y)}
+    return tag("circle", tooltip, **at, r="3", class_=f"dot {style}")
+
+
 def stretch(*children: Html) -> Html:
     return tag(
         "svg", *children, viewBox="0 0 1000 1000", preserveAspectRatio="none", width="100%", height="100%",
@@ -267,14 +274,10 @@ def line_chart(
         for number, (label, points) in enumerate(lines.items())
     ]
     dots = [
-        tag(
-            "circle", cx=format_percent(x.percent(points[-1][0])),
-            cy=format_percent(100 - y.percent(points[-1][1])), r="3",
-            class_=f"dot {choose_style(styles.get(label, number))}",
-        )
+        draw_dot(x.percent(points[-1][0]), y.percent(points[-1][1]), choose_style(styles.get(label, number)))
         for number, (label, points) in enumerate(lines.items())
         if points and math.isfinite(points[-1][1])
-    ]  # fmt: skip
+    ]
     marked = [] if mark is None else [draw_mark(x.percent(mark[0]), mark[1])]
     below = [draw_legend(list(lines), styles)] if with_legend else []
     if with_table:
@@ -414,15 +417,15 @@ def reliability_chart(
         for number, (label, points) in enumerate(lines.items())
     ]
     dots = [
-        tag(
-            "circle",
-            tag("title", f"{plain(label, 32)}: {format_number(value)} of voxels at {format_number(at)} true"),
-            cx=format_percent(axis.percent(at)), cy=format_percent(100 - axis.percent(value)), r="3.5",
-            class_=f"dot {choose_style(places.get(label, number))}",
+        draw_dot(
+            axis.percent(at),
+            axis.percent(value),
+            choose_style(places.get(label, number)),
+            f"{plain(label, 32)}: {format_number(value)} of voxels at {format_number(at)} true",
         )
         for number, (label, points) in enumerate(lines.items())
         for at, value in points
-    ]  # fmt: skip
+    ]
     words += "; ".join(
         f"{plain(label, 32)} "
         + ", ".join(f"{format_number(at)}: {format_number(value)}" for at, value in points)

@@ -15,7 +15,7 @@ from wardround.reporting.tabular import NumberCell, plain_table
 
 def heterogeneity(run: Run, prefix: str, places: Mapping[str, int]) -> Html:
     """How far the clients' data differ, as far as the run knows."""
-    if run.is_evaluation:  # nobody trained here, so the rest is not known
+    if run.is_evaluation:  # nothing was trained here, so the rest is unknown
         counts = [[client, num_tested(run, client)] for client in run.clients]
         table = plain_table("Cases of each client", ["client", "cases"], counts)
         return section(f"{prefix}-data", "How the clients differ", table, level=3)

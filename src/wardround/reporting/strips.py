@@ -1,4 +1,4 @@
-"""Strip charts: one dot a case, so that a mean does not hide the patients behind it."""
+"""Strip charts: one dot for each case, so that a mean does not hide single patients."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MOST_POINTS = 400
 
 @dataclass(frozen=True)
 class Spot:
-    """One case in a strip. label: what is told about it; place: of its colour."""
+    """One case in a strip. label: its tooltip; place: index of its colour."""
 
     value: float
     label: str

@@ -104,7 +104,13 @@ def facts_table(title: str, rows: Sequence[tuple[str, Any]]) -> Html:
     return tag("table", tag("caption", title, class_="unseen"), tag("tbody", lines), class_="facts")
 
 
-def plain_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], note: str = "") -> Html:
+def plain_table(
+    title: str,
+    columns: Sequence[str],
+    rows: Sequence[Sequence[Any]],
+    note: str = "",
+    fixed: Collection[str] = (),
+) -> Html:
     """A table of numbers and names that are not scores: floats with as many digits as they need."""
     filled = [[NumberCell(format_number(v), v) if isinstance(v, float) else v for v in row] for row in rows]
-    return table_html(Table(title, columns, filled, note))
+    return table_html(Table(title, columns, filled, note), fixed=fixed)
