@@ -11,7 +11,7 @@ from helpers import run, settings
 from pytest import LogCaptureFixture, fixture, mark, raises
 
 from wardround.api import Result
-from wardround.batch import rounds_done, run_all
+from wardround.batch import count_rounds, run_all
 from wardround.config_file import resolve
 from wardround.errors import CheckpointError, ConfigError, WardroundError
 
@@ -84,10 +84,10 @@ def test_a_mistake_in_the_settings_is_found_before_anything_runs(tmp_path: Path)
 
 
 def test_rounds_done_counts_whole_records(tmp_path: Path) -> None:
-    assert rounds_done(tmp_path) == 0
+    assert count_rounds(tmp_path) == 0
     (tmp_path / "records.jsonl").write_text('{"round": 1}\n{"round": 2}\n{"rou')
 
-    assert rounds_done(tmp_path) == 2
+    assert count_rounds(tmp_path) == 2
 
 
 # Reading back

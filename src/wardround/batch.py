@@ -1,4 +1,4 @@
-"""Several runs side by side, each in a process of its own."""
+"""Several runs in parallel, each in a process of its own."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Runs = Mapping[str, Mapping[str, Any]]
 
 
 class BatchListener(Protocol):
-    """Who wants to see how far the runs are."""
+    """Receives the progress of each run."""
 
     def on_rounds(self, name: str, done: int, rounds: int) -> None: ...
 
@@ -47,7 +47,7 @@ def run_all(
     """Train every named configuration into `folder/<name>`, `jobs` at a time.
 
     The first failure stops all, unless keep_going: then it is logged and the run is left out.
-    resume: what is finished is not run again, what was interrupted goes on.
+    resume: finished runs are not run again, interrupted ones continue.
     """
     failed: set[str] = set()
     for name, error in run_each(runs, folder, jobs=jobs, watch=watch, resume=resume):
@@ -63,10 +63,10 @@ def run_all(
 def run_each(
     runs: Runs, folder: Path, *, jobs: int = 2, watch: BatchListener | None = None, resume: bool = False
 ) -> Generator[tuple[str, WardroundError | None], None, None]:
-    """As `run_all`, telling of each run when it ends: its name, and what went wrong if anything did.
+    """As `run_all`, yielding each run when it ends: its name, and its error if it failed.
 
-    All settings are checked before the first run starts. Closing the iterator ends the runs under way;
-    their last whole rounds are safe.
+    All settings are checked before the first run starts. Closing the iterator kills the running ones;
+    their completed rounds are kept.
     """
     configs = {name: load_config(settings) for name, settings in runs.items()}
     waiting, blocked = list(runs), set[str]()
@@ -76,7 +76,7 @@ def run_each(
             for name in list(waiting):
                 if len(running) >= jobs:
                     break
-                if resume and in_use(folder / name):  # by a run that outlived its parent: it will end
+                if resume and is_in_use(folder / name):  # by a run that outlived its parent; it will end
                     if name not in blocked:
                         log.warning("%s is in use by another process; waiting for it.", folder / name)
                         blocked.add(name)
@@ -86,18 +86,18 @@ def run_each(
                 if stage == "done":
                     yield name, None
                 else:
-                    # side by side they fill the machine, so none starts workers unless told to
+                    # together they fill the machine, so none starts workers of its own unless configured
                     alone = jobs == 1 or configs[name].compute.workers != "auto"
                     options = [] if alone else ["--set", "compute.workers=1"]
-                    running[name] = start(
+                    running[name] = start_run(
                         runs[name], folder, name, resume=stage == "unfinished", options=options
                     )
             time.sleep(POLL_SECONDS)
             for name, process in list(running.items()):
                 if watch is not None:
-                    watch.on_rounds(name, rounds_done(folder / name), configs[name].rounds)
+                    watch.on_rounds(name, count_rounds(folder / name), configs[name].rounds)
                 if process.poll() is not None:
-                    yield name, problem(name, running.pop(name))
+                    yield name, read_problem(name, running.pop(name))
     finally:
         for process in running.values():
             process.kill()
@@ -108,7 +108,7 @@ def run_each(
 
 
 def find_stage(folder: Path, config: Config) -> Stage:
-    """How far a run folder is, given the configuration it should have; another one is refused."""
+    """The stage of a run folder; one with another configuration is refused."""
     path = folder / "config.yaml"
     if not path.exists():
         return "new"
@@ -117,9 +117,9 @@ def find_stage(folder: Path, config: Config) -> Stage:
         if key not in MAY_DIFFER and in_json(before[key]) != in_json(now[key]):
             raise CheckpointError(
                 f"{folder} was run with other settings: '{key}' was {before[key]!r} and is {now[key]!r} now. "
-                "Add --overwrite to run it anew, or write elsewhere."
+                "Add --overwrite to rerun it, or choose another output folder."
             )
-    if status_of(folder) == "done":
+    if read_status(folder) == "done":
         return "done"
     return "unfinished" if Checkpoints(folder / "checkpoints").exists() else "new"
 
@@ -128,8 +128,8 @@ def in_json(value: Any) -> str:
     return json.dumps(value, default=str)
 
 
-def status_of(folder: Path) -> str | None:
-    """What result.json says: done, stopped, or None while there is none."""
+def read_status(folder: Path) -> str | None:
+    """The status in result.json: done, stopped, or None where there is no result."""
     try:
         status = json.loads((folder / "result.json").read_text(encoding="utf-8"))["status"]
     except (OSError, ValueError, KeyError):
@@ -137,8 +137,8 @@ def status_of(folder: Path) -> str | None:
     return str(status)
 
 
-def in_use(folder: Path) -> bool:
-    """Whether a process trains in this folder."""
+def is_in_use(folder: Path) -> bool:
+    """Whether a process is training in this folder."""
     try:
         with (folder / ".lock").open("r") as lock:
             return not try_lock(lock)
@@ -146,7 +146,7 @@ def in_use(folder: Path) -> bool:
         return False
 
 
-def start(
+def start_run(
     settings: Mapping[str, Any],
     folder: Path,
     name: str,
@@ -154,9 +154,9 @@ def start(
     resume: bool = False,
     options: Sequence[str] = (),
 ) -> subprocess.Popen[str]:
-    """`wardround train` on a file that can be run again by hand.
+    """Start `wardround train` on a file that can also be run by hand.
 
-    It stays in our process group, so that ending the group ends everything.
+    It stays in our process group, so that killing the group kills everything.
     """
     path = folder / f"{name}.yaml"
     try:
@@ -164,9 +164,8 @@ def start(
     except OSError as error:
         raise ConfigError(f"folder {folder} cannot be written: {error.strerror}.") from None
     if not resume:
-        (folder / name / "records.jsonl").unlink(
-            missing_ok=True
-        )  # an earlier run's rounds are not this one's
+        earlier = folder / name / "records.jsonl"
+        earlier.unlink(missing_ok=True)  # its rounds are not those of the new run
     command = [sys.executable, "-m", "wardround", "train", str(path), "--quiet", "--no-report"]
     command.append("--resume" if resume else "--overwrite")
     return launch([*command, *options])
@@ -178,15 +177,15 @@ def launch(command: Sequence[str]) -> subprocess.Popen[str]:
     )
 
 
-def rounds_done(folder: Path) -> int:
+def count_rounds(folder: Path) -> int:
     try:
         return (folder / "records.jsonl").read_bytes().count(b"\n")
     except FileNotFoundError:
         return 0
 
 
-def problem(name: str, process: subprocess.Popen[str]) -> WardroundError | None:
-    """What an ended run died of, or None."""
+def read_problem(name: str, process: subprocess.Popen[str]) -> WardroundError | None:
+    """The error of a run that ended, or None."""
     _, errors = process.communicate()
     if not process.returncode:
         return None

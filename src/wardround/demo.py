@@ -32,7 +32,7 @@ SETTINGS: dict[str, Any] = {
         "state": "keep",
     },
     "evaluate": {"metrics": ["dice", "hd95"], "every": 4},
-    "compute": {"threads": 1, "device": "cpu"},  # runs stand side by side, a core each
+    "compute": {"threads": 1, "device": "cpu"},  # runs in parallel, one core each
 }
 
 REFERENCES = {"local": "each alone", "fedavg": "together (FedAvg)", "centralised": "all data pooled"}
@@ -41,7 +41,7 @@ PAPERS = {"safcf": "SAFCF", "fsf3a": "FSF3A", "fedevi": "FedEvi", "aaw": "FedAvg
 
 @dataclass(frozen=True)
 class Demo:
-    """What the demo shows: two tables, a sentence, a picture, a page, and the same as plain facts."""
+    """What the demo shows: two tables, a sentence, a picture, a page, and the numbers as plain values."""
 
     references: Table
     papers: Table

@@ -1,6 +1,6 @@
 """Tables: rows of methods or clients, as Markdown, CSV, LaTeX, JSON or plain cells for the terminal.
 
-Names of clients and cases come from elsewhere: each form escapes them in its own way.
+Names of clients and cases are untrusted: each format escapes them in its own way.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Table:
         return "\n".join(lines) + "\n"
 
     def csv(self) -> str:
-        """All digits; a spread becomes two columns, an interval too. No cell is taken for a formula."""
+        """All digits; a spread becomes two columns, an interval too. No cell is read as a formula."""
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         kinds = [self._kind(number) for number in range(len(self.columns))]
@@ -135,7 +135,7 @@ class Table:
 
 
 def shown(value: Any) -> str:
-    """A number with three decimals, or what stands in its place."""
+    """A value as text: numbers with three decimals."""
     if isinstance(value, Spread):
         spread = "" if value.sd is None or math.isnan(value.sd) else f" ± {shown(value.sd)}"
         return shown(value.mean) + spread + ("†" if value.num_infinite and math.isfinite(value.mean) else "")
@@ -174,11 +174,11 @@ def plain_value(value: Any) -> Any:
     return float(value) if isinstance(value, PValue) else value
 
 
-# Names from elsewhere
+# Untrusted names
 
 
 def one_line(text: str, width: int = 0) -> str:
-    """Printable characters only (no line breaks, no marks that turn the direction of text), cut to width.
+    """Printable characters only (no line breaks, no bidirectional control characters), cut to width.
 
     >>> one_line("a" * 30 + "z", 12)
     'aaaaaaaa…aaz'
@@ -213,7 +213,7 @@ LATEX = {
 
 
 def latex_escaped(text: str) -> str:
-    """Text that LaTeX prints and never runs.
+    """Text that LaTeX prints and never executes.
 
     >>> print(latex_escaped("50 % of a_b"))
     50 \\% of a\\_b
@@ -222,7 +222,7 @@ def latex_escaped(text: str) -> str:
 
 
 def unread_by_rule(line: str) -> str:
-    """A row that begins with [ or * is no argument of the rule or line end above it."""
+    """Keep a row that begins with [ or * from being read as an argument of the line above it."""
     return "{}" + line if line.startswith(("[", "*")) else line
 
 
@@ -230,7 +230,7 @@ FORMULA = ("=", "+", "-", "@", "\t", "\r", "'")
 
 
 def formula_safe(text: str) -> str:
-    """Text a spreadsheet shows rather than computes; `formula_read` takes the mark away.
+    """Text that a spreadsheet shows rather than evaluates; `formula_read` reverses it.
 
     >>> formula_safe("=1+1"), formula_safe("north")
     ("'=1+1", 'north')

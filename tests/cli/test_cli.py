@@ -215,7 +215,7 @@ def test_ctrl_c_in_the_middle_of_a_print_is_heard_and_answered(monkeypatch: Monk
     monkeypatch.setattr(progress, "err", console)
     asked: list[bool] = []
 
-    with progress.stopping_at_a_round_end(lambda: asked.append(True)):
+    with progress.stop_at_round_end(lambda: asked.append(True)):
         console.print("round 1")
 
     shown = console.file.getvalue()  # type: ignore[attr-defined]
@@ -323,7 +323,7 @@ def test_a_full_disk_is_one_sentence(
     monkeypatch.setattr("wardround.engine.checkpoint.Checkpoints.save", full)
     code, _, err = call(monkeypatch, capsys, "train", str(config_file), "--quiet")
 
-    told = "error latest.json: No space left on device. Make room there; a run then continues with --resume."
+    told = "error latest.json: No space left on device. Free some space; a run then continues with --resume."
     assert code == 1 and " ".join(err.split()) == told
 
 

@@ -47,7 +47,7 @@ def test_a_pipe_gets_a_line_a_cell_and_the_tables(
     assert "tiny: 4 cells" in err and "local, seed 2: dice 0." in err and "(4 of 4)" in err
     assert "| method | east | north | south | mean |" in out and "p (Holm)" in out
     again = call(monkeypatch, capsys, str(config), "--seeds", "1,2")
-    assert again[1] == out and "4 cells, 4 done, 0 to go on with" in again[2]
+    assert again[1] == out and "4 cells, 4 done, 0 to resume" in again[2]
 
 
 def test_json_is_one_object(config: Path, monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]) -> None:
@@ -79,13 +79,13 @@ def test_failures_are_listed_and_give_exit_code_1(
         (["{config}", "--folds", "3"], "splits needs real data"),
         (["{config}", "--reference", "lokal"], "Did you mean 'local'"),
         (["{config}", "--hold-out", "nort"], "Did you mean 'north'"),
-        (["{config}", "--leave-one-out"], "gives no common model"),
+        (["{config}", "--leave-one-out"], "has no common model"),
         (["{config}", "--jobs", "0"], "jobs is 0"),
         (["{config}", "-o", "/proc/nope"], "cannot be written"),
         (["none.yaml"], "error none.yaml does not exist"),
         (["safcf-table2"], "needs data"),
         (["fedevi-tabel1"], "neither a file nor a paper's preset. Did you mean 'fedevi-table1'"),
-        (["{config}", "--methods", ""], "--methods names nothing; give names with commas"),
+        (["{config}", "--methods", ""], "--methods is empty; give names like a,b"),
         (["{config}", "--objectives", ","], "List all: wardround objectives"),
         (["{config}", "--methods", "fedprox,local", "--set", "method.mu=1"], "method 'local' has no setting 'mu'"),
         (["{config}", "--methods", "fedprox", "--set", "method.name=local"], "--methods names every method"),
@@ -113,7 +113,7 @@ def test_ctrl_c_says_how_to_go_on(
     before = signal.getsignal(signal.SIGTERM)
     code, _, err = call(monkeypatch, capsys, str(config))
 
-    assert code == 130 and "the same command goes on" in err
+    assert code == 130 and "run the same command to continue" in err
     assert signal.getsignal(signal.SIGTERM) == before
 
 
@@ -121,12 +121,8 @@ def test_ctrl_c_says_how_to_go_on(
 
 
 def screen_of(config: Path, tmp_path: Path, seeds: int) -> Any:
-    grid, _ = run.plan(
-        config,
-        dict.fromkeys(("methods", "objectives", "models", "folds", "reference"), None) | {"seeds": seeds},
-        run.HoldOut(),
-    )
-    screen = command.Screen()
+    grid, _ = run.plan_comparison(config, {"seeds": seeds})
+    screen = command.CellScreen()
     screen.on_plan(grid, {})
     return screen
 
@@ -144,7 +140,7 @@ def test_the_live_table_fills_in(config: Path, tmp_path: Path) -> None:
     screen.on_end("local-seed43", None, "boom")
     text = drawn(screen)
 
-    assert "seed 42" in text and "3/10" in text and "0.750" in text and "failed" in text and "waits" in text
+    assert "seed 42" in text and "3/10" in text and "0.750" in text and "failed" in text and "waiting" in text
     assert "2 of 4 cells" in text
 
 

@@ -7,15 +7,11 @@ from helpers import settings
 from pydantic import BaseModel
 from pytest import LogCaptureFixture, mark, raises
 
-from wardround.comparison.grid import HoldOut, build_grid, cell_name, fold_setting, rows_of
-from wardround.comparison.run import plan
-from wardround.comparison.sweep import read_sweep, seeds_of
+from wardround.comparison.grid import HoldOut, build_grid, cell_name, find_fold_section, list_rows
+from wardround.comparison.run import plan_comparison
+from wardround.comparison.sweep import parse_seeds, read_sweep
 from wardround.config_file import load_config
 from wardround.errors import ConfigError
-
-NOTHING: dict[str, Any] = dict.fromkeys(
-    ("methods", "objectives", "models", "seeds", "folds", "reference"), None
-)
 
 
 def grid_of(
@@ -26,7 +22,8 @@ def grid_of(
     **changes: Any,
 ) -> Any:
     values = {**settings(Path("unused"), **changes), "sweep": sweep or {}}
-    return plan(values, {**NOTHING, **(options or {})}, hold_out or HoldOut(), overrides)[0]
+    held = {} if hold_out is None else {"hold_out": hold_out.names, "leave_one_out": hold_out.each}
+    return plan_comparison(values, {**(options or {}), **held, "overrides": overrides})[0]
 
 
 def labels(sweep: Any, **changes: Any) -> list[str]:
@@ -92,7 +89,7 @@ def test_the_configuration_is_not_changed() -> None:
         "optimizer": {"learning_rate": 1.0},
         "sweep": {"optimizer.learning_rate": [2.0]},
     }
-    rows_of(read_sweep(values))
+    list_rows(read_sweep(values))
 
     assert values["optimizer"] == {"learning_rate": 1.0}
 
@@ -187,7 +184,7 @@ def test_the_reference_is_found_by_label_or_method(methods: Any, wanted: Any, ex
 
 
 def test_seeds_count_from_the_seed_of_the_configuration() -> None:
-    assert seeds_of(2, 7) == [7, 8]
+    assert parse_seeds(2, 7) == [7, 8]
     assert [cell.seed for cell in grid_of({"seeds": [3, 1]}).cells] == [3, 1]
 
 
@@ -278,7 +275,7 @@ def test_named_participants_stay_the_only_ones() -> None:
         ({"seeds": [True]}, "different whole numbers"),
         ({"folds": 3}, "splits needs real data"),
         ({"folds": 1}, "at least 2"),
-        ({"reference": "fedprox"}, "reference is 'fedprox', which is no row"),
+        ({"reference": "fedprox"}, "reference is 'fedprox', which is not a row"),
         ([1], "it must map settings to lists"),
         ({"seeds": 1000, "rounds": [1, 2, 3, 4, 5, 6]}, "6000 cells"),
     ],
@@ -294,12 +291,12 @@ def test_mistakes_are_one_sentence(sweep: Any, sentence: str) -> None:
     ("hold_out", "changes", "sentence"),
     [
         (HoldOut(("nort",)), {}, "not a client. Did you mean 'north'"),
-        (HoldOut(("north", "east", "south")), {}, "nobody is left to train"),
+        (HoldOut(("north", "east", "south")), {}, "no client is left to train"),
         (HoldOut(("north",), each=True), {}, "not both"),
-        (HoldOut(("north",)), {"method": {"name": "local"}}, "gives no common model"),
-        (HoldOut(("north",)), {"method": {"name": "centralised"}}, "trains on everybody's cases"),
+        (HoldOut(("north",)), {"method": {"name": "local"}}, "has no common model"),
+        (HoldOut(("north",)), {"method": {"name": "centralised"}}, "trains on all clients' cases"),
         (HoldOut(("north",)), {"participation": 0.5}, "participation is 0.5"),
-        (HoldOut(("north",)), {"participation": ["north"]}, "nobody is left to train"),
+        (HoldOut(("north",)), {"participation": ["north"]}, "no client is left to train"),
     ],
 )
 def test_clients_that_cannot_be_held_out_are_refused(hold_out: HoldOut, changes: Any, sentence: str) -> None:
@@ -312,7 +309,7 @@ def test_the_file_is_named_once(tmp_path: Path) -> None:
     path.write_text("rounds: 0")
 
     with raises(ConfigError, match="bad.yaml: row 'fedavg': rounds is 0") as caught:
-        plan(path, NOTHING, HoldOut())
+        plan_comparison(path, {})
     assert str(caught.value).count("bad.yaml") == 1
 
 
@@ -348,7 +345,7 @@ def test_folds_are_set_where_the_data_settings_have_them() -> None:
     class Laid(BaseModel):
         splits: dict[str, int] | None = None  # laid over a file's own
 
-    assert fold_setting(Data) == "data.source.splits" and fold_setting(Laid) == "data.splits"
+    assert find_fold_section(Data) == "data.source.splits" and find_fold_section(Laid) == "data.splits"
 
 
 def test_rows_are_needed() -> None:

@@ -6,21 +6,17 @@ from typing import Any
 from pytest import MonkeyPatch, approx, mark, raises
 
 from wardround.comparison import presets
-from wardround.comparison.grid import HoldOut
-from wardround.comparison.presets import preset_name, printed_values, published_note
-from wardround.comparison.run import plan
+from wardround.comparison.presets import describe_published, find_preset, list_printed_values
+from wardround.comparison.run import plan_comparison
 from wardround.errors import ConfigError
 from wardround.papers import presets as papers
 
-NOTHING: dict[str, Any] = dict.fromkeys(
-    ("methods", "objectives", "models", "seeds", "folds", "reference"), None
-)
 DATA = ["data.phantom.hospitals=4", "data.phantom.size=32", "data.phantom.cases=8", "model.levels=3"]
-TWO = {**NOTHING, "methods": ["FedAvg", "FedEvi"]}
+TWO = {"methods": ["FedAvg", "FedEvi"]}
 
 
 def planned(name: Any, options: Any = TWO, overrides: Any = DATA) -> Any:
-    return plan(name, options, HoldOut(), overrides)[0]
+    return plan_comparison(name, {**options, "overrides": overrides})[0]
 
 
 def test_a_preset_brings_rows_and_seeds() -> None:
@@ -33,9 +29,9 @@ def test_a_preset_brings_rows_and_seeds() -> None:
 
 @mark.parametrize("change", ["method.name=fedprox", "method={name: fedprox, mu: 0.1}"])
 def test_a_row_that_runs_another_method_says_so_and_has_no_printed_numbers(change: str) -> None:
-    options = {**NOTHING, "methods": ["FedAvg", "FedProx", "FedEvi"], "reference": "FedProx"}
+    options = {"methods": ["FedAvg", "FedProx", "FedEvi"], "reference": "FedProx"}
     grid = planned("fedevi-table1", options, [*DATA, change])
-    printed = printed_values(papers.load("fedevi-table1"))
+    printed = list_printed_values(papers.load("fedevi-table1"))
 
     labels = [row.label for row in grid.rows]
     assert labels[0] == "FedAvg (method.name=fedprox)" and labels[1].startswith("FedProx")
@@ -44,7 +40,7 @@ def test_a_row_that_runs_another_method_says_so_and_has_no_printed_numbers(chang
 
 
 def test_a_row_whose_own_setting_is_changed_says_so() -> None:
-    grid = planned("fedevi-figure-delta", NOTHING, [*DATA, "method.delta=3", "rounds=2", "seed=1"])
+    grid = planned("fedevi-figure-delta", {}, [*DATA, "method.delta=3", "rounds=2", "seed=1"])
 
     assert [row.label for row in grid.rows][:2] == [
         "delta=0.25 (method.delta=3)",
@@ -53,14 +49,14 @@ def test_a_row_whose_own_setting_is_changed_says_so() -> None:
 
 
 def test_a_row_that_loses_a_setting_of_its_own_says_so() -> None:
-    grid = planned("fedevi-figure-delta", NOTHING, [*DATA, "method={name: fedevi}", "seed=1"])
+    grid = planned("fedevi-figure-delta", {}, [*DATA, "method={name: fedevi}", "seed=1"])
 
     assert grid.rows[0].label == "delta=0.25 (method.delta=default)"
 
 
 def test_settings_no_row_stands_for_leave_the_labels_alone() -> None:
     changes = [*DATA, "rounds=2", "optimizer.learning_rate=0.5", "method.name=fedavg"]
-    grid = planned("fedevi-table1", {**NOTHING, "methods": ["FedAvg"]}, changes)
+    grid = planned("fedevi-table1", {"methods": ["FedAvg"]}, changes)
 
     assert [row.label for row in grid.rows] == ["FedAvg"]
 
@@ -68,26 +64,28 @@ def test_settings_no_row_stands_for_leave_the_labels_alone() -> None:
 def test_the_file_of_a_preset_is_the_preset() -> None:
     path = papers.find_folder() / "safcf-table2.yaml"
 
-    assert preset_name(path) == preset_name(str(path)) == preset_name("safcf-table2") == "safcf-table2"
-    assert preset_name("quickstart") is None and preset_name({}) is None
+    assert find_preset(path) == find_preset(str(path)) == find_preset("safcf-table2") == "safcf-table2"
+    assert find_preset("quickstart") is None and find_preset({}) is None
 
 
 def test_an_ordinary_file_of_the_same_name_is_no_preset(tmp_path: Path) -> None:
     (tmp_path / "safcf-table2.yaml").write_text("rounds: 3")
 
-    assert preset_name(tmp_path / "safcf-table2.yaml") is None
+    assert find_preset(tmp_path / "safcf-table2.yaml") is None
 
 
 def test_one_federation_of_a_table_is_compared() -> None:
-    grid = planned("fedevi-table4", NOTHING, [*DATA, "datasets=prostate", "seed=5"])
+    grid = planned("fedevi-table4", {}, [*DATA, "datasets=prostate", "seed=5"])
 
     assert all(row.label.endswith(", prostate") for row in grid.rows) and len(grid.rows) == 5
 
 
 def test_rows_that_cannot_run_are_left_out_and_told(monkeypatch: MonkeyPatch) -> None:
     told = "there is no such method"
-    monkeypatch.setattr(presets, "missing", lambda row: told if row["method"]["name"] == "fedlaw" else "")
-    grid = planned("fedevi-table1", {**NOTHING, "methods": ["FedAvg", "FedLAW"], "seeds": 1})
+    monkeypatch.setattr(
+        presets, "find_obstacle", lambda row: told if row["method"]["name"] == "fedlaw" else ""
+    )
+    grid = planned("fedevi-table1", {"methods": ["FedAvg", "FedLAW"], "seeds": 1})
 
     assert [row.label for row in grid.rows] == ["FedAvg"] and "Not run: FedLAW" in grid.notes[0]
 
@@ -95,10 +93,10 @@ def test_rows_that_cannot_run_are_left_out_and_told(monkeypatch: MonkeyPatch) ->
 @mark.parametrize(
     ("options", "overrides", "sentence"),
     [
-        (NOTHING, [], "needs data.*Kvasir.*data.federation"),
-        ({**NOTHING, "methods": ["FedAvgg"]}, DATA, "has no row 'FedAvgg'. Did you mean 'FedAvg'"),
-        ({**NOTHING, "objectives": ["dice"]}, DATA, "rows of its own"),
-        (NOTHING, [*DATA, "datasets=brain"], "datasets is 'brain'"),
+        ({}, [], "needs data.*Kvasir.*data.federation"),
+        ({"methods": ["FedAvgg"]}, DATA, "has no row 'FedAvgg'. Did you mean 'FedAvg'"),
+        ({"objectives": ["dice"]}, DATA, "rows of its own"),
+        ({}, [*DATA, "datasets=brain"], "datasets is 'brain'"),
         (TWO, [*DATA, "rounds=0"], "nothing can be run. Not run: FedAvg .rounds is 0"),
     ],
 )
@@ -109,7 +107,7 @@ def test_mistakes_are_one_sentence(options: Any, overrides: Any, sentence: str) 
 
 def test_printed_percent_become_shares_and_other_units_are_left_out() -> None:
     preset = papers.load("fedevi-table1")
-    printed = printed_values(preset)["FedAvg"]
+    printed = list_printed_values(preset)["FedAvg"]
     value = preset.published.rows["FedAvg"]["mean"]["dice"]
 
     assert printed["dice"]["mean"].mean == approx(value.mean / 100)
@@ -117,11 +115,11 @@ def test_printed_percent_become_shares_and_other_units_are_left_out() -> None:
 
 
 def test_a_merged_test_set_stands_under_the_weighted_mean() -> None:
-    assert list(printed_values(papers.load("safcf-table2"))["FedAvg"]["dice"]) == ["weighted mean"]
+    assert list(list_printed_values(papers.load("safcf-table2"))["FedAvg"]["dice"]) == ["weighted mean"]
 
 
 def test_the_note_names_the_paper_and_what_cannot_be_compared() -> None:
-    note = published_note(papers.load("fedevi-table1"), ["Kvasir"], synthetic=True)
+    note = describe_published(papers.load("fedevi-table1"), ["Kvasir"], synthetic=True)
 
     assert "FedEvi" in note and "Table 1" in note and "left out: ETIS, ColonDB, ClinicDB" in note
     assert "cannot be compared" in note
@@ -130,6 +128,6 @@ def test_the_note_names_the_paper_and_what_cannot_be_compared() -> None:
 def test_every_preset_that_runs_something_can_be_planned() -> None:
     for name in papers.list_names():
         preset = papers.load(name)
-        printed_values(preset)
+        list_printed_values(preset)
         for cell in preset.list_runs():
             assert cell.datasets in preset.datasets

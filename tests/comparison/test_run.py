@@ -21,17 +21,13 @@ import wardround as wr
 from comparison.here import Here
 from wardround import batch
 from wardround.api import Result
-from wardround.batch import find_stage, in_use
+from wardround.batch import find_stage, is_in_use
 from wardround.comparison import Comparison, compare
-from wardround.comparison.grid import HoldOut
-from wardround.comparison.run import plan, run_grid
+from wardround.comparison.run import plan_comparison, run_grid
 from wardround.config_file import load_config
 from wardround.errors import CheckpointError, ConfigError, WardroundError
 from wardround.tables import formula_safe
 
-NOTHING: dict[str, Any] = dict.fromkeys(
-    ("methods", "objectives", "models", "seeds", "folds", "reference"), None
-)
 TABLES = ("table-dice.md", "table-dice.csv", "table-dice.tex", "statistics.json")
 
 
@@ -200,11 +196,11 @@ def test_the_stage_of_a_run_folder(tmp_path: Path) -> None:
 
 
 def test_a_folder_is_in_use_while_its_lock_is_held(tmp_path: Path) -> None:
-    assert not in_use(tmp_path)
+    assert not is_in_use(tmp_path)
     with (tmp_path / ".lock").open("w") as lock:
-        assert not in_use(tmp_path)
+        assert not is_in_use(tmp_path)
         fcntl.flock(lock, fcntl.LOCK_EX)
-        assert in_use(tmp_path)
+        assert is_in_use(tmp_path)
 
 
 def test_a_cell_whose_process_outlived_a_kill_is_waited_for(
@@ -216,7 +212,7 @@ def test_a_cell_whose_process_outlived_a_kill_is_waited_for(
         asked.append(folder)
         return len(asked) <= 2
 
-    monkeypatch.setattr(batch, "in_use", busy_twice)
+    monkeypatch.setattr(batch, "is_in_use", busy_twice)
     found = compare(values({}), output=tmp_path)
 
     assert len(asked) == 3 and len(found.results) == 1
@@ -227,7 +223,7 @@ def test_a_cell_whose_process_outlived_a_kill_is_waited_for(
 
 
 def test_two_comparisons_do_not_share_a_folder(quick: None, tmp_path: Path) -> None:
-    grid, folder = plan(values({}), NOTHING, HoldOut(), (), tmp_path)
+    grid, folder = plan_comparison(values({}), {}, tmp_path)
     with (tmp_path / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with raises(WardroundError, match="in use by another comparison"):
@@ -237,7 +233,7 @@ def test_two_comparisons_do_not_share_a_folder(quick: None, tmp_path: Path) -> N
 def test_a_folder_of_a_single_run_is_refused(tmp_path: Path) -> None:
     wr.run(settings(tmp_path, rounds=1))
 
-    with raises(ConfigError, match="holds a single run"):
+    with raises(ConfigError, match="contains a single run"):
         compare(values({}), output=tmp_path)
 
 
@@ -303,7 +299,7 @@ def test_killed_twice_and_resumed_gives_the_same_bytes(tmp_path: Path, monkeypat
 
     for cell in ("fedavg", "local"):
         kill_when(start(config, folder), folder / f"cells/{cell}-seed42/records.jsonl", 2)
-    rounds = batch.rounds_done(folder / "cells/local-seed42")
+    rounds = batch.count_rounds(folder / "cells/local-seed42")
     assert not (folder / "cells/local-seed42/result.json").exists() and rounds >= 2
     last = start(config, folder)
     _, errors = last.communicate(timeout=120)

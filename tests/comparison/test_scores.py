@@ -2,7 +2,7 @@
 
 from pytest import mark, raises
 
-from wardround.comparison.scores import Replicate, RowScores, Sheet, statistics_of
+from wardround.comparison.scores import Replicate, RowScores, Sheet, compute_statistics
 from wardround.comparison.statistics import CaseKey
 from wardround.errors import ConfigError
 
@@ -14,7 +14,9 @@ def done(label: str, data: str = "x") -> RowScores:
 
 
 def why_not(*rows: RowScores) -> list[str]:
-    return [row.why_not for row in statistics_of(Sheet("toy", rows, rows[0].label, ["dice"]), "dice").rows]
+    return [
+        row.why_not for row in compute_statistics(Sheet("toy", rows, rows[0].label, ["dice"]), "dice").rows
+    ]
 
 
 def test_a_row_that_failed_is_told_apart_from_one_with_other_data() -> None:
@@ -32,8 +34,8 @@ def test_a_row_that_is_not_there_is_told_with_those_that_are(label: str) -> None
     sheet = Sheet("toy", [done("fedavg"), done("fedevi")], "fedavg", ["dice"])
     hint = " Did you mean 'fedevi'?" if label == "fedevj" else ""
 
-    for found in (sheet, statistics_of(sheet, "dice")):
+    for found in (sheet, compute_statistics(sheet, "dice")):
         with raises(
-            ConfigError, match=f"^'{label}' is no row.{hint.replace('?', '.')} Rows: fedavg, fedevi.$"
+            ConfigError, match=f"^'{label}' is not a row.{hint.replace('?', '.')} Rows: fedavg, fedevi.$"
         ):
             found.row(label)

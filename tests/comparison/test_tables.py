@@ -6,9 +6,9 @@ from typing import Any
 
 from pytest import approx, mark, raises
 
-from wardround.comparison.scores import Replicate, RowScores, Sheet, read_cases, statistics_of
+from wardround.comparison.scores import Replicate, RowScores, Sheet, compute_statistics, read_cases
 from wardround.comparison.statistics import CaseKey
-from wardround.comparison.tables import cross_site_table, joined, score_table, significance_table
+from wardround.comparison.tables import cross_site_table, join_tables, score_table, significance_table
 from wardround.engine.judging.evaluation import Evaluation
 from wardround.errors import CheckpointError
 from wardround.metrics import across_clients, summarise
@@ -173,7 +173,7 @@ def test_rows_are_tested_against_the_reference_and_corrected_together() -> None:
     base = [0.1 * n for n in range(1, 8)]
     rows = [row("ref", scores(n=base)), row("same", scores(n=base))]
     rows += [row(f"up{k}", scores(n=[v + 0.01 * (n + k) for n, v in enumerate(base)])) for k in (1, 2)]
-    found = statistics_of(sheet(*rows), "dice")
+    found = compute_statistics(sheet(*rows), "dice")
     table = significance_table(sheet(*rows), found)
 
     assert found.num_tests == 3 and found.row("ref").test is None
@@ -185,7 +185,7 @@ def test_rows_are_tested_against_the_reference_and_corrected_together() -> None:
 
 
 def test_rows_with_other_data_are_not_paired() -> None:
-    found = statistics_of(
+    found = compute_statistics(
         sheet(row("a", scores(n=[0.5]), data="x"), row("b", scores(n=[0.5]), data="y")), "dice"
     )
 
@@ -195,14 +195,14 @@ def test_rows_with_other_data_are_not_paired() -> None:
 def test_only_seeds_both_rows_have_are_compared() -> None:
     a = row("a", scores(n=[0.5, 0.6]), scores(n=[0.1, 0.1]))
     b = row("b", scores(n=[0.6, 0.7]))
-    test = statistics_of(sheet(a, b), "dice").row("b").test
+    test = compute_statistics(sheet(a, b), "dice").row("b").test
 
     assert test is not None and test.difference == approx(0.1)
 
 
 def test_scores_and_tests_stand_side_by_side_in_csv() -> None:
     both = sheet(row("a", scores(n=[0.5])), row("b", scores(n=[0.5])))
-    wide = joined(score_table(both, "dice"), significance_table(both, statistics_of(both, "dice")))
+    wide = join_tables(score_table(both, "dice"), significance_table(both, compute_statistics(both, "dice")))
 
     assert len(wide.csv().splitlines()) == 3 and "p (Holm)" in wide.columns
 

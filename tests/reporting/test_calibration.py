@@ -7,7 +7,7 @@ from helpers import run
 
 from wardround.reporting import build_page, open_source
 
-TITLE = "Is it sure when it should be?"
+TITLE = "Confidence and uncertainty"
 
 
 @pytest.fixture(scope="module")
@@ -19,13 +19,13 @@ def page(folder):
     return build_page([open_source(folder)])
 
 
-def test_the_page_says_whether_the_model_is_rightly_sure(finished):
+def test_the_page_says_whether_the_model_is_rightly_confident(finished):
     found = json.loads((finished / "calibration.json").read_text())
     text = page(finished)
 
     assert text.count(TITLE) >= 2  # the heading and the contents
-    assert "How often a sure voxel is right" in text
-    assert "What is left wrong if the most uncertain cases are checked by hand" in text
+    assert "Accuracy by confidence" in text
+    assert "Remaining error when the most uncertain cases are reviewed" in text
     assert f"{found['overall']['before']['ece']:.3f}" in text
     assert "all clients" in text
 

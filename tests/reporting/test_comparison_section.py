@@ -3,7 +3,7 @@
 import re
 from math import inf
 
-from wardround.comparison.scores import Replicate, RowScores, Sheet, statistics_of
+from wardround.comparison.scores import Replicate, RowScores, Sheet, compute_statistics
 from wardround.comparison.statistics import CaseKey
 from wardround.reporting.comparison_section import describe_result
 
@@ -15,6 +15,6 @@ def row(label: str, *values: float) -> RowScores:
 
 def test_the_sentence_does_not_praise_a_row_for_what_it_left_out() -> None:
     sheet = Sheet("toy", [row("fails", 0.0, inf), row("works", 5.0, 6.0)], "fails", ["hd95"])
-    found = describe_result(sheet, statistics_of(sheet, "hd95"), {})
+    found = describe_result(sheet, compute_statistics(sheet, "hd95"), {})
 
     assert "works has the lowest" in re.sub("<[^>]*>", "", found)

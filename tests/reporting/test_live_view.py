@@ -16,10 +16,10 @@ from typer.testing import CliRunner
 
 import wardround as wr
 from wardround.cli import app
-from wardround.cli.report import picture_of, sparkline
+from wardround.cli.report import draw_source, sparkline
 from wardround.reporting import live_view as watch
 from wardround.reporting import open_source
-from wardround.reporting.live_view import Served, serve
+from wardround.reporting.live_view import LiveReport, serve
 
 
 @fixture(scope="module")
@@ -35,7 +35,7 @@ def served(folder: Path) -> Any:
         yield page
 
 
-def ask(served: Served, path: str = "", method: str = "GET", **headers: str) -> tuple[int, str, Any]:
+def ask(served: LiveReport, path: str = "", method: str = "GET", **headers: str) -> tuple[int, str, Any]:
     place = urlsplit(served.url)
     connection = http.client.HTTPConnection(place.hostname or "", place.port, timeout=60)
     try:
@@ -46,7 +46,7 @@ def ask(served: Served, path: str = "", method: str = "GET", **headers: str) -> 
         connection.close()
 
 
-def test_the_page_and_its_status_are_served(served: Served) -> None:
+def test_the_page_and_its_status_are_served(served: LiveReport) -> None:
     status, page, headers = ask(served)
 
     assert status == 200 and page.startswith("<!doctype html>")
@@ -59,7 +59,7 @@ def test_the_page_and_its_status_are_served(served: Served) -> None:
     assert f'data-live="{facts["state"]}"' in page and "connect-src &#x27;self&#x27;" in page
 
 
-def test_only_this_machine_is_served(served: Served) -> None:
+def test_only_this_machine_is_served(served: LiveReport) -> None:
     assert urlsplit(served.url).hostname == "127.0.0.1"
     assert served._server.server_address[0] == "127.0.0.1"
 
@@ -67,31 +67,31 @@ def test_only_this_machine_is_served(served: Served) -> None:
 @pytest.mark.parametrize(
     "host", ["evil.example", "evil.example:80", "127.0.0.1", "", "localhost.evil.example"]
 )
-def test_another_host_name_is_refused(served: Served, host: str) -> None:
+def test_another_host_name_is_refused(served: LiveReport, host: str) -> None:
     status, text, _ = ask(served, Host=host)
 
     assert status == 421 and "<html" not in text
 
 
-def test_localhost_with_the_port_is_fine(served: Served) -> None:
+def test_localhost_with_the_port_is_fine(served: LiveReport) -> None:
     assert ask(served, Host=f"localhost:{urlsplit(served.url).port}")[0] == 200
 
 
 @pytest.mark.parametrize(
     "path", ["/", "/status.json", "config.yaml", "../", "?x=1", "%2e%2e/config.yaml", "//", "status.json/"]
 )
-def test_other_paths_do_not_exist(served: Served, path: str) -> None:
+def test_other_paths_do_not_exist(served: LiveReport, path: str) -> None:
     assert ask(served, path)[0] == 404
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "HEAD", "OPTIONS"])
-def test_only_get_is_answered(served: Served, method: str) -> None:
+def test_only_get_is_answered(served: LiveReport, method: str) -> None:
     assert ask(served, method=method)[0] in (405, 501)
 
 
 def test_a_run_that_has_not_begun_is_waited_for(tmp_path: Path) -> None:
     with serve(tmp_path / "later", until_done=False) as page:
-        assert "Waiting for the run to begin" in ask(page)[1]
+        assert "Waiting for the run to start" in ask(page)[1]
         assert json.loads(ask(page, "status.json")[1])["done"] is False
         run(tmp_path / "later")
         assert "Mean test Dice" in ask(page)[1]
@@ -163,7 +163,7 @@ def test_the_terminal_view_shows_clients_and_rounds(folder: Path) -> None:
     from rich.console import Console
 
     console = Console(record=True, width=100)
-    console.print(picture_of(open_source(folder)))
+    console.print(draw_source(open_source(folder)))
     text = console.export_text()
 
     assert "round 2 of 2" in text and "north" in text and "weight" in text
@@ -176,7 +176,7 @@ def test_the_terminal_view_of_a_comparison_shows_its_cells(tmp_path: Path) -> No
 
     compare(settings(tmp_path), methods=["fedavg"], seeds=1, output=tmp_path / "grid", overrides=["rounds=1"])
     console = Console(record=True, width=100)
-    console.print(picture_of(open_source(tmp_path / "grid")))
+    console.print(draw_source(open_source(tmp_path / "grid")))
 
     assert "1 of 1 cells" in console.export_text()
     assert (

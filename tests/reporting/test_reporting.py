@@ -25,9 +25,9 @@ from wardround.engine.judging import pictures
 from wardround.errors import CheckpointError, ConfigError
 from wardround.files import file_name, write_json
 from wardround.reporting import build_page, open_source, write_report
-from wardround.reporting.charts import area_chart, axis_of, line_chart
-from wardround.reporting.html import data_block, escaped, link, name, tag
-from wardround.reporting.overlays import encode, encode_all, fewer, outlines
+from wardround.reporting.charts import area_chart, fit_axis, line_chart
+from wardround.reporting.html import data_block, escape, link, name, tag
+from wardround.reporting.overlays import encode, encode_all, reduce_slices, trace_outlines
 from wardround.reporting.strips import strip_chart
 from wardround.storage import StoredTensors, save_tensors
 
@@ -97,7 +97,7 @@ def checked(page: str) -> Checker:
 def test_the_page_of_a_run_has_every_section(finished: Path) -> None:
     found = checked(page_of(finished))
 
-    titles = "Result|Learning|Who counted how much|Loss terms|Case by case|Cases to look at|Calibration"
+    titles = "Result|Learning curves|Aggregation weights|Loss terms|Case by case|Example cases|Calibration"
     more = "Traffic and time|Refused updates and warnings|How the clients differ|How it was made|How to cite"
     for title in f"{titles}|{more}".split("|"):
         assert title in found.text, title
@@ -184,17 +184,14 @@ def test_several_runs_are_compared_and_the_best_is_marked(finished: Path, tmp_pa
 
 
 def test_a_comparison_is_shown_with_its_tests(tmp_path: Path) -> None:
-    from wardround.comparison.grid import HoldOut
-    from wardround.comparison.outcome import describe
-    from wardround.comparison.run import plan
+    from wardround.comparison.outcome import write_comparison
+    from wardround.comparison.run import plan_comparison
 
-    options = {"methods": ["fedavg", "local"], "objectives": None, "models": None, "seeds": 2}
-    options |= {"folds": None, "reference": None}
     base = {**settings(tmp_path / "unused"), "rounds": 1}
-    grid, _ = plan(base, options, HoldOut(), output=tmp_path / "grid")
+    grid, _ = plan_comparison(base, {"methods": ["fedavg", "local"], "seeds": 2}, tmp_path / "grid")
     for cell in grid.cells:  # in this process: quicker than one for each
         wr.run({**cell.settings, "output": str(tmp_path / "grid/cells" / cell.name)})
-    write_json(tmp_path / "grid/comparison.json", describe(grid, {}))
+    write_comparison(tmp_path / "grid", grid, {})
     found = checked(page_of(tmp_path / "grid"))
 
     assert "±" in found.text and "Holm" in found.text
@@ -256,7 +253,15 @@ def test_an_evaluation_shows_what_it_noted_and_no_rounds(evaluated: Path) -> Non
     assert "1 case could not be evaluated" in found.text and "Not evaluated" in found.text
     assert "Mean Dice over 3 clients" in found.text and "Evaluation" in found.text
     assert "<dt>split</dt><dd>all</dd>" in page and "<dt>rounds</dt>" not in page
-    for wrong in ("test Dice", "Test ", "test case", " of 2", "warned of", "seconds in rounds", "validation"):
+    for wrong in (
+        "test Dice",
+        "Test ",
+        "test case",
+        " of 2",
+        "no warnings",
+        "seconds in rounds",
+        "validation",
+    ):
         before_settings = found.text.partition("Configuration, every default")[0]
         assert wrong not in before_settings, wrong
     assert "other/data" in found.text
@@ -292,7 +297,7 @@ def test_a_run_under_way_is_shown_as_far_as_it_is(finished: Path, tmp_path: Path
     (tmp_path / "records.jsonl").write_text(first + '{"round": 2, "cut')
 
     text = checked(page_of(tmp_path)).text
-    assert "under way" in text and "after round 1 of 2" in text
+    assert "is running" in text and "after round 1 of 2" in text
     assert "There is no test result yet." in text
 
 
@@ -325,7 +330,7 @@ def test_a_run_without_pictures_or_ledger_is_still_a_page(tmp_path: Path) -> Non
     (tmp_path / "run/egress.jsonl").unlink()
     text = checked(page_of(tmp_path / "run")).text
 
-    assert "Cases to look at" not in text.replace("Cases to look atCalibration", "")
+    assert "Example cases" not in text.replace("Example casesCalibration", "")
     assert "How the clients differ" in text
 
 
@@ -450,7 +455,7 @@ def test_only_https_becomes_a_link() -> None:
 
 
 def test_lone_surrogates_do_no_harm() -> None:
-    assert escaped("a\ud800b").encode() == b"a?b"
+    assert escape("a\ud800b").encode() == b"a?b"
 
 
 # Charts
@@ -507,8 +512,8 @@ def test_reliability_and_risk_have_axis_titles(finished: Path) -> None:
     text = checked(page_of(finished)).text
 
     assert "predicted probability of foreground" in text and "share that is foreground" in text
-    assert "how sure of its class the model was" in text and "share of voxels that are right" in text
-    assert "share of cases kept without a look" in text and "mean of 1 - Dice of those kept" in text
+    assert "confidence in the predicted class" in text and "share of correct voxels" in text
+    assert "share of cases kept without review" in text and "mean 1 - Dice of those kept" in text
 
 
 def test_charts_survive_odd_numbers() -> None:
@@ -528,7 +533,7 @@ def test_charts_survive_odd_numbers() -> None:
 
 @pytest.mark.parametrize("values", [[0.0], [1e-12, 1e-12], [-5.0, 1e9], [0.1, 0.9], [float("nan")]])
 def test_axes_hold_their_values(values: list[float]) -> None:
-    axis = axis_of(values)
+    axis = fit_axis(values)
 
     assert axis.low < axis.high and 1 <= len(axis.ticks) <= 8
     for value in values:
@@ -541,9 +546,9 @@ def test_axes_hold_their_values(values: list[float]) -> None:
 
 def test_pictures_say_that_they_are_without_the_temperature(tmp_path: Path) -> None:
     run(tmp_path / "run", evaluate={"metrics": ["dice"], "overlays": 1})
-    said = "is in entropy maps of predict, but not here."
+    said = "Entropy maps of predict use the run's temperature"
     write_json(tmp_path / "run/calibration.json", {"temperature": 1.25})
-    assert f"The run's temperature, 1.250, {said}" in checked(page_of(tmp_path / "run")).text
+    assert f"{said}, 1.250; these do not." in checked(page_of(tmp_path / "run")).text
     write_json(tmp_path / "run/calibration.json", {"temperature": 1.0})
     assert said not in checked(page_of(tmp_path / "run")).text
 
@@ -552,11 +557,11 @@ def test_outlines_enclose_the_mask() -> None:
     mask = np.zeros((6, 6), dtype=np.uint8)
     mask[2:4, 1:5] = 1
 
-    assert outlines(mask).count("M") == 1 and outlines(mask).endswith("z")
-    assert outlines(np.zeros((4, 4), dtype=np.uint8)) == ""
-    assert outlines(np.ones((4, 4), dtype=np.uint8)).count("M") == 1
+    assert trace_outlines(mask).count("M") == 1 and trace_outlines(mask).endswith("z")
+    assert trace_outlines(np.zeros((4, 4), dtype=np.uint8)) == ""
+    assert trace_outlines(np.ones((4, 4), dtype=np.uint8)).count("M") == 1
     mask[5, 5] = 2
-    assert outlines(mask).count("M") == 2
+    assert trace_outlines(mask).count("M") == 2
 
 
 def test_best_median_and_worst_are_chosen_by_dice() -> None:
@@ -602,7 +607,7 @@ def test_pictures_of_older_runs_are_still_read(tmp_path: Path) -> None:
 
     assert picture.image.shape == (1, 4, 5) and picture.image.dtype == np.uint8
     assert picture.uncertainty is None
-    assert encode(picture).unsure is None
+    assert encode(picture).uncertainty is None
 
 
 def test_volumes_are_kept_small() -> None:
@@ -615,8 +620,8 @@ def test_volumes_are_kept_small() -> None:
     assert made.image.shape == (24, 107, 160)
     assert made.places[made.shown] == 60 and made.truth[made.shown].any()
     assert made.depth == 100 and made.aspect == 2.0
-    assert fewer(made, 5).places[fewer(made, 5).shown] == 60
-    assert len(fewer(made, 1).image) == 1
+    assert reduce_slices(made, 5).places[reduce_slices(made, 5).shown] == 60
+    assert len(reduce_slices(made, 1).image) == 1
 
 
 def test_many_volumes_get_fewer_slices_to_stay_within_the_budget() -> None:

@@ -13,8 +13,8 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-# Threads that wait must sleep, not spin: on a busy machine spinning makes training many times slower.
-# It counts only if it is set before torch starts its threads, so here.
+# Waiting threads must sleep, not spin: on a busy machine spinning makes training many times slower.
+# It only has an effect if set before torch starts its threads, so here.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 from wardround.cli import (
@@ -56,7 +56,7 @@ __all__ = [
 
 
 def main() -> None:
-    """Run the command line; an error of the user's becomes one sentence and exit code 2."""
+    """Run the command line; a user error becomes one sentence and exit code 2."""
     try:
         app()
     except WardroundError as error:
@@ -70,17 +70,17 @@ def main() -> None:
         if "--debug" in sys.argv:
             err.print_exception()
         where = f"{error.filename}: " if error.filename else ""
-        advice = " Make room there; a run then continues with --resume." if error.errno == ENOSPC else ""
+        advice = " Free some space; a run then continues with --resume." if error.errno == ENOSPC else ""
         err.print(f"[bold red]error[/] {escape(where + str(error.strerror or error))}.{advice}")
         sys.exit(1)
     except SystemExit as ending:
         if isinstance(getattr(ending.__context__, "__cause__", None), KeyboardInterrupt):
-            err.print("Stopped; what was finished is kept.")  # a command without a sentence of its own
+            err.print("Stopped; what was finished is kept.")  # for commands without a message of their own
         raise
 
 
 def leave_quietly() -> None:
-    """The reader of our output went away, as with `| head`: that is no error."""
+    """The reader of our output has closed the pipe, as with `| head`: not an error."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(0)
 

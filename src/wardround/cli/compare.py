@@ -29,29 +29,30 @@ Names = Annotated[str | None, typer.Option(metavar="a,b", help="Names, or labels
 @app.command()
 def compare(
     config: Annotated[
-        str, typer.Argument(help="A YAML file, with a sweep section or without; or a paper's preset.")
+        str, typer.Argument(help="A YAML file, with or without a sweep section; or a paper's preset.")
     ],
     methods: Names = None,
     objectives: Names = None,
     models: Names = None,
     seeds: Annotated[str | None, typer.Option(metavar="3|1,2,3", help="How many, or which.")] = None,
-    folds: Annotated[int | None, typer.Option(help="Cross-validation with so many folds.")] = None,
+    folds: Annotated[int | None, typer.Option(help="Cross-validation with this many folds.")] = None,
     reference: Annotated[
         str | None, typer.Option(help="The row others are tested against; default FedAvg.")
     ] = None,
     hold_out: Annotated[
-        list[str] | None, typer.Option(metavar="CLIENT", help="Only ever tested; may be repeated.")
+        list[str] | None,
+        typer.Option(metavar="CLIENT", help="Only tested, never trained; may be repeated."),
     ] = None,
     leave_one_out: Annotated[
-        bool, typer.Option("--leave-one-out", help="Every client in turn is only tested.")
+        bool, typer.Option("--leave-one-out", help="Hold out each client in turn.")
     ] = False,
     jobs: Annotated[
-        int | None, typer.Option(help="Cells at a time; default as many as the cores bear.")
+        int | None, typer.Option(help="Cells at a time; default one for each core, one on a GPU.")
     ] = None,
     set_: Set = None,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Where everything goes.")] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Output folder.")] = None,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Run cells anew whose settings changed.")
+        bool, typer.Option("--overwrite", help="Rerun cells whose settings changed.")
     ] = False,
     json_: Json = False,
     quiet: Quiet = False,
@@ -59,62 +60,71 @@ def compare(
 ) -> None:
     """Run methods, objectives, models and seeds side by side, and test the differences.
 
-    Finished cells are not run again: after Ctrl-C or a crash, give the same command.
+    Finished cells are not run again: after Ctrl-C or a crash, run the same command.
     """
     configure_logging(debug, quiet or json_)
-    from wardround.comparison.grid import HoldOut
-    from wardround.comparison.run import plan, run_grid
-
     options = {
-        "methods": names_from("methods", methods),
-        "objectives": names_from("objectives", objectives),
-        "models": names_from("models", models),
-        "seeds": seeds_from(seeds),
+        "methods": parse_names("methods", methods),
+        "objectives": parse_names("objectives", objectives),
+        "models": parse_names("models", models),
+        "seeds": parse_seeds(seeds),
         "folds": folds,
         "reference": reference,
+        "hold_out": hold_out or (),
+        "leave_one_out": leave_one_out,
+        "overrides": set_ or (),
     }
-    grid, folder = plan(config, options, HoldOut(tuple(hold_out or ()), leave_one_out), set_ or [], output)
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends cells under way, as Ctrl-C does
-    try:
-        with watching(quiet or json_) as watch:
-            found = run_grid(grid, folder, jobs=jobs, overwrite=overwrite, watch=watch)
-    except KeyboardInterrupt:
-        err.print(
-            f"Stopped. Finished cells and every whole round of the others are safe in {escape(str(folder))}; "
-            "the same command goes on from there."
-        )
-        raise typer.Exit(130) from None
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    found = run_shown(config, options, output, jobs, overwrite, hidden=quiet or json_)
     if json_:
-        out.print_json(json.dumps(as_json(found)))
+        out.print_json(json.dumps(as_dict(found)))
     else:
         show(found)
-    write_page(folder)
+    write_page(found.folder)
     if found.failures:
         raise typer.Exit(1)
 
 
-def listed(text: str | None) -> list[str] | None:
+def run_shown(
+    config: str, options: Any, output: Path | None, jobs: int | None, overwrite: bool, *, hidden: bool
+) -> Any:
+    """Run the comparison with its progress shown; Ctrl-C and SIGTERM end the running cells."""
+    from wardround.comparison.run import plan_comparison, run_grid
+
+    grid, folder = plan_comparison(config, options, output)
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        with show_progress(hidden) as watch:
+            return run_grid(grid, folder, jobs=jobs, overwrite=overwrite, watch=watch)
+    except KeyboardInterrupt:
+        err.print(
+            f"Stopped. Finished cells and all completed rounds are kept in {escape(str(folder))}; "
+            "run the same command to continue."
+        )
+        raise typer.Exit(130) from None
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def split_list(text: str | None) -> list[str] | None:
     """
-    >>> listed("fedavg, fedevi"), listed(None)
+    >>> split_list("fedavg, fedevi"), split_list(None)
     (['fedavg', 'fedevi'], None)
     """
     return None if text is None else [part.strip() for part in text.split(",") if part.strip()]
 
 
-def names_from(option: str, text: str | None) -> list[str] | None:
+def parse_names(option: str, text: str | None) -> list[str] | None:
     from wardround.errors import ConfigError
 
-    names = listed(text)
+    names = split_list(text)
     if names == []:
-        raise ConfigError(f"--{option} names nothing; give names with commas. List all: wardround {option}")
+        raise ConfigError(f"--{option} is empty; give names like a,b. List all: wardround {option}")
     return names
 
 
-def seeds_from(text: str | None) -> int | list[int] | None:
+def parse_seeds(text: str | None) -> int | list[int] | None:
     """
-    >>> seeds_from("3"), seeds_from("1,2"), seeds_from("7,")
+    >>> parse_seeds("3"), parse_seeds("1,2"), parse_seeds("7,")
     (3, [1, 2], [7])
     """
     from wardround.errors import ConfigError
@@ -122,7 +132,7 @@ def seeds_from(text: str | None) -> int | list[int] | None:
     if text is None:
         return None
     try:
-        return [int(part) for part in listed(text) or []] if "," in text else int(text)
+        return [int(part) for part in split_list(text) or []] if "," in text else int(text)
     except ValueError:
         raise ConfigError(f"--seeds is '{text}'; give a number (3) or a list (1,2,3).") from None
 
@@ -131,14 +141,14 @@ def seeds_from(text: str | None) -> int | list[int] | None:
 
 
 @contextmanager
-def watching(hidden: bool) -> Iterator[Any]:
-    """Somebody who shows the cells, suited to where the output goes."""
+def show_progress(hidden: bool) -> Iterator[Any]:
+    """A listener that shows the cells: a table on a terminal, lines in a pipe, or None."""
     if hidden:
         yield None
     elif not err.is_terminal:
-        yield Lines()
+        yield CellLines()
     else:
-        screen = Screen()
+        screen = CellScreen()
         with Live(console=err, get_renderable=screen.table, refresh_per_second=4):
             yield screen
 
@@ -167,50 +177,54 @@ class Cells:
         else:
             self.values[name] = math.nan if value is None else value
 
-    def ended(self) -> str:
+    def count_ended(self) -> str:
         return f"{len(self.values) + len(self.errors)} of {len(self.titles)}"
 
 
-class Lines(Cells):
-    """In a pipe or a log file: one plain line a cell."""
+class CellLines(Cells):
+    """In a pipe or a log file: one plain line for each cell."""
 
     def on_plan(self, grid: Any, stages: Mapping[str, str]) -> None:
         super().on_plan(grid, stages)
         done = sum(value == "done" for value in stages.values())
         begun = sum(value == "unfinished" for value in stages.values())
         text = f"{grid.name}: {len(grid.cells)} cells"
-        err.print(escape(text + (f", {done} done, {begun} to go on with" if done or begun else "")))
+        err.print(escape(text + (f", {done} done, {begun} to resume" if done or begun else "")))
 
     def on_end(self, name: str, value: float | None, error: str | None) -> None:
         super().on_end(name, value, error)
-        told = f"failed: {error}" if error is not None else f"{self.grid.metrics[0]} {self.values[name]:.3f}"
-        err.print(escape(f"{self.titles[name]}: {told} ({self.ended()})"))
+        result = (
+            f"failed: {error}" if error is not None else f"{self.grid.metrics[0]} {self.values[name]:.3f}"
+        )
+        err.print(escape(f"{self.titles[name]}: {result} ({self.count_ended()})"))
 
 
-class Screen(Cells):
+class CellScreen(Cells):
     """On a terminal: a table that fills in."""
 
     def table(self) -> RichTable:
         minutes, seconds = divmod(int(time.monotonic() - self.started), 60)
-        shown = RichTable(caption=f"{self.ended()} cells, {minutes}:{seconds:02d}", caption_justify="left")
+        shown = RichTable(
+            caption=f"{self.count_ended()} cells, {minutes}:{seconds:02d}", caption_justify="left"
+        )
         if self.grid is None:
             return shown
         shown.add_column(f"{self.grid.metrics[0]}, mean over clients", overflow="fold")
-        columns = self.replicates()
+        columns = self.list_columns()
         for title in columns or ["cells"]:
             shown.add_column(escape(title), justify="right")
         if len(columns) != 1:
             shown.add_column("mean", justify="right")
         for row in self.grid.rows:
-            shown.add_row(escape(row.label), *self.row(row.label, columns))
+            shown.add_row(escape(row.label), *self.draw_row(row.label, columns))
         return shown
 
-    def replicates(self) -> list[str]:
+    def list_columns(self) -> list[str]:
         """Headings for seeds, folds and held-out clients; none if they are too many to show."""
-        titles = dict.fromkeys(replicate_title(cell) for cell in self.grid.cells)
+        titles = dict.fromkeys(title_replicate(cell) for cell in self.grid.cells)
         return list(titles) if len(titles) <= MOST_COLUMNS else []
 
-    def row(self, label: str, columns: Sequence[str]) -> list[str]:
+    def draw_row(self, label: str, columns: Sequence[str]) -> list[str]:
         cells = [cell for cell in self.grid.cells if cell.row == label]
         values = [self.values[cell.name] for cell in cells if cell.name in self.values]
         mean = f"{sum(values) / len(values):.3f}" if values else ""
@@ -218,23 +232,23 @@ class Screen(Cells):
             failed = sum(cell.name in self.errors for cell in cells)
             note = f", [red]{failed} failed[/]" if failed else ""
             return [f"{len(values)} of {len(cells)}{note}", mean]
-        states = [self.state(cell.name) for cell in cells]
+        states = [self.draw_state(cell.name) for cell in cells]
         return states if len(columns) == 1 else [*states, mean]
 
-    def state(self, name: str) -> str:
+    def draw_state(self, name: str) -> str:
         if name in self.errors:
             return "[red]failed[/]"
         if name in self.values:
             return f"{self.values[name]:.3f}"
-        return f"[dim]{self.rounds.get(name, 'waits')}[/]"
+        return f"[dim]{self.rounds.get(name, 'waiting')}[/]"
 
 
-def replicate_title(cell: Any) -> str:
+def title_replicate(cell: Any) -> str:
     """What tells a row's cells apart: seed, fold, who is held out."""
     return str(dataclasses.replace(cell, row="").title).removeprefix(", ")
 
 
-# At the end
+# The result
 
 
 def show(found: Any) -> None:
@@ -273,7 +287,7 @@ def print_marked(table: Any) -> None:
     out.print(shown)
 
 
-def as_json(found: Any) -> Any:
+def as_dict(found: Any) -> Any:
     from wardround.files import jsonable
 
     done = bool(len(found.results))

@@ -22,7 +22,7 @@ from wardround.cli.common import (
     print_rows,
     print_table,
 )
-from wardround.cli.progress import counting
+from wardround.cli.progress import show_cases
 from wardround.files import writing
 from wardround.machine import cores
 from wardround.yaml_file import apply_override
@@ -121,7 +121,7 @@ def check(
 
     settings = load(file)
     listing = list_cases(settings, file.parent)
-    with counting("checking", quiet or json_) as watch:
+    with show_cases("checking", quiet or json_) as watch:
         report = check_all(listing, settings, base=file.parent, jobs=jobs or cores(), watch=watch)
     if json_:
         out.print_json(json.dumps(report.as_dict()))
@@ -149,7 +149,7 @@ def prepare(
     from wardround.tables import Table
 
     data = RealData(file, data_settings(file, set_))
-    with counting("preparing", quiet or json_) as watch:
+    with show_cases("preparing", quiet or json_) as watch:
         ready = data.prepare(watch=watch)
     left_out = {name: [list(pair) for pair in found.left_out] for name, found in ready.items()}
     if json_:
@@ -240,7 +240,7 @@ def fingerprint(
 
     settings = load(file)
     listing = list_cases(settings, file.parent)
-    with counting("checking", json_) as watch:
+    with show_cases("checking", json_) as watch:
         report = check_all(listing, settings, base=file.parent, jobs=cores(), watch=watch)
     if not report.usable:
         raise DataError(f"{file}: no case is usable. {report.sentences()[0]}")
@@ -290,7 +290,7 @@ def slices(
     from wardround.data.slices.cutting import cut
     from wardround.tables import Table
 
-    with counting("cutting", quiet or json_) as watch:
+    with show_cases("cutting", quiet or json_) as watch:
         done = cut(file, output, along=along, keep=keep, clip=clip, watch=watch)
     if json_:
         facts = {"federation": str(done.path), "volumes": done.volumes, "slices": done.slices}

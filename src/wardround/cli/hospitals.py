@@ -18,8 +18,8 @@ import typer
 from rich.markup import escape
 
 from wardround.cli.common import Debug, Json, Quiet, Set, app, configure_logging, err, out, print_table
-from wardround.cli.progress import live, stopping_at_a_round_end
-from wardround.cli.runs import config_of, show_result
+from wardround.cli.progress import show_rounds, stop_at_round_end
+from wardround.cli.runs import read_config, show_result
 
 if TYPE_CHECKING:
     from wardround.config import Config
@@ -53,13 +53,13 @@ def rehearse(
     require_engine(debug)
     from wardround.deploy.nvflare.rehearsal import rehearsal
 
-    checked = config_of(config, set_)
+    checked = read_config(config, set_)
     say = make_speaker(quiet or json_)
     with (
         leaving_on_signals(),
-        live(quiet or json_) as screen,
+        show_rounds(quiet or json_) as screen,
         rehearsal(checked, resume=resume, overwrite=overwrite, say=say) as submission,
-        stopping_at_a_round_end(submission.stop),
+        stop_at_round_end(submission.stop),
     ):
         state = submission.follow(screen, say)
     finish(submission.config, state, json_, f"wardround rehearse {checked.folder} --resume")
@@ -178,7 +178,7 @@ def submit(
 def watch_run(submission: Submission, kit: Kit, hidden: bool, say: Callable[[str], None]) -> str:
     """Show the run; Ctrl-C leaves it alone, since it goes on without us."""
     try:
-        with live(hidden) as screen:
+        with show_rounds(hidden) as screen:
             return submission.follow(screen, say)
     except KeyboardInterrupt:
         err.print(

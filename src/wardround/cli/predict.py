@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from wardround.cli.common import Debug, Json, Quiet, app, configure_logging, err, out, print_table
-from wardround.cli.progress import counting
+from wardround.cli.progress import show_cases
 
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run, such as runs/quickstart.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:0.")]
@@ -112,7 +112,7 @@ def evaluate(
     configure_logging(debug, quiet or json_)
     from wardround.prediction import evaluating
 
-    with counting("judging", quiet or json_) as watch:
+    with show_cases("judging", quiet or json_) as watch:
         judged = evaluating.evaluate(
             run,
             data,

@@ -12,13 +12,21 @@ from typing import Any
 
 import typer
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+)
 
 from wardround.cli.common import err
 
 
 class Screen:
-    """Progress on a terminal: one bar for the rounds, one line for the client at work."""
+    """Progress on a terminal: one bar for the rounds, one for each client in training."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
@@ -47,7 +55,7 @@ class Screen:
 
     def on_record(self, record: Mapping[str, Any]) -> None:
         assert self._rounds is not None
-        self._progress.update(self._rounds, completed=record["round"], note=running_note(record))
+        self._progress.update(self._rounds, completed=record["round"], note=describe_round(record))
 
     def on_rounds(self, name: str, done: int, rounds: int) -> None:
         """One bar for each of several runs."""
@@ -57,7 +65,7 @@ class Screen:
 
 
 class Lines:
-    """Progress in a pipe or a log file: one plain line a round."""
+    """Progress in a pipe or a log file: one plain line for each round."""
 
     def __init__(self) -> None:
         self._title = ""
@@ -73,7 +81,7 @@ class Lines:
     def on_progress(self, client: str, step: int, steps: int) -> None: ...
 
     def on_record(self, record: Mapping[str, Any]) -> None:
-        text = f"{self._title}round {record['round']}/{self._rounds} {running_note(record)}"
+        text = f"{self._title}round {record['round']}/{self._rounds} {describe_round(record)}"
         err.print(escape(text), markup=True)
 
     def on_rounds(self, name: str, done: int, rounds: int) -> None:
@@ -82,8 +90,8 @@ class Lines:
             err.print(f"{name}: round {done} of {rounds}")
 
 
-def running_note(record: Mapping[str, Any]) -> str:
-    """What a round's line says: validation Dice, time, and trouble if any."""
+def describe_round(record: Mapping[str, Any]) -> str:
+    """A round in short: validation score, time, and refused or lost replies."""
     parts = []
     for metric, entry in record.get("validation", {}).items():
         if metric != "loss":
@@ -96,28 +104,25 @@ def running_note(record: Mapping[str, Any]) -> str:
     return ", ".join(parts)
 
 
+def bar_columns() -> list[ProgressColumn]:
+    return [TextColumn("{task.description}"), BarColumn(28), MofNCompleteColumn(), TimeElapsedColumn()]
+
+
 @contextmanager
-def live(hidden: bool) -> Iterator[Any]:
-    """Somebody who shows progress, suited to where the output goes."""
+def show_rounds(hidden: bool) -> Iterator[Any]:
+    """A listener that shows progress: bars on a terminal, lines in a pipe, or None."""
     if hidden:
         yield None
     elif not err.is_terminal:
         yield Lines()
     else:
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=28),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TextColumn("{task.fields[note]}"),
-        )
-        with Progress(*columns, console=err, transient=False) as progress:
+        with Progress(*bar_columns(), TextColumn("{task.fields[note]}"), console=err) as progress:
             yield Screen(progress)
 
 
 @contextmanager
-def counting(what: str, hidden: bool) -> Iterator[Callable[[int, int, str], None] | None]:
-    """Progress of a pass over cases: a bar on a terminal, a line for every tenth part in a pipe."""
+def show_cases(what: str, hidden: bool) -> Iterator[Callable[[int, int, str], None] | None]:
+    """Progress over cases: a bar on a terminal, a line for every tenth of them in a pipe."""
     if hidden:
         yield None
         return
@@ -132,27 +137,21 @@ def counting(what: str, hidden: bool) -> Iterator[Callable[[int, int, str], None
 
         yield line
         return
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=28),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=err) as bars:
+    with Progress(*bar_columns(), console=err) as bars:
         task = bars.add_task(what, total=None)
         yield lambda done, total, where: bars.update(task, completed=done, total=total)
 
 
 @contextmanager
-def stopping_at_a_round_end(request: Callable[[], None]) -> Iterator[None]:
-    """Ctrl-C once: finish the round, write a checkpoint, say how to go on. Twice: stop now.
+def stop_at_round_end(request: Callable[[], None]) -> Iterator[None]:
+    """Ctrl-C once: finish the round, write a checkpoint, say how to continue. Twice: stop at once.
 
     The handler may run in the middle of a print or an import of the main thread, where printing fails: a
-    thread speaks for it.
+    thread prints for it.
     """
     pressed: SimpleQueue[bool] = SimpleQueue()  # the one queue a signal handler may put into
 
-    def speak() -> None:
+    def announce() -> None:
         if pressed.get():
             err.print(
                 "Finishing this round, then stopping with a checkpoint. Press Ctrl-C again to stop at once."
@@ -163,17 +162,17 @@ def stopping_at_a_round_end(request: Callable[[], None]) -> Iterator[None]:
         request()
         pressed.put(True)
 
-    speaker = Thread(target=speak, name="ctrl-c", daemon=True)
-    speaker.start()
+    announcer = Thread(target=announce, name="ctrl-c", daemon=True)
+    announcer.start()
     before = signal.signal(signal.SIGINT, handle)
     try:
         try:
             yield
         finally:
             pressed.put(False)
-            speaker.join()
+            announcer.join()
     except KeyboardInterrupt:
-        err.print("Stopped at once; the last whole round is safe. Continue with --resume.")
+        err.print("Stopped at once; completed rounds are kept. Continue with --resume.")
         raise typer.Exit(130) from None
     finally:
         signal.signal(signal.SIGINT, before)

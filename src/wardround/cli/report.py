@@ -1,4 +1,4 @@
-"""report and watch: the page of a run or comparison, written or live."""
+"""report and watch: the page of a run or comparison, written to a file or live."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from wardround.cli.common import Debug, Json, app, configure_logging, err, out
-from wardround.cli.progress import running_note
+from wardround.cli.progress import describe_round
 
 BARS = "▁▂▃▄▅▆▇█"
-LOOK_SECONDS = 1.0
+POLL_SECONDS = 1.0
 
 
 @app.command()
@@ -57,23 +57,23 @@ def watch(
     open_: Annotated[bool, typer.Option("--open", help="Show the page in the browser.")] = False,
     debug: Debug = False,
 ) -> None:
-    """Follow a run or comparison: its page on this machine's own address, or a table in the terminal."""
+    """Live view of a run or comparison: its page at a local address, or a table in the terminal."""
     configure_logging(debug, quiet=False)
     from wardround.reporting import open_source
     from wardround.reporting.live_view import serve
 
-    source = open_source(folder)  # refused before anything starts
+    source = open_source(folder)  # an error here comes before the server starts
     try:
         if terminal:
             follow(source)
             return
         with serve(folder, open_browser=open_) as page:
             out.print(f"Watching {escape(str(folder))} at [bold]{page.url}[/]")
-            err.print("Only this machine can open it. Ctrl-C ends the watching, never the run.")
+            err.print("Only this machine can open it. Ctrl-C ends the live view, never the run.")
             page.wait()
         out.print(f"The run is done. The page as a file: wardround report {escape(str(folder))}")
     except KeyboardInterrupt:
-        err.print("No longer watching; the run goes on.")
+        err.print("The live view has ended; the run continues.")
         raise typer.Exit(130) from None
 
 
@@ -81,68 +81,70 @@ def watch(
 
 
 def follow(source: Any) -> None:
-    """A table that follows the run; in a pipe one line a round."""
+    """A table that updates as the run goes; in a pipe one line for each round."""
     from wardround.reporting.live_view import is_done
 
     if not err.is_terminal:
         shown = 0
         while True:
             done = is_done(source)
-            lines = lines_of(source)
+            lines = list_lines(source)
             for line in lines[shown:]:
                 out.print(line, markup=False)
             shown = len(lines)
             if done:
                 return
-            time.sleep(LOOK_SECONDS)
-    with Live(console=err, get_renderable=lambda: picture_of(source), refresh_per_second=1):
+            time.sleep(POLL_SECONDS)
+    with Live(console=err, get_renderable=lambda: draw_source(source), refresh_per_second=1):
         while not is_done(source):
-            time.sleep(LOOK_SECONDS)
+            time.sleep(POLL_SECONDS)
 
 
-def lines_of(source: Any) -> list[str]:
+def list_lines(source: Any) -> list[str]:
     from wardround.comparison.runs import read_run
 
     if source.kind == "comparison":
-        return [f"{cell.title}: done" for cell in comparison_of(source).cells if cell.is_done]
+        return [f"{cell.title}: done" for cell in load_comparison(source).cells if cell.is_done]
     run = read_run(source.folder)
     start = f"{run.label}: round "
-    return [f"{start}{int(at)}/{run.rounds} {running_note(record)}" for at, record in run.records.numbered()]
+    return [
+        f"{start}{int(at)}/{run.rounds} {describe_round(record)}" for at, record in run.records.numbered()
+    ]
 
 
-def comparison_of(source: Any) -> Any:
+def load_comparison(source: Any) -> Any:
     from wardround.comparison import Comparison
 
     return Comparison.load(source.folder)
 
 
-def picture_of(source: Any) -> RenderableType:
+def draw_source(source: Any) -> RenderableType:
     """How far it is, with a small curve for every client (or row)."""
     from wardround.errors import WardroundError
 
     try:
-        return cells_table(source) if source.kind == "comparison" else run_table(source)
-    except (WardroundError, OSError) as error:  # a file in the middle of a change
+        return draw_cells(source) if source.kind == "comparison" else draw_run(source)
+    except (WardroundError, OSError) as error:  # a file that is being written
         return Text(str(error))
 
 
-def cells_table(source: Any) -> RichTable:
-    from wardround.batch import rounds_done
+def draw_cells(source: Any) -> RichTable:
+    from wardround.batch import count_rounds
 
-    found = comparison_of(source)
+    found = load_comparison(source)
     done = sum(cell.is_done for cell in found.cells)
     shown = RichTable(title=f"{escape(found.name)}: {done} of {len(found.cells)} cells", title_justify="left")
     for head in ("cell", "rounds", ""):
         shown.add_column(head)
     for cell in found.cells:
         state = "done" if cell.is_done else "failed" if cell.name in found.failures else ""
-        shown.add_row(escape(cell.title), str(rounds_done(cell.folder)), state)
+        shown.add_row(escape(cell.title), str(count_rounds(cell.folder)), state)
     return shown
 
 
-def run_table(source: Any) -> RenderableType:
+def draw_run(source: Any) -> RenderableType:
     from wardround.comparison.runs import read_run
-    from wardround.reporting.charts import short
+    from wardround.reporting.charts import format_number
     from wardround.tables import one_line
 
     run = read_run(source.folder)
@@ -159,12 +161,12 @@ def run_table(source: Any) -> RenderableType:
         values = [value for _, value in curves.get(client, [])]
         shown.add_row(
             escape(one_line(client, 40)),
-            short(values[-1]) if values else "",
+            format_number(values[-1]) if values else "",
             sparkline(values),
-            *(short(part[client][-1][1]) if part.get(client) else "" for part in (weights, losses)),
+            *(format_number(part[client][-1][1]) if part.get(client) else "" for part in (weights, losses)),
         )
     said = [f"{who} refused in round {at}: {why}" for at, who, why in run.records.trouble("refused")[-3:]]
-    last = [running_note(run.records[-1])] if run.records else []
+    last = [describe_round(run.records[-1])] if run.records else []
     return Group(shown, *(Text(one_line(text, 160)) for text in [*last, *said, *run.records.warnings()]))
 
 

@@ -19,11 +19,11 @@ from wardround.cli.common import (
     app,
     configure_logging,
     err,
-    importing,
     out,
+    pause_gc,
     print_table,
 )
-from wardround.cli.progress import live, stopping_at_a_round_end
+from wardround.cli.progress import show_rounds, stop_at_round_end
 
 if TYPE_CHECKING:
     from wardround.config import Config
@@ -35,7 +35,7 @@ def train(
     set_: Set = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue from the last checkpoint.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier run.")] = False,
-    open_: Annotated[bool, typer.Option("--open", help="Watch the run in the browser.")] = False,
+    open_: Annotated[bool, typer.Option("--open", help="Live view of the run in the browser.")] = False,
     page: Annotated[bool, typer.Option("--report/--no-report", help="Write report.html at the end.")] = True,
     json_: Json = False,
     quiet: Quiet = False,
@@ -43,14 +43,14 @@ def train(
 ) -> None:
     """Train one model across all clients and test it at each of them."""
     configure_logging(debug, quiet or json_)
-    with importing():
+    with pause_gc():
         from wardround.api import Result
         from wardround.engine.experiment import Experiment
 
-        checked = config_of(config, set_)  # imports the methods
-    with watched(checked.folder, open_), live(quiet or json_) as screen:
+        checked = read_config(config, set_)  # imports the methods
+    with show_live_view(checked.folder, open_), show_rounds(quiet or json_) as screen:
         experiment = Experiment(checked, listener=screen)
-        with stopping_at_a_round_end(lambda: setattr(experiment, "stop_requested", True)):
+        with stop_at_round_end(lambda: setattr(experiment, "stop_requested", True)):
             outcome = experiment.run(resume=resume, overwrite=overwrite)
     result = Result(checked, outcome)
     if outcome.status == "done" and page:
@@ -80,10 +80,10 @@ def demo(
     from wardround.demo import run_demo
 
     try:
-        with live(quiet or json_) as screen:
+        with show_rounds(quiet or json_) as screen:
             shown = run_demo(output, seed=seed, watch=screen)
     except KeyboardInterrupt:
-        err.print("Stopped. The demo starts from the beginning when you call it again.")
+        err.print("Stopped. The demo starts from the beginning when you run it again.")
         raise typer.Exit(130) from None
     if json_:
         out.print_json(json.dumps(shown.facts))
@@ -95,8 +95,8 @@ def demo(
     out.print(f"Report: [bold]{escape(str(shown.report))}[/]   Runs: {escape(str(output))}")
 
 
-def config_of(path: Path, set_: list[str] | None) -> Config:
-    """The configuration in a YAML file, or of a run folder, wherever it lies by now."""
+def read_config(path: Path, set_: list[str] | None) -> Config:
+    """The configuration in a YAML file, or of a run folder, even one that was moved."""
     from wardround.config_file import load_config
 
     overrides = list(set_ or [])
@@ -114,7 +114,7 @@ def show_result(result: Any) -> None:
     chosen = (
         f"Best round {best} of {config.rounds} (chosen on validation cases)"
         if best is not None
-        else f"The model of round {config.rounds}: no validation case could choose a better one"
+        else f"The model of round {config.rounds}: there was no validation case to choose a better one"
     )
     out.print(
         f"\n{chosen}; "
@@ -128,7 +128,7 @@ def show_result(result: Any) -> None:
 
 
 def write_page(folder: Path) -> None:
-    """The run's page; a run that went well is not spoilt by a page that cannot be drawn."""
+    """Write the report; a page that cannot be drawn does not fail a run that went well."""
     from wardround.reporting import write_report
 
     try:
@@ -138,13 +138,13 @@ def write_page(folder: Path) -> None:
 
 
 @contextmanager
-def watched(folder: Path, wanted: bool) -> Iterator[None]:
-    """The run's page on this machine's own address while it goes on, if wanted."""
+def show_live_view(folder: Path, wanted: bool) -> Iterator[None]:
+    """Serve the live view during a run, if wanted."""
     if not wanted:
         yield
         return
     from wardround.reporting.live_view import serve
 
     with serve(folder, open_browser=True, until_done=False) as page:
-        err.print(f"Watch it at {page.url}")
+        err.print(f"Live view: {page.url}")
         yield

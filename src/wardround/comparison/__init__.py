@@ -1,10 +1,8 @@
-"""Comparisons: a grid of ordinary runs, and the tables they give.
+"""Comparisons: a grid of ordinary runs, their statistics and tables.
 
-sweep.py     the `sweep:` section of a configuration
-grid.py      rows and cells, all checked before anything runs
-presets.py   a paper's table as rows, with its printed numbers
-run.py       `compare`: runs what is not done yet
-outcome.py   `Comparison`: a finished one on disk, its tables and statistics
+run.py (`compare`) runs what sweep.py, presets.py and grid.py plan; outcome.py (`Comparison`) opens it on
+disk. scores.py, statistics.py and tables.py compute; runs.py reads single run folders, and groups.py puts
+several of them together for the report.
 """
 
 from wardround.comparison.outcome import Comparison

@@ -1,10 +1,10 @@
 """The grid: every row with every seed, fold and held-out client is one cell, an ordinary run.
 
     Grid
-      rows: Row      what stands in the table, one line each
-      cells: Cell    what is run: row x seed x fold x held-out clients
+      rows: Row      the rows of the tables
+      cells: Cell    the runs: row x seed x fold x held-out clients
 
-Everything is checked here, before anything runs; a mistake is told with the cell it is in.
+Everything is checked here, before anything runs; an error names the cell it is in.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from wardround.comparison.sweep import Axis, Point, Sweep, folds_of, laid_over, seeds_of
+from wardround.comparison.sweep import Point, Sweep, SweepAxis, apply_changes, parse_folds, parse_seeds
 from wardround.config import Config
 from wardround.config_file import load_config
 from wardround.data.opening import open_federation
@@ -40,7 +40,7 @@ MOST_CELLS = 5000
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the tables. settings: its configuration, before seed, fold and held-out clients."""
+    """One row of the tables. settings: its configuration, before seed, fold and held-out clients."""
 
     label: str
     settings: Mapping[str, Any]
@@ -67,10 +67,14 @@ class Cell:
     def title(self) -> str:
         return cell_title(self.row, self.seed, self.fold, self.held_out)
 
+    def as_dict(self) -> dict[str, Any]:
+        place = {"name": self.name, "folder": f"cells/{self.name}", "row": self.row}
+        return {**place, "seed": self.seed, "fold": self.fold, "held_out": list(self.held_out)}
+
 
 @dataclass(frozen=True)
 class Grid:
-    """A comparison before it runs. preset: the paper's table it follows; notes: for the captions."""
+    """A planned comparison. preset: the paper's table it follows; notes: for the captions."""
 
     name: str
     rows: Sequence[Row]
@@ -84,10 +88,28 @@ class Grid:
     preset: str | None = None
     notes: Sequence[str] = ()
 
+    def as_dict(self) -> dict[str, Any]:
+        """What comparison.json says of it."""
+        return {
+            "name": self.name,
+            "reference": self.reference,
+            "metrics": list(self.metrics),
+            "select": self.select,
+            "preset": self.preset,
+            "notes": list(self.notes),
+            "seeds": list(self.seeds),
+            "folds": list(self.folds),
+            "held_out": [list(group) for group in self.held_out],
+            "rows": [
+                {"label": row.label, "method": row.method, "changes": dict(row.changes)} for row in self.rows
+            ],
+            "cells": [cell.as_dict() for cell in self.cells],
+        }
+
 
 @dataclass(frozen=True)
 class HoldOut:
-    """Who is only ever tested: these clients together, or each client in turn."""
+    """Clients that are only ever tested: these together, or each client in turn."""
 
     names: Sequence[str] = ()
     each: bool = False
@@ -96,26 +118,26 @@ class HoldOut:
 # Rows
 
 
-def rows_of(sweep: Sweep) -> list[Row]:
+def list_rows(sweep: Sweep) -> list[Row]:
     """Every combination of the axes; an axis with one value is not in the labels."""
     rows = []
     for points in itertools.product(*(axis.points for axis in sweep.axes)):
         settings = dict(sweep.settings)
-        label = row_label(sweep.axes, points) or method_name(settings)
+        label = label_row(sweep.axes, points) or find_method(settings)
         changes: dict[str, Any] = {}
         for point in points:
-            settings = laid_over(settings, point.changes, f"row '{one_line(label, 60)}'")
+            settings = apply_changes(settings, point.changes, f"row '{one_line(label, 60)}'")
             changes.update(point.changes)
         rows.append(Row(label, settings, changes))
     return rows
 
 
-def row_label(axes: Sequence[Axis], points: Sequence[Point]) -> str:
+def label_row(axes: Sequence[SweepAxis], points: Sequence[Point]) -> str:
     several = [point.label for axis, point in zip(axes, points, strict=True) if len(axis.points) > 1]
     return ", ".join(several) or (points[0].label if points else "")
 
 
-def method_name(settings: Mapping[str, Any]) -> str:
+def find_method(settings: Mapping[str, Any]) -> str:
     return Row("", settings).method
 
 
@@ -130,7 +152,7 @@ def find_reference(rows: Sequence[Row], wanted: str | None) -> str:
         if row.method == wanted:
             return row.label
     raise ConfigError(
-        f"reference is '{one_line(wanted, 60)}', which is no row.{suggest(wanted, labels)} "
+        f"reference is '{one_line(wanted, 60)}', which is not a row.{suggest(wanted, labels)} "
         f"Rows: {', '.join(one_line(label, 60) for label in labels)}."
     )
 
@@ -152,21 +174,21 @@ def build_grid(
     """All cells, checked."""
     if not rows:
         raise ConfigError("there is nothing to compare: no row is left.")
-    configs = [checked(row.settings, f"row '{one_line(row.label, 60)}'") for row in rows]
+    configs = [check_settings(row.settings, f"row '{one_line(row.label, 60)}'") for row in rows]
     first = configs[0]
-    chosen_seeds = seeds_of(seeds, first.seed)
-    num_folds = folds_of(folds)
-    fold_at = None if num_folds is None else fold_setting()
+    chosen_seeds = parse_seeds(seeds, first.seed)
+    num_folds = parse_folds(folds)
+    fold_at = None if num_folds is None else find_fold_section()
     chosen_folds: list[int | None] = [None] if num_folds is None else list(range(num_folds))
     hold_out = hold_out or HoldOut()
-    left_out = held_out_groups(first, hold_out)
+    left_out = list_held_out(first, hold_out)
     number = len(rows) * len(chosen_seeds) * len(chosen_folds) * len(left_out)
     if number > MOST_CELLS:
-        raise ConfigError(f"the comparison has {number} cells; the most are {MOST_CELLS}.")
+        raise ConfigError(f"the comparison has {number} cells; the maximum is {MOST_CELLS}.")
 
     cells = []
     for row in rows:
-        pinned = with_fixed_patients(row.settings, first.seed)
+        pinned = fix_patients(row.settings, first.seed)
         for seed, fold, held_out in itertools.product(chosen_seeds, chosen_folds, left_out):
             settings = copy.deepcopy(pinned)
             settings.pop("output", None)
@@ -176,7 +198,7 @@ def build_grid(
                 for key, value in (("by", "kfold"), ("folds", num_folds), ("fold", fold)):
                     set_dotted(settings, f"{fold_at}.{key}", value)
             if held_out:
-                settings = without(settings, held_out, title)
+                settings = hold_out_clients(settings, held_out, title)
             cells.append(
                 Cell(cell_name(row.label, seed, fold, held_out), row.label, seed, fold, held_out, settings)
             )
@@ -208,7 +230,7 @@ def cell_title(row: str, seed: int, fold: int | None, held_out: Sequence[str]) -
 
 
 def cell_name(row: str, seed: int, fold: int | None, held_out: Sequence[str]) -> str:
-    """A folder name a person can read; different cells never share one.
+    """A readable folder name; different cells never share one.
 
     >>> cell_name("fedavg", 42, None, ["north"])
     'fedavg-seed42-without-north'
@@ -221,22 +243,22 @@ def cell_name(row: str, seed: int, fold: int | None, held_out: Sequence[str]) ->
     return "-".join(parts)
 
 
-def with_fixed_patients(settings: Mapping[str, Any], seed: int) -> dict[str, Any]:
+def fix_patients(settings: Mapping[str, Any], seed: int) -> dict[str, Any]:
     """Synthetic patients stay the same for all seeds: seeds vary the training, and cases can be paired."""
     result = copy.deepcopy(dict(settings))
-    data = checked(settings, "").data
+    data = check_settings(settings, "").data
     if data.phantom.seed is None and data.federation is None:
         set_dotted(result, "data.phantom.seed", derive(seed, "data"))
     return result
 
 
-def fold_setting(model: type[BaseModel] = DataSettings, path: str = "data") -> str:
+def find_fold_section(model: type[BaseModel] = DataSettings, path: str = "data") -> str:
     """Where the folds of the data are set: the dotted name of a section with `fold` and `folds`."""
     found = f"{path}.splits" if "splits" in model.model_fields else find_section(model, path)
     if found is None:
         raise ConfigError(
-            "folds: no data setting knows folds yet (there is no data.splits.fold). Compare with --seeds, or "
-            "write one federation.yaml a fold and sweep data.federation over them."
+            "folds: no data setting has folds (there is no data.splits.fold). Compare with --seeds, or "
+            "write one federation.yaml for each fold and sweep data.federation over them."
         )
     return found
 
@@ -256,8 +278,8 @@ def find_section(model: type[BaseModel], path: str) -> str | None:
 # Held-out clients
 
 
-def held_out_groups(config: Config, hold_out: HoldOut) -> list[tuple[str, ...]]:
-    """Who is left out, run by run; one empty group where nobody is."""
+def list_held_out(config: Config, hold_out: HoldOut) -> list[tuple[str, ...]]:
+    """The clients held out of each run; one empty group where none is."""
     if not hold_out.names and not hold_out.each:
         return [()]
     if hold_out.names and hold_out.each:
@@ -270,18 +292,18 @@ def held_out_groups(config: Config, hold_out: HoldOut) -> list[tuple[str, ...]]:
                 f"Clients: {', '.join(one_line(known, 60) for known in names)}."
             )
     if len(names) <= len(set(hold_out.names)) or len(names) < 2:
-        raise ConfigError(f"nobody is left to train: there are {len(names)} clients in all.")
+        raise ConfigError(f"no client is left to train: there are {len(names)} clients in all.")
     return [(name,) for name in names] if hold_out.each else [tuple(sorted(set(hold_out.names)))]
 
 
-def without(settings: Mapping[str, Any], held_out: Sequence[str], title: str) -> dict[str, Any]:
-    """The settings with some clients only ever tested; they do not choose the best round either."""
+def hold_out_clients(settings: Mapping[str, Any], held_out: Sequence[str], title: str) -> dict[str, Any]:
+    """The settings with some clients only tested; they do not choose the best round either."""
     where = f"cell '{one_line(title, 80)}'"
     result = copy.deepcopy(dict(settings))
-    config = checked(settings, where)
+    config = check_settings(settings, where)
     method = build_method(config)
     if method.pooled or not method.shared(build_model(config)):
-        what = "trains on everybody's cases" if method.pooled else "gives no common model to a newcomer"
+        what = "trains on all clients' cases" if method.pooled else "has no common model for a new client"
         raise ConfigError(
             f"{where}: method '{config.method.get('name')}' {what}, so it cannot be tested at unseen clients."
         )
@@ -296,7 +318,7 @@ def without(settings: Mapping[str, Any], held_out: Sequence[str], title: str) ->
         able = list(config.participation)
     result["participation"] = [name for name in able if name not in held_out]
     if not result["participation"]:
-        raise ConfigError(f"{where}: nobody is left to train.")
+        raise ConfigError(f"{where}: no client is left to train.")
     return result
 
 
@@ -304,13 +326,13 @@ def without(settings: Mapping[str, Any], held_out: Sequence[str], title: str) ->
 
 
 def check_cells(cells: Sequence[Cell]) -> None:
-    """One sentence for the first mistake, naming the cell; data and network are looked at once a row."""
-    looked_at = set()
+    """Raise the first error, naming the cell; data and network are checked once for each row."""
+    checked = set()
     for cell in cells:
         where = f"cell '{one_line(cell.title, 80)}'"
-        config = checked(cell.settings, where, quiet=True)
-        if (cell.row, cell.fold, cell.held_out) not in looked_at:
-            looked_at.add((cell.row, cell.fold, cell.held_out))
+        config = check_settings(cell.settings, where, quiet=True)
+        if (cell.row, cell.fold, cell.held_out) not in checked:
+            checked.add((cell.row, cell.fold, cell.held_out))
             try:
                 Experiment(config)
             except WardroundError as error:
@@ -321,17 +343,17 @@ def check_cells(cells: Sequence[Cell]) -> None:
             raise ConfigError(f"two rows are called '{one_line(cell.row, 60)}'. Give one another label.")
 
 
-def checked(settings: Mapping[str, Any], where: str, quiet: bool = False) -> Config:
+def check_settings(settings: Mapping[str, Any], where: str, quiet: bool = False) -> Config:
     try:
-        with unheard(quiet or not where):
+        with quiet_config_warnings(quiet or not where):
             return load_config(settings)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}" if where else str(error)) from None
 
 
 @contextmanager
-def unheard(hidden: bool) -> Iterator[None]:
-    """A warning about a row is told once, not for each of its cells."""
+def quiet_config_warnings(hidden: bool) -> Iterator[None]:
+    """A warning about a row is logged once, not for each of its cells."""
     log = logging.getLogger("wardround.config")
     before = log.level
     if hidden:

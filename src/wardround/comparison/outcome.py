@@ -28,24 +28,24 @@ from pathlib import Path
 from typing import Any
 
 from wardround.api import Result
-from wardround.batch import status_of
+from wardround.batch import read_status
 from wardround.comparison.grid import Grid, cell_title
-from wardround.comparison.presets import printed_values, published_note
+from wardround.comparison.presets import describe_published, list_printed_values
 from wardround.comparison.scores import (
     Replicate,
     ReplicateKey,
     RowScores,
     Sheet,
     Statistics,
-    of_clients,
+    compute_statistics,
     read_cases,
-    statistics_of,
+    select_clients,
     summarise_row,
 )
 from wardround.comparison.statistics import CaseKey
 from wardround.comparison.tables import (
     cross_site_table,
-    joined,
+    join_tables,
     score_table,
     significance_table,
 )
@@ -62,8 +62,8 @@ VERSION = 1
 
 
 @dataclass(frozen=True)
-class CellFacts:
-    """One cell as comparison.json knows it. folder: where its run is."""
+class StoredCell:
+    """One cell in comparison.json. folder: its run folder."""
 
     name: str
     folder: Path
@@ -78,13 +78,17 @@ class CellFacts:
 
     @property
     def is_done(self) -> bool:
-        return status_of(self.folder) == "done"
+        return read_status(self.folder) == "done"
+
+    def read_result(self) -> dict[str, Any]:
+        result: dict[str, Any] = json.loads((self.folder / "result.json").read_text(encoding="utf-8"))
+        return result
 
 
 class Results(Mapping[str, Result]):
-    """The finished runs by cell name, each read when it is asked for (a run holds its model)."""
+    """The finished runs by cell name, each read on access (a run holds its model)."""
 
-    def __init__(self, cells: Sequence[CellFacts]) -> None:
+    def __init__(self, cells: Sequence[StoredCell]) -> None:
         self._folders = {cell.name: cell.folder for cell in cells if cell.is_done}
 
     def __getitem__(self, name: str) -> Result:
@@ -98,7 +102,7 @@ class Results(Mapping[str, Result]):
 
 
 class Comparison:
-    """What a comparison found.
+    """A comparison on disk: its cells, tables and statistics.
 
     rows: labels in the order of the tables; metrics: what was measured, the first is the main one.
     """
@@ -113,7 +117,7 @@ class Comparison:
         self.failures: dict[str, str] = dict(facts["failures"])
         self._statistics: dict[str, Statistics] = {}
         self.cells = [
-            CellFacts(
+            StoredCell(
                 entry["name"],
                 folder / entry["folder"],
                 entry["row"],
@@ -126,7 +130,7 @@ class Comparison:
 
     @classmethod
     def load(cls, folder: str | Path) -> Comparison:
-        """A comparison that is already on disk."""
+        """Open a comparison on disk."""
         path = Path(folder) / "comparison.json"
         try:
             facts = json.loads(path.read_text(encoding="utf-8"))
@@ -134,11 +138,11 @@ class Comparison:
                 raise CheckpointError(f"{path} was written by another version of wardround.")
             return cls(Path(folder), facts)
         except FileNotFoundError:
-            raise CheckpointError(f"{folder} holds no comparison (there is no comparison.json).") from None
+            raise CheckpointError(f"{folder} contains no comparison (there is no comparison.json).") from None
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise CheckpointError(f"{path} cannot be read ({error!r}).") from None
 
-    # What it says
+    # Tables and statistics
 
     @property
     def results(self) -> Results:
@@ -147,41 +151,34 @@ class Comparison:
 
     @cached_property
     def sheet(self) -> Sheet:
-        """All case scores, row by row; read once, when first asked for."""
+        """All case scores, row by row; read on first access."""
         facts = self.facts
         expected = len(facts["seeds"]) * max(1, len(facts["folds"]))
         preset = papers.load(facts["preset"]) if facts["preset"] else None
-        rows = [self._row_scores(label) for label in self.rows]
+        over = "seeds" if not facts["folds"] else "folds" if len(facts["seeds"]) == 1 else "seeds and folds"
+        rows = [self._read_row(label) for label in self.rows]
         notes = list(facts["notes"])
         if preset is not None:
             clients = {key.client for row in rows for part in row.scores(self.metrics[0]) for key in part}
             synthetic = any(is_synthetic(json.loads(row.data)) for row in rows if row.data)
-            notes.append(published_note(preset, sorted(clients), synthetic))
+            notes.append(describe_published(preset, sorted(clients), synthetic))
         return Sheet(
             title=self.name,
             rows=rows,
             reference=self.reference,
             metrics=self.metrics,
             expected=expected,
-            over="seeds"
-            if not facts["folds"]
-            else "folds"
-            if len(facts["seeds"]) == 1
-            else "seeds and folds",
+            over=over,
             held_out=bool(facts["held_out"]),
-            published={} if preset is None else printed_values(preset),
+            published={} if preset is None else list_printed_values(preset),
             notes=notes,
             lengths=self.lengths,
         )
 
     @cached_property
     def lengths(self) -> str:
-        """What distances are in, by the results of the cells that are done."""
-        return combine_units(
-            read_units(json.loads((cell.folder / "result.json").read_text(encoding="utf-8")))
-            for cell in self.cells
-            if cell.is_done
-        )
+        """The unit of distances in the finished cells."""
+        return combine_units(read_units(cell.read_result()) for cell in self.cells if cell.is_done)
 
     def table(self, metric: str | None = None) -> Table:
         """Rows methods; columns each client, mean, SD between clients, worst client, weighted mean."""
@@ -191,7 +188,7 @@ class Comparison:
         """Intervals, paired tests against the reference with Holm's correction, effect sizes."""
         chosen = self._metric(metric)
         if chosen not in self._statistics:
-            self._statistics[chosen] = statistics_of(self.sheet, chosen)
+            self._statistics[chosen] = compute_statistics(self.sheet, chosen)
         return self._statistics[chosen]
 
     def significance(self, metric: str | None = None) -> Table:
@@ -204,7 +201,7 @@ class Comparison:
         runs: dict[str, list[Mapping[str, Evaluation]]] = {}
         for cell in self.cells:
             if cell.is_done and not cell.held_out:
-                stored = json.loads((cell.folder / "result.json").read_text(encoding="utf-8"))["cross_site"]
+                stored = cell.read_result()["cross_site"]
                 if stored:
                     run = {name: Evaluation.from_dict(entry) for name, entry in stored.items()}
                     runs.setdefault(cell.row, []).append(run)
@@ -220,13 +217,13 @@ class Comparison:
 
     # Reading the cells
 
-    def _row_scores(self, label: str) -> RowScores:
-        groups: dict[ReplicateKey, list[CellFacts]] = {}
+    def _read_row(self, label: str) -> RowScores:
+        groups: dict[ReplicateKey, list[StoredCell]] = {}
         for cell in self.cells:
             if cell.row == label:
                 groups.setdefault((cell.seed, cell.fold), []).append(cell)
         complete = {key: cells for key, cells in groups.items() if all(cell.is_done for cell in cells)}
-        replicates = {key: replicate(cells) for key, cells in complete.items()}
+        replicates = {key: read_replicate(cells) for key, cells in complete.items()}
         if not complete:
             failed = any(cell.name in self.failures for cells in groups.values() for cell in cells)
             return RowScores(label, {}, failed=failed)
@@ -234,7 +231,7 @@ class Comparison:
         return RowScores(
             label,
             replicates,
-            data=json.dumps(without_fold(settings["data"]), sort_keys=True),
+            data=json.dumps(drop_fold(settings["data"]), sort_keys=True),
             empty_policy=settings["evaluate"]["empty_policy"],
             tested=settings["evaluate"]["model"],
         )
@@ -247,7 +244,7 @@ class Comparison:
         for metric in self.metrics:
             scores, tests, crossed = self.table(metric), self.significance(metric), self.cross_site(metric)
             shown = [scores, tests] if len(self.rows) > 1 else [scores]
-            self._write_tables(f"table-{metric}", shown, joined(scores, tests))
+            self._write_tables(f"table-{metric}", shown, join_tables(scores, tests))
             if crossed is not None:
                 self._write_tables(f"cross-site-{metric}", [crossed], crossed)
             everything["metrics"][metric] = self.numbers(metric)
@@ -275,18 +272,18 @@ class Comparison:
         }
 
 
-def replicate(cells: Sequence[CellFacts]) -> Replicate:
+def read_replicate(cells: Sequence[StoredCell]) -> Replicate:
     """One seed and fold from its runs: one, or one for each held-out client."""
     scores: dict[str, dict[CaseKey, float]] = {}
     seen: dict[str, dict[CaseKey, float]] = {}
     for cell in cells:
         found = read_cases(cell.folder / "cases.csv")
         out = set(cell.held_out)
-        unseen = of_clients(found, out.__contains__) if out else found
+        unseen = select_clients(found, out.__contains__) if out else found
         for metric, values in unseen.items():
             scores.setdefault(metric, {}).update(values)
         if out:
-            for metric, values in of_clients(found, lambda client, out=out: client not in out).items():  # type: ignore[misc]
+            for metric, values in select_clients(found, lambda client, out=out: client not in out).items():  # type: ignore[misc]
                 # a client is seen in several runs: each of them counts
                 seen.setdefault(metric, {}).update(
                     {key._replace(case=f"{key.case}\x1f{cell.name}"): value for key, value in values.items()}
@@ -294,10 +291,10 @@ def replicate(cells: Sequence[CellFacts]) -> Replicate:
     return Replicate(cells[0].seed, cells[0].fold, scores, seen)
 
 
-def without_fold(settings: Any) -> Any:
+def drop_fold(settings: Any) -> Any:
     """The data settings with the number of the fold left out: other folds have the same cases."""
     if isinstance(settings, Mapping):
-        return {key: without_fold(value) for key, value in settings.items() if key != "fold"}
+        return {key: drop_fold(value) for key, value in settings.items() if key != "fold"}
     return settings
 
 
@@ -306,32 +303,7 @@ def is_synthetic(data: Mapping[str, Any]) -> bool:
     return data.get("federation") is None and data.get("folders") is None  # folders: earlier versions
 
 
-def describe(grid: Grid, failures: Mapping[str, str]) -> dict[str, Any]:
-    """The content of comparison.json."""
-    return {
-        "version": VERSION,
-        "name": grid.name,
-        "reference": grid.reference,
-        "metrics": list(grid.metrics),
-        "select": grid.select,
-        "preset": grid.preset,
-        "notes": list(grid.notes),
-        "seeds": list(grid.seeds),
-        "folds": list(grid.folds),
-        "held_out": [list(group) for group in grid.held_out],
-        "rows": [
-            {"label": row.label, "method": row.method, "changes": dict(row.changes)} for row in grid.rows
-        ],
-        "cells": [
-            {
-                "name": cell.name,
-                "folder": f"cells/{cell.name}",
-                "row": cell.row,
-                "seed": cell.seed,
-                "fold": cell.fold,
-                "held_out": list(cell.held_out),
-            }
-            for cell in grid.cells
-        ],
-        "failures": dict(failures),
-    }
+def write_comparison(folder: Path, grid: Grid, failures: Mapping[str, str]) -> None:
+    """Write comparison.json."""
+    facts = {"version": VERSION, **grid.as_dict(), "failures": dict(failures)}
+    write_json(folder / "comparison.json", facts)

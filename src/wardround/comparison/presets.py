@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from wardround.comparison.grid import Row, checked
-from wardround.comparison.sweep import dotted
+from wardround.comparison.grid import Row, check_settings
+from wardround.comparison.sweep import list_dotted
 from wardround.comparison.tables import MEAN, WEIGHTED
 from wardround.errors import ConfigError
 from wardround.metrics import METRICS
@@ -25,7 +25,7 @@ NAMES = ("method.name", "objective.name", "model.name")
 OURS = {"merged test set": WEIGHTED}  # all test cases pooled: every case counts the same
 
 
-def preset_name(source: Any) -> str | None:
+def find_preset(source: Any) -> str | None:
     """The preset a name (`safcf-table2`) or its file stands for, if it does."""
     if not isinstance(source, str | Path):
         return None
@@ -37,11 +37,11 @@ def preset_name(source: Any) -> str | None:
     return None
 
 
-def preset_rows(
+def list_preset_rows(
     preset: papers.PaperPreset, overrides: Sequence[str], only: Sequence[str] | None = None
 ) -> tuple[list[Row], list[int], list[str]]:
     """The rows this version can run on the data that the overrides name, the paper's seeds, and notes."""
-    chosen, rest = chosen_federation(preset, overrides)
+    chosen, rest = choose_federation(preset, overrides)
     if not any(override.partition("=")[0].strip().split(".")[0] == "data" for override in rest):
         raise ConfigError(
             f"{preset.name} needs data: its sets ({', '.join(preset.datasets[chosen].clients)}) do not come "
@@ -61,11 +61,11 @@ def preset_rows(
         settings = copy.deepcopy(cell.settings)
         for override in rest:
             apply_override(settings, override)
-        lacking = missing(settings)
+        lacking = find_obstacle(settings)
         if lacking:
             notes.append(f"Not run: {cell.label} ({lacking.rstrip('.')}).")
         else:
-            rows.append(Row(relabelled(cell, settings), settings, dict(cell.changes)))
+            rows.append(Row(relabel(cell, settings), settings, dict(cell.changes)))
     if not rows:
         raise ConfigError(f"{preset.name}: nothing can be run. {' '.join(notes[:1])}".strip())
     for note in notes:
@@ -73,23 +73,23 @@ def preset_rows(
     return rows, list(preset.datasets[chosen].seeds), notes
 
 
-def relabelled(cell: papers.PresetRun, settings: Mapping[str, Any]) -> str:
+def relabel(cell: papers.PresetRun, settings: Mapping[str, Any]) -> str:
     """The paper's label; where --set changed what the row stands for, with what is run instead.
 
     Such a row has no printed numbers: those are found by the paper's label.
     """
-    stands_for = dict.fromkeys([*NAMES, *dotted(cell.changes)])
-    now = {key: setting(settings, key) for key in stands_for}
-    changed = {key: value for key, value in now.items() if value != setting(cell.settings, key)}
-    told = {
+    stands_for = dict.fromkeys([*NAMES, *list_dotted(cell.changes)])
+    now = {key: get_dotted(settings, key) for key in stands_for}
+    changed = {key: value for key, value in now.items() if value != get_dotted(cell.settings, key)}
+    shown = {
         key: "default" if value is None else value
         for key, value in changed.items()
         if value is not None or f"{key.partition('.')[0]}.name" not in changed  # settings of the old name
     }
-    return f"{cell.label} ({papers.format_changes(told)})" if told else cell.label
+    return f"{cell.label} ({papers.format_changes(shown)})" if shown else cell.label
 
 
-def setting(settings: Mapping[str, Any], key: str) -> Any:
+def get_dotted(settings: Mapping[str, Any], key: str) -> Any:
     """What stands at a dotted name, or None."""
     found: Any = settings
     for part in key.split("."):
@@ -97,20 +97,20 @@ def setting(settings: Mapping[str, Any], key: str) -> Any:
     return found
 
 
-def missing(settings: dict[str, Any]) -> str:
+def find_obstacle(settings: dict[str, Any]) -> str:
     """Why this version cannot run a row, or nothing."""
     unknown = papers.find_unknown_parts(settings)
     if unknown:
-        told = " and ".join(f"{section} '{name}'" for section, name in unknown.items())
-        return f"{told} needs a later version"
+        parts = " and ".join(f"{section} '{name}'" for section, name in unknown.items())
+        return f"{parts} needs a later version"
     try:
-        checked(settings, "")
+        check_settings(settings, "")
     except ConfigError as error:
         return str(error)
     return ""
 
 
-def chosen_federation(preset: papers.PaperPreset, overrides: Sequence[str]) -> tuple[str, list[str]]:
+def choose_federation(preset: papers.PaperPreset, overrides: Sequence[str]) -> tuple[str, list[str]]:
     """Which federation is compared (`--set datasets=NAME`, else the first), and the other overrides."""
     chosen = next(iter(preset.datasets))
     rest = []
@@ -128,7 +128,7 @@ def chosen_federation(preset: papers.PaperPreset, overrides: Sequence[str]) -> t
     return chosen, rest
 
 
-def printed_values(preset: papers.PaperPreset) -> dict[str, dict[str, dict[str, Spread]]]:
+def list_printed_values(preset: papers.PaperPreset) -> dict[str, dict[str, dict[str, Spread]]]:
     """label -> metric -> our column -> the printed number, as a share; other units are left out."""
     published = preset.published
     found: dict[str, dict[str, dict[str, Spread]]] = {}
@@ -143,7 +143,7 @@ def printed_values(preset: papers.PaperPreset) -> dict[str, dict[str, dict[str, 
     return found
 
 
-def published_note(preset: papers.PaperPreset, columns: Sequence[str], synthetic: bool) -> str:
+def describe_published(preset: papers.PaperPreset, columns: Sequence[str], synthetic: bool) -> str:
     """What the caption says of the printed numbers: where they are from, and what to beware of."""
     known = {MEAN, WEIGHTED, *columns}
     unmatched = [name for name in preset.published.columns if OURS.get(name, name) not in known]

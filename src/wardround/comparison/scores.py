@@ -108,20 +108,20 @@ class Sheet:
     lengths: str = MM
 
     def row(self, label: str) -> RowScores:
-        return row_called(label, self.rows)
+        return find_row(label, self.rows)
 
     def clients(self, metric: str) -> list[str]:
         return sorted({key.client for row in self.rows for part in row.scores(metric) for key in part})
 
 
-def row_called(label: str, rows: Sequence[Labelled]) -> Labelled:
-    """The row of a label; an unknown one is told, with the rows there are."""
+def find_row(label: str, rows: Sequence[Labelled]) -> Labelled:
+    """The row with a label; an unknown label is an error that lists the rows."""
     for row in rows:
         if row.label == label:
             return row
     labels = [row.label for row in rows]
     raise ConfigError(
-        f"'{one_line(str(label), 60)}' is no row.{suggest(str(label), labels)} "
+        f"'{one_line(str(label), 60)}' is not a row.{suggest(str(label), labels)} "
         f"Rows: {', '.join(one_line(known, 60) for known in labels)}."
     )
 
@@ -142,7 +142,7 @@ def read_cases(path: Path) -> dict[str, dict[CaseKey, float]]:
     return scores
 
 
-def of_clients(scores: CaseScores, wanted: Callable[[str], bool]) -> dict[str, dict[CaseKey, float]]:
+def select_clients(scores: CaseScores, wanted: Callable[[str], bool]) -> dict[str, dict[CaseKey, float]]:
     """Only the cases of some clients."""
     return {
         metric: {key: value for key, value in values.items() if wanted(key.client)}
@@ -179,19 +179,19 @@ class RowSummary:
 def summarise_row(row: RowScores, metric: str, clients: Sequence[str]) -> RowSummary:
     """Client by client, then over clients, then over seeds and folds."""
     parts = row.scores(metric)
-    overall = [over_clients(part, metric) for part in parts]
-    seen = [over_clients(r.seen[metric], metric) for r in row.replicates.values() if r.seen.get(metric)]
+    overall = [summarise_clients(part, metric) for part in parts]
+    seen = [summarise_clients(r.seen[metric], metric) for r in row.replicates.values() if r.seen.get(metric)]
     infinite = sum(entry.num_infinite for entry in overall)
     worst = [entry.worst for entry in overall if entry.worst is not None]
     return RowSummary(
         label=row.label,
-        clients={name: client_spread(parts, name) for name in clients},
-        mean=spread([entry.mean for entry in overall], infinite),
-        sd_between=spread([entry.sd for entry in overall], infinite),
-        worst=spread([entry.value for entry in worst], infinite),
-        weighted=spread([entry.weighted_mean for entry in overall], infinite),
+        clients={name: summarise_client(parts, name) for name in clients},
+        mean=to_spread([entry.mean for entry in overall], infinite),
+        sd_between=to_spread([entry.sd for entry in overall], infinite),
+        worst=to_spread([entry.value for entry in worst], infinite),
+        weighted=to_spread([entry.weighted_mean for entry in overall], infinite),
         worst_clients=[entry.client for entry in worst],
-        seen=spread([e.mean for e in seen], sum(e.num_infinite for e in seen)) if seen else None,
+        seen=to_spread([e.mean for e in seen], sum(e.num_infinite for e in seen)) if seen else None,
         num_replicates=len(parts),
         num_values=sum(len(part) for part in parts),
         num_skipped=sum(entry.num_skipped for entry in overall),
@@ -199,13 +199,13 @@ def summarise_row(row: RowScores, metric: str, clients: Sequence[str]) -> RowSum
     )
 
 
-def client_spread(parts: Sequence[Scores], name: str) -> Spread:
+def summarise_client(parts: Sequence[Scores], name: str) -> Spread:
     """One client's mean, over replicates."""
     found = [summarise([value for key, value in part.items() if key.client == name]) for part in parts]
-    return spread([entry.mean for entry in found], sum(entry.num_infinite for entry in found))
+    return to_spread([entry.mean for entry in found], sum(entry.num_infinite for entry in found))
 
 
-def over_clients(scores: Scores, metric: str) -> ClientsSummary:
+def summarise_clients(scores: Scores, metric: str) -> ClientsSummary:
     values: dict[str, list[float]] = {}
     for key, value in scores.items():
         values.setdefault(key.client, []).append(value)
@@ -218,7 +218,7 @@ def metric_loss(metric: str) -> Callable[[float], float]:
     return distance_to_best(METRICS[metric].best, METRICS[metric].higher_is_better)
 
 
-def spread(values: Sequence[float], num_infinite: int = 0) -> Spread:
+def to_spread(values: Sequence[float], num_infinite: int = 0) -> Spread:
     """Mean and SD over replicates; a replicate without a value is left out, an infinite one shows."""
     known = [value for value in values if not math.isnan(value)]
     summary = summarise(known, "all")
@@ -251,13 +251,13 @@ class Statistics:
     seed: int = SEED
 
     def row(self, label: str) -> RowStatistics:
-        return row_called(label, self.rows)
+        return find_row(label, self.rows)
 
 
-def statistics_of(sheet: Sheet, metric: str) -> Statistics:
+def compute_statistics(sheet: Sheet, metric: str) -> Statistics:
     """Every row against the reference, p-values corrected together."""
     reference = sheet.row(sheet.reference)
-    rows = [row_statistics(row, reference, metric) for row in sheet.rows]
+    rows = [compare_row(row, reference, metric) for row in sheet.rows]
     tests = [row.test for row in rows if row.test is not None]
     corrected = iter(holm([test.p for test in tests]))
     rows = [
@@ -267,7 +267,7 @@ def statistics_of(sheet: Sheet, metric: str) -> Statistics:
     return Statistics(metric, sheet.reference, rows, len(tests))
 
 
-def row_statistics(row: RowScores, reference: RowScores, metric: str) -> RowStatistics:
+def compare_row(row: RowScores, reference: RowScores, metric: str) -> RowStatistics:
     own = average(row.scores(metric), finite=True)
     why_not, test = "", None
     if row.label == reference.label:

@@ -12,9 +12,9 @@ Choices, each also written under the tables:
   the worst possible. Dropping it would reward a method for failing. Two infinite values are a tie.
 - A mean over infinite values says nothing, so means, differences and intervals use the finite ones.
 - NaN (undefined, `evaluate.empty_policy: nan`) is skipped and counted.
-- Intervals are percentiles of the mean over clients when the cases of each client are drawn anew, with
-  replacement; a case keeps its regions together. They tell how far the test cases decide the mean, not how
-  far seeds or the choice of hospitals do.
+- Intervals are percentiles of the mean over clients when the cases of each client are resampled with
+  replacement; a case keeps its regions together. They show the variation due to the test cases, not that due
+  to seeds or the choice of hospitals.
 """
 
 from __future__ import annotations
@@ -102,12 +102,12 @@ def average(replicates: Sequence[Scores], *, finite: bool = False) -> dict[CaseK
         for key, value in scores.items():
             values.setdefault(key, []).append(value)
     keep: Callable[[float], bool] = math.isfinite if finite else lambda value: not math.isnan(value)
-    return {key: mean_of([value for value in values[key] if keep(value)]) for key in sorted(values)}
+    return {key: mean([value for value in values[key] if keep(value)]) for key in sorted(values)}
 
 
-def mean_of(values: Sequence[float]) -> float:
+def mean(values: Sequence[float]) -> float:
     """
-    >>> mean_of([0.5, 1.0]), mean_of([])
+    >>> mean([0.5, 1.0]), mean([])
     (0.75, nan)
     """
     return math.fsum(values) / len(values) if values else math.nan
@@ -182,26 +182,26 @@ def client_mean(scores: Scores) -> float:
     for key, value in scores.items():
         if math.isfinite(value):
             by_client.setdefault(key.client, []).append(value)
-    return mean_of([mean_of(values) for values in by_client.values()])
+    return mean([mean(values) for values in by_client.values()])
 
 
 def bootstrap(scores: Scores, *, resamples: int = RESAMPLES, seed: int = SEED) -> Interval:
-    """The 95 % interval of `client_mean`, cases drawn anew within each client.
+    """The 95 % interval of `client_mean`, cases resampled within each client.
 
     The same seed draws the same cases for every method, so intervals of two methods are comparable.
     """
-    clients = case_sums(scores)
+    clients = sum_cases(scores)
     if not clients:
         return Interval(math.nan, math.nan)
     generator = np.random.default_rng(seed)
     means = np.concatenate(
-        [resampled(clients, min(CHUNK, resamples - start), generator) for start in range(0, resamples, CHUNK)]
+        [resample(clients, min(CHUNK, resamples - start), generator) for start in range(0, resamples, CHUNK)]
     )
     low, high = np.quantile(means, [0.025, 0.975])
     return Interval(float(low), float(high))
 
 
-def case_sums(scores: Scores) -> list[Array]:
+def sum_cases(scores: Scores) -> list[Array]:
     """For each client an array (cases, 2): sum and number of the finite scores of a case."""
     sums: dict[str, dict[str, list[float]]] = {}
     for key in sorted(scores):
@@ -212,7 +212,7 @@ def case_sums(scores: Scores) -> list[Array]:
     return [np.array(list(cases.values())) for cases in sums.values()]
 
 
-def resampled(clients: Sequence[Array], count: int, generator: np.random.Generator) -> Array:
+def resample(clients: Sequence[Array], count: int, generator: np.random.Generator) -> Array:
     """`count` means over clients."""
     total = np.zeros(count)
     for cases in clients:

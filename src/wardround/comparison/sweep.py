@@ -53,7 +53,7 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Axis:
+class SweepAxis:
     """One direction of the grid. name: methods, objectives, models, or a dotted setting."""
 
     name: str
@@ -64,7 +64,7 @@ class Axis:
 class Sweep:
     """What is compared. seeds, folds: None where the file says nothing."""
 
-    axes: Sequence[Axis] = ()
+    axes: Sequence[SweepAxis] = ()
     seeds: Any = None
     folds: Any = None
     reference: str | None = None
@@ -91,10 +91,10 @@ def read_sweep(
     places = {key: f"sweep.{key}" for key in given}
     for key, value in (options or {}).items():
         if value is not None:
-            chosen[key] = from_file(value, given.get(key)) if key in SECTIONS else value
+            chosen[key] = resolve_labels(value, given.get(key)) if key in SECTIONS else value
             places[key] = f"--{key}"
     axes = [
-        axis(str(key), value, settings, overrides or {}, places[key])
+        build_axis(str(key), value, settings, overrides or {}, places[key])
         for key, value in chosen.items()
         if key not in (*COUNTED, "reference")
     ]
@@ -109,7 +109,7 @@ def read_sweep(
     )
 
 
-def from_file(names: Iterable[Any], entries: Any) -> list[Any]:
+def resolve_labels(names: Iterable[Any], entries: Any) -> list[Any]:
     """Names from the command line, each replaced by the file's entry of that label."""
     if isinstance(names, str | Mapping):
         names = [names]
@@ -120,9 +120,9 @@ def from_file(names: Iterable[Any], entries: Any) -> list[Any]:
     return [labelled.get(name, name) if isinstance(name, str) else name for name in names]
 
 
-def axis(
+def build_axis(
     name: str, values: Any, settings: Mapping[str, Any], overrides: Mapping[str, Any], where: str
-) -> Axis:
+) -> SweepAxis:
     """One direction of the grid from its list. where: who asked for it, the file or an option."""
     if name in SINGULAR:
         raise ConfigError(f"{where} is not an axis. Write sweep.{SINGULAR[name]}.")
@@ -133,22 +133,24 @@ def axis(
     if name in SECTIONS:
         names = [value for value in values if isinstance(value, str)]
         check_overrides(SECTIONS[name], names, overrides, where)
-        points = [section_point(SECTIONS[name], value, settings, where) for value in values]
+        points = [build_point(SECTIONS[name], value, settings, where) for value in values]
     else:
         points = [Point(label_point(name, value), {name: value}) for value in values]
     labels = [point.label for point in points]
     for label in labels:
         if labels.count(label) > 1:
             raise ConfigError(f"{where} has '{label}' twice. Give one of them a label of its own.")
-    for key in dotted(overrides):
-        if all(says(point.changes, key) for point in points):
+    for key in list_dotted(overrides):
+        if all(sets_key(point.changes, key) for point in points):
             raise ConfigError(f"--set {key}: {where} sets it in every row. Change it there, or drop it.")
-    return Axis(name, [replace(point, changes=with_overrides(point.changes, overrides)) for point in points])
+    return SweepAxis(
+        name, [replace(point, changes=merge_overrides(point.changes, overrides)) for point in points]
+    )
 
 
-def section_point(section: str, value: Any, settings: Mapping[str, Any], where: str) -> Point:
+def build_point(section: str, value: Any, settings: Mapping[str, Any], where: str) -> Point:
     if isinstance(value, str) and value:
-        return Point(value, named(section, value, settings))
+        return Point(value, expand_name(section, value, settings))
     if (
         not isinstance(value, Mapping)
         or not isinstance(value.get("label"), str)
@@ -161,7 +163,7 @@ def section_point(section: str, value: Any, settings: Mapping[str, Any], where: 
     return Point(str(value["label"]), {key: item for key, item in value.items() if key != "label"})
 
 
-def named(section: str, name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+def expand_name(section: str, name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     """The change a plain name stands for."""
     if section == "model":
         return {"model.name": name}  # size and norm are the same for every network
@@ -171,7 +173,7 @@ def named(section: str, name: str, settings: Mapping[str, Any]) -> dict[str, Any
     return {section: {"name": name}}
 
 
-def laid_over(settings: Mapping[str, Any], changes: Mapping[str, Any], where: str) -> dict[str, Any]:
+def apply_changes(settings: Mapping[str, Any], changes: Mapping[str, Any], where: str) -> dict[str, Any]:
     """The settings with changes at dotted names; a whole section is replaced."""
     result = copy.deepcopy(dict(settings))
     for key, value in changes.items():
@@ -208,37 +210,37 @@ def check_overrides(section: str, names: Sequence[str], overrides: Mapping[str, 
             raise ConfigError(f"--set {section}.{key}: {section} '{name}' has no setting '{key}'.{hint}")
 
 
-def dotted(overrides: Mapping[str, Any], above: str = "") -> Iterator[str]:
+def list_dotted(overrides: Mapping[str, Any], above: str = "") -> Iterator[str]:
     """The dotted names of nested settings.
 
-    >>> list(dotted({"rounds": 3, "method": {"mu": 1}}))
+    >>> list(list_dotted({"rounds": 3, "method": {"mu": 1}}))
     ['rounds', 'method.mu']
     """
     for key, value in overrides.items():
         if isinstance(value, Mapping):
-            yield from dotted(value, f"{above}{key}.")
+            yield from list_dotted(value, f"{above}{key}.")
         else:
             yield f"{above}{key}"
 
 
-def says(changes: Mapping[str, Any], key: str) -> bool:
+def sets_key(changes: Mapping[str, Any], key: str) -> bool:
     """Whether changes give a setting themselves, by its dotted name or inside a section.
 
     >>> changes = {"method": {"name": "fedprox"}}
-    >>> says(changes, "method.name"), says(changes, "method.mu")
+    >>> sets_key(changes, "method.name"), sets_key(changes, "method.mu")
     (True, False)
     """
     for name, value in changes.items():
         inside = key.removeprefix(f"{name}.")
-        if name == key or (inside != key and (not isinstance(value, Mapping) or says(value, inside))):
+        if name == key or (inside != key and (not isinstance(value, Mapping) or sets_key(value, inside))):
             return True
     return False
 
 
-def with_overrides(changes: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+def merge_overrides(changes: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
     """The changes with --set inside the sections they replace; what they say themselves stays.
 
-    >>> with_overrides({"method": {"name": "fedprox"}}, {"method": {"mu": 1}, "rounds": 3})
+    >>> merge_overrides({"method": {"name": "fedprox"}}, {"method": {"mu": 1}, "rounds": 3})
     {'method': {'name': 'fedprox', 'mu': 1}}
     """
     result = dict(changes)
@@ -247,7 +249,7 @@ def with_overrides(changes: Mapping[str, Any], overrides: Mapping[str, Any]) -> 
         for part in str(key).split("."):
             given = given.get(part) if isinstance(given, Mapping) else None
         if isinstance(value, Mapping) and isinstance(given, Mapping):
-            inner = with_overrides(value, given)
+            inner = merge_overrides(value, given)
             result[key] = inner | {name: item for name, item in given.items() if name not in value}
     return result
 
@@ -255,20 +257,20 @@ def with_overrides(changes: Mapping[str, Any], overrides: Mapping[str, Any]) -> 
 # Seeds and folds
 
 
-def seeds_of(given: Any, first: int) -> list[int]:
+def parse_seeds(given: Any, first: int) -> list[int]:
     """A number counts from the configuration's seed; a list is taken as it is.
 
-    >>> seeds_of(3, 42), seeds_of([1, 5], 42), seeds_of(None, 42)
+    >>> parse_seeds(3, 42), parse_seeds([1, 5], 42), parse_seeds(None, 42)
     ([42, 43, 44], [1, 5], [42])
     """
     if given is None:
         return [first]
     if is_count(given):
         return [first + number for number in range(given)]
-    return whole_numbers("seeds", given)
+    return parse_integers("seeds", given)
 
 
-def folds_of(given: Any) -> int | None:
+def parse_folds(given: Any) -> int | None:
     """How many folds there are; None for no folds."""
     if given is None:
         return None
@@ -285,7 +287,7 @@ def is_count(given: Any) -> bool:
     return True
 
 
-def whole_numbers(what: str, given: Any) -> list[int]:
+def parse_integers(what: str, given: Any) -> list[int]:
     values = list(given) if isinstance(given, list | tuple) else []
     good = all(isinstance(value, int) and not isinstance(value, bool) for value in values)
     if not values or not good or len(set(values)) < len(values):

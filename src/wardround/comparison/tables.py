@@ -13,8 +13,8 @@ from wardround.comparison.scores import (
     Sheet,
     Statistics,
     metric_loss,
-    spread,
     summarise_row,
+    to_spread,
 )
 from wardround.engine.judging.evaluation import Evaluation
 from wardround.metrics import BOTH, METRICS, MM, MM_OR_PX, Summary
@@ -51,7 +51,9 @@ def score_table(sheet: Sheet, metric: str) -> Table:
     summaries = [summarise_row(row, metric, sheet.clients(metric)) for row in sheet.rows]
     columns = score_columns(sheet, metric)
     marked = [
-        ranked([value_of(summary) for summary in summaries], abs if heading == SD else metric_loss(metric))
+        rank_values(
+            [value_of(summary) for summary in summaries], abs if heading == SD else metric_loss(metric)
+        )
         for heading, value_of in columns
     ]
     headings = [heading for heading, _ in columns]
@@ -71,7 +73,7 @@ Column = tuple[str, Callable[[RowSummary], Spread]]  # heading, and what a row h
 
 
 def score_columns(sheet: Sheet, metric: str) -> list[Column]:
-    """Clients first; one that is called "mean" does no harm."""
+    """Clients first; a client named "mean" does no harm."""
     columns: list[Column] = [
         (name, lambda summary, name=name: summary.clients[name])  # type: ignore[misc]
         for name in sheet.clients(metric)
@@ -87,7 +89,7 @@ def score_columns(sheet: Sheet, metric: str) -> list[Column]:
     return columns
 
 
-def ranked(values: Sequence[Spread], loss: Callable[[float], float]) -> list[Spread]:
+def rank_values(values: Sequence[Spread], loss: Callable[[float], float]) -> list[Spread]:
     """Mark the best and the second best; values that look equal share their mark. One value gets none.
 
     A mean that leaves infinite values out flatters: only rows that leave out the fewest are marked.
@@ -111,10 +113,10 @@ def score_caption(sheet: Sheet, metric: str, summaries: Sequence[RowSummary]) ->
     label = METRICS[metric].label
     keys = {key for row in sheet.rows for part in row.scores(metric) for key in part}
     cases = len({(key.client, key.case) for key in keys})
-    regions = len({key.region for key in keys})
+    regions, clients = len({key.region for key in keys}), len(sheet.clients(metric))
     sentences = [
-        f"{label} on {count(cases, 'test case')} of {count(len(sheet.clients(metric)), 'client')}"
-        + (f", {count(regions, 'region')}" if regions > 1 else "")
+        f"{label} on {format_count(cases, 'test case')} of {format_count(clients, 'client')}"
+        + (f", {format_count(regions, 'region')}" if regions > 1 else "")
         + (f"; mean ± SD over {sheet.expected} {sheet.over}." if sheet.expected > 1 else ".")
     ]
     if sheet.held_out:
@@ -124,11 +126,13 @@ def score_caption(sheet: Sheet, metric: str, summaries: Sequence[RowSummary]) ->
         )
     short = [s for s in summaries if s.num_replicates < sheet.expected]
     if short:
-        told = ", ".join(f"{s.label} {s.num_replicates} of {sheet.expected}" for s in short)
-        sentences.append(f"Not complete: {told}.")
-    sentences.append(missing_values(summaries))
-    sentences.append(stated("Empty masks", EMPTY, {row.label: row.empty_policy for row in sheet.rows}))
-    sentences.append(stated("Tested", TESTED, {row.label: row.tested for row in sheet.rows}))
+        parts = ", ".join(f"{s.label} {s.num_replicates} of {sheet.expected}" for s in short)
+        sentences.append(f"Not complete: {parts}.")
+    sentences.append(describe_missing(summaries))
+    sentences.append(
+        describe_choices("Empty masks", EMPTY, {row.label: row.empty_policy for row in sheet.rows})
+    )
+    sentences.append(describe_choices("Tested", TESTED, {row.label: row.tested for row in sheet.rows}))
     if sheet.lengths == MM_OR_PX and METRICS[metric].unit:
         sentences.append(BOTH)
     infinite = any(summary.num_infinite for summary in summaries)
@@ -142,30 +146,30 @@ def score_caption(sheet: Sheet, metric: str, summaries: Sequence[RowSummary]) ->
     return " ".join([*sentences, *sheet.notes])
 
 
-def missing_values(summaries: Sequence[RowSummary]) -> str:
+def describe_missing(summaries: Sequence[RowSummary]) -> str:
     """How many values are not in the means."""
     total = max((summary.num_values for summary in summaries), default=0)
-    told = []
+    parts = []
     for what, number in (("undefined", "num_skipped"), ("infinite", "num_infinite")):
         rows = [f"{s.label} {getattr(s, number)}" for s in summaries if getattr(s, number)]
-        told.append(f"{what} {', '.join(rows) if rows else 'none'}")
-    return f"Left out of the means, of {count(total, 'value')} a row: {'; '.join(told)}."
+        parts.append(f"{what} {', '.join(rows) if rows else 'none'}")
+    return f"Left out of the means, of {format_count(total, 'value')} a row: {'; '.join(parts)}."
 
 
-def stated(what: str, meanings: Mapping[str, str], choices: Mapping[str, str]) -> str:
+def describe_choices(what: str, meanings: Mapping[str, str], choices: Mapping[str, str]) -> str:
     """One sentence if all rows chose the same, else who chose what."""
     groups: dict[str, list[str]] = {}
     for label, choice in choices.items():
         groups.setdefault(choice, []).append(label)
     if len(groups) == 1:
         return f"{what}: {meanings[next(iter(groups))]}."
-    told = "; ".join(f"{meanings[choice]} ({', '.join(labels)})" for choice, labels in groups.items())
-    return f"{what}: {told}."
+    parts = "; ".join(f"{meanings[choice]} ({', '.join(labels)})" for choice, labels in groups.items())
+    return f"{what}: {parts}."
 
 
-def count(number: int, what: str) -> str:
+def format_count(number: int, what: str) -> str:
     """
-    >>> count(1, "seed"), count(3, "seed")
+    >>> format_count(1, "seed"), format_count(3, "seed")
     ('1 seed', '3 seeds')
     """
     return f"{number} {what}" + ("" if number == 1 else "s")
@@ -204,7 +208,7 @@ def significance_caption(sheet: Sheet, statistics: Statistics) -> str:
     averaged = f", averaged over {sheet.over} first" if sheet.expected > 1 else ""
     signed = ", of the distances from the best value" if entry.higher_is_better is None else ""
     sentences = [
-        f"Intervals: {statistics.resamples} bootstrap samples of the mean over clients, cases drawn anew "
+        f"Intervals: {statistics.resamples} bootstrap samples of the mean over clients, cases resampled "
         "within each client."
     ]
     if tests:
@@ -212,7 +216,7 @@ def significance_caption(sheet: Sheet, statistics: Statistics) -> str:
         sentences.append(
             f"Test: two-sided Wilcoxon signed-rank over {number} pairs (client, case and region{averaged}) "
             f"against {statistics.reference}; equal pairs dropped; Holm's correction over "
-            f"{count(statistics.num_tests, 'row')}."
+            f"{format_count(statistics.num_tests, 'row')}."
         )
         sentences.append(
             f"Difference: method minus reference{signed}; "
@@ -220,16 +224,16 @@ def significance_caption(sheet: Sheet, statistics: Statistics) -> str:
         )
         skipped, infinite = (max(getattr(t, name) for t in tests) for name in ("num_skipped", "num_infinite"))
         if skipped:
-            sentences.append(f"Up to {count(skipped, 'pair')} undefined and skipped.")
+            sentences.append(f"Up to {format_count(skipped, 'pair')} undefined and skipped.")
         if infinite:
             sentences.append(
-                f"Up to {count(infinite, 'pair')} with an infinite value: ranked as the worst, left out of "
-                "differences and intervals."
+                f"Up to {format_count(infinite, 'pair')} with an infinite value: ranked as the worst, left "
+                "out of differences and intervals."
             )
     return " ".join(sentences)
 
 
-def joined(scores: Table, tests: Table) -> Table:
+def join_tables(scores: Table, tests: Table) -> Table:
     """Scores and tests side by side, for CSV; published rows have no test."""
     own = {row[0]: row for row in tests.rows}
     extra = list(tests.columns)[2:]
@@ -258,10 +262,10 @@ def cross_site_table(
     for label, seeds in runs.items():
         for owner in sorted({name for run in seeds for name in run}):
             found = [run[owner].clients[metric] for run in seeds if owner in run]
-            values = [over_runs([entry[site] for entry in found if site in entry]) for site in sites]
+            values = [average_runs([entry[site] for entry in found if site in entry]) for site in sites]
             away = [[e[site] for site in sites if site in e and site != owner] for e in found]
             infinite = sum(entry.num_infinite for entries in away for entry in entries)
-            elsewhere = spread([over_runs(entries).mean for entries in away], infinite)
+            elsewhere = to_spread([average_runs(entries).mean for entries in away], infinite)
             rows.append([label, owner, *values, elsewhere])
     most = max((len(seeds) for seeds in runs.values()), default=1)
     over = f" Mean ± SD over {most} seeds." if most > 1 else ""
@@ -272,6 +276,6 @@ def cross_site_table(
     return Table(f"{title}: {METRICS[metric].title_in(lengths)}", columns, rows, caption, WIDTH)
 
 
-def over_runs(found: Sequence[Summary]) -> Spread:
+def average_runs(found: Sequence[Summary]) -> Spread:
     """The mean of some means, with the infinite values none of them has."""
-    return spread([entry.mean for entry in found], sum(entry.num_infinite for entry in found))
+    return to_spread([entry.mean for entry in found], sum(entry.num_infinite for entry in found))

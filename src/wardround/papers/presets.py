@@ -66,7 +66,7 @@ class PaperSource(Settings):
 
 
 class Partition(Settings):
-    """How the sources are dealt to clients anew, where a source is not a client."""
+    """How the sources are divided among clients, where a source is not a client."""
 
     rule: str
     clients: int | None = Field(None, ge=1)

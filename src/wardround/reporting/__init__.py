@@ -1,18 +1,8 @@
-"""The report: one HTML file that opens offline from a double click.
+"""The report: one HTML page that opens offline, written at the end of a run or live while it runs.
 
-facts.py      what run and comparison folders say
-html.py       text that cannot become markup
-charts.py     small SVG charts; strips.py: one dot a case
-tabular.py    tables one can sort
-overlays.py   scans with outlines, and where the model was unsure
-sections.py   one run: curves, weights, losses, cases, pictures, calibration, traffic, trouble
-calibration.pywhether it is sure when it should be, from calibration.json
-heterogeneity.py   how the clients' data differ
-groups.py     which runs stand together, from folders on disk
-verdict.py    the result in a few sentences
-compared.py   several runs: the headline
-colophon.py   configuration, environment, how to cite
-page.py       all of it on one page, with report.css, report.js and page.html
+page.py puts it together from sections.py (one run: with calibration, heterogeneity, overlays, colophon) and
+comparison_section.py (several runs); html, charts, strips and tabular draw; live_view.py serves it.
+catalogue.py and networks.py are tables of methods and networks for the command line.
 """
 
 from wardround.reporting.page import build_page, write_report

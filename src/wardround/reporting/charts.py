@@ -44,12 +44,12 @@ class Axis:
         return lambda value: f"{value:.2g}"
 
 
-def axis_of(
+def fit_axis(
     values: Sequence[float], *, within: tuple[float, float] = (-math.inf, math.inf), count: int = 4
 ) -> Axis:
     """Round limits around some values.
 
-    >>> axis_of([0.61, 0.87]).ticks
+    >>> fit_axis([0.61, 0.87]).ticks
     [0.6, 0.7, 0.8, 0.9]
     """
     finite = [value for value in values if math.isfinite(value)] or [0.0, 1.0]
@@ -86,9 +86,9 @@ def round_axis(rounds: Sequence[float]) -> Axis:
     return Axis(low, high, ticks)
 
 
-def short(value: float) -> str:
+def format_number(value: float) -> str:
     """
-    >>> short(0.8344), short(12000.0), short(3.0), short(0.00052)
+    >>> format_number(0.8344), format_number(12000.0), format_number(3.0), format_number(0.00052)
     ('0.834', '12,000', '3', '0.00052')
     """
     if not math.isfinite(value):
@@ -98,7 +98,7 @@ def short(value: float) -> str:
     return f"{value:.3f}" if abs(value) >= 0.01 else f"{value:.2g}"
 
 
-def style_of(place: int) -> str:
+def choose_style(place: int) -> str:
     """Classes of a label's colour, and of its dashes when colours run out."""
     return f"s{place % COLOURS} d{place // COLOURS % 3}"
 
@@ -106,21 +106,21 @@ def style_of(place: int) -> str:
 # The parts of a chart
 
 
-def percent(value: float) -> str:
+def format_percent(value: float) -> str:
     return f"{value:.4g}%"
 
 
-def grid(x: Axis, y: Axis) -> list[Html]:
+def draw_grid(x: Axis, y: Axis) -> list[Html]:
     """Lines across, numbers left of them and below."""
     parts = []
     shown = y.written()
     for tick in y.ticks:
-        at = percent(100 - y.percent(tick))
+        at = format_percent(100 - y.percent(tick))
         parts.append(tag("line", x1="0", x2="100%", y1=at, y2=at, class_="grid"))
         parts.append(tag("text", shown(tick), x="-8", y=at, dy="4", class_="tick end"))
     shown = x.written()
     for tick in x.ticks:
-        at = percent(x.percent(tick))
+        at = format_percent(x.percent(tick))
         parts.append(tag("text", shown(tick), x=at, y="100%", dy="18", class_="tick mid"))
     return parts
 
@@ -133,7 +133,7 @@ def axis_titles(x: str, y: str) -> list[Html]:
     ]
 
 
-def curve(points: Points, x: Axis, y: Axis, style: str) -> Html:
+def draw_curve(points: Points, x: Axis, y: Axis, style: str) -> Html:
     """A line through the finite points; it breaks where a value is missing."""
     pieces: list[str] = []
     pen = "M"
@@ -146,14 +146,21 @@ def curve(points: Points, x: Axis, y: Axis, style: str) -> Html:
     return tag("path", d="".join(pieces), class_=f"line {style}")
 
 
-def stretched(*children: Html) -> Html:
+def draw_dot(x: float, y: float, style: str, title: str | None = None) -> Html:
+    """A dot at percentages of the plot. title: its tooltip."""
+    tooltip = None if title is None else tag("title", title)
+    at = {"cx": format_percent(x), "cy": format_percent(100 - y)}
+    return tag("circle", tooltip, **at, r="3", class_=f"dot {style}")
+
+
+def stretch(*children: Html) -> Html:
     return tag(
         "svg", *children, viewBox="0 0 1000 1000", preserveAspectRatio="none", width="100%", height="100%",
         aria_hidden="true",
     )  # fmt: skip
 
 
-def bands(rounds: Sequence[float], x: Axis, told: Callable[[float], str]) -> list[Html]:
+def draw_bands(rounds: Sequence[float], x: Axis, describe: Callable[[float], str]) -> list[Html]:
     """One invisible column for each round that tells its values when pointed at."""
     step = max(1, math.ceil(len(rounds) / MOST_BANDS))
     chosen = list(rounds)[::step]
@@ -165,32 +172,44 @@ def bands(rounds: Sequence[float], x: Axis, told: Callable[[float], str]) -> lis
     return [
         tag(
             "g",
-            tag("rect", x=percent(left), width=percent(max(0.0, right - left)), y="0", height="100%"),
-            tag("line", x1=percent(x.percent(at)), x2=percent(x.percent(at)), y1="0", y2="100%"),
-            tag("title", told(at)),
+            tag(
+                "rect",
+                x=format_percent(left),
+                width=format_percent(max(0.0, right - left)),
+                y="0",
+                height="100%",
+            ),
+            tag(
+                "line", x1=format_percent(x.percent(at)), x2=format_percent(x.percent(at)), y1="0", y2="100%"
+            ),
+            tag("title", describe(at)),
             class_="band",
         )
         for at, left, right in zip(chosen, edges, edges[1:], strict=False)
     ]
 
 
-def told_values(lines: Lines) -> Callable[[float], str]:
+def describe_rounds(lines: Lines) -> Callable[[float], str]:
     """`round 4`, then one line a label."""
     found = {label: dict(points) for label, points in lines.items()}
 
-    def told(at: float) -> str:
-        rows = [f"{plain(label, 32)}  {short(values[at])}" for label, values in found.items() if at in values]
+    def describe(at: float) -> str:
+        rows = [
+            f"{plain(label, 32)}  {format_number(values[at])}"
+            for label, values in found.items()
+            if at in values
+        ]
         left_out = len(rows) - 2 * MOST_LEGEND
         if left_out > 0:
             rows = [*rows[: 2 * MOST_LEGEND], f"and {left_out} more"]
-        return "\n".join([f"round {short(at)}", *rows])
+        return "\n".join([f"round {format_number(at)}", *rows])
 
-    return told
+    return describe
 
 
-def legend(labels: Sequence[str], places: Mapping[str, int], extra: Sequence[Html] = ()) -> Html:
+def draw_legend(labels: Sequence[str], places: Mapping[str, int], extra: Sequence[Html] = ()) -> Html:
     items = [
-        tag("li", swatch(style_of(places.get(label, number))), name(label, 32))
+        tag("li", draw_swatch(choose_style(places.get(label, number))), name(label, 32))
         for number, label in enumerate(labels[:MOST_LEGEND])
     ]
     if len(labels) > MOST_LEGEND:
@@ -198,12 +217,12 @@ def legend(labels: Sequence[str], places: Mapping[str, int], extra: Sequence[Htm
     return tag("ul", *items, *extra, class_="legend")
 
 
-def swatch(style: str) -> Html:
+def draw_swatch(style: str) -> Html:
     line = tag("line", x1="1", x2="17", y1="6", y2="6", class_=f"line {style}")
     return tag("svg", line, width="18", height="12", aria_hidden="true", class_="swatch")
 
 
-def figure(
+def draw_figure(
     title: str, described: str, *plot: Html, height: int = 200, below: Sequence[Html] = (), class_: str = ""
 ) -> Html:
     """A chart with its heading, its words for those who cannot see it, and what stands below it."""
@@ -221,11 +240,11 @@ def figure(
     return tag("figure", tag("figcaption", title), drawing, *below, class_=f"chart-box {class_}".strip())
 
 
-def rounds_of(lines: Lines) -> list[float]:
+def list_rounds(lines: Lines) -> list[float]:
     return sorted({at for points in lines.values() for at, _ in points})
 
 
-def places_of(labels: Sequence[str]) -> dict[str, int]:
+def number_labels(labels: Sequence[str]) -> dict[str, int]:
     return {label: place for place, label in enumerate(labels)}
 
 
@@ -245,64 +264,61 @@ def line_chart(
     class_: str = "",
 ) -> Html:
     """One line a label over rounds. mark: a round to point out, and why."""
-    rounds = rounds_of(lines)
+    rounds = list_rounds(lines)
     x = round_axis(rounds)
     values = [value for points in lines.values() for _, value in points]
-    y = axis_of([*values, 0.0] if from_zero else values, within=within)
-    styles = dict(places or places_of(list(lines)))
+    y = fit_axis([*values, 0.0] if from_zero else values, within=within)
+    styles = dict(places or number_labels(list(lines)))
     curves = [
-        curve(points, x, y, style_of(styles.get(label, number)))
+        draw_curve(points, x, y, choose_style(styles.get(label, number)))
         for number, (label, points) in enumerate(lines.items())
     ]
     dots = [
-        tag(
-            "circle", cx=percent(x.percent(points[-1][0])), cy=percent(100 - y.percent(points[-1][1])), r="3",
-            class_=f"dot {style_of(styles.get(label, number))}",
-        )
+        draw_dot(x.percent(points[-1][0]), y.percent(points[-1][1]), choose_style(styles.get(label, number)))
         for number, (label, points) in enumerate(lines.items())
         if points and math.isfinite(points[-1][1])
-    ]  # fmt: skip
-    marked = [] if mark is None else [vertical(x.percent(mark[0]), mark[1])]
-    below = [legend(list(lines), styles)] if with_legend else []
+    ]
+    marked = [] if mark is None else [draw_mark(x.percent(mark[0]), mark[1])]
+    below = [draw_legend(list(lines), styles)] if with_legend else []
     if with_table:
-        below.append(numbers(title, lines))
-    return figure(
+        below.append(draw_numbers(title, lines))
+    return draw_figure(
         title,
-        described(lines),
-        *grid(x, y),
+        describe_lines(lines),
+        *draw_grid(x, y),
         *marked,
-        stretched(*curves),
+        stretch(*curves),
         *dots,
-        *bands(rounds, x, told_values(lines)),
+        *draw_bands(rounds, x, describe_rounds(lines)),
         below=below,
         class_=class_,
     )
 
 
-def vertical(at: float, text: str) -> Html:
+def draw_mark(at: float, text: str) -> Html:
     end = at > 60
     kind = "tick end" if end else "tick"
     return tag(
         "g",
-        tag("line", x1=percent(at), x2=percent(at), y1="0", y2="100%", class_="mark"),
-        tag("text", text, x=percent(at), y="0", dx="-6" if end else "6", dy="-5", class_=kind),
+        tag("line", x1=format_percent(at), x2=format_percent(at), y1="0", y2="100%", class_="mark"),
+        tag("text", text, x=format_percent(at), y="0", dx="-6" if end else "6", dy="-5", class_=kind),
     )
 
 
-def described(lines: Lines) -> str:
+def describe_lines(lines: Lines) -> str:
     """First and last value of every line, in words."""
     parts = []
     for label, points in list(lines.items())[:MOST_LEGEND]:
         finite = [value for _, value in points if math.isfinite(value)]
         if finite:
-            parts.append(f"{plain(label, 32)} from {short(finite[0])} to {short(finite[-1])}")
+            parts.append(f"{plain(label, 32)} from {format_number(finite[0])} to {format_number(finite[-1])}")
     more = len(lines) - MOST_LEGEND
     return "; ".join(parts) + (f"; and {more} more" if more > 0 else "") + "." if parts else "No values."
 
 
-def numbers(title: str, lines: Lines) -> Html:
+def draw_numbers(title: str, lines: Lines) -> Html:
     """The same as a table, folded away; long runs show every so many rounds."""
-    rounds = rounds_of(lines)
+    rounds = list_rounds(lines)
     step = max(1, math.ceil(len(rounds) / MOST_TABLE_ROUNDS))
     chosen = [at for place, at in enumerate(rounds) if place % step == 0 or place == len(rounds) - 1]
     values = {label: dict(points) for label, points in list(lines.items())[:MOST_LEGEND]}
@@ -312,8 +328,8 @@ def numbers(title: str, lines: Lines) -> Html:
     rows = [
         tag(
             "tr",
-            tag("th", short(at), scope="row"),
-            [tag("td", short(entry[at]) if at in entry else "") for entry in values.values()],
+            tag("th", format_number(at), scope="row"),
+            [tag("td", format_number(entry[at]) if at in entry else "") for entry in values.values()],
         )
         for at in chosen
     ]
@@ -332,16 +348,16 @@ def area_chart(
     class_: str = "",
 ) -> Html:
     """Shares of one whole, stacked; for aggregation weights."""
-    rounds = rounds_of(lines)
+    rounds = list_rounds(lines)
     x = round_axis(rounds)
     if len(rounds) == 1:  # an area needs a width
         lines = {label: [(x.low, p[0][1]), *p, (x.high, p[0][1])] for label, p in lines.items()}
-    grown = rounds_of(lines)
+    grown = list_rounds(lines)
     values = {label: dict(points) for label, points in lines.items()}
     y = Axis(
         0.0, max(1.0, *(sum(entry.get(at, 0.0) for entry in values.values()) for at in grown)), [0, 0.5, 1]
     )
-    styles = dict(places or places_of(list(lines)))
+    styles = dict(places or number_labels(list(lines)))
     base = dict.fromkeys(grown, 0.0)
     areas = []
     for number, (label, entry) in enumerate(values.items()):
@@ -351,22 +367,22 @@ def area_chart(
             f"{10 * x.percent(at):.1f} {1000 - 10 * y.percent(value):.1f}" for at, value in corners
         )
         place = styles.get(label, number)
-        areas.append(tag("path", d=f"M{path}Z", class_=f"area {style_of(place)}"))
-        areas += gaps(place, [(at, base[at], top[at]) for at in grown], x, y)
+        areas.append(tag("path", d=f"M{path}Z", class_=f"area {choose_style(place)}"))
+        areas += draw_gaps(place, [(at, base[at], top[at]) for at in grown], x, y)
         base = top
-    below = [legend(list(lines), styles)] + ([numbers(title, lines)] if with_table else [])
-    return figure(
+    below = [draw_legend(list(lines), styles)] + ([draw_numbers(title, lines)] if with_table else [])
+    return draw_figure(
         title,
-        "Shares of one, stacked: " + described(lines),
-        stretched(*areas),
-        *grid(x, y),
-        *bands(rounds, x, told_values(lines)),
+        "Shares of one, stacked: " + describe_lines(lines),
+        stretch(*areas),
+        *draw_grid(x, y),
+        *draw_bands(rounds, x, describe_rounds(lines)),
         below=below,
         class_=class_,
     )
 
 
-def gaps(place: int, edges: Sequence[tuple[float, float, float]], x: Axis, y: Axis) -> list[Html]:
+def draw_gaps(place: int, edges: Sequence[tuple[float, float, float]], x: Axis, y: Axis) -> list[Html]:
     """Cuts through an area whose colour another label has too: an area in dashes, as its legend is.
 
     edges: round, lower and upper edge of the area.
@@ -397,24 +413,26 @@ def reliability_chart(
     axis = Axis(0.0, 1.0, [0, 0.25, 0.5, 0.75, 1])
     diagonal = tag("path", d="M0 1000L1000 0", class_="line diagonal")
     curves = [
-        curve(points, axis, axis, style_of(places.get(label, number)))
+        draw_curve(points, axis, axis, choose_style(places.get(label, number)))
         for number, (label, points) in enumerate(lines.items())
     ]
     dots = [
-        tag(
-            "circle",
-            tag("title", f"{plain(label, 32)}: of voxels given {short(at)}, {short(value)} were true"),
-            cx=percent(axis.percent(at)), cy=percent(100 - axis.percent(value)), r="3.5",
-            class_=f"dot {style_of(places.get(label, number))}",
+        draw_dot(
+            axis.percent(at),
+            axis.percent(value),
+            choose_style(places.get(label, number)),
+            f"{plain(label, 32)}: {format_number(value)} of voxels at {format_number(at)} true",
         )
         for number, (label, points) in enumerate(lines.items())
         for at, value in points
-    ]  # fmt: skip
+    ]
     words += "; ".join(
-        f"{plain(label, 32)} " + ", ".join(f"{short(at)}: {short(value)}" for at, value in points)
+        f"{plain(label, 32)} "
+        + ", ".join(f"{format_number(at)}: {format_number(value)}" for at, value in points)
         for label, points in list(lines.items())[:MOST_LEGEND]
     )
-    return figure(
-        title, words, *grid(axis, axis), *axis_titles(*axes), stretched(diagonal, *curves), *dots, height=280,
-        below=[legend(list(lines), places)], class_="square",
+    return draw_figure(
+        title, words, *draw_grid(axis, axis), *axis_titles(*axes), stretch(diagonal, *curves), *dots,
+        height=280,
+        below=[draw_legend(list(lines), places)], class_="square",
     )  # fmt: skip

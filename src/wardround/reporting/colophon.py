@@ -1,4 +1,4 @@
-"""How a run was made, and whom to cite: configuration, environment, seed, commit, hash, papers."""
+"""How a run was made, and what to cite: configuration, environment, seed, commit, hash, papers."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from wardround.reporting.html import Html, details, join, link, name, section, t
 from wardround.reporting.tabular import facts_table
 
 
-def made_how(run: Run, prefix: str) -> Html:
+def colophon_section(run: Run, prefix: str) -> Html:
     """What one needs to repeat the run."""
     environment = run.environment
     rows: list[tuple[str, Any]] = [
-        *judged_what(run),
+        *list_evaluation_facts(run),
         (
             "method",
             join(name(run.method), f" ({METHODS[run.method].title})" if run.method in METHODS else ""),
@@ -30,7 +30,7 @@ def made_how(run: Run, prefix: str) -> Html:
             "final parameters (SHA-256)",
             tag("code", str(run.result.get("params_sha256", "not yet")), class_="hash"),
         ),
-        *([] if run.is_evaluation else [("seconds in rounds", seconds_of(run))]),
+        *([] if run.is_evaluation else [("seconds in rounds", format_seconds(run))]),
         ("folder", tag("code", str(run.folder))),
     ]
     rows += [(key, str(value)) for key, value in environment.items() if key not in ("commit", "seed")]
@@ -47,8 +47,8 @@ def made_how(run: Run, prefix: str) -> Html:
     )
 
 
-def judged_what(run: Run) -> list[tuple[str, Any]]:
-    """Which model an evaluation judged, and on what; nothing for a run."""
+def list_evaluation_facts(run: Run) -> list[tuple[str, Any]]:
+    """Which model was evaluated, and on what; nothing for a training run."""
     found = run.evaluation
     if not found:
         return []
@@ -58,17 +58,17 @@ def judged_what(run: Run) -> list[tuple[str, Any]]:
         ("model of", [[", "] * (place > 0) + [tag("code", folder)] for place, folder in enumerate(folders)]),
         ("data", tag("code", str(found.get("data", "")))),
         ("split", str(found.get("split", ""))),
-        ("judged on the grid", str(found.get("grid", ""))),
-        ("mirrored too", "yes" if found.get("flips") else "no"),
+        ("evaluated on the grid", str(found.get("grid", ""))),
+        ("mirrored (test-time augmentation)", "yes" if found.get("flips") else "no"),
     ]
     return rows if found.get("client") is None else [*rows, ("model of client", name(str(found["client"])))]
 
 
-def seconds_of(run: Run) -> str:
+def format_seconds(run: Run) -> str:
     return f"{number(run.result.get('seconds')):.1f}" if run.result else "not yet"
 
 
-def how_to_cite(runs: Sequence[Run]) -> Html:
+def citation_section(runs: Sequence[Run]) -> Html:
     """The papers behind the methods and objectives that ran."""
     methods = list(dict.fromkeys(run.method for run in runs))
     objectives = list(dict.fromkeys(run.objective for run in runs if run.objective))

@@ -8,12 +8,19 @@ from collections.abc import Mapping, Sequence
 
 from wardround.comparison.groups import Headline, RunGroup, find_headline
 from wardround.comparison.runs import Run
-from wardround.comparison.scores import RowScores, RowSummary, Sheet, Statistics, metric_loss, statistics_of
+from wardround.comparison.scores import (
+    RowScores,
+    RowSummary,
+    Sheet,
+    Statistics,
+    compute_statistics,
+    metric_loss,
+)
 from wardround.comparison.statistics import CaseKey
 from wardround.comparison.tables import score_table, significance_table
 from wardround.engine.judging.result_tables import client_table
 from wardround.metrics import METRICS
-from wardround.reporting.charts import legend, line_chart, places_of
+from wardround.reporting.charts import draw_legend, line_chart, number_labels
 from wardround.reporting.html import Html, details, join, name, plain, section, tag
 from wardround.reporting.sections import SUMS, case_label, has_regions, limits
 from wardround.reporting.strips import Spot, strip_chart
@@ -27,7 +34,7 @@ def result_section(group: RunGroup, prefix: str) -> Html:
     if sheet is None:
         waiting = tag("p", "There is no test result yet.", class_="lead")
         return section(f"{prefix}-result", "Result", *notices, waiting)
-    tested = {metric: statistics_of(sheet, metric) for metric in group.metrics}
+    tested = {metric: compute_statistics(sheet, metric) for metric in group.metrics}
     verdict = describe_result(sheet, tested[group.metrics[0]], group.methods, group.tested)
     parts = [tag("p", verdict, class_="verdict"), draw_figures(group, sheet), *notices]
     if group.kind == "run" and group.runs[0].test is not None:
@@ -204,13 +211,13 @@ def side_by_side_section(group: RunGroup, prefix: str) -> Html:
     if sheet is not None and len(sheet.rows) > 1:
         metric = group.metrics[0]
         clients = sheet.clients(metric)
-        places = places_of(clients)
+        places = number_labels(clients)
         rows = {row.label: spots_of(row, metric, places) for row in sheet.rows if row.replicates}
         many = has_regions(key for row in sheet.rows for part in row.scores(metric) for key in part)
         what = METRICS[metric].title_in(lengths)
         title = capitalise(f"{group.tested}{what} of every case{' and region' * many}")
         chart = strip_chart(title, rows, within=limits(metric), worst=metric_loss(metric), class_="wide")
-        charts += [chart, legend(clients, places)]
+        charts += [chart, draw_legend(clients, places)]
     lead = f"Learning curves of all rows, and their scores on every {group.tested}case (mean over seeds)."
     return section(f"{prefix}-beside", "Side by side", *charts, lead=lead) if charts else Html("")
 

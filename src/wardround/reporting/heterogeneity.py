@@ -10,12 +10,12 @@ from typing import Any
 from wardround.comparison.runs import Run, mapping, number, validation_of
 from wardround.reporting.html import Html, details, section, tag
 from wardround.reporting.strips import Spot, strip_chart
-from wardround.reporting.tabular import Cell, plain_table
+from wardround.reporting.tabular import NumberCell, plain_table
 
 
 def heterogeneity(run: Run, prefix: str, places: Mapping[str, int]) -> Html:
     """How far the clients' data differ, as far as the run knows."""
-    if run.is_evaluation:  # nobody trained here, so the rest is not known
+    if run.is_evaluation:  # nothing was trained here, so the rest is unknown
         counts = [[client, num_tested(run, client)] for client in run.clients]
         table = plain_table("Cases of each client", ["client", "cases"], counts)
         return section(f"{prefix}-data", "How the clients differ", table, level=3)
@@ -37,7 +37,7 @@ def client_row(run: Run, client: str) -> list[Any]:
         run.num_trained.get(client, "n/a"),
         num_validation(run, client),
         num_tested(run, client),
-        Cell(percent_of(mean), mean),
+        NumberCell(percent_of(mean), mean),
         weights[-1][1] if weights else math.nan,
     ]
 

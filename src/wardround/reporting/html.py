@@ -42,7 +42,7 @@ def attribute(key: str, value: Any) -> str:
     if value is None or value is False:
         return ""
     key = key.rstrip("_").replace("_", "-")
-    return f" {key}" if value is True else f' {key}="{escaped(value)}"'
+    return f" {key}" if value is True else f' {key}="{escape(value)}"'
 
 
 def join(*children: Child) -> Html:
@@ -56,11 +56,11 @@ def join(*children: Child) -> Html:
         elif isinstance(child, Iterable) and not isinstance(child, str):
             parts.append(join(*child))
         else:
-            parts.append(escaped(child))
+            parts.append(escape(child))
     return Html("".join(parts))
 
 
-def escaped(value: Any) -> str:
+def escape(value: Any) -> str:
     """Text for an element or a quoted attribute.
 
     Control characters, marks that turn the direction of what follows, and lone surrogates are dropped.
@@ -85,7 +85,7 @@ def data_block(identifier: str, value: Any) -> Html:
     text = json.dumps(jsonable(value), ensure_ascii=True)
     for character in "<>&":
         text = text.replace(character, f"\\u{ord(character):04x}")
-    return Html(f'<script type="application/json" id="{escaped(identifier)}">{text}</script>')
+    return Html(f'<script type="application/json" id="{escape(identifier)}">{text}</script>')
 
 
 def link(address: str, text: str | None = None) -> Html:

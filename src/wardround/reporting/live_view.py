@@ -1,8 +1,8 @@
-"""A small server that shows the report of a run while it goes on; only this machine can reach it.
+"""The live view: a local server that shows the report of a running run.
 
-It listens on 127.0.0.1 and answers GET for two addresses, both below a random word that only the printed
-link knows: other users of the machine, and pages of other sites in the same browser, do not. Requests for
-another host name are refused, so a site cannot point its own name at us (DNS rebinding).
+It listens on 127.0.0.1 and answers GET for two paths, both below a random token that is only in the printed
+URL, so other users of the machine and other sites in the same browser cannot read the page. Requests for
+another host name are refused, which prevents DNS rebinding.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from wardround.batch import status_of
+from wardround.batch import read_status
 from wardround.comparison import Comparison
 from wardround.errors import WardroundError
 from wardround.reporting.page import build_page
@@ -28,7 +28,7 @@ from wardround.reporting.sources import ReportSource, open_source
 log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.5
-GRACE_SECONDS = 30.0  # how long the last page waits for a browser that has not asked for it
+GRACE_SECONDS = 30.0  # how long the last page is served to a browser that has not fetched it
 
 HEADERS = {
     "Cache-Control": "no-store",
@@ -40,7 +40,7 @@ HEADERS = {
 
 
 class LivePage:
-    """The page about a folder as it is now; built again only when there is something new."""
+    """The current page of a folder; rebuilt only when the folder has changed."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -53,7 +53,7 @@ class LivePage:
         return open_source(self._folder, may_wait=True)
 
     def status(self) -> dict[str, Any]:
-        """What the page asks for every two seconds."""
+        """What the page polls every two seconds."""
         source = self.source
         return {"state": source.state(), "done": is_done(source)}
 
@@ -64,7 +64,7 @@ class LivePage:
             if state != self._state:
                 try:
                     self._page, self._state = build_page([source], live=state), state
-                except (WardroundError, OSError, ValueError):  # a file in the middle of a change
+                except (WardroundError, OSError, ValueError):  # a file that is being written
                     log.debug("the page could not be built", exc_info=True)
                     if not self._page:
                         raise
@@ -72,15 +72,15 @@ class LivePage:
 
 
 def is_done(source: ReportSource) -> bool:
-    """Whether nothing more is to come: the run ended, or every cell of the comparison did."""
+    """Whether the run has ended, or every cell of the comparison has."""
     if source.kind == "comparison":
         found = Comparison.load(source.folder)
         return all(cell.is_done or cell.name in found.failures for cell in found.cells)
-    return status_of(source.folder) in ("done", "stopped")
+    return read_status(source.folder) in ("done", "stopped")
 
 
 class Handler(BaseHTTPRequestHandler):
-    """GET of the page or of its status, and nothing else."""
+    """Answers GET of the page and of its status, nothing else."""
 
     server: Server
     server_version = "wardround"
@@ -89,17 +89,17 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         if self.headers.get("Host", "") not in self.server.hosts:
-            self._answer(HTTPStatus.MISDIRECTED_REQUEST, "text/plain", "This server has another name.\n")
+            self._answer(HTTPStatus.MISDIRECTED_REQUEST, "text/plain", "This host name is not served here.\n")
             return
         try:
-            if self.path == f"/{self.server.word}/":
+            if self.path == f"/{self.server.token}/":
                 page = self.server.page.text()
                 self.server.seen = is_done(self.server.page.source)
                 self._answer(HTTPStatus.OK, "text/html", page)
-            elif self.path == f"/{self.server.word}/status.json":
+            elif self.path == f"/{self.server.token}/status.json":
                 self._answer(HTTPStatus.OK, "application/json", json.dumps(self.server.page.status()))
             else:
-                self._answer(HTTPStatus.NOT_FOUND, "text/plain", "There is nothing here.\n")
+                self._answer(HTTPStatus.NOT_FOUND, "text/plain", "Not found.\n")
         except WardroundError as error:
             self._answer(HTTPStatus.SERVICE_UNAVAILABLE, "text/plain", f"{error}\n")
 
@@ -118,14 +118,14 @@ class Handler(BaseHTTPRequestHandler):
 
 
 class Server(ThreadingHTTPServer):
-    """Holds the page. seen: a browser has fetched it since the run ended."""
+    """Holds the page. seen: whether a browser has fetched it since the run ended."""
 
     daemon_threads = True
 
     def __init__(self, folder: Path) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.page = LivePage(folder)
-        self.word = secrets.token_urlsafe(12)
+        self.token = secrets.token_urlsafe(12)
         self.seen = False
         self.hosts = frozenset(f"{host}:{self.server_port}" for host in ("127.0.0.1", "localhost"))
 
@@ -133,14 +133,14 @@ class Server(ThreadingHTTPServer):
         log.debug("a request failed", exc_info=True)
 
 
-class Served:
-    """A page being served in the background; a context manager."""
+class LiveReport:
+    """A live view served in the background; a context manager."""
 
     def __init__(self, folder: Path, *, until_done: bool) -> None:
         self._server = Server(folder)
         self._until_done = until_done
         self._ended = threading.Event()
-        self.url = f"http://127.0.0.1:{self._server.server_port}/{self._server.word}/"
+        self.url = f"http://127.0.0.1:{self._server.server_port}/{self._server.token}/"
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.1,), daemon=True)
         self._thread.start()
         if until_done:
@@ -154,11 +154,11 @@ class Served:
                 continue
             deadline = deadline or time.monotonic() + GRACE_SECONDS
             if self._server.seen or time.monotonic() > deadline:
-                self._ended.wait(2 * POLL_SECONDS)  # the answer is on its way
+                self._ended.wait(2 * POLL_SECONDS)  # for the response that is being sent
                 self.close()
 
     def wait(self) -> None:
-        """Until the run is done (with until_done) or somebody closes the server."""
+        """Block until the run is done (with until_done) or the server is closed."""
         while not self._ended.wait(POLL_SECONDS):
             pass
 
@@ -168,7 +168,7 @@ class Served:
             self._server.shutdown()
             self._server.server_close()
 
-    def __enter__(self) -> Served:
+    def __enter__(self) -> LiveReport:
         return self
 
     def __exit__(
@@ -177,13 +177,13 @@ class Served:
         self.close()
 
 
-def serve(folder: str | Path, *, open_browser: bool = False, until_done: bool = True) -> Served:
-    """Show the page about a run or comparison at `.url`, from a thread; returns at once.
+def serve(folder: str | Path, *, open_browser: bool = False, until_done: bool = True) -> LiveReport:
+    """Serve the page of a run or comparison at `.url` from a thread; returns at once.
 
-    The folder need not exist yet. until_done: the server ends once the run has and a browser has seen the
-    last page; otherwise `close` ends it (or leaving the `with`).
+    The folder need not exist yet. until_done: stop once the run is done and a browser has
+    fetched the last page; otherwise `close` stops it (or leaving the `with`).
     """
-    served = Served(Path(folder), until_done=until_done)
+    served = LiveReport(Path(folder), until_done=until_done)
     if open_browser:
         webbrowser.open(served.url)
     return served

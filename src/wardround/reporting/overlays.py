@@ -1,4 +1,4 @@
-"""Scans to look at: outlines of truth and prediction, and where the model was unsure.
+"""Example cases: outlines of truth and prediction, and where the model was uncertain.
 
 A case is one strip of grey slices and one of uncertainty, as pictures inside the page; outlines are SVG
 paths, sharp at any size. A slider moves the strips and shows the outlines of one slice; without a script the
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from wardround.engine.judging.pictures import Layer, Picture
-from wardround.reporting.charts import short
+from wardround.reporting.charts import format_number
 from wardround.reporting.html import Html, name, plain, section, tag
 from wardround.tables import shown
 
@@ -36,13 +36,13 @@ class Encoded:
 
     picture: Picture
     scan: str
-    unsure: str | None
+    uncertainty: str | None
     truth: Sequence[str]
     prediction: Sequence[str]
 
     @property
     def num_bytes(self) -> int:
-        return len(self.scan) + len(self.unsure or "") + sum(map(len, (*self.truth, *self.prediction)))
+        return len(self.scan) + len(self.uncertainty or "") + sum(map(len, (*self.truth, *self.prediction)))
 
 
 Gallery = Mapping[str, Mapping[str, Sequence[Encoded]]]  # run -> client -> cases
@@ -55,7 +55,9 @@ def encode_all(
     encoded: Gallery = {}
     for most in SLICE_CHOICES:
         encoded = {
-            run: {client: [encode(fewer(p, most)) for p in cases] for client, cases in clients.items()}
+            run: {
+                client: [encode(reduce_slices(p, most)) for p in cases] for client, cases in clients.items()
+            }
             for run, clients in pictures.items()
         }
         size = sum(e.num_bytes for clients in encoded.values() for cases in clients.values() for e in cases)
@@ -64,7 +66,7 @@ def encode_all(
     return encoded, SLICE_CHOICES[-1]
 
 
-def fewer(picture: Picture, most: int) -> Picture:
+def reduce_slices(picture: Picture, most: int) -> Picture:
     """At most so many slices, the shown one among them."""
     number = len(picture.image)
     if number <= most:
@@ -84,13 +86,13 @@ def fewer(picture: Picture, most: int) -> Picture:
 
 
 def encode(picture: Picture) -> Encoded:
-    unsure = picture.uncertainty
+    uncertainty = picture.uncertainty
     return Encoded(
         picture,
-        data_address(strip(picture.image), "JPEG"),
-        None if unsure is None else data_address(coloured(strip(unsure)), "PNG"),
-        [outlines(labels) for labels in picture.truth],
-        [outlines(labels) for labels in picture.prediction],
+        encode_data_url(strip(picture.image), "JPEG"),
+        None if uncertainty is None else encode_data_url(colour(strip(uncertainty)), "PNG"),
+        [trace_outlines(labels) for labels in picture.truth],
+        [trace_outlines(labels) for labels in picture.prediction],
     )
 
 
@@ -99,7 +101,7 @@ def strip(layer: Layer) -> Layer:
     return layer.reshape(-1, layer.shape[-1])
 
 
-def coloured(values: Layer) -> Image.Image:
+def colour(values: Layer) -> Image.Image:
     """Uncertainty in a few colours from dark to bright, readable without colour too."""
     import matplotlib
 
@@ -110,28 +112,28 @@ def coloured(values: Layer) -> Image.Image:
     return picture
 
 
-def data_address(picture: Layer | Image.Image, kind: str) -> str:
+def encode_data_url(picture: Layer | Image.Image, kind: str) -> str:
     image = picture if isinstance(picture, Image.Image) else Image.fromarray(picture)
     content = io.BytesIO()
     image.save(content, kind, optimize=True, **({"quality": JPEG_QUALITY} if kind == "JPEG" else {}))
     return f"data:image/{kind.lower()};base64,{base64.b64encode(content.getvalue()).decode()}"
 
 
-def outlines(labels: NDArray[np.uint8]) -> str:
+def trace_outlines(labels: NDArray[np.uint8]) -> str:
     """The borders of every class as one SVG path, in pixels.
 
-    >>> outlines(np.array([[0, 0], [0, 1]], dtype=np.uint8))
+    >>> trace_outlines(np.array([[0, 0], [0, 1]], dtype=np.uint8))
     'M1 1.5l.5 -.5l.5 .5l-.5 .5l-.5 -.5z'
     """
     padded = np.pad(labels, 1)
     paths = []
     for value in np.unique(labels[labels > 0]):
         found = contourpy.contour_generator(z=(padded == value).astype(float)).lines(0.5)
-        paths += [path_of(np.asarray(line) - 0.5) for line in found]
+        paths += [trace_path(np.asarray(line) - 0.5) for line in found]
     return "".join(paths)
 
 
-def path_of(corners: NDArray[np.float64]) -> str:
+def trace_path(corners: NDArray[np.float64]) -> str:
     """Relative steps; straight runs are joined."""
     steps = np.diff(corners, axis=0)
     joined: list[NDArray[np.float64]] = []
@@ -140,11 +142,11 @@ def path_of(corners: NDArray[np.float64]) -> str:
             joined[-1] = joined[-1] + step
         else:
             joined.append(step)
-    written = "".join(f"l{brief(x)} {brief(y)}" for x, y in joined)
-    return f"M{brief(corners[0][0])} {brief(corners[0][1])}{written}z"
+    written = "".join(f"l{format_coordinate(x)} {format_coordinate(y)}" for x, y in joined)
+    return f"M{format_coordinate(corners[0][0])} {format_coordinate(corners[0][1])}{written}z"
 
 
-def brief(value: float) -> str:
+def format_coordinate(value: float) -> str:
     text = f"{value:.1f}".rstrip("0").rstrip(".")
     return text.replace("0.", ".", 1) if text.startswith(("0.", "-0.")) else text or "0"
 
@@ -173,15 +175,17 @@ def gallery(
     if not blocks:
         return Html("")
     lead = (
-        "The best, the median and the worst test case of every client by Dice. Left: the scan; right: how "
-        "undecided the model was (entropy of its prediction as trained, dark is sure)."
+        "The best, the median and the worst test case of every client by Dice. Left: the scan; right: the "
+        "uncertainty of the model (entropy of its prediction as trained, dark is confident)."
     )
     if math.isfinite(temperature) and temperature != 1:
-        lead += f" The run's temperature, {short(temperature)}, is in entropy maps of predict, but not here."
-    return section(identifier, "Cases to look at", keys(), *blocks, level=level, lead=lead)
+        lead += (
+            f" Entropy maps of predict use the run's temperature, {format_number(temperature)}; these do not."
+        )
+    return section(identifier, "Example cases", draw_keys(), *blocks, level=level, lead=lead)
 
 
-def keys() -> Html:
+def draw_keys() -> Html:
     """What the outlines mean; the boxes show and hide them."""
     boxes = [
         tag(
@@ -194,7 +198,7 @@ def keys() -> Html:
         for kind, words in (("truth", "truth"), ("prediction", "prediction"))
     ]  # fmt: skip
     scale = tag(
-        "span", "sure", tag("span", class_="scale", aria_hidden="true"), "undecided", class_="scale-key"
+        "span", "confident", tag("span", class_="scale", aria_hidden="true"), "uncertain", class_="scale-key"
     )
     return tag("div", boxes, scale, class_="keys")
 
@@ -208,8 +212,8 @@ def case_figure(client: str, entry: Encoded) -> Html:
         panel(
             entry, entry.scan, ("truth", "prediction"), f"Scan with outlines of truth and prediction; {words}"
         ),
-        panel(entry, entry.unsure, ("prediction",), f"Where the model was undecided; {words}")
-        if entry.unsure is not None
+        panel(entry, entry.uncertainty, ("prediction",), f"Where the model was uncertain; {words}")
+        if entry.uncertainty is not None
         else tag("p", "This run kept no uncertainty.", class_="absent"),
     ]
     caption = tag(

@@ -1,4 +1,4 @@
-"""The page: sections in order, style and script inside, and a policy that lets it ask nobody for anything."""
+"""The page: sections in order, style and script inline, and a policy that forbids network requests."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from wardround.comparison.outcome import Comparison
 from wardround.comparison.runs import Run, read_run
 from wardround.errors import ConfigError
 from wardround.files import write_text
-from wardround.reporting.colophon import how_to_cite, made_how
+from wardround.reporting.colophon import citation_section, colophon_section
 from wardround.reporting.comparison_section import result_section, side_by_side_section
-from wardround.reporting.html import Html, attribute, data_block, escaped, join, name, plain, tag
+from wardround.reporting.html import Html, attribute, data_block, escape, join, name, plain, tag
 from wardround.reporting.overlays import SLICE_CHOICES, Encoded, encode_all
 from wardround.reporting.sections import run_sections
 from wardround.reporting.sources import ReportSource, open_source
 from wardround.version import __version__
 
 DETAILS = {
-    "curves": "Learning",
-    "weights": "Who counted how much",
+    "curves": "Learning curves",
+    "weights": "Aggregation weights",
     "losses": "Loss terms",
     "cases": "Case by case",
-    "pictures": "Cases to look at",
+    "pictures": "Example cases",
     "calibration": "Calibration",
-    "sure": "Is it sure when it should be?",
+    "confidence": "Confidence and uncertainty",
     "traffic": "Traffic and time",
-    "trouble": "Refused and warned",
+    "trouble": "Refused updates and warnings",
     "failed": "Not evaluated",
-    "data": "How clients differ",
+    "data": "How the clients differ",
     "made": "How it was made",
 }
 
@@ -61,8 +61,7 @@ def write_report(
 def build_page(sources: Sequence[ReportSource], *, title: str | None = None, live: str | None = None) -> str:
     """The whole page as text.
 
-    title: default the names of what it shows; live: what it shows, for a page that asks its own server for
-    news.
+    title: default the names of what it shows; live: the state it shows, for a page that polls its server.
     """
     groups = collect_groups(sources)
     runs = [run for group in groups for run in group.runs]
@@ -75,24 +74,24 @@ def build_page(sources: Sequence[ReportSource], *, title: str | None = None, liv
         join(result_section(group, f"g{number}"), side_by_side_section(group, f"g{number}"))
         for number, group in enumerate(groups)
     ]
-    detail = in_detail(runs, encoded, most, is_sample=any(group.is_sample for group in groups))
+    detail = draw_details(runs, encoded, most, is_sample=any(group.is_sample for group in groups))
     main.append(detail)
     if runs:
-        main.append(how_to_cite(runs))
+        main.append(citation_section(runs))
     if not groups:
-        main = [tag("p", "Waiting for the run to begin.", class_="notice", role="status")]
+        main = [tag("p", "Waiting for the run to start.", class_="notice", role="status")]
     title = title or " and ".join(plain(group.title, 90) for group in groups) or "waiting"
-    style, script = asset("report.css"), asset("report.js")
-    return Template(asset("page.html")).substitute(
-        policy=escaped(policy(style, script, live=live is not None)),
-        version=escaped(__version__),
-        title=escaped(f"{title} · wardround"),
+    style, script = read_asset("report.css"), read_asset("report.js")
+    return Template(read_asset("page.html")).substitute(
+        policy=escape(build_policy(style, script, live=live is not None)),
+        version=escape(__version__),
+        title=escape(f"{title} · wardround"),
         style=style,
         live=attribute("data_live", live),
-        header=header(groups, title),
-        nav=navigation(groups, detail),
+        header=draw_header(groups, title),
+        nav=draw_navigation(groups, detail),
         main="\n".join(part for part in main if part),
-        footer=footer(),
+        footer=draw_footer(),
         data=data_block("facts", {"wardround": __version__, "groups": [group.as_dict() for group in groups]}),
         script=script,
     )
@@ -106,17 +105,17 @@ def collect_groups(sources: Sequence[ReportSource]) -> list[RunGroup]:
 
 
 @cache
-def asset(file: str) -> str:
+def read_asset(file: str) -> str:
     return (resources.files(__package__) / file).read_text(encoding="utf-8")
 
 
-def policy(style: str, script: str, *, live: bool) -> str:
-    """Only our own style and script, only pictures inside the page, no request to anybody."""
+def build_policy(style: str, script: str, *, live: bool) -> str:
+    """The content security policy: our own style and script, inline pictures, no requests."""
     return "; ".join(
         [
             "default-src 'none'",
-            f"style-src '{fingerprint_of(style)}'",
-            f"script-src '{fingerprint_of(script)}'",
+            f"style-src '{hash_content(style)}'",
+            f"script-src '{hash_content(script)}'",
             "img-src data:",
             f"connect-src {'self'!r}" if live else "connect-src 'none'",
             "base-uri 'none'",
@@ -125,14 +124,14 @@ def policy(style: str, script: str, *, live: bool) -> str:
     )
 
 
-def fingerprint_of(content: str) -> str:
+def hash_content(content: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
 
 
 # Parts
 
 
-def header(groups: Sequence[RunGroup], title: str) -> Html:
+def draw_header(groups: Sequence[RunGroup], title: str) -> Html:
     kinds = {"run": "Run", "runs": "Runs", "comparison": "Comparison"}
     kind = kinds[groups[0].kind] if len(groups) == 1 else "Report"
     if len(groups) == 1 and all(run.is_evaluation for run in groups[0].runs):
@@ -143,7 +142,7 @@ def header(groups: Sequence[RunGroup], title: str) -> Html:
     return tag("header", mark, tag("h1", tag("bdi", title)), class_="top")
 
 
-def navigation(groups: Sequence[RunGroup], detail: str) -> Html:
+def draw_navigation(groups: Sequence[RunGroup], detail: str) -> Html:
     entries = []
     for number, group in enumerate(groups):
         own = f": {plain(group.title, 24)}" if len(groups) > 1 else ""
@@ -163,7 +162,7 @@ def navigation(groups: Sequence[RunGroup], detail: str) -> Html:
     return tag("nav", menu, aria_label="Contents")
 
 
-def in_detail(
+def draw_details(
     runs: Sequence[Run],
     encoded: Mapping[str, Mapping[str, Sequence[Encoded]]],
     most: int,
@@ -178,7 +177,7 @@ def in_detail(
             "article",
             tag("h2", name(run.label), class_="run-title") if len(runs) > 1 else None,
             *run_sections(run, f"r{number}", encoded[str(number)], with_scores=len(runs) > 1),
-            made_how(run, f"r{number}"),
+            colophon_section(run, f"r{number}"),
             class_="run",
             id=f"r{number}",
             aria_label=f"Run {plain(run.label)}",
@@ -196,11 +195,11 @@ def in_detail(
         " on the folder of another cell shows that one.",
     )
     remark = tag("p", sample, class_="muted") if is_sample else None
-    return tag("div", picker(runs), remark, fewer, *blocks, id="detail")
+    return tag("div", draw_picker(runs), remark, fewer, *blocks, id="detail")
 
 
-def picker(runs: Sequence[Run]) -> Html | None:
-    """Chooses the run that is shown; without a script all are."""
+def draw_picker(runs: Sequence[Run]) -> Html | None:
+    """Chooses the run that is shown; without JavaScript all are."""
     if len(runs) < 2:
         return None
     choices = [
@@ -214,9 +213,9 @@ def picker(runs: Sequence[Run]) -> Html | None:
     return tag("fieldset", tag("legend", "In detail"), choices, class_="picker")
 
 
-def footer() -> Html:
+def draw_footer() -> Html:
     text = (
-        f"Written by wardround {__version__}. This page asks nobody for anything and can be kept like any "
-        "file. It may show scans: treat it as you treat them. For research; not a medical device."
+        f"Written by wardround {__version__}. This page makes no network requests and can be kept like "
+        "any file. It may show scans: treat it as you treat them. For research; not a medical device."
     )
     return tag("footer", tag("p", text))

@@ -113,7 +113,7 @@
       }
       done = answer.done;
     } catch {
-      told.textContent = "The server has ended; this page stays as it is.";
+      told.textContent = "The server has stopped; this page is no longer updated.";
       done = true;
     }
     if (!done) setTimeout(() => follow(state), 2000);
@@ -137,7 +137,7 @@
       }
     }
     begin();
-    told.textContent = "The page has new rounds.";
+    told.textContent = "The page was updated.";
   }
   if (document.body.hasAttribute("data-live")) follow(document.body.dataset.live);
 })();

@@ -11,19 +11,19 @@ from wardround.comparison.scores import metric_loss
 from wardround.comparison.statistics import CaseKey
 from wardround.engine.judging.result_tables import client_table
 from wardround.metrics import METRICS
-from wardround.reporting.calibration import sureness
+from wardround.reporting.calibration import confidence_section
 from wardround.reporting.charts import (
     area_chart,
+    format_number,
     line_chart,
-    places_of,
+    number_labels,
     reliability_chart,
-    short,
 )
 from wardround.reporting.heterogeneity import heterogeneity
 from wardround.reporting.html import Html, details, name, section, tag
 from wardround.reporting.overlays import Encoded, gallery
 from wardround.reporting.strips import Spot, strip_chart
-from wardround.reporting.tabular import Cell, plain_table, table_html
+from wardround.reporting.tabular import NumberCell, plain_table, table_html
 
 MOST_SMALL_CHARTS = 12
 MOST_LINES = 40  # of refused replies and warnings
@@ -35,7 +35,7 @@ def run_sections(
     run: Run, prefix: str, pictures: Mapping[str, Sequence[Encoded]], *, with_scores: bool = True
 ) -> list[Html]:
     """Everything about one run, in reading order."""
-    places = places_of(run.clients)
+    places = number_labels(run.clients)
     parts = [
         state(run),
         scores(run, prefix) if with_scores else Html(""),
@@ -45,21 +45,21 @@ def run_sections(
         cases(run, prefix, places),
         gallery(f"{prefix}-pictures", pictures, temperature=number(run.calibration.get("temperature"))),
         calibration(run, prefix, places),
-        sureness(run, prefix),
+        confidence_section(run, prefix),
         traffic(run, prefix, places),
-        not_judged(run, prefix) if run.is_evaluation else trouble(run, prefix),
+        failed_cases(run, prefix) if run.is_evaluation else trouble(run, prefix),
         heterogeneity(run, prefix, places),
     ]
     return [part for part in parts if part]
 
 
 def state(run: Run) -> Html:
-    """Where a run stands that is not done."""
+    """How far a run is that has not finished."""
     done = len(run.records)
     if run.status == "done":
         return Html("")
-    words = "was stopped" if run.status == "stopped" else "is under way, or was interrupted,"
-    text = f"This run {words} after round {done} of {run.rounds}; there is no test yet."
+    words = "was stopped" if run.status == "stopped" else "is running, or was interrupted,"
+    text = f"This run {words} after round {done} of {run.rounds}; there are no test scores yet."
     return tag("p", text, class_="notice", role="status")
 
 
@@ -105,7 +105,7 @@ def curves(run: Run, prefix: str, places: Mapping[str, int]) -> Html:
         if run.records.validation(metric)
     ]
     lead = "Every client's mean on its validation cases, round by round."
-    return section(f"{prefix}-curves", "Learning", *charts, level=3, lead=lead) if charts else Html("")
+    return section(f"{prefix}-curves", "Learning curves", *charts, level=3, lead=lead) if charts else Html("")
 
 
 def weights(run: Run, prefix: str, places: Mapping[str, int]) -> Html:
@@ -116,20 +116,20 @@ def weights(run: Run, prefix: str, places: Mapping[str, int]) -> Html:
         line_chart(key, series, places=places_for(series, places), with_legend=shows_legend(series, places))
         for key, series in list(run.records.ingredients().items())[:MOST_SMALL_CHARTS]
     ]
-    small = [tag("h4", "Ingredients"), tag("div", ingredients, class_="charts")] if ingredients else []
+    small = [tag("h4", "Computed from"), tag("div", ingredients, class_="charts")] if ingredients else []
     if not stacked and not small:
         return Html("")
     lead = (
-        "How much each client counted in the common model"
-        + ("; below, what the method noted while it weighed them." if small else ".")
+        "The weight of each client in the global model"
+        + ("; below, what the method recorded while computing it." if small else ".")
         + (" This method has no such weights." if not stacked else "")
     )
-    return section(f"{prefix}-weights", "Who counted how much", *stacked, *small, level=3, lead=lead)
+    return section(f"{prefix}-weights", "Aggregation weights", *stacked, *small, level=3, lead=lead)
 
 
 def places_for(series: Mapping[str, Any], places: Mapping[str, int]) -> Mapping[str, int]:
     """A client has one colour on the whole page; other labels have their own."""
-    return places if set(series) <= set(places) else places_of(list(series))
+    return places if set(series) <= set(places) else number_labels(list(series))
 
 
 def shows_legend(series: Mapping[str, Any], places: Mapping[str, int]) -> bool:
@@ -204,8 +204,11 @@ def worst_table(run: Run, metric: str, many_regions: bool) -> Html:
         [
             case_label(key, many_regions),
             key.client,
-            Cell(short(values[key]), values[key]),
-            *(Cell(short(v), v) for v in (run.cases[other].get(key, math.nan) for other in others)),
+            NumberCell(format_number(values[key]), values[key]),
+            *(
+                NumberCell(format_number(v), v)
+                for v in (run.cases[other].get(key, math.nan) for other in others)
+            ),
         ]
         for key in order
     ]
@@ -248,7 +251,7 @@ def calibration(run: Run, prefix: str, places: Mapping[str, int]) -> Html:
         axes=("predicted probability of foreground", "share that is foreground"),
         words="Share of true foreground by predicted probability: ",
     )
-    lead = "On the diagonal a probability means what it says; below it the model is too sure of foreground."
+    lead = "On the diagonal the model is calibrated; below it the model is overconfident of foreground."
     both = tag("div", chart, table, class_="side-by-side")
     return section(f"{prefix}-calibration", "Calibration", both, level=3, lead=lead)
 
@@ -256,20 +259,20 @@ def calibration(run: Run, prefix: str, places: Mapping[str, int]) -> Html:
 # Traffic and time
 
 
-def in_megabytes(series: Series) -> Series:
+def to_megabytes(series: Series) -> Series:
     return {label: [(at, value / 1e6) for at, value in points] for label, points in series.items()}
 
 
 def traffic(run: Run, prefix: str, places: Mapping[str, int]) -> Html:
     """Bytes and seconds, by round and client."""
     seconds = run.records.exchanged("seconds")
-    up, down = (in_megabytes(run.records.exchanged(key)) for key in ("bytes_up", "bytes_down"))
+    up, down = (to_megabytes(run.records.exchanged(key)) for key in ("bytes_up", "bytes_down"))
     if not seconds:
         return Html("")
     parts = {
-        "Seconds of work a round": seconds,
-        "Sent by clients a round (MB)": up,
-        "Sent to clients a round (MB)": down,
+        "Seconds of work per round": seconds,
+        "Sent by clients per round (MB)": up,
+        "Sent to clients per round (MB)": down,
     }
     charts = [
         line_chart(
@@ -284,7 +287,7 @@ def traffic(run: Run, prefix: str, places: Mapping[str, int]) -> Html:
     ]
     sums = [{c: sum(v for _, v in points) for c, points in part.items()} for part in (up, down, seconds)]
     rows = [
-        [client, *(Cell(f"{part.get(client, 0.0):,.2f}", part.get(client, 0.0)) for part in sums)]
+        [client, *(NumberCell(f"{part.get(client, 0.0):,.2f}", part.get(client, 0.0)) for part in sums)]
         for client in sorted(set().union(*sums))
     ]
     table = plain_table("In all rounds", ["client", "sent (MB)", "received (MB)", "seconds of work"], rows)
@@ -300,32 +303,35 @@ def traffic(run: Run, prefix: str, places: Mapping[str, int]) -> Html:
     )
 
 
-# Trouble
+# Refused and lost replies, warnings
 
 
 def trouble(run: Run, prefix: str) -> Html:
-    """Replies that were refused or never came, and warnings."""
+    """Refused and lost replies, and warnings."""
     refused, lost, said = run.records.trouble("refused"), run.records.trouble("lost"), run.records.warnings()
     parts = []
     if said:
         lines = [
-            tag("li", text, tag("span", f" ({told_rounds(at)})", class_="muted")) for text, at in said.items()
+            tag("li", text, tag("span", f" ({format_rounds(at)})", class_="muted"))
+            for text, at in said.items()
         ]
         parts.append(tag("ul", lines[:MOST_LINES], class_="warnings"))
     for kind, found in (("Refused", refused), ("Lost", lost)):
         if found:
-            rows = [[Cell(str(at), at), *split_task(who), reason] for at, who, reason in found[:MOST_LINES]]
+            rows = [
+                [NumberCell(str(at), at), *split_task(who), reason] for at, who, reason in found[:MOST_LINES]
+            ]
             left = len(found) - len(rows)
             note = f"And {left} more; records.jsonl has them all." if left > 0 else ""
             table = plain_table(f"{kind} replies", ["round", "client", "task", "reason"], rows, note)
             parts.append(table)
     if not parts:
-        parts = [tag("p", "No reply was refused, none was lost, and nothing was warned of.", class_="quiet")]
+        parts = [tag("p", "No reply was refused or lost, and there were no warnings.", class_="quiet")]
     return section(f"{prefix}-trouble", "Refused updates and warnings", *parts, level=3)
 
 
-def not_judged(run: Run, prefix: str) -> Html:
-    """Cases an evaluation had to leave out, and why."""
+def failed_cases(run: Run, prefix: str) -> Html:
+    """Cases an evaluation left out, and why."""
     found = run.failed_cases()
     lines = [tag("li", name(where), ": ", why) for where, why in list(found.items())[:MOST_LINES]]
     left = len(found) - len(lines)
@@ -335,9 +341,9 @@ def not_judged(run: Run, prefix: str) -> Html:
     return section(f"{prefix}-failed", "Cases that could not be evaluated", listed, level=3)
 
 
-def told_rounds(rounds: Sequence[int]) -> str:
+def format_rounds(rounds: Sequence[int]) -> str:
     """
-    >>> told_rounds([1, 2, 3]), told_rounds([4])
+    >>> format_rounds([1, 2, 3]), format_rounds([4])
     ('rounds 1 to 3', 'round 4')
     """
     if len(rounds) == 1:

@@ -7,13 +7,13 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from wardround.reporting.charts import short
+from wardround.reporting.charts import format_number
 from wardround.reporting.html import Html, hidden, join, name, tag
 from wardround.tables import Interval, Spread, Table, shown
 
 
 @dataclass(frozen=True)
-class Cell:
+class NumberCell:
     """A number with its own way to be written."""
 
     text: str
@@ -33,11 +33,11 @@ def table_html(table: Table, *, fixed: Collection[str] = (), sortable: bool = Tr
     foot: list[Html] = []
     for row, row_ranks in zip(table.rows, ranks, strict=True):
         target = foot if row and row[0] in fixed and len(foot) < len(fixed) else body
-        target.append(row_html(row, row_ranks, table.width))
+        target.append(draw_row(row, row_ranks, table.width))
     many = sortable and len(body) > 1
     numeric = [any(is_number(row[place]) for row in table.rows) for place in range(len(table.columns))]
     heads = [
-        heading(column, table.width, sortable=many, numeric=numeric[place])
+        draw_heading(column, table.width, sortable=many, numeric=numeric[place])
         for place, column in enumerate(table.columns)
     ]
     title = tag("caption", tag("span", table.title, class_="table-title"))
@@ -50,7 +50,7 @@ def table_html(table: Table, *, fixed: Collection[str] = (), sortable: bool = Tr
     return tag("div", framed, note, class_="table")
 
 
-def heading(column: str, width: int, *, sortable: bool, numeric: bool) -> Html:
+def draw_heading(column: str, width: int, *, sortable: bool, numeric: bool) -> Html:
     label = name(column, width or 40)
     content = tag("button", label, tag("span", class_="arrow", aria_hidden="true"), type="button")
     return tag(
@@ -62,10 +62,10 @@ def heading(column: str, width: int, *, sortable: bool, numeric: bool) -> Html:
     )
 
 
-def row_html(row: Sequence[Any], ranks: Sequence[int], width: int) -> Html:
+def draw_row(row: Sequence[Any], ranks: Sequence[int], width: int) -> Html:
     cells = [tag("th", name(shown(row[0]), width or 40), scope="row", data_v=sort_key(row[0]))]
     for value, rank in zip(row[1:], ranks[1:], strict=True):
-        text = cell_text(value, width)
+        text = draw_cell(value, width)
         if rank:
             element, said = MARKS[rank]
             text = tag(element, text, hidden(f" ({said})"))
@@ -73,7 +73,7 @@ def row_html(row: Sequence[Any], ranks: Sequence[int], width: int) -> Html:
     return tag("tr", cells)
 
 
-def cell_text(value: Any, width: int) -> Html | str:
+def draw_cell(value: Any, width: int) -> Html | str:
     """A number (the SD behind it smaller), or a name from elsewhere."""
     if isinstance(value, Spread) and " ± " in shown(value):
         mean, _, sd = shown(value).partition(" ± ")
@@ -82,7 +82,7 @@ def cell_text(value: Any, width: int) -> Html | str:
 
 
 def is_number(value: Any) -> bool:
-    return isinstance(value, int | float | Cell | Spread | Interval)
+    return isinstance(value, int | float | NumberCell | Spread | Interval)
 
 
 def sort_key(value: Any) -> str | None:
@@ -91,7 +91,7 @@ def sort_key(value: Any) -> str | None:
         value = value.mean
     if isinstance(value, Interval):
         value = value.low
-    if isinstance(value, Cell):
+    if isinstance(value, NumberCell):
         value = value.value
     if not isinstance(value, int | float):
         return None
@@ -104,7 +104,13 @@ def facts_table(title: str, rows: Sequence[tuple[str, Any]]) -> Html:
     return tag("table", tag("caption", title, class_="unseen"), tag("tbody", lines), class_="facts")
 
 
-def plain_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], note: str = "") -> Html:
+def plain_table(
+    title: str,
+    columns: Sequence[str],
+    rows: Sequence[Sequence[Any]],
+    note: str = "",
+    fixed: Collection[str] = (),
+) -> Html:
     """A table of numbers and names that are not scores: floats with as many digits as they need."""
-    filled = [[Cell(short(v), v) if isinstance(v, float) else v for v in row] for row in rows]
-    return table_html(Table(title, columns, filled, note))
+    filled = [[NumberCell(format_number(v), v) if isinstance(v, float) else v for v in row] for row in rows]
+    return table_html(Table(title, columns, filled, note), fixed=fixed)
