@@ -1,4 +1,4 @@
-"""Two made-up hospitals, each with scans and a federation.yaml of its own, as two machines would have them.
+"""Two synthetic hospitals, each with scans and a federation.yaml of its own, as two machines would have them.
 
 python make_hospitals.py FOLDER
 """
@@ -10,7 +10,7 @@ from wardround.data.phantom import files as phantom_files
 from wardround.data.phantom.cases import PhantomSettings
 
 FEDERATION = """\
-# The cases of one hospital. It stays here; `wardround data check` looks whether it is right.
+# The cases of one hospital. It stays here; `wardround data check` checks it.
 version: 1
 sources:
   - {path: ., reader: centres}

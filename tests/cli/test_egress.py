@@ -108,7 +108,7 @@ def test_show_says_so_when_nothing_fits_or_nothing_has_left(
 
     assert call(monkeypatch, capsys, "show", str(kit), "--run", "x")[:2] == (
         0,
-        "Nothing like that has left.\n",
+        "No message matches.\n",
     )
     assert call(monkeypatch, capsys, "show", str(tmp_path / "south"))[:2] == (0, "Nothing has left yet.\n")
 

@@ -195,12 +195,12 @@ def test_a_last_line_cut_by_a_crash_is_moved_aside_and_the_chain_goes_on(
     with path.open("ab") as file:
         file.write(piece)
     verdict = verify(path)
-    assert verdict.ok and verdict.lines == 8 and "cut off by a crash" in verdict.sentence
+    assert verdict.ok and verdict.lines == 8 and "a crash cut off one more" in verdict.sentence
 
     with caplog.at_level(logging.WARNING):
         line = Ledger(path).add(entry(9))
 
-    assert "ended in the middle of a line" in caplog.text
+    assert "ended in an incomplete line" in caplog.text
     assert line["number"] == 9 and verify(path).ok
     assert path.with_name("egress.damaged").read_bytes() == piece + b"\n"
 
@@ -374,7 +374,7 @@ def test_without_its_head_the_end_cannot_be_checked(path: Path) -> None:
 def test_an_empty_ledger_is_whole(tmp_path: Path) -> None:
     book = Ledger(tmp_path / "egress.jsonl")
     verdict = verify(book.path)
-    assert verdict.ok and verdict.lines == 0 and "no line yet" in verdict.sentence
+    assert verdict.ok and verdict.lines == 0 and "no lines yet" in verdict.sentence
 
 
 def test_thousands_of_lines_are_verified_in_seconds(tmp_path: Path) -> None:

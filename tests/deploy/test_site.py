@@ -166,7 +166,7 @@ def test_an_answer_that_cannot_be_sent_is_a_failure_that_is_told(
 
 
 def test_a_request_for_another_hospital_is_refused(site: Site) -> None:
-    assert "client is 'south', expected was 'north'" in refusal(site.answer(request(client="south")))
+    assert "client is 'south', expected 'north'" in refusal(site.answer(request(client="south")))
 
 
 NOW = datetime.now()

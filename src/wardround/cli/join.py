@@ -74,7 +74,7 @@ def check_trust(kit: Kit) -> None:
 
 
 class Line:
-    """Whether there is a connection to the organiser, told when that changes; one look does not count."""
+    """Reports when the connection to the organiser is made or lost; a single observation does not count."""
 
     def __init__(self, kit: Kit) -> None:
         self._kit = kit
@@ -96,11 +96,8 @@ class Line:
         first, self._said = self._said is None, here
         if here:
             return [f"connected to {self._where}"]
-        no = "no connection yet" if first else "no connection any more"
-        return [
-            f"{no} to {self._where}; it is tried again until there is one. Why: wardround preflight "
-            f"{self._kit.folder}"
-        ]
+        no = "no connection yet" if first else "connection lost"
+        return [f"{no} to {self._where}; retrying. Why: wardround preflight {self._kit.folder}"]
 
 
 def is_connected(process: int, port: int) -> bool:

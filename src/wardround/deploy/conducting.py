@@ -38,7 +38,7 @@ def conduct(
     """Run an experiment whose clients are at hospitals; everything lands in the run folder.
 
     on_experiment: gets the experiment before it starts, to be able to stop it; on_done: gets the folder of a
-    run that is done, before anybody is told so.
+    run that is done, before its end is announced.
     """
     folder = config.folder
     check_folder(config, resume, overwrite)  # what is there stays as it is
@@ -67,7 +67,7 @@ def conduct(
             if on_experiment is not None:
                 on_experiment(experiment)
             outcome = experiment.run(resume=resume, overwrite=overwrite)
-            remote.strays()  # counted, though no round tells of them any more
+            remote.strays()  # counted, though no round reports them any more
             if outcome.status == "done" and on_done is not None:
                 on_done(folder)
         except BaseException as error:

@@ -36,7 +36,7 @@ RESERVED = frozenset({"organiser", "organizer", "server", "admin", "relay", "all
 
 def check_organisation(value: str) -> str:
     if value and not ORGANISATION.fullmatch(value):
-        raise ValueError(f"'{value}' is not a usable organisation; take up to 48 letters a-z, digits and _")
+        raise ValueError(f"'{value}' is not a valid organisation; use up to 48 letters a-z, digits and _")
     return value
 
 
@@ -114,9 +114,9 @@ class Hospital(Settings):
     @classmethod
     def usable(cls, value: str) -> str:
         if not NAME.fullmatch(value):
-            raise ValueError(f"'{value[:80]}' is not a usable name; take {NAME_RULE}")
+            raise ValueError(f"'{value[:80]}' is not a valid name; use {NAME_RULE}")
         if value.lower() in RESERVED:
-            raise ValueError(f"a hospital cannot be called '{value}', which wardround uses itself")
+            raise ValueError(f"a hospital cannot be called '{value}', a reserved name")
         return value
 
     @property
@@ -151,7 +151,7 @@ class Project(Settings):
     @classmethod
     def usable(cls, value: str) -> str:
         if not NAME.fullmatch(value):
-            raise ValueError(f"'{value[:80]}' is not a usable name; take {NAME_RULE}")
+            raise ValueError(f"'{value[:80]}' is not a valid name; use {NAME_RULE}")
         return value
 
     @model_validator(mode="after")
@@ -161,7 +161,7 @@ class Project(Settings):
             other = seen.setdefault(hospital.name.lower(), hospital.name)
             if other is not hospital.name:
                 raise ValueError(
-                    f"hospitals '{other}' and '{hospital.name}' have the same name (capitals do not count)"
+                    f"hospitals '{other}' and '{hospital.name}' have the same name (case is ignored)"
                 )
         return self
 

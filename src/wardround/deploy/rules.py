@@ -95,7 +95,7 @@ class Rules:
     def redact(self, failure: str, names: Iterable[str] = ()) -> str:
         """A failure's text as the organiser may read it; names: of the hospital's cases.
 
-        A text that speaks of files or cases stays here as a whole: cutting names out of a sentence
+        A text that names files or cases stays here as a whole: cutting names out of a sentence
         leaves pieces of them sooner or later.
         """
         hides_cases = self.site.case_names == "number"
@@ -108,7 +108,7 @@ class Rules:
             return failure
         kind = re.match(r"\w+(?:Error|Exception)(?=: )", failure)
         what = f" ({kind[0]})" if kind else ""
-        return f"the task failed{what}; the reason speaks of files or cases and stays in the hospital's log"
+        return f"the task failed{what}; the reason names files or cases and stays in the hospital's log"
 
     def _too_early(self, now: datetime) -> str | None:
         here = now if now.tzinfo is None else now.astimezone()
@@ -119,14 +119,14 @@ class Rules:
         if opens == local:
             return None
         when = opens.astimezone().isoformat(timespec="minutes")
-        return f"this hospital has quiet hours now; it opens again at {when}"
+        return f"this hospital is in its quiet hours; they end at {when}"
 
     def too_large(self, what: str, count: int) -> str | None:
         """Why a request or an answer of so many bytes is refused, or None."""
         if count <= self.site.largest_message:
             return None
         return (
-            f"the {what} has {format_bytes(count)}, but messages at this hospital have at most "
+            f"the {what} has {format_bytes(count)}, but messages at this hospital may have at most "
             f"{format_bytes(self.site.largest_message)} (largest_message in its site.yaml)"
         )
 
@@ -152,7 +152,7 @@ class Rules:
 
 
 def list_choices(config: Config | Mapping[str, Any]) -> dict[str, str]:
-    """Run, method, network and objective by name, from checked settings or from plain ones nobody checked."""
+    """Run, method, network and objective by name, from checked or unchecked settings."""
     values: Mapping[str, Any] = (
         {"name": config.name, "method": config.method, "objective": config.objective,
          "model": {"name": config.model.name}}

@@ -18,7 +18,9 @@ def read_settings(path: Path, example: str) -> dict[str, Any]:
     """The settings of a file. example: a line of such a file, for those who give something else."""
     size = path.stat().st_size if path.is_file() else 0
     if size > LARGEST:
-        raise ConfigError(f"{path} has {size / 1e6:.1f} MB; that is no file with settings like '{example}'.")
+        raise ConfigError(
+            f"{path} has {size / 1e6:.1f} MB, too large for a file with settings like '{example}'."
+        )
     return read_yaml(path, example)
 
 

@@ -911,7 +911,7 @@ ATTACKS: list[tuple[str, Callable[[Place], str], str]] = [
     ("changed on the wire", changed_on_the_wire, "closed|BAD_RECORD_MAC"),
     ("repeated on the wire", repeated_on_the_wire, "closed|BAD_RECORD_MAC"),
     ("tampered reply", tampered_reply, "SHA-256"),
-    ("replayed reply", replayed_reply, "expected was"),
+    ("replayed reply", replayed_reply, ", expected '"),
     ("tampered request", tampered_request, "SHA-256"),
     ("replayed request", replayed_request, "replay"),
     ("pickle as array", pickle_as_array, "arrays"),

@@ -25,7 +25,7 @@ SEAL_LENGTH = len(',"hash":""}') + 64
 
 
 class LedgerError(WardroundError):
-    """The ledger cannot be written or trusted; nothing may leave before somebody has looked."""
+    """The ledger cannot be written or trusted; nothing may leave until that is resolved."""
 
 
 class LedgerHead(NamedTuple):
@@ -76,8 +76,8 @@ def write_head(path: Path, head: LedgerHead) -> None:
         write_json(head_path(path), head._asdict())
     except OSError as error:
         raise LedgerError(
-            f"{head_path(path)} cannot be written ({error.strerror}), so nothing leaves. Make room or mend "
-            "the disk."
+            f"{head_path(path)} cannot be written ({error.strerror}), so nothing leaves. Free some space or "
+            "repair the disk."
         ) from None
 
 
@@ -95,7 +95,7 @@ def describe_difference(found: LedgerHead, kept: LedgerHead | None) -> str:
 
 
 def lock_ledger(file: int, path: Path) -> None:
-    """Wait for the lock, but not for ever; closing the file releases it."""
+    """Wait for the lock, with a limit; closing the file releases it."""
     if not wait_for_lock(file, LOCK_SECONDS):
         raise LedgerError(
             f"{path} has been locked by another process for {LOCK_SECONDS:g} s. End that process."

@@ -28,7 +28,7 @@ INSERTED: What = "inserted"
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a look at the whole chain found.
+    """The result of checking the whole chain.
 
     lines: whole lines in the file; line: the first that is wrong, from 1; what: what was done to it
     (unsure: the end cannot be checked); sentence: the same in words; hash: of the last line, if all is well.
@@ -91,9 +91,9 @@ def judge_end(found: LedgerHead, kept: LedgerHead | None, last: Link | None, is_
     one_behind = last is not None and (kept or EMPTY) == LedgerHead(lines - 1, last.previous)
     if (kept or EMPTY) == found or one_behind:
         words = (
-            "no line yet" if not lines else "1 line, unbroken" if lines == 1 else f"{lines} lines, unbroken"
+            "no lines yet" if not lines else "1 line, unbroken" if lines == 1 else f"{lines} lines, unbroken"
         )
-        cut = "; a piece of one more was cut off by a crash, and its message never left" if is_cut else ""
+        cut = "; a crash cut off one more, and its message never left" if is_cut else ""
         return Verdict(True, lines, f"{words}{cut}.", hash=found.hash if lines else None)
     why = describe_difference(found, kept)
     if kept is None or kept.lines < 0:
@@ -107,7 +107,7 @@ def judge_end(found: LedgerHead, kept: LedgerHead | None, last: Link | None, is_
 def judge_break(
     before: Link | None, link: Link, expected: LedgerHead, links: Links, kept: LedgerHead | None
 ) -> Verdict:
-    """The verdict on the first line that does not fit; what follows tells what was done."""
+    """The verdict on the first line that does not fit; what follows shows what was done."""
     following = next(links, None)
     line, what, why = find_fault(before, link, expected, following, kept)
     rest = chain([] if following is None else [following], links)
@@ -133,12 +133,12 @@ def find_fault(
         return place, "removed", f"{gone} of the chain {'is' if missing == 1 else 'are'} missing before it"
     if link.number < expected.lines:
         if before is not None and is_rival(before, link) and goes_on:
-            return before.place, "inserted", "the chain goes on from the line after it"
+            return before.place, "inserted", "the chain continues from the line after it"
         return place, "inserted", f"the chain already has a line {link.number}"
     if following is not None and following.intact and following.number == link.number:
-        return place, "inserted", "the chain goes on from the line after it"
+        return place, "inserted", "the chain continues from the line after it"
     if goes_on and before is not None:
-        return before.place, "edited", "its hash was formed anew after the next line was written"
+        return before.place, "edited", "its hash was recomputed after the next line was written"
     return place, "edited", "it was not written after the line before it"
 
 
@@ -152,7 +152,7 @@ def sentence(line: int, what: What, why: str) -> str:
         "edited": f"line {line} was edited",
         "removed": f"lines before line {line} were removed",
         "inserted": f"line {line} was inserted",
-        "reordered": f"line {line} stands in the wrong place",
+        "reordered": f"line {line} is in the wrong place",
         "truncated": f"the file was cut off before line {line}",
     }
     return f"{words[what]}: {why}"
@@ -181,7 +181,7 @@ class Links(Iterator[Link]):
         return Link(self.lines, True, line["number"], line["previous"], line["hash"])
 
     def count(self) -> None:
-        """Go to the end without looking."""
+        """Count the remaining lines without parsing them."""
         self.lines += sum(1 for _ in self._texts)
 
     def _read(self, path: Path, size: int) -> Iterator[bytes]:

@@ -29,7 +29,7 @@ from wardround.files import jsonable
 log = logging.getLogger(__name__)
 CHUNK = 64 * 1024
 WHAT_TO_DO = (
-    "Nothing leaves before somebody has looked: wardround egress verify says more. To begin a new ledger, "
+    "Nothing leaves until this is resolved; see: wardround egress verify. To start a new ledger, "
     "move egress.jsonl and egress.head.json aside, and keep them."
 )
 
@@ -76,7 +76,7 @@ class Ledger:
         )
 
     def add(self, entry: Mapping[str, Any]) -> dict[str, Any]:
-        """Add a line and bring it to the disk; number, time and the chain are filled in."""
+        """Add a line and sync it to disk; number, time and the chain are filled in."""
         with self._locked() as file:
             last = self._last(file)
             line = {
@@ -111,13 +111,13 @@ class Ledger:
         except OSError as error:
             os.ftruncate(file, before)
             raise LedgerError(
-                f"{self.path} cannot be written ({error.strerror}), so nothing leaves. Make room or mend the "
-                "disk."
+                f"{self.path} cannot be written ({error.strerror}), so nothing leaves. Free some space or "
+                "repair the disk."
             ) from None
 
     @contextmanager
     def _locked(self) -> Iterator[int]:
-        """The open file, with nobody else writing."""
+        """The open file, under its lock."""
         try:
             file = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
@@ -147,7 +147,7 @@ class Ledger:
         raise LedgerError(f"{self.path}: {describe_difference(found, kept)} {WHAT_TO_DO}")
 
     def _heal(self, file: int) -> None:
-        """Move a last line without its end aside: its message never left."""
+        """Move an incomplete last line aside: its message never left."""
         size = os.fstat(file).st_size
         piece = read_tail(file, size)
         if not piece:
@@ -159,7 +159,7 @@ class Ledger:
             os.fsync(kept.fileno())
         os.ftruncate(file, size - len(piece))
         os.fsync(file)
-        log.warning("%s ended in the middle of a line, as after a crash; moved to %s", self.path, aside.name)
+        log.warning("%s ended in an incomplete line, as after a crash; moved to %s", self.path, aside.name)
 
 
 def damaged_path(path: Path) -> Path:
@@ -176,7 +176,7 @@ def describe_coding(facts: Mapping[str, Any]) -> str:
 
 
 def sync_folder(folder: Path) -> None:
-    """Bring a new file's name to the disk."""
+    """Sync a new file's directory entry to disk."""
     opened = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(opened)
@@ -185,7 +185,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def read_tail(file: int, end: int) -> bytes:
-    """What stands between the last line break before `end` and `end`, read from behind."""
+    """The bytes between the last line break before `end` and `end`, read backwards."""
     piece, start = b"", end
     while start > 0 and b"\n" not in piece:
         step = min(CHUNK, start)

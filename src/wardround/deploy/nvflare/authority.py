@@ -67,8 +67,8 @@ class Authority:
             if known.get(name) != value:
                 raise ConfigError(
                     f"{folder.parent} holds the kits of a project whose {name} is {known.get(name)!r}; "
-                    f"project.yaml says {value!r}. Kits that are out there would no longer fit: put it back, "
-                    "or provision into another folder and send every kit anew."
+                    f"project.yaml says {value!r}. Kits already sent would no longer work: restore it, "
+                    "or provision into another folder and send every kit again."
                 )
         return cls(folder, project_id, certificate, key, facts, issued)
 

@@ -28,10 +28,10 @@ log = logging.getLogger(__name__)
 
 
 def write_run_report(folder: Path) -> None:
-    """The run's page, also where nobody watches; a run that went well is not spoilt by one that fails."""
+    """Write report.html; a run that is done stays done if that fails."""
     try:
         write_report([folder])
-    except Exception:  # the run is done and safe; whatever is wrong is the page's alone, and logged in full
+    except Exception:  # the run is done and safe; the reason is logged in full
         log.warning("the report could not be written; try: wardround report %s", folder, exc_info=True)
 
 

@@ -23,7 +23,7 @@ SLOT = "wardround.slot"  # a hospital asks before it sends a large reply
 
 
 def write_job(folder: Path, *, name: str, args: Mapping[str, Any]) -> Path:
-    """A job folder for FLARE: for every hospital that is connected, and it may begin with one.
+    """A job folder for FLARE: for every connected hospital; one is enough to start.
 
     args: what the run needs on the server (names, resume, the configuration), plain JSON. They stay beside
     the job, on the organiser's machine; the job, which goes to every hospital, has only their number.

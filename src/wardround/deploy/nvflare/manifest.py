@@ -14,7 +14,7 @@ MANIFEST_SCHEMA = "wardround-manifest-1"
 
 
 def write_manifest(kit: Kit, authority: Authority) -> None:
-    """Checksums of all that must not change, signed; keys are held against their certificates instead."""
+    """Checksums of all that must not change, signed; keys are checked against their certificates instead."""
     own = (kit.site_file, kit.folder / "manifest.json")
     files = {
         path.relative_to(kit.folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()

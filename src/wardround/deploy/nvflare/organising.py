@@ -1,4 +1,4 @@
-"""The organiser's commands: hand a run to the server, follow it, ask how it is, stop it."""
+"""The organiser's commands: submit a run, follow it, query it, stop it."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def choose_hospitals(
 
 
 def refuse_running(session: Session, config: Config) -> None:
-    """A second job for a run that goes on would wait without a word, and then be turned away."""
+    """A second job for a run in progress would wait silently, and then be refused."""
     facts = read_live(config.folder)
     if facts is None or facts.get("state") in FINAL:
         return
@@ -154,13 +154,13 @@ def refuse_running(session: Session, config: Config) -> None:
         return
     name, kit = config.folder.name, session.kit
     raise ConfigError(
-        f"run '{name}' goes on. See it with: wardround status --watch --kit {kit}; end it first with: "
+        f"run '{name}' is in progress. See it with: wardround status --watch --kit {kit}; end it first with: "
         f"wardround stop {name} --kit {kit}"
     )
 
 
 def refuse_unknown(names: Sequence[str], connected: Collection[str]) -> None:
-    """A run would wait for a hospital that nobody has heard of, and then fail or go on without it."""
+    """A run would wait for a hospital that never connects, and then fail or continue without it."""
     away = [name for name in names if name not in connected]
     if away:
         here = ", ".join(sorted(connected)) or "none"
@@ -197,10 +197,10 @@ def submit(
 
 
 def load_stored_config(kit: Kit, name: str) -> Config:
-    """The configuration of a run that the organiser has begun."""
+    """The configuration of a run in the organiser's kit."""
     folder = kit.runs / file_name(name)
     if not (folder / "config.yaml").exists():
         runs = sorted(path.parent.name for path in kit.runs.glob("*/config.yaml"))
-        known = f" There are: {', '.join(runs)}." if runs else " There is none yet."
+        known = f" Its runs: {', '.join(runs)}." if runs else " It has none yet."
         raise ConfigError(f"{kit.folder} has no run '{name}'.{known}")
     return load_config(folder / "config.yaml").model_copy(update={"output": folder.absolute()})

@@ -86,7 +86,7 @@ def _find_processes(kit: Path) -> list[Any]:
     for process in psutil.process_iter():
         try:
             marked = process.environ().get(KIT) == str(kit) and PARENT in process.environ()
-        except (psutil.Error, OSError):  # somebody else's, or just gone
+        except (psutil.Error, OSError):  # another user's, or just gone
             continue
         if marked and process.pid != os.getpid():
             found.append(process)
@@ -158,7 +158,7 @@ class Processes:
 
     def start(self) -> None:
         if not (self.kit / "flare" / "startup").is_dir():
-            raise ConfigError(f"{self.kit}: no flare/startup in this kit. Is it a whole kit?")
+            raise ConfigError(f"{self.kit} has no flare/startup folder. Unpack the kit again.")
         self._lock()
         end(_find_processes(self.kit))  # what a supervisor that was killed may have left a moment ago
         try:
@@ -210,7 +210,7 @@ class Processes:
             child.wait(timeout=GRACE_SECONDS)
 
     def _lock(self) -> None:
-        """One supervisor for each kit: two would register the same hospital in turns, for ever."""
+        """One supervisor for each kit: two would displace each other for ever."""
         path = self.kit / "state" / "process.lock"
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -285,7 +285,7 @@ class Processes:
 
 
 def free_ports(count: int) -> list[int]:
-    """Different ports of this machine that nobody listens on."""
+    """Different free ports of this machine."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for each in sockets:

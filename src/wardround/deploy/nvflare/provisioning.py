@@ -47,7 +47,7 @@ def provision(
     """Make the kits that are missing, and give those of the project that are in the folder.
 
     bind: "127.0.0.1" lets the server listen on this machine alone, as in a rehearsal. renew: names whose
-    kit was lost or ran out and is made anew; the old folder must have been moved away. A kit that was made
+    kit was lost or expired and is made again; the old folder must have been moved away. A kit that was made
     before is otherwise never made again, whether it still lies here or was sent.
     """
     check_bind(bind)

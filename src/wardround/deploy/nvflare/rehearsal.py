@@ -1,6 +1,6 @@
 """The whole deployment on one machine: a server and one process for each hospital, with mutual TLS.
 
-    <run>/rehearsal/kits/            made anew every time; a hospital's state stays for --resume
+    <run>/rehearsal/kits/            made again every time; a hospital's state stays for --resume
       organiser/ north/ east/ ...    logs in flare/, what each hospital remembers and sent in state/
 
 Everything listens on 127.0.0.1 alone.
@@ -37,7 +37,7 @@ LOOPBACK = "127.0.0.1"
 def rehearsal(
     config: Config, *, resume: bool, overwrite: bool, say: Callable[[str], None]
 ) -> Iterator[Submission]:
-    """Start everything, hand the run over, and end everything with the block."""
+    """Start everything, submit the run, and end everything with the block."""
     refuse_pooled(config)
     check_folder(config, resume, overwrite)
     if config.data.folders is not None:
@@ -81,7 +81,7 @@ def claim_folder(run: Path) -> Iterator[None]:
     with lock:
         if not try_lock(lock):
             raise ConfigError(
-                f"a rehearsal goes on in {run} already. Wait for its end, or write elsewhere with --set "
+                f"a rehearsal is already running in {run}. Wait for its end, or write elsewhere with --set "
                 "output=..."
             )
         yield

@@ -42,7 +42,7 @@ def from_shareable(shareable: Shareable) -> Parcel:
     try:
         return Parcel.read(text, join_arrays(pieces, plan))
     except (ParcelError, LookupError, TypeError, AttributeError, OverflowError) as error:
-        raise ValueError(f"not a whole parcel: {error}") from None
+        raise ValueError(f"not a complete parcel: {error}") from None
 
 
 def split_arrays(arrays: Mapping[str, Array]) -> tuple[dict[str, Array], list[dict[str, Any]]]:
@@ -68,7 +68,7 @@ def join_arrays(pieces: dict[str, Array], plan: list[dict[str, Any]]) -> dict[st
         keys, shape = entry["pieces"], tuple(int(length) for length in entry["shape"])
         first = pieces[keys[0]]
         if math.prod(shape) != sum(pieces[key].size for key in keys):
-            raise ValueError("its pieces do not make its arrays")
+            raise ValueError("its pieces do not add up to its arrays")
         if len(keys) == 1:
             arrays[str(entry["name"])] = pieces.pop(keys[0]).reshape(shape)
             continue
@@ -82,7 +82,7 @@ def join_arrays(pieces: dict[str, Array], plan: list[dict[str, Any]]) -> dict[st
             place += piece.size
         arrays[str(entry["name"])] = whole.reshape(shape)
     if pieces:
-        raise ValueError("it has pieces of nothing")
+        raise ValueError("it has pieces that belong to no array")
     return arrays
 
 

@@ -70,7 +70,7 @@ LOG_HANDLERS = ("logFileHandler", "errorFileHandler")
 
 @contextlib.contextmanager
 def build_workspaces(project: Project, authority: Authority) -> Iterator[dict[str, Path]]:
-    """What the engine itself would give each participant, without certificates and without a word."""
+    """Build what the engine itself would give each participant, without certificates and without output."""
     where = project.organiser
     participants = [
         Participant(
@@ -99,7 +99,7 @@ def build_workspaces(project: Project, authority: Authority) -> Iterator[dict[st
 
 
 def get_engine_log() -> logging.Logger:
-    """The engine's own words, for those who ask with --debug."""
+    """The engine's own messages, shown with --debug."""
     spoken = logging.getLogger(f"{__name__}.engine")
     spoken.setLevel(logging.WARNING)
     return spoken
@@ -164,7 +164,7 @@ def make_hospital_resources(made: Path) -> dict[str, Any]:
 
 
 def limit_logs(values: dict[str, Any]) -> dict[str, Any]:
-    """Two small files in the workspace, nothing on the terminal."""
+    """Log into two small files in the workspace, nothing on the terminal."""
     handlers = {name: values["handlers"][name] for name in LOG_HANDLERS}
     for handler in handlers.values():
         handler.update(maxBytes=LOG_BYTES, backupCount=LOG_FILES)

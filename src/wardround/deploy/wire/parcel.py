@@ -46,7 +46,7 @@ class Parcel:
     def read(cls, text: str, arrays: Mapping[str, Array]) -> Parcel:
         """A parcel whose header came as text."""
         if not isinstance(text, str) or len(text) > MAX_HEADER_CHARACTERS:
-            raise ParcelError("the message's header is no text, or one of more than 64 MiB.")
+            raise ParcelError("the message's header is not text, or is longer than 64 MiB.")
         try:
             return cls(json.loads(text), arrays)
         except (ValueError, RecursionError):
@@ -97,7 +97,7 @@ def as_plain(value: Any, where: str = "the header", depth: int = 0) -> Any:
         return float(value)
     if isinstance(value, int):
         if abs(value) >= 2**64:
-            raise ParcelError(f"{where} holds a whole number of more than 64 bits.")
+            raise ParcelError(f"{where} holds an integer of more than 64 bits.")
         return int(value)
     if isinstance(value, list | tuple):
         return [as_plain(item, where, depth + 1) for item in value]
@@ -110,7 +110,7 @@ def as_plain(value: Any, where: str = "the header", depth: int = 0) -> Any:
 
 
 def show(value: Any) -> str:
-    """A stranger's value for a sentence: short, on one line, nothing but printable characters."""
+    """An untrusted value for a message: short, on one line, printable characters only."""
     text = ascii(value)
     text = text[1:-1] if isinstance(value, str) else text
     return text if len(text) <= 80 else text[:77] + "..."

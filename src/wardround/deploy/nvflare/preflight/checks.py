@@ -16,7 +16,7 @@ NEW_KIT = "Ask the organiser for a new kit (wardround provision --renew)."
 
 @dataclass(frozen=True)
 class Check:
-    """What was looked at, how it is, and what to do."""
+    """What was checked, its state, and what to do."""
 
     name: str
     state: State

@@ -39,7 +39,7 @@ def check_name(context: PreflightContext) -> str:
     if not found:
         why = trouble[0] if trouble else f"no answer within {context.timeout:g} s"
         raise CheckFailed(
-            f"the name {kit.server} is not known here ({why}).",
+            f"the name {kit.server} cannot be resolved here ({why}).",
             "Ask your network department (DNS), or the organiser whether the name is right.",
         )
     return f"{kit.server} is {found[0]}"
@@ -85,7 +85,7 @@ def check_tls(context: PreflightContext) -> str:
         raise explain_refusal(where, error) from None
     except TimeoutError:
         raise CheckFailed(
-            f"{where} takes connections but does not speak TLS (no answer within {context.timeout:g} s).",
+            f"{where} accepts connections but does not speak TLS (no answer within {context.timeout:g} s).",
             "Ask the organiser whether another program uses the port; look for a proxy on the way.",
         ) from None
     except OSError as error:
@@ -98,7 +98,7 @@ def check_tls(context: PreflightContext) -> str:
 def probe_server(connection: ssl.SSLSocket, where: str, context: PreflightContext) -> bytes:
     """What the server says to a request it does not know; empty if it listens and says nothing.
 
-    A server looks at our certificate after the handshake has ended for us, so a refusal comes now.
+    A server checks our certificate after the handshake has ended for us, so a refusal comes now.
     """
     answer = b""
     try:

@@ -53,7 +53,7 @@ def check_kit(context: PreflightContext) -> Check | str:
         public.verify(signature, encode_manifest(kit.project_id, kit.name, files), SIGNATURE, hashes.SHA256())
     except InvalidSignature:
         raise CheckFailed(
-            f"{kit.folder}/manifest.json does not have the signature of the project's authority.", again
+            f"{kit.folder}/manifest.json is not signed by the project's authority.", again
         ) from None
     changed = []
     for name, digest in files.items():
@@ -71,7 +71,9 @@ def check_kit(context: PreflightContext) -> Check | str:
         raise CheckFailed(f"{kit.folder / min(lost)} is missing.", again)
     refuse_older(kit)
     if changed:
-        return warn(f"changed since the kit was made: {', '.join(changed)}", "See that you changed it.")
+        return warn(
+            f"changed since the kit was made: {', '.join(changed)}", "Check that this change is yours."
+        )
     return (
         f"{kit.role} '{kit.name}' of project '{kit.project}', {len(files)} files as signed; "
         f"authority {format_fingerprint(authority)}"
@@ -125,12 +127,12 @@ def check_certificates(context: PreflightContext) -> Check | str:
         ends.append(check_dates(path, certificate, context.now))
     left = min(ends) - context.now
     if left < SOON:
-        return warn(f"good for {left.days} more days, until {format_day(min(ends))}", NEW_KIT)
-    return f"good until {format_day(min(ends))}"
+        return warn(f"valid for {left.days} more days, until {format_day(min(ends))}", NEW_KIT)
+    return f"valid until {format_day(min(ends))}"
 
 
 def shorten_error(error: Exception) -> str:
-    """Why a file cannot be read, in short; OpenSSL's reasons go on with advice for programmers."""
+    """Why a file cannot be read, without OpenSSL's advice for programmers."""
     if isinstance(error, OSError) and error.strerror:
         return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
     return str(error).partition(". See ")[0]
