@@ -272,7 +272,7 @@ class TestStatusAndStop:
     ("change", "words"),
     [
         ({"data": {"folders": {"root": "scans", "size": [64, 64]}}}, "hospitals read a federation.yaml"),
-        ({"method": {"name": "centralised"}}, "puts all cases in one place"),
+        ({"method": {"name": "centralised"}}, "pools all cases in one place"),
     ],
 )
 def test_rehearse_refuses_what_hospitals_could_not_do(

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from pytest import LogCaptureFixture, MonkeyPatch, fixture, mark, raises
 
-from wardround.deploy.ledger import Ledger, LedgerError, chain, find, head_path, read, verify, writing
-from wardround.deploy.ledger.chain import encode_line
+from wardround.deploy.ledger import Ledger, LedgerError, find, head_path, read, verify, writing
+from wardround.deploy.ledger.writing import encode_line
 from wardround.deploy.wire import pack
 from wardround.errors import ConfigError
 from wardround.messages import Message
@@ -165,7 +165,7 @@ def test_two_processes_never_interleave(tmp_path: Path) -> None:
 
 
 def test_waiting_for_a_lock_has_an_end(path: Path, monkeypatch: MonkeyPatch) -> None:
-    monkeypatch.setattr(chain, "LOCK_SECONDS", 0.05)
+    monkeypatch.setattr(writing, "LOCK_SECONDS", 0.05)
     book = Ledger(path)
     with book._locked(), raises(LedgerError, match="locked by another process"):
         book.add(entry(9))

@@ -105,7 +105,7 @@ def test_every_method_runs_a_round_at_hospitals(name: str, tmp_path: Path) -> No
 
 
 def test_a_method_that_pools_cases_is_refused(tmp_path: Path) -> None:
-    with raises(ConfigError, match="puts all cases in one place"):
+    with raises(ConfigError, match="pools all cases in one place"):
         conducted(Loopback(tmp_path / "sites"), tmp_path / "run", **method("centralised"))
 
 

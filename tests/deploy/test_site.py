@@ -21,8 +21,8 @@ from wardround.clients.sync_state import SyncState
 from wardround.deploy import ledger
 from wardround.deploy.agreement import make_hospital_config
 from wardround.deploy.ledger import LedgerError
-from wardround.deploy.site import Site
-from wardround.deploy.site_file import SiteFile, choose_device
+from wardround.deploy.site import Site, choose_device
+from wardround.deploy.site_file import SiteFile
 from wardround.deploy.wire import Parcel, pack, unpack
 from wardround.engine.checkpoint import MemoryStore
 from wardround.engine.host import build_model

@@ -17,7 +17,7 @@ from pytest import fixture, mark, raises
 
 from wardround.config import TrafficSettings
 from wardround.deploy.wire import Parcel, ParcelError, pack, unpack
-from wardround.deploy.wire.parcel import SCHEMA, TYPES, compute_sha256
+from wardround.deploy.wire.packing import SCHEMA, TYPES, compute_sha256
 from wardround.messages import Message
 from wardround.params import Params
 

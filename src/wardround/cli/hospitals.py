@@ -148,12 +148,7 @@ def submit(
         checked = load_config(stored, set_ or []).model_copy(update={"output": stored.output})
     else:
         checked = organising.place_at_organiser(load_config(Path(str(config)), set_ or []), opened)
-        if (checked.folder / "config.yaml").exists() and not overwrite:
-            raise ConfigError(
-                f"{checked.folder} already holds a run. Continue it with: wardround submit --resume "
-                f"{checked.folder.name} --kit {opened.folder}; replace it with --overwrite; or give this one "
-                "a name of its own: --set name=..."
-            )
+        organising.refuse_second(checked, opened, overwrite)
     say = make_speaker(quiet or json_)
     with open_session(opened) as session:
         organising.refuse_running(session, checked)

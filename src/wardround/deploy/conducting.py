@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from wardround.config import Config
-from wardround.data.federation import Federation
 from wardround.data.roles import NOT_HOSPITALS, PROXY
 from wardround.deploy.agreement import agree_on_federation, check_networks
 from wardround.deploy.live_file import Live
@@ -61,7 +60,8 @@ def conduct(
                 pictures_at=pictures_at,
             )
             remote.register()
-            federation = with_proxy(config, agree_on_federation(remote.facts, remote.hospitals))
+            federation = agree_on_federation(remote.facts, remote.hospitals)
+            federation = replace(federation, proxy=config.data.proxy)
             check_networks(config, federation, remote.hospitals)
             experiment = Experiment(config, hospitals=remote, federation=federation)
             if on_experiment is not None:
@@ -97,7 +97,7 @@ def check_names(names: Sequence[str]) -> None:
     """Every hospital once, and under a name that is not one of ours."""
     for name in names:
         if names.count(name) > 1:
-            raise ConfigError(f"hospital '{name}' is named twice. Every hospital has a name of its own.")
+            raise ConfigError(f"hospital '{name}' is named twice. Every hospital needs a name of its own.")
         if not name or name in NOT_HOSPITALS:
             raise ConfigError(f"'{name}' cannot be the name of a hospital.")
 
@@ -107,11 +107,10 @@ def count_rounds_done(folder: Path) -> int:
 
 
 def refuse_pooled(config: Config) -> None:
-    method = build_method(config)
-    if method.pooled:
+    if build_method(config).pooled:
         raise ConfigError(
-            f"method '{config.method.get('name')}' puts all cases in one place, which hospitals do not allow."
-            " Use it with wardround train on cases you may have."
+            f"method '{config.method.get('name')}' pools all cases in one place, which hospitals do not "
+            "allow. Use it with wardround train, on cases you hold yourself."
         )
 
 
@@ -136,10 +135,6 @@ def open_own_client(config: Config) -> InProcess | None:
         )
     host = Host(config, config.folder / "clients", [PROXY])
     return InProcess(host, Spilling(config.folder / "exchange" / "own"))  # not among hospitals' replies
-
-
-def with_proxy(config: Config, federation: Federation) -> Federation:
-    return replace(federation, proxy=config.data.proxy)
 
 
 def find_rehearsed_pictures(kits: Path, folder: Path, name: str) -> Path:

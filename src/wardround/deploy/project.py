@@ -34,6 +34,12 @@ LONGEST_HOST = 64  # it is the common name of a certificate
 RESERVED = frozenset({"organiser", "organizer", "server", "admin", "relay", "all", *NOT_HOSPITALS})
 
 
+def check_name(value: str) -> str:
+    if not NAME.fullmatch(value):
+        raise ValueError(f"'{value[:80]}' is not a valid name; use {NAME_RULE}")
+    return value
+
+
 def check_organisation(value: str) -> str:
     if value and not ORGANISATION.fullmatch(value):
         raise ValueError(f"'{value}' is not a valid organisation; use up to 48 letters a-z, digits and _")
@@ -113,9 +119,7 @@ class Hospital(Settings):
     @field_validator("name")
     @classmethod
     def usable(cls, value: str) -> str:
-        if not NAME.fullmatch(value):
-            raise ValueError(f"'{value[:80]}' is not a valid name; use {NAME_RULE}")
-        if value.lower() in RESERVED:
+        if check_name(value).lower() in RESERVED:
             raise ValueError(f"a hospital cannot be called '{value}', a reserved name")
         return value
 
@@ -147,12 +151,7 @@ class Project(Settings):
             )
         return value
 
-    @field_validator("project")
-    @classmethod
-    def usable(cls, value: str) -> str:
-        if not NAME.fullmatch(value):
-            raise ValueError(f"'{value[:80]}' is not a valid name; use {NAME_RULE}")
-        return value
+    _name = field_validator("project")(check_name)
 
     @model_validator(mode="after")
     def different_names(self) -> Project:

@@ -26,8 +26,7 @@ from wardround.deploy.project import Project
 importorskip("nvflare")
 
 from wardround.deploy.nvflare import provisioning
-from wardround.deploy.nvflare.authority import Authority
-from wardround.deploy.nvflare.manifest import write_manifest
+from wardround.deploy.nvflare.authority import Authority, write_manifest
 from wardround.deploy.nvflare.preflight.checks import Check, CheckFailed, PreflightContext
 from wardround.deploy.nvflare.preflight.connection import check_tls
 from wardround.deploy.nvflare.preflight.sequence import find_failed, preflight

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import ipaddress
 import json
 import os
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -21,7 +22,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from wardround.deploy.kits import Kit
 from wardround.deploy.project import Project
 from wardround.errors import ConfigError
-from wardround.files import write_bytes
+from wardround.files import write_bytes, write_json
 
 ADMIN = "organiser@wardround.internal"  # the engine wants its administrator's name to look like an address
 AUTHORITY_DAYS = 3650
@@ -195,3 +196,25 @@ def write_private(path: Path, content: bytes) -> None:
         write_bytes(path, content)
     finally:
         os.umask(old)
+
+
+MANIFEST_SCHEMA = "wardround-manifest-1"
+
+
+def write_manifest(kit: Kit, authority: Authority) -> None:
+    """Checksums of all that must not change, signed; keys are checked against their certificates instead."""
+    own = (kit.site_file, kit.folder / "manifest.json")
+    files = {
+        path.relative_to(kit.folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(kit.folder.rglob("*"))
+        if path.is_file() and path.suffix != ".key" and path not in own
+    }
+    signature = authority.sign(encode_manifest(kit.project_id, kit.name, files))
+    manifest = {"schema": MANIFEST_SCHEMA, "files": files, "signature": signature}
+    write_json(kit.folder / "manifest.json", manifest)
+
+
+def encode_manifest(project_id: str, name: str, files: Mapping[str, str]) -> bytes:
+    """What is signed: the checksums, and whose kit they are of."""
+    plain = {"schema": MANIFEST_SCHEMA, "project_id": project_id, "name": name, "files": dict(files)}
+    return json.dumps(plain, sort_keys=True, separators=(",", ":")).encode()

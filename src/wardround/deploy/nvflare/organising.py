@@ -57,6 +57,16 @@ def place_at_organiser(config: Config, kit: Kit) -> Config:
     return make_paths_absolute(config.model_copy(update=changes))
 
 
+def refuse_second(config: Config, kit: Kit, overwrite: bool) -> None:
+    """A run of the same name is continued or replaced, never mixed with another."""
+    if (config.folder / "config.yaml").exists() and not overwrite:
+        raise ConfigError(
+            f"{config.folder} already holds a run. Continue it with: wardround submit --resume "
+            f"{config.folder.name} --kit {kit.folder}; replace it with --overwrite; or give this one a name "
+            "of its own: --set name=..."
+        )
+
+
 class Submission:
     """A run handed to the server."""
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -239,13 +240,7 @@ class Processes:
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as log:
             self.child = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    "wardround.deploy.nvflare.processes",
-                    self.role,
-                    str(self.kit / "flare"),
-                ],
+                [sys.executable, "-m", __name__, self.role, str(self.kit / "flare")],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -370,21 +365,15 @@ def main() -> int:
     else:
         from nvflare.private.fed.app.client import client_train as program
 
-        name = (chosen.flare / "startup" / "fed_client.json").read_text()
+        settings = json.loads((chosen.flare / "startup" / "fed_client.json").read_text())
         arguments.fed_client = "fed_client.json"
         arguments.set += [
-            f"uid={_site_name(name)}",
+            f"uid={settings['client']['fqsn']}",
             "org=wardround",
             f"heart_beat_interval={HEARTBEAT_SECONDS}",
         ]
     code = MainProcessMonitor.run(main_func=program.main, run_dir=arguments.workspace, args=arguments)
     return int(code or 0)
-
-
-def _site_name(text: str) -> str:
-    import json
-
-    return str(json.loads(text)["client"]["fqsn"])
 
 
 if __name__ == "__main__":

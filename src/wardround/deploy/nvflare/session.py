@@ -78,10 +78,6 @@ class Session:
         return {client.name: max(0.0, now - float(client.last_connect_time or 0)) for client in clients}
 
 
-def connect(kit: Path, seconds: float = CONNECT_SECONDS) -> Session:
-    return Session(kit, seconds)
-
-
 @contextlib.contextmanager
 def _explained(where: str) -> Iterator[None]:
     """Turn FLARE's errors into our messages."""

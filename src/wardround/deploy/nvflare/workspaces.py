@@ -34,6 +34,8 @@ from wardround.errors import ConfigError
 from wardround.files import write_json
 
 log = logging.getLogger(__name__)
+engine_log = log.getChild("engine")  # its own messages, shown with --debug
+engine_log.setLevel(logging.WARNING)
 SCHEME = "http"  # websockets over TLS
 LOCAL = "127.0.0.1"
 # The server's own components beside the engine's.
@@ -89,20 +91,13 @@ def build_workspaces(project: Project, authority: Authority) -> Iterator[dict[st
         engine = Provisioner(scratch, [WorkspaceBuilder(), StaticFileBuilder("config", scheme=SCHEME)])
         spoken = io.StringIO()
         with contextlib.redirect_stdout(spoken), contextlib.redirect_stderr(spoken):
-            made = engine.provision(FlareProject(project.project, "", participants), logger=get_engine_log())
+            made = engine.provision(FlareProject(project.project, "", participants), logger=engine_log)
         if made.get(CtxKey.BUILD_ERROR) or not made.get_result_location():
             log.debug(spoken.getvalue())
             raise ConfigError(f"NVIDIA FLARE could not make its part of the kits: {made.get_errors()}")
         place = Path(made.get_result_location())
         names = {"server": where.host, "admin": ADMIN} | {h.name: h.name for h in project.hospitals}
         yield {role: place / name for role, name in names.items()}
-
-
-def get_engine_log() -> logging.Logger:
-    """The engine's own messages, shown with --debug."""
-    spoken = logging.getLogger(f"{__name__}.engine")
-    spoken.setLevel(logging.WARNING)
-    return spoken
 
 
 def put_workspace(
@@ -124,19 +119,6 @@ def put_workspace(
         limit_logs(read_json(made / "local" / "log_config.json.default")),
     )
     write_json(folder / "local" / "resources.json", local)
-
-
-def describe_server(host: str, port: int, admin_port: int, authority: Authority) -> dict[str, Any]:
-    listens = authority.facts["bind"] or host
-    return {
-        "service": {"target": f"{listens}:{port}", "scheme": SCHEME},
-        "admin_host": LOCAL,
-        "admin_port": admin_port,
-    }
-
-
-def describe_admin(admin_port: int) -> dict[str, Any]:
-    return {"host": LOCAL, "port": admin_port}
 
 
 def make_server_resources(made: Path) -> dict[str, Any]:

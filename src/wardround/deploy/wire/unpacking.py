@@ -18,7 +18,7 @@ from wardround.clients.traffic import (
     decode,
     decompressed,
 )
-from wardround.deploy.wire.parcel import (
+from wardround.deploy.wire.packing import (
     ADDRESS,
     SCHEMA,
     TYPES,

@@ -15,9 +15,15 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.x509.oid import NameOID
 
 from wardround.deploy.kits import Kit
-from wardround.deploy.nvflare.authority import ADMIN, SIGNATURE, format_fingerprint, load_authority
+from wardround.deploy.nvflare.authority import (
+    ADMIN,
+    MANIFEST_SCHEMA,
+    SIGNATURE,
+    encode_manifest,
+    format_fingerprint,
+    load_authority,
+)
 from wardround.deploy.nvflare.job import REJOIN
-from wardround.deploy.nvflare.manifest import MANIFEST_SCHEMA, encode_manifest
 from wardround.deploy.nvflare.preflight.checks import (
     NEW_KIT,
     TIMEOUT,
