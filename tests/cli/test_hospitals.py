@@ -289,10 +289,12 @@ def test_rehearse_refuses_what_hospitals_could_not_do(
 class TestLine:
     """Whether a hospital is connected, as `join` tells it."""
 
-    def line(self, tmp_path: Path) -> join.Line:
-        return join.Line(Kit(tmp_path / "north", "north", "hospital", "demo", "ab12", "far", 8002, "0.1.0"))
+    def line(self, tmp_path: Path) -> join.ConnectionWatch:
+        return join.ConnectionWatch(
+            Kit(tmp_path / "north", "north", "hospital", "demo", "ab12", "far", 8002, "0.1.0")
+        )
 
-    def heard(self, line: join.Line, looks: str, monkeypatch: MonkeyPatch) -> list[str]:
+    def heard(self, line: join.ConnectionWatch, looks: str, monkeypatch: MonkeyPatch) -> list[str]:
         """What is said over some looks: + for a connection, - for none."""
         said = []
         for look in looks:

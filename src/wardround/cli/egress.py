@@ -50,7 +50,7 @@ def show(
             table = build_table(lines)
         except (AttributeError, TypeError, ValueError):  # edited by hand, and still JSON
             raise ledger.LedgerError(
-                f"{place} has a line that wardround did not write. Which: wardround egress verify {place}"
+                f"{place} has a line that wardround did not write. See: wardround egress verify {place}"
             ) from None
         print_table(table)
     else:

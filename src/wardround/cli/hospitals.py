@@ -48,7 +48,7 @@ def rehearse(
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """The whole deployment on this machine: a server and one process for each hospital, with mutual TLS."""
+    """Run the whole deployment on this machine: a server and a process per hospital, with mutual TLS."""
     configure_logging(debug, quiet or json_)
     require_engine(debug)
     from wardround.deploy.nvflare.rehearsal import rehearsal
@@ -132,7 +132,7 @@ def submit(
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Hand a run to the running server; the hospitals that are connected take part."""
+    """Submit a run to the running server; the hospitals that are connected take part."""
     configure_logging(debug, quiet or json_)
     require_engine(debug)
     from wardround.config_file import load_config
@@ -296,7 +296,7 @@ def is_still_running(session: Session | None, job: str) -> bool:
 
 
 def describe_absent(facts: dict[str, Any]) -> list[str]:
-    """Who takes no part, and why."""
+    """Which hospitals do not take part, and why."""
     return [f"without '{name}': {reason}" for name, reason in sorted((facts.get("away") or {}).items())]
 
 
@@ -309,7 +309,7 @@ def stop(
     now: Annotated[bool, typer.Option("--now", help="At once, not at the end of the round.")] = False,
     debug: Debug = False,
 ) -> None:
-    """End a run after its present round, with a checkpoint; it can be resumed."""
+    """End a run after its current round, with a checkpoint; it can be resumed."""
     configure_logging(debug, False)
     require_engine(debug)
     from wardround.deploy.kits import find_organisers_kit

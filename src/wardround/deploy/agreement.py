@@ -46,7 +46,7 @@ Lengths = tuple[Annotated[float, Field(gt=0, le=1e5, allow_inf_nan=False)], ...]
 
 
 class DataFacts(BaseModel):
-    """What a hospital says its cases are like, checked before anything is made of it."""
+    """What a hospital says its cases are like, checked before it is used."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -69,7 +69,7 @@ class DataFacts(BaseModel):
             if sides is not None and len(sides) != self.dimensions:
                 raise ValueError(f"{name} has {len(sides)} sides, not {self.dimensions}")
         if self.spacing is not None and {len(sides) for sides in self.spacing} != {self.dimensions}:
-            raise ValueError(f"spacing is not one of {self.dimensions} dimensions")
+            raise ValueError(f"spacing does not have {self.dimensions} dimensions")
         if any(not 0 <= value < self.num_classes for values in self.regions.values() for value in values):
             raise ValueError(f"regions name a class that is not among the {self.num_classes}")
         return self
@@ -253,7 +253,7 @@ def elsewhere(name: str) -> ClientData:
 
 
 def merge_seen(facts: Sequence[DataFacts]) -> Seen:
-    """What the scans of all hospitals are like: the usual of the usual, and the widest spacing."""
+    """The scans of all hospitals: the median of their median shapes, and the widest range of spacings."""
     shapes = [entry.shape for entry in facts if entry.shape]
     shape = tuple(int(median(sides)) for sides in zip(*shapes, strict=True)) if shapes else None
     patch = next((entry.patch for entry in facts if entry.patch), None)

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import IO
 
 from wardround.config import Config
 from wardround.data.roles import NOT_HOSPITALS, PROXY
 from wardround.deploy.agreement import agree_on_federation, check_networks
 from wardround.deploy.live_file import Live
+from wardround.deploy.lock_file import take_lock
 from wardround.deploy.remote import Channel, Remote
 from wardround.engine.experiment import Experiment, Outcome
 from wardround.engine.host import PICTURES, Host, InProcess, Spilling
 from wardround.engine.run_folder import check_folder
 from wardround.errors import ConfigError, WardroundError
-from wardround.files import file_name, try_lock, write_text
+from wardround.files import file_name, write_text
 from wardround.methods import build_method
 
 
@@ -79,22 +81,14 @@ def conduct(
     return outcome
 
 
-@contextmanager
-def claim(folder: Path) -> Iterator[None]:
+def claim(folder: Path) -> IO[str]:
     """One process at a time conducts a run; a second must not touch the first one's files."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / ".conducting").open("w")
-    except OSError as error:
-        raise ConfigError(f"output folder {folder} cannot be written: {error.strerror}.") from None
-    with lock:
-        if not try_lock(lock):
-            raise ConfigError(f"{folder} is in use by another process.")
-        yield
+    taken = f"{folder} is in use by another process."
+    return take_lock(folder / ".conducting", taken=taken, advice="Set another output.")
 
 
 def check_names(names: Sequence[str]) -> None:
-    """Every hospital once, and under a name that is not one of ours."""
+    """Every hospital once, and under a name that is not reserved."""
     for name in names:
         if names.count(name) > 1:
             raise ConfigError(f"hospital '{name}' is named twice. Every hospital needs a name of its own.")

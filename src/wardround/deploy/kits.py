@@ -161,7 +161,7 @@ def check_private(kit: Kit) -> None:
 
 
 def find_organisers_kit(path: Path | None) -> Kit:
-    """The kit named, or the one that is near: WARDROUND_KIT, this folder, kits/organiser."""
+    """The kit named, or the one nearby: WARDROUND_KIT, this folder, kits/organiser."""
     if path is not None:
         return open_kit(path, "organiser")
     if os.environ.get(KIT):

@@ -63,7 +63,7 @@ def is_host(value: str) -> bool:
 class Organiser(Settings):
     """The machine hospitals connect to.
 
-    port: the one port that must be open on it; admin_port: where `wardround submit` and `status` speak to
+    port: the one port that must be open on it; admin_port: where `wardround submit` and `status` talk to
     the server, on the organiser's machine alone; left out, the port after `port`.
     """
 
@@ -131,7 +131,7 @@ class Hospital(Settings):
 class Project(Settings):
     """A federation: its name, its organiser, its hospitals.
 
-    valid_days: how long certificates made now are good for.
+    valid_days: how long certificates made now are valid.
     """
 
     project: str
@@ -191,5 +191,5 @@ hospitals:                      # a name is the same everywhere: kit, certificat
   - north
   - {{name: south, organisation: South_Trust}}
 
-valid_days: 360                 # how long the certificates are good for
+valid_days: 360                 # how long the certificates are valid
 """

@@ -39,7 +39,7 @@ STATISTICS = ("running_mean", "running_var")  # as torch calls those of every no
 
 
 class Channel(Protocol):
-    """How parcels reach hospitals; every federated engine brings one."""
+    """How parcels reach hospitals; every federated engine provides one."""
 
     def alive(self) -> Mapping[str, float]:
         """Every hospital that was heard from, and how many seconds ago."""
@@ -55,7 +55,7 @@ class Channel(Protocol):
 
 
 class Remote:
-    """A transport to hospitals: every request carries all it needs, so a hospital may die and come back.
+    """A transport to hospitals: every request carries all it needs, so a hospital may crash and rejoin.
 
     names: the hospitals of the run; own: the client on the organiser's machine, where a method has one;
     pictures_at: where clients' folders are, if on this machine (a rehearsal); facts, hospitals: what those
@@ -94,7 +94,7 @@ class Remote:
     # Registration
 
     def register(self) -> list[Registration]:
-        """Ask every hospital of the run what it has; those that do not answer take no part."""
+        """Ask every hospital of the run what it has; those that do not answer do not take part."""
         if self._registered:
             return list(self._registered.values())
         present = self._wait_for(self.names, len(self.names), "register", -1)

@@ -24,7 +24,7 @@ LONGEST = 200  # characters of a name that a refusal repeats
 
 
 class Rules:
-    """A hospital's rules at work; clock: its local time."""
+    """A hospital's rules, applied; clock: its local time."""
 
     def __init__(self, site: SiteFile, clock: Callable[[], datetime] = datetime.now) -> None:
         self.site = site
@@ -41,7 +41,7 @@ class Rules:
     ) -> str | None:
         """Why this request is not answered, or None.
 
-        config: the run's settings, where the request brings them. As plain values they can be judged before
+        config: the run's settings, where the request has them. As plain values they can be judged before
         they are parsed, which is what keeps a network from being imported that was never allowed.
         """
         return (
@@ -62,7 +62,7 @@ class Rules:
         return self.too_large("answer", num_bytes)
 
     def too_few(self, num_train: int) -> str | None:
-        """Why a hospital with so many training cases takes no part, or None."""
+        """Why a hospital with this many training cases does not take part, or None."""
         if num_train >= self.site.min_cases:
             return None
         return (
@@ -122,7 +122,7 @@ class Rules:
         return f"this hospital is in its quiet hours; they end at {when}"
 
     def too_large(self, what: str, count: int) -> str | None:
-        """Why a request or an answer of so many bytes is refused, or None."""
+        """Why a request or an answer of this many bytes is refused, or None."""
         if count <= self.site.largest_message:
             return None
         return (

@@ -270,7 +270,7 @@ def _round(value: Any) -> int:
 
 
 def _version(folder: Path) -> str:
-    """A word for the memory files as they are; it changes when one is written."""
+    """A hash of the memory files' times; it changes when one is written."""
     files = sorted((path.name, path.stat().st_mtime_ns) for path in folder.glob("memory-*.safetensors"))
     return hashlib.sha256(json.dumps(files).encode()).hexdigest()[:16]
 

@@ -61,4 +61,4 @@ def test_a_rehearsal_cannot_be_written_into_a_file(
 
     code, _, err = call(monkeypatch, capsys, "rehearse", str(tmp_path / "run.yaml"))
 
-    assert code == 2 and "cannot hold a run" in err and (tmp_path / "run").read_text() == "mine"
+    assert code == 2 and ".lock cannot be written" in err and (tmp_path / "run").read_text() == "mine"

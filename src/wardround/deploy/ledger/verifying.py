@@ -1,4 +1,4 @@
-"""Verifying the chain: the first line that was edited, removed, inserted, reordered or truncated."""
+"""Finding a ledger, reading it, and verifying its chain: what was edited, removed, inserted or cut off."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Link:
-    """What the chain needs of a line; intact: whether its own hash is right."""
+    """One line as part of the chain; intact: whether its own hash is right."""
 
     place: int
     intact: bool
@@ -127,7 +127,7 @@ class Link:
 
 
 def verify(path: Path) -> Verdict:
-    """Follow the chain from the first line to the last; the file is read once and never held in memory."""
+    """Check the chain from the first line to the last; the file is read once and never held in memory."""
     path = Path(path)
     if is_organisers(path):
         raise ConfigError(

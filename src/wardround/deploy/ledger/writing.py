@@ -1,4 +1,9 @@
-"""Writing the ledger: one line a message, on the disk before the message leaves."""
+"""Writing the ledger: one line a message, on the disk before the message leaves.
+
+A line is canonical JSON (keys sorted, no spaces, ASCII) with its hash last. The hash is the SHA-256 of the
+line without it; `previous` is the hash of the line before, 64 zeros in the first. egress.head.json beside the
+ledger holds the number of lines and the last hash, so that lines cut off at the end are noticed too.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +48,7 @@ def head_path(path: Path) -> Path:
 
 
 def encode_line(line: Mapping[str, Any]) -> bytes:
-    """The one way to write a line."""
+    """The canonical bytes of a line."""
     return json.dumps(line, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
 
 
@@ -111,7 +116,7 @@ WHAT_TO_DO = (
 
 
 class Ledger:
-    """The ledger of one hospital; opening it heals what a crash leaves behind, and refuses anything else.
+    """The ledger of one hospital; opening it repairs what a crash leaves behind, and refuses anything else.
 
     Several processes may hold one: each line is written under a lock, behind whatever line is last by then.
     """
@@ -165,7 +170,7 @@ class Ledger:
             line["hash"] = hashlib.sha256(text).hexdigest()
             whole = text[:-1] + f',"hash":"{line["hash"]}"}}\n'.encode()
             self._write(file, whole)
-            write_head(self.path, LedgerHead(last.lines + 1, line["hash"]))  # a crash before it is healed
+            write_head(self.path, LedgerHead(last.lines + 1, line["hash"]))  # a crash before this is repaired
         return line
 
     @property
@@ -207,8 +212,8 @@ class Ledger:
             os.close(file)
 
     def _last(self, file: int) -> LedgerHead:
-        """Where the chain ends by the last line alone; heals a crash, refuses anything else."""
-        self._heal(file)
+        """Where the chain ends by the last line alone; repairs a crash, refuses anything else."""
+        self._repair(file)
         text = read_last_line(file)
         line = None if text is None else parse_sealed(text)
         if text is not None and line is None:
@@ -222,7 +227,7 @@ class Ledger:
             return found
         raise LedgerError(f"{self.path}: {describe_difference(found, kept)} {WHAT_TO_DO}")
 
-    def _heal(self, file: int) -> None:
+    def _repair(self, file: int) -> None:
         """Move an incomplete last line aside: its message never left."""
         size = os.fstat(file).st_size
         piece = read_tail(file, size)

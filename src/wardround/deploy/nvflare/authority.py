@@ -1,4 +1,4 @@
-"""The project's certificate authority: keys, certificates and signatures."""
+"""The project's certificate authority: keys, certificates, and the signed manifest of a kit's files."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Authority:
 
     @classmethod
     def open(cls, folder: Path, project: Project, bind: str | None) -> Authority:
-        """The one that is there, if it is of the same project and place; else a new one."""
+        """The existing one, if it belongs to the same project and address; else a new one."""
         facts = {
             "project": project.project,
             "host": project.organiser.host,
@@ -139,7 +139,7 @@ def start_certificate(
     valid: timedelta,
     start: datetime | None = None,
 ) -> x509.CertificateBuilder:
-    """What every certificate says."""
+    """The fields that every certificate has."""
     start = start or datetime.now(UTC) - BACKDATED
     ids = x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key())
     return (
@@ -182,7 +182,7 @@ def load_authority(kit: Kit) -> x509.Certificate:
 
 
 def read_issued(folder: Path) -> tuple[x509.Certificate, list[str]]:
-    """The authority that made the kits of a folder, and everybody it ever made one for."""
+    """The authority that made the kits of a folder, and all names it ever made one for."""
     known = json.loads((folder / ".authority" / "project.json").read_text(encoding="utf-8"))
     return x509.load_pem_x509_certificate((folder / ".authority" / "ca.pem").read_bytes()), list(
         known["issued"]

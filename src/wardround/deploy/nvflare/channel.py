@@ -50,7 +50,7 @@ class Letter:
 
 @dataclass
 class ClosedLetter:
-    """A request that nobody waits for any more; reported: whether its late reply is among the strays."""
+    """A request whose reply is no longer awaited; reported: whether its late reply is among the strays."""
 
     hospital: str
     answered: bool
@@ -121,9 +121,9 @@ class Mailbox:
         return letter
 
     def may_send(self, letter_id: str) -> bool:
-        """Whether the large reply to this letter may come now: one at a time, and nobody waits for the dead.
+        """Whether the large reply to this letter may come now; a silent hospital loses its turn.
 
-        A reply that is no longer wanted may try; FLARE then turns it away.
+        A reply that is no longer wanted may try; FLARE then rejects it.
         """
         now = time.monotonic()
         with self._lock:

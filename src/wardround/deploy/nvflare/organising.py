@@ -30,7 +30,7 @@ MOST_UNANSWERED = 2  # questions in a row
 
 
 def make_paths_absolute(config: Config) -> Config:
-    """The same configuration with paths that hold in every process of this machine."""
+    """The same configuration with paths that are valid in every process of this machine."""
     data, model = config.data, config.model
     changes: dict[str, Any] = {"output": config.folder.absolute()}
     if data.federation is not None:
@@ -68,7 +68,7 @@ def refuse_second(config: Config, kit: Kit, overwrite: bool) -> None:
 
 
 class Submission:
-    """A run handed to the server."""
+    """A run submitted to the server."""
 
     def __init__(self, session: Session, config: Config, job: str) -> None:
         self.config = config
@@ -85,7 +85,7 @@ class Submission:
     def stop(self) -> None:
         """Let the run end after this round, with a checkpoint; before the first one, at once.
 
-        The request goes out with the next look: a process that is just starting would not hear it.
+        The request goes out with the next poll: a process that is just starting would miss it.
         """
         self._stop_wanted = True
 
@@ -93,7 +93,7 @@ class Submission:
         facts = read_live(self.config.folder)
         if facts is None or facts.get("job") != self.job or not is_past_registering(facts):
             raise KeyboardInterrupt  # there is no round to finish
-        with contextlib.suppress(WardroundError):  # busy: asked again with the next look
+        with contextlib.suppress(WardroundError):  # busy: asked again with the next poll
             self._session.command(self.job, "stop")
             self._stop_wanted = False
 
@@ -189,7 +189,7 @@ def submit(
     overwrite: bool = False,
     kits: Path | None = None,
 ) -> Submission:
-    """Hand a run to the server. kits: of all hospitals, where they are on this machine (a rehearsal)."""
+    """Submit a run to the server. kits: of all hospitals, where they are on this machine (a rehearsal)."""
     refuse_pooled(config)
     check_folder(config, resume, overwrite)
     args = {

@@ -28,8 +28,8 @@ from types import TracebackType
 from typing import IO, Any, Literal
 
 from wardround.deploy.kits import KIT, SITE
+from wardround.deploy.lock_file import take_lock
 from wardround.errors import ConfigError, WardroundError
-from wardround.files import try_lock
 
 Role = Literal["server", "client"]
 HEARTBEAT_SECONDS = 2  # FLARE waits in steps of two seconds
@@ -95,7 +95,7 @@ def _find_processes(kit: Path) -> list[Any]:
 
 
 def end(processes: Iterable[Any]) -> None:
-    """At once, without asking."""
+    """Kill processes at once."""
     import psutil
 
     remaining = list(processes)
@@ -120,8 +120,8 @@ class Processes:
     """FLARE's server or client of one kit, as long as the `with` block lasts.
 
     again: start it again when it ends by itself (a hospital); otherwise its end shows in `ended`.
-    say: gets one line for everything worth telling. check: asked when the kit is ours alone and before
-    anything is started; it raises where that would be in vain.
+    say: receives one line for every event. check: called when the kit is locked and before
+    anything is started; it raises where starting would fail.
     """
 
     def __init__(
@@ -172,7 +172,7 @@ class Processes:
         self._watcher.start()
 
     def ask_to_end(self) -> None:
-        """The first half of `stop`: several that are asked first end side by side."""
+        """The first half of `stop`: several can be asked first and then end in parallel."""
         if self._asked is None:
             self._asked = time.monotonic()
             self._stopping.set()
@@ -212,21 +212,11 @@ class Processes:
 
     def _lock(self) -> None:
         """One supervisor for each kit: two would displace each other for ever."""
-        path = self.kit / "state" / "process.lock"
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            file = path.open("w")
-        except OSError as error:
-            raise ConfigError(
-                f"{path} cannot be written ({error.strerror}). {path.parent} must be a folder that this "
-                "account may write into."
-            ) from None
-        if not try_lock(file):
-            file.close()
-            raise ConfigError(
-                f"{self.kit}: this kit is already running on this machine. Stop that one first."
-            )
-        self._lock_file = file
+        self._lock_file = take_lock(
+            self.kit / "state" / "process.lock",
+            taken=f"{self.kit}: this kit is already running on this machine. Stop that one first.",
+            advice=f"{self.kit / 'state'} must be a folder that this account may write into.",
+        )
 
     def _unlock(self) -> None:
         if self._lock_file is not None:
@@ -249,7 +239,7 @@ class Processes:
             )
 
     def _watch(self) -> None:
-        """Wait for the end of the child; start it again after a pause that grows while it keeps ending."""
+        """Wait for the end of the child; restart it after a pause that grows while it keeps ending."""
         pause = 1.0
         while not self._stopping.is_set() and self.child is not None:
             began = time.monotonic()

@@ -49,11 +49,11 @@ ORGANISER = "organiser"
 def provision(
     project: Project, folder: Path, *, bind: str | None = None, renew: Collection[str] = ()
 ) -> list[Kit]:
-    """Make the kits that are missing, and give those of the project that are in the folder.
+    """Make the kits that are missing, and return those of the project that are in the folder.
 
     bind: "127.0.0.1" lets the server listen on this machine alone, as in a rehearsal. renew: names whose
     kit was lost or expired and is made again; the old folder must have been moved away. A kit that was made
-    before is otherwise never made again, whether it still lies here or was sent.
+    before is otherwise never made again, whether it is still here or was sent.
     """
     check_bind(bind)
     wanted = [ORGANISER, *(hospital.name for hospital in project.hospitals)]
@@ -113,7 +113,7 @@ def check_bind(bind: str | None) -> None:
 def make_kit(
     project: Project, authority: Authority, name: str, workspaces: Mapping[str, Path], target: Path
 ) -> None:
-    """One kit, built in the authority's closed folder and moved into place whole."""
+    """One kit, built in the authority's private folder and moved into place when complete."""
     organiser = name == ORGANISER
     kit = Kit(
         folder=Path(tempfile.mkdtemp(prefix="making-", dir=authority.folder)),

@@ -51,7 +51,7 @@ class Session:
             self._session.close()
 
     def submit(self, job: Path) -> str:
-        """Hand a job folder to the server; the job's id."""
+        """Submit a job folder to the server; returns the job's id."""
         with _explained(self._where):
             return str(self._session.submit_job(str(job.resolve())))
 

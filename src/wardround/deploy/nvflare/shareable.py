@@ -62,7 +62,7 @@ def split_arrays(arrays: Mapping[str, Array]) -> tuple[dict[str, Array], list[di
 
 
 def join_arrays(pieces: dict[str, Array], plan: list[dict[str, Any]]) -> dict[str, Array]:
-    """Whole arrays again; the pieces leave the dictionary one after the other."""
+    """The arrays joined again; pieces are removed from the dictionary one by one."""
     arrays: dict[str, Array] = {}
     for entry in plan:
         keys, shape = entry["pieces"], tuple(int(length) for length in entry["shape"])
@@ -87,6 +87,6 @@ def join_arrays(pieces: dict[str, Array], plan: list[dict[str, Any]]) -> dict[st
 
 
 def clear_content(shareable: Shareable) -> None:
-    """Let go of the content; the headers are FLARE's address labels."""
+    """Drop the content and keep the headers, which FLARE needs for routing."""
     for key in [key for key in shareable if key != ReservedHeaderKey.HEADERS]:
         del shareable[key]

@@ -134,7 +134,7 @@ def make_server_resources(made: Path) -> dict[str, Any]:
 
 
 def make_hospital_resources(made: Path) -> dict[str, Any]:
-    """resources.json of a hospital: logs stay, GPUs are not the engine's business."""
+    """resources.json of a hospital: logs stay, GPUs are not the engine's to assign."""
     values = read_json(made / "local" / "resources.json.default")
     values["class_allow_list"] = ALLOWED_CLASSES
     values["allow_log_streaming"] = False
@@ -160,7 +160,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def change_json(path: Path, changes: Mapping[str, Any]) -> None:
-    """Lay values over the one server (or administrator) a start-up file of the engine describes."""
+    """Override values of the server (or administrator) in one of the engine's start-up files."""
     values = read_json(path)
     place = values["servers"][0] if "servers" in values else values["admin"]
     place.update(changes)

@@ -1,4 +1,10 @@
-"""Packing a message into a parcel."""
+"""Parcel, what an engine carries, and packing a message into one.
+
+The header, by key: schema, kind, run, request, client, task, round; layout, the groups of tensors and their
+names, in order; tensors, type and shape of each as it travels, with the coding and compression to undo;
+scalars, as in the message; more, facts beside it; sha256, over all the rest. The SHA-256 shows damage; who
+sent a parcel is for the engine's connection to prove.
+"""
 
 from __future__ import annotations
 
@@ -132,7 +138,7 @@ def pack(
 ) -> Parcel:
     """The message ready to travel; tensors on the host are not copied unless they are recoded.
 
-    more: facts beside the message. traffic: only replies heed it; base: the model the request held.
+    more: facts beside the message. traffic: applies to replies only; base: the model the request held.
     """
     settings = (traffic if kind == "reply" else None) or TrafficSettings()
     tensors: dict[str, dict[str, Any]] = {}

@@ -57,7 +57,7 @@ class TensorEntry(NamedTuple):
 
     @property
     def num_bytes(self) -> int:
-        """Room it needs once everything is undone."""
+        """Bytes it needs when decoded."""
         coding = CODINGS.get(self.code)
         return self.num_numbers * (TYPES[self.dtype] if coding is None else coding.restored).itemsize
 
@@ -183,7 +183,7 @@ def _read_layout(layout: Any) -> Iterator[tuple[str, str]]:
 
 
 def _read_entry(label: str, name: str, facts: Any) -> TensorEntry:
-    """What the header says of one tensor, if it says it well."""
+    """One tensor as the header declares it, checked."""
     key = array_key(label, name)
     if not isinstance(facts, dict) or not {"dtype", "shape"} <= set(facts) <= {
         "dtype", "shape", "coding", "compress"
@@ -207,7 +207,7 @@ def _read_entry(label: str, name: str, facts: Any) -> TensorEntry:
 
 
 def _check_array(entry: TensorEntry, array: Array) -> None:
-    """An array is what its declaration says; of a compressed one only the outside is known yet."""
+    """An array is what its declaration says; of a compressed one only its type is checked here."""
     place = f"tensor '{show(entry.key)}'"
     if entry.is_compressed:
         if array.dtype != np.uint8 or array.ndim != 1 or not entry.num_numbers:
@@ -236,7 +236,7 @@ def _fits(entry: TensorEntry, coding: Coding, base: Params | None) -> bool:
 
 
 def _check_room(entries: list[TensorEntry], largest: int) -> None:
-    """A small message must not ask for much memory."""
+    """A small message must not claim much memory."""
     room = sum(entry.num_bytes for entry in entries)
     if room > largest:
         raise ParcelError(f"the message has {show(room)} bytes unpacked, at most {largest:,} are allowed.")

@@ -33,7 +33,7 @@ class CheckFailed(Exception):
 
 
 class TrustFailed(CheckFailed):
-    """One side does not believe the other: it will not get better by waiting."""
+    """One side does not trust the other: waiting will not help."""
 
 
 @dataclass

@@ -143,7 +143,7 @@ def read_clock_difference(answer: bytes) -> timedelta | None:
 
 
 def explain_distrust(where: str, error: ssl.SSLCertVerificationError) -> CheckFailed:
-    """We do not believe the server."""
+    """Why we do not trust the server."""
     if error.verify_code == EXPIRED:
         return TrustFailed(
             f"the certificate of the server at {where} has expired.",
@@ -163,7 +163,7 @@ def explain_distrust(where: str, error: ssl.SSLCertVerificationError) -> CheckFa
 
 
 def explain_refusal(where: str, error: ssl.SSLError) -> CheckFailed:
-    """The server does not believe us, or is no TLS server."""
+    """Why the server does not trust us, or is not a TLS server."""
     reason = (error.reason or "").upper()
     if "ALERT" not in reason:
         return CheckFailed(
@@ -198,7 +198,7 @@ def check_own_port(context: PreflightContext) -> str:
 
 
 def refuse_taken_ports(kit: Kit) -> None:
-    """The server's two ports must be free: beside another program it would start and never be heard."""
+    """The server's two ports must be free: beside another program it would start and never be reached."""
     for port in (kit.port, kit.admin_port):
         try:
             if port is None or is_free(port):
@@ -219,7 +219,7 @@ def is_free(port: int) -> bool:
         except PermissionError:
             raise CheckFailed(
                 f"port {port} cannot be used by this account.",
-                "Ports below 1024 need rights; take a higher one in project.yaml, and make new kits.",
+                "Ports below 1024 need root rights; take a higher one in project.yaml, and make new kits.",
             ) from None
         except OSError:
             return False

@@ -38,7 +38,7 @@ SOON = timedelta(days=14)
 
 
 def check_kit(context: PreflightContext) -> Check | str:
-    """All files are there and as they were signed; a changed file in local/ is the owner's to answer for."""
+    """All files are there and as they were signed; a changed file in local/ is the owner's responsibility."""
     kit = context.kit
     again = "Unpack the kit again, or ask the organiser for a new one."
     try:
@@ -87,7 +87,7 @@ def check_kit(context: PreflightContext) -> Check | str:
 
 
 def refuse_older(kit: Kit) -> None:
-    """A kit names classes of ours by their path; one that has moved since would be the engine's traceback."""
+    """Refuse a kit with the path of a class that has moved since: the engine would end in a traceback."""
     try:
         values = json.loads((kit.flare / "local" / "resources.json").read_text(encoding="utf-8"))
         paths = [str(component["path"]) for component in values["components"]]
@@ -104,7 +104,7 @@ def refuse_older(kit: Kit) -> None:
 
 
 def check_certificates(context: PreflightContext) -> Check | str:
-    """Each certificate comes from the project's authority, fits its key and its owner, and is in date."""
+    """Each certificate comes from the project's authority, fits its key and its owner, and is valid now."""
     kit, authority = context.kit, load_authority(context.kit)
     if kit.role == "hospital":
         pairs = [(kit.startup / "client.crt", kit.name)]
@@ -145,7 +145,7 @@ def shorten_error(error: Exception) -> str:
 
 
 def refuse_broken(kit: Kit, now: datetime | None = None) -> None:
-    """A kit that is not whole, or whose certificates do not hold, is an error before anything is started."""
+    """Raise where a kit is incomplete or its certificates are not valid, before anything is started."""
     context = PreflightContext(kit, None, now or datetime.now(UTC), TIMEOUT)
     try:
         check_kit(context)
@@ -155,7 +155,7 @@ def refuse_broken(kit: Kit, now: datetime | None = None) -> None:
 
 
 def check_dates(path: Path, certificate: x509.Certificate, now: datetime) -> datetime:
-    """The end of a certificate that is in date."""
+    """The expiry of a certificate that is valid now."""
     start, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     if now < start:
         raise CheckFailed(

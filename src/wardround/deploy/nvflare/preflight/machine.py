@@ -78,12 +78,12 @@ def parse_version(version: str) -> tuple[int, ...]:
 
 
 def check_device(context: PreflightContext) -> str:
-    """site.yaml can be read, and what it says to train on is here."""
+    """site.yaml can be read, and its device exists here."""
     return f"training runs on {choose_device(load_site(context.kit.site_file))}"
 
 
 def check_data(context: PreflightContext) -> Check | str:
-    """The data contract: the file opens, this hospital is in it and has training cases. Said here alone."""
+    """federation.yaml opens, and this hospital has training cases in it. The result stays here."""
     site = load_site(context.kit.site_file)
     source = context.data if context.data is not None else site.data
     if not isinstance(source, Path):
