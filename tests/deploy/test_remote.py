@@ -132,7 +132,7 @@ def test_a_lost_hospital_returns_with_its_memory(tmp_path: Path) -> None:
     lost = [record["lost"] for record in records(folder)]
     assert lost[0] == lost[3] == {}
     assert "no answer to 'train'" in lost[1]["train/south"]
-    assert "not heard of" in lost[2]["train/south"]
+    assert "not been heard from" in lost[2]["train/south"]
     assert ("south", "train", 3) not in loop.asked  # nobody waits for one that is away
     assert live(folder)["away"] == {}
 
@@ -342,7 +342,7 @@ def test_a_bad_reply_is_refused_by_name_and_counted_once(kind: str, refused: tup
 
 STRAY = {
     "duplicated": (loopback.duplicated, "north: a second answer to 'train'"),
-    "uninvited": (loopback.uninvited, "stranger: an answer that was not asked for to 'train'"),
+    "uninvited": (loopback.uninvited, "stranger: an unrequested answer to 'train'"),
     "an old one first": (loopback.replayed_first, "north: the message's task is 'evaluate'"),
 }
 

@@ -65,7 +65,7 @@ def is_wanted(line: Mapping[str, Any], run: str | None, task: str | None) -> boo
 
 
 def build_table(lines: Iterable[Mapping[str, Any]]) -> Any:
-    from wardround.deploy.site_file import format_bytes
+    from wardround.deploy.settings_file import format_bytes
     from wardround.tables import Table
 
     rows = [

@@ -185,7 +185,7 @@ class Remote:
         self._live.wait(task, round + 1, sorted(pending), deadline)
         for name, parcel in self._channel.exchange(requests, deadline):
             if name not in pending:
-                what = "a second answer" if name in ids else "an answer that was not asked for"
+                what = "a second answer" if name in ids else "an unrequested answer"
                 self._strays.append((name, f"{what} to '{task}'"))
                 continue
             answer = self._answer(name, parcel, ids[name], task, round, messages[name])

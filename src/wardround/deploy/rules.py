@@ -14,7 +14,8 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from wardround.config import Config
-from wardround.deploy.site_file import ALWAYS, TASKS, SiteFile, format_bytes, quiet_minutes
+from wardround.deploy.settings_file import format_bytes
+from wardround.deploy.site_file import ALWAYS, TASKS, SiteFile, quiet_minutes
 from wardround.messages import Message
 from wardround.methods import METHODS, OBJECTIVES
 from wardround.models import MODELS

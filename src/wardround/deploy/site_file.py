@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from wardround.deploy.settings_file import read_settings, refuse_boolean
+from wardround.deploy.settings_file import format_bytes, parse_size, read_settings, refuse_boolean
 from wardround.errors import ConfigError
 from wardround.methods import METHODS, OBJECTIVES
 from wardround.models import MODELS
@@ -38,8 +38,6 @@ TASKS = {
     "personal_model": "the hospital's own model, for tests at the others",
 }
 ALWAYS = frozenset({"register"})  # names and shapes of tensors, numbers of cases: what taking part means
-UNITS = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
-UNITS |= {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 DAY = 24 * 60  # minutes
 
 
@@ -125,32 +123,6 @@ class SiteFile(Settings):
         if len(quiet_minutes(spans)) == DAY:
             raise ValueError("they cover the whole day, so no request would ever be answered")
         return tuple(spans)
-
-
-def parse_size(value: Any) -> int:
-    """A size in bytes, from a number or from text with a unit.
-
-    >>> parse_size("500 MB"), parse_size("1.5GiB"), parse_size(1000)
-    (500000000, 1610612736, 1000)
-    """
-    if isinstance(value, int) and not isinstance(value, bool):
-        return value
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?i?b)?\s*", str(value).lower())
-    unit = None if found is None else UNITS.get(found[2] or "b")
-    if found is None or unit is None:
-        raise ValueError(f"it is {value!r}; give a size such as 500 MB or 2 GB, or a number of bytes")
-    return int(float(found[1]) * unit)
-
-
-def format_bytes(count: int) -> str:
-    """
-    >>> format_bytes(532), format_bytes(2_000_000_000)
-    ('532 B', '2.0 GB')
-    """
-    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= scale:
-            return f"{count / scale:.1f} {unit}"
-    return f"{count} B"
 
 
 def quiet_minutes(spans: Sequence[Any]) -> frozenset[int]:
