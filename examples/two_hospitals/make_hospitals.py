@@ -10,7 +10,7 @@ from wardround.data.phantom import files as phantom_files
 from wardround.data.phantom.cases import PhantomSettings
 
 FEDERATION = """\
-# The cases of one hospital. It stays here; `wardround data check` looks whether it is right.
+# The cases of one hospital. It stays here; `wardround data check` checks it.
 version: 1
 sources:
   - {path: ., reader: centres}

@@ -1,6 +1,8 @@
 """wardround egress: what left a hospital as a person reads it, and whether that list is whole."""
 
 import json
+import subprocess
+import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -108,7 +110,7 @@ def test_show_says_so_when_nothing_fits_or_nothing_has_left(
 
     assert call(monkeypatch, capsys, "show", str(kit), "--run", "x")[:2] == (
         0,
-        "Nothing like that has left.\n",
+        "No message matches.\n",
     )
     assert call(monkeypatch, capsys, "show", str(tmp_path / "south"))[:2] == (0, "Nothing has left yet.\n")
 
@@ -211,3 +213,21 @@ def test_lines_that_wardround_did_not_write_are_said_without_a_traceback(
     code, out, err = call(monkeypatch, capsys, "show", str(file))
 
     assert (code, out) == (1, "") and "has a line that wardround did not write" in err
+
+
+def test_showing_and_what_status_needs_import_neither_torch_nor_the_engine(tmp_path: Path) -> None:
+    Ledger(tmp_path / "egress.jsonl").add({"run": "a", "round": 1, "task": "train", "bytes": 7})
+    code = (
+        "import sys\n"
+        "from wardround.cli import app\n"
+        "from wardround.deploy import live_file\n"
+        "from wardround.deploy.nvflare import processes, session\n"
+        "from wardround.deploy.nvflare.preflight import connection, kit\n"
+        "app(sys.argv[1:], standalone_mode=False)\n"
+        "sys.exit(str({'torch', 'nvflare'} & set(sys.modules) or ''))\n"
+    )
+    arguments = [sys.executable, "-c", code, "egress", "show", str(tmp_path)]
+
+    done = subprocess.run(arguments, capture_output=True, text=True)
+
+    assert "train" in done.stdout and done.stderr.strip() == ""

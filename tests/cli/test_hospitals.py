@@ -152,7 +152,7 @@ class TestKits:
     ) -> None:
         code, _, err = call(monkeypatch, capsys, command, *NEEDS_ENGINE[command])
 
-        assert code == 2 and "Give it with --kit, for example --kit kits/organiser." in err
+        assert code == 2 and "Name it with --kit, for example --kit kits/organiser." in err
 
     def test_cases_that_are_not_the_hospitals_stop_it_before_it_connects(
         self, tmp_path: Path, monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
@@ -181,7 +181,7 @@ class TestSubmit:
     ) -> None:
         code, _, err = call(monkeypatch, capsys, "submit", *arguments)
 
-        assert code == 2 and "give a configuration to begin a run, or --resume RUN" in err
+        assert code == 2 and "give a configuration to start a run, or --resume RUN" in err
 
     def test_names_the_runs_there_are_when_one_cannot_be_resumed(
         self, organiser: Path, monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
@@ -190,7 +190,7 @@ class TestSubmit:
 
         code, _, err = call(monkeypatch, capsys, "submit", "--resume", "polips")
 
-        assert code == 2 and "has no run 'polips'. There are: polyps." in err
+        assert code == 2 and "has no run 'polips'. Its runs: polyps." in err
 
     def test_does_not_replace_a_run_by_accident(
         self, organiser: Path, tmp_path: Path, monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
@@ -223,7 +223,7 @@ class TestStatusAndStop:
 
         code, out, err = call(monkeypatch, capsys, "status", "--watch")
 
-        assert code == 1 and "no server of this kit runs on this machine" in err
+        assert code == 1 and "no server of this kit is running on this machine" in err
         assert "| polyps | interrupted | 2 of 5 | continue it with: wardround submit --resume polyps |" in out
         assert "| prostate | done | 5 of 5 | without 'east': no answer |" in out
 
@@ -244,8 +244,8 @@ class TestStatusAndStop:
         any_run = call(monkeypatch, capsys, "stop")
         this_run = call(monkeypatch, capsys, "stop", "polyps")
 
-        assert (any_run[0], any_run[2]) == (1, "error no run goes on.\n")
-        assert (this_run[0], this_run[2]) == (1, "error run 'polyps' does not go on.\n")
+        assert (any_run[0], any_run[2]) == (1, "error no run is in progress.\n")
+        assert (this_run[0], this_run[2]) == (1, "error run 'polyps' is not in progress.\n")
 
     def test_stop_wants_a_name_when_several_go_on(
         self, organiser: Path, monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
@@ -255,7 +255,7 @@ class TestStatusAndStop:
 
         code, _, err = call(monkeypatch, capsys, "stop")
 
-        assert code == 2 and "several runs go on: polyps, prostate. Name one." in err
+        assert code == 2 and "several runs are in progress: polyps, prostate. Name one." in err
 
 
 @mark.usefixtures("engine")
@@ -267,17 +267,19 @@ def test_rehearse_refuses_what_hospitals_could_not_do(
 
     code, _, err = call(monkeypatch, capsys, "rehearse", "run.yaml")
 
-    assert code == 2 and "puts all cases in one place" in err
+    assert code == 2 and "pools all cases in one place" in err
     assert not (tmp_path / "run" / "rehearsal").exists()
 
 
 class TestLine:
     """Whether a hospital is connected, as `join` tells it."""
 
-    def line(self, tmp_path: Path) -> join.Line:
-        return join.Line(Kit(tmp_path / "north", "north", "hospital", "demo", "ab12", "far", 8002, "0.1.0"))
+    def line(self, tmp_path: Path) -> join.ConnectionWatch:
+        return join.ConnectionWatch(
+            Kit(tmp_path / "north", "north", "hospital", "demo", "ab12", "far", 8002, "0.1.0")
+        )
 
-    def heard(self, line: join.Line, looks: str, monkeypatch: MonkeyPatch) -> list[str]:
+    def heard(self, line: join.ConnectionWatch, looks: str, monkeypatch: MonkeyPatch) -> list[str]:
         """What is said over some looks: + for a connection, - for none."""
         said = []
         for look in looks:
@@ -296,7 +298,7 @@ class TestLine:
         assert said == [
             "no connection yet to far:8002",
             "connected to far:8002",
-            "no connection any more to far:8002",
+            "connection lost to far:8002",
             "connected to far:8002",
         ]
 

@@ -119,13 +119,13 @@ def test_made_up_and_real_cases_are_not_mixed(tmp_path: Path, pictures: Path) ->
     config = localise_config(make_hospital_config(asked), device="cpu", threads=1)
     with raises(
         ConfigError,
-        match=r"has made-up cases only, and this run asks for real ones \(data: {hospitals: true}\)\.$",
+        match=r"has only synthetic cases, and this run asks for real ones \(data: {hospitals: true}\)\.$",
     ):
         open_own_federation(config, RULES, "east")
     config = localise_config(make_hospital_config(remote_config(tmp_path / "run")), device="cpu", threads=1)
-    with raises(ConfigError, match="asks for made-up cases, but site 'east' has real ones"):
+    with raises(ConfigError, match="asks for synthetic cases, but site 'east' has real ones"):
         open_own_federation(config, real, "east")
-    with raises(ConfigError, match="'nowhere' is not among the made-up hospitals"):
+    with raises(ConfigError, match="'nowhere' is not among the synthetic hospitals"):
         open_own_federation(config, RULES, "nowhere")
 
 

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from pytest import LogCaptureFixture, MonkeyPatch, fixture, mark, raises
 
-from wardround.deploy.ledger import Ledger, LedgerError, chain, find, head_path, read, verify, writing
-from wardround.deploy.ledger.chain import encode_line
+from wardround.deploy.ledger import Ledger, LedgerError, find, head_path, read, verify, writing
+from wardround.deploy.ledger.writing import encode_line
 from wardround.deploy.wire import pack
 from wardround.errors import ConfigError
 from wardround.messages import Message
@@ -165,7 +165,7 @@ def test_two_processes_never_interleave(tmp_path: Path) -> None:
 
 
 def test_waiting_for_a_lock_has_an_end(path: Path, monkeypatch: MonkeyPatch) -> None:
-    monkeypatch.setattr(chain, "LOCK_SECONDS", 0.05)
+    monkeypatch.setattr(writing, "LOCK_SECONDS", 0.05)
     book = Ledger(path)
     with book._locked(), raises(LedgerError, match="locked by another process"):
         book.add(entry(9))
@@ -195,12 +195,12 @@ def test_a_last_line_cut_by_a_crash_is_moved_aside_and_the_chain_goes_on(
     with path.open("ab") as file:
         file.write(piece)
     verdict = verify(path)
-    assert verdict.ok and verdict.lines == 8 and "cut off by a crash" in verdict.sentence
+    assert verdict.ok and verdict.lines == 8 and "a crash cut off one more" in verdict.sentence
 
     with caplog.at_level(logging.WARNING):
         line = Ledger(path).add(entry(9))
 
-    assert "ended in the middle of a line" in caplog.text
+    assert "ended in an incomplete line" in caplog.text
     assert line["number"] == 9 and verify(path).ok
     assert path.with_name("egress.damaged").read_bytes() == piece + b"\n"
 
@@ -374,7 +374,7 @@ def test_without_its_head_the_end_cannot_be_checked(path: Path) -> None:
 def test_an_empty_ledger_is_whole(tmp_path: Path) -> None:
     book = Ledger(tmp_path / "egress.jsonl")
     verdict = verify(book.path)
-    assert verdict.ok and verdict.lines == 0 and "no line yet" in verdict.sentence
+    assert verdict.ok and verdict.lines == 0 and "no lines yet" in verdict.sentence
 
 
 def test_thousands_of_lines_are_verified_in_seconds(tmp_path: Path) -> None:

@@ -105,7 +105,7 @@ def test_every_method_runs_a_round_at_hospitals(name: str, tmp_path: Path) -> No
 
 
 def test_a_method_that_pools_cases_is_refused(tmp_path: Path) -> None:
-    with raises(ConfigError, match="puts all cases in one place"):
+    with raises(ConfigError, match="pools all cases in one place"):
         conducted(Loopback(tmp_path / "sites"), tmp_path / "run", **method("centralised"))
 
 
@@ -132,7 +132,7 @@ def test_a_lost_hospital_returns_with_its_memory(tmp_path: Path) -> None:
     lost = [record["lost"] for record in records(folder)]
     assert lost[0] == lost[3] == {}
     assert "no answer to 'train'" in lost[1]["train/south"]
-    assert "not heard of" in lost[2]["train/south"]
+    assert "not been heard from" in lost[2]["train/south"]
     assert ("south", "train", 3) not in loop.asked  # nobody waits for one that is away
     assert live(folder)["away"] == {}
 
@@ -304,8 +304,8 @@ def test_what_is_not_there_is_not_resumed_and_what_is_there_not_replaced(tmp_pat
 
 BAD = {
     "tampered": (loopback.tampered, "SHA-256"),
-    "replayed": (loopback.replayed, "expected was"),
-    "foreign": (loopback.foreign, "expected was"),
+    "replayed": (loopback.replayed, ", expected '"),
+    "foreign": (loopback.foreign, ", expected '"),
     "nan": (spoilt(float("nan")), "NaN"),
     "too many cases": (changed(more={"num_examples": 10**6}), "registered"),
     "no count": (changed(more={"num_examples": "many"}), "whole number"),
@@ -342,7 +342,7 @@ def test_a_bad_reply_is_refused_by_name_and_counted_once(kind: str, refused: tup
 
 STRAY = {
     "duplicated": (loopback.duplicated, "north: a second answer to 'train'"),
-    "uninvited": (loopback.uninvited, "stranger: an answer nobody asked for to 'train'"),
+    "uninvited": (loopback.uninvited, "stranger: an unrequested answer to 'train'"),
     "an old one first": (loopback.replayed_first, "north: the message's task is 'evaluate'"),
 }
 
@@ -491,7 +491,9 @@ def test_too_few_registrations_end_the_run_with_every_reason(tmp_path: Path) -> 
     loop = Loopback(tmp_path / "sites")
     loop.away = {"east"}
     loop.faults[("north", "register", 0)] = loopback.tampered_header
-    with raises(TooFewClients, match=r"1 hospitals registered.*'east': it was not heard of.*'north': .*SHA"):
+    with raises(
+        TooFewClients, match=r"1 hospitals registered.*'east': it has not been heard from.*'north': .*SHA"
+    ):
         conducted(loop, tmp_path / "run", min_clients=2, deadline=0.5)
     assert live(tmp_path / "run")["state"] == "failed"
 
@@ -506,7 +508,7 @@ def test_too_few_registrations_end_the_run_with_every_reason(tmp_path: Path) -> 
 def test_a_hospital_with_another_network_is_named(content: dict[str, Any], tmp_path: Path) -> None:
     loop = Loopback(tmp_path / "sites")
     loop.faults[("north", "register", 0)] = said(registration=content)
-    with raises(ConfigError, match="hospital 'north' has another network than this run: tensor"):
+    with raises(ConfigError, match="hospital 'north' has a different network: tensor"):
         conducted(loop, tmp_path / "run")
 
 

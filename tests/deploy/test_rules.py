@@ -110,7 +110,7 @@ def test_quiet_hours_refuse_and_say_when_they_end(hours: Any, now: str, opens: s
     if opens is None:
         assert reason is None
     else:
-        assert reason is not None and f"opens again at {opens}" in reason
+        assert reason is not None and f"they end at {opens}" in reason
 
 
 def test_quiet_hours_go_by_the_hospitals_own_clock() -> None:
@@ -207,7 +207,7 @@ def test_an_answer_over_the_cap_does_not_leave() -> None:
         "/data/scans/patient-ann.nii.gz cannot be read: Permission denied.",
         "FileNotFoundError: [Errno 2] No such file: 'C:\\scans\\ann.nii'",
         "KeyError: 'patient-ann'",
-        "site.yaml: it is not clear which client 'north' is. The data hold to its name. The data hold: ann, max.",
+        "site.yaml: it is not clear which client of federation.yaml 'north' is. Its clients: ann, max.",
     ],
 )
 def test_a_failure_that_speaks_of_files_or_cases_stays_here(failure: str) -> None:

@@ -38,7 +38,7 @@ def test_keys_may_repeat_in_different_places(tmp_path: Path) -> None:
 def test_a_file_far_too_large_is_not_even_parsed(tmp_path: Path) -> None:
     found = told(tmp_path / "project.yaml", SMALLEST + "# filler\n" * 200_000)
 
-    assert "has 1.8 MB; that is no file with settings like 'project: my-project'" in found
+    assert "is 1.8 MB, too large for a file with settings like 'project: my-project'" in found
 
 
 @mark.parametrize(

@@ -21,8 +21,8 @@ from wardround.clients.sync_state import SyncState
 from wardround.deploy import ledger
 from wardround.deploy.agreement import make_hospital_config
 from wardround.deploy.ledger import LedgerError
-from wardround.deploy.site import Site
-from wardround.deploy.site_file import SiteFile, choose_device
+from wardround.deploy.site import Site, choose_device
+from wardround.deploy.site_file import SiteFile
 from wardround.deploy.wire import Parcel, pack, unpack
 from wardround.engine.checkpoint import MemoryStore
 from wardround.engine.networks import build_model
@@ -166,7 +166,7 @@ def test_an_answer_that_cannot_be_sent_is_a_failure_that_is_told(
 
 
 def test_a_request_for_another_hospital_is_refused(site: Site) -> None:
-    assert "client is 'south', expected was 'north'" in refusal(site.answer(request(client="south")))
+    assert "client is 'south', expected 'north'" in refusal(site.answer(request(client="south")))
 
 
 NOW = datetime.now()

@@ -64,10 +64,10 @@ def test_sizes_are_written_as_people_write_them(load: Load, text: Any, size: int
     ("settings", "sentence"),
     [
         ({"metods": "all"}, "metods is not a setting. Did you mean 'methods'?"),
-        ({"methods": ["fedagv"]}, "methods: 'fedagv' is none that wardround knows. Did you mean 'fedavg'?"),
-        ({"tasks": ["trian"]}, "tasks: 'trian' is none that wardround knows. Did you mean 'train'?"),
-        ({"objectives": "dise"}, "objectives: 'dise' is none that wardround knows. Did you mean 'dice'?"),
-        ({"networks": ["unet3"]}, "networks: 'unet3' is no network. Did you mean 'unet3d'?"),
+        ({"methods": ["fedagv"]}, "methods: 'fedagv' is unknown. Did you mean 'fedavg'?"),
+        ({"tasks": ["trian"]}, "tasks: 'trian' is unknown. Did you mean 'train'?"),
+        ({"objectives": "dise"}, "objectives: 'dise' is unknown. Did you mean 'dice'?"),
+        ({"networks": ["unet3"]}, "networks: 'unet3' is not a network. Did you mean 'unet3d'?"),
         ({"tasks": 3}, "tasks: it is 3; give all, or a list of names."),
         ({"runs": [1]}, "runs: it is [1]; give all, or a list of names."),
         ({"data": ["a"]}, "data: it is ['a']; give the path of a federation.yaml, or the word phantom."),
@@ -78,9 +78,9 @@ def test_sizes_are_written_as_people_write_them(load: Load, text: Any, size: int
         ({"largest_message": True}, "largest_message: it is True; give a size such as 500 MB"),
         ({"largest_message": 0}, "largest_message is 0; it must be greater than or equal to 1."),
         ({"case_names": "hide"}, "case_names is 'hide'; it must be 'number' or 'keep'."),
-        ({"quiet_hours": ["25:00-26:00"]}, "quiet_hours: '25:00-26:00' is no span of time"),
+        ({"quiet_hours": ["25:00-26:00"]}, "quiet_hours: '25:00-26:00' is not a time span"),
         ({"quiet_hours": ["10:00-10:00"]}, "quiet_hours: '10:00-10:00' starts and ends at the same time."),
-        ({"quiet_hours": ["22:61-06:00"]}, "quiet_hours: '22:61-06:00' is no span of time"),
+        ({"quiet_hours": ["22:61-06:00"]}, "quiet_hours: '22:61-06:00' is not a time span"),
         ({"quiet_hours": ["06:00-18:00", "18:00-06:00"]}, "quiet_hours: they cover the whole day"),
         ({"quiet_hours": {"from": 1}}, "quiet_hours: it is {'from': 1}; give a list"),
     ],
@@ -106,7 +106,10 @@ def test_the_hospital_is_one_client_of_its_data(client: str | None, names: list[
 
 @mark.parametrize(
     ("client", "words"),
-    [(None, "not clear which client 'north' is. The data hold"), ("eats", "Did you mean 'east'\\?")],
+    [
+        (None, "not clear which client of federation.yaml 'north' is. Its clients"),
+        ("eats", "Did you mean 'east'\\?"),
+    ],
 )
 def test_a_client_that_is_not_clear_is_asked_for(client: str | None, words: str) -> None:
     with raises(ConfigError, match=words):

@@ -1,4 +1,4 @@
-"""egress: what left a hospital, and whether that list is whole."""
+"""egress: what left a hospital, and whether that list is complete."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def show(
         str | None, typer.Option("--run", help="Only this run: its id, name, or a pattern.")
     ] = None,
     task: Annotated[str | None, typer.Option("--task", help="Only this task, such as train.")] = None,
-    last: Annotated[int | None, typer.Option("--last", min=1, help="Only the last so many.")] = None,
+    last: Annotated[int | None, typer.Option("--last", min=1, help="Only the last N.")] = None,
     json_: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -48,13 +48,13 @@ def show(
     elif lines:
         try:
             table = build_table(lines)
-        except (AttributeError, TypeError, ValueError):  # somebody wrote into it, and it is still JSON
+        except (AttributeError, TypeError, ValueError):  # edited by hand, and still JSON
             raise ledger.LedgerError(
-                f"{place} has a line that wardround did not write. Which: wardround egress verify {place}"
+                f"{place} has a line that wardround did not write. See: wardround egress verify {place}"
             ) from None
         print_table(table)
     else:
-        out.print("Nothing like that has left." if run or task else "Nothing has left yet.")
+        out.print("No message matches." if run or task else "Nothing has left yet.")
 
 
 def is_wanted(line: Mapping[str, Any], run: str | None, task: str | None) -> bool:
@@ -65,7 +65,7 @@ def is_wanted(line: Mapping[str, Any], run: str | None, task: str | None) -> boo
 
 
 def build_table(lines: Iterable[Mapping[str, Any]]) -> Any:
-    from wardround.deploy.site_file import format_bytes
+    from wardround.deploy.settings_file import format_bytes
     from wardround.tables import Table
 
     rows = [
@@ -110,7 +110,7 @@ def verify(path: Place, json_: Json = False, debug: Debug = False) -> None:
     elif verdict.ok:
         out.print(f"{escape(str(place))}: {verdict.sentence}")
         if verdict.hash is not None:
-            out.print(f"Last hash {verdict.hash}; whoever notes it elsewhere can tell a new chain from this.")
+            out.print(f"Last hash {verdict.hash}; note it elsewhere to tell a new chain from this one.")
     else:
         err.print(f"[bold red]broken[/] {escape(f'{place}: {verdict.sentence}')}")
     if not verdict.ok:

@@ -48,7 +48,7 @@ def rehearse(
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """The whole deployment on this machine: a server and one process for each hospital, with mutual TLS."""
+    """Run the whole deployment on this machine: a server and a process per hospital, with mutual TLS."""
     configure_logging(debug, quiet or json_)
     require_engine(debug)
     from wardround.deploy.nvflare.rehearsal import rehearsal
@@ -107,7 +107,7 @@ def watch_hospitals(
         for name in sorted(here - known):
             say(f"{name} is connected")
         for name in sorted(known - here):
-            say(f"{name} has not been heard of for half a minute")
+            say(f"{name} has not been heard from for half a minute")
         known = here
 
 
@@ -132,7 +132,7 @@ def submit(
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Hand a run to the running server; the hospitals that are connected take part."""
+    """Submit a run to the running server; the hospitals that are connected take part."""
     configure_logging(debug, quiet or json_)
     require_engine(debug)
     from wardround.config_file import load_config
@@ -142,18 +142,13 @@ def submit(
 
     opened = find_organisers_kit(kit)
     if (config is None) == (resume is None):
-        raise ConfigError("give a configuration to begin a run, or --resume RUN to continue one.")
+        raise ConfigError("give a configuration to start a run, or --resume RUN to continue one.")
     if resume is not None:
         stored = organising.load_stored_config(opened, resume)
         checked = load_config(stored, set_ or []).model_copy(update={"output": stored.output})
     else:
         checked = organising.place_at_organiser(load_config(Path(str(config)), set_ or []), opened)
-        if (checked.folder / "config.yaml").exists() and not overwrite:
-            raise ConfigError(
-                f"{checked.folder} already holds a run. Continue it with: wardround submit --resume "
-                f"{checked.folder.name} --kit {opened.folder}; replace it with --overwrite; or give this one "
-                "a name of its own: --set name=..."
-            )
+        organising.refuse_second(checked, opened, overwrite)
     say = make_speaker(quiet or json_)
     with open_session(opened) as session:
         organising.refuse_running(session, checked)
@@ -163,27 +158,27 @@ def submit(
             session, checked, names, resume=resume is not None, overwrite=overwrite
         )
         say(f"hospitals: {', '.join(names)}")
-        say(f"run '{checked.name}' is with the server; its files are in {checked.folder}")
+        say(f"run '{checked.name}' was submitted; its files are in {checked.folder}")
         if detach and json_:
             facts = {"run": checked.name, "folder": str(checked.folder), "job": submission.job}
             out.print_json(json.dumps({**facts, "hospitals": names}))
             return
         if detach:
-            say(f"see how it goes with: wardround status --watch --kit {opened.folder}")
+            say(f"watch it with: wardround status --watch --kit {opened.folder}")
             return
         state = watch_run(submission, opened, quiet or json_, say)
     finish(checked, state, json_, f"wardround submit --resume {checked.folder.name} --kit {opened.folder}")
 
 
 def watch_run(submission: Submission, kit: Kit, hidden: bool, say: Callable[[str], None]) -> str:
-    """Show the run; Ctrl-C leaves it alone, since it goes on without us."""
+    """Show the run; Ctrl-C leaves it running."""
     try:
         with show_rounds(hidden) as screen:
             return submission.follow(screen, say)
     except KeyboardInterrupt:
         err.print(
-            f"The run goes on. See it with: wardround status --watch --kit {escape(str(kit.folder))}; end it "
-            f"with: wardround stop --kit {escape(str(kit.folder))}"
+            f"The run continues. See it with: wardround status --watch --kit {escape(str(kit.folder))}; end "
+            f"it with: wardround stop --kit {escape(str(kit.folder))}"
         )
         raise typer.Exit(130) from None
 
@@ -195,7 +190,7 @@ def status(
     json_: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Which hospitals are connected, which runs there are, and what the one that goes on waits for."""
+    """Show which hospitals are connected, all runs, and what the one in progress waits for."""
     configure_logging(debug, json_)
     require_engine(debug)
     from wardround.deploy.kits import find_organisers_kit
@@ -301,20 +296,20 @@ def is_still_running(session: Session | None, job: str) -> bool:
 
 
 def describe_absent(facts: dict[str, Any]) -> list[str]:
-    """Who takes no part, and why."""
+    """Which hospitals do not take part, and why."""
     return [f"without '{name}': {reason}" for name, reason in sorted((facts.get("away") or {}).items())]
 
 
 @app.command()
 def stop(
     run: Annotated[
-        str | None, typer.Argument(help="Its name; default: the one that goes on.", metavar="RUN")
+        str | None, typer.Argument(help="Its name; default: the one in progress.", metavar="RUN")
     ] = None,
     kit: KitOption = None,
     now: Annotated[bool, typer.Option("--now", help="At once, not at the end of the round.")] = False,
     debug: Debug = False,
 ) -> None:
-    """End a run after its present round, with a checkpoint; it can be resumed."""
+    """End a run after its current round, with a checkpoint; it can be resumed."""
     configure_logging(debug, False)
     require_engine(debug)
     from wardround.deploy.kits import find_organisers_kit
@@ -338,7 +333,7 @@ def stop(
 
 
 def require_engine(debug: bool = False) -> None:
-    """Say where the engine is missing; what it logs itself is for those who ask for it."""
+    """Raise where the engine is missing; show its own logs only with --debug."""
     from wardround.deploy.nvflare import require
 
     require()
@@ -346,7 +341,7 @@ def require_engine(debug: bool = False) -> None:
 
 
 def open_session(kit: Kit) -> Session:
-    """A line to the server; said at once, not after a while, if nothing listens there."""
+    """A connection to the server; fails at once, not after a while, if nothing listens there."""
     from wardround.deploy.nvflare.preflight.checks import TIMEOUT, PreflightContext
     from wardround.deploy.nvflare.preflight.connection import identify_listener
     from wardround.deploy.nvflare.preflight.kit import refuse_broken
@@ -356,7 +351,7 @@ def open_session(kit: Kit) -> Session:
 
     if kit.admin_port is not None and not is_port_open("127.0.0.1", kit.admin_port):
         raise WardroundError(
-            f"no server of this kit runs on this machine (127.0.0.1 port {kit.admin_port}). Start it: "
+            f"no server of this kit is running on this machine (127.0.0.1 port {kit.admin_port}). Start it: "
             f"wardround server {kit.folder}"
         )
     refuse_broken(kit)

@@ -46,7 +46,7 @@ def join(
     check_trust(opened)
     with leaving_on_signals(), Processes(opened.folder, "client", again=True, say=say) as processes:
         say(f"'{opened.name}' connects to {opened.server}:{opened.port}, outbound only. Ctrl-C ends.")
-        line = Line(opened)
+        line = ConnectionWatch(opened)
         news = watch_ledger(opened.state / NAME)
         while True:
             for text in (*line.news(processes.child.pid if processes.child else None), *next(news)):
@@ -55,9 +55,9 @@ def join(
 
 
 def check_trust(kit: Kit) -> None:
-    """A kit that is broken, ran out or is of another project would be turned away for ever: say so and end.
+    """A kit that is broken, expired or of another project would be refused for ever: say so and end.
 
-    A server that is not there yet is no reason to end.
+    A server that does not run yet is no reason to end.
     """
     from wardround.deploy.nvflare.preflight.checks import TIMEOUT, CheckFailed, PreflightContext, TrustFailed
     from wardround.deploy.nvflare.preflight.connection import check_tls
@@ -73,8 +73,8 @@ def check_trust(kit: Kit) -> None:
         return
 
 
-class Line:
-    """Whether there is a connection to the organiser, told when that changes; one look does not count."""
+class ConnectionWatch:
+    """Reports when the connection to the organiser is made or lost; a single observation does not count."""
 
     def __init__(self, kit: Kit) -> None:
         self._kit = kit
@@ -96,15 +96,12 @@ class Line:
         first, self._said = self._said is None, here
         if here:
             return [f"connected to {self._where}"]
-        no = "no connection yet" if first else "no connection any more"
-        return [
-            f"{no} to {self._where}; it is tried again until there is one. Why: wardround preflight "
-            f"{self._kit.folder}"
-        ]
+        no = "no connection yet" if first else "connection lost"
+        return [f"{no} to {self._where}; retrying. Why: wardround preflight {self._kit.folder}"]
 
 
 def is_connected(process: int, port: int) -> bool:
-    """Whether a process has an open connection to this port somewhere; looks only, sends nothing."""
+    """Whether a process has an open connection to this port somewhere; sends nothing."""
     import psutil
 
     try:
@@ -115,7 +112,7 @@ def is_connected(process: int, port: int) -> bool:
 
 
 def watch_ledger(path: Path) -> Iterator[list[str]]:
-    """A line for every message that left since the last look, as the ledger has it."""
+    """Yield a line for every message that left since the last time, as the ledger has it."""
     offset = path.stat().st_size if path.exists() else 0
     rest = b""
     while True:

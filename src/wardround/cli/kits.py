@@ -27,7 +27,7 @@ def provision(
     ] = Path("kits"),
     renew: Annotated[
         list[str] | None,
-        typer.Option("--renew", metavar="NAME", help="Make this kit anew (lost, expired); may be repeated."),
+        typer.Option("--renew", metavar="NAME", help="Make this kit again (lost, expired); may be repeated."),
     ] = None,
     example: Annotated[bool, typer.Option("--example", help="Print a project.yaml to start from.")] = False,
     json_: Json = False,

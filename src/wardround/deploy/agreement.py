@@ -47,7 +47,7 @@ Lengths = tuple[Annotated[float, Field(gt=0, le=1e5, allow_inf_nan=False)], ...]
 
 
 class DataFacts(BaseModel):
-    """What a hospital says its cases are like, checked before anything is made of it."""
+    """What a hospital says its cases are like, checked before it is used."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -70,7 +70,7 @@ class DataFacts(BaseModel):
             if sides is not None and len(sides) != self.dimensions:
                 raise ValueError(f"{name} has {len(sides)} sides, not {self.dimensions}")
         if self.spacing is not None and {len(sides) for sides in self.spacing} != {self.dimensions}:
-            raise ValueError(f"spacing is not one of {self.dimensions} dimensions")
+            raise ValueError(f"spacing does not have {self.dimensions} dimensions")
         if any(not 0 <= value < self.num_classes for values in self.regions.values() for value in values):
             raise ValueError(f"regions name a class that is not among the {self.num_classes}")
         return self
@@ -129,21 +129,21 @@ def localise_config(asked: Mapping[str, Any], *, device: str, threads: int | Non
 
 
 def open_own_federation(config: Config, site: SiteFile, name: str) -> Federation:
-    """The hospital's own cases under its own name: real ones, or the made-up ones a rehearsal asks for."""
+    """The hospital's own cases under its own name: real ones, or the synthetic ones of a rehearsal."""
     source = site.data
     if not isinstance(source, Path):
         if config.data.hospitals:
             raise ConfigError(
-                f"site '{name}' has made-up cases only, and this run asks for real ones (data: {{hospitals: "
-                "true})."
+                f"site '{name}' has only synthetic cases, and this run asks for real ones "
+                "(data: {hospitals: true})."
             )
         found = open_federation(config.data, config.seed)
         if name not in found.names:
-            raise ConfigError(f"'{name}' is not among the made-up hospitals of this run.")
+            raise ConfigError(f"'{name}' is not among the synthetic hospitals of this run.")
         return replace(found, names=[name], counts={name: found.counts[name]})
     if not config.data.hospitals:
         raise ConfigError(
-            f"this run asks for made-up cases, but site '{name}' has real ones. For those, set data: "
+            f"this run asks for synthetic cases, but site '{name}' has real ones. For those, set data: "
             "{hospitals: true}."
         )
     settings = config.data.model_copy(update={"federation": source, "hospitals": False, "proxy": None})
@@ -227,7 +227,7 @@ def describe_values(left: Any, right: Any) -> str:
 
 
 def check_networks(config: Config, federation: Federation, registrations: Mapping[str, Registration]) -> None:
-    """Hospitals must have the very network of the run: what they registered is held against ours."""
+    """Hospitals must have the network of this run: what they registered is compared with ours."""
     weightless = config.model.model_copy(update={"weights": None})
     model = network_for(config.model_copy(update={"model": weightless}), federation)
     everything = Params(model.state_dict())
@@ -238,7 +238,7 @@ def check_networks(config: Config, federation: Federation, registrations: Mappin
         odd = find_difference(tensors, entry.tensors) or next(iter(trainable ^ set(entry.trainable)), None)
         if odd is not None:
             raise ConfigError(
-                f"hospital '{client}' has another network than this run: tensor '{odd[:LONGEST]}' differs. "
+                f"hospital '{client}' has a different network: tensor '{odd[:LONGEST]}' differs. "
                 "Install the same version of wardround, and of the network, at both ends."
             )
 
@@ -253,7 +253,7 @@ def elsewhere(name: str) -> ClientData:
 
 
 def merge_seen(facts: Sequence[DataFacts]) -> ScanSummary:
-    """What the scans of all hospitals are like: the usual of the usual, and the widest spacing."""
+    """The scans of all hospitals: the median of their median shapes, and the widest range of spacings."""
     shapes = [entry.shape for entry in facts if entry.shape]
     shape = tuple(int(median(sides)) for sides in zip(*shapes, strict=True)) if shapes else None
     patch = next((entry.patch for entry in facts if entry.patch), None)

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import IO
 
 from wardround.config import Config
-from wardround.data.federation import Federation
 from wardround.data.roles import NOT_HOSPITALS, PROXY
 from wardround.deploy.agreement import agree_on_federation, check_networks
 from wardround.deploy.live_file import Live
+from wardround.deploy.lock_file import take_lock
 from wardround.deploy.remote import Channel, Remote
 from wardround.engine.experiment import Experiment
 from wardround.engine.host import Host
@@ -22,7 +23,7 @@ from wardround.engine.outcome import Outcome
 from wardround.engine.run_folder import check_folder
 from wardround.engine.transports.local import InProcess, Spilling
 from wardround.errors import ConfigError, WardroundError
-from wardround.files import file_name, try_lock, write_text
+from wardround.files import file_name, write_text
 from wardround.methods import build_method
 
 
@@ -41,7 +42,7 @@ def conduct(
     """Run an experiment whose clients are at hospitals; everything lands in the run folder.
 
     on_experiment: gets the experiment before it starts, to be able to stop it; on_done: gets the folder of a
-    run that is done, before anybody is told so.
+    run that is done, before its end is announced.
     """
     folder = config.folder
     check_folder(config, resume, overwrite)  # what is there stays as it is
@@ -64,13 +65,14 @@ def conduct(
                 pictures_at=pictures_at,
             )
             remote.register()
-            federation = with_proxy(config, agree_on_federation(remote.facts, remote.hospitals))
+            federation = agree_on_federation(remote.facts, remote.hospitals)
+            federation = replace(federation, proxy=config.data.proxy)
             check_networks(config, federation, remote.hospitals)
             experiment = Experiment(config, hospitals=remote, federation=federation)
             if on_experiment is not None:
                 on_experiment(experiment)
             outcome = experiment.run(resume=resume, overwrite=overwrite)
-            remote.strays()  # counted, though no round tells of them any more
+            remote.strays()  # counted, though no round reports them any more
             if outcome.status == "done" and on_done is not None:
                 on_done(folder)
         except BaseException as error:
@@ -82,25 +84,17 @@ def conduct(
     return outcome
 
 
-@contextmanager
-def claim(folder: Path) -> Iterator[None]:
+def claim(folder: Path) -> IO[str]:
     """One process at a time conducts a run; a second must not touch the first one's files."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / ".conducting").open("w")
-    except OSError as error:
-        raise ConfigError(f"output folder {folder} cannot be written: {error.strerror}.") from None
-    with lock:
-        if not try_lock(lock):
-            raise ConfigError(f"{folder} is in use by another process.")
-        yield
+    taken = f"{folder} is in use by another process."
+    return take_lock(folder / ".conducting", taken=taken, advice="Set another output.")
 
 
 def check_names(names: Sequence[str]) -> None:
-    """Every hospital once, and under a name that is not one of ours."""
+    """Every hospital once, and under a name that is not reserved."""
     for name in names:
         if names.count(name) > 1:
-            raise ConfigError(f"hospital '{name}' is named twice. Every hospital has a name of its own.")
+            raise ConfigError(f"hospital '{name}' is named twice. Every hospital needs a name of its own.")
         if not name or name in NOT_HOSPITALS:
             raise ConfigError(f"'{name}' cannot be the name of a hospital.")
 
@@ -110,11 +104,10 @@ def count_rounds_done(folder: Path) -> int:
 
 
 def refuse_pooled(config: Config) -> None:
-    method = build_method(config)
-    if method.pooled:
+    if build_method(config).pooled:
         raise ConfigError(
-            f"method '{config.method.get('name')}' puts all cases in one place, which hospitals do not allow."
-            " Use it with wardround train on cases you may have."
+            f"method '{config.method.get('name')}' pools all cases in one place, which hospitals do not "
+            "allow. Use it with wardround train, on cases you hold yourself."
         )
 
 
@@ -139,10 +132,6 @@ def open_own_client(config: Config) -> InProcess | None:
         )
     host = Host(config, config.folder / "clients", [PROXY])
     return InProcess(host, Spilling(config.folder / "exchange" / "own"))  # not among hospitals' replies
-
-
-def with_proxy(config: Config, federation: Federation) -> Federation:
-    return replace(federation, proxy=config.data.proxy)
 
 
 def find_rehearsed_pictures(kits: Path, folder: Path, name: str) -> Path:

@@ -145,7 +145,7 @@ def read_kit(folder: Path) -> Kit:
     sound = all(isinstance(text, str) and text for text in texts) and kit.role in ("hospital", "organiser")
     ports = [kit.port] if kit.admin_port is None else [kit.port, kit.admin_port]
     if not sound or not all(type(port) is int and 1 <= port <= 65535 for port in ports):
-        raise ConfigError(f"{file} has a value that cannot be right. Unpack the kit again.")
+        raise ConfigError(f"{file} has an invalid value. Unpack the kit again.")
     return kit
 
 
@@ -161,7 +161,7 @@ def check_private(kit: Kit) -> None:
 
 
 def find_organisers_kit(path: Path | None) -> Kit:
-    """The kit named, or the one that is near: WARDROUND_KIT, this folder, kits/organiser."""
+    """The kit named, or the one nearby: WARDROUND_KIT, this folder, kits/organiser."""
     if path is not None:
         return open_kit(path, "organiser")
     if os.environ.get(KIT):
@@ -169,4 +169,4 @@ def find_organisers_kit(path: Path | None) -> Kit:
     for folder in (Path(), Path("organiser"), Path("kits/organiser")):
         if (folder / "kit.json").is_file():
             return open_kit(folder, "organiser")
-    raise ConfigError("where is the organiser's kit? Give it with --kit, for example --kit kits/organiser.")
+    raise ConfigError("no organiser's kit found. Name it with --kit, for example --kit kits/organiser.")

@@ -26,7 +26,7 @@ def read_live(folder: Path) -> dict[str, Any] | None:
 
 
 def find_running(kit: Kit, name: str | None = None) -> tuple[str, dict[str, Any]]:
-    """The run that goes on, and what live.json says of it."""
+    """The run in progress, and what live.json says of it."""
     going = {
         path.parent.name: facts
         for path in sorted(kit.runs.glob("*/live.json"))
@@ -35,9 +35,11 @@ def find_running(kit: Kit, name: str | None = None) -> tuple[str, dict[str, Any]
     if name is not None:
         going = {key: facts for key, facts in going.items() if key == file_name(name)}
     if not going:
-        raise WardroundError("no run goes on." if name is None else f"run '{name}' does not go on.")
+        raise WardroundError(
+            "no run is in progress." if name is None else f"run '{name}' is not in progress."
+        )
     if len(going) > 1:
-        raise ConfigError(f"several runs go on: {', '.join(going)}. Name one.")
+        raise ConfigError(f"several runs are in progress: {', '.join(going)}. Name one.")
     return next(iter(going.items()))
 
 

@@ -32,7 +32,7 @@ def follow(
 ) -> str:
     """Show a run until it is done or stopped, and return which of them; a failed one raises its reason.
 
-    ended: why the run cannot go on any more (its process is gone), None while it can; asked now and then.
+    ended: why the run cannot continue (its process is gone), None while it can; asked now and then.
     """
     folder, shown, started, told = config.folder, 0, False, ""
     while True:

@@ -34,9 +34,15 @@ LONGEST_HOST = 64  # it is the common name of a certificate
 RESERVED = frozenset({"organiser", "organizer", "server", "admin", "relay", "all", *NOT_HOSPITALS})
 
 
+def check_name(value: str) -> str:
+    if not NAME.fullmatch(value):
+        raise ValueError(f"'{value[:80]}' is not a valid name; use {NAME_RULE}")
+    return value
+
+
 def check_organisation(value: str) -> str:
     if value and not ORGANISATION.fullmatch(value):
-        raise ValueError(f"'{value}' is not a usable organisation; take up to 48 letters a-z, digits and _")
+        raise ValueError(f"'{value}' is not a valid organisation; use up to 48 letters a-z, digits and _")
     return value
 
 
@@ -57,7 +63,7 @@ def is_host(value: str) -> bool:
 class Organiser(Settings):
     """The machine hospitals connect to.
 
-    port: the one port that must be open on it; admin_port: where `wardround submit` and `status` speak to
+    port: the one port that must be open on it; admin_port: where `wardround submit` and `status` talk to
     the server, on the organiser's machine alone; left out, the port after `port`.
     """
 
@@ -113,10 +119,8 @@ class Hospital(Settings):
     @field_validator("name")
     @classmethod
     def usable(cls, value: str) -> str:
-        if not NAME.fullmatch(value):
-            raise ValueError(f"'{value[:80]}' is not a usable name; take {NAME_RULE}")
-        if value.lower() in RESERVED:
-            raise ValueError(f"a hospital cannot be called '{value}', which wardround uses itself")
+        if check_name(value).lower() in RESERVED:
+            raise ValueError(f"a hospital cannot be called '{value}', a reserved name")
         return value
 
     @property
@@ -127,7 +131,7 @@ class Hospital(Settings):
 class Project(Settings):
     """A federation: its name, its organiser, its hospitals.
 
-    valid_days: how long certificates made now are good for.
+    valid_days: how long certificates made now are valid.
     """
 
     project: str
@@ -147,12 +151,7 @@ class Project(Settings):
             )
         return value
 
-    @field_validator("project")
-    @classmethod
-    def usable(cls, value: str) -> str:
-        if not NAME.fullmatch(value):
-            raise ValueError(f"'{value[:80]}' is not a usable name; take {NAME_RULE}")
-        return value
+    _name = field_validator("project")(check_name)
 
     @model_validator(mode="after")
     def different_names(self) -> Project:
@@ -161,7 +160,7 @@ class Project(Settings):
             other = seen.setdefault(hospital.name.lower(), hospital.name)
             if other is not hospital.name:
                 raise ValueError(
-                    f"hospitals '{other}' and '{hospital.name}' have the same name (capitals do not count)"
+                    f"hospitals '{other}' and '{hospital.name}' have the same name (case is ignored)"
                 )
         return self
 
@@ -192,5 +191,5 @@ hospitals:                      # a name is the same everywhere: kit, certificat
   - north
   - {{name: south, organisation: South_Trust}}
 
-valid_days: 360                 # how long the certificates are good for
+valid_days: 360                 # how long the certificates are valid
 """

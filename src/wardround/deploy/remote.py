@@ -38,10 +38,10 @@ STATISTICS = ("running_mean", "running_var")  # as torch calls those of every no
 
 
 class Channel(Protocol):
-    """How parcels reach hospitals; every federated engine brings one."""
+    """How parcels reach hospitals; every federated engine provides one."""
 
     def alive(self) -> Mapping[str, float]:
-        """Every hospital that was heard of, and how many seconds ago."""
+        """Every hospital that was heard from, and how many seconds ago."""
         ...
 
     def exchange(self, requests: Mapping[str, Parcel], deadline: float) -> Iterator[tuple[str, Parcel]]:
@@ -49,12 +49,12 @@ class Channel(Protocol):
         ...
 
     def strays(self) -> list[tuple[str, str]]:
-        """Replies nobody waited for since the last call: which hospital, and what was wrong."""
+        """Unexpected replies since the last call: which hospital, and what was wrong."""
         ...
 
 
 class Remote:
-    """A transport to hospitals: every request carries all it needs, so a hospital may die and come back.
+    """A transport to hospitals: every request carries all it needs, so a hospital may crash and rejoin.
 
     names: the hospitals of the run; own: the client on the organiser's machine, where a method has one;
     pictures_at: where clients' folders are, if on this machine (a rehearsal); facts, hospitals: what those
@@ -93,7 +93,7 @@ class Remote:
     # Registration
 
     def register(self) -> list[Registration]:
-        """Ask every hospital of the run what it has; those that do not answer take no part."""
+        """Ask every hospital of the run what it has; those that do not answer do not take part."""
         if self._registered:
             return list(self._registered.values())
         present = self._wait_for(self.names, len(self.names), "register", -1)
@@ -111,7 +111,7 @@ class Remote:
         self._remember_those_away(troubles)
         for name, reason in troubles.items():
             self._gone[name] = reason
-            log.warning("hospital '%s' takes no part: %s", name, reason)
+            log.warning("hospital '%s' does not take part: %s", name, reason)
         if len(self.facts) < self._config.min_clients:
             details = "; ".join(
                 f"'{name}': {reason.rstrip('.')}" for name, reason in sorted(troubles.items())
@@ -137,7 +137,7 @@ class Remote:
         self._registered[name], self.facts[name] = entry, facts
 
     def _remember_those_away(self, troubles: dict[str, str]) -> None:
-        """A run that goes on knows its hospitals: one that is away for now may come back later."""
+        """A resumed run knows its hospitals: one that is away for now may rejoin later."""
         path = self._folder / REGISTRATIONS
         known = json.loads(path.read_text(encoding="utf-8")) if self._resumes and path.exists() else {}
         for name in [name for name in troubles if name in known]:
@@ -184,7 +184,7 @@ class Remote:
         self._live.wait(task, round + 1, sorted(pending), deadline)
         for name, parcel in self._channel.exchange(requests, deadline):
             if name not in pending:
-                what = "a second answer" if name in ids else "an answer nobody asked for"
+                what = "a second answer" if name in ids else "an unrequested answer"
                 self._strays.append((name, f"{what} to '{task}'"))
                 continue
             answer = self._answer(name, parcel, ids[name], task, round, messages[name])
@@ -221,7 +221,7 @@ class Remote:
         }
 
     def _missing(self, name: str, task: str, refused: str | None, *, is_late: bool) -> Answer:
-        """What stands for a reply that did not come, or was not the right one."""
+        """The answer recorded for a reply that did not come, or was not the right one."""
         if refused is not None:
             return Answer(name, refused=refused)
         within = f" within the deadline of {self._config.deadline:g} s" if is_late else ""
@@ -263,7 +263,7 @@ class Remote:
             return answer
         except ParcelError as error:
             return Answer(name, refused=str(error))
-        except Exception as error:  # whatever a stranger sends must not end the run
+        except Exception as error:  # untrusted content must not end the run
             return Answer(name, refused=f"it cannot be read ({describe_error(error)})")
 
     def _wait_for(self, names: Sequence[str], needed: int, task: str, round: int) -> list[str]:
@@ -285,13 +285,13 @@ class Remote:
             if name in present and self._gone.pop(name, None) is not None:
                 log.info("hospital '%s' is back", name)
             elif name not in present:
-                self._gone[name] = f"it was not heard of for {AWAY_SECONDS:g} s"
+                self._gone[name] = f"it has not been heard from for {AWAY_SECONDS:g} s"
         return present
 
     # The rest of a transport
 
     def settle(self) -> None:
-        """Hospitals bring their memory to the disk with every task."""
+        """Hospitals write their memory to disk with every task."""
         if self._own is not None:
             self._own.settle()
 
@@ -314,7 +314,7 @@ def describe_error(error: Exception) -> str:
 
 
 def check_usable(task: str, sent: Message, answer: Answer) -> None:
-    """Raise where the engine could not use an answer to one of its own questions; the gate sees the rest."""
+    """Raise where the engine could not use an answer to one of its own tasks; the gate checks the rest."""
     message, name = answer.message, answer.client
     reply = Reply(message.params, message.extras, message.scalars, client=name, num_examples=1)
     if task == "evaluate":

@@ -14,7 +14,8 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from wardround.config import Config
-from wardround.deploy.site_file import ALWAYS, TASKS, SiteFile, format_bytes, quiet_minutes
+from wardround.deploy.settings_file import format_bytes
+from wardround.deploy.site_file import ALWAYS, TASKS, SiteFile, quiet_minutes
 from wardround.messages import Message
 from wardround.methods import METHODS, OBJECTIVES
 from wardround.models import MODELS
@@ -24,7 +25,7 @@ LONGEST = 200  # characters of a name that a refusal repeats
 
 
 class Rules:
-    """A hospital's rules at work; clock: its local time."""
+    """A hospital's rules, applied; clock: its local time."""
 
     def __init__(self, site: SiteFile, clock: Callable[[], datetime] = datetime.now) -> None:
         self.site = site
@@ -41,7 +42,7 @@ class Rules:
     ) -> str | None:
         """Why this request is not answered, or None.
 
-        config: the run's settings, where the request brings them. As plain values they can be judged before
+        config: the run's settings, where the request has them. As plain values they can be judged before
         they are parsed, which is what keeps a network from being imported that was never allowed.
         """
         return (
@@ -62,7 +63,7 @@ class Rules:
         return self.too_large("answer", num_bytes)
 
     def too_few(self, num_train: int) -> str | None:
-        """Why a hospital with so many training cases takes no part, or None."""
+        """Why a hospital with this many training cases does not take part, or None."""
         if num_train >= self.site.min_cases:
             return None
         return (
@@ -95,7 +96,7 @@ class Rules:
     def redact(self, failure: str, names: Iterable[str] = ()) -> str:
         """A failure's text as the organiser may read it; names: of the hospital's cases.
 
-        A text that speaks of files or cases stays here as a whole: cutting names out of a sentence
+        A text that names files or cases stays here as a whole: cutting names out of a sentence
         leaves pieces of them sooner or later.
         """
         hides_cases = self.site.case_names == "number"
@@ -108,7 +109,7 @@ class Rules:
             return failure
         kind = re.match(r"\w+(?:Error|Exception)(?=: )", failure)
         what = f" ({kind[0]})" if kind else ""
-        return f"the task failed{what}; the reason speaks of files or cases and stays in the hospital's log"
+        return f"the task failed{what}; the reason names files or cases and stays in the hospital's log"
 
     def _too_early(self, now: datetime) -> str | None:
         here = now if now.tzinfo is None else now.astimezone()
@@ -119,14 +120,14 @@ class Rules:
         if opens == local:
             return None
         when = opens.astimezone().isoformat(timespec="minutes")
-        return f"this hospital has quiet hours now; it opens again at {when}"
+        return f"this hospital is in its quiet hours; they end at {when}"
 
     def too_large(self, what: str, count: int) -> str | None:
-        """Why a request or an answer of so many bytes is refused, or None."""
+        """Why a request or an answer of this many bytes is refused, or None."""
         if count <= self.site.largest_message:
             return None
         return (
-            f"the {what} has {format_bytes(count)}, but messages at this hospital have at most "
+            f"the {what} has {format_bytes(count)}, but messages at this hospital may have at most "
             f"{format_bytes(self.site.largest_message)} (largest_message in its site.yaml)"
         )
 
@@ -152,7 +153,7 @@ class Rules:
 
 
 def list_choices(config: Config | Mapping[str, Any]) -> dict[str, str]:
-    """Run, method, network and objective by name, from checked settings or from plain ones nobody checked."""
+    """Run, method, network and objective by name, from checked or unchecked settings."""
     values: Mapping[str, Any] = (
         {"name": config.name, "method": config.method, "objective": config.objective,
          "model": {"name": config.model.name}}

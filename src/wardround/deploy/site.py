@@ -1,7 +1,7 @@
 """The hospital's side: one request in, one reply out, and a line in the ledger before it leaves.
 
-A request carries all it needs (the run's configuration included), so a hospital that was restarted goes on
-from what it has on its own disk. `Site.answer` never raises: what is refused or fails is a reply that says
+A request carries all it needs (the run's configuration included), so a hospital that was restarted continues
+from its own disk. `Site.answer` never raises: what is refused or fails is a reply that says
 so. Only a ledger that cannot be written raises, and then nothing may leave.
 """
 
@@ -72,7 +72,7 @@ def choose_device(site: SiteFile) -> str:
 def describe_data(site: SiteFile, name: str) -> str:
     """What a hospital will take part with, in words; raises where its cases cannot be used."""
     if not isinstance(site.data, Path):
-        return "made-up cases, as the organiser's configuration describes them"
+        return "synthetic cases, as the organiser's configuration describes them"
     found = federation_of(site.data, DataSettings(federation=site.data), 0)
     inside = find_client(site, found.names, name)
     return f"{found.counts[inside]} cases of '{inside}' in {site.data}"
@@ -161,9 +161,9 @@ class Site:
         more = header.get("more")
         config = more.get("config") if isinstance(more, Mapping) else None
         if not isinstance(config, Mapping):
-            raise Refused("the request brings no configuration of its run")
+            raise Refused("the request has no configuration of its run")
         if not is_named({"run": run, "request": request}):
-            raise Refused("the request does not say which one it is, and of which run")
+            raise Refused("the request has no valid id of its own or of its run")
         reason = self._rules.refuses_request(task, config=config, bytes=_num_bytes(parcel))
         if reason is not None:
             raise Refused(reason)
@@ -183,7 +183,7 @@ class Site:
         before = self._load_requests(run).get(request)
         present = _version(store.folder)
         if before is not None and before != present:
-            raise Refused("this request was done before, and its answer was lost on the way")
+            raise Refused("this request was carried out before, and its answer was lost")
         if before is None:
             self._note(run, request, present)
 
@@ -211,7 +211,7 @@ class Site:
         return self._state / file_name(run)
 
     def _host(self, run: str, asked: Mapping[str, Any]) -> Host:
-        """The hospital's cases with this run's network; kept while the run goes on."""
+        """The hospital's cases with this run's network; kept for the length of the run."""
         key = json.dumps([run, asked], sort_keys=True)
         if key not in self._hosts:
             self._hosts.clear()
@@ -256,7 +256,7 @@ class Site:
         }
 
 
-# Of a request nobody has checked yet
+# Of a request that is not checked yet
 
 
 def _text(value: Any) -> str:
@@ -273,7 +273,7 @@ def _round(value: Any) -> int:
 
 
 def _version(folder: Path) -> str:
-    """A word for the memory files as they are; it changes when one is written."""
+    """A hash of the memory files' times; it changes when one is written."""
     files = sorted((path.name, path.stat().st_mtime_ns) for path in folder.glob("memory-*.safetensors"))
     return hashlib.sha256(json.dumps(files).encode()).hexdigest()[:16]
 
@@ -282,4 +282,4 @@ def _num_bytes(parcel: Parcel) -> int:
     try:
         return parcel.num_bytes
     except (TypeError, ValueError, AttributeError, RecursionError):  # no JSON, or no arrays
-        raise Refused("the request holds something else than plain JSON and numeric arrays") from None
+        raise Refused("the request holds something other than plain JSON and numeric arrays") from None

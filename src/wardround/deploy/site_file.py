@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from wardround.deploy.settings_file import read_settings, refuse_boolean
+from wardround.deploy.settings_file import format_bytes, parse_size, read_settings, refuse_boolean
 from wardround.errors import ConfigError
 from wardround.methods import METHODS, OBJECTIVES
 from wardround.models import MODELS
@@ -33,13 +33,11 @@ TASKS = {
     "tune": "weights learned on cases at the server (fedlaw)",
     "norm_stats": "means and variances inside the network, over the training cases",
     "evaluate": "scores of the model, one row for each validation or test case",
-    "calibrate": "how sure the model is: sums over cases, and one row for each test case",
+    "calibrate": "how well the model is calibrated: sums over cases, and one row for each test case",
     "pictures": "nothing leaves; pictures of test cases are written to this hospital's own folder",
     "personal_model": "the hospital's own model, for tests at the others",
 }
 ALWAYS = frozenset({"register"})  # names and shapes of tensors, numbers of cases: what taking part means
-UNITS = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
-UNITS |= {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 DAY = 24 * 60  # minutes
 
 
@@ -90,7 +88,7 @@ class SiteFile(Settings):
         there = [*registries.get(info.field_name or "", [*TASKS, *ALWAYS]), "all"]
         for name in names:
             if name not in there:
-                raise ValueError(f"'{name}' is none that wardround knows.{suggest(name, there)}")
+                raise ValueError(f"'{name}' is unknown.{suggest(name, there)}")
         return names
 
     @field_validator("networks")
@@ -99,7 +97,7 @@ class SiteFile(Settings):
         for name in names:
             if name not in (*MODELS, *ALL) and not is_import_path(name):
                 raise ValueError(
-                    f"'{name}' is no network.{suggest(name, [*MODELS, *ALL])} Write MONAI's as "
+                    f"'{name}' is not a network.{suggest(name, [*MODELS, *ALL])} Write MONAI's as "
                     "monai:SegResNet, your own as package.module:Class"
                 )
         return names
@@ -127,32 +125,6 @@ class SiteFile(Settings):
         return tuple(spans)
 
 
-def parse_size(value: Any) -> int:
-    """A size in bytes, from a number or from text with a unit.
-
-    >>> parse_size("500 MB"), parse_size("1.5GiB"), parse_size(1000)
-    (500000000, 1610612736, 1000)
-    """
-    if isinstance(value, int) and not isinstance(value, bool):
-        return value
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?i?b)?\s*", str(value).lower())
-    unit = None if found is None else UNITS.get(found[2] or "b")
-    if found is None or unit is None:
-        raise ValueError(f"it is {value!r}; give a size such as 500 MB or 2 GB, or a number of bytes")
-    return int(float(found[1]) * unit)
-
-
-def format_bytes(count: int) -> str:
-    """
-    >>> format_bytes(532), format_bytes(2_000_000_000)
-    ('532 B', '2.0 GB')
-    """
-    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= scale:
-            return f"{count / scale:.1f} {unit}"
-    return f"{count} B"
-
-
 def quiet_minutes(spans: Sequence[Any]) -> frozenset[int]:
     """The minutes of a day inside these spans of time; one may pass midnight.
 
@@ -166,7 +138,7 @@ def quiet_minutes(spans: Sequence[Any]) -> frozenset[int]:
             [] if found is None else [count_minutes(*found.group(1, 2)), count_minutes(*found.group(3, 4))]
         )
         if not times or max(times) > DAY:
-            raise ValueError(f'{span!r} is no span of time; write it as "22:00-06:00"')
+            raise ValueError(f'{span!r} is not a time span; write it as "22:00-06:00"')
         start, end = times
         if start % DAY == end % DAY and end - start != DAY:
             raise ValueError(f"{span!r} starts and ends at the same time")
@@ -195,12 +167,12 @@ def load_site(path: Path) -> SiteFile:
 
 def find_client(site: SiteFile, names: Sequence[str], own: str) -> str:
     """Which client of the data this hospital is: the one named, the only one, or the one called `own`."""
-    there = f"The data hold: {', '.join(sorted(names)) or 'no client'}."
+    there = f"Its clients: {', '.join(sorted(names)) or 'none'}."
     if site.client is not None:
         if site.client not in names:
             raise ConfigError(
-                f"site.yaml: client is '{site.client}', which has no cases.{suggest(site.client, names)} "
-                f"{there}"
+                f"site.yaml: client is '{site.client}', which is not in federation.yaml."
+                f"{suggest(site.client, names)} {there}"
             )
         return site.client
     if len(names) == 1:
@@ -208,27 +180,27 @@ def find_client(site: SiteFile, names: Sequence[str], own: str) -> str:
     if own in names:
         return own
     raise ConfigError(
-        f"site.yaml: it is not clear which client '{own}' is. {there} Where all cases of federation.yaml are "
-        "this hospital's, set partition: {kind: natural} there; else name one with client in site.yaml."
+        f"site.yaml: it is not clear which client of federation.yaml '{own}' is. {there} If all its cases "
+        "are this hospital's, set partition: {kind: natural} there; else name one with client in site.yaml."
     )
 
 
 ABOUT = """\
 The rules of hospital '{name}'. This file stays on this machine and is never sent.
 A request outside them is refused with a reason that the organiser sees, and nothing leaves.
-What did leave: wardround egress show .    Is that list whole: wardround egress verify ."""
+What did leave: wardround egress show .    Is that list complete: wardround egress verify ."""
 COMMENTS = {
     "data": "Where the cases are: a federation.yaml (`wardround data init FOLDER` writes one), relative to\n"
-    "this file. The word phantom stands for made-up cases, for rehearsals.",
+    "this file. The word phantom stands for synthetic cases, for rehearsals.",
     "client": "Which client of federation.yaml this hospital is; null: the only one there, or the one with\n"
     "this hospital's name.",
     "device": "auto, cpu, cuda or cuda:0.",
     "threads": "Processor threads for training; null: all of them.",
     "tasks": "What may be asked for: all, or any of these, and what the answer holds.\n{tasks}\n"
-    "Taking part at all tells the organiser how many training, validation and test cases there are.",
+    "Taking part at all shows the organiser how many training, validation and test cases there are.",
     "methods": "Federated methods: all, or a list such as [fedavg, fedprox]. See: wardround methods",
     "networks": "Networks: all (wardround's and MONAI's), or a list such as [unet3d, monai:SegResNet]. A\n"
-    "network of somebody's own is code on this machine and runs only if it is named here,\n"
+    "custom network is code on this machine and runs only if it is named here,\n"
     "as package.module:Class; [all, package.module:Class] allows it beside the others.",
     "objectives": "Training objectives: all, or a list. See: wardround objectives",
     "runs": "Names of runs to take part in: all, or a list of patterns such as [prostate-*].",
@@ -241,7 +213,7 @@ COMMENTS = {
     "min_cases": "With fewer training cases than this, the hospital does not take part: a model trained\n"
     "on a handful of cases may give them away. The organiser is told the minimum, not the number.",
     "quiet_hours": 'Times of day, on this machine\'s clock, at which requests are refused: ["22:00-06:00"].\n'
-    "What was begun before may still be finished and sent.",
+    "A task that started before may still finish and be sent.",
 }
 
 

@@ -21,7 +21,8 @@ from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable, make_reply
 
-from wardround.deploy.nvflare import controller, executor, mailbox, processes, rejoin, session, shareable
+from wardround.deploy.nvflare import channel as channels
+from wardround.deploy.nvflare import controller, executor, processes, rejoin, session, shareable
 from wardround.deploy.nvflare.channel import FlareChannel, JobEnded
 from wardround.deploy.nvflare.controller import WardroundController
 from wardround.deploy.nvflare.executor import WardroundExecutor
@@ -333,7 +334,7 @@ def test_an_exchange_that_is_given_up_drops_its_replies() -> None:
         thread.join()
     exchange.close()
     assert len(channel.strays()) == 1
-    assert channel.mailbox._arrived.clear_content()
+    assert channel.mailbox._arrived.empty()
     assert channel.get_num_standing_tasks() == 0
 
 
@@ -347,7 +348,7 @@ def test_large_replies_take_turns_and_nobody_waits_for_the_dead() -> None:
         assert channel.mailbox.may_send(letters["north"])
         assert channel.mailbox.may_send(letters["north"])
         assert not channel.mailbox.may_send(letters["south"])
-        channel.mailbox._heard["north"] = time.monotonic() - mailbox.SILENT_SECONDS - 1
+        channel.mailbox._heard["north"] = time.monotonic() - channels.SILENT_SECONDS - 1
         assert channel.mailbox.may_send(letters["south"])
         channel.mailbox._heard["north"] = time.monotonic()
         assert not channel.mailbox.may_send(letters["north"])
@@ -442,7 +443,7 @@ def test_a_kit_runs_once_on_a_machine(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_something_that_is_no_kit_is_said(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="whole kit"):
+    with pytest.raises(ConfigError, match="has no flare/startup folder"):
         processes.Processes(tmp_path, "server").start()
 
 
@@ -493,7 +494,7 @@ def test_waiting_for_hospitals_says_for_whom() -> None:
 
 def test_a_session_without_the_admin_part_or_a_server_says_so(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="organiser's kit"):
-        session.connect(tmp_path)
+        session.Session(tmp_path)
     with pytest.raises(WardroundError, match="another project"), session._explained("host:1"):
         raise type("AuthenticationError", (Exception,), {})("no")
     with pytest.raises(WardroundError, match="wardround server"), session._explained("host:1"):
@@ -623,7 +624,7 @@ def test_server_and_hospitals_start_come_back_and_leave_nothing(kits: Path, tmp_
         north = stack.enter_context(processes.Processes(folder / "north", "client", again=True))
         stack.enter_context(processes.Processes(folder / "south", "client", again=True))
         processes.wait_for_port("127.0.0.1", port, 60, server)
-        line = stack.enter_context(session.connect(folder / "organiser"))
+        line = stack.enter_context(session.Session(folder / "organiser"))
         processes.wait_for_hospitals(line.connected, ["north", "south"], 60)
         with pytest.raises(WardroundError):
             line.command("no-such-job", "status")

@@ -51,7 +51,7 @@ def test_a_run_that_goes_on_is_not_begun_again(state: str, tmp_path: Path) -> No
     (tmp_path / "long").mkdir()
     (tmp_path / "long" / "live.json").write_text(json.dumps({"state": state, "job": "j1"}))
 
-    with raises(ConfigError, match="run 'long' goes on. See it with: wardround status --watch"):
+    with raises(ConfigError, match="run 'long' is in progress. See it with: wardround status --watch"):
         organising.refuse_running(cast(Any, Line()), plain)
     organising.refuse_running(cast(Any, Line(answers=False)), plain)  # its process was killed
 

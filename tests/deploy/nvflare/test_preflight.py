@@ -26,8 +26,7 @@ from wardround.deploy.project import Project
 importorskip("nvflare")
 
 from wardround.deploy.nvflare import provisioning
-from wardround.deploy.nvflare.authority import Authority
-from wardround.deploy.nvflare.manifest import write_manifest
+from wardround.deploy.nvflare.authority import Authority, write_manifest
 from wardround.deploy.nvflare.preflight.checks import Check, CheckFailed, PreflightContext
 from wardround.deploy.nvflare.preflight.connection import check_tls
 from wardround.deploy.nvflare.preflight.sequence import find_failed, preflight
@@ -146,7 +145,7 @@ def test_a_ready_hospital_passes(north: Kit, organiser: Kit) -> None:
 def test_a_server_that_says_no_time_is_no_trouble(north: Kit, organiser: Kit) -> None:
     with listening(north.port, secured(organiser, told=None)):
         checks = preflight(north.folder, timeout=TIMEOUT)
-    assert "does not tell the time" in next(check.found for check in checks if check.name == "clock")
+    assert "does not report the time" in next(check.found for check in checks if check.name == "clock")
 
 
 @mark.parametrize(("minutes", "words"), [(20, "20 minutes behind"), (-20, "20 minutes ahead of")])
@@ -202,7 +201,7 @@ def test_a_manifest_someone_else_wrote(north: Kit) -> None:
     manifest = json.loads(file.read_text())
     del manifest["files"]["flare/startup/fed_client.json"]
     file.write_text(json.dumps(manifest))
-    assert "does not have the signature" in wrong(preflight(north.folder)).found
+    assert "is not signed by the project" in wrong(preflight(north.folder)).found
 
 
 def test_what_the_owner_changed_is_a_warning(north: Kit) -> None:
@@ -228,7 +227,7 @@ def test_dates(north: Kit, kits: Path, project: Project) -> None:
 
     reissue(north, kits, project, start=datetime.now(UTC) - timedelta(days=5), base="client")
     soon = preflight(north.folder, timeout=TIMEOUT)[1]
-    assert soon.state == "warning" and "good for 4 more days" in soon.found
+    assert soon.state == "warning" and "valid for 4 more days" in soon.found
 
 
 def test_the_key_of_another(north: Kit, kits: Path) -> None:
@@ -262,7 +261,7 @@ def test_a_name_nobody_knows(tmp_path: Path, project: Project) -> None:
     )
     provisioning.provision(lost, tmp_path)
     found = wrong(preflight(tmp_path / "north", timeout=TIMEOUT))
-    assert found.name == "name" and "nowhere.invalid is not known here" in found.found
+    assert found.name == "name" and "nowhere.invalid cannot be resolved here" in found.found
 
 
 def test_nothing_listens(north: Kit) -> None:
@@ -384,7 +383,7 @@ def test_the_command_exits_with_0(
     organiser: Kit, monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
 ) -> None:
     code, out, err = call(monkeypatch, capsys, "preflight", str(organiser.folder))
-    assert (code, err) == (0, "") and "good until" in out
+    assert (code, err) == (0, "") and "valid until" in out
 
 
 # Commands that check before they start

@@ -50,7 +50,7 @@ def test_a_second_rehearsal_in_a_folder_leaves_the_first_alone(
 
         code, _, err = call(monkeypatch, capsys, "rehearse", str(tmp_path / "run.yaml"))
 
-    assert code == 2 and "a rehearsal goes on in" in err and kept.read_text() == "of the first"
+    assert code == 2 and "a rehearsal is already running in" in err and kept.read_text() == "of the first"
 
 
 def test_a_rehearsal_cannot_be_written_into_a_file(
@@ -61,4 +61,4 @@ def test_a_rehearsal_cannot_be_written_into_a_file(
 
     code, _, err = call(monkeypatch, capsys, "rehearse", str(tmp_path / "run.yaml"))
 
-    assert code == 2 and "cannot hold a run" in err and (tmp_path / "run").read_text() == "mine"
+    assert code == 2 and ".lock cannot be written" in err and (tmp_path / "run").read_text() == "mine"

@@ -30,8 +30,7 @@ from common import (
 )
 
 from wardround.deploy.kits import open_kit
-from wardround.deploy.nvflare.authority import Authority
-from wardround.deploy.nvflare.manifest import write_manifest
+from wardround.deploy.nvflare.authority import Authority, write_manifest
 from wardround.deploy.project import load_project
 
 NAMES = ["east", "north", "south", "west"]

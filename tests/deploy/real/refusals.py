@@ -44,8 +44,7 @@ from wardround.config_file import load_config
 from wardround.deploy.conducting import conduct
 from wardround.deploy.kits import Kit, read_kit
 from wardround.deploy.nvflare import provisioning
-from wardround.deploy.nvflare.authority import Authority
-from wardround.deploy.nvflare.manifest import write_manifest
+from wardround.deploy.nvflare.authority import Authority, write_manifest
 from wardround.deploy.nvflare.preflight.checks import CheckFailed, PreflightContext
 from wardround.deploy.nvflare.preflight.connection import check_tls
 from wardround.deploy.nvflare.processes import free_ports, wait_for_hospitals, wait_for_port
@@ -911,7 +910,7 @@ ATTACKS: list[tuple[str, Callable[[Place], str], str]] = [
     ("changed on the wire", changed_on_the_wire, "closed|BAD_RECORD_MAC"),
     ("repeated on the wire", repeated_on_the_wire, "closed|BAD_RECORD_MAC"),
     ("tampered reply", tampered_reply, "SHA-256"),
-    ("replayed reply", replayed_reply, "expected was"),
+    ("replayed reply", replayed_reply, ", expected '"),
     ("tampered request", tampered_request, "SHA-256"),
     ("replayed request", replayed_request, "replay"),
     ("pickle as array", pickle_as_array, "arrays"),

@@ -4,9 +4,7 @@ Whoever can write both the ledger and its head file can write a new chain; note 
 time to time, and even that shows. Nothing here imports torch.
 """
 
-from wardround.deploy.ledger.chain import NAME, LedgerError, head_path
-from wardround.deploy.ledger.reading import find, read
-from wardround.deploy.ledger.verifying import Verdict, verify
-from wardround.deploy.ledger.writing import Ledger
+from wardround.deploy.ledger.verifying import Verdict, find, read, verify
+from wardround.deploy.ledger.writing import NAME, Ledger, LedgerError, head_path
 
 __all__ = ["NAME", "Ledger", "LedgerError", "Verdict", "find", "head_path", "read", "verify"]

@@ -1,25 +1,98 @@
-"""Verifying the chain: the first line that was edited, removed, inserted, reordered or truncated."""
+"""Finding a ledger, reading it, and verifying its chain: what was edited, removed, inserted or cut off."""
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from wardround.deploy.ledger.chain import (
+from wardround.deploy.ledger.writing import (
     EMPTY,
+    NAME,
     ZEROS,
+    LedgerError,
     LedgerHead,
     describe_difference,
+    head_path,
     lock_ledger,
     parse_sealed,
     read_head,
 )
-from wardround.deploy.ledger.reading import is_organisers
 from wardround.errors import ConfigError
+
+
+def find(path: Path) -> Path:
+    """The egress.jsonl that a kit, a kit's state folder, a run folder or the file itself stands for.
+
+    A hospital's kit from which nothing has left yet has none; then it is the place where it will be.
+    """
+    path = Path(path)
+    if not path.exists() and not head_path(path).exists():
+        raise ConfigError(f"{path} does not exist. Give a kit, its state folder, or an {NAME}.")
+    if not path.is_dir():
+        return path
+    for place in (path / "state" / NAME, path / NAME):
+        if place.exists() or head_path(place).exists():
+            return place
+    if (path / "kit.json").exists():
+        if read_role(path) == "organiser":
+            raise ConfigError(
+                f"{path} is the organiser's kit; hospitals keep the ledger. What reached the organiser is in "
+                f"each run: {path}/runs/NAME/{NAME}"
+            )
+        return path / "state" / NAME
+    raise ConfigError(f"{path} holds no {NAME}. Give a hospital's kit, its state folder, or a run folder.")
+
+
+def read_role(kit: Path) -> str | None:
+    try:
+        role = json.loads((kit / "kit.json").read_text(encoding="utf-8")).get("role")
+    except (OSError, ValueError, AttributeError):
+        return None
+    return str(role)
+
+
+def read(path: Path) -> Iterator[dict[str, Any]]:
+    """Every whole line, one at a time; a last one that a crash cut off is left out."""
+    try:
+        with Path(path).open("rb") as file:
+            for number, text in enumerate(file, start=1):
+                if not text.endswith(b"\n"):
+                    return
+                try:
+                    line = json.loads(text)
+                except ValueError:
+                    line = None
+                if not isinstance(line, dict):
+                    raise LedgerError(
+                        f"{path}, line {number} cannot be read. See: wardround egress verify {path}"
+                    )
+                yield line
+    except FileNotFoundError:
+        return
+
+
+def is_organisers(path: Path) -> bool:
+    """Whether this is a run's plain list of what reached the organiser, which has no chain."""
+    if head_path(path).exists() or not path.exists():
+        return False
+    with path.open("rb") as file:
+        first = file.readline()
+    try:
+        line = json.loads(first)
+    except ValueError:
+        return False
+    return (
+        isinstance(line, dict)
+        and "phase" in line
+        and "client" in line
+        and not {"hash", "previous"} & set(line)
+    )
+
 
 What = Literal["edited", "removed", "inserted", "reordered", "truncated", "unsure"]
 EDITED: What = "edited"
@@ -28,7 +101,7 @@ INSERTED: What = "inserted"
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a look at the whole chain found.
+    """The result of checking the whole chain.
 
     lines: whole lines in the file; line: the first that is wrong, from 1; what: what was done to it
     (unsure: the end cannot be checked); sentence: the same in words; hash: of the last line, if all is well.
@@ -44,7 +117,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Link:
-    """What the chain needs of a line; intact: whether its own hash is right."""
+    """One line as part of the chain; intact: whether its own hash is right."""
 
     place: int
     intact: bool
@@ -54,7 +127,7 @@ class Link:
 
 
 def verify(path: Path) -> Verdict:
-    """Follow the chain from the first line to the last; the file is read once and never held in memory."""
+    """Check the chain from the first line to the last; the file is read once and never held in memory."""
     path = Path(path)
     if is_organisers(path):
         raise ConfigError(
@@ -91,9 +164,9 @@ def judge_end(found: LedgerHead, kept: LedgerHead | None, last: Link | None, is_
     one_behind = last is not None and (kept or EMPTY) == LedgerHead(lines - 1, last.previous)
     if (kept or EMPTY) == found or one_behind:
         words = (
-            "no line yet" if not lines else "1 line, unbroken" if lines == 1 else f"{lines} lines, unbroken"
+            "no lines yet" if not lines else "1 line, unbroken" if lines == 1 else f"{lines} lines, unbroken"
         )
-        cut = "; a piece of one more was cut off by a crash, and its message never left" if is_cut else ""
+        cut = "; a crash cut off one more, and its message never left" if is_cut else ""
         return Verdict(True, lines, f"{words}{cut}.", hash=found.hash if lines else None)
     why = describe_difference(found, kept)
     if kept is None or kept.lines < 0:
@@ -107,7 +180,7 @@ def judge_end(found: LedgerHead, kept: LedgerHead | None, last: Link | None, is_
 def judge_break(
     before: Link | None, link: Link, expected: LedgerHead, links: Links, kept: LedgerHead | None
 ) -> Verdict:
-    """The verdict on the first line that does not fit; what follows tells what was done."""
+    """The verdict on the first line that does not fit; what follows shows what was done."""
     following = next(links, None)
     line, what, why = find_fault(before, link, expected, following, kept)
     rest = chain([] if following is None else [following], links)
@@ -133,12 +206,12 @@ def find_fault(
         return place, "removed", f"{gone} of the chain {'is' if missing == 1 else 'are'} missing before it"
     if link.number < expected.lines:
         if before is not None and is_rival(before, link) and goes_on:
-            return before.place, "inserted", "the chain goes on from the line after it"
+            return before.place, "inserted", "the chain continues from the line after it"
         return place, "inserted", f"the chain already has a line {link.number}"
     if following is not None and following.intact and following.number == link.number:
-        return place, "inserted", "the chain goes on from the line after it"
+        return place, "inserted", "the chain continues from the line after it"
     if goes_on and before is not None:
-        return before.place, "edited", "its hash was formed anew after the next line was written"
+        return before.place, "edited", "its hash was recomputed after the next line was written"
     return place, "edited", "it was not written after the line before it"
 
 
@@ -152,7 +225,7 @@ def sentence(line: int, what: What, why: str) -> str:
         "edited": f"line {line} was edited",
         "removed": f"lines before line {line} were removed",
         "inserted": f"line {line} was inserted",
-        "reordered": f"line {line} stands in the wrong place",
+        "reordered": f"line {line} is in the wrong place",
         "truncated": f"the file was cut off before line {line}",
     }
     return f"{words[what]}: {why}"
@@ -181,7 +254,7 @@ class Links(Iterator[Link]):
         return Link(self.lines, True, line["number"], line["previous"], line["hash"])
 
     def count(self) -> None:
-        """Go to the end without looking."""
+        """Count the remaining lines without parsing them."""
         self.lines += sum(1 for _ in self._texts)
 
     def _read(self, path: Path, size: int) -> Iterator[bytes]:

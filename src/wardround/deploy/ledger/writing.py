@@ -1,41 +1,122 @@
-"""Writing the ledger: one line a message, on the disk before the message leaves."""
+"""Writing the ledger: one line a message, on the disk before the message leaves.
+
+A line is canonical JSON (keys sorted, no spaces, ASCII) with its hash last. The hash is the SHA-256 of the
+line without it; `previous` is the hash of the line before, 64 zeros in the first. egress.head.json beside the
+ledger holds the number of lines and the last hash, so that lines cut off at the end are noticed too.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from wardround.deploy.ledger.chain import (
-    EMPTY,
-    LedgerError,
-    LedgerHead,
-    describe_difference,
-    encode_line,
-    head_path,
-    lock_ledger,
-    parse_sealed,
-    read_head,
-    write_head,
-)
 from wardround.engine.records import brief
-from wardround.files import jsonable
+from wardround.errors import WardroundError
+from wardround.files import jsonable, wait_for_lock, write_json
+
+NAME = "egress.jsonl"
+ZEROS = "0" * 64
+LOCK_SECONDS = 30.0
+SEAL = re.compile(rb',"hash":"([0-9a-f]{64})"}')  # how every line ends
+SEAL_LENGTH = len(',"hash":""}') + 64
+
+
+class LedgerError(WardroundError):
+    """The ledger cannot be written or trusted; nothing may leave until that is resolved."""
+
+
+class LedgerHead(NamedTuple):
+    """Where the chain ends."""
+
+    lines: int
+    hash: str
+
+
+EMPTY = LedgerHead(0, ZEROS)
+
+
+def head_path(path: Path) -> Path:
+    return path.with_name(f"{path.stem}.head.json")
+
+
+def encode_line(line: Mapping[str, Any]) -> bytes:
+    """The canonical bytes of a line."""
+    return json.dumps(line, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+
+
+def parse_sealed(text: bytes) -> dict[str, Any] | None:
+    """A line whose hash is right, else None."""
+    seal = SEAL.fullmatch(text, max(0, len(text) - SEAL_LENGTH))
+    if seal is None or hashlib.sha256(text[:-SEAL_LENGTH] + b"}").hexdigest() != seal[1].decode():
+        return None
+    try:
+        line = json.loads(text)
+    except ValueError:
+        return None
+    good = type(line.get("number")) is int and isinstance(line.get("previous"), str)
+    return line if good else None
+
+
+def read_head(path: Path) -> LedgerHead | None:
+    """What the file beside the ledger says; None where there is none."""
+    try:
+        found = json.loads(head_path(path).read_text(encoding="utf-8"))
+        return LedgerHead(int(found["lines"]), str(found["hash"]))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError):
+        return LedgerHead(-1, "damaged")
+
+
+def write_head(path: Path, head: LedgerHead) -> None:
+    try:
+        write_json(head_path(path), head._asdict())
+    except OSError as error:
+        raise LedgerError(
+            f"{head_path(path)} cannot be written ({error.strerror}), so nothing leaves. Free some space or "
+            "repair the disk."
+        ) from None
+
+
+def describe_difference(found: LedgerHead, kept: LedgerHead | None) -> str:
+    """How a ledger and the file beside it disagree, in a sentence."""
+    if kept is None:
+        return "egress.head.json is missing, so lines cut off at the end would not be noticed."
+    if kept.lines < 0:
+        return "egress.head.json is damaged, so lines cut off at the end would not be noticed."
+    if kept.lines > found.lines:
+        return f"it has {found.lines} lines, but {kept.lines} were written; lines at the end are missing."
+    if kept.lines < found.lines:
+        return f"it has {found.lines} lines, but only {kept.lines} were written."
+    return f"line {found.lines} is not the one that was written last."
+
+
+def lock_ledger(file: int, path: Path) -> None:
+    """Wait for the lock, with a limit; closing the file releases it."""
+    if not wait_for_lock(file, LOCK_SECONDS):
+        raise LedgerError(
+            f"{path} has been locked by another process for {LOCK_SECONDS:g} s. End that process."
+        )
+
 
 log = logging.getLogger(__name__)
 CHUNK = 64 * 1024
 WHAT_TO_DO = (
-    "Nothing leaves before somebody has looked: wardround egress verify says more. To begin a new ledger, "
+    "Nothing leaves until this is resolved; see: wardround egress verify. To start a new ledger, "
     "move egress.jsonl and egress.head.json aside, and keep them."
 )
 
 
 class Ledger:
-    """The ledger of one hospital; opening it heals what a crash leaves behind, and refuses anything else.
+    """The ledger of one hospital; opening it repairs what a crash leaves behind, and refuses anything else.
 
     Several processes may hold one: each line is written under a lock, behind whatever line is last by then.
     """
@@ -76,7 +157,7 @@ class Ledger:
         )
 
     def add(self, entry: Mapping[str, Any]) -> dict[str, Any]:
-        """Add a line and bring it to the disk; number, time and the chain are filled in."""
+        """Add a line and sync it to disk; number, time and the chain are filled in."""
         with self._locked() as file:
             last = self._last(file)
             line = {
@@ -89,7 +170,7 @@ class Ledger:
             line["hash"] = hashlib.sha256(text).hexdigest()
             whole = text[:-1] + f',"hash":"{line["hash"]}"}}\n'.encode()
             self._write(file, whole)
-            write_head(self.path, LedgerHead(last.lines + 1, line["hash"]))  # a crash before it is healed
+            write_head(self.path, LedgerHead(last.lines + 1, line["hash"]))  # a crash before this is repaired
         return line
 
     @property
@@ -111,13 +192,13 @@ class Ledger:
         except OSError as error:
             os.ftruncate(file, before)
             raise LedgerError(
-                f"{self.path} cannot be written ({error.strerror}), so nothing leaves. Make room or mend the "
-                "disk."
+                f"{self.path} cannot be written ({error.strerror}), so nothing leaves. Free some space or "
+                "repair the disk."
             ) from None
 
     @contextmanager
     def _locked(self) -> Iterator[int]:
-        """The open file, with nobody else writing."""
+        """The open file, under its lock."""
         try:
             file = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
@@ -131,8 +212,8 @@ class Ledger:
             os.close(file)
 
     def _last(self, file: int) -> LedgerHead:
-        """Where the chain ends by the last line alone; heals a crash, refuses anything else."""
-        self._heal(file)
+        """Where the chain ends by the last line alone; repairs a crash, refuses anything else."""
+        self._repair(file)
         text = read_last_line(file)
         line = None if text is None else parse_sealed(text)
         if text is not None and line is None:
@@ -146,8 +227,8 @@ class Ledger:
             return found
         raise LedgerError(f"{self.path}: {describe_difference(found, kept)} {WHAT_TO_DO}")
 
-    def _heal(self, file: int) -> None:
-        """Move a last line without its end aside: its message never left."""
+    def _repair(self, file: int) -> None:
+        """Move an incomplete last line aside: its message never left."""
         size = os.fstat(file).st_size
         piece = read_tail(file, size)
         if not piece:
@@ -159,7 +240,7 @@ class Ledger:
             os.fsync(kept.fileno())
         os.ftruncate(file, size - len(piece))
         os.fsync(file)
-        log.warning("%s ended in the middle of a line, as after a crash; moved to %s", self.path, aside.name)
+        log.warning("%s ended in an incomplete line, as after a crash; moved to %s", self.path, aside.name)
 
 
 def damaged_path(path: Path) -> Path:
@@ -176,7 +257,7 @@ def describe_coding(facts: Mapping[str, Any]) -> str:
 
 
 def sync_folder(folder: Path) -> None:
-    """Bring a new file's name to the disk."""
+    """Sync a new file's directory entry to disk."""
     opened = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(opened)
@@ -185,7 +266,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def read_tail(file: int, end: int) -> bytes:
-    """What stands between the last line break before `end` and `end`, read from behind."""
+    """The bytes between the last line break before `end` and `end`, read backwards."""
     piece, start = b"", end
     while start > 0 and b"\n" not in piece:
         step = min(CHUNK, start)

@@ -8,6 +8,6 @@ from wardround.errors import ConfigError
 
 
 def require() -> None:
-    """Say how to get the engine where it is missing."""
+    """Raise with the install command where the engine is missing."""
     if importlib.util.find_spec("nvflare") is None:
         raise ConfigError("this needs NVIDIA FLARE: pip install 'wardround[nvflare]'")

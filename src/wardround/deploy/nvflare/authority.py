@@ -1,13 +1,14 @@
-"""The project's certificate authority: keys, certificates and signatures."""
+"""The project's certificate authority: keys, certificates, and the signed manifest of a kit's files."""
 
 from __future__ import annotations
 
 import base64
+import hashlib
 import ipaddress
 import json
 import os
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -21,7 +22,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from wardround.deploy.kits import Kit
 from wardround.deploy.project import Project
 from wardround.errors import ConfigError
-from wardround.files import write_bytes
+from wardround.files import write_bytes, write_json
 
 ADMIN = "organiser@wardround.internal"  # the engine wants its administrator's name to look like an address
 AUTHORITY_DAYS = 3650
@@ -42,7 +43,7 @@ class Authority:
 
     @classmethod
     def open(cls, folder: Path, project: Project, bind: str | None) -> Authority:
-        """The one that is there, if it is of the same project and place; else a new one."""
+        """The existing one, if it belongs to the same project and address; else a new one."""
         facts = {
             "project": project.project,
             "host": project.organiser.host,
@@ -67,8 +68,8 @@ class Authority:
             if known.get(name) != value:
                 raise ConfigError(
                     f"{folder.parent} holds the kits of a project whose {name} is {known.get(name)!r}; "
-                    f"project.yaml says {value!r}. Kits that are out there would no longer fit: put it back, "
-                    "or provision into another folder and send every kit anew."
+                    f"project.yaml says {value!r}. Kits already sent would no longer work: restore it, "
+                    "or provision into another folder and send every kit again."
                 )
         return cls(folder, project_id, certificate, key, facts, issued)
 
@@ -138,7 +139,7 @@ def start_certificate(
     valid: timedelta,
     start: datetime | None = None,
 ) -> x509.CertificateBuilder:
-    """What every certificate says."""
+    """The fields that every certificate has."""
     start = start or datetime.now(UTC) - BACKDATED
     ids = x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key())
     return (
@@ -181,7 +182,7 @@ def load_authority(kit: Kit) -> x509.Certificate:
 
 
 def read_issued(folder: Path) -> tuple[x509.Certificate, list[str]]:
-    """The authority that made the kits of a folder, and everybody it ever made one for."""
+    """The authority that made the kits of a folder, and all names it ever made one for."""
     known = json.loads((folder / ".authority" / "project.json").read_text(encoding="utf-8"))
     return x509.load_pem_x509_certificate((folder / ".authority" / "ca.pem").read_bytes()), list(
         known["issued"]
@@ -195,3 +196,25 @@ def write_private(path: Path, content: bytes) -> None:
         write_bytes(path, content)
     finally:
         os.umask(old)
+
+
+MANIFEST_SCHEMA = "wardround-manifest-1"
+
+
+def write_manifest(kit: Kit, authority: Authority) -> None:
+    """Checksums of all that must not change, signed; keys are checked against their certificates instead."""
+    own = (kit.site_file, kit.folder / "manifest.json")
+    files = {
+        path.relative_to(kit.folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(kit.folder.rglob("*"))
+        if path.is_file() and path.suffix != ".key" and path not in own
+    }
+    signature = authority.sign(encode_manifest(kit.project_id, kit.name, files))
+    manifest = {"schema": MANIFEST_SCHEMA, "files": files, "signature": signature}
+    write_json(kit.folder / "manifest.json", manifest)
+
+
+def encode_manifest(project_id: str, name: str, files: Mapping[str, str]) -> bytes:
+    """What is signed: the checksums, and whose kit they are of."""
+    plain = {"schema": MANIFEST_SCHEMA, "project_id": project_id, "name": name, "files": dict(files)}
+    return json.dumps(plain, sort_keys=True, separators=(",", ":")).encode()

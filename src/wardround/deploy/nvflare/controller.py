@@ -28,10 +28,10 @@ log = logging.getLogger(__name__)
 
 
 def write_run_report(folder: Path) -> None:
-    """The run's page, also where nobody watches; a run that went well is not spoilt by one that fails."""
+    """Write report.html; a run that is done stays done if that fails."""
     try:
         write_report([folder])
-    except Exception:  # the run is done and safe; whatever is wrong is the page's alone, and logged in full
+    except Exception:  # the run is done and safe; the reason is logged in full
         log.warning("the report could not be written; try: wardround report %s", folder, exc_info=True)
 
 
@@ -59,8 +59,8 @@ class WardroundController(Controller):  # type: ignore[misc]
             self._engine.register_app_command(f"wardround.{command}", self._command)
 
     def stop_controller(self, fl_ctx: FLContext) -> None:
-        """Tell the server at once that the job is over; this process takes some seconds more to leave, and
-        `RejoinMonitor` would take the hospitals that left already for lost."""
+        """Tell the server at once that the job is over; this process takes some seconds more to exit, and
+        `RejoinMonitor` would take the hospitals that have left for lost."""
         self._engine.update_job_run_status()
 
     def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
@@ -94,7 +94,7 @@ class WardroundController(Controller):  # type: ignore[misc]
         self.channel.mailbox.refuse(client.name)
 
     def _command(self, topic: str, data: Any, fl_ctx: FLContext) -> dict[str, Any]:
-        """A question from the organiser's command line; must be quick, FLARE holds a lock meanwhile."""
+        """A command of the organiser; must be quick, FLARE holds a lock meanwhile."""
         if topic == "wardround.stop":
             self._stop_asked = True
             if self.experiment is not None:

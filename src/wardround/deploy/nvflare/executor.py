@@ -39,7 +39,7 @@ def wait_for_turn(fl_ctx: FLContext, letter: str, abort_signal: Signal) -> None:
 
 
 class WardroundExecutor(Executor):  # type: ignore[misc]
-    """Hands each request to the site and its answer back; nothing a site does can end the job."""
+    """Passes each request to the site and returns its answer; nothing a site does can end the job."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -23,7 +23,7 @@ SLOT = "wardround.slot"  # a hospital asks before it sends a large reply
 
 
 def write_job(folder: Path, *, name: str, args: Mapping[str, Any]) -> Path:
-    """A job folder for FLARE: for every hospital that is connected, and it may begin with one.
+    """A job folder for FLARE: for every connected hospital; one is enough to start.
 
     args: what the run needs on the server (names, resume, the configuration), plain JSON. They stay beside
     the job, on the organiser's machine; the job, which goes to every hospital, has only their number.
@@ -35,9 +35,10 @@ def write_job(folder: Path, *, name: str, args: Mapping[str, Any]) -> Path:
     number = secrets.token_hex(8)
     write_text(folder / f"{number}.json", text)
     job = folder / number
-    write_json(job / "meta.json", meta(file_name(name)))
+    meta = {"min_clients": 1, "resource_spec": {}, "deploy_map": {"app": ["@ALL"]}}
+    write_json(job / "meta.json", {"name": file_name(name), **meta})
     write_json(job / "app" / "config" / "config_fed_server.json", make_server_config())
-    write_json(job / "app" / "config" / "config_fed_client.json", make_hospital_part())
+    write_json(job / "app" / "config" / "config_fed_client.json", make_client_config())
     write_json(job / "app" / "config" / ARGUMENTS, {"number": number})
     return job
 
@@ -56,15 +57,6 @@ def jobs_folder(kit: Path) -> Path:
     return kit / "state" / "jobs"
 
 
-def meta(name: str) -> dict[str, Any]:
-    return {
-        "name": name,
-        "min_clients": 1,
-        "resource_spec": {},
-        "deploy_map": {"app": ["@ALL"]},
-    }
-
-
 def make_server_config() -> dict[str, Any]:
     return {
         "format_version": 2,
@@ -77,7 +69,7 @@ def make_server_config() -> dict[str, Any]:
     }
 
 
-def make_hospital_part() -> dict[str, Any]:
+def make_client_config() -> dict[str, Any]:
     return {
         "format_version": 2,
         "executors": [{"tasks": [TASK], "executor": {"id": "wardround", "path": EXECUTOR, "args": {}}}],

@@ -1,4 +1,4 @@
-"""The organiser's commands: hand a run to the server, follow it, ask how it is, stop it."""
+"""The organiser's commands: submit a run, follow it, query it, stop it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MOST_UNANSWERED = 2  # questions in a row
 
 
 def make_paths_absolute(config: Config) -> Config:
-    """The same configuration with paths that hold in every process of this machine."""
+    """The same configuration with paths that are valid in every process of this machine."""
     data, model = config.data, config.model
     changes: dict[str, Any] = {"output": config.folder.absolute()}
     if data.federation is not None:
@@ -50,8 +50,18 @@ def place_at_organiser(config: Config, kit: Kit) -> Config:
     return make_paths_absolute(config.model_copy(update=changes))
 
 
+def refuse_second(config: Config, kit: Kit, overwrite: bool) -> None:
+    """A run of the same name is continued or replaced, never mixed with another."""
+    if (config.folder / "config.yaml").exists() and not overwrite:
+        raise ConfigError(
+            f"{config.folder} already holds a run. Continue it with: wardround submit --resume "
+            f"{config.folder.name} --kit {kit.folder}; replace it with --overwrite; or give this one a name "
+            "of its own: --set name=..."
+        )
+
+
 class Submission:
-    """A run handed to the server."""
+    """A run submitted to the server."""
 
     def __init__(self, session: Session, config: Config, job: str) -> None:
         self.config = config
@@ -68,7 +78,7 @@ class Submission:
     def stop(self) -> None:
         """Let the run end after this round, with a checkpoint; before the first one, at once.
 
-        The request goes out with the next look: a process that is just starting would not hear it.
+        The request goes out with the next poll: a process that is just starting would miss it.
         """
         self._stop_wanted = True
 
@@ -76,7 +86,7 @@ class Submission:
         facts = read_live(self.config.folder)
         if facts is None or facts.get("job") != self.job or not is_past_registering(facts):
             raise KeyboardInterrupt  # there is no round to finish
-        with contextlib.suppress(WardroundError):  # busy: asked again with the next look
+        with contextlib.suppress(WardroundError):  # busy: asked again with the next poll
             self._session.command(self.job, "stop")
             self._stop_wanted = False
 
@@ -137,7 +147,7 @@ def choose_hospitals(
 
 
 def refuse_running(session: Session, config: Config) -> None:
-    """A second job for a run that goes on would wait without a word, and then be turned away."""
+    """A second job for a run in progress would wait silently, and then be refused."""
     facts = read_live(config.folder)
     if facts is None or facts.get("state") in FINAL:
         return
@@ -147,13 +157,13 @@ def refuse_running(session: Session, config: Config) -> None:
         return
     name, kit = config.folder.name, session.kit
     raise ConfigError(
-        f"run '{name}' goes on. See it with: wardround status --watch --kit {kit}; end it first with: "
+        f"run '{name}' is in progress. See it with: wardround status --watch --kit {kit}; end it first with: "
         f"wardround stop {name} --kit {kit}"
     )
 
 
 def refuse_unknown(names: Sequence[str], connected: Collection[str]) -> None:
-    """A run would wait for a hospital that nobody has heard of, and then fail or go on without it."""
+    """A run would wait for a hospital that never connects, and then fail or continue without it."""
     away = [name for name in names if name not in connected]
     if away:
         here = ", ".join(sorted(connected)) or "none"
@@ -172,7 +182,7 @@ def submit(
     overwrite: bool = False,
     kits: Path | None = None,
 ) -> Submission:
-    """Hand a run to the server. kits: of all hospitals, where they are on this machine (a rehearsal)."""
+    """Submit a run to the server. kits: of all hospitals, where they are on this machine (a rehearsal)."""
     refuse_pooled(config)
     check_folder(config, resume, overwrite)
     args = {
@@ -190,10 +200,10 @@ def submit(
 
 
 def load_stored_config(kit: Kit, name: str) -> Config:
-    """The configuration of a run that the organiser has begun."""
+    """The configuration of a run in the organiser's kit."""
     folder = kit.runs / file_name(name)
     if not (folder / "config.yaml").exists():
         runs = sorted(path.parent.name for path in kit.runs.glob("*/config.yaml"))
-        known = f" There are: {', '.join(runs)}." if runs else " There is none yet."
+        known = f" Its runs: {', '.join(runs)}." if runs else " It has none yet."
         raise ConfigError(f"{kit.folder} has no run '{name}'.{known}")
     return load_config(folder / "config.yaml").model_copy(update={"output": folder.absolute()})

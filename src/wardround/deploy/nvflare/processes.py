@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -27,8 +28,8 @@ from types import TracebackType
 from typing import IO, Any, Literal
 
 from wardround.deploy.kits import KIT, SITE
+from wardround.deploy.lock_file import take_lock
 from wardround.errors import ConfigError, WardroundError
-from wardround.files import try_lock
 
 Role = Literal["server", "client"]
 HEARTBEAT_SECONDS = 2  # FLARE waits in steps of two seconds
@@ -86,7 +87,7 @@ def _find_processes(kit: Path) -> list[Any]:
     for process in psutil.process_iter():
         try:
             marked = process.environ().get(KIT) == str(kit) and PARENT in process.environ()
-        except (psutil.Error, OSError):  # somebody else's, or just gone
+        except (psutil.Error, OSError):  # another user's, or just gone
             continue
         if marked and process.pid != os.getpid():
             found.append(process)
@@ -94,7 +95,7 @@ def _find_processes(kit: Path) -> list[Any]:
 
 
 def end(processes: Iterable[Any]) -> None:
-    """At once, without asking."""
+    """Kill processes at once."""
     import psutil
 
     remaining = list(processes)
@@ -119,8 +120,8 @@ class Processes:
     """FLARE's server or client of one kit, as long as the `with` block lasts.
 
     again: start it again when it ends by itself (a hospital); otherwise its end shows in `ended`.
-    say: gets one line for everything worth telling. check: asked when the kit is ours alone and before
-    anything is started; it raises where that would be in vain.
+    say: receives one line for every event. check: called when the kit is locked and before
+    anything is started; it raises where starting would fail.
     """
 
     def __init__(
@@ -158,7 +159,7 @@ class Processes:
 
     def start(self) -> None:
         if not (self.kit / "flare" / "startup").is_dir():
-            raise ConfigError(f"{self.kit}: no flare/startup in this kit. Is it a whole kit?")
+            raise ConfigError(f"{self.kit} has no flare/startup folder. Unpack the kit again.")
         self._lock()
         end(_find_processes(self.kit))  # what a supervisor that was killed may have left a moment ago
         try:
@@ -171,7 +172,7 @@ class Processes:
         self._watcher.start()
 
     def ask_to_end(self) -> None:
-        """The first half of `stop`: several that are asked first end side by side."""
+        """The first half of `stop`: several can be asked first and then end in parallel."""
         if self._asked is None:
             self._asked = time.monotonic()
             self._stopping.set()
@@ -210,22 +211,12 @@ class Processes:
             child.wait(timeout=GRACE_SECONDS)
 
     def _lock(self) -> None:
-        """One supervisor for each kit: two would register the same hospital in turns, for ever."""
-        path = self.kit / "state" / "process.lock"
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            file = path.open("w")
-        except OSError as error:
-            raise ConfigError(
-                f"{path} cannot be written ({error.strerror}). {path.parent} must be a folder that this "
-                "account may write into."
-            ) from None
-        if not try_lock(file):
-            file.close()
-            raise ConfigError(
-                f"{self.kit}: this kit is already running on this machine. Stop that one first."
-            )
-        self._lock_file = file
+        """One supervisor for each kit: two would displace each other for ever."""
+        self._lock_file = take_lock(
+            self.kit / "state" / "process.lock",
+            taken=f"{self.kit}: this kit is already running on this machine. Stop that one first.",
+            advice=f"{self.kit / 'state'} must be a folder that this account may write into.",
+        )
 
     def _unlock(self) -> None:
         if self._lock_file is not None:
@@ -239,13 +230,7 @@ class Processes:
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as log:
             self.child = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    "wardround.deploy.nvflare.processes",
-                    self.role,
-                    str(self.kit / "flare"),
-                ],
+                [sys.executable, "-m", __name__, self.role, str(self.kit / "flare")],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -254,7 +239,7 @@ class Processes:
             )
 
     def _watch(self) -> None:
-        """Wait for the end of the child; start it again after a pause that grows while it keeps ending."""
+        """Wait for the end of the child; restart it after a pause that grows while it keeps ending."""
         pause = 1.0
         while not self._stopping.is_set() and self.child is not None:
             began = time.monotonic()
@@ -285,7 +270,7 @@ class Processes:
 
 
 def free_ports(count: int) -> list[int]:
-    """Different ports of this machine that nobody listens on."""
+    """Different free ports of this machine."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for each in sockets:
@@ -370,21 +355,15 @@ def main() -> int:
     else:
         from nvflare.private.fed.app.client import client_train as program
 
-        name = (chosen.flare / "startup" / "fed_client.json").read_text()
+        settings = json.loads((chosen.flare / "startup" / "fed_client.json").read_text())
         arguments.fed_client = "fed_client.json"
         arguments.set += [
-            f"uid={_site_name(name)}",
+            f"uid={settings['client']['fqsn']}",
             "org=wardround",
             f"heart_beat_interval={HEARTBEAT_SECONDS}",
         ]
     code = MainProcessMonitor.run(main_func=program.main, run_dir=arguments.workspace, args=arguments)
     return int(code or 0)
-
-
-def _site_name(text: str) -> str:
-    import json
-
-    return str(json.loads(text)["client"]["fqsn"])
 
 
 if __name__ == "__main__":

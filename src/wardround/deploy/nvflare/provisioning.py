@@ -20,14 +20,19 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
 from wardround.deploy.kits import Kit, check_private, read_kit
-from wardround.deploy.nvflare.authority import ADMIN, BACKDATED, Authority, as_pem, write_private
-from wardround.deploy.nvflare.manifest import write_manifest
+from wardround.deploy.nvflare.authority import (
+    ADMIN,
+    BACKDATED,
+    Authority,
+    as_pem,
+    write_manifest,
+    write_private,
+)
 from wardround.deploy.nvflare.workspaces import (
     LOCAL,
+    SCHEME,
     build_workspaces,
     change_json,
-    describe_admin,
-    describe_server,
     make_hospital_resources,
     make_server_resources,
     put_workspace,
@@ -44,11 +49,11 @@ ORGANISER = "organiser"
 def provision(
     project: Project, folder: Path, *, bind: str | None = None, renew: Collection[str] = ()
 ) -> list[Kit]:
-    """Make the kits that are missing, and give those of the project that are in the folder.
+    """Make the kits that are missing, and return those of the project that are in the folder.
 
     bind: "127.0.0.1" lets the server listen on this machine alone, as in a rehearsal. renew: names whose
-    kit was lost or ran out and is made anew; the old folder must have been moved away. A kit that was made
-    before is otherwise never made again, whether it still lies here or was sent.
+    kit was lost or expired and is made again; the old folder must have been moved away. A kit that was made
+    before is otherwise never made again, whether it is still here or was sent.
     """
     check_bind(bind)
     wanted = [ORGANISER, *(hospital.name for hospital in project.hospitals)]
@@ -108,7 +113,7 @@ def check_bind(bind: str | None) -> None:
 def make_kit(
     project: Project, authority: Authority, name: str, workspaces: Mapping[str, Path], target: Path
 ) -> None:
-    """One kit, built in the authority's closed folder and moved into place whole."""
+    """One kit, built in the authority's private folder and moved into place when complete."""
     organiser = name == ORGANISER
     kit = Kit(
         folder=Path(tempfile.mkdtemp(prefix="making-", dir=authority.folder)),
@@ -144,16 +149,17 @@ def fill_organiser(kit: Kit, project: Project, authority: Authority, workspaces:
     where, organisation = project.organiser, project.organiser.organisation
     valid = timedelta(days=project.valid_days) + BACKDATED
     put_workspace(kit.flare, workspaces["server"], make_server_resources(workspaces["server"]), "organiser")
-    change_json(
-        kit.startup / "fed_server.json", describe_server(where.host, where.port, where.local_port, authority)
-    )
+    listens = authority.facts["bind"] or where.host
+    service = {"target": f"{listens}:{where.port}", "scheme": SCHEME}
+    addresses = {"service": service, "admin_host": LOCAL, "admin_port": where.local_port}
+    change_json(kit.startup / "fed_server.json", addresses)
     hosts = dict.fromkeys((where.host, "localhost", LOCAL))
     issued = authority.issue(where.host, organisation, use="server", valid=valid, hosts=hosts)
     put_certificate(kit.startup, "server", *issued, authority)
     authority.issued[kit.name] = str(issued[0].serial_number)
 
     put_workspace(kit.admin, workspaces["admin"], {}, None)
-    change_json(kit.admin / "startup" / "fed_admin.json", describe_admin(where.local_port))
+    change_json(kit.admin / "startup" / "fed_admin.json", {"host": LOCAL, "port": where.local_port})
     admin = authority.issue(ADMIN, organisation, use="client", valid=valid, role="project_admin")
     put_certificate(kit.admin / "startup", "client", *admin, authority)
     kit.runs.mkdir()

@@ -1,6 +1,6 @@
 """The whole deployment on one machine: a server and one process for each hospital, with mutual TLS.
 
-    <run>/rehearsal/kits/            made anew every time; a hospital's state stays for --resume
+    <run>/rehearsal/kits/            made again every time; a hospital's state stays for --resume
       organiser/ north/ east/ ...    logs in flare/, what each hospital remembers and sent in state/
 
 Everything listens on 127.0.0.1 alone.
@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import IO
 
 import yaml
 
@@ -19,6 +20,7 @@ from wardround.config import Config
 from wardround.data.opening import open_federation
 from wardround.deploy.conducting import refuse_pooled
 from wardround.deploy.kits import Kit
+from wardround.deploy.lock_file import take_lock
 from wardround.deploy.nvflare.organising import Submission, make_paths_absolute, submit
 from wardround.deploy.nvflare.processes import Processes, free_ports, wait_for_hospitals, wait_for_port
 from wardround.deploy.nvflare.provisioning import provision
@@ -27,7 +29,7 @@ from wardround.deploy.project import Hospital, Organiser, Project
 from wardround.engine.run_folder import check_folder
 from wardround.engine.transports.placement import place
 from wardround.errors import ConfigError
-from wardround.files import try_lock, write_text
+from wardround.files import write_text
 
 START_SECONDS = 120.0
 LOOPBACK = "127.0.0.1"
@@ -37,7 +39,7 @@ LOOPBACK = "127.0.0.1"
 def rehearsal(
     config: Config, *, resume: bool, overwrite: bool, say: Callable[[str], None]
 ) -> Iterator[Submission]:
-    """Start everything, hand the run over, and end everything with the block."""
+    """Start everything, submit the run, and end everything with the block."""
     refuse_pooled(config)
     check_folder(config, resume, overwrite)
     config = fix_threads(config)
@@ -61,25 +63,14 @@ def rehearsal(
         yield submit(session, config, names, resume=resume, overwrite=overwrite, kits=folder)
 
 
-@contextmanager
-def claim_folder(run: Path) -> Iterator[None]:
+def claim_folder(run: Path) -> IO[str]:
     """One rehearsal in a folder at a time: a second would replace the kits of the first, and end it."""
-    path = run / "rehearsal" / ".lock"
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        lock = path.open("w")
-    except OSError as error:
-        raise ConfigError(
-            f"{run} cannot hold a run: {error.filename} cannot be written ({error.strerror}). Write "
-            "elsewhere with --set output=..."
-        ) from None
-    with lock:
-        if not try_lock(lock):
-            raise ConfigError(
-                f"a rehearsal goes on in {run} already. Wait for its end, or write elsewhere with --set "
-                "output=..."
-            )
-        yield
+    elsewhere = "write elsewhere with --set output=..."
+    return take_lock(
+        run / "rehearsal" / ".lock",
+        taken=f"a rehearsal is already running in {run}. Wait for its end, or {elsewhere}",
+        advice=f"{run} must be a folder; or {elsewhere}",
+    )
 
 
 def fix_threads(config: Config) -> Config:

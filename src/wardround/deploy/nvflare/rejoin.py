@@ -1,13 +1,13 @@
-"""Hospitals that come back to a running job, or join it late.
+"""Hospitals that rejoin a running job, or join it late.
 
 FLARE starts a job's process on the hospitals it knows when the job begins, once. A hospital whose machine
 or process was restarted registers again, under a new token, and is then left out. This component of the
-organiser's server asks every hospital that shows a sign of life which jobs it runs, and starts the running
+organiser's server asks every hospital that sends a heartbeat which jobs it runs, and starts the running
 job where it is missing: deploy, take the hospital into the job's list, start. The job's own process
 learns the new token from that list (`FlareChannel` asks for it).
 
-It also takes from a hospital the power to end everybody's job: FLARE fails a job when one hospital's job
-process ends badly.
+It also keeps one hospital from ending the job for all: FLARE fails a job when one hospital's job process
+fails.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class RejoinMonitor(FLComponent):  # type: ignore[misc]
                 self._signs.put(peer.get_identity_name())
 
     def _release_outcomes(self) -> None:
-        """A job is over when the server says so; it neither waits for hospitals nor fails with one."""
+        """A job ends when the server says so; it neither waits for hospitals nor fails with one."""
         runner = self._engine.job_runner
         for job_id in list(self._engine.run_processes):
             for client in list(self._engine.client_manager.clients.values()):
@@ -70,8 +70,8 @@ class RejoinMonitor(FLComponent):  # type: ignore[misc]
             self._asked[hospital] = now
             try:
                 self._look_after(hospital)
-            except Exception:  # it is asked again at its next sign of life
-                log.warning("%s could not be brought back yet", hospital, exc_info=True)
+            except Exception:  # retried at its next heartbeat
+                log.warning("%s could not rejoin yet", hospital, exc_info=True)
 
     def _look_after(self, hospital: str) -> None:
         jobs = [job for job in list(self._engine.job_runner.running_jobs.values()) if self._is_running(job)]
@@ -111,13 +111,13 @@ class RejoinMonitor(FLComponent):  # type: ignore[misc]
                 hospital, (False, "")
             )
             if not ready:
-                log.warning("%s has no room for job %s now", hospital, job.job_id)
+                log.warning("%s has no resources for job %s now", hospital, job.job_id)
                 return
             self._admit(hospital, job)
             sites = {hospital: DispatchInfo(app_name="app", resource_requirements={}, token=token)}
             replies = self._engine.start_client_job(job, sites, fl_ctx)
         if replies and replies[0].reply is not None:
-            log.info("%s takes part in job %s (again): %s", hospital, job.job_id, replies[0].reply.body)
+            log.info("%s rejoined job %s: %s", hospital, job.job_id, replies[0].reply.body)
 
     def _deploy(self, hospital: str, job: Any, fl_ctx: FLContext) -> bool:
         message = Message(topic=TrainingTopic.DEPLOY, body=job.get_application("app", fl_ctx))
@@ -130,12 +130,12 @@ class RejoinMonitor(FLComponent):  # type: ignore[misc]
         done = reply is not None and reply.get_header(MsgHeader.RETURN_CODE, ReturnCode.OK) == ReturnCode.OK
         if not done:
             log.warning(
-                "%s did not take job %s: %s", hospital, job.job_id, reply.body if reply else "no reply"
+                "%s did not accept job %s: %s", hospital, job.job_id, reply.body if reply else "no reply"
             )
         return done
 
     def _admit(self, hospital: str, job: Any) -> None:
-        """The hospital's present token in the job's list, and none of its former ones."""
+        """Put the hospital's current token into the job's list, and drop its former ones."""
         client = self._engine.get_client_from_name(hospital)
         with self._engine.lock:
             process = self._engine.run_processes[job.job_id]

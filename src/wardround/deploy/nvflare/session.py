@@ -1,4 +1,4 @@
-"""The organiser's line to the running server: submit, ask, stop. FLARE's admin interface, made quiet."""
+"""The organiser's connection to the running server, over FLARE's admin interface: submit, query, stop."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ DONE = "FINISHED"
 
 
 class Session:
-    """An open line; close it, or use it in a `with` block. Opening takes a second or two: keep it open."""
+    """An open connection; close it, or use it in a `with` block. Opening takes a second or two: keep it."""
 
     def __init__(self, kit: Path, seconds: float = CONNECT_SECONDS) -> None:
         self.kit = kit
         folder = kit / "admin"
         file = folder / "startup" / "fed_admin.json"
         if not file.is_file():
-            raise ConfigError(f"{kit}: no admin part. The organiser's kit is needed here.")
+            raise ConfigError(f"{kit} has no admin folder. Give the organiser's kit.")
         settings = json.loads(file.read_text())["admin"]
         self._where = f"{settings['host']}:{settings['port']}"
         with _explained(self._where), _quiet():
@@ -51,7 +51,7 @@ class Session:
             self._session.close()
 
     def submit(self, job: Path) -> str:
-        """Hand a job folder to the server; the job's id."""
+        """Submit a job folder to the server; returns the job's id."""
         with _explained(self._where):
             return str(self._session.submit_job(str(job.resolve())))
 
@@ -66,25 +66,21 @@ class Session:
             return dict(self._session.do_app_command(job, f"wardround.{topic}", dict(data or {}) or None))
 
     def abort(self, job: str) -> None:
-        """End a job at once; `command(job, "stop")` is the kind way."""
+        """End a job at once; `command(job, "stop")` lets it finish its round."""
         with _explained(self._where):
             self._session.abort_job(job)
 
     def connected(self) -> dict[str, float]:
-        """Hospitals the server knows, with the seconds since each was last heard of."""
+        """Hospitals the server knows, with the seconds since each was last heard from."""
         with _explained(self._where):
             clients = self._session.get_connected_client_list()
         now = time.time()
         return {client.name: max(0.0, now - float(client.last_connect_time or 0)) for client in clients}
 
 
-def connect(kit: Path, seconds: float = CONNECT_SECONDS) -> Session:
-    return Session(kit, seconds)
-
-
 @contextlib.contextmanager
 def _explained(where: str) -> Iterator[None]:
-    """FLARE's errors as sentences."""
+    """Turn FLARE's errors into our messages."""
     try:
         yield
     except WardroundError:
@@ -96,15 +92,15 @@ def _explained(where: str) -> Iterator[None]:
         elif kind in ("AuthenticationError", "AuthorizationError"):
             text = f"the server at {where} does not accept this kit. Is it the kit of another project?"
         elif kind in ("JobNotRunning", "JobNotFound"):
-            text = f"no such run is going on at {where} ({error})."
+            text = f"no such run is in progress at {where} ({error})."
         else:
-            text = f"the server at {where} could not do it: {kind}: {error}"
+            text = f"the server at {where} reported an error: {kind}: {error}"
         raise WardroundError(text) from error
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """FLARE prints while it connects."""
+    """Silence what FLARE prints while it connects."""
     level = logging.root.manager.disable
     logging.disable(logging.ERROR)
     try:

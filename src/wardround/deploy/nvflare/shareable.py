@@ -42,7 +42,7 @@ def from_shareable(shareable: Shareable) -> Parcel:
     try:
         return Parcel.read(text, join_arrays(pieces, plan))
     except (ParcelError, LookupError, TypeError, AttributeError, OverflowError) as error:
-        raise ValueError(f"not a whole parcel: {error}") from None
+        raise ValueError(f"not a complete parcel: {error}") from None
 
 
 def split_arrays(arrays: Mapping[str, Array]) -> tuple[dict[str, Array], list[dict[str, Any]]]:
@@ -62,13 +62,13 @@ def split_arrays(arrays: Mapping[str, Array]) -> tuple[dict[str, Array], list[di
 
 
 def join_arrays(pieces: dict[str, Array], plan: list[dict[str, Any]]) -> dict[str, Array]:
-    """Whole arrays again; the pieces leave the dictionary one after the other."""
+    """The arrays joined again; pieces are removed from the dictionary one by one."""
     arrays: dict[str, Array] = {}
     for entry in plan:
         keys, shape = entry["pieces"], tuple(int(length) for length in entry["shape"])
         first = pieces[keys[0]]
         if math.prod(shape) != sum(pieces[key].size for key in keys):
-            raise ValueError("its pieces do not make its arrays")
+            raise ValueError("its pieces do not add up to its arrays")
         if len(keys) == 1:
             arrays[str(entry["name"])] = pieces.pop(keys[0]).reshape(shape)
             continue
@@ -82,11 +82,11 @@ def join_arrays(pieces: dict[str, Array], plan: list[dict[str, Any]]) -> dict[st
             place += piece.size
         arrays[str(entry["name"])] = whole.reshape(shape)
     if pieces:
-        raise ValueError("it has pieces of nothing")
+        raise ValueError("it has pieces that belong to no array")
     return arrays
 
 
 def clear_content(shareable: Shareable) -> None:
-    """Let go of the content; the headers are FLARE's address labels."""
+    """Drop the content and keep the headers, which FLARE needs for routing."""
     for key in [key for key in shareable if key != ReservedHeaderKey.HEADERS]:
         del shareable[key]

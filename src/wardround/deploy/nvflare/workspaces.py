@@ -34,6 +34,8 @@ from wardround.errors import ConfigError
 from wardround.files import write_json
 
 log = logging.getLogger(__name__)
+engine_log = log.getChild("engine")  # its own messages, shown with --debug
+engine_log.setLevel(logging.WARNING)
 SCHEME = "http"  # websockets over TLS
 LOCAL = "127.0.0.1"
 # The server's own components beside the engine's.
@@ -70,7 +72,7 @@ LOG_HANDLERS = ("logFileHandler", "errorFileHandler")
 
 @contextlib.contextmanager
 def build_workspaces(project: Project, authority: Authority) -> Iterator[dict[str, Path]]:
-    """What the engine itself would give each participant, without certificates and without a word."""
+    """Build what the engine itself would give each participant, without certificates and without output."""
     where = project.organiser
     participants = [
         Participant(
@@ -89,20 +91,13 @@ def build_workspaces(project: Project, authority: Authority) -> Iterator[dict[st
         engine = Provisioner(scratch, [WorkspaceBuilder(), StaticFileBuilder("config", scheme=SCHEME)])
         spoken = io.StringIO()
         with contextlib.redirect_stdout(spoken), contextlib.redirect_stderr(spoken):
-            made = engine.provision(FlareProject(project.project, "", participants), logger=get_engine_log())
+            made = engine.provision(FlareProject(project.project, "", participants), logger=engine_log)
         if made.get(CtxKey.BUILD_ERROR) or not made.get_result_location():
             log.debug(spoken.getvalue())
             raise ConfigError(f"NVIDIA FLARE could not make its part of the kits: {made.get_errors()}")
         place = Path(made.get_result_location())
         names = {"server": where.host, "admin": ADMIN} | {h.name: h.name for h in project.hospitals}
         yield {role: place / name for role, name in names.items()}
-
-
-def get_engine_log() -> logging.Logger:
-    """The engine's own words, for those who ask with --debug."""
-    spoken = logging.getLogger(f"{__name__}.engine")
-    spoken.setLevel(logging.WARNING)
-    return spoken
 
 
 def put_workspace(
@@ -126,19 +121,6 @@ def put_workspace(
     write_json(folder / "local" / "resources.json", local)
 
 
-def describe_server(host: str, port: int, admin_port: int, authority: Authority) -> dict[str, Any]:
-    listens = authority.facts["bind"] or host
-    return {
-        "service": {"target": f"{listens}:{port}", "scheme": SCHEME},
-        "admin_host": LOCAL,
-        "admin_port": admin_port,
-    }
-
-
-def describe_admin(admin_port: int) -> dict[str, Any]:
-    return {"host": LOCAL, "port": admin_port}
-
-
 def make_server_resources(made: Path) -> dict[str, Any]:
     """resources.json of the server: what it stores goes into the kit, wherever that is when it starts."""
     values = read_json(made / "local" / "resources.json.default")
@@ -152,7 +134,7 @@ def make_server_resources(made: Path) -> dict[str, Any]:
 
 
 def make_hospital_resources(made: Path) -> dict[str, Any]:
-    """resources.json of a hospital: logs stay, GPUs are not the engine's business."""
+    """resources.json of a hospital: logs stay, GPUs are not the engine's to assign."""
     values = read_json(made / "local" / "resources.json.default")
     values["class_allow_list"] = ALLOWED_CLASSES
     values["allow_log_streaming"] = False
@@ -164,7 +146,7 @@ def make_hospital_resources(made: Path) -> dict[str, Any]:
 
 
 def limit_logs(values: dict[str, Any]) -> dict[str, Any]:
-    """Two small files in the workspace, nothing on the terminal."""
+    """Log into two small files in the workspace, nothing on the terminal."""
     handlers = {name: values["handlers"][name] for name in LOG_HANDLERS}
     for handler in handlers.values():
         handler.update(maxBytes=LOG_BYTES, backupCount=LOG_FILES)
@@ -178,7 +160,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def change_json(path: Path, changes: Mapping[str, Any]) -> None:
-    """Lay values over the one server (or administrator) a start-up file of the engine describes."""
+    """Override values of the server (or administrator) in one of the engine's start-up files."""
     values = read_json(path)
     place = values["servers"][0] if "servers" in values else values["admin"]
     place.update(changes)

@@ -5,8 +5,7 @@ SHA-256 first, and says what is wrong in a `ParcelError` of one sentence. Only n
 dictionaries can travel, so there is nothing to execute.
 """
 
-from wardround.deploy.wire.packing import pack
-from wardround.deploy.wire.parcel import Parcel, ParcelError
+from wardround.deploy.wire.packing import Parcel, ParcelError, pack
 from wardround.deploy.wire.unpacking import unpack
 
 __all__ = ["Parcel", "ParcelError", "pack", "unpack"]

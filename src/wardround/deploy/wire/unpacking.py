@@ -18,7 +18,7 @@ from wardround.clients.traffic import (
     decode,
     decompress_array,
 )
-from wardround.deploy.wire.parcel import (
+from wardround.deploy.wire.packing import (
     ADDRESS,
     SCHEMA,
     TYPES,
@@ -57,7 +57,7 @@ class TensorEntry(NamedTuple):
 
     @property
     def num_bytes(self) -> int:
-        """Room it needs once everything is undone."""
+        """Bytes it needs when decoded."""
         coding = CODINGS.get(self.code)
         return self.num_numbers * (TYPES[self.dtype] if coding is None else coding.restored).itemsize
 
@@ -88,7 +88,7 @@ def unpack(
     entries = list(_read_entries(header, parcel.arrays, base))
     _check_room(entries, largest)
     if header["sha256"] != compute_sha256(header, parcel.arrays):
-        raise ParcelError("the message was changed on its way: its SHA-256 does not fit its content.")
+        raise ParcelError("the message was changed in transit: its SHA-256 does not match its content.")
     message = _build_message(header, entries, parcel.arrays, base)
     reason = content_complaint(message) if finite else None
     if reason is not None:
@@ -116,20 +116,20 @@ def _check_address(header: Mapping[str, Any], expected: Mapping[str, Any]) -> No
     for field in ADDRESS:
         given, kind = header.get(field), int if field == "round" else str
         if type(given) is not kind:
-            what = "a whole number" if kind is int else "a text"
+            what = "a whole number" if kind is int else "text"
             raise ParcelError(f"the message's {field} is {show(given)}, not {what}.")
         wanted = expected[field]
         if wanted is not None and given != wanted:
-            raise ParcelError(f"the message's {field} is '{show(given)}', expected was '{show(wanted)}'.")
+            raise ParcelError(f"the message's {field} is '{show(given)}', expected '{show(wanted)}'.")
 
 
 def _check_size(parcel: Parcel, largest: int) -> None:
-    """Arrays are numeric NumPy arrays and, with the header, not too large. No element is looked at."""
+    """Arrays are numeric NumPy arrays and, with the header, not too large. No element is read."""
     if not isinstance(parcel.arrays, Mapping):
-        raise ParcelError("the message's arrays do not come by name.")
+        raise ParcelError("the message's arrays are not a dictionary by name.")
     for key, array in parcel.arrays.items():
         if not isinstance(key, str):
-            raise ParcelError(f"the message has an array whose name is {show(key)}, not a text.")
+            raise ParcelError(f"the message has an array whose name is {show(key)}, not text.")
         if type(array) is not np.ndarray:
             raise ParcelError(f"'{show(key)}' is of type {type(array).__name__}, not a NumPy array.")
         if array.dtype not in CARRIERS.values():
@@ -141,7 +141,7 @@ def _check_size(parcel: Parcel, largest: int) -> None:
 def _read_entries(
     header: Mapping[str, Any], arrays: Mapping[str, Array], base: Params | None
 ) -> Iterator[TensorEntry]:
-    """Every tensor the layout names, held against its declaration and its array."""
+    """Every tensor the layout names, checked against its declaration and its array."""
     for field in sorted(FIELDS ^ set(header)):
         what = "lacks" if field in FIELDS else "has the unknown"
         raise ParcelError(f"the message's header {what} field '{show(field)}'.")
@@ -176,14 +176,14 @@ def _read_layout(layout: Any) -> Iterator[tuple[str, str]]:
                 raise ParcelError("the header's layout is not a list of groups and their tensors' names.")
         for name in names:
             if not isinstance(name, str):
-                raise ParcelError(f"the header's layout names a tensor {show(name)}, which is not a text.")
+                raise ParcelError(f"the header's layout names a tensor {show(name)}, which is not text.")
             yield label, name
     if len(set(groups)) != len(groups):
         raise ParcelError("the header's layout names a group twice.")
 
 
 def _read_entry(label: str, name: str, facts: Any) -> TensorEntry:
-    """What the header says of one tensor, if it says it well."""
+    """One tensor as the header declares it, checked."""
     key = array_key(label, name)
     if not isinstance(facts, dict) or not {"dtype", "shape"} <= set(facts) <= {
         "dtype", "shape", "coding", "compress"
@@ -191,13 +191,13 @@ def _read_entry(label: str, name: str, facts: Any) -> TensorEntry:
         raise ParcelError(f"tensor '{show(key)}' is not described by its type and shape.")
     dtype, shape = facts["dtype"], facts["shape"]
     if not isinstance(dtype, str) or dtype not in TYPES:
-        raise ParcelError(f"tensor '{show(key)}' is said to have type {show(dtype)}, which there is not.")
+        raise ParcelError(f"tensor '{show(key)}' declares the unknown type {show(dtype)}.")
     if (
         not isinstance(shape, list)
         or len(shape) > MAX_AXES
         or any(type(side) is not int or side < 0 for side in shape)
     ):
-        raise ParcelError(f"tensor '{show(key)}' is said to have shape {show(shape)}, which there is not.")
+        raise ParcelError(f"tensor '{show(key)}' declares the invalid shape {show(shape)}.")
     if facts.get("compress", "zlib") != "zlib":
         raise ParcelError(f"tensor '{show(key)}' has the unknown compression {show(facts['compress'])}.")
     code = facts.get("coding", "")
@@ -207,17 +207,17 @@ def _read_entry(label: str, name: str, facts: Any) -> TensorEntry:
 
 
 def _check_array(entry: TensorEntry, array: Array) -> None:
-    """An array is what its declaration says; of a compressed one only the outside is known yet."""
+    """An array is what its declaration says; of a compressed one only its type is checked here."""
     place = f"tensor '{show(entry.key)}'"
     if entry.is_compressed:
         if array.dtype != np.uint8 or array.ndim != 1 or not entry.num_numbers:
-            raise ParcelError(f"{place} is said to be compressed, but its array is not a row of bytes.")
+            raise ParcelError(f"{place} is declared as compressed, but its array is not a row of bytes.")
         return
     if array.dtype != CARRIERS[entry.dtype]:
-        raise ParcelError(f"{place} is said to have type {entry.dtype}, but its array has {array.dtype}.")
+        raise ParcelError(f"{place} is declared as type {entry.dtype}, but its array has {array.dtype}.")
     if array.shape != entry.shape:
         raise ParcelError(
-            f"{place} is said to have shape {show(entry.shape)}, but its array has {array.shape}."
+            f"{place} is declared with shape {show(entry.shape)}, but its array has {array.shape}."
         )
 
 
@@ -236,7 +236,7 @@ def _fits(entry: TensorEntry, coding: Coding, base: Params | None) -> bool:
 
 
 def _check_room(entries: list[TensorEntry], largest: int) -> None:
-    """A small message must not ask for much memory."""
+    """A small message must not claim much memory."""
     room = sum(entry.num_bytes for entry in entries)
     if room > largest:
         raise ParcelError(f"the message has {show(room)} bytes unpacked, at most {largest:,} are allowed.")
@@ -265,7 +265,7 @@ def _build_tensor(entry: TensorEntry, array: Array) -> Tensor:
         except ValueError as error:
             raise ParcelError(f"tensor '{show(entry.key)}': {error}.") from None
     if entry.dtype == "bool" and array.size and int(array.view(np.uint8).max()) > 1:
-        raise ParcelError(f"tensor '{show(entry.key)}' holds a truth value that is neither true nor false.")
+        raise ParcelError(f"tensor '{show(entry.key)}' holds a boolean that is neither 0 nor 1.")
     if not array.flags.writeable:
         array = array.copy()
     tensor = torch.from_numpy(array)

@@ -16,7 +16,7 @@ NEW_KIT = "Ask the organiser for a new kit (wardround provision --renew)."
 
 @dataclass(frozen=True)
 class Check:
-    """What was looked at, how it is, and what to do."""
+    """What was checked, its state, and what to do."""
 
     name: str
     state: State
@@ -33,7 +33,7 @@ class CheckFailed(Exception):
 
 
 class TrustFailed(CheckFailed):
-    """One side does not believe the other: it will not get better by waiting."""
+    """One side does not trust the other: waiting will not help."""
 
 
 @dataclass

@@ -39,7 +39,7 @@ def check_name(context: PreflightContext) -> str:
     if not found:
         why = trouble[0] if trouble else f"no answer within {context.timeout:g} s"
         raise CheckFailed(
-            f"the name {kit.server} is not known here ({why}).",
+            f"the name {kit.server} cannot be resolved here ({why}).",
             "Ask your network department (DNS), or the organiser whether the name is right.",
         )
     return f"{kit.server} is {found[0]}"
@@ -85,7 +85,7 @@ def check_tls(context: PreflightContext) -> str:
         raise explain_refusal(where, error) from None
     except TimeoutError:
         raise CheckFailed(
-            f"{where} takes connections but does not speak TLS (no answer within {context.timeout:g} s).",
+            f"{where} accepts connections but does not speak TLS (no answer within {context.timeout:g} s).",
             "Ask the organiser whether another program uses the port; look for a proxy on the way.",
         ) from None
     except OSError as error:
@@ -98,7 +98,7 @@ def check_tls(context: PreflightContext) -> str:
 def probe_server(connection: ssl.SSLSocket, where: str, context: PreflightContext) -> bytes:
     """What the server says to a request it does not know; empty if it listens and says nothing.
 
-    A server looks at our certificate after the handshake has ended for us, so a refusal comes now.
+    A server checks our certificate after the handshake has ended for us, so a refusal comes now.
     """
     answer = b""
     try:
@@ -143,7 +143,7 @@ def read_clock_difference(answer: bytes) -> timedelta | None:
 
 
 def explain_distrust(where: str, error: ssl.SSLCertVerificationError) -> CheckFailed:
-    """We do not believe the server."""
+    """Why we do not trust the server."""
     if error.verify_code == EXPIRED:
         return TrustFailed(
             f"the certificate of the server at {where} has expired.",
@@ -163,7 +163,7 @@ def explain_distrust(where: str, error: ssl.SSLCertVerificationError) -> CheckFa
 
 
 def explain_refusal(where: str, error: ssl.SSLError) -> CheckFailed:
-    """The server does not believe us, or is no TLS server."""
+    """Why the server does not trust us, or is not a TLS server."""
     reason = (error.reason or "").upper()
     if "ALERT" not in reason:
         return CheckFailed(
@@ -198,7 +198,7 @@ def check_own_port(context: PreflightContext) -> str:
 
 
 def refuse_taken_ports(kit: Kit) -> None:
-    """The server's two ports must be free: beside another program it would start and never be heard."""
+    """The server's two ports must be free: beside another program it would start and never be reached."""
     for port in (kit.port, kit.admin_port):
         try:
             if port is None or is_free(port):
@@ -219,7 +219,7 @@ def is_free(port: int) -> bool:
         except PermissionError:
             raise CheckFailed(
                 f"port {port} cannot be used by this account.",
-                "Ports below 1024 need rights; take a higher one in project.yaml, and make new kits.",
+                "Ports below 1024 need root rights; take a higher one in project.yaml, and make new kits.",
             ) from None
         except OSError:
             return False

@@ -15,9 +15,15 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.x509.oid import NameOID
 
 from wardround.deploy.kits import Kit
-from wardround.deploy.nvflare.authority import ADMIN, SIGNATURE, format_fingerprint, load_authority
+from wardround.deploy.nvflare.authority import (
+    ADMIN,
+    MANIFEST_SCHEMA,
+    SIGNATURE,
+    encode_manifest,
+    format_fingerprint,
+    load_authority,
+)
 from wardround.deploy.nvflare.job import REJOIN
-from wardround.deploy.nvflare.manifest import MANIFEST_SCHEMA, encode_manifest
 from wardround.deploy.nvflare.preflight.checks import (
     NEW_KIT,
     TIMEOUT,
@@ -32,7 +38,7 @@ SOON = timedelta(days=14)
 
 
 def check_kit(context: PreflightContext) -> Check | str:
-    """All files are there and as they were signed; a changed file in local/ is the owner's to answer for."""
+    """All files are there and as they were signed; a changed file in local/ is the owner's responsibility."""
     kit = context.kit
     again = "Unpack the kit again, or ask the organiser for a new one."
     try:
@@ -53,7 +59,7 @@ def check_kit(context: PreflightContext) -> Check | str:
         public.verify(signature, encode_manifest(kit.project_id, kit.name, files), SIGNATURE, hashes.SHA256())
     except InvalidSignature:
         raise CheckFailed(
-            f"{kit.folder}/manifest.json does not have the signature of the project's authority.", again
+            f"{kit.folder}/manifest.json is not signed by the project's authority.", again
         ) from None
     changed = []
     for name, digest in files.items():
@@ -71,7 +77,9 @@ def check_kit(context: PreflightContext) -> Check | str:
         raise CheckFailed(f"{kit.folder / min(lost)} is missing.", again)
     refuse_older(kit)
     if changed:
-        return warn(f"changed since the kit was made: {', '.join(changed)}", "See that you changed it.")
+        return warn(
+            f"changed since the kit was made: {', '.join(changed)}", "Check that this change is yours."
+        )
     return (
         f"{kit.role} '{kit.name}' of project '{kit.project}', {len(files)} files as signed; "
         f"authority {format_fingerprint(authority)}"
@@ -79,7 +87,7 @@ def check_kit(context: PreflightContext) -> Check | str:
 
 
 def refuse_older(kit: Kit) -> None:
-    """A kit names classes of ours by their path; one that has moved since would be the engine's traceback."""
+    """Refuse a kit with the path of a class that has moved since: the engine would end in a traceback."""
     try:
         values = json.loads((kit.flare / "local" / "resources.json").read_text(encoding="utf-8"))
         paths = [str(component["path"]) for component in values["components"]]
@@ -96,7 +104,7 @@ def refuse_older(kit: Kit) -> None:
 
 
 def check_certificates(context: PreflightContext) -> Check | str:
-    """Each certificate comes from the project's authority, fits its key and its owner, and is in date."""
+    """Each certificate comes from the project's authority, fits its key and its owner, and is valid now."""
     kit, authority = context.kit, load_authority(context.kit)
     if kit.role == "hospital":
         pairs = [(kit.startup / "client.crt", kit.name)]
@@ -125,19 +133,19 @@ def check_certificates(context: PreflightContext) -> Check | str:
         ends.append(check_dates(path, certificate, context.now))
     left = min(ends) - context.now
     if left < SOON:
-        return warn(f"good for {left.days} more days, until {format_day(min(ends))}", NEW_KIT)
-    return f"good until {format_day(min(ends))}"
+        return warn(f"valid for {left.days} more days, until {format_day(min(ends))}", NEW_KIT)
+    return f"valid until {format_day(min(ends))}"
 
 
 def shorten_error(error: Exception) -> str:
-    """Why a file cannot be read, in short; OpenSSL's reasons go on with advice for programmers."""
+    """Why a file cannot be read, without OpenSSL's advice for programmers."""
     if isinstance(error, OSError) and error.strerror:
         return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
     return str(error).partition(". See ")[0]
 
 
 def refuse_broken(kit: Kit, now: datetime | None = None) -> None:
-    """A kit that is not whole, or whose certificates do not hold, is an error before anything is started."""
+    """Raise where a kit is incomplete or its certificates are not valid, before anything is started."""
     context = PreflightContext(kit, None, now or datetime.now(UTC), TIMEOUT)
     try:
         check_kit(context)
@@ -147,7 +155,7 @@ def refuse_broken(kit: Kit, now: datetime | None = None) -> None:
 
 
 def check_dates(path: Path, certificate: x509.Certificate, now: datetime) -> datetime:
-    """The end of a certificate that is in date."""
+    """The expiry of a certificate that is valid now."""
     start, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     if now < start:
         raise CheckFailed(

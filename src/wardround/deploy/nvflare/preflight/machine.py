@@ -24,7 +24,7 @@ TESTED = {"torch": ((2, 6), (3,)), "nvflare": ((2, 9), (2, 10))}
 
 def check_clock(context: PreflightContext) -> Check | str:
     if context.clock is None:
-        return "within the dates of the certificates; the server does not tell the time"
+        return "within the dates of the certificates; the server does not report the time"
     seconds = context.clock.total_seconds()
     if abs(context.clock) > LARGEST_DRIFT:
         ahead = "ahead of" if seconds < 0 else "behind"
@@ -39,7 +39,7 @@ def check_disk(context: PreflightContext) -> Check | str:
     text = f"{free / 1e9:.0f} GB free" if free >= 1e10 else f"{free / 1e9:.1f} GB free"
     if free < ENOUGH_DISK:
         return warn(
-            f"{text} where the kit is", f"Models and prepared cases want {ENOUGH_DISK / 1e9:g} GB or more."
+            f"{text} where the kit is", f"Models and prepared cases need {ENOUGH_DISK / 1e9:g} GB or more."
         )
     return text
 
@@ -79,19 +79,19 @@ def parse_version(version: str) -> tuple[int, ...]:
 
 
 def check_device(context: PreflightContext) -> str:
-    """site.yaml can be read, and what it says to train on is here."""
+    """site.yaml can be read, and its device exists here."""
     return f"training runs on {choose_device(load_site(context.kit.site_file))}"
 
 
 def check_data(context: PreflightContext) -> Check | str:
-    """The data contract: the file opens, this hospital is in it and has training cases. Said here alone."""
+    """federation.yaml opens, and this hospital has training cases in it. The result stays here."""
     site = load_site(context.kit.site_file)
     source = context.data if context.data is not None else site.data
     if not isinstance(source, Path):
-        return "made-up cases (site.yaml: data is phantom)"
+        return "synthetic cases (site.yaml: data is phantom)"
     if context.data is None and not source.exists():
         return warn(
-            f"not looked at: {source} is not there yet",
+            f"not checked: {source} does not exist yet",
             "Name your federation.yaml in site.yaml, or give it with --data.",
         )
     file = federation_file.load(source)

@@ -52,7 +52,7 @@ ORGANISER: list[Step] = [
 def preflight(
     folder: Path, *, data: Path | None = None, now: datetime | None = None, timeout: float = TIMEOUT
 ) -> list[Check]:
-    """Every check in order; none runs after one that is wrong."""
+    """Every check in order; none runs after one that fails."""
     try:
         kit = open_kit(folder)
     except WardroundError as error:
