@@ -29,7 +29,7 @@ from wardround.files import jsonable, write_json
 from wardround.methods import METHODS, build_method, build_named, build_objective
 from wardround.models.base import Segmenter
 from wardround.params import Params
-from wardround.prediction.trained import TrainedModel, stored_status
+from wardround.prediction.trained import TrainedModel, read_status
 from wardround.reporting.facts import Run, read_run
 from wardround.storage import save_tensors
 from wardround.training.device import autocast_dtype, choose_device
@@ -61,7 +61,7 @@ class Package:
         """The tested model of a finished run, or a client's personal one."""
         folder = Path(run)
         trained = TrainedModel.load(folder, client=client, device="cpu")
-        status = stored_status(folder)
+        status = read_status(folder)
         if status != "done":
             said = "was stopped before its test" if status == "stopped" else "is not finished"
             raise CheckpointError(
