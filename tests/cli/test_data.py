@@ -20,7 +20,7 @@ from wardround.data.phantom.files import write
 
 @fixture
 def folder(tmp_path: Path, monkeypatch: MonkeyPatch) -> Path:
-    """Two made-up hospitals as PNG folders, and the current directory beside them."""
+    """Two synthetic hospitals as PNG folders, and the current directory beside them."""
     made = PhantomSettings(hospitals=2, size=32, cases=10)
     write(made, tmp_path / "data", "png", seed=1)
     monkeypatch.chdir(tmp_path)

@@ -258,7 +258,7 @@ def test_an_existing_folder_is_replaced_only_when_asked_and_only_if_it_is_an_exp
     photos = tmp_path / "photos"
     photos.mkdir()
     (photos / "holiday.jpg").write_text("")
-    with pytest.raises(ConfigError, match="is no export of wardround"):
+    with pytest.raises(ConfigError, match="is not an export of wardround"):
         export(pictures, "torch", photos, overwrite=True)
     assert (photos / "holiday.jpg").exists()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "photos"]

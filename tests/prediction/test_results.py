@@ -112,7 +112,9 @@ def test_trained_on_slices_evaluated_on_volumes(tmp_path: Path) -> None:
 
     export(tmp_path / "run", "torch", tmp_path / "exported")  # says how slices are made, and does it
     for page in ("README.md", "MODEL_CARD.md"):
-        assert "volumes were turned to RAS, then cut along S" in (tmp_path / "exported" / page).read_text()
+        assert (
+            "volumes were reoriented to RAS, then cut along S" in (tmp_path / "exported" / page).read_text()
+        )
     model = opened(tmp_path / "exported/model.json", tmp_path / "exported/model.safetensors", "cpu")
     scan = next((tmp_path / "data/north/images").iterdir())
     taken, ours = (predict_all(Predictor([m]), [scan])[0] for m in (model, *load_models(tmp_path / "run")))
