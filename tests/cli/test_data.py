@@ -9,9 +9,9 @@ from typing import Any
 
 import typer
 import yaml
+from helpers import call
 from pytest import CaptureFixture, MonkeyPatch, fixture, mark
 from rich.markup import render
-from test_cli import call
 
 from wardround.cli import app
 from wardround.data.phantom.cases import PhantomSettings
