@@ -9,10 +9,10 @@ from typing import Any
 
 import typer
 import yaml
+from helpers import call
 from pytest import CaptureFixture, MonkeyPatch, fixture, mark
 from rich.markup import render
 
-from cli.test_cli import call
 from wardround.cli import app
 from wardround.data.phantom.cases import PhantomSettings
 from wardround.data.phantom.files import write
@@ -20,7 +20,7 @@ from wardround.data.phantom.files import write
 
 @fixture
 def folder(tmp_path: Path, monkeypatch: MonkeyPatch) -> Path:
-    """Two made-up hospitals as PNG folders, and the current directory beside them."""
+    """Two synthetic hospitals as PNG folders, and the current directory beside them."""
     made = PhantomSettings(hospitals=2, size=32, cases=10)
     write(made, tmp_path / "data", "png", seed=1)
     monkeypatch.chdir(tmp_path)

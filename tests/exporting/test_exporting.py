@@ -64,7 +64,7 @@ def test_the_readmes_code_gives_the_probabilities_of_predict(
     done = in_process("-c", script + "import numpy; numpy.save('p.npy', p.numpy())", cwd=tmp_path / "out")
 
     assert done.returncode == 0, done.stderr
-    found = Predictor([TrainedModel.load(tmp_path / "run", device="cpu")]).look(torch.ones(1, 16, 16))
+    found = Predictor([TrainedModel.load(tmp_path / "run", device="cpu")]).infer(torch.ones(1, 16, 16))
     np.testing.assert_allclose(np.load(tmp_path / "out" / "p.npy")[0], found.probabilities, atol=1e-6)
 
 
@@ -258,7 +258,7 @@ def test_an_existing_folder_is_replaced_only_when_asked_and_only_if_it_is_an_exp
     photos = tmp_path / "photos"
     photos.mkdir()
     (photos / "holiday.jpg").write_text("")
-    with pytest.raises(ConfigError, match="is no export of wardround"):
+    with pytest.raises(ConfigError, match="is not an export of wardround"):
         export(pictures, "torch", photos, overwrite=True)
     assert (photos / "holiday.jpg").exists()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "photos"]
@@ -290,7 +290,7 @@ def test_a_failure_leaves_the_old_export_and_nothing_half(
         ({"to": "tflite"}, "--to is 'tflite'; choose from onnx, bundle, torch"),
         ({"out": "model.onnx"}, "looks like a file; give a folder"),
         ({"run": "nowhere"}, "does not exist; give the folder of a run"),
-        ({"client": "nort"}, "has no model of its own|keeps nothing of a client 'nort'"),
+        ({"client": "nort"}, "has no personal model|has nothing of a client 'nort'"),
     ],
 )
 def test_a_mistake_is_one_sentence(

@@ -177,10 +177,10 @@ def test_start_weights_are_listed(tmp_path):
     ("arguments", "reason"),
     [
         (["show", "unett"], "model.name is 'unett'. Did you mean 'unet"),
-        (["show", "unet2d", "--size", "16"], "--size 16: write two or three numbers"),
-        (["show", "unet2d", "--size", "²,²"], "--size ²,²: write two or three numbers"),
+        (["show", "unet2d", "--size", "16"], "--size 16: give two or three numbers"),
+        (["show", "unet2d", "--size", "²,²"], "--size ²,²: give two or three numbers"),
         (["show", "unet3d", "--size", "99999999999999999999,1,1"], "numbers of voxels up to 100000"),
-        (["--size", "16,16", "show", "unet2d"], "write options behind show NAME"),
+        (["--size", "16,16", "show", "unet2d"], "write options after show NAME"),
         (["show", "unet2d", "--size", "16,16,16"], "a 2D network, but the data are 3D"),
         (["show", "unet2d", "--set", "rounds=3"], "--set rounds: only settings of the network"),
         (["show", "unet2d", "--set", "model.norm=bn"], "model.norm is 'bn'; it must be 'batch'"),

@@ -24,8 +24,8 @@ from wardround.data.phantom import files as phantom_files
 from wardround.data.phantom.cases import PhantomSettings
 from wardround.data.proposing.proposal import propose
 from wardround.errors import ConfigError, DataError
-from wardround.prediction.evaluating import evaluate, judge
-from wardround.prediction.labelled import open_labelled, values_of
+from wardround.prediction.evaluating import evaluate, evaluate_case
+from wardround.prediction.labelled import match_classes, open_labelled
 
 
 @pytest.fixture(scope="module")
@@ -54,13 +54,13 @@ def call(monkeypatch: Any, capsys: Any, *arguments: object) -> tuple[int, str, s
 
 def test_every_case_and_centre_is_in_the_tables_and_the_run_is_unchanged(home: Path, tmp_path: Path) -> None:
     before = digest(home / "run")
-    judged = evaluate(home / "run", home / "data", output=tmp_path / "out")
+    report = evaluate(home / "run", home / "data", output=tmp_path / "out")
     assert digest(home / "run") == before
-    assert judged.num_cases == 8 and not judged.problems
+    assert report.num_cases == 8 and not report.problems
     rows = list(csv.DictReader((tmp_path / "out" / "cases.csv").read_text().splitlines()))
     assert {row["client"] for row in rows} == {"north", "east"} and len(rows) == 8
     means = [np.mean([float(r["dice"]) for r in rows if r["client"] == c]) for c in ("north", "east")]
-    assert judged.evaluation.value("dice") == pytest.approx(np.mean(means))
+    assert report.evaluation.value("dice") == pytest.approx(np.mean(means))
     assert (tmp_path / "out" / "report.html").stat().st_size > 10_000
     about = json.loads((tmp_path / "out" / "evaluation.json").read_text())
     assert about["cases"] == 8 and about["grid"] == "the scan's own"
@@ -85,8 +85,8 @@ def test_distances_of_pictures_are_in_pixels(form: Any, unit: str, tmp_path: Pat
     evaluated = {"metrics": ["dice", "hd95"]}
     made = run(tmp_path / "run", rounds=1, evaluate=evaluated)
     phantom_files.write(PhantomSettings(size=16, cases=2, hospitals=1), tmp_path / "data", form, seed=5)
-    judged = evaluate(tmp_path / "run", tmp_path / "data", output=tmp_path / "out", report=False)
-    assert made.table.columns[2] == "HD95 (mm)" and judged.table.columns[2] == f"HD95 ({unit})"
+    report = evaluate(tmp_path / "run", tmp_path / "data", output=tmp_path / "out", report=False)
+    assert made.table.columns[2] == "HD95 (mm)" and report.table.columns[2] == f"HD95 ({unit})"
     assert json.loads((tmp_path / "out" / "result.json").read_text())["lengths"] == unit
 
 
@@ -101,7 +101,7 @@ def test_one_case_by_hand(tmp_path: Path) -> None:
         save_nifti(tmp_path / "a_label.nii", truth, affine), "a",
     )  # fmt: skip
     model = predictor(evaluate={"metrics": ["dice", "hd95"]})
-    row = judge(model, entry, {"lesion": (200,)})
+    row = evaluate_case(model, entry, {"lesion": (200,)})
     assert row["regions"]["lesion"]["dice"] == pytest.approx(2 * 48 / (64 + 64))
     assert row["regions"]["lesion"]["hd95"] == pytest.approx(2.0)  # one voxel along the axis of 2 mm
 
@@ -111,19 +111,22 @@ def test_image_and_label_elsewhere_are_refused(tmp_path: Path) -> None:
     image = save_nifti(tmp_path / "a.nii", values, np.eye(4))
     far = save_nifti(tmp_path / "l.nii", values.astype(np.uint8), np.diag([1.0, 1, 2, 1]))
     small = save_nifti(tmp_path / "s.nii", values[:6].astype(np.uint8), np.eye(4))
-    with pytest.raises(DataError, match="different places"):
-        judge(predictor(), Entry("c", "a", (image,), far, "a"), {"lesion": (1,)})
+    with pytest.raises(DataError, match="different affines"):
+        evaluate_case(predictor(), Entry("c", "a", (image,), far, "a"), {"lesion": (1,)})
     with pytest.raises(DataError, match="8x8x8 but label is 6x8x8"):
-        judge(predictor(), Entry("c", "a", (image,), small, "a"), {"lesion": (1,)})
+        evaluate_case(predictor(), Entry("c", "a", (image,), small, "a"), {"lesion": (1,)})
 
 
 def test_classes_go_by_name_then_by_order() -> None:
     wanted = {"disc": (1,), "cup": (2,)}
-    assert values_of(wanted, {"Cup": (255,), "disc": (128,)}, Path("d"))[0] == {"disc": (128,), "cup": (255,)}
-    found, notes = values_of(wanted, {"a": (5,), "b": (6,)}, Path("d"))
+    assert match_classes(wanted, {"Cup": (255,), "disc": (128,)}, Path("d"))[0] == {
+        "disc": (128,),
+        "cup": (255,),
+    }
+    found, notes = match_classes(wanted, {"a": (5,), "b": (6,)}, Path("d"))
     assert found == {"disc": (5,), "cup": (6,)} and "a is disc, b is cup" in notes[0]
     with pytest.raises(ConfigError, match="trained on disc, cup"):
-        values_of(wanted, {"a": (5,)}, Path("d"))
+        match_classes(wanted, {"a": (5,)}, Path("d"))
 
 
 def test_splits_are_those_of_the_list(home: Path) -> None:
@@ -143,7 +146,7 @@ def test_predict_prints_a_table_and_counts_what_failed(
         monkeypatch, capsys, "predict", home / "run", scans, tmp_path / "no.nii", "-o", tmp_path / "o"
     )
     assert code == 2
-    assert "4 predicted, 1 not" in out and "mm²" in out
+    assert "4 predicted, 1 failed" in out and "mm²" in out
     assert "no.nii does not exist" in err
     code, out, err = call(
         monkeypatch, capsys, "predict", home / "run", scans, "-o", tmp_path / "o", "--overwrite", "--json"
@@ -156,7 +159,7 @@ def test_wrong_options_are_a_sentence(home: Path, tmp_path: Path, monkeypatch: A
     scan = next((home / "data" / "north" / "images").iterdir())
     for extra, words in (
         (["--uncertainty", "samples"], "does not offer"),
-        (["--client", "nobody"], "keeps nothing of a client 'nobody'"),
+        (["--client", "nobody"], "has nothing of a client 'nobody'"),
         (["--device", "tpu"], "device"),
         (["--ensemble", str(tmp_path / "nowhere")], "does not exist"),
     ):
@@ -170,7 +173,7 @@ def test_evaluate_prints_the_table_by_centre(
     code, out, _ = call(
         monkeypatch, capsys, "evaluate", home / "run", home / "data", "-o", tmp_path / "e", "--no-report"
     )
-    assert code == 0 and "north" in out and "8 cases judged, 0 could not be" in out
+    assert code == 0 and "north" in out and "8 cases evaluated, 0 failed" in out
     assert not (tmp_path / "e" / "report.html").exists()
 
 
@@ -185,12 +188,12 @@ def test_what_no_check_foresaw_stops_one_case_only(home: Path, tmp_path: Path, m
     def odd(predictor: Any, entry: Entry, classes: Any) -> dict[str, Any]:
         if entry.name == "north-001":
             raise ValueError("strides are negative.")
-        return judge(predictor, entry, classes)
+        return evaluate_case(predictor, entry, classes)
 
-    monkeypatch.setattr("wardround.prediction.evaluating.judge", odd)
-    judged = evaluate(home / "run", home / "data", output=tmp_path / "out", report=False)
-    assert judged.num_cases == 7
-    assert ["strides are negative" in problem.reason for problem in judged.problems] == [True]
+    monkeypatch.setattr("wardround.prediction.evaluating.evaluate_case", odd)
+    report = evaluate(home / "run", home / "data", output=tmp_path / "out", report=False)
+    assert report.num_cases == 7
+    assert ["strides are negative" in problem.reason for problem in report.problems] == [True]
 
 
 # Cases the model has seen
@@ -219,14 +222,14 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def judged_in(folder: Path) -> Names:
+def cases_in(folder: Path) -> Names:
     rows = csv.DictReader((folder / "cases.csv").read_text().splitlines())
     return {(row["client"], row["case"]) for row in rows}
 
 
-def judged_by(run: Path, data: Path, folder: Path, **options: Any) -> tuple[Names, list[str]]:
+def evaluate_on(run: Path, data: Path, folder: Path, **options: Any) -> tuple[Names, list[str]]:
     found = evaluate(run, data, output=folder, report=False, **options)
-    return judged_in(folder), found.notes
+    return cases_in(folder), found.notes
 
 
 def changed_seed(run: Path, seed: int) -> None:
@@ -237,34 +240,34 @@ def changed_seed(run: Path, seed: int) -> None:
 
 def test_the_test_cases_are_those_of_the_run_from_any_folder(started: Path, elsewhere: Path) -> None:
     file, mine = started / "federation.yaml", started / "runs" / "mine"
-    tests = judged_in(mine)
+    tests = cases_in(mine)
     plain = {(entry.client, entry.name) for entry in open_labelled(file, "test").entries}
     assert len(tests) < 16 and tests != plain  # the run's own seed counts
-    assert judged_by(mine, file, elsewhere / "out") == (tests, [])
+    assert evaluate_on(mine, file, elsewhere / "out") == (tests, [])
     beside = Path(os.path.relpath(mine)), Path(os.path.relpath(file))
-    assert judged_by(*beside, elsewhere / "beside") == (tests, [])
-    assert judged_by(mine, file, elsewhere / "asked", split="test") == (tests, [])
+    assert evaluate_on(*beside, elsewhere / "beside") == (tests, [])
+    assert evaluate_on(mine, file, elsewhere / "asked", split="test") == (tests, [])
     about = json.loads((elsewhere / "asked" / "evaluation.json").read_text())
     assert about["split"] == "test"
 
 
 def test_cases_the_model_has_seen_are_left_out_wherever_they_lie(started: Path, elsewhere: Path) -> None:
     mine = started / "runs" / "mine"
-    tests = judged_in(mine)
+    tests = cases_in(mine)
     copied = Path(shutil.copytree(started / "data", elsewhere / "copied"))
     write(propose([copied]).file, elsewhere / "federation.yaml")
     places = {"folder": started / "data", "copy": copied, "file": elsewhere / "federation.yaml"}
     for name, data in places.items():
-        names, notes = judged_by(mine, data, elsewhere / name)
+        names, notes = evaluate_on(mine, data, elsewhere / name)
         assert names == tests
         assert [f"{16 - len(tests)} of 16 cases" in note and "left out" in note for note in notes] == [True]
         assert json.loads((elsewhere / name / "evaluation.json").read_text())["split"] == "unseen"
 
 
-def test_cases_the_model_has_seen_are_judged_if_asked_and_said_to_be(started: Path, elsewhere: Path) -> None:
+def test_cases_the_model_has_seen_are_evaluated_if_asked_with_a_note(started: Path, elsewhere: Path) -> None:
     mine = started / "runs" / "mine"
-    seen = 16 - len(judged_in(mine))
-    names, notes = judged_by(mine, started / "federation.yaml", elsewhere / "all", split="all")
+    seen = 16 - len(cases_in(mine))
+    names, notes = evaluate_on(mine, started / "federation.yaml", elsewhere / "all", split="all")
     assert len(names) == 16
     assert [f"{seen} of 16 cases are ones the model has seen" in note for note in notes] == [True]
 
@@ -272,7 +275,7 @@ def test_cases_the_model_has_seen_are_judged_if_asked_and_said_to_be(started: Pa
 def test_a_set_of_nothing_new_is_a_sentence(started: Path, elsewhere: Path) -> None:
     mine = started / "runs" / "mine"
     copied = Path(shutil.copytree(started / "data" / "north", elsewhere / "north"))
-    for client, case in judged_in(mine):
+    for client, case in cases_in(mine):
         if client == "north":
             for file in copied.rglob(f"{case}*"):
                 file.unlink()
@@ -280,33 +283,33 @@ def test_a_set_of_nothing_new_is_a_sentence(started: Path, elsewhere: Path) -> N
         evaluate(mine, copied, output=elsewhere / "out")
 
 
-def test_other_data_are_judged_whole_even_where_names_are_the_same(started: Path, elsewhere: Path) -> None:
+def test_other_data_are_evaluated_whole_even_where_names_are_the_same(started: Path, elsewhere: Path) -> None:
     """The run's federation.yaml counts from where it started, not from where another of that name lies."""
     phantom_files.write(PhantomSettings(size=16, cases=8, hospitals=2), elsewhere / "data", "nifti", seed=6)
     write(propose([elsewhere / "data"]).file, elsewhere / "federation.yaml")
-    names, notes = judged_by(started / "runs" / "mine", Path("federation.yaml"), elsewhere / "out")
+    names, notes = evaluate_on(started / "runs" / "mine", Path("federation.yaml"), elsewhere / "out")
     assert len(names) == 16
-    assert ["have client and name of cases the model has seen" in note for note in notes] == [True]
+    assert ["have the client and name of cases the model has seen" in note for note in notes] == [True]
 
 
 def test_a_run_that_was_moved_knows_its_data_by_the_test_cases(started: Path, elsewhere: Path) -> None:
     moved = Path(shutil.copytree(started / "runs" / "mine", elsewhere / "moved"))
-    names, notes = judged_by(moved, started / "federation.yaml", elsewhere / "out")
-    assert names == judged_in(moved)
+    names, notes = evaluate_on(moved, started / "federation.yaml", elsewhere / "out")
+    assert names == cases_in(moved)
     assert ["is taken for the data" in note for note in notes] == [True]
     (moved / "cases.csv").unlink()
-    names, notes = judged_by(moved, started / "federation.yaml", elsewhere / "again")
+    names, notes = evaluate_on(moved, started / "federation.yaml", elsewhere / "again")
     assert len(names) == 16
-    assert ["cannot be told" in note for note in notes] == [True]
+    assert ["is unknown" in note for note in notes] == [True]
 
 
-def test_test_cases_that_were_none_in_the_run_are_said_to_be(started: Path, elsewhere: Path) -> None:
+def test_test_cases_that_were_none_in_the_run_are_noted(started: Path, elsewhere: Path) -> None:
     whole = Path(shutil.copytree(started, elsewhere / "whole"))
     changed_seed(whole / "runs" / "mine", 8)
-    names, notes = judged_by(whole / "runs" / "mine", whole / "federation.yaml", elsewhere / "out")
-    new = len(names - judged_in(started / "runs" / "mine"))
+    names, notes = evaluate_on(whole / "runs" / "mine", whole / "federation.yaml", elsewhere / "out")
+    new = len(names - cases_in(started / "runs" / "mine"))
     assert new
-    assert [f"{new} of {len(names)} cases were no test cases" in note for note in notes] == [True]
+    assert [f"{new} of {len(names)} cases were not test cases" in note for note in notes] == [True]
 
 
 def test_an_ensemble_has_seen_what_any_of_its_models_has(started: Path, elsewhere: Path) -> None:
@@ -317,9 +320,9 @@ def test_an_ensemble_has_seen_what_any_of_its_models_has(started: Path, elsewher
     (other / "config.yaml").write_text(text.replace("runs/mine", "runs/other"))
     (other / "cases.csv").unlink()
     file = whole / "federation.yaml"
-    alone, _ = judged_by(other, file, elsewhere / "alone")
-    both, notes = judged_by(whole / "runs" / "mine", file, elsewhere / "both", ensemble=[other])
-    tests = judged_in(started / "runs" / "mine")
+    alone, _ = evaluate_on(other, file, elsewhere / "alone")
+    both, notes = evaluate_on(whole / "runs" / "mine", file, elsewhere / "both", ensemble=[other])
+    tests = cases_in(started / "runs" / "mine")
     assert both == alone & tests < tests
     assert ["are left out" in note for note in notes] == [True]
 
@@ -333,8 +336,8 @@ def test_a_folder_of_a_runs_cases_is_known_without_its_federation_file(
         Path("federation.yaml").write_text("sources: [{path: data}]\nlabels: {lesion: [1]}\n")
         run(Path("runs/plain"), rounds=1, data={"federation": "federation.yaml"})
     plain = tmp_path / "runs" / "plain"
-    tests = {case for client, case in judged_in(plain) if client == "north"}
-    assert judged_by(plain, tmp_path / "data", elsewhere / "out")[0] == judged_in(plain)
-    names, notes = judged_by(plain, tmp_path / "data" / "north", elsewhere / "north")
+    tests = {case for client, case in cases_in(plain) if client == "north"}
+    assert evaluate_on(plain, tmp_path / "data", elsewhere / "out")[0] == cases_in(plain)
+    names, notes = evaluate_on(plain, tmp_path / "data" / "north", elsewhere / "north")
     assert {case for _, case in names} == tests
     assert f"{8 - len(tests)} of 8 cases" in notes[0] and "left out" in notes[0]

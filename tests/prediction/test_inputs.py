@@ -14,8 +14,8 @@ from PIL import Image
 
 from prediction.threshold import ball, predictor, save_nifti
 from wardround.errors import ConfigError, DataError
-from wardround.prediction.inputs import Layout, Problem, find_scans
-from wardround.prediction.session import Report, predict_into, predictions
+from wardround.prediction.inputs import InputProblem, Layout, find_scans
+from wardround.prediction.session import Report, predict_all, predict_into
 
 SHAPE = (12, 12, 12)
 
@@ -78,13 +78,13 @@ def odd_ending(folder: Path) -> Path:
 WRONG = {
     "missing": (lambda folder: folder / "nowhere.nii.gz", "does not exist"),
     "text": (text, "cannot be read|not a NIfTI"),
-    "plain text": (plain_text, "line 1 .'Dear colleague,'. is no file"),
+    "plain text": (plain_text, "line 1 .'Dear colleague,'. is not a file"),
     "5D": (five_axes, "5 axes"),
     "channels": (other_channels, "2 channels, but this run needs one channel"),
     "dimensions": (other_dimensions, "is 2D, but this run was trained on 3D"),
     "truncated": (truncated, "truncated|ends too early|end-of-stream"),
     "not finite": (not_finite, "NaN"),
-    "ending": (odd_ending, "no kind wardround reads"),
+    "ending": (odd_ending, "not a format that wardround reads"),
 }
 
 
@@ -315,14 +315,14 @@ def test_a_map_never_replaces_another_scan(tmp_path: Path) -> None:
 
 def test_what_no_check_foresaw_stops_one_scan_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = predictor()
-    look = asked.look
+    infer = asked.infer
 
     def odd(image: object, name: str = "", watch: object = None) -> object:
         if name.startswith("a"):
             raise ValueError("strides are negative.")
-        return look(image, name, watch)  # type: ignore[arg-type]
+        return infer(image, name, watch)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(asked, "look", odd)
+    monkeypatch.setattr(asked, "infer", odd)
     inputs = [scan(tmp_path / "a.nii"), scan(tmp_path / "b.nii")]
     report = predict_into(asked, inputs, tmp_path / "out")
     assert list(report.done) == ["b.nii"]
@@ -333,14 +333,14 @@ def test_stopped_half_way_the_masks_there_have_their_facts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = predictor()
-    look = asked.look
+    infer = asked.infer
 
     def stopped(image: object, name: str = "", watch: object = None) -> object:
         if name.startswith("b"):
             raise KeyboardInterrupt
-        return look(image, name, watch)  # type: ignore[arg-type]
+        return infer(image, name, watch)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(asked, "look", stopped)
+    monkeypatch.setattr(asked, "infer", stopped)
     inputs = [scan(tmp_path / "a.nii"), scan(tmp_path / "b.nii")]
     with pytest.raises(KeyboardInterrupt):
         predict_into(asked, inputs, tmp_path / "out")
@@ -358,7 +358,7 @@ def test_a_list_saved_by_windows_and_a_folder_in_a_list(tmp_path: Path) -> None:
 
 
 def test_two_sentences_about_one_input_are_both_told(tmp_path: Path) -> None:
-    told = Report(tmp_path, problems=[Problem("x", "One."), Problem("x", "Two.")]).as_dict()
+    told = Report(tmp_path, problems=[InputProblem("x", "One."), InputProblem("x", "Two.")]).as_dict()
     assert told["problems"] == {"x": "One. Two."} and told["failed"] == 2
 
 
@@ -367,4 +367,4 @@ def test_two_sentences_about_one_input_are_both_told(tmp_path: Path) -> None:
 
 def test_in_python_the_first_mistake_is_raised(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="does not exist"):
-        predictions(predictor(), [tmp_path / "nowhere.nii"])
+        predict_all(predictor(), [tmp_path / "nowhere.nii"])

@@ -14,8 +14,8 @@ from torch import Tensor
 from prediction.threshold import Threshold, ball, predictor, save_nifti, trained
 from wardround.errors import ConfigError
 from wardround.models.base import Output
-from wardround.prediction.predicting import Predictor, flipped_axes
-from wardround.prediction.session import predict_into, predictions
+from wardround.prediction.predicting import Predictor, list_flips
+from wardround.prediction.session import predict_all, predict_into
 
 
 @pytest.fixture
@@ -45,9 +45,9 @@ class Dropping(Threshold):
 def test_flips_are_averaged_by_hand() -> None:
     image = torch.randn(1, 6, 5, 4)
     model = Leaning()
-    found = Predictor([trained(model=model)], flips=True).look(image)
+    found = Predictor([trained(model=model)], flips=True).infer(image)
     passes = []
-    for axes in flipped_axes(3):
+    for axes in list_flips(3):
         turned = torch.flip(image, axes) if axes else image
         logits = model(turned[None])[0]
         passes.append(torch.flip(logits, axes) if axes else logits)
@@ -58,12 +58,12 @@ def test_flips_are_averaged_by_hand() -> None:
 
 
 def test_dropout_is_off_unless_asked_and_the_same_every_time(scan: Path) -> None:
-    plain = predictions(predictor(model=Dropping()), [scan])[0]
+    plain = predict_all(predictor(model=Dropping()), [scan])[0]
     assert plain.kind == "entropy" and not plain.uncertainty
     options = {"uncertainty": "dropout", "samples": 5}
     model = Dropping()
     torch.manual_seed(1)
-    first, again = (predictions(predictor(model=model, options=options), [scan])[0] for _ in range(2))
+    first, again = (predict_all(predictor(model=model, options=options), [scan])[0] for _ in range(2))
     after = torch.rand(1)
     torch.manual_seed(1)
     assert torch.equal(after, torch.rand(1))  # the caller's random numbers are left alone
@@ -78,7 +78,7 @@ def test_the_best_kind_is_chosen_and_others_are_refused_with_what_there_is() -> 
     assert predictor(options={"uncertainty": "auto"}).kind == "entropy"
     with pytest.raises(ConfigError, match="does not offer. It has: entropy"):
         predictor(options={"uncertainty": "samples"})
-    with pytest.raises(ConfigError, match="needs further models"):
+    with pytest.raises(ConfigError, match="needs more models"):
         predictor(options={"uncertainty": "ensemble"})
     with pytest.raises(ConfigError, match="give 1 or more"):
         predictor(options={"samples": 0})
@@ -87,8 +87,8 @@ def test_the_best_kind_is_chosen_and_others_are_refused_with_what_there_is() -> 
 def test_ensemble_is_the_mean_of_probabilities(scan: Path) -> None:
     models = [trained(model=Threshold(level=level)) for level in (0.4, 0.6)]
     options: dict[str, Any] = {"uncertainty": "auto", "probabilities": True}
-    together = predictions(Predictor(models, **options), [scan])[0]
-    apart = [predictions(Predictor([model], **options), [scan])[0] for model in models]
+    together = predict_all(Predictor(models, **options), [scan])[0]
+    apart = [predict_all(Predictor([model], **options), [scan])[0] for model in models]
     assert together.kind == "ensemble"
     mean = np.mean([entry.probabilities for entry in apart], axis=0)
     assert np.allclose(together.probabilities, mean, atol=1e-6)
@@ -109,16 +109,16 @@ def quantiles(**limits: float) -> dict[str, Any]:
 
 
 def test_scan_unlike_the_training_hospitals_is_flagged_with_the_number(scan: Path) -> None:
-    doubt = predictions(predictor(), [scan])[0].doubt
+    doubt = predict_all(predictor(), [scan])[0].doubt
     for limits, words in (
         ({"q95": doubt / 2, "q99": doubt * 2}, "95 % of their 40 validation scans"),
         ({"q95": doubt / 3, "q99": doubt / 2}, "99 % of their 40 validation scans"),
     ):
-        (warning,) = predictions(predictor(calibration=quantiles(**limits)), [scan])[0].warnings
+        (warning,) = predict_all(predictor(calibration=quantiles(**limits)), [scan])[0].warnings
         assert words in warning and f"{doubt:.3g} lies beyond {doubt / 2:.3g}" in warning
-    assert not predictions(predictor(calibration=quantiles(q95=2 * doubt, q99=3 * doubt)), [scan])[0].warnings
+    assert not predict_all(predictor(calibration=quantiles(q95=2 * doubt, q99=3 * doubt)), [scan])[0].warnings
     elsewhere = {"temperature": 1.0, "quantiles": {"dropout": {"case": {"q95": 0.0, "q99": 0.0}}}}
-    assert not predictions(predictor(calibration=elsewhere), [scan])[0].warnings  # another kind of number
+    assert not predict_all(predictor(calibration=elsewhere), [scan])[0].warnings  # another kind of number
 
 
 def few(most: float, count: int = 3) -> dict[str, Any]:
@@ -127,28 +127,28 @@ def few(most: float, count: int = 3) -> dict[str, Any]:
 
 
 def test_few_validation_scans_have_no_quantiles(scan: Path) -> None:
-    doubt = predictions(predictor(), [scan])[0].doubt
-    (warning,) = predictions(predictor(calibration=few(doubt / 2)), [scan])[0].warnings
+    doubt = predict_all(predictor(), [scan])[0].doubt
+    (warning,) = predict_all(predictor(calibration=few(doubt / 2)), [scan])[0].warnings
     assert "%" not in warning and "unlike" not in warning
     assert f"{doubt:.3g} lies beyond {doubt / 2:.3g}, and so beyond all 3 validation scans" in warning
     assert "one scan in 4" in warning
-    assert not predictions(predictor(calibration=few(doubt * 1.005)), [scan])[0].warnings  # beyond q95 alone
-    (warning,) = predictions(predictor(calibration=few(doubt * 1.005, 20)), [scan])[0].warnings
+    assert not predict_all(predictor(calibration=few(doubt * 1.005)), [scan])[0].warnings  # beyond q95 alone
+    (warning,) = predict_all(predictor(calibration=few(doubt * 1.005, 20)), [scan])[0].warnings
     assert "95 % of their 20 validation scans" in warning
 
 
 def test_a_number_is_never_said_to_lie_beyond_itself(scan: Path) -> None:
-    doubt = predictions(predictor(), [scan])[0].doubt
+    doubt = predict_all(predictor(), [scan])[0].doubt
     limits = {"q95": doubt * (1 - 1e-6), "q99": 1.0}
-    (warning,) = predictions(predictor(calibration=quantiles(**limits)), [scan])[0].warnings
+    (warning,) = predict_all(predictor(calibration=quantiles(**limits)), [scan])[0].warnings
     value, limit = warning.partition("uncertainty ")[2].partition(",")[0].split(" lies beyond ")
     assert float(value) > float(limit)
 
 
 def test_temperature_softens_probabilities_and_keeps_the_mask(scan: Path) -> None:
     options = {"probabilities": True}
-    cold = predictions(predictor(options=options), [scan])[0]
-    warm = predictions(predictor(options=options, calibration={"temperature": 4.0}), [scan])[0]
+    cold = predict_all(predictor(options=options), [scan])[0]
+    warm = predict_all(predictor(options=options, calibration={"temperature": 4.0}), [scan])[0]
     assert np.array_equal(cold.mask, warm.mask)
     assert cold.probabilities is not None and warm.probabilities is not None
     assert warm.probabilities[1].max() < cold.probabilities[1].max()
@@ -157,7 +157,7 @@ def test_temperature_softens_probabilities_and_keeps_the_mask(scan: Path) -> Non
 def test_empty_structure_and_far_spacing_are_said(tmp_path: Path) -> None:
     dark = save_nifti(tmp_path / "dark.nii", np.zeros((8, 8, 8), dtype=np.float32), np.diag([1.0, 1, 9, 1]))
     model = predictor(spacing=((0.9, 0.9, 2.0), (1.1, 1.1, 4.0)))
-    warnings = predictions(model, [dark])[0].warnings
+    warnings = predict_all(model, [dark])[0].warnings
     assert "no voxel is 'lesion'" in warnings
     assert any("1 x 1 x 9 mm are far" in warning for warning in warnings)
 
@@ -167,15 +167,15 @@ def test_spacing_is_compared_along_the_prepared_axes(tmp_path: Path) -> None:
     affine = np.array([[0, 0, 1.0, 0], [1.0, 0, 0, 0], [0, 3.0, 0, 0], [0, 0, 0, 1]])
     scan = save_nifti(tmp_path / "scan.nii", ball((12, 12, 12), np.array([6.0, 6, 18]), 5, affine), affine)
     model = predictor(spacing=((0.9, 0.9, 2.0), (1.1, 1.1, 4.0)))
-    assert not predictions(model, [scan])[0].warnings
+    assert not predict_all(model, [scan])[0].warnings
 
 
 def test_largest_component_is_kept_where_the_run_asked_for_it(tmp_path: Path) -> None:
     values = np.zeros((16, 16, 16), dtype=np.float32)
     values[2:8, 2:8, 2:8] = values[12:14, 12:14, 12:14] = 1
     scan = save_nifti(tmp_path / "scan.nii", values, np.eye(4))
-    whole = predictions(predictor(), [scan])[0]
-    largest = predictions(predictor(evaluate={"postprocess": "largest_component"}), [scan])[0]
+    whole = predict_all(predictor(), [scan])[0]
+    largest = predict_all(predictor(evaluate={"postprocess": "largest_component"}), [scan])[0]
     assert whole.sizes["lesion"]["voxels"] == 216 + 8
     assert largest.sizes["lesion"]["voxels"] == 216
 
@@ -186,7 +186,7 @@ def test_temperature_may_move_the_mask_of_several_passes(scan: Path) -> None:
     masks = []
     for temperature in (0.05, 20.0):
         model = predictor(model=Hesitant(), options=options, calibration={"temperature": temperature})
-        masks.append(predictions(model, [scan])[0].mask)
+        masks.append(predict_all(model, [scan])[0].mask)
     assert not masks[0].any() and masks[1].all()
 
 
@@ -201,7 +201,7 @@ class Hesitant(Dropping):
 
 def test_samples_that_are_not_drawn_are_said() -> None:
     (note,) = predictor(options={"samples": 3}).notes
-    assert note == "--samples 3 is not used: uncertainty is entropy here, which draws nothing."
+    assert note == "--samples 3 is not used: uncertainty is entropy here, which does not sample."
     (note,) = predictor(model=Dropping(), options={"samples": 3}).notes
     assert note.endswith("Add --uncertainty dropout.")
     assert not predictor(model=Dropping(), options={"samples": 3, "uncertainty": "auto"}).notes
@@ -211,17 +211,17 @@ def test_samples_that_are_not_drawn_are_said() -> None:
 def test_the_runs_own_test_cases_stand_beside_the_uncertainty(
     scan: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from wardround.cli.predict import show
+    from wardround.cli.predict import show_predictions
 
     cases = [{"dice": 0.8, "uncertainty": 0.04}, {"dice": 0.9, "uncertainty": 0.06}, {"dice": None}]
     model = predictor(calibration={"cases": cases})
-    show(predict_into(model, [scan], tmp_path / "out"), model.on_test_cases())
+    show_predictions(predict_into(model, [scan], tmp_path / "out"), model.summarise_test_cases(), "case")
     said = " ".join(capsys.readouterr().out.split())
     assert "2 test cases: mean uncertainty 0.050, mean Dice 0.850" in said
-    assert "no estimate of Dice" in said and "Dice to expect" not in said
-    assert predictor().on_test_cases() is None
+    assert "does not estimate Dice" in said and "Dice to expect" not in said
+    assert predictor().summarise_test_cases() is None
     drawn = predictor(model=Dropping(), calibration={"cases": cases}, options={"uncertainty": "dropout"})
-    assert drawn.on_test_cases() is None  # their numbers are of one plain pass
+    assert drawn.summarise_test_cases() is None  # their numbers are of one plain pass
 
 
 # Files of a prediction before

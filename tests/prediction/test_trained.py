@@ -19,7 +19,7 @@ from wardround.data.preparing.record import PREPARATION, Preparation
 from wardround.data.proposing.proposal import propose
 from wardround.errors import CheckpointError, ConfigError
 from wardround.files import write_json
-from wardround.prediction.session import models_for
+from wardround.prediction.session import load_models
 from wardround.prediction.trained import TrainedModel
 
 
@@ -52,7 +52,7 @@ def test_the_tested_model_comes_back(plain: Any) -> None:
     assert found.preparation.values == (0, 1)
 
 
-def test_personal_model_is_the_one_the_client_was_judged_with(ditto: Any) -> None:
+def test_personal_model_is_the_one_the_client_was_tested_with(ditto: Any) -> None:
     expected = personal_models(ditto)
     common = TrainedModel.load(ditto.folder).params
     for client, params in expected.items():
@@ -72,7 +72,7 @@ def test_memory_alone_is_not_offered_as_a_personal_model(tmp_path: Path) -> None
     result = run(tmp_path / "run", method={"name": "scaffold"}, rounds=1)
     assert any((result.folder / "clients" / "north").iterdir())
     with pytest.raises(
-        ConfigError, match="keeps nothing of a client 'nort'. Personal models are there of: none"
+        ConfigError, match="has nothing of a client 'nort'. Clients with a personal model: none"
     ):
         TrainedModel.load(result.folder, client="nort")
 
@@ -206,7 +206,7 @@ def test_settings_of_runs_need_no_data(real: tuple[Path, Path]) -> None:
 def test_damaged_calibration_is_a_sentence(plain: Any, tmp_path: Path, text: str) -> None:
     folder = copied(plain, tmp_path)
     (folder / "calibration.json").write_text(text)
-    with pytest.raises(CheckpointError, match="Remove it to do without"):
+    with pytest.raises(CheckpointError, match="Remove it to predict without"):
         TrainedModel.load(folder)
 
 
@@ -214,4 +214,4 @@ def test_an_ensemble_of_all_needs_personal_models(plain: Any, tmp_path: Path) ->
     folder = copied(plain, tmp_path)
     (folder / "clients" / "north").mkdir(parents=True, exist_ok=True)
     with pytest.raises(ConfigError, match="--ensemble all needs a model of every client"):
-        models_for(folder, ensemble=["all"])
+        load_models(folder, ensemble=["all"])

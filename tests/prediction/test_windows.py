@@ -1,4 +1,4 @@
-"""Windows: equal to the whole where they cover it, bounded in memory, smaller when the device is full."""
+"""Windows: equal to the whole where they cover it, bounded in memory, smaller when the device is out of memory."""
 
 from __future__ import annotations
 
@@ -73,15 +73,15 @@ def test_full_device_gets_smaller_windows_and_says_so_once() -> None:
     image = torch.randn(1, 64, 64, 64)
     for _ in range(2):
         assert torch.allclose(forward(image), 20 * (image - 0.5), atol=1e-4)
-    assert len(said) == 1 and "32x32x32 instead of 64x64x64" in said[0]
+    assert len(said) == 1 and "32x32x32 are used instead of 64x64x64" in said[0]
 
 
 def test_fewer_windows_come_before_smaller_ones() -> None:
     said: list[str] = []
     forward = Forward(Full(), device=CPU, window=(32, 32, 32), say=said.append)
-    forward.plan = windows.Plan(CPU, (32, 32, 32), 4)
+    forward.plan = windows.WindowPlan(CPU, (32, 32, 32), 4)
     forward(torch.randn(1, 40, 40, 40))
-    assert forward.plan == windows.Plan(CPU, (32, 32, 32), 1)
+    assert forward.plan == windows.WindowPlan(CPU, (32, 32, 32), 1)
     assert len(said) == 2 and all("at a time" in text for text in said)
 
 

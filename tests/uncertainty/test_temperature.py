@@ -105,7 +105,7 @@ def test_a_model_that_is_hardly_ever_right_gets_the_largest_temperature():
     s, truth = made(500, 2, 1.0)
     found = fit(slopes(-s, truth, grid()))
 
-    assert found.value == temperature.LIMIT and "too sure" in found.reason
+    assert found.value == temperature.LIMIT and "overconfident" in found.reason
 
 
 def test_numbers_that_are_none_leave_the_temperature_at_one():

@@ -1,9 +1,10 @@
-"""data: make, look at, check and prepare folders of scans."""
+"""data, datasets: create, check and prepare folders of scans; the published data sets."""
 
 from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -27,7 +28,7 @@ from wardround.files import writing
 from wardround.machine import cores
 from wardround.yaml_file import apply_override
 
-data_app = typer.Typer(name="data", help="Make and look at data.", no_args_is_help=True)
+data_app = typer.Typer(name="data", help="Create, check and prepare data.", no_args_is_help=True)
 app.add_typer(data_app)
 datasets_app = typer.Typer(name="datasets", invoke_without_command=True)
 app.add_typer(datasets_app)
@@ -43,7 +44,7 @@ def phantom(
     set_: Set = None,
     debug: Debug = False,
 ) -> None:
-    """Write made-up hospitals as folders of images and labels."""
+    """Write synthetic hospitals as folders of images and labels."""
     configure_logging(debug, False)
     from wardround.config_file import parse
     from wardround.data.phantom.files import write
@@ -61,9 +62,8 @@ def phantom(
     out.print(f"Wrote {made} to [bold]{escape(str(folder))}[/] (index.csv lists the cases).")
 
 
-# From folders to a federation
-
 File = Annotated[Path, typer.Argument(help="A federation.yaml, as `wardround data init` writes it.")]
+Picture = Annotated[Path | None, typer.Option("--picture", help="Also plot it, as a PNG.")]
 Jobs = Annotated[int | None, typer.Option("--jobs", "-j", min=1, help="Processes; default all cores.")]
 
 
@@ -80,7 +80,7 @@ def init(
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Look at folders of scans and write a federation.yaml, ready to train."""
+    """Inspect folders of scans and write a federation.yaml, ready to train."""
     configure_logging(debug, quiet)
     from wardround.data import datasets
     from wardround.data.federation_file import write
@@ -94,42 +94,30 @@ def init(
         file = datasets.make_federation_file(dataset, folders[0])
         sentences = [f"The data set {dataset} as published; its card: wardround datasets show {dataset}"]
     else:
-        raise ConfigError("--dataset reads one folder, the one that holds the whole data set.")
+        raise ConfigError("--dataset needs exactly one folder, the one with the whole data set.")
     with writing(output):
         write(file, output, notes=sentences, overwrite=overwrite)
     if not quiet:
-        for sentence in sentences:
-            out.print(f"- {escape(sentence)}")
-    following = escape(f"wardround data check {shlex.quote(str(output))}")
-    out.print(f"\nWrote [bold]{escape(str(output))}[/]. Next: {following}")
+        print_list(sentences)
+    suggest_check(output)
 
 
 @data_app.command()
 def check(
     file: File,
-    strict: Annotated[bool, typer.Option("--strict", help="Exit 2 if any case is bad.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit 2 if any case is unusable.")] = False,
     jobs: Jobs = None,
     json_: Json = False,
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Open every scan and say which cannot be used, and how the clients differ."""
+    """Open every scan; list those that cannot be used, and how the clients differ."""
     configure_logging(debug, quiet or json_)
-    from wardround.data.checking.check import check as check_all
-    from wardround.data.federation_file import load
-    from wardround.data.sources import list_cases
-
-    settings = load(file)
-    listing = list_cases(settings, file.parent)
-    with show_cases("checking", quiet or json_) as watch:
-        report = check_all(listing, settings, base=file.parent, jobs=jobs or cores(), watch=watch)
+    _, report = check_file(file, jobs or cores(), hidden=quiet or json_)
     if json_:
         out.print_json(json.dumps(report.as_dict()))
     else:
-        for note in report.notes:
-            out.print(f"- {escape(note)}")
-        for sentence in report.sentences():
-            out.print(f"- {escape(sentence)}")
+        print_list([*report.notes, *report.sentences()])
         print_table(report.table())
     if strict and not report.ok:
         raise typer.Exit(2)
@@ -148,7 +136,7 @@ def prepare(
     from wardround.data.serving.loading import RealData
     from wardround.tables import Table
 
-    data = RealData(file, data_settings(file, set_))
+    data = RealData(file, read_settings(file, set_))
     with show_cases("preparing", quiet or json_) as watch:
         ready = data.prepare(watch=watch)
     left_out = {name: [list(pair) for pair in found.left_out] for name, found in ready.items()}
@@ -158,9 +146,7 @@ def prepare(
         return
     rows = [[name, len(found.paths), len(found.left_out)] for name, found in ready.items()]
     print_table(Table("Prepared", ["client", "cases", "left out"], rows))
-    for found in ready.values():
-        for _, reason in found.left_out[:3]:
-            out.print(f"- {escape(reason)}")
+    print_list([reason for found in ready.values() for _, reason in found.left_out[:3]])
     out.print(f"\nThe cache is in [bold]{escape(str(data.cache.folder))}[/].")
 
 
@@ -171,7 +157,7 @@ def split(
     set_: Set = None,
     debug: Debug = False,
 ) -> None:
-    """Write who is trained on, chosen by and tested, to be edited; splits: {by: file, file: ...} uses it."""
+    """Write the train, val and test split, to be edited; splits: {by: file, file: ...} uses it."""
     configure_logging(debug, False)
     from wardround.data.federation_file import SplitSettings, load
     from wardround.data.partition_summary import summarise
@@ -198,17 +184,17 @@ def split(
 @data_app.command()
 def partition(
     file: File,
-    picture: Annotated[Path | None, typer.Option("--picture", help="Also draw it, as a PNG.")] = None,
+    picture: Picture = None,
     set_: Set = None,
     json_: JsonRows = False,
     debug: Debug = False,
 ) -> None:
-    """Show which client gets which cases: natural, or dealt as `partition:` in the file says."""
+    """Show which client gets which cases: its own, or as `partition:` in the file assigns them."""
     configure_logging(debug, json_)
     from wardround.data import partition_summary
     from wardround.data.serving.loading import RealData
 
-    data = RealData(file, data_settings(file, set_))
+    data = RealData(file, read_settings(file, set_))
     table = partition_summary.summarise(data.listing.entries, data.describe)
     print_rows(table, json_)
     if picture is not None:
@@ -222,26 +208,20 @@ def partition(
 def fingerprint(
     file: File,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="A JSON file to write.")] = None,
-    picture: Annotated[Path | None, typer.Option("--picture", help="Also draw it, as a PNG.")] = None,
-    minimum: Annotated[int, typer.Option(help="Fewest patients about whom anything is told.")] = 5,
+    picture: Picture = None,
+    minimum: Annotated[int, typer.Option(help="Fewest patients of a client to show numbers of.")] = 5,
     json_: Json = False,
     debug: Debug = False,
 ) -> None:
-    """What a hospital may share before training, and how unlike the hospitals are."""
+    """Statistics that a hospital may share before training, and how different the hospitals are."""
     configure_logging(debug, json_)
-    from wardround.data.checking.check import check as check_all
-    from wardround.data.federation_file import load
     from wardround.data.fingerprint.distance import compare, save_picture
     from wardround.data.fingerprint.measure import measure_clients
     from wardround.data.readers.image_files import read_image, read_label
-    from wardround.data.sources import list_cases
     from wardround.errors import DataError
     from wardround.files import write_json
 
-    settings = load(file)
-    listing = list_cases(settings, file.parent)
-    with show_cases("checking", json_) as watch:
-        report = check_all(listing, settings, base=file.parent, jobs=cores(), watch=watch)
+    listing, report = check_file(file, cores(), hidden=json_)
     if not report.usable:
         raise DataError(f"{file}: no case is usable. {report.sentences()[0]}")
 
@@ -262,7 +242,7 @@ def fingerprint(
     if report.left_out:
         count = len(report.left_out)
         cases = "1 case is" if count == 1 else f"{count} cases are"
-        out.print(f"\n{cases} left out; the reasons: wardround data check {escape(shlex.quote(str(file)))}")
+        out.print(f"\n{cases} left out; reasons: wardround data check {escape(shlex.quote(str(file)))}")
     for path in (output, picture):
         if path is not None:
             out.print(f"Wrote [bold]{escape(str(path))}[/].")
@@ -271,21 +251,21 @@ def fingerprint(
 @data_app.command()
 def slices(
     file: File,
-    output: Annotated[Path, typer.Option("--output", "-o", help="A new folder for slices and their file.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="A new folder, for slices and their file.")],
     along: Annotated[
         Literal["R", "A", "S"], typer.Option(help="The axis to cut along; S gives axial slices.")
     ] = "S",
     keep: Annotated[
-        Literal["labelled", "all"], typer.Option(help="Slices on which something is drawn, or all.")
+        Literal["labelled", "all"], typer.Option(help="Slices with an annotation, or all.")
     ] = "labelled",
     clip: Annotated[
-        float | None, typer.Option(help="Cut values above this percentile of a volume, such as 99.")
+        float | None, typer.Option(help="Clip values above this percentile of a volume, such as 99.")
     ] = None,
     json_: Json = False,
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Cut volumes into slices for a 2D network, each in its place, patients kept together."""
+    """Cut volumes into slices for a 2D network, with their geometry; patients stay together."""
     configure_logging(debug, quiet or json_)
     from wardround.data.slices.cutting import cut
     from wardround.tables import Table
@@ -298,35 +278,30 @@ def slices(
         return
     rows: list[list[Any]] = [[name, done.volumes[name], number] for name, number in done.slices.items()]
     print_table(Table("Cut", ["client", "volumes", "slices"], rows))
-    for reason in done.left_out:
-        out.print(f"- left out: {escape(reason)}")
-    for note in done.notes:
-        out.print(f"- {escape(note)}")
-    following = escape(f"wardround data check {shlex.quote(str(done.path))}")
-    out.print(f"\nWrote [bold]{escape(str(done.path))}[/]. Next: {following}")
+    print_list([*(f"left out: {reason}" for reason in done.left_out), *done.notes])
+    suggest_check(done.path)
 
 
 @data_app.command("import-dicom")
 def import_dicom(
     source: Annotated[Path, typer.Argument(help="A folder of DICOM series.")],
-    target: Annotated[Path, typer.Argument(help="A centre's folder to fill.")],
+    target: Annotated[Path, typer.Argument(help="The folder of a centre to write.")],
     keep_descriptions: Annotated[
         bool,
         typer.Option(
             "--keep-descriptions",
-            help="List each series' description; people write names, dates and diagnoses into it.",
+            help="Keep series descriptions, which may hold names, dates and diagnoses.",
         ),
     ] = False,
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    r"""Turn DICOM series into NIfTI (or PNG) files under pseudonyms; needs wardround\[dicom]."""
+    r"""Convert DICOM series to NIfTI (or PNG) files under pseudonyms; needs wardround\[dicom]."""
     configure_logging(debug, quiet)
-    from wardround.data.readers.dicom import import_dicom as bring_in
+    from wardround.data.readers.dicom import import_dicom as convert
 
-    done = bring_in(source, target, keep_descriptions=keep_descriptions)
-    for note in done.notes:
-        out.print(f"- {escape(note)}")
+    done = convert(source, target, keep_descriptions=keep_descriptions)
+    print_list(done.notes)
     out.print(f"Wrote {len(done.written)} files to [bold]{escape(str(target))}[/].")
 
 
@@ -346,7 +321,7 @@ def list_datasets(context: typer.Context, json_: JsonRows = False) -> None:
 def show_dataset(
     name: Annotated[str, typer.Argument(help="A data set, such as polyp.")], json_: JsonRows = False
 ) -> None:
-    """Tell how to get a data set, how to lay it out, what its labels mean, and what to cite."""
+    """Show how to get a data set, its folder layout, its labels, and what to cite."""
     from wardround.data.datasets.cards import describe_dataset
 
     print_rows(describe_dataset(name), json_)
@@ -354,18 +329,17 @@ def show_dataset(
 
 @datasets_app.command("labels")
 def write_dataset_labels(
-    name: Annotated[str, typer.Argument(help="A data set whose masks need joining or sorting out.")],
-    folder: Annotated[Path, typer.Argument(help="Where it lies, as published.")],
+    name: Annotated[str, typer.Argument(help="A data set with several masks per image, or grey masks.")],
+    folder: Annotated[Path, typer.Argument(help="Its folder, as published.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="A new folder for labels and a list.")],
     debug: Debug = False,
 ) -> None:
-    """Write labels of one meaning for a data set that has several masks an image, or greys."""
+    """Write one label file per image for a data set with several masks per image, or grey masks."""
     configure_logging(debug, False)
     from wardround.data.datasets import write_labels
 
     done = write_labels(name, folder, output)
-    for note in done.notes:
-        out.print(f"- {escape(note)}")
+    print_list(done.notes)
     out.print(
         f"Wrote labels of {done.num_cases} cases to [bold]{escape(str(done.path))}[/]. Next: "
         f"wardround data init {escape(str(output))} --dataset {escape(name)}"
@@ -375,7 +349,29 @@ def write_dataset_labels(
 # Helpers
 
 
-def data_settings(file: Path, overrides: list[str] | None) -> Any:
+def print_list(sentences: Iterable[str]) -> None:
+    for sentence in sentences:
+        out.print(f"- {escape(sentence)}")
+
+
+def suggest_check(path: Path) -> None:
+    following = escape(f"wardround data check {shlex.quote(str(path))}")
+    out.print(f"\nWrote [bold]{escape(str(path))}[/]. Next: {following}")
+
+
+def check_file(file: Path, jobs: int, *, hidden: bool) -> tuple[Any, Any]:
+    """The cases of a federation.yaml, and the report of their check."""
+    from wardround.data.checking.check import check as check_all
+    from wardround.data.federation_file import load
+    from wardround.data.sources import list_cases
+
+    settings = load(file)
+    listing = list_cases(settings, file.parent)
+    with show_cases("checking", hidden) as watch:
+        return listing, check_all(listing, settings, base=file.parent, jobs=jobs, watch=watch)
+
+
+def read_settings(file: Path, overrides: list[str] | None) -> Any:
     """The `data:` section that names this file, with overrides such as prepare.size=[96,96] on top."""
     from wardround.data.settings import DataSettings
     from wardround.errors import ConfigError
@@ -385,7 +381,7 @@ def data_settings(file: Path, overrides: list[str] | None) -> Any:
         key = override.removeprefix("data.")  # as one writes it for `wardround train`
         if key.startswith("partition"):
             raise ConfigError(
-                f"--set {override}: who gets which cases stands in {file}, so that all runs deal alike; "
+                f"--set {override}: the partition is set in {file}, so that all runs share it; "
                 "write it there under partition."
             )
         apply_override(values, key)

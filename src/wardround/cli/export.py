@@ -10,7 +10,7 @@ import typer
 from rich.markup import escape
 
 from wardround.cli.common import Debug, Json, Quiet, app, configure_logging, err, out
-from wardround.text import format_size
+from wardround.text import format_bytes, format_size
 
 
 @app.command()
@@ -23,7 +23,7 @@ def export(
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier export.")] = False,
     anonymous: Annotated[
-        bool, typer.Option("--anonymous", help="Number the sites, and leave the run's name out.")
+        bool, typer.Option("--anonymous", help="Number the sites and omit the run's name.")
     ] = False,
     json_: Json = False,
     quiet: Quiet = False,
@@ -45,22 +45,11 @@ def export(
         err.print(f"[yellow]warning[/] {escape(warning)}")
     out.print(f"Exported to [bold]{escape(str(done.folder))}[/]")
     for file in done.files:
-        out.print(f"  {escape(str(file.relative_to(done.folder)))} ({size(file.stat().st_size)})")
+        out.print(f"  {escape(str(file.relative_to(done.folder)))} ({format_bytes(file.stat().st_size)})")
     for entry in done.differences:
         shape = format_size(entry.shape)
         out.print(
             f"Against PyTorch at {shape}: probabilities differ by at most {entry.probabilities:.1e}, "
             f"logits by {entry.logits:.1e} (limit {entry.limit:g})"
         )
-    out.print("Read MODEL_CARD.md and fill in the lines that say TODO before you pass the model on.")
-
-
-def size(count: int) -> str:
-    """
-    >>> size(532), size(1_250_000)
-    ('532 B', '1.2 MB')
-    """
-    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= scale:
-            return f"{count / scale:.1f} {unit}"
-    return f"{count} B"
+    out.print("Read MODEL_CARD.md and fill in its TODO lines before you share the model.")

@@ -1,4 +1,4 @@
-"""models: the networks, what they cost and what they support."""
+"""models: the networks, their costs and what they support."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Size = Annotated[
     typer.Option("--size", metavar="H,W[,D]", help="Image size; by default 256,256 or 128,128,128."),
 ]
 Channels = Annotated[int, typer.Option("--channels", min=1, help="Channels of the images.")]
-Classes = Annotated[int, typer.Option("--classes", min=1, help="Channels that the network gives.")]
+Classes = Annotated[int, typer.Option("--classes", min=1, help="Output channels of the network.")]
 
 
 @models_app.callback()
@@ -35,20 +35,15 @@ def models(
     classes: Classes = 2,
     json_: JsonRows = False,
 ) -> None:
-    """List the networks with what they cost, or show one."""
+    """List the networks and their costs, or show one."""
     if context.invoked_subcommand is not None:
-        if (size, channels, classes, json_) != (
-            None,
-            1,
-            2,
-            False,
-        ):  # show has its own and would not see these
-            raise ConfigError("wardround models: write options behind show NAME, not in front of it.")
+        if (size, channels, classes, json_) != (None, 1, 2, False):  # show has its own options
+            raise ConfigError("wardround models: write options after show NAME, not before it.")
         return
     configure_logging(debug=False, quiet=True)
     from wardround.reporting.networks import network_list
 
-    print_rows(network_list(sides(size), channels, classes), json_)
+    print_rows(network_list(parse_size(size), channels, classes), json_)
 
 
 @models_app.command()
@@ -58,12 +53,12 @@ def show(
     channels: Channels = 1,
     classes: Classes = 2,
     weights: Annotated[
-        Path | None, typer.Option("--weights", help="A safetensors file: what of it fits the network.")
+        Path | None, typer.Option("--weights", help="A safetensors file, to see which tensors fit.")
     ] = None,
     overrides: Set = None,
     json_: Json = False,
 ) -> None:
-    """Show one network: its parts, its costs, and what FedBN, FedMA and FedPer can do with it.
+    """Show one network: its parts, its costs, and whether FedBN, FedMA and FedPer can use it.
 
     Its settings are given as in a configuration: --set model.base_filters=16, --set model.arguments.depth=2.
     """
@@ -71,8 +66,8 @@ def show(
     from wardround.models.start_weights import compare
     from wardround.reporting import networks
 
-    settings = settings_of(name, overrides or [])
-    found = networks.measure(settings, sides(size) or default_size(settings), channels, classes)
+    settings = read_settings(name, overrides or [])
+    found = networks.measure(settings, parse_size(size) or choose_size(settings), channels, classes)
     facts = networks.network_facts(found)
     path = weights or settings.weights
     match = None if path is None else compare(found.model, path)
@@ -89,7 +84,7 @@ def show(
         print_table(networks.weights_table(match))
 
 
-def settings_of(name: str, overrides: list[str]) -> ModelSettings:
+def read_settings(name: str, overrides: list[str]) -> ModelSettings:
     """The settings of a network by name, with `model.a=b` on top."""
     from wardround.models import ModelSettings, resolve
     from wardround.yaml_file import apply_override
@@ -100,14 +95,14 @@ def settings_of(name: str, overrides: list[str]) -> ModelSettings:
     others = [key for key in values if key != "model"]
     if others or not isinstance(values["model"], dict):
         raise ConfigError(
-            f"--set {others[0] if others else 'model'}: only settings of the network, model.a=b."
+            f"--set {others[0] if others else 'model'}: only settings of the network are allowed, model.a=b."
         )
     settings = ModelSettings.read(values["model"], "model.")
     resolve(settings)
     return settings
 
 
-def sides(text: str | None) -> tuple[int, ...] | None:
+def parse_size(text: str | None) -> tuple[int, ...] | None:
     """128,128,128 as numbers."""
     if text is None:
         return None
@@ -116,12 +111,12 @@ def sides(text: str | None) -> tuple[int, ...] | None:
         part.strip().isdecimal() and 0 < int(part) <= MOST_VOXELS for part in parts
     ):
         raise ConfigError(
-            f"--size {text}: write two or three numbers of voxels up to {MOST_VOXELS}, such as 128,128,128."
+            f"--size {text}: give two or three numbers of voxels up to {MOST_VOXELS}, such as 128,128,128."
         )
     return tuple(int(part) for part in parts)
 
 
-def default_size(settings: ModelSettings) -> tuple[int, ...]:
+def choose_size(settings: ModelSettings) -> tuple[int, ...]:
     from wardround.models import MODELS
     from wardround.reporting.networks import SIZES
 

@@ -21,15 +21,15 @@ Client = Annotated[str | None, typer.Option(help="Use this client's personal mod
 Ensemble = Annotated[
     list[str] | None,
     typer.Option(
-        metavar="RUN", help="A further run that joins in; may be repeated. all: every client's model."
+        metavar="RUN", help="Another run for an ensemble; may be repeated. all: every client's model."
     ),
 ]
-Flips = Annotated[bool, typer.Option("--flips", help="Take the mean over mirror images.")]
+Flips = Annotated[bool, typer.Option("--flips", help="Average over mirror images.")]
 Slices = Annotated[
     Literal["R", "A", "S"] | None,
-    typer.Option(help="Axis along which a 2D network goes through volumes; default as it was trained."),
+    typer.Option(help="Axis along which a 2D network goes through volumes; default: as trained."),
 ]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace files that are there.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace existing files.")]
 Kind = Literal["auto", "entropy", "evidential", "samples", "dropout", "ensemble"]
 MOST_SHOWN = 200
 
@@ -41,15 +41,15 @@ def predict(
         list[Path],
         typer.Argument(metavar="INPUT...", help="Scans, folders of scans, DICOM series, or lists (.txt)."),
     ],
-    output: Annotated[Path, typer.Option("--output", "-o", help="The folder masks go into.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The folder for the masks.")],
     probabilities: Annotated[
         bool, typer.Option("--probabilities", help="Write the probability of every class.")
     ] = False,
     uncertainty: Annotated[
-        Kind | None, typer.Option(help="Write uncertainty maps; auto takes the best the model has.")
+        Kind | None, typer.Option(help="Write uncertainty maps; auto: the best kind the model offers.")
     ] = None,
     samples: Annotated[
-        int | None, typer.Option(min=1, help="Passes, for samples and dropout; default as in the run.")
+        int | None, typer.Option(min=1, help="Passes, for samples and dropout; default: as in the run.")
     ] = None,
     client: Client = None,
     ensemble: Ensemble = None,
@@ -61,25 +61,26 @@ def predict(
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Segment scans with a run's model; masks keep each scan's shape, place and name."""
+    """Segment scans with a run's model; masks keep each scan's shape, position and name."""
     configure_logging(debug, quiet or json_)
     from wardround.prediction.predicting import Predictor
-    from wardround.prediction.session import models_for, predict_into
+    from wardround.prediction.session import load_models, predict_into
 
     predictor = Predictor(
-        models_for(run, client=client, ensemble=ensemble or [], device=device),
+        load_models(run, client=client, ensemble=ensemble or [], device=device),
         uncertainty=uncertainty,
         samples=samples,
         flips=flips,
         probabilities=probabilities,
         slices=slices,
     )
-    with scanning(quiet or json_) as watch:
+    with show_progress(quiet or json_) as watch:
         done = predict_into(predictor, inputs, output, overwrite=overwrite, watch=watch)
     if json_:
         out.print_json(json.dumps(done.as_dict()))
     else:
-        show(done, predictor.on_test_cases(), "slice" if predictor.preparation.settings.slices else "case")
+        unit = "slice" if predictor.preparation.settings.slices else "case"
+        show_predictions(done, predictor.summarise_test_cases(), unit)
     if done.problems:
         raise typer.Exit(2)
 
@@ -91,7 +92,8 @@ def evaluate(
         Path, typer.Argument(metavar="DATA", help="A federation.yaml, or a folder of images and labels.")
     ],
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Where it goes; default runs/<run>-on-<data>.")
+        Path | None,
+        typer.Option("--output", "-o", help="A folder; default: runs/<run>-on-<data>."),
     ] = None,
     split: Annotated[
         Literal["auto", "all", "train", "val", "test"],
@@ -108,12 +110,12 @@ def evaluate(
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Judge a run's model on any labelled set, case by case; nothing is trained."""
+    """Evaluate a run's model on any labelled set, case by case; nothing is trained."""
     configure_logging(debug, quiet or json_)
     from wardround.prediction import evaluating
 
-    with show_cases("judging", quiet or json_) as watch:
-        judged = evaluating.evaluate(
+    with show_cases("evaluating", quiet or json_) as watch:
+        report = evaluating.evaluate(
             run,
             data,
             output=output,
@@ -128,33 +130,33 @@ def evaluate(
             watch=watch,
         )
     if json_:
-        out.print_json(json.dumps(judged.as_dict()))
+        out.print_json(json.dumps(report.as_dict()))
     else:
-        print_table(judged.table)
-        complain(judged.problems, judged.notes)
-        out.print(f"\n{judged.num_cases} cases judged, {len(judged.problems)} could not be.")
-        out.print(f"Everything is in [bold]{escape(str(judged.folder))}[/].")
-    if judged.problems:
+        print_table(report.table)
+        show_problems(report.problems, report.notes)
+        out.print(f"\n{report.num_cases} cases evaluated, {len(report.problems)} failed.")
+        out.print(f"Results are in [bold]{escape(str(report.folder))}[/].")
+    if report.problems:
         raise typer.Exit(2)
 
 
 # What is shown
 
 
-def show(done: Any, tested: tuple[int, float, float] | None, what: str = "case") -> None:
-    """tested: number, mean uncertainty and mean Dice of the run's test cases (what: or slices), if known."""
+def show_predictions(done: Any, tested: tuple[int, float, float] | None, unit: str) -> None:
+    """tested: number, mean uncertainty and mean Dice of the run's test cases (or slices), if known."""
     from wardround.tables import Table
 
     if done.done:
-        rows = [row for name, facts in done.done.items() for row in rows_of(name, facts)]
+        rows = [row for name, facts in done.done.items() for row in make_rows(name, facts)]
         note = (
             "Uncertainty of a structure: how little the mask overlaps the model's own probabilities, to rank "
-            "scans by; it is no estimate of Dice. Mean and maximum: nats a voxel."
+            "scans by; it does not estimate Dice. Mean and maximum: nats per voxel."
         )
         if tested is not None:
             number, doubt, dice = tested
             note += (
-                f" The run's {number} test {what}{'s' if number > 1 else ''}: mean uncertainty {doubt:.3f}, "
+                f" The run's {number} test {unit}{'s' if number > 1 else ''}: mean uncertainty {doubt:.3f}, "
                 f"mean Dice {dice:.3f}."
             )
         if len(rows) > MOST_SHOWN:
@@ -164,25 +166,31 @@ def show(done: Any, tested: tuple[int, float, float] | None, what: str = "case")
         for name, facts in done.done.items():
             for warning in facts["warnings"]:
                 err.print(f"[yellow]{escape(name)}[/] {escape(warning)}.")
-    complain(done.problems, done.notes)
+    show_problems(done.problems, done.notes)
     where = f" Masks and predictions.json are in [bold]{escape(str(done.folder))}[/]." if done.done else ""
-    out.print(f"\n{len(done.done)} predicted, {len(done.problems)} not.{where}")
+    out.print(f"\n{len(done.done)} predicted, {len(done.problems)} failed.{where}")
 
 
-def rows_of(name: str, facts: Mapping[str, Any]) -> Iterator[list[Any]]:
+def make_rows(name: str, facts: Mapping[str, Any]) -> Iterator[list[Any]]:
     scan = facts["uncertainty"]
     for number, (structure, found) in enumerate(facts["classes"].items()):
         whole = [round(scan["mean"], 4), round(scan["maximum"], 4)] if number == 0 else ["", ""]
-        yield [name if number == 0 else "", structure, size_of(found), round(found["uncertainty"], 4), *whole]
+        yield [
+            name if number == 0 else "",
+            structure,
+            format_volume(found),
+            round(found["uncertainty"], 4),
+            *whole,
+        ]
 
 
-def size_of(found: Mapping[str, float]) -> str:
+def format_volume(found: Mapping[str, float]) -> str:
     if "ml" in found:
         return f"{found['ml']:.3f} ml"
     return f"{found['mm2']:.1f} mm²" if "mm2" in found else f"{found['voxels']} pixels"
 
 
-def complain(problems: Any, notes: Any) -> None:
+def show_problems(problems: Any, notes: Any) -> None:
     for note in notes:
         err.print(f"[yellow]note[/] {escape(note)}")
     for problem in problems:
@@ -190,8 +198,8 @@ def complain(problems: Any, notes: Any) -> None:
 
 
 @contextmanager
-def scanning(hidden: bool) -> Iterator[Callable[[str, int, int, int, int], None] | None]:
-    """Progress over scans and the windows of each: a bar on a terminal, a line a scan in a pipe."""
+def show_progress(hidden: bool) -> Iterator[Callable[[str, int, int, int, int], None] | None]:
+    """Progress over scans and their windows: a bar on a terminal, one line per scan in a pipe."""
     if hidden:
         yield None
         return

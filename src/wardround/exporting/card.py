@@ -1,7 +1,7 @@
 """MODEL_CARD.md: what a model is for, what it was made from, what it reached and where it fails.
 
-Everything is read from the run's folder. What no run can know (licence of the data, who answers for the
-model) is a line that starts with TODO. No name of a case, no path and no picture is on it.
+Everything is read from the run folder. What a run cannot know (licence of the data, who is responsible for
+the model) is a line that starts with TODO. The card has no name of a case, no path and no picture.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def card(package: Package, *, kind: str, files: Mapping[str, Path]) -> str:
         ("Uncertainty and calibration", uncertainty(package)),
         ("DigestIndex failures and limits", failures(package)),
         ("How it was trained", training(package)),
-        ("Methods, and whom to cite", citations(package)),
+        ("Methods and citations", citations(package)),
         ("Licence", licence()),
         ("Hashes", hashes(package, files)),
     ]
@@ -46,7 +46,7 @@ def card(package: Package, *, kind: str, files: Mapping[str, Path]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-# What it is
+# Purpose
 
 
 def opening(package: Package, kind: str) -> Iterator[str]:
@@ -61,7 +61,7 @@ def opening(package: Package, kind: str) -> Iterator[str]:
     yield (
         f"A segmentation network trained across {sites} sites with {title}"
         f", exported as {kind} by wardround {__version__} from the records of its run.{whose} "
-        "Lines that start with **TODO** are for you to fill in: no run can know them."
+        "Lines that start with **TODO** are for you to fill in: they are not known to the run."
     )
 
 
@@ -72,21 +72,21 @@ def intended_use(package: Package) -> Iterator[str]:
     channels = ", ".join(preparation.channels) or f"{preparation.in_channels} without names"
     yield "**Research use only. This is not a medical device.**"
     rows = [
-        ("task", f"draws {what} in {image}"),
+        ("task", f"segments {what} in {image}"),
         ("channels", channels),
         (
             "values in a mask",
             ", ".join(f"{v} {n}" for v, n in zip(preparation.values, preparation.classes, strict=True)),
         ),
-        *((f"preparation, {key}", value) for key, value in preparing(preparation.prepare).items()),
+        *((f"preparation, {key}", value) for key, value in describe_preparation(preparation.prepare).items()),
         *(
             [("preparation, orientation", "as stored")]
             if preparation.prepare.get("orientation") is None
             else []
         ),
-        *([("slices", package.turning)] if preparation.settings.slices is not None else []),
+        *([("slices", package.orientation_note)] if preparation.settings.slices is not None else []),
         (
-            "seen at once",
+            "input size",
             "whole image" if preparation.window is None else f"{format_size(preparation.window)} voxels",
         ),
     ]
@@ -96,14 +96,14 @@ def intended_use(package: Package) -> Iterator[str]:
     yield listed(rows)
     yield (
         "Not for: diagnosis, treatment or any decision about a patient; scans of other body parts, "
-        "modalities or channels than those above; use without a person who looks at every mask. It was "
+        "modalities or channels than those above; use without a person who reviews every mask. It was "
         "tested at the sites below and nowhere else."
     )
-    yield "**TODO** Say who answers for this model, and for which question it was made."
+    yield "**TODO** Name who is responsible for this model, and the question it was made for."
 
 
-def preparing(settings: Mapping[str, Any]) -> dict[str, str]:
-    """The settings that do something."""
+def describe_preparation(settings: Mapping[str, Any]) -> dict[str, str]:
+    """The settings that have an effect."""
     normalise = settings.get("normalise")
     unused = {"percentiles": "percentile", "window": "window"}
     return {
@@ -113,12 +113,12 @@ def preparing(settings: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-# What it was made from
+# Data
 
 
 def data(package: Package) -> Iterator[str]:
     run, names = package.run, package.names
-    validation = counts_of_validation(run.records)
+    validation = count_validation(run.records)
     tested = {
         client: len({key.case for key in next(iter(run.cases.values()), {}) if key.client == client})
         for client in names
@@ -129,17 +129,17 @@ def data(package: Package) -> Iterator[str]:
     ]
     rows.append(["all", *(sum(row[column] for row in rows) for column in (1, 2, 3))])
     yield Table("", ["site", "training", "validation", "test"], [plain(row) for row in rows]).markdown()
-    yield "Numbers of cases; nothing else about them is kept here."
-    left_out = left_out_counts(package)
+    yield "Numbers of cases; nothing else about them is exported."
+    left_out = count_left_out(package)
     if left_out:
         yield "Cases left out because they could not be used: " + ", ".join(left_out) + "."
     if mapping(run.config.get("data")).get("federation") is None:
-        yield "The cases are made-up phantoms, not patients."
+        yield "The cases are synthetic phantoms, not patients."
     else:
         yield "**TODO** Say where the cases come from: population, scanners, years, labels, consent."
 
 
-def counts_of_validation(records: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+def count_validation(records: Sequence[Mapping[str, Any]]) -> dict[str, int]:
     """Validation cases of each client: as many as it has losses in the last round that has some."""
     for record in reversed(records):
         clients = mapping(mapping(mapping(record.get("validation")).get("loss")).get("clients"))
@@ -149,7 +149,7 @@ def counts_of_validation(records: Sequence[Mapping[str, Any]]) -> dict[str, int]
     return {}
 
 
-def left_out_counts(package: Package) -> list[str]:
+def count_left_out(package: Package) -> list[str]:
     path = package.run.folder / "left_out.json"
     if not path.exists():
         return []
@@ -157,7 +157,7 @@ def left_out_counts(package: Package) -> list[str]:
     return [f"{escaped(package.names.get(name, name))} {len(cases)}" for name, cases in found.items()]
 
 
-# How it was made
+# Training
 
 
 def training(package: Package) -> Iterator[str]:

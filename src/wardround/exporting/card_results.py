@@ -21,15 +21,15 @@ MOST_LINES = 10
 def results(package: Package) -> Iterator[str]:
     run = package.run
     if run.test is None or not run.cases:
-        yield "The run has no test cases, so nothing is known about how well this model does."
+        yield "The run has no test cases, so the quality of this model is unknown."
         return
     for metric in run.metrics:
         if metric in run.cases and metric in run.test.clients:
             yield from metric_results(package, metric)
     yield (
-        "Intervals hold 95 % of the means that come out when the test cases of each site are drawn anew; "
-        "they tell how far the test cases decide the mean, not how another site would do. Infinite "
-        "distances (one mask is empty) are counted and not in the means."
+        "Intervals hold 95 % of the means over resampled test cases of each site (bootstrap). They show how "
+        "much the mean depends on the test cases, not how another site would do. Infinite distances (one "
+        "mask is empty) are counted and left out of the means."
     )
     yield from whose_results(package)
 
@@ -40,7 +40,7 @@ def metric_results(package: Package, metric: str) -> Iterator[str]:
     scores, overall = run.cases[metric], run.test.overall[metric]
     rows: list[list[Any]] = []
     for client, summary in run.test.clients[metric].items():
-        own = of_client(scores, client)
+        own = select_client(scores, client)
         rows.append(
             [names.get(client, client), summary.mean, bootstrap(own), summary.num, summary.num_infinite]
         )
@@ -51,7 +51,7 @@ def metric_results(package: Package, metric: str) -> Iterator[str]:
             [
                 f"worst site: {names.get(worst.client, worst.client)}",
                 worst.value,
-                bootstrap(of_client(scores, worst.client)),
+                bootstrap(select_client(scores, worst.client)),
                 run.test.clients[metric][worst.client].num,
                 run.test.clients[metric][worst.client].num_infinite,
             ]
@@ -63,7 +63,7 @@ def metric_results(package: Package, metric: str) -> Iterator[str]:
 
 
 def whose_results(package: Package) -> Iterator[str]:
-    """Where sites use models of their own, the table is not about one model."""
+    """A note where sites were tested with personal models."""
     trained, method = package.trained, package.trained.method
     if type(method).personal is Method.personal and not trained.warnings and trained.client is None:
         return
@@ -74,17 +74,17 @@ def whose_results(package: Package) -> Iterator[str]:
         yield "Each site was tested with its own personal model; the one exported here is the common one."
 
 
-def of_client(scores: Scores, client: str) -> Scores:
+def select_client(scores: Scores, client: str) -> Scores:
     return {key: value for key, value in scores.items() if key.client == client}
 
 
-# How sure it is
+# Calibration
 
 
 def uncertainty(package: Package) -> Iterator[str]:
     known = package.trained.calibration
     if known is None:
-        yield "The run has no calibration.json: how far its probabilities can be trusted was not measured."
+        yield "The run has no calibration.json: its calibration was not measured."
         return
     temperature = package.temperature
     yield (
@@ -124,7 +124,7 @@ def uncertainty(package: Package) -> Iterator[str]:
     told = {
         "spearman": "rank correlation of a case's uncertainty with its Dice",
         "aurc": "area under the risk-coverage curve (cases)",
-        "aurc_chance": "the same if uncertainty said nothing",
+        "aurc_chance": "the same for random uncertainty",
         "error_overlap": "overlap of uncertain and wrong voxels",
     }
     lines = [
@@ -146,7 +146,7 @@ def failures(package: Package) -> Iterator[str]:
     for kind, title in (("refused", "refused by the server's checks"), ("lost", "lost")):
         found = run.records.trouble(kind)
         if found:
-            what = Counter(package.said(who.rpartition("/")[2]) for _, who, _ in found)
+            what = Counter(package.anonymise(who.rpartition("/")[2]) for _, who, _ in found)
             told = ", ".join(f"{escaped(who)} {count}" for who, count in what.items())
             yield f"Replies {title}: {len(found)} ({told})."
         else:
@@ -156,14 +156,14 @@ def failures(package: Package) -> Iterator[str]:
         for text, rounds in run.records.warnings().items()
     ] + list(package.trained.warnings)
     if warnings:
-        listed = [f"- {escaped(package.said(text))}" for text in warnings[:MOST_LINES]]
+        listed = [f"- {escaped(package.anonymise(text))}" for text in warnings[:MOST_LINES]]
         more = len(warnings) - len(listed)
         yield "Warnings of the run:\n\n" + "\n".join(listed + ([f"- and {more} more"] if more > 0 else []))
     yield "**TODO** Add what you have seen go wrong in use."
 
 
 def worst_cases(package: Package) -> Iterator[str]:
-    """The lowest values by themselves; names of cases stay in the run."""
+    """The worst values, without names of cases."""
     run = package.run
     for metric in run.metrics:
         scores = {key: v for key, v in run.cases.get(metric, {}).items() if not math.isnan(v)}
@@ -176,13 +176,13 @@ def worst_cases(package: Package) -> Iterator[str]:
 
 
 def weak_sites(package: Package) -> Iterator[str]:
-    """A site counts as far below where its whole interval is on the bad side of the mean over sites."""
+    """Sites whose whole interval is on the bad side of the mean over sites."""
     run = package.run
     for metric in run.metrics:
         scores = run.cases.get(metric, {})
         mean = client_mean(scores)
         for client in package.names:
-            own = of_client(scores, client)
+            own = select_client(scores, client)
             interval = bootstrap(own)
             if own and not math.isnan(mean) and is_worse(metric, interval, mean):
                 here = f"{shown(client_mean(own))} {shown(interval)}"

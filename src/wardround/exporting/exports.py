@@ -15,6 +15,7 @@ from wardround.exporting.onnx import Difference, check_installed, export_onnx
 from wardround.exporting.package import MODEL, WEIGHTS, Package
 from wardround.exporting.writing import CARD, check_place, whole_folder
 from wardround.files import write_json, write_text
+from wardround.text import format_size
 from wardround.version import __version__
 
 KINDS = {
@@ -28,7 +29,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written. differences: of the ONNX graph from PyTorch, size by size; warnings: in sentences."""
+    """What was written; differences: between the ONNX graph and PyTorch, by size."""
 
     folder: Path
     files: list[Path]
@@ -42,15 +43,7 @@ class Exported:
             "warnings": list(self.warnings),
         }
         if self.differences:
-            facts["differences"] = [
-                {
-                    "shape": list(d.shape),
-                    "probabilities": d.probabilities,
-                    "logits": d.logits,
-                    "limit": d.limit,
-                }
-                for d in self.differences
-            ]
+            facts["differences"] = [{**vars(d), "shape": list(d.shape)} for d in self.differences]
             facts["largest_difference"] = max(d.largest for d in self.differences)
         return facts
 
@@ -65,10 +58,10 @@ def export(
     anonymous: bool = False,
     say: Say = lambda text: None,
 ) -> Exported:
-    """Write a run's model into a folder, with its card; the folder is whole or not there.
+    """Write a run's model into a folder, with its card; the folder is complete or absent.
 
-    to: onnx, bundle or torch; client: that hospital's personal model; anonymous: sites are numbered; say:
-    told what is done next.
+    to: onnx, bundle or torch; client: that client's personal model; anonymous: sites are numbered; say:
+    called with each step.
     """
     if to not in KINDS:
         raise ConfigError(f"--to is '{to}'; choose from {', '.join(KINDS)}.")
@@ -82,7 +75,7 @@ def export(
     title, weights = KINDS[to]
     with whole_folder(out) as folder:
         if to == "onnx":
-            say("Building the graph and holding it against PyTorch")
+            say("Building the graph and checking it against PyTorch")
             differences = write_graph(folder, package)
         elif to == "bundle":
             write_bundle(folder, package)
@@ -95,16 +88,11 @@ def export(
 
 
 def write_graph(folder: Path, package: Package) -> list[Difference]:
-    """model.onnx, with the facts of model.json inside and beside it."""
-    facts = package.facts()
-    inside = {
-        "made_by": facts["made_by"],
-        "classes": facts["classes"],
-        "values": facts["values"],
-        "channels": facts["channels"],
-        "preparation": facts["preparation"],
+    """model.onnx, with the content of model.json inside and beside it."""
+    facts = package.as_dict()
+    kept = ("made_by", "classes", "values", "channels", "preparation", "params_sha256")
+    inside = {key: facts[key] for key in kept} | {
         "temperature": package.temperature,
-        "params_sha256": facts["params_sha256"],
         "use": "Research use only. This is not a medical device.",
     }
     found = export_onnx(
@@ -121,10 +109,9 @@ def write_graph(folder: Path, package: Package) -> list[Difference]:
 
 def graph_readme(package: Package, found: list[Difference]) -> str:
     preparation = package.preparation
-    stay = f" {package.turning}" if package.turning else ""
+    stay = f" {package.orientation_note}" if package.orientation_note else ""
     rows = "\n".join(
-        f"| {'x'.join(map(str, d.shape))} | {d.probabilities:.1e} | {d.logits:.1e} | {d.limit:g} |"
-        for d in found
+        f"| {format_size(d.shape)} | {d.probabilities:.1e} | {d.logits:.1e} | {d.limit:g} |" for d in found
     )
     sides = ", ".join(["batch", str(preparation.in_channels), *["any"] * preparation.dimensions])
     return f"""# {package.name}: an ONNX graph
@@ -141,10 +128,10 @@ probabilities, logits = session.run(None, {{"image": image}})   # image: float32
 
 - `image`: prepared as `model.json` says under `preparation`.{stay} Batch and sides are free; the graph pads.
 - `probabilities`: {", ".join(preparation.classes)}. Temperature {package.temperature:.4g} is in them.
-- `logits`: as the network gives them.
-- Volumes larger than the window of the training are best seen in overlapping windows, which is up to you.
+- `logits`: as the network returns them.
+- Volumes larger than the training window are best predicted in overlapping windows, which is up to you.
 
-Held against PyTorch when it was written, one random image batch a size. The limit is wider for an image
+Checked against PyTorch when it was written, one random batch per size. The limit is wider for an image
 within one block of the network, where a norm sees two voxels and magnifies rounding. Avoid that size.
 
 | image | difference of probabilities | of logits (of the largest one, where above 1) | limit |

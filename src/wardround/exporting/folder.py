@@ -52,7 +52,7 @@ def write_folder(folder: Path, package: Package) -> None:
 
 def readme(package: Package) -> str:
     preparation = package.preparation
-    stay = f" {package.turning}" if package.turning else ""
+    stay = f" {package.orientation_note}" if package.orientation_note else ""
     sides = ", ".join(["1", str(preparation.in_channels), *["64"] * preparation.dimensions])
     return f"""# {package.name}: a network for PyTorch
 

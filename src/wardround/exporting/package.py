@@ -3,7 +3,8 @@
     model.json    settings of the network, objective, preparation, classes, temperature; no data paths, no
                   names of clients
 
-Heads that only training uses (projections, a second network) are left out; `opened` reads a package back.
+Heads that only training uses (projections, a second network) are left out. `opened` reads a package back; the
+loader.py of exported folders imports it under this name.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from wardround.files import jsonable, write_json
 from wardround.methods import METHODS, build_method, build_named, build_objective
 from wardround.models.base import Segmenter
 from wardround.params import Params
-from wardround.prediction.trained import TrainedModel, stored_status
+from wardround.prediction.trained import TrainedModel, read_status
 from wardround.storage import save_tensors
 from wardround.training.device import autocast_dtype, choose_device
 from wardround.version import __version__
@@ -38,15 +39,15 @@ from wardround.version import __version__
 FORMAT = 1
 MODEL = "model.json"
 WEIGHTS = "model.safetensors"
-AS_STORED = "Axes stay as the file stores them; nothing is turned."
+AS_STORED = "Axes stay as stored in the file; nothing is reoriented."
 
 
 @dataclass(frozen=True)
 class Package:
     """A run's model without what only training needs.
 
-    run: what its files say, for the card; network: on the CPU, in evaluation mode; layers_of: settings of the
-    method that put layers of its own in front of the network, or None; names: what clients are called.
+    run: its files, for the card; network: on the CPU, in evaluation mode; layers_of: settings of the
+    method that put layers of its own in front of the network, or None; names: of clients on the card.
     """
 
     trained: TrainedModel
@@ -61,11 +62,11 @@ class Package:
         """The tested model of a finished run, or a client's personal one."""
         folder = Path(run)
         trained = TrainedModel.load(folder, client=client, device="cpu")
-        status = stored_status(folder)
+        status = read_status(folder)
         if status != "done":
             said = "was stopped before its test" if status == "stopped" else "is not finished"
             raise CheckpointError(
-                f"the run in {folder} {said}, so there is no result to write on a card. "
+                f"the run in {folder} {said}, so there is no result for a model card. "
                 f"Finish it first: wardround train {folder} --resume"
             )
         network, layers_of = without_heads(trained)
@@ -84,7 +85,7 @@ class Package:
 
     @property
     def calibration(self) -> dict[str, Any] | None:
-        """What prediction needs of calibration.json; numbers of single clients stay in the run."""
+        """What prediction needs of calibration.json, without numbers of single clients."""
         known = self.trained.calibration
         if known is None:
             return None
@@ -96,28 +97,28 @@ class Package:
 
     @property
     def preparation(self) -> Preparation:
-        """What was done to a scan, as somebody would do it again: of 2D images only slices are turned."""
+        """How to prepare a scan; of 2D images, only slices of volumes are reoriented."""
         found = self.trained.preparation
         if found.dimensions == 3 or found.settings.slices is not None:
             return found
         return replace(found, prepare={**found.prepare, "orientation": None})
 
     @property
-    def turning(self) -> str:
-        """What is done to axes, in sentences."""
+    def orientation_note(self) -> str:
+        """How axes are reoriented, in sentences."""
         slices = self.preparation.settings.slices
         if slices is None:
             return AS_STORED if self.preparation.prepare.get("orientation") is None else ""
-        turned = self.preparation.settings.orientation
-        first = f"turned to {turned}, then" if turned else "left as they are stored, then"
-        values = "" if slices.clip is None else f" after values above percentile {slices.clip:g} were cut off"
+        axes = self.preparation.settings.orientation
+        first = f"reoriented to {axes}, then" if axes else "left as stored, then"
+        values = "" if slices.clip is None else f" after clipping values above percentile {slices.clip:g}"
         return (
             f"Images are slices: volumes were {first} cut along {slices.along}{values}. "
-            "`wardround predict` does the same with a whole volume; scores are of slices."
+            "`wardround predict` does the same with a whole volume; scores are those of slices."
         )
 
-    def facts(self) -> dict[str, Any]:
-        """What model.json holds."""
+    def as_dict(self) -> dict[str, Any]:
+        """The content of model.json."""
         trained, network = self.trained, self.network
         settings = models.resolve(trained.config.model)
         return {
@@ -143,11 +144,11 @@ class Package:
 
     def save(self, model: Path, weights: Path) -> None:
         """model.json and the tensors."""
-        write_json(model, self.facts())
+        write_json(model, self.as_dict())
         save_tensors(weights, self.params, {"format": "pt", "made_by": f"wardround {__version__}"})
 
-    def said(self, text: str) -> str:
-        """A text of the run, with clients called as the card calls them."""
+    def anonymise(self, text: str) -> str:
+        """A text of the run with the card's names of clients."""
         if not self.anonymous or not self.names:
             return text
         longest_first = sorted(self.names, key=len, reverse=True)
@@ -207,7 +208,7 @@ def opened(model: Path | str, weights: Path | str, device: str = "cpu") -> Train
         RuntimeError,
     ) as error:
         reason = str(error).splitlines()[0]
-        raise CheckpointError(f"{model.parent} holds no model that can be used ({reason}).") from None
+        raise CheckpointError(f"{model.parent} has no usable model ({reason}).") from None
     where = choose_device(ComputeSettings(device=device))
     return TrainedModel(
         folder=model.parent,

@@ -26,10 +26,10 @@ from wardround.files import write_bytes
 from wardround.models.base import Segmenter
 from wardround.prediction.inputs import find_scans
 from wardround.prediction.predicting import Predictor
-from wardround.prediction.results import mask_on_grid
+from wardround.prediction.results import restore_mask
 from wardround.prediction.trained import TrainedModel
 from wardround.prediction.windows import Forward
-from wardround.prediction.writing import encoded
+from wardround.prediction.writing import encode
 from wardround.uncertainty.maps import Accumulator
 
 log = logging.getLogger(__name__)
@@ -106,7 +106,7 @@ class MaskOnOwnGrid:
         model, preparation = self.predictor.models[0], self.predictor.preparation
         together = Accumulator(model.objective, temperature=self.predictor.temperature)
         together.add(item["logits"])
-        label = mask_on_grid(together.result(), item["geometry"])
+        label = restore_mask(together.result(), item["geometry"])
         if model.config.evaluate.postprocess == "largest_component":
             label = largest_components(label)
         return {**item, "pred": np.asarray(preparation.values).astype(np.uint8)[label]}
@@ -123,7 +123,7 @@ class SaveMask:
         path = self.folder / scan.name
         if path.resolve() in {file.resolve() for file in scan.files}:
             raise DataError(f"{scan.where}: its mask would replace the scan itself; choose another folder.")
-        write_bytes(path, encoded(item["pred"], scan))
+        write_bytes(path, encode(item["pred"], scan))
         log.info("%s -> %s", scan.where, path)
         return {**item, "saved": str(path)}
 

@@ -9,16 +9,16 @@ from wardround.data.preparing.geometry import Geometry
 from wardround.data.readers.image_files import Volume
 from wardround.uncertainty.maps import Predicted, case_mean, case_uncertainty
 
-UNUSUAL = {"q99": "99 %", "q95": "95 %"}  # quantiles a scan is held against, the rarest first
+UNUSUAL = {"q99": "99 %", "q95": "95 %"}  # quantiles a scan is compared with, the rarest first
 FEW = 20  # validation scans below which a quantile of 95 % is a guess
 FAR_SPACING = 1.5  # times the training scans' largest (or smallest) voxel side
 
 
-def unlike_training(calibration: Mapping[str, Any] | None, predicted: Predicted) -> Iterator[str]:
-    """A sentence for each number of the case that lies beyond nearly all of the run's validation scans.
+def warn_of_uncertainty(calibration: Mapping[str, Any] | None, predicted: Predicted) -> Iterator[str]:
+    """A warning for each uncertainty of the case that exceeds nearly all of the run's validation scans.
 
-    Of few scans no quantile is known: a number must lie beyond all of them, and how often that happens by
-    chance is said too (of N + 1 scans alike, each is as likely as any other to be the highest).
+    Few scans give no quantile: a value must then exceed all of them, and the warning says how often that
+    happens by chance (of N + 1 scans alike, each is as likely as any other to be the highest).
     """
     known = ((calibration or {}).get("quantiles") or {}).get(predicted.kind) or {}
     here = {"case": case_uncertainty(predicted), "epistemic": case_mean(predicted, "epistemic")}
@@ -32,7 +32,7 @@ def unlike_training(calibration: Mapping[str, Any] | None, predicted: Predicted)
             limit = limits.get(mark)
             if isinstance(limit, int | float) and value > limit:
                 what = "uncertainty" if name == "case" else f"{name} uncertainty"
-                said = "{} {} lies beyond {}".format(what, *told_apart(value, limit))
+                said = "{} {} lies beyond {}".format(what, *format_apart(value, limit))
                 scans = "validation scans" if count is None else f"{count} validation scans"
                 if few is not None:
                     yield f"{said}, and so beyond all {scans}; by chance one scan in {few + 1} does"
@@ -42,10 +42,10 @@ def unlike_training(calibration: Mapping[str, Any] | None, predicted: Predicted)
                 break
 
 
-def far_spacing(
+def warn_of_spacing(
     seen: tuple[Sequence[float], Sequence[float]] | None, image: Volume, geometry: Mapping[str, Any]
 ) -> Iterator[str]:
-    """A sentence where voxels are of another size than those of the training scans (smallest, largest)."""
+    """A warning if voxels are far smaller or larger than those of the training scans (seen: their range)."""
     if seen is None or image.affine is None:
         return
     here = [image.spacing[axis] for axis in Geometry.from_dict(geometry).order]
@@ -56,8 +56,8 @@ def far_spacing(
             return
 
 
-def told_apart(one: float, other: float) -> tuple[str, str]:
-    """Two unequal numbers with as many digits as tell them apart, three or more.
+def format_apart(one: float, other: float) -> tuple[str, str]:
+    """Two unequal numbers with three digits, or as many as show the difference.
 
     >>> told_apart(0.17812, 0.17784)
     ('0.1781', '0.1778')

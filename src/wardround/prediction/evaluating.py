@@ -1,11 +1,11 @@
 """Evaluating: any model on any labelled set, case by case; nothing is trained.
 
-Masks are judged where the annotator drew, on each scan's own grid, as a user of the mask would see it;
-a run's own test judges them on the prepared grid, so the two differ a little where scans are resampled.
+Masks are compared with labels on each scan's own grid, as a user of the mask sees it. A run's own test
+compares them on the prepared grid, so the two differ slightly where scans are resampled.
 
-    OUT/cases.csv         one line a case and region: every metric of the run
-    OUT/evaluation.json   the same in summary, how sure the model was of each case, what was left out
-    OUT/report.html       the page, as of a run: OUT looks like the folder of a run that was only tested
+    OUT/cases.csv         one line per case and region: every metric of the run
+    OUT/evaluation.json   the summary, the uncertainty of each case, what was left out
+    OUT/report.html       the page, as for a run: OUT reads like the folder of a run that was only tested
 """
 
 from __future__ import annotations
@@ -32,11 +32,17 @@ from wardround.errors import ConfigError, DataError
 from wardround.files import file_name, jsonable, write_json, write_text
 from wardround.metrics import METRICS, MM, PX, combine_units, measure
 from wardround.metrics.summary import across_clients, summarise
-from wardround.prediction.inputs import Problem, Scan
-from wardround.prediction.labelled import open_labelled, values_of
+from wardround.prediction.inputs import InputProblem, Scan
+from wardround.prediction.labelled import LabelledSet, match_classes, open_labelled
 from wardround.prediction.predicting import Predictor
-from wardround.prediction.seen_cases import past_of, told
-from wardround.prediction.session import UNFORESEEN, by_input, check_writable, models_for, unforeseen
+from wardround.prediction.seen_cases import find_run_cases, note_seen_cases
+from wardround.prediction.session import (
+    UNEXPECTED,
+    check_writable,
+    describe_unexpected,
+    group_by_input,
+    load_models,
+)
 from wardround.reporting import write_report
 from wardround.tables import Table
 from wardround.text import format_size
@@ -44,25 +50,25 @@ from wardround.text import format_size
 log = logging.getLogger(__name__)
 
 Split = Literal["all", "train", "val", "test", "auto"]
-WRITTEN = ("cases.csv", "config.yaml", "environment.json", "records.jsonl", "report.html", "result.json")
+FILES = ("cases.csv", "config.yaml", "environment.json", "records.jsonl", "report.html", "result.json")
 WatchCases = Callable[[int, int, str], None]
 
 
 @dataclass
-class Judged:
-    """What an evaluation found; cases: centre -> one row a case; lengths: what distances are in."""
+class EvaluationReport:
+    """The result of an evaluation; units: of distances."""
 
     folder: Path
     evaluation: Evaluation
     metrics: tuple[str, ...]
     title: str
-    lengths: str = MM
-    problems: list[Problem] = field(default_factory=list)
+    units: str = MM
+    problems: list[InputProblem] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     @property
     def table(self) -> Table:
-        return client_table(self.evaluation, self.metrics, self.title, self.lengths)
+        return client_table(self.evaluation, self.metrics, self.title, self.units)
 
     @property
     def num_cases(self) -> int:
@@ -83,7 +89,7 @@ class Judged:
                     centre: {row["case"]: row["warnings"] for row in rows if row["warnings"]}
                     for centre, rows in self.evaluation.cases.items()
                 },
-                "problems": by_input(self.problems),
+                "problems": group_by_input(self.problems),
                 "notes": self.notes,
             }
         )
@@ -104,68 +110,85 @@ def evaluate(
     overwrite: bool = False,
     report: bool = True,
     watch: WatchCases | None = None,
-) -> Judged:
-    """Judge the model of a run on a federation.yaml, or on a folder `wardround data init` understands.
+) -> EvaluationReport:
+    """Evaluate the model of a run on a federation.yaml, or on a folder that `wardround data init` reads.
 
-    split: which cases; auto takes the test cases of the data the run was trained on, and all of any other
-    that it has not seen; slices: the axis along which a 2D network goes through volumes, if the run does not
-    know it.
+    split: which cases; auto takes the test cases of the run's own data, and of any other data all cases that
+    the model has not seen; slices: the axis along which a 2D network goes through volumes, if the run does
+    not record it.
     """
-    models = models_for(run, client=client, ensemble=ensemble, device=device)
-    predictor = Predictor(models, flips=flips, slices=slices)
-    model = predictor.models[0]
-    path = Path(data)
-    pasts = {entry.folder: past_of(entry, path) for entry in predictor.models}
-    own = pasts[model.folder]
-    ours = own is not None and own.path == path.resolve()
-    which = split if split != "auto" else "test" if ours else "all"
-    labelled = open_labelled(path, which, model.config.data if ours else None)
-    every = len(labelled.entries)
-    labelled = told(labelled, pasts, leave_out=split == "auto")
-    classes, note = values_of(predictor.preparation.labels, labelled.labels, path)
-    folder = Path(output) if output is not None else default_folder(Path(run), path)
-    refuse_taken(folder, overwrite)
-    judged = Judged(
+    predictor = Predictor(
+        load_models(run, client=client, ensemble=ensemble, device=device), flips=flips, slices=slices
+    )
+    model, path = predictor.models[0], Path(data)
+    run_cases = {entry.folder: find_run_cases(entry, path) for entry in predictor.models}
+    own = run_cases[model.folder]
+    is_own = own is not None and own.path == path.resolve()
+    which = split if split != "auto" else "test" if is_own else "all"
+    opened = open_labelled(path, which, model.config.data if is_own else None)
+    labelled = note_seen_cases(opened, run_cases, leave_out=split == "auto")
+    classes, note = match_classes(predictor.preparation.labels, labelled.labels, path)
+    folder = Path(output) if output is not None else choose_folder(Path(run), path)
+    check_folder(folder, overwrite)
+    done = EvaluationReport(
         folder=folder,
         evaluation=Evaluation({}, {}, {}),
         metrics=tuple(model.config.evaluate.metrics),
         title=f"{model.name} on {path.name}",
         notes=[*labelled.notes, *note, *(w for m in predictor.models for w in m.warnings)],
     )
+    rows = evaluate_cases(predictor, labelled, classes, done.problems, watch)
+    done.units = combine_units(row["lengths"] for found in rows.values() for row in found)
+    done.evaluation = summarise_cases(rows, done.metrics)
+    write_evaluation(
+        done, predictor, path, which if len(labelled.entries) == len(opened.entries) else "unseen"
+    )
+    if report:
+        write_report([folder])
+    return done
+
+
+# The cases
+
+
+def evaluate_cases(
+    predictor: Predictor,
+    labelled: LabelledSet,
+    classes: Mapping[str, tuple[int, ...]],
+    problems: list[InputProblem],
+    watch: WatchCases | None,
+) -> dict[str, list[dict[str, Any]]]:
+    """The rows of each centre; a case that cannot be evaluated goes to the problems."""
     rows: dict[str, list[dict[str, Any]]] = {}
     for number, entry in enumerate(labelled.entries, start=1):
         try:
-            rows.setdefault(entry.client, []).append(judge(predictor, entry, classes))
+            rows.setdefault(entry.client, []).append(evaluate_case(predictor, entry, classes))
         except DataError as error:
-            judged.problems.append(Problem(entry.where, str(error)))
-        except UNFORESEEN as error:
-            judged.problems.append(unforeseen(entry.where, error))
+            problems.append(InputProblem(entry.where, str(error)))
+        except UNEXPECTED as error:
+            problems.append(describe_unexpected(entry.where, error))
         if watch is not None:
             watch(number, len(labelled.entries), entry.where)
     if not any(rows.values()):
-        reason = judged.problems[0].reason if judged.problems else "It has none."
-        raise DataError(f"{path}: none of {len(labelled.entries)} cases could be judged. {reason}")
-    judged.lengths = combine_units(row["lengths"] for found in rows.values() for row in found)
-    judged.evaluation = summarised({name: found for name, found in rows.items() if found}, judged.metrics)
-    write(judged, predictor, path, which if len(labelled.entries) == every else "unseen")
-    if report:
-        write_report([folder])
-    return judged
+        reason = problems[0].reason if problems else "It has none."
+        raise DataError(
+            f"{labelled.path}: none of {len(labelled.entries)} cases could be evaluated. {reason}"
+        )
+    return {name: found for name, found in rows.items() if found}
 
 
-# One case
-
-
-def judge(predictor: Predictor, entry: Entry, classes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
+def evaluate_case(
+    predictor: Predictor, entry: Entry, classes: Mapping[str, tuple[int, ...]]
+) -> dict[str, Any]:
     """Every metric of one case, on its own grid."""
     assert entry.label is not None
     prediction = predictor(Scan(entry.images, entry.images[0].name, entry.where))
     label = read_label(entry.label)
     if not same_affine(prediction.affine, label.affine):
-        raise DataError(f"{entry.where}: image and label lie in different places (their affines differ).")
+        raise DataError(f"{entry.where}: image and label have different affines.")
     truth, _ = to_classes(label.data[0], classes, background=None)
-    mask = numbers_of(prediction.mask, predictor.preparation.values)
-    if mask.ndim > truth.ndim:  # a slice stored as a volume of one
+    mask = to_class_numbers(prediction.mask, predictor.preparation.values)
+    if mask.ndim > truth.ndim:  # a slice stored as a volume
         mask = np.squeeze(mask)
     if mask.shape != truth.shape:
         raise DataError(
@@ -191,16 +214,16 @@ def judge(predictor: Predictor, entry: Entry, classes: Mapping[str, tuple[int, .
     }
 
 
-def numbers_of(mask: NDArray[np.uint8], values: Sequence[int]) -> NDArray[np.uint8]:
-    """File values -> class numbers."""
+def to_class_numbers(mask: NDArray[np.uint8], values: Sequence[int]) -> NDArray[np.uint8]:
+    """Values in a file -> class numbers."""
     table = np.zeros(256, dtype=np.uint8)
     table[list(values)] = np.arange(len(values))
     numbers: NDArray[np.uint8] = table[mask]
     return numbers
 
 
-def summarised(cases: Mapping[str, Sequence[Mapping[str, Any]]], metrics: Sequence[str]) -> Evaluation:
-    """By centre and over centres, as `engine.evaluation.gather` does it; a loss needs the prepared grid."""
+def summarise_cases(cases: Mapping[str, Sequence[Mapping[str, Any]]], metrics: Sequence[str]) -> Evaluation:
+    """By centre and over centres; without a loss, which needs the prepared grid."""
     clients = {
         metric: {name: summarise(column(rows, metric)) for name, rows in cases.items()} for metric in metrics
     }
@@ -211,31 +234,31 @@ def summarised(cases: Mapping[str, Sequence[Mapping[str, Any]]], metrics: Sequen
 # The folder
 
 
-def default_folder(run: Path, data: Path) -> Path:
+def choose_folder(run: Path, data: Path) -> Path:
     name = data.resolve().parent.name if data.is_file() else data.resolve().name
     return Path("runs") / file_name(f"{run.resolve().name}-on-{name}")
 
 
-def refuse_taken(folder: Path, overwrite: bool) -> None:
-    """An evaluation replaces an evaluation if asked to, and never a run."""
+def check_folder(folder: Path, overwrite: bool) -> None:
+    """Replace an earlier evaluation only if asked to, and never a run."""
     if (folder / "checkpoints").exists():
         raise ConfigError(f"{folder} holds a run, which is not replaced; choose another folder with -o.")
     if (folder / "evaluation.json").exists() and not overwrite:
         raise ConfigError(f"{folder} holds an evaluation. Add --overwrite to replace it, or choose another.")
-    theirs = [name for name in WRITTEN if (folder / name).exists()]
+    theirs = [name for name in FILES if (folder / name).exists()]
     if theirs and not overwrite:
         raise ConfigError(
-            f"{folder} holds {theirs[0]}, which is of no evaluation. Choose another folder with -o, or add "
-            "--overwrite to replace it."
+            f"{folder} holds {theirs[0]}, which is not part of an evaluation. Choose another folder with -o, "
+            "or add --overwrite to replace it."
         )
     check_writable(folder)
 
 
-def write(judged: Judged, predictor: Predictor, data: Path, split: str) -> None:
-    """The tables, and the few files that make the folder readable as one of a run."""
-    folder, model = judged.folder, predictor.models[0]
-    write_text(folder / "cases.csv", case_rows(judged.evaluation, judged.metrics).csv())
-    config = {**resolve(model.config), "name": judged.title, "output": str(folder)}
+def write_evaluation(done: EvaluationReport, predictor: Predictor, data: Path, split: str) -> None:
+    """The tables, and the files that make the folder readable as a run folder."""
+    folder, model = done.folder, predictor.models[0]
+    write_text(folder / "cases.csv", case_rows(done.evaluation, done.metrics).csv())
+    config = {**resolve(model.config), "name": done.title, "output": str(folder)}
     write_text(folder / "config.yaml", yaml.safe_dump(config, sort_keys=False, allow_unicode=True))
     made = model.folder / "environment.json"
     if made.exists():
@@ -243,15 +266,15 @@ def write(judged: Judged, predictor: Predictor, data: Path, split: str) -> None:
     write_text(folder / "records.jsonl", "")
     result = {
         "status": "done",
-        "name": judged.title,
+        "name": done.title,
         "method": model.config.method.get("name", "fedavg"),
         "rounds": model.config.rounds,
         "params_sha256": model.params.sha256(),
         "best_round": None,
         "best_validation": math.nan,
         "tested_model": model.config.evaluate.model,
-        "test": judged.evaluation.as_dict(),
-        "lengths": judged.lengths,
+        "test": done.evaluation.as_dict(),
+        "lengths": done.units,
         "cross_site": {},
         "num_refused": 0,
         "num_lost": 0,
@@ -266,4 +289,4 @@ def write(judged: Judged, predictor: Predictor, data: Path, split: str) -> None:
         "grid": "the scan's own",
         "flips": predictor.flips,
     }
-    write_json(folder / "evaluation.json", {**about, **judged.as_dict()})
+    write_json(folder / "evaluation.json", {**about, **done.as_dict()})

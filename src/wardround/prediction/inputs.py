@@ -1,11 +1,11 @@
-"""Inputs: from what a person names on the command line to scans, each with all of its channels.
+"""Inputs: from paths on the command line to scans, each with all of its channels.
 
     scan.nii.gz  photo.png  ...    one scan, or one channel of it (<case>_0000, <case>_0001 or <case>_flair)
-    a folder of such files         all of them, in the order of their names; else its folders, one down
-    a folder of DICOM files        every series, brought to NIfTI (needs pydicom)
-    list.txt                       one scan a line, its channels apart by tabs; relative to the list
+    a folder of such files         all of them, sorted by name; else those of its subfolders, one level down
+    a folder of DICOM files        every series, converted to NIfTI (needs pydicom)
+    list.txt                       one scan per line, channels separated by tabs; paths relative to the list
 
-What cannot be used becomes a `Problem`; the other scans go on.
+An input that cannot be used becomes an `InputProblem`; the others go on.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MOST_LINES = 1_000_000
 
 @dataclass(frozen=True)
 class Scan:
-    """One scan: its files in channel order, the name its mask will have, how messages call it."""
+    """One scan: its files in channel order, the file name of its mask, its name in messages."""
 
     files: tuple[Path, ...]
     name: str
@@ -45,7 +45,7 @@ class Scan:
 
 
 @dataclass(frozen=True)
-class Problem:
+class InputProblem:
     """An input that could not be used, and why, in a sentence."""
 
     where: str
@@ -53,33 +53,32 @@ class Problem:
 
 
 @dataclass
-class Found:
+class FoundScans:
     scans: list[Scan] = field(default_factory=list)
-    problems: list[Problem] = field(default_factory=list)
+    problems: list[InputProblem] = field(default_factory=list)
 
     def refuse(self, where: object, reason: str) -> None:
-        self.problems.append(Problem(str(where), reason))
+        self.problems.append(InputProblem(str(where), reason))
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How the run's scans were stored: number of channels, and their names where they have some."""
+    """Number of channels of the run's scans, and their names if known."""
 
     channels: int
     names: Sequence[str] = ()
 
-    def expected(self) -> str:
-        """What a person must give, in words."""
+    def describe(self) -> str:
         if self.channels == 1:
             return "one channel (a grey image)"
         of = f" ({', '.join(self.names)})" if self.names else ""
         last = self.channels - 1
         return (
             f"{self.channels} channels{of}: one file with all of them (a fourth axis, or colours), or one "
-            f"file a channel, named <case>_0000 to <case>_{last:04d} and given together"
+            f"file per channel, named <case>_0000 to <case>_{last:04d} and given together"
         )
 
-    def channel_of(self, stem: str) -> tuple[str, int] | None:
+    def parse_channel(self, stem: str) -> tuple[str, int] | None:
         """Case and channel of a file's stem, where it names one."""
         match = NUMBERED.match(stem)
         if match:
@@ -91,43 +90,43 @@ class Layout:
         return None
 
 
-def find_scans(inputs: Sequence[str | Path], layout: Layout, workplace: Path) -> Found:
-    """Every scan the inputs speak of; workplace: an empty folder for DICOM series brought to NIfTI."""
-    found = Found()
+def find_scans(inputs: Sequence[str | Path], layout: Layout, workplace: Path) -> FoundScans:
+    """Every scan among the inputs; workplace: an empty folder for DICOM series converted to NIfTI."""
+    found = FoundScans()
     single: list[Path] = []
     for given in map(Path, inputs):
         try:
             if given.is_dir():
-                of_folder(given, layout, workplace, found)
+                add_folder(given, layout, workplace, found)
             elif not given.exists():
-                link = "is a link to a file that is not there" if given.is_symlink() else "does not exist"
+                link = "is a broken link" if given.is_symlink() else "does not exist"
                 found.refuse(given, f"{given} {link}.")
             elif given.suffix.lower() in LISTS:
-                of_list(given, layout, found)
+                add_list(given, layout, found)
             else:
                 single.append(given)
         except DataError as error:
             found.refuse(given, str(error))
         except OSError as error:
             found.refuse(given, f"{given} cannot be read: {error.strerror or error}.")
-    of_files(single, layout, found)
-    return replace(found, scans=told_apart(once(found.scans), found))
+    add_files(single, layout, found)
+    return replace(found, scans=make_names_unique(deduplicate(found.scans), found))
 
 
-def of_files(files: Sequence[Path], layout: Layout, found: Found) -> None:
-    """Files by themselves, or joined where their names say they are channels of one scan."""
+def add_files(files: Sequence[Path], layout: Layout, found: FoundScans) -> None:
+    """Single files, joined where their names mark them as channels of one scan."""
     cases: dict[tuple[Path, str, str], dict[int, Path]] = {}
     for file in files:
         if not has_known_ending(file):
             if is_dicom(file):
                 found.refuse(file, f"{file} is one DICOM file; give the folder of its series.")
             else:
-                found.refuse(file, f"{file} is of no kind wardround reads ({', '.join(ENDINGS)}).")
+                found.refuse(file, f"{file} is not a format that wardround reads ({', '.join(ENDINGS)}).")
             continue
         stem = stem_of(file.name) or file.name
-        channel = layout.channel_of(stem) if layout.channels > 1 else None
+        channel = layout.parse_channel(stem) if layout.channels > 1 else None
         if channel is None:
-            found.scans.append(Scan((file,), mask_name(file.name), str(file)))
+            found.scans.append(Scan((file,), name_mask(file.name), str(file)))
             continue
         case, number = channel
         ending = file.name[len(stem) :]
@@ -136,33 +135,35 @@ def of_files(files: Sequence[Path], layout: Layout, found: Found) -> None:
         where = str(folder / f"{case}{ending}")
         if set(parts) == set(range(layout.channels)):
             ordered = tuple(parts[number] for number in range(layout.channels))
-            found.scans.append(Scan(ordered, mask_name(f"{case}{ending}"), where))
-        elif len(parts) == 1:  # the mark may belong to its name: reading it will tell
+            found.scans.append(Scan(ordered, name_mask(f"{case}{ending}"), where))
+        elif len(parts) == 1:  # the suffix may belong to its name; reading the file will show
             (file,) = parts.values()
-            found.scans.append(Scan((file,), mask_name(file.name), str(file)))
+            found.scans.append(Scan((file,), name_mask(file.name), str(file)))
         else:
             has = ", ".join(file.name for _, file in sorted(parts.items()))
-            found.refuse(where, f"{where}: there are {has}, but this run needs {layout.expected()}.")
+            found.refuse(where, f"{where}: there are {has}, but this run needs {layout.describe()}.")
 
 
-def of_folder(folder: Path, layout: Layout, workplace: Path, found: Found, *, deeper: bool = True) -> None:
+def add_folder(
+    folder: Path, layout: Layout, workplace: Path, found: FoundScans, *, deeper: bool = True
+) -> None:
     files = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
     scans = [path for path in files if has_known_ending(path) and not path.is_dir()]
     if scans:
-        of_files(scans, layout, found)
+        add_files(scans, layout, found)
         return
     if any(is_dicom(path) for path in files if path.is_file()):
-        of_dicom(folder, workplace, found)
+        add_series(folder, workplace, found)
         return
     if (folder / "images").is_dir():  # a centre's folder, as wardround and its readers know it
-        of_folder(folder / "images", layout, workplace, found, deeper=deeper)
+        add_folder(folder / "images", layout, workplace, found, deeper=deeper)
         return
     folders = [path for path in files if path.is_dir() and not NOT_SCANS.match(path.name)] if deeper else []
     before = len(found.scans), len(found.problems)
     for inner in folders:
         centre = inner / "images" if (inner / "images").is_dir() else inner
         if any(has_known_ending(path) for path in centre.iterdir()) or holds_dicom(centre):
-            of_folder(centre, layout, workplace, found, deeper=False)
+            add_folder(centre, layout, workplace, found, deeper=False)
     if (len(found.scans), len(found.problems)) == before:
         seen = join_names([path.name for path in files]) or "nothing"
         raise DataError(
@@ -170,42 +171,46 @@ def of_folder(folder: Path, layout: Layout, workplace: Path, found: Found, *, de
         )
 
 
-def of_dicom(folder: Path, workplace: Path, found: Found) -> None:
-    """Every series of a folder, as the importer of `data import-dicom` brings them over."""
+def add_series(folder: Path, workplace: Path, found: FoundScans) -> None:
+    """Every series of a folder, converted as by `data import-dicom`."""
     target = workplace / f"series-{len(list(workplace.iterdir()))}"
     imported = import_dicom(folder, target, by_folders=True)
     for note in imported.notes:
         found.refuse(folder, f"{folder}: {note}")
     for path in imported.written:
-        found.scans.append(Scan((path,), mask_name(path.name), str(folder)))
+        found.scans.append(Scan((path,), name_mask(path.name), str(folder)))
 
 
-def of_list(path: Path, layout: Layout, found: Found) -> None:
+def add_list(path: Path, layout: Layout, found: FoundScans) -> None:
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()[:MOST_LINES]
     except UnicodeDecodeError:
-        raise DataError(f"{path} is no text; a list names one scan a line.") from None
+        raise DataError(f"{path} is not a text file; a list names one scan per line.") from None
     numbered = [(n, line.strip()) for n, line in enumerate(lines, start=1)]
     numbered = [(n, line) for n, line in numbered if line and not line.startswith("#")]
     if not numbered:
-        raise DataError(f"{path} is empty; a list names one scan a line.")
+        raise DataError(f"{path} is empty; a list names one scan per line.")
     listed = [(n, [path.parent / part.strip() for part in line.split("\t")]) for n, line in numbered]
     if not any(all(file.exists() for file in files) for _, files in listed):
         number, line = numbered[0]
-        raise DataError(f"{path} is read as a list of scans, but line {number} ('{line[:60]}') is no file.")
+        raise DataError(
+            f"{path} is read as a list of scans, but line {number} ('{line[:60]}') is not a file."
+        )
     for number, files in listed:
         missing = [file for file in files if not file.is_file()]
         if missing:
             reason = "is a folder; a list names files" if missing[0].is_dir() else "does not exist"
             found.refuse(f"{path}, line {number}", f"{path}, line {number}: {missing[0]} {reason}.")
         elif len(files) == 1:
-            of_files(files, Layout(1), found)
+            add_files(files, Layout(1), found)
         else:
-            found.scans.append(Scan(tuple(files), mask_name(common_name(files)), f"{path}, line {number}"))
+            found.scans.append(
+                Scan(tuple(files), name_mask(find_common_name(files)), f"{path}, line {number}")
+            )
 
 
-def common_name(files: Sequence[Path]) -> str:
-    """What the names of a scan's channels share, or the first one's."""
+def find_common_name(files: Sequence[Path]) -> str:
+    """The common start of the names of a scan's channels, or the first name."""
     stems = [stem_of(file.name) or file.name for file in files]
     shared = next(
         (stems[0][:n] for n in range(len(stems[0]), 0, -1) if all(s[:n] == stems[0][:n] for s in stems)), ""
@@ -215,8 +220,8 @@ def common_name(files: Sequence[Path]) -> str:
     return f"{shared or stems[0]}{ending}"
 
 
-def mask_name(name: str) -> str:
-    """The name of a scan's mask: its own, with an ending that keeps class values exactly."""
+def name_mask(name: str) -> str:
+    """The file name of a scan's mask: the scan's, with an extension that stores class values exactly."""
     lower = name.lower()
     if lower.endswith((*NIFTI, ".png", ".tif", ".tiff")):
         return name
@@ -224,21 +229,21 @@ def mask_name(name: str) -> str:
     return f"{stem}.npy" if lower.endswith(NUMPY) else f"{stem}.png"
 
 
-def once(scans: Sequence[Scan]) -> list[Scan]:
-    """A file that is named twice is one scan."""
+def deduplicate(scans: Sequence[Scan]) -> list[Scan]:
+    """A file given twice is one scan."""
     return list({tuple(file.resolve() for file in scan.files): scan for scan in reversed(scans)}.values())[
         ::-1
     ]
 
 
-def told_apart(scans: Sequence[Scan], found: Found) -> list[Scan]:
-    """Scans of one name get names of their folders in front; those that still share one are refused."""
+def make_names_unique(scans: Sequence[Scan], found: FoundScans) -> list[Scan]:
+    """Prefix scans of equal name with their folders; refuse those that still share a name."""
     new: dict[int, Scan] = {}
-    for places in by_mask(scans).values():
+    for places in group_by_mask(scans).values():
         together = [scans[place] for place in places]
-        new |= zip(places, prefixed(together) if len(together) > 1 else together, strict=True)
+        new |= zip(places, add_prefixes(together) if len(together) > 1 else together, strict=True)
     scans = [new[place] for place in range(len(scans))]
-    groups = by_mask(scans)
+    groups = group_by_mask(scans)
     kept: list[Scan] = []
     for place, scan in enumerate(scans):
         others = [scans[other] for other in groups[mask_key(scan)] if other != place]
@@ -253,8 +258,8 @@ def told_apart(scans: Sequence[Scan], found: Found) -> list[Scan]:
     return kept
 
 
-def by_mask(scans: Sequence[Scan]) -> dict[str, list[int]]:
-    """Places in the list of scans whose masks would have one name."""
+def group_by_mask(scans: Sequence[Scan]) -> dict[str, list[int]]:
+    """Positions of scans, grouped by the file name of their masks."""
     groups: dict[str, list[int]] = {}
     for place, scan in enumerate(scans):
         groups.setdefault(mask_key(scan), []).append(place)
@@ -262,14 +267,14 @@ def by_mask(scans: Sequence[Scan]) -> dict[str, list[int]]:
 
 
 def mask_key(scan: Scan) -> str:
-    """The same for masks, or maps beside them, that would have one name (on any file system)."""
+    """Equal for masks, and maps beside them, that would share a file name (on any file system)."""
     return scan.stem.casefold()
 
 
-def prefixed(scans: Sequence[Scan]) -> list[Scan]:
-    """Scans of one name with as many names of their folders in front as tell them apart.
+def add_prefixes(scans: Sequence[Scan]) -> list[Scan]:
+    """Scans of equal name with as many folder names in front as distinguish them.
 
-    The nearest folders come first; a level at which all have the same name, such as `images`, tells nothing.
+    The nearest folders are tried first; a level with one name for all, such as `images`, is skipped.
     """
     homes = [scan.files[0].resolve().parent.parts[:0:-1] for scan in scans]  # nearest first, no root
     levels = list(itertools.zip_longest(*homes, fillvalue=""))

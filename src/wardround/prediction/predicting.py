@@ -2,10 +2,10 @@
 
     read -> prepare -> network, window by window -> probabilities and uncertainty -> back to the scan's grid
 
-A mask is the most likely class after the probabilities were brought back, class by class, so that a
-resampled scan gets smooth borders and memory holds three volumes whatever the number of classes.
+The mask is the most likely class after resampling probabilities to the scan's grid class by class, so that
+borders are smooth and memory holds three volumes whatever the number of classes.
 
-A network that was trained on slices of volumes goes through a volume slice by slice, as they were cut.
+A network trained on slices of volumes goes through a volume slice by slice, cut as in training.
 """
 
 from __future__ import annotations
@@ -27,9 +27,15 @@ from wardround.data.readers.image_files import Volume, read_image
 from wardround.data.slices.view import Along, Slices, clip_intensities, restore_axis
 from wardround.engine.judging.evaluation import largest_components
 from wardround.errors import ConfigError, DataError
-from wardround.prediction.distribution_shift import far_spacing, unlike_training
+from wardround.prediction.distribution_shift import warn_of_spacing, warn_of_uncertainty
 from wardround.prediction.inputs import Layout, Scan
-from wardround.prediction.results import Prediction, Seen, as_volume, mask_on_grid, measured
+from wardround.prediction.results import (
+    GridPrediction,
+    Prediction,
+    join_slices,
+    measure_classes,
+    restore_mask,
+)
 from wardround.prediction.trained import TrainedModel
 from wardround.prediction.windows import Forward, Watch
 from wardround.seeds import derive
@@ -50,12 +56,12 @@ KINDS = ("auto", "entropy", "evidential", "samples", "dropout", "ensemble")
 
 @dataclass
 class Predictor:
-    """One or several models that look at scans together.
+    """One or several models that predict scans together.
 
-    uncertainty: which maps to make, None for the numbers alone; samples: passes of kinds that draw, None
-    for as many as the run's calibration took; flips: whether the mean over mirror images is taken;
-    probabilities: whether they are brought back too; slices: the axis along which a 2D network goes through
-    a volume, None for that of its training slices, where the run knows it.
+    uncertainty: which maps to make, None for the numbers alone; samples: passes of kinds that sample, None
+    for as many as the run's calibration used; flips: average over mirror images; probabilities: return them
+    too; slices: the axis along which a 2D network goes through a volume, None for that of its training
+    slices, if the run records it.
     """
 
     models: Sequence[TrainedModel]
@@ -74,9 +80,9 @@ class Predictor:
             raise ConfigError("--slices is for 2D networks; this run was trained on volumes. Leave it out.")
         if self.samples is not None and self.samples < 1:
             raise ConfigError(f"--samples is {self.samples}; give 1 or more.")
-        self.kind = self._choose()
+        self.kind = self._choose_kind()
         for other in self.models[1:]:
-            check_alike(self.models[0], other)
+            check_compatible(self.models[0], other)
         self._forwards = [
             Forward(
                 model.model,
@@ -98,13 +104,13 @@ class Predictor:
 
     @property
     def temperature(self) -> float:
-        """What the run's validation cases say about over-confidence; models together were not asked."""
+        """Fitted on the run's validation cases; 1 for an ensemble, which was not calibrated."""
         known = self.models[0].calibration
         return float(known.get("temperature") or 1.0) if known and len(self.models) == 1 else 1.0
 
     @property
     def notes(self) -> list[str]:
-        """What a user should know beforehand, in sentences."""
+        """Sentences for the user."""
         said = [warning for model in self.models for warning in model.warnings]
         if self.samples is not None and self.kind not in DRAWN:
             first = self.models[0]
@@ -112,14 +118,14 @@ class Predictor:
             ask = f" Add --uncertainty {drawn[0]}." if drawn and len(self.models) == 1 else ""
             said.append(
                 f"--samples {self.samples} is not used: uncertainty is {self.kind} here, "
-                f"which draws nothing.{ask}"
+                f"which does not sample.{ask}"
             )
         return said
 
-    def on_test_cases(self) -> tuple[int, float, float] | None:
-        """The run's own test cases: how many, mean uncertainty, mean Dice; None where they were not asked so.
+    def summarise_test_cases(self) -> tuple[int, float, float] | None:
+        """The run's own test cases: how many, mean uncertainty, mean Dice.
 
-        calibration.json has the uncertainty of one plain pass of one model.
+        None unless this predictor makes one plain pass of one model, as calibration.json does.
         """
         if len(self.models) > 1 or self.kind in DRAWN or self.flips:
             return None
@@ -131,8 +137,8 @@ class Predictor:
         doubt, dice = np.mean(known, axis=0)
         return len(known), float(doubt), float(dice)
 
-    def _choose(self) -> str:
-        """The kind of uncertainty asked for, if the model has it."""
+    def _choose_kind(self) -> str:
+        """The requested kind of uncertainty, if the model offers it."""
         first = self.models[0]
         offered = sources(first.model, first.objective)
         if len(self.models) > 1:
@@ -144,12 +150,10 @@ class Predictor:
             return "ensemble"
         if self.uncertainty == "auto":
             return offered[0]
-        if self.uncertainty is None:  # one pass tells these
+        if self.uncertainty is None:  # one pass gives these
             return "evidential" if "evidential" in offered else "entropy"
         if self.uncertainty == "ensemble":
-            raise ConfigError(
-                "--uncertainty ensemble needs further models: --ensemble RUN, or --ensemble all."
-            )
+            raise ConfigError("--uncertainty ensemble needs more models: --ensemble RUN, or --ensemble all.")
         if self.uncertainty not in KINDS:
             raise ConfigError(f"--uncertainty is '{self.uncertainty}'; choose from {', '.join(KINDS)}.")
         if self.uncertainty not in offered:
@@ -162,28 +166,28 @@ class Predictor:
     # One scan
 
     def __call__(self, scan: Scan, watch: Watch | None = None) -> Prediction:
-        """Read, prepare, predict, bring back; a DataError names the scan."""
+        """Read, prepare, predict, restore the scan's grid; a DataError names the scan."""
         image = self.read(scan)
         try:
-            slices = self._slices_of(image)
+            slices = self._cut_slices(image)
             if slices is not None:
-                return self._prediction(scan, image, self._through(slices, scan.name, watch))
-            return self._prediction(scan, image, self._see(image, scan.name, watch))
+                return self._finish(scan, image, self._predict_slices(slices, scan.name, watch))
+            return self._finish(scan, image, self._predict_image(image, scan.name, watch))
         except DataError as error:
             raise DataError(f"{scan.where}: {error}") from None
 
     def read(self, scan: Scan) -> Volume:
-        """The scan's voxels, if it is of the kind the run was trained on."""
+        """The scan's voxels, if channels and dimensions are those of the training."""
         image = read_image(scan.files)
         wanted, dims = self.preparation, len(image.spatial)
         if image.channels != wanted.in_channels:
             raise DataError(
                 f"{scan.where} has {image.channels} channel{'s' if image.channels > 1 else ''}, but this run "
-                f"needs {self.layout.expected()}."
+                f"needs {self.layout.describe()}."
             )
         if dims == wanted.dimensions or (dims > wanted.dimensions and self.along is not None):
             return image
-        ask = " If those were slices of volumes, say along which axis: --slices S" if dims == 3 else ""
+        ask = " If those were slices of volumes, give their axis: --slices S" if dims == 3 else ""
         raise DataError(
             f"{scan.where} is {dims}D, but this run was trained on {wanted.dimensions}D images.{ask}"
         )
@@ -193,8 +197,8 @@ class Predictor:
         known = self.preparation.settings.slices
         return self.slices or (None if known is None else known.along)
 
-    def _slices_of(self, image: Volume) -> Slices | None:
-        """The image slice by slice, turned as the training slices were; None where it is seen as it is."""
+    def _cut_slices(self, image: Volume) -> Slices | None:
+        """The image as slices, reoriented like the training slices; None if it is predicted as it is."""
         settings = self.preparation.settings
         if self.preparation.dimensions == 3 or self.along is None:
             return None
@@ -206,13 +210,13 @@ class Predictor:
         one = Slices.of(restore_axis(image), self.along, settings.orientation)
         return one if one.are_reoriented and len(one) == 1 else None
 
-    def _see(self, image: Volume, name: str, watch: Watch | None = None) -> Seen:
-        """What the models say of an image, brought back onto its grid."""
+    def _predict_image(self, image: Volume, name: str, watch: Watch | None = None) -> GridPrediction:
+        """The models' prediction of an image, on its own grid."""
         prepared = prepare_case(image, None, self.preparation.settings, self.preparation.labels)
         geometry = prepared.geometry
-        predicted = self.look(prepared.image, name, watch)
+        predicted = self.infer(prepared.image, name, watch)
         del prepared
-        label = mask_on_grid(predicted, geometry)
+        label = restore_mask(predicted, geometry)
         maps: dict[str, NDArray[np.float32]] = {}
         if self.uncertainty is not None:
             for part in ("total", "epistemic", "aleatoric"):
@@ -222,36 +226,36 @@ class Predictor:
         probabilities = (
             invert_probabilities(predicted.probabilities, geometry) if self.probabilities else None
         )
-        unlike = tuple(unlike_training(self.models[0].calibration, predicted))
-        return Seen(
+        unlike = tuple(warn_of_uncertainty(self.models[0].calibration, predicted))
+        return GridPrediction(
             predicted,
             label,
             maps,
             probabilities,
             unlike,
-            tuple(far_spacing(self.preparation.spacing, image, geometry)),
+            tuple(warn_of_spacing(self.preparation.spacing, image, geometry)),
         )
 
-    def _through(self, slices: Slices, name: str, watch: Watch | None) -> Seen:
-        """A volume by a 2D network: each slice by itself, then all of them as one scan."""
-        seen: list[Seen] = []
+    def _predict_slices(self, slices: Slices, name: str, watch: Watch | None) -> GridPrediction:
+        """A volume by a 2D network: slice by slice, then joined."""
+        seen: list[GridPrediction] = []
         for number, plane in enumerate(slices):
-            seen.append(self._see(plane, f"{name}/{number}" if len(slices) > 1 else name))
+            seen.append(self._predict_image(plane, f"{name}/{number}" if len(slices) > 1 else name))
             if watch is not None:
                 watch(number + 1, len(slices))
-        return as_volume(seen, slices)
+        return join_slices(seen, slices)
 
-    def _prediction(self, scan: Scan, image: Volume, seen: Seen) -> Prediction:
+    def _finish(self, scan: Scan, image: Volume, seen: GridPrediction) -> Prediction:
         predicted, label = seen.predicted, seen.label
         if self.models[0].config.evaluate.postprocess == "largest_component":
             label = largest_components(label)
         values = np.asarray(self.preparation.values)
         if values.max() > 255:
             raise DataError(
-                f"class value {values.max()} does not fit a mask of 8 bit; train with other labels."
+                f"class value {values.max()} does not fit an 8-bit mask; train with other label values."
             )
         structures = structure_uncertainty(predicted)
-        sizes = measured(label, image, self.preparation)
+        sizes = measure_classes(label, image, self.preparation)
         empty = (f"no voxel is '{name}'" for name, size in sizes.items() if not size["voxels"])
         classes = {int(values[number]): name for number, name in self.preparation.numbered}
         return Prediction(
@@ -272,24 +276,24 @@ class Predictor:
             slices=self.along if len(image.spatial) > self.preparation.dimensions else None,
         )
 
-    def look(self, image: Tensor, name: str = "", watch: Watch | None = None) -> Predicted:
-        """What the models say of a prepared scan (C, *spatial), all passes together."""
+    def infer(self, image: Tensor, name: str = "", watch: Watch | None = None) -> Predicted:
+        """Prediction of a prepared scan (C, *spatial), all passes combined."""
         objective = self.models[0].objective
         several = None if self.kind in ("entropy", "evidential") else self.kind
         together = Accumulator(objective, temperature=self.temperature, kind=several)
         draws = self.samples or self.models[0].config.evaluate.passes
         passes = draws if self.kind in DRAWN else 1
-        mirrored = list(flipped_axes(image.ndim - 1)) if self.flips else [()]
+        mirrored = list(list_flips(image.ndim - 1)) if self.flips else [()]
         total = len(self.models) * passes * len(mirrored)
         done = 0
         for model, forward in zip(self.models, self._forwards, strict=True):
-            with drawing(model.config.seed, name), sampling(model.model, self.kind):
+            with seed_samples(model.config.seed, name), sampling(model.model, self.kind):
                 for _ in range(passes):
                     logits: Tensor | None = None
                     for axes in mirrored:
-                        shown = part_of(watch, done, total)
-                        turned = torch.flip(image, axes).contiguous() if axes else image
-                        found = forward(turned, shown)
+                        shown = scale_progress(watch, done, total)
+                        flipped = torch.flip(image, axes).contiguous() if axes else image
+                        found = forward(flipped, shown)
                         found = torch.flip(found, axes) if axes else found
                         logits = found if logits is None else logits.add_(found)
                         done += 1
@@ -301,15 +305,15 @@ class Predictor:
 # Several models
 
 
-def check_alike(first: TrainedModel, other: TrainedModel) -> None:
-    """Models look at a scan together only if they see and say the same kind of thing."""
+def check_compatible(first: TrainedModel, other: TrainedModel) -> None:
+    """Refuse an ensemble of models with different inputs, classes or objectives."""
     one, two = first.preparation, other.preparation
     for what in ("dimensions", "in_channels", "classes", "values", "settings"):
         if getattr(one, what) != getattr(two, what):
-            told = {"settings": "prepare", "in_channels": "channels", "values": "labels"}.get(what, what)
+            name = {"settings": "prepare", "in_channels": "channels", "values": "labels"}.get(what, what)
             raise ConfigError(
-                f"{other.folder} cannot join {first.folder}: their {told} differ. "
-                "An ensemble needs runs on data prepared alike."
+                f"{other.folder} cannot join {first.folder}: their {name} differ. "
+                "An ensemble needs runs on data prepared in the same way."
             )
     if first.objective != other.objective:
         raise ConfigError(
@@ -319,20 +323,20 @@ def check_alike(first: TrainedModel, other: TrainedModel) -> None:
 
 
 @contextmanager
-def drawing(seed: int, name: str) -> Iterator[None]:
-    """Samples of a scan are the same every time, and the caller's random stream is left alone."""
+def seed_samples(seed: int, name: str) -> Iterator[None]:
+    """The samples of a scan are the same every time; the caller's random stream is untouched."""
     with torch.random.fork_rng():
         torch.manual_seed(derive(seed, "predict", name))
         yield
 
 
-def flipped_axes(dimensions: int) -> Iterator[tuple[int, ...]]:
-    """Every set of mirrored axes of (C, *spatial), none first."""
+def list_flips(dimensions: int) -> Iterator[tuple[int, ...]]:
+    """Every set of axes of (C, *spatial) to mirror, the empty set first."""
     axes = range(1, dimensions + 1)
     yield from chain.from_iterable(combinations(axes, count) for count in range(dimensions + 1))
 
 
-def part_of(watch: Watch | None, done: int, total: int) -> Watch | None:
+def scale_progress(watch: Watch | None, done: int, total: int) -> Watch | None:
     """Progress of one pass as a part of all passes over a scan."""
     if watch is None:
         return None

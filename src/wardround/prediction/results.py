@@ -1,4 +1,4 @@
-"""Results: what models say of one scan, on the scan's own grid; of a volume, from its slices."""
+"""Results: the prediction of one scan, on the scan's own grid; of a volume also from its slices."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a model says of one scan, on the scan's own grid.
+    """The prediction of one scan, on the scan's own grid.
 
     mask: uint8, the values the training labels had in their files; classes: value -> name; probabilities:
     (classes, *shape) float32, background first, or None; uncertainty: total, epistemic, aleatoric where the
-    model tells them apart, each (*shape) float32 in nats, empty if not asked for; affine: voxel to
-    millimetres, None where the file has none; spacing: millimetres a voxel, of the axes longer than one;
-    sizes: class -> number of voxels and, where millimetres are known, ml (volumes) or mm2 (pictures);
-    doubt: one number for the case, how little mask and probabilities overlap, to rank cases by (it is no
-    estimate of Dice); structures: the same by class; mean and highest: of the total map over the scan; kind:
-    where the uncertainty comes from; slices: the axis along which a 2D network went through a volume.
+    model separates them, each (*shape) float32 in nats, empty if not requested; affine: voxel to millimetres,
+    None if the file has none; spacing: millimetres per voxel, of the axes longer than one; sizes: class ->
+    number of voxels and, if millimetres are known, ml (volumes) or mm2 (pictures); doubt: one number for the
+    case, how little mask and probabilities overlap, to rank cases by (not an estimate of Dice); structures:
+    the same by class; mean and highest: of the total map over the scan; kind: source of the uncertainty;
+    slices: the axis along which a 2D network went through a volume.
     """
 
     scan: Scan
@@ -57,7 +57,7 @@ class Prediction:
     def name(self) -> str:
         return self.scan.name
 
-    def facts(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Any]:
         """All but the arrays, for predictions.json."""
         return {
             "inputs": [str(file) for file in self.scan.files],
@@ -80,10 +80,10 @@ class Prediction:
 
 
 @dataclass(frozen=True)
-class Seen:
-    """What the models say of an image: on the prepared grid, and the classes and maps on its own.
+class GridPrediction:
+    """The prediction of an image: on the prepared grid, and classes and maps on its own grid.
 
-    unlike, far: warnings of scans unlike those of the training, and of voxels of another size.
+    unlike, far: warnings about uncertainty and voxel size beyond those of the run's scans.
     """
 
     predicted: Predicted
@@ -94,8 +94,8 @@ class Seen:
     far: tuple[str, ...]
 
 
-def as_volume(seen: Sequence[Seen], slices: Slices) -> Seen:
-    """Slices as one volume; what lies on the prepared grid is a row of voxels, for its sums."""
+def join_slices(seen: Sequence[GridPrediction], slices: Slices) -> GridPrediction:
+    """Slices as one volume; on the prepared grid, voxels are flattened, which is enough for sums."""
 
     def joined(planes: Sequence[Array]) -> Array:
         whole: Array = slices.join([plane[None] for plane in planes])[0]
@@ -110,18 +110,18 @@ def as_volume(seen: Sequence[Seen], slices: Slices) -> Seen:
     fields = {name: row(name) for name in ("probabilities", "label", "total", "epistemic", "aleatoric")}
     maps = {name: joined([one.maps[name] for one in seen]) for name in seen[0].maps}
     kept = [one.probabilities for one in seen if one.probabilities is not None]
-    return Seen(
+    return GridPrediction(
         Predicted(**fields, kind=seen[0].predicted.kind),  # type: ignore[arg-type]
         joined([one.label for one in seen]),
         maps,
         slices.join(kept) if kept else None,
-        tuple(most_say(seen)),
+        tuple(join_warnings(seen)),
         seen[0].far,
     )
 
 
-def most_say(seen: Sequence[Seen]) -> Iterator[str]:
-    """Warnings that more than half of the slices with something on them have in common, in kind."""
+def join_warnings(seen: Sequence[GridPrediction]) -> Iterator[str]:
+    """Warnings shared, apart from their numbers, by more than half of the slices with foreground."""
     if len(seen) == 1:
         yield from seen[0].unlike
         return
@@ -132,13 +132,13 @@ def most_say(seen: Sequence[Seen]) -> Iterator[str]:
             kinds.setdefault(re.sub(r"[\d.]+", "#", sentence), []).append(sentence)
     for said in kinds.values():
         if 2 * len(said) > len(shown):
-            yield f"{len(said)} of {len(shown)} slices with something on them, such as one where {said[0]}"
+            yield f"{len(said)} of {len(shown)} slices with foreground, such as one where {said[0]}"
 
 
 # On the scan's own grid
 
 
-def mask_on_grid(predicted: Predicted, geometry: Mapping[str, Any]) -> NDArray[np.uint8]:
+def restore_mask(predicted: Predicted, geometry: Mapping[str, Any]) -> NDArray[np.uint8]:
     """Classes (*shape) on the scan's own grid."""
     way = Geometry.from_dict(geometry)
     if [stop - start for start, stop in way.box] == list(way.resampled):
@@ -156,10 +156,10 @@ def mask_on_grid(predicted: Predicted, geometry: Mapping[str, Any]) -> NDArray[n
     return mask
 
 
-def measured(
+def measure_classes(
     label: NDArray[np.uint8], image: Volume, preparation: Preparation
 ) -> dict[str, dict[str, float]]:
-    """Voxels of each class, and its volume in ml or its area in mm2 where millimetres are known."""
+    """Voxels of each class, and its volume in ml or area in mm2 if millimetres are known."""
     counts = np.bincount(label.reshape(-1), minlength=preparation.num_classes)
     sizes: dict[str, dict[str, float]] = {}
     for number, name in preparation.numbered:
@@ -172,7 +172,7 @@ def measured(
 
 
 def voxel_size(image: Volume) -> float:
-    """mm3 (mm2 of a picture) one voxel takes up, whatever the angles between its sides."""
+    """mm3 of a voxel (mm2 of a pixel), whatever the angles between its sides."""
     assert image.affine is not None
     axes = [axis for axis in range(3) if axis != image.thin][: len(image.spatial)]
     sides = image.affine[:3, axes]

@@ -1,4 +1,4 @@
-"""Seen cases: which cases of a labelled set had a part in a model, trained on or chosen by."""
+"""Seen cases: which cases of a labelled set the model was trained on or selected by."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from wardround.data.serving.loading import RealData
 from wardround.data.settings import DataSettings
 from wardround.data.slices.cutting import CUT_FROM, VOLUME, hash_volume
 from wardround.errors import DataError, WardroundError
-from wardround.prediction.labelled import Labelled
-from wardround.prediction.trained import TrainedModel, stored_config
+from wardround.prediction.labelled import LabelledSet
+from wardround.prediction.trained import TrainedModel, read_config
 from wardround.yaml_file import read_yaml
 
 SEEN = "the model has seen before (split train or val of its run)"
 
 
-class Past:
-    """The cases a run was made of, as they lie here now, each with its split in the run.
+class RunCases:
+    """The cases of a run's data as they are now, each with its split in the run.
 
-    path: its federation.yaml, or its folder; tested: client -> the cases its own test judged, or could not;
-    assumed: names alone say that these are its data.
+    path: its federation.yaml, or its folder; tested: client -> the cases of its own test, usable or not;
+    assumed: these are taken for its data by their names alone.
     """
 
     def __init__(
@@ -39,17 +39,17 @@ class Past:
         self._named = {(entry.client, entry.name): entry for entry in entries}
         self._at: dict[Path, Entry] = {}
         self._of_size: dict[tuple[int, ...], list[Entry]] = {}
-        # Of two copies the run leaves the training case out, so the test case is the one that counts.
+        # Of two copies the run leaves out the training case, so the test case counts.
         for entry in sorted(entries, key=lambda entry: SPLITS.index(entry.split or "train")):
             self._at |= {image.resolve(): entry for image in entry.images}
-            self._of_size.setdefault(sizes(entry.images), []).append(entry)
+            self._of_size.setdefault(file_sizes(entry.images), []).append(entry)
         self._of_content: dict[tuple[int, ...], dict[tuple[str, ...], Entry]] = {}
         cut = [entry for entry in entries if entry.columns.get(CUT_FROM)]
         self._slices = {entry.columns[CUT_FROM]: entry for entry in cut}  # all of a volume have one split
         self._volumes = {(entry.client, entry.columns.get(VOLUME, "")): entry for entry in cut}
 
     def match(self, entry: Entry) -> Entry | None:
-        """The run's case that a case is: the same files, copies of them, or a slice cut from them."""
+        """The case of the run with the same files, copies of them, or slices cut from them."""
         for image in entry.images:
             if image.resolve() in self._at:
                 return self._at[image.resolve()]
@@ -68,12 +68,12 @@ class Past:
         return other is not None and is_seen(other)
 
     def may_be_seen(self, own: Entry) -> bool:
-        """Whether one of its cases is a test case now, but was none when the run judged its own."""
+        """Whether one of its cases is a test case now but was not when the run was tested."""
         return own.client in self.tested and not is_seen(own) and own.name not in self.tested[own.client]
 
     def _copied(self, entry: Entry) -> Entry | None:
-        """The case whose images have the same bytes; files are read only where sizes are the same."""
-        size = sizes(entry.images)
+        """The case whose images have the same bytes; only files of equal size are read."""
+        size = file_sizes(entry.images)
         if size not in self._of_size:
             return None
         if size not in self._of_content:
@@ -96,27 +96,29 @@ class Past:
         return self._digests[path]
 
 
-def sizes(paths: Sequence[Path]) -> tuple[int, ...]:
+def file_sizes(paths: Sequence[Path]) -> tuple[int, ...]:
     return tuple(sorted(stat_signature(path)[0] for path in paths))
 
 
 def is_seen(own: Entry) -> bool:
-    """Whether a case of a run had a part in its model: trained on, or chosen by."""
+    """Whether the model was trained on a case of its run, or selected by it."""
     return own.split != "test"
 
 
-def told(labelled: Labelled, pasts: Mapping[Path, Past | None], *, leave_out: bool) -> Labelled:
-    """The set with what a person should know of cases the model has seen; leave_out: without them."""
+def note_seen_cases(
+    labelled: LabelledSet, run_cases: Mapping[Path, RunCases | None], *, leave_out: bool
+) -> LabelledSet:
+    """The set with notes about cases the model has seen; leave_out: without those cases."""
     path, entries, notes = labelled.path, labelled.entries, list(labelled.notes)
-    found = [past for past in pasts.values() if past is not None]
+    found = [past for past in run_cases.values() if past is not None]
     matches = [[(past, past.match(entry)) for past in found] for entry in entries]
     seen = [any(own is not None and is_seen(own) for _, own in matched) for matched in matches]
     number, of = sum(seen), len(entries)
     if number and leave_out:
         if number == of:
-            raise DataError(f"{path}: all {of} labelled cases are ones {SEEN}. --split all judges them.")
+            raise DataError(f"{path}: all {of} labelled cases are ones {SEEN}. --split all evaluates them.")
         notes.append(
-            f"{path}: {number} of {of} cases, which {SEEN}, are left out. --split all judges them too."
+            f"{path}: {number} of {of} cases, which {SEEN}, are left out. --split all evaluates them too."
         )
         entries = tuple(entry for entry, known in zip(entries, seen, strict=True) if not known)
         matches = [matched for matched, known in zip(matches, seen, strict=True) if not known]
@@ -128,7 +130,7 @@ def told(labelled: Labelled, pasts: Mapping[Path, Past | None], *, leave_out: bo
     changed = sum(any(own is not None and past.may_be_seen(own) for past, own in m) for m in matches)
     if changed:
         notes.append(
-            f"{path}: {changed} of {len(entries)} cases were no test cases when the run judged its own. "
+            f"{path}: {changed} of {len(entries)} cases were not test cases when the run was tested. "
             "Its data or splits have changed since, and it may have been trained on them."
         )
     alike = sum(
@@ -137,50 +139,51 @@ def told(labelled: Labelled, pasts: Mapping[Path, Past | None], *, leave_out: bo
     )
     if alike:
         notes.append(
-            f"{path}: {alike} of {len(entries)} cases have client and name of cases {SEEN}, but other files. "
-            "They are judged as new; leave them out of the data if they are the same scans."
+            f"{path}: {alike} of {len(entries)} cases have the client and name of cases {SEEN}, but other "
+            "files. They count as new; leave them out of the data if they are the same scans."
         )
-    for folder, past in pasts.items():
-        notes += doubts(folder, past, path)
+    for folder, past in run_cases.items():
+        notes += note_doubts(folder, past, path)
     return replace(labelled, entries=entries, notes=tuple(notes))
 
 
-def doubts(run: Path, past: Past | None, path: Path) -> list[str]:
-    """What cannot be known for certain of a run's data."""
-    data = stored_config(run).data
+def note_doubts(run: Path, past: RunCases | None, path: Path) -> list[str]:
+    """Notes where a run's data cannot be identified for certain."""
+    data = read_config(run).data
     if past is not None and past.assumed:
         return [f"{path} is taken for the data of {run}: its test cases have the same names."]
     if past is not None or (data.federation is None and not data.hospitals):
         return []
     where = f"{data.federation}, which is not found" if data.federation else "cases at hospitals"
-    return [f"{run} was trained on {where}; whether it has seen cases of {path} cannot be told."]
+    return [f"{run} was trained on {where}; whether it has seen cases of {path} is unknown."]
 
 
-def past_of(model: TrainedModel, given: Path) -> Past | None:
-    """The cases of a run, if its data are here; given: a set that may be them."""
+def find_run_cases(model: TrainedModel, given: Path) -> RunCases | None:
+    """The cases of a run, if its data are on this machine; given: a set that may be them."""
     data = model.config.data
-    tested = tested_by(model.folder)
-    left_out = left_out_by(model.folder)
+    tested = read_tested(model.folder)
+    left_out = read_left_out(model.folder)
     named = data.federation
-    sure, others = ([], []) if named is None else places_of(named, model.folder)
+    sure, others = ([], []) if named is None else list_places(named, model.folder)
     is_file = given.is_file() and given.suffix.lower() in (".yaml", ".yml")
     for place in dict.fromkeys([*sure, *others, *([given.resolve()] if is_file and tested else [])]):
         try:
-            entries, cache = opened(place, data)
+            entries, cache = open_run_data(place, data)
         except (WardroundError, OSError):
             continue
         used = [entry for entry in entries if entry.name not in left_out.get(entry.client, ())]
         certain = place in sure or not (sure or tested)
-        if certain or tests_are(used, tested):
+        if certain or has_same_tests(used, tested):
             judged = {client: names | left_out.get(client, set()) for client, names in tested.items()}
-            return Past(place, entries, cache, judged, assumed=place not in (*sure, *others))
+            return RunCases(place, entries, cache, judged, assumed=place not in (*sure, *others))
     return None
 
 
-def places_of(named: Path, run: Path) -> tuple[list[Path], list[Path]]:
-    """Where a path of a run's settings leads, and where else it may: it counts from where the run started.
+def list_places(named: Path, run: Path) -> tuple[list[Path], list[Path]]:
+    """Where a relative path in a run's settings leads, certain places first, then possible ones.
 
-    The run's own folder, as its settings call it, tells that place, unless it was moved or named in full.
+    It is relative to where the run was started, which the run's folder and its `output` setting give, unless
+    the folder was moved or named by an absolute path.
     """
     if named.is_absolute():
         return [named.resolve()], []
@@ -193,14 +196,14 @@ def places_of(named: Path, run: Path) -> tuple[list[Path], list[Path]]:
     return [(folder / named).resolve() for folder in start], [(folder / named).resolve() for folder in above]
 
 
-def opened(path: Path, data: DataSettings) -> tuple[list[Entry], Path]:
+def open_run_data(path: Path, data: DataSettings) -> tuple[list[Entry], Path]:
     """The cases a run has of its data, each with its split, and the folder of its cache."""
     found = RealData(path, data)
     return list(found.listing.entries), found.cache.folder
 
 
-def tested_by(run: Path) -> dict[str, set[str]]:
-    """Client -> its cases that a run judged in the end; empty if it has not come to that."""
+def read_tested(run: Path) -> dict[str, set[str]]:
+    """Client -> its cases that the run was tested on; empty before the test."""
     found: dict[str, set[str]] = {}
     try:
         with (run / "cases.csv").open(newline="", encoding="utf-8") as file:
@@ -211,8 +214,8 @@ def tested_by(run: Path) -> dict[str, set[str]]:
     return found
 
 
-def left_out_by(run: Path) -> dict[str, set[str]]:
-    """Client -> its cases that a run could not use."""
+def read_left_out(run: Path) -> dict[str, set[str]]:
+    """Client -> its cases that the run could not use."""
     try:
         plain = json.loads((run / "left_out.json").read_text(encoding="utf-8"))
         return {client: set(cases) for client, cases in plain.items()}
@@ -220,8 +223,8 @@ def left_out_by(run: Path) -> dict[str, set[str]]:
         return {}
 
 
-def tests_are(entries: Sequence[Entry], tested: Mapping[str, set[str]]) -> bool:
-    """Whether cases are divided so that each client has the test cases it had in the run."""
+def has_same_tests(entries: Sequence[Entry], tested: Mapping[str, set[str]]) -> bool:
+    """Whether each client has the test cases it had in the run."""
     tests: dict[str, set[str]] = {}
     for entry in entries:
         if entry.split == "test":

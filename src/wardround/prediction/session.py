@@ -1,7 +1,7 @@
-"""Session: many scans into one folder, one after the other; what fails is said and the rest goes on.
+"""Session: many scans into one folder, one after the other; a scan that fails is reported and skipped.
 
-predictions.json in that folder says of every mask where it came from, which model made it, the size of
-each structure, how sure the model was, and what a reader should be wary of.
+predictions.json in that folder records for every mask its scan, its model, the size and uncertainty of each
+structure, and warnings.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ from wardround.data.slices.view import Along
 from wardround.errors import ConfigError, DataError, WardroundError
 from wardround.files import jsonable, write_json
 from wardround.prediction import writing
-from wardround.prediction.inputs import Problem, Scan, find_scans
+from wardround.prediction.inputs import InputProblem, Scan, find_scans
 from wardround.prediction.predicting import Predictor
 from wardround.prediction.results import Prediction
-from wardround.prediction.trained import TrainedModel, clients_of
+from wardround.prediction.trained import TrainedModel, list_clients
 from wardround.version import __version__
 
 log = logging.getLogger(__name__)
 
 PREDICTIONS = "predictions.json"
 FORMAT = "wardround-predictions-1"
-UNFORESEEN = (ArithmeticError, LookupError, RuntimeError, ValueError)
+UNEXPECTED = (ArithmeticError, LookupError, RuntimeError, ValueError)
 
 Input = str | os.PathLike[str]
-WatchScans = Callable[[str, int, int, int, int], None]  # scan, its number, of how many, window, of how many
+WatchScans = Callable[[str, int, int, int, int], None]  # scan, number, of how many, window, of how many
 
 
 @dataclass
 class Report:
-    """What a session did: the facts of every mask, by its name, and every input that failed."""
+    """What a session did: entries of predictions.json by mask, and every input that failed."""
 
     folder: Path
     done: dict[str, dict[str, Any]] = field(default_factory=dict)
-    problems: list[Problem] = field(default_factory=list)
+    problems: list[InputProblem] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
@@ -51,32 +51,32 @@ class Report:
                 "predicted": len(self.done),
                 "failed": len(self.problems),
                 "scans": self.done,
-                "problems": by_input(self.problems),
+                "problems": group_by_input(self.problems),
                 "notes": self.notes,
             }
         )
         return plain
 
 
-def by_input(problems: Sequence[Problem]) -> dict[str, str]:
-    """Input -> what is wrong with it, all sentences where there are several."""
+def group_by_input(problems: Sequence[InputProblem]) -> dict[str, str]:
+    """Input -> its problems as text."""
     reasons: dict[str, list[str]] = {}
     for problem in problems:
         reasons.setdefault(problem.where, []).append(problem.reason)
     return {where: " ".join(said) for where, said in reasons.items()}
 
 
-def models_for(
+def load_models(
     run: str | Path, *, client: str | None = None, ensemble: Sequence[str | Path] = (), device: str = "auto"
 ) -> list[TrainedModel]:
-    """The run's model, and those that join it: further runs, or `all` for every client's personal model."""
+    """The models of a run and of further runs; ensemble `all`: every client's personal model."""
     everyone = [str(entry) for entry in ensemble] == ["all"]
     if everyone:
         if client is not None:
-            raise ConfigError("--ensemble all takes every client's model; leave --client out.")
-        names = clients_of(Path(run))
+            raise ConfigError("--ensemble all uses every client's model; leave --client out.")
+        names = list_clients(Path(run))
         if not names:
-            raise ConfigError(f"{run} keeps no personal models; give further runs to --ensemble.")
+            raise ConfigError(f"{run} has no personal models; give other runs to --ensemble.")
         try:
             return [TrainedModel.load(run, client=name, device=device) for name in names]
         except ConfigError as error:
@@ -93,11 +93,11 @@ def predict_into(
     overwrite: bool = False,
     watch: WatchScans | None = None,
 ) -> Report:
-    """Predict every input into a folder. Inputs that fail are in the report; nothing is half written."""
+    """Predict every input into a folder. Inputs that fail are in the report; no file is left incomplete."""
     check_writable(folder)
     report = Report(folder, notes=predictor.notes)
-    before = earlier(folder / PREDICTIONS, overwrite)
-    origin = made_by(predictor)
+    before = read_earlier(folder / PREDICTIONS, overwrite)
+    origin = describe_models(predictor)
     with tempfile.TemporaryDirectory(prefix="wardround-") as workplace:
         found = find_scans(list(map(Path, inputs)), predictor.layout, Path(workplace))
         report.problems += found.problems
@@ -105,18 +105,18 @@ def predict_into(
         taken = dict(sources)
         try:
             for number, scan in enumerate(found.scans, start=1):
-                shown = windows_of(watch, scan.where, number, len(found.scans))
-                one_into(predictor, scan, report, origin, overwrite=overwrite, taken=taken, watch=shown)
+                shown = watch_windows(watch, scan.where, number, len(found.scans))
+                predict_one(predictor, scan, report, origin, overwrite=overwrite, taken=taken, watch=shown)
                 if overwrite and scan.name in report.done:
                     remove_stale(scan, report, before, sources)
-        finally:  # stopped half-way, the masks that are there have their facts too
+        finally:  # also when interrupted, every mask has its entry
             if report.done:
                 scans = {**before, **report.done}
                 write_json(folder / PREDICTIONS, {"format": FORMAT, "wardround": __version__, "scans": scans})
     return report
 
 
-def one_into(
+def predict_one(
     predictor: Predictor,
     scan: Scan,
     report: Report,
@@ -126,35 +126,35 @@ def one_into(
     taken: dict[Path, str],
     watch: Callable[[int, int], None] | None,
 ) -> None:
-    """Predict one scan into the report's folder; whatever is wrong with it leaves the others alone."""
+    """Predict one scan into the report's folder; a failure does not affect the others."""
     folder = report.folder
     try:
-        outputs = refuse_existing(scan, folder, predictor, overwrite, taken)
+        outputs = check_outputs(scan, folder, predictor, overwrite, taken)
         prediction = predictor(scan, watch)
         files = writing.write(prediction, folder)
     except WardroundError as error:
-        report.problems.append(Problem(scan.where, str(error)))
+        report.problems.append(InputProblem(scan.where, str(error)))
     except OSError as error:
         reason = f"{scan.where}: {error.filename or folder}: {error.strerror or error}."
-        report.problems.append(Problem(scan.where, reason))
-    except UNFORESEEN as error:
-        report.problems.append(unforeseen(scan.where, error))
+        report.problems.append(InputProblem(scan.where, reason))
+    except UNEXPECTED as error:
+        report.problems.append(describe_unexpected(scan.where, error))
     else:
         taken |= {path.resolve(): f"a file of {scan.where}" for path in outputs}
-        facts = {"files": files, **prediction.facts(), **origin}
+        facts = {"files": files, **prediction.as_dict(), **origin}
         facts["inputs"] = [scan.where] if len(scan.files) == 1 else facts["inputs"]
         report.done[scan.name] = facts
 
 
-def unforeseen(where: str, error: Exception) -> Problem:
-    """What no check foresaw, such as an odd shape, in a sentence; --debug shows where it came from."""
+def describe_unexpected(where: str, error: Exception) -> InputProblem:
+    """A problem that no check caught, such as an unexpected shape; --debug logs its traceback."""
     log.debug("%s", where, exc_info=error)
     said = (str(error).splitlines() or [""])[0].rstrip(". ") or type(error).__name__
-    return Problem(where, f"{where} cannot be predicted: {said[:200]}.")
+    return InputProblem(where, f"{where} cannot be predicted: {said[:200]}.")
 
 
-def predictions(predictor: Predictor, inputs: Sequence[Input]) -> list[Prediction]:
-    """Every input's prediction in memory; the first that fails is a DataError."""
+def predict_all(predictor: Predictor, inputs: Sequence[Input]) -> list[Prediction]:
+    """Every input's prediction in memory; the first failure is a DataError."""
     with tempfile.TemporaryDirectory(prefix="wardround-") as workplace:
         found = find_scans(list(map(Path, inputs)), predictor.layout, Path(workplace))
         if found.problems:
@@ -179,10 +179,10 @@ def predict(
 
     inputs: files, folders or lists, as for `wardround predict`; client: that hospital's personal model;
     ensemble: further runs, or ["all"] for the personal models of all clients; uncertainty: None for none;
-    slices: R, A or S, the axis along which a 2D network goes through a volume, if the run does not know it.
+    slices: R, A or S, the axis along which a 2D network goes through a volume, if the run has none on record.
     """
     predictor = Predictor(
-        models_for(run, client=client, ensemble=ensemble, device=device),
+        load_models(run, client=client, ensemble=ensemble, device=device),
         uncertainty=uncertainty,
         samples=samples,
         flips=flips,
@@ -192,7 +192,7 @@ def predict(
     for note in predictor.notes:
         log.warning(note)
     given = [inputs] if isinstance(inputs, str | os.PathLike) else list(inputs)
-    return predictions(predictor, given)
+    return predict_all(predictor, given)
 
 
 # The folder
@@ -207,7 +207,7 @@ def check_writable(folder: Path) -> None:
         raise ConfigError(f"output folder {folder} cannot be written: {error.strerror or error}.") from None
 
 
-def refuse_existing(
+def check_outputs(
     scan: Scan, folder: Path, predictor: Predictor, overwrite: bool, taken: Mapping[Path, str]
 ) -> list[Path]:
     """The files it may write. Nothing is replaced unasked, and never a scan, nor what was just made.
@@ -215,7 +215,7 @@ def refuse_existing(
     taken: files of this session, and what they are; the map of `x` may have the name of the mask of
     `x_uncertainty`.
     """
-    outputs = writing.outputs_of(
+    outputs = writing.list_outputs(
         scan,
         folder,
         probabilities=predictor.probabilities,
@@ -234,35 +234,35 @@ def refuse_existing(
 
 
 def remove_stale(scan: Scan, report: Report, before: Mapping[str, Any], sources: Container[Path]) -> None:
-    """Remove the maps of a scan's earlier prediction that were not made anew: they are not of this mask.
+    """Remove the maps of a scan's earlier prediction that were not written again: they do not fit this mask.
 
-    before: what predictions.json said; sources: the scans themselves. Only files it lists are removed, under
-    the names this scan's maps have, and no other scan's.
+    before: the earlier predictions.json; sources: the scans themselves. Only files it lists are removed,
+    under the names of this scan's maps, and no other scan's.
     """
-    own = writing.outputs_of(scan, report.folder, probabilities=True, uncertainty=True)
+    own = writing.list_outputs(scan, report.folder, probabilities=True, uncertainty=True)
     others = {**before, **report.done}
-    kept = {name for other, facts in others.items() if other != scan.name for name in files_of(facts)}
-    kept |= files_of(report.done[scan.name])
-    listed = files_of(before.get(scan.name)) - kept
+    kept = {name for other, facts in others.items() if other != scan.name for name in list_files(facts)}
+    kept |= list_files(report.done[scan.name])
+    listed = list_files(before.get(scan.name)) - kept
     for path in own:
         if path.name in listed and path.is_file() and path.resolve() not in sources:
             try:
                 path.unlink()
             except OSError as error:
                 report.notes.append(
-                    f"{path} is of an earlier prediction, not of this mask, and cannot be removed: "
+                    f"{path} belongs to an earlier prediction, not to this mask, and cannot be removed: "
                     f"{error.strerror or error}."
                 )
 
 
-def files_of(facts: Any) -> set[str]:
+def list_files(facts: Any) -> set[str]:
     """Names of the files an entry of predictions.json lists."""
     files = facts.get("files") if isinstance(facts, Mapping) else None
     return {name for name in files.values() if isinstance(name, str)} if isinstance(files, Mapping) else set()
 
 
-def earlier(path: Path, overwrite: bool) -> dict[str, Any]:
-    """What an earlier session wrote here; a file of somebody else is not touched."""
+def read_earlier(path: Path, overwrite: bool) -> dict[str, Any]:
+    """The entries of an earlier session; a file of another program is refused."""
     if not path.exists():
         return {}
     try:
@@ -276,7 +276,7 @@ def earlier(path: Path, overwrite: bool) -> dict[str, Any]:
     raise ConfigError(f"{path} was not written by wardround predict. Add --overwrite to replace it.")
 
 
-def made_by(predictor: Predictor) -> dict[str, Any]:
+def describe_models(predictor: Predictor) -> dict[str, Any]:
     models = [
         {"run": str(model.folder), "client": model.client, "params_sha256": model.params.sha256()}
         for model in predictor.models
@@ -284,7 +284,7 @@ def made_by(predictor: Predictor) -> dict[str, Any]:
     return {"models": models, "flips": predictor.flips, "temperature": predictor.temperature}
 
 
-def windows_of(
+def watch_windows(
     watch: WatchScans | None, where: str, number: int, total: int
 ) -> Callable[[int, int], None] | None:
     if watch is None:

@@ -1,7 +1,7 @@
-"""TrainedModel: a run's model, ready to predict, from the run's folder alone.
+"""TrainedModel: a run's model, ready to predict, from the run folder alone.
 
-preparation.json in that folder says what was done to a scan before the network saw it, so that a model
-can be used where the training data never were.
+preparation.json in that folder records how scans are prepared for the network, so that a model can be used
+without its training data.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class TrainedModel:
     """A run's model.
 
     model: on its device, in evaluation mode; params: what it was loaded with; client: whose personal model it
-    is, None for the common one; calibration: what calibration.json says, None where there is none; autocast:
-    type the network computes in where that is not float32; warnings: what a user should know, in sentences.
+    is, None for the common one; calibration: calibration.json, None if there is none; autocast: the type the
+    network computes in, None for float32; warnings: sentences for the user.
     """
 
     folder: Path
@@ -63,27 +63,27 @@ class TrainedModel:
 
     @classmethod
     def load(cls, run: Path | str, *, client: str | None = None, device: str = "auto") -> TrainedModel:
-        """The tested model of a run; client: that hospital's personal one, with what only it remembers."""
+        """The tested model of a run; client: that client's personal one, with what only it keeps."""
         folder = Path(run)
-        config = stored_config(folder)
+        config = read_config(folder)
         where = choose_device(ComputeSettings(device=device))
         method, objective = build_method(config), build_objective(config)
-        preparation = stored_preparation(folder, config)
+        preparation = read_preparation(folder, config)
         model = build_network(
             config,
             in_channels=preparation.in_channels,
             num_classes=preparation.num_classes,
             dimensions=preparation.dimensions,
         )
-        params, round, warnings = stored_params(folder, config)
+        params, round, warnings = read_params(folder, config)
         own: Mapping[str, Tensor] = {}
         if client is None:
-            warnings += common_warnings(folder, method, objective, model)
+            warnings += warn_of_common_model(folder, method, objective, model)
         else:
-            params, own = personal_params(folder, method, params, client, round)
+            params, own = load_personal(folder, method, params, client, round)
         if config.model.bn_stats == "pooled":
             params = Params(from_moments(params, running_stats(model)))
-        params = params.updated(own)  # what never travels is stored as it is
+        params = params.updated(own)  # what is never sent is stored as it is
         try:
             params.load_into(model)
         except (KeyError, RuntimeError, ValueError) as error:
@@ -103,21 +103,21 @@ class TrainedModel:
             device=where,
             autocast=autocast_dtype(config.compute, where),
             client=client,
-            calibration=stored_calibration(folder),
+            calibration=read_calibration(folder),
             warnings=tuple(warnings),
         )
 
     @property
     def name(self) -> str:
-        """How tables call it."""
+        """Its name in tables."""
         return self.config.name if self.client is None else f"{self.config.name}, {self.client}"
 
 
-# What lies in a run's folder
+# From the run folder
 
 
-def stored_config(folder: Path) -> Config:
-    """The run's configuration; it was checked when the run began, and the data may be gone since."""
+def read_config(folder: Path) -> Config:
+    """The run's configuration; its data need not exist any more."""
     if not folder.is_dir():
         what = "is a file" if folder.exists() else "does not exist"
         raise ConfigError(f"{folder} {what}; give the folder of a run, such as runs/quickstart.")
@@ -128,8 +128,8 @@ def stored_config(folder: Path) -> Config:
     return Config.read(values, f"{path}: ")
 
 
-def stored_preparation(folder: Path, config: Config) -> Preparation:
-    """preparation.json; a run of before it existed is looked up in its data, if they are still there."""
+def read_preparation(folder: Path, config: Config) -> Preparation:
+    """preparation.json; for a run older than that file, from its data, if they still exist."""
     path = folder / PREPARATION
     if path.exists():
         return Preparation.load(path)
@@ -138,22 +138,22 @@ def stored_preparation(folder: Path, config: Config) -> Preparation:
     except (WardroundError, OSError) as error:
         raise CheckpointError(
             f"{folder} has no {PREPARATION} and its data cannot be opened: {error} "
-            "Without them nobody knows how its scans were prepared."
+            "How its scans were prepared is unknown without one of them."
         ) from None
 
 
-def stored_params(folder: Path, config: Config) -> tuple[Params, int, list[str]]:
-    """The tested model as it travelled, the number of rounds behind it, and warnings."""
+def read_params(folder: Path, config: Config) -> tuple[Params, int, list[str]]:
+    """The tested model as it was sent, the number of its rounds, and warnings."""
     checkpoints = Checkpoints(folder / "checkpoints")
     if not checkpoints.exists():
-        raise CheckpointError(f"{folder} holds no model yet (there is no checkpoint). Train it first.")
+        raise CheckpointError(f"{folder} has no model yet (there is no checkpoint). Train it first.")
     facts, params, _ = checkpoints.load()
     done, warnings = int(facts["round"]), []
     if done == 0:
-        raise CheckpointError(f"{folder} holds only the untrained model; let it finish its first round.")
+        raise CheckpointError(f"{folder} has only the untrained model; let it finish its first round.")
     if config.evaluate.model == "best" and facts["best_file"] is not None:
         params, done = checkpoints.load_best(facts["best_file"]), int(facts["best_round"])
-    status = stored_status(folder)
+    status = read_status(folder)
     if status != "done":
         said = "was stopped" if status == "stopped" else "is not finished"
         warnings.append(
@@ -162,28 +162,30 @@ def stored_params(folder: Path, config: Config) -> tuple[Params, int, list[str]]
     return Params({name: params[name] for name in params}), done, warnings
 
 
-def stored_status(folder: Path) -> str | None:
+def read_status(folder: Path) -> str | None:
     try:
         return str(json.loads((folder / "result.json").read_text(encoding="utf-8"))["status"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
-def stored_calibration(folder: Path) -> dict[str, Any] | None:
+def read_calibration(folder: Path) -> dict[str, Any] | None:
     path = folder / CALIBRATION
     if not path.exists():
         return None
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} cannot be read ({error}). Remove it to do without.") from None
-    if not isinstance(found, dict) or not sound_calibration(found):
-        raise CheckpointError(f"{path} is no calibration of wardround. Remove it to do without.")
+        raise CheckpointError(
+            f"{path} cannot be read ({error}). Remove it to predict without calibration."
+        ) from None
+    if not isinstance(found, dict) or not is_valid_calibration(found):
+        raise CheckpointError(f"{path} is not a calibration of wardround. Remove it to predict without.")
     return found
 
 
-def sound_calibration(found: Mapping[str, Any]) -> bool:
-    """Whether a prediction can use it: a temperature above 0, quantiles by kind, where there are any."""
+def is_valid_calibration(found: Mapping[str, Any]) -> bool:
+    """Whether prediction can use it: a temperature above 0, and quantiles by kind, if present."""
     temperature, quantiles = found.get("temperature"), found.get("quantiles") or {}
     if temperature is not None and not (
         isinstance(temperature, int | float) and 0 < temperature < float("inf")
@@ -199,7 +201,7 @@ def sound_calibration(found: Mapping[str, Any]) -> bool:
 
 @dataclass
 class Remembered:
-    """What `Method.personal` sees of a client whose cases are elsewhere: its name and its memory."""
+    """A client without its cases, for `Method.personal`: its name and its memory."""
 
     name: str
     memory: dict[str, Any]
@@ -211,53 +213,53 @@ class Remembered:
         )
 
 
-def clients_of(folder: Path) -> list[str]:
-    """The clients that keep something in the run's folder (their folders' names)."""
+def list_clients(folder: Path) -> list[str]:
+    """Names of the clients with a folder in the run folder."""
     found = folder / "clients"
     names = sorted(path.name for path in found.iterdir() if path.is_dir()) if found.is_dir() else []
     return [name for name in names if name not in NOT_HOSPITALS]
 
 
-def remembering(folder: Path) -> list[str]:
-    """Those of them that keep a memory, not pictures alone."""
-    return [name for name in clients_of(folder) if any((folder / "clients" / name).glob("*-*.safetensors"))]
+def list_personal(folder: Path) -> list[str]:
+    """Names of the clients with a memory, not only pictures."""
+    return [name for name in list_clients(folder) if any((folder / "clients" / name).glob("*-*.safetensors"))]
 
 
-def personal_params(
+def load_personal(
     folder: Path, method: Method, params: Params, client: str, round: int
 ) -> tuple[Params, Mapping[str, Tensor]]:
-    """The model a client of the run uses itself, as it travels, and what goes on top of it.
+    """A client's personal model as it is sent, and the tensors only it keeps.
 
-    round: rounds behind the common model.
+    round: rounds of the common model.
     """
     home = folder / "clients" / file_name(client)
     if not home.is_dir():
-        # Memory alone is no personal model: SCAFFOLD remembers control variates.
+        # Not every memory is a personal model: SCAFFOLD keeps control variates.
         having = [
             name
-            for name in remembering(folder)
-            if own_params(folder / "clients" / name, method, params, name, round)
+            for name in list_personal(folder)
+            if find_personal(folder / "clients" / name, method, params, name, round)
         ]
         known = ", ".join(having) or "none, since all clients use the common model"
         raise ConfigError(
-            f"{folder} keeps nothing of a client '{client}'.{suggest(client, having)} "
-            f"Personal models are there of: {known}."
+            f"{folder} has nothing of a client '{client}'.{suggest(client, having)} "
+            f"Clients with a personal model: {known}."
         )
-    found = own_params(home, method, params, client, round)
+    found = find_personal(home, method, params, client, round)
     if found is None:
         raise ConfigError(
-            f"client '{client}' has no model of its own in {folder}: {method.title} gives all clients the "
-            "common one. Use that."
+            f"client '{client}' has no personal model in {folder}: with {method.title}, all clients use the "
+            "common one. Leave --client out."
         )
     return found
 
 
-def own_params(
+def find_personal(
     home: Path, method: Method, params: Params, client: str, round: int
 ) -> tuple[Params, Mapping[str, Tensor]] | None:
-    """The same of the client whose folder this is; None if it uses the common model."""
+    """The same, from a client's folder; None if it uses the common model."""
     store = MemoryStore(home)
-    memory = store.load_best(round - 1) or newest(store, round)
+    memory = store.load_best(round - 1) or load_newest(store, round)
     person: Any = Remembered(client, memory)
     found = method.personal(person, params) if memory else params
     own: Mapping[str, Tensor] = person.memory.get("own", {})
@@ -266,29 +268,29 @@ def own_params(
     return found, own
 
 
-def newest(store: MemoryStore, round: int) -> dict[str, Any]:
-    """The last memory, where the model is of the last round too."""
+def load_newest(store: MemoryStore, round: int) -> dict[str, Any]:
+    """The last memory, if the model is also of the last round."""
     files = store._files("memory")
     return store.load() if files and files[-1][0] < round else {}
 
 
-def common_warnings(folder: Path, method: Method, objective: Objective, model: nn.Module) -> list[str]:
-    """What the common model lacks, because it stays at the clients."""
+def warn_of_common_model(folder: Path, method: Method, objective: Objective, model: nn.Module) -> list[str]:
+    """Warnings about tensors that the common model lacks because they stay at the clients."""
     travels = set(method.shared(model)) - set(objective.local_names(model))
     stays = [name for name in model.state_dict() if name not in travels]
     if not stays:
         return []
-    who = some(remembering(folder))
+    who = join_names(list_personal(folder))
     if not travels:
         raise ConfigError(
             f"the run in {folder} has no common model: each client kept its own. "
             f"Choose one with --client: {who}."
         )
     return [
-        f"{len(stays)} tensors of this model stay at the clients and never trained in the common one; "
+        f"{len(stays)} tensors of this model stay at the clients and are untrained in the common one; "
         f"a personal model (--client {who}) may be better."
     ]
 
 
-def some(names: Sequence[str], most: int = 6) -> str:
+def join_names(names: Sequence[str], most: int = 6) -> str:
     return ", ".join(names[:most]) + (" ..." if len(names) > most else "")

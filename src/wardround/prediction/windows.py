@@ -1,10 +1,10 @@
-"""Windows: a network over a whole scan, or over overlapping parts of it that are averaged.
+"""Windows: a network over a whole scan, or over overlapping windows of it (sliding window inference).
 
-Volumes are seen through a window of the size the network was trained on; each voxel's logits are the mean
-over all windows that hold it, weighted by a Gaussian around the window's middle (MONAI). A window as large as
-the scan is one plain pass. Pictures are seen whole, up to a size no hospital's camera has.
+Volumes go through the network in windows of the size it was trained on; a voxel's logits are the mean over
+all windows that contain it, weighted by a Gaussian around the window's centre (MONAI). A window as large as
+the scan is one plain pass. Pictures are predicted whole, unless they are huge.
 
-When memory runs out: fewer windows at a time, then smaller ones, then the processor; each is said once.
+When memory runs out: fewer windows at a time, then smaller ones, then the CPU; each is logged once.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from wardround.training.device import is_out_of_memory
 log = logging.getLogger(__name__)
 
 OVERLAP = 0.5
-HUGE_PICTURE = 2**23  # pixels; beyond, pictures are seen in tiles
+HUGE_PICTURE = 2**23  # pixels; larger pictures are predicted in tiles
 TILE = 1024
 SMALLEST = {2: 128, 3: 32}  # voxels along a side of the smallest window
 AT_ONCE = 4  # windows on a GPU
-LARGEST_VOLUME = (160, 160, 160)  # a window nobody chose
+LARGEST_VOLUME = (160, 160, 160)  # the window if none was trained on
 
 Watch = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
-class Plan:
-    """How a scan is looked at; window: voxels along each side, None for all of it at once."""
+class WindowPlan:
+    """How a scan is predicted; window: voxels along each side, None for the whole scan."""
 
     device: torch.device
     window: tuple[int, ...] | None
@@ -45,9 +45,9 @@ class Plan:
 
 
 class Forward:
-    """Logits of prepared scans by one model; remembers what memory allowed.
+    """Logits of prepared scans by one model; keeps the plan that fitted into memory.
 
-    window: that of the training, None where it saw whole images; say: told when memory runs out.
+    window: that of the training, None if it trained on whole images; say: called when memory runs out.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Forward:
         say: Callable[[str], None] = log.warning,
     ) -> None:
         self.model = model
-        self.plan = Plan(
+        self.plan = WindowPlan(
             device, None if window is None else tuple(window), AT_ONCE if device.type == "cuda" else 1
         )
         self._wanted = self.plan.window
@@ -77,11 +77,11 @@ class Forward:
                     raise
             if self.plan.device.type == "cuda":
                 torch.cuda.empty_cache()
-            self.plan = self._smaller(image)  # outside the except: the failed tensors are freed by now
+            self.plan = self._shrink(image)  # outside the except: the failed tensors are freed by now
 
     def _logits(self, image: Tensor, watch: Watch | None) -> Tensor:
         plan, spatial = self.plan, tuple(image.shape[1:])
-        window = self.window_for(spatial)
+        window = self.choose_window(spatial)
         if window == spatial:
             found = self._pass(image[None])[0].float().cpu()
             if watch is not None:
@@ -90,7 +90,7 @@ class Forward:
         total = num_windows(spatial, window)
         done = 0
 
-        def look(parts: Tensor) -> Tensor:
+        def infer(parts: Tensor) -> Tensor:
             nonlocal done
             logits = self._pass(parts).float()
             done += len(parts)
@@ -103,7 +103,7 @@ class Forward:
                 image[None],
                 roi_size=window,
                 sw_batch_size=plan.at_once,
-                predictor=look,
+                predictor=infer,
                 overlap=OVERLAP,
                 mode="gaussian",
                 sw_device=plan.device,
@@ -119,7 +119,7 @@ class Forward:
             logits: Tensor = self.model(batch.to(device))
         return logits
 
-    def window_for(self, spatial: Sequence[int]) -> tuple[int, ...]:
+    def choose_window(self, spatial: Sequence[int]) -> tuple[int, ...]:
         """The window for a scan of this shape; never larger than it."""
         window = self.plan.window
         if window is None:
@@ -131,31 +131,31 @@ class Forward:
                 window = tuple(spatial)
         return tuple(min(side, length) for side, length in zip(window, spatial, strict=True))
 
-    def _smaller(self, image: Tensor) -> Plan:
+    def _shrink(self, image: Tensor) -> WindowPlan:
         plan, spatial = self.plan, image.shape[1:]
-        window = self.window_for(spatial)
+        window = self.choose_window(spatial)
         least = SMALLEST[len(spatial)]
         if plan.at_once > 1:
-            self._say("The device is full; fewer windows are predicted at a time.")
+            self._say("The device is out of memory; fewer windows are predicted at a time.")
             return replace(plan, at_once=plan.at_once // 2)
         if max(window) > least:
             halved = tuple(max(min(least, side), side // 2) for side in window)
             self._say(
-                f"The device is full; windows of {format_size(halved)} instead of {format_size(window)} "
-                "are used."
+                f"The device is out of memory; windows of {format_size(halved)} are used instead of "
+                f"{format_size(window)}."
             )
             return replace(plan, window=halved)
         if plan.device.type == "cuda":
-            self._say("The device is full even for the smallest window; the processor takes over.")
+            self._say("The device is out of memory even for the smallest window; the CPU takes over.")
             self.model.to("cpu")
-            return Plan(torch.device("cpu"), self._wanted, 1)
+            return WindowPlan(torch.device("cpu"), self._wanted, 1)
         raise DataError(
-            f"a scan of {format_size(spatial)} voxels does not fit into memory, even in small parts."
+            f"a scan of {format_size(spatial)} voxels does not fit into memory, even in small windows."
         )
 
 
 def num_windows(spatial: Sequence[int], window: Sequence[int]) -> int:
-    """How many windows MONAI lays over a scan."""
+    """How many windows MONAI places on a scan."""
     count = 1
     for side, length in zip(spatial, window, strict=True):
         step = length if length == side else max(1, int(length * (1 - OVERLAP)))

@@ -2,11 +2,11 @@
 
     OUT/<scan>.nii.gz                     classes, uint8, the scan's header
     OUT/<scan>_probabilities.nii.gz       float32, classes along the fourth axis, background first
-    OUT/<scan>_uncertainty.nii.gz         float32, nats; _epistemic and _aleatoric where they are known
+    OUT/<scan>_uncertainty.nii.gz         float32, nats; _epistemic and _aleatoric where available
 
-Pictures have masks in PNG (TIFF from TIFF) with class values, which look black in a viewer that does not
-stretch them; their maps are 16-bit PNG, 65535 being 1, or the largest uncertainty there can be (ln of the
-number of classes), and floats in TIFF from TIFF. NumPy stays NumPy.
+Masks of pictures are PNG (TIFF for TIFF) with class values, which look black in most viewers; their maps are
+16-bit PNG, where 65535 is 1 or the largest possible uncertainty (ln of the number of classes), and floats in
+TIFF for TIFF. NumPy stays NumPy.
 """
 
 from __future__ import annotations
@@ -33,38 +33,38 @@ Array = NDArray[Any]
 MAPS = {"total": "uncertainty", "epistemic": "epistemic", "aleatoric": "aleatoric"}
 
 
-def outputs_of(scan: Scan, folder: Path, *, probabilities: bool, uncertainty: bool) -> list[Path]:
+def list_outputs(scan: Scan, folder: Path, *, probabilities: bool, uncertainty: bool) -> list[Path]:
     """Files a prediction of this scan may write, the mask first."""
     names = [scan.name]
     if probabilities:
-        names.append(beside(scan, "probabilities"))
+        names.append(name_map(scan, "probabilities"))
     if uncertainty:
-        names += [beside(scan, name) for name in MAPS.values()]
+        names += [name_map(scan, name) for name in MAPS.values()]
     return [folder / name for name in names]
 
 
-def beside(scan: Scan, what: str) -> str:
+def name_map(scan: Scan, what: str) -> str:
     return f"{scan.stem}_{what}{scan.ending}"
 
 
 def write(prediction: Prediction, folder: Path) -> dict[str, str]:
-    """Write all that was predicted, each file whole or not at all; what -> file name."""
+    """Write the mask and its maps, each file complete or not at all; returns kind -> file name."""
     scan = prediction.scan
     written = {"mask": scan.name}
-    write_bytes(folder / scan.name, encoded(prediction.mask, scan))
+    write_bytes(folder / scan.name, encode(prediction.mask, scan))
     if prediction.probabilities is not None:
-        written["probabilities"] = beside(scan, "probabilities")
-        content = encoded(prediction.probabilities, scan, classes=True)
+        written["probabilities"] = name_map(scan, "probabilities")
+        content = encode(prediction.probabilities, scan, classes=True)
         write_bytes(folder / written["probabilities"], content)
     top = math.log(len(prediction.classes) + 1)
     for name, values in prediction.uncertainty.items():
-        written[name] = beside(scan, MAPS[name])
-        write_bytes(folder / written[name], encoded(values, scan, top=top))
+        written[name] = name_map(scan, MAPS[name])
+        write_bytes(folder / written[name], encode(values, scan, top=top))
     return written
 
 
-def encoded(values: Array, scan: Scan, *, classes: bool = False, top: float = 1.0) -> bytes:
-    """A mask (uint8) or a map (float32) as a file; classes: whether the first axis counts them."""
+def encode(values: Array, scan: Scan, *, classes: bool = False, top: float = 1.0) -> bytes:
+    """A mask (uint8) or a map (float32) as a file; classes: whether the first axis is classes."""
     lower = scan.ending.lower()
     if lower in NIFTI:
         return as_nifti(values, scan, classes=classes)
@@ -80,14 +80,14 @@ def encoded(values: Array, scan: Scan, *, classes: bool = False, top: float = 1.
 
 def as_nifti(values: Array, scan: Scan, *, classes: bool) -> bytes:
     """With the header of the scan's first file: its affine, codes and units, byte for byte."""
-    header, affine, shape = header_of(scan.files[0])
+    header, affine, shape = read_header(scan.files[0])
     if classes:
         values = np.moveaxis(values, 0, -1)
         if values.ndim == 3:  # a slice stored as (x, y): classes are the fourth axis, as in any NIfTI
             values = values[:, :, None]
     elif math.prod(shape) == values.size:
-        values = values.reshape(shape)  # a fourth axis of length one stays
-    tools: Any = nibabel  # it has no types here
+        values = values.reshape(shape)  # keeps a fourth axis of length one
+    tools: Any = nibabel  # it has no type hints
     kind = tools.Nifti2Image if int(header["sizeof_hdr"]) == 540 else tools.Nifti1Image
     header.set_data_dtype(values.dtype)
     header.set_slope_inter(1, 0)
@@ -97,8 +97,8 @@ def as_nifti(values: Array, scan: Scan, *, classes: bool) -> bytes:
     return gzip.compress(content, 6 if values.dtype == np.uint8 else 1, mtime=0) if packed else content
 
 
-def header_of(path: Path) -> tuple[Any, Array, tuple[int, ...]]:
-    """Header, affine and shape, without the voxels; extensions, which may name the patient, stay behind."""
+def read_header(path: Path) -> tuple[Any, Array, tuple[int, ...]]:
+    """Header, affine and shape, without voxels, and without extensions, which may name the patient."""
     with path.open("rb") as file:
         packed = file.read(2) == b"\x1f\x8b"
     with gzip.open(path, "rb") if packed else path.open("rb") as stream:
@@ -118,19 +118,18 @@ def header_of(path: Path) -> tuple[Any, Array, tuple[int, ...]]:
 
 
 def as_picture(values: Array, *, tiff: bool, classes: bool, top: float) -> bytes:
-    """PNG, or TIFF with a page a slice; classes lie side by side in PNG, one after the other in TIFF."""
+    """PNG, or TIFF with one page per slice; classes are side by side in PNG, successive pages in TIFF."""
     if values.dtype != np.uint8 and not tiff:
         values = np.rint(np.clip(values / top, 0, 1) * 65535).astype(np.uint16)
     if not tiff:
         shown = np.concatenate(list(values), axis=1) if classes else values
         if shown.ndim != 2:
-            raise DataError("a volume does not fit a PNG; store the scan as NIfTI or TIFF.")
-        return saved([shown], "PNG")
-    pages = list(pages_of(values, classes))
-    return saved(pages, "TIFF")
+            raise DataError("a PNG cannot hold a volume; store the scan as NIfTI or TIFF.")
+        return save_pages([shown], "PNG")
+    return save_pages(list(split_pages(values, classes)), "TIFF")
 
 
-def pages_of(values: Array, classes: bool) -> Iterator[Array]:
+def split_pages(values: Array, classes: bool) -> Iterator[Array]:
     for part in values if classes else [values]:
         if part.ndim == 2:
             yield part
@@ -138,7 +137,7 @@ def pages_of(values: Array, classes: bool) -> Iterator[Array]:
             yield from np.moveaxis(part, 2, 0)
 
 
-def saved(pages: list[Array], kind: str) -> bytes:
+def save_pages(pages: list[Array], kind: str) -> bytes:
     buffer = io.BytesIO()
     first, *others = [Image.fromarray(np.ascontiguousarray(page)) for page in pages]
     if kind == "TIFF":

@@ -4,8 +4,8 @@ Of each voxel two things count: the confidence, which is the probability of the 
 whether that class was right. A model is calibrated if of all voxels with confidence 0.8 eight in ten are
 right (Guo et al., ICML 2017).
 
-A scan is mostly background that nobody doubts; over all of it every model looks calibrated. So voxels
-are those of `around`: the box of the true and the predicted foreground, a quarter wider on each side.
+Most of a scan is easy background, so over whole scans every model seems calibrated. Only the voxels of
+`around` count: the box of the true and the predicted foreground, a quarter wider on each side.
 
 What a client sends is `Tally.scalars()`: sums over bins, never a voxel. Tallies add up to the tally of
 all voxels together, except for rounding.
@@ -31,7 +31,7 @@ LEAST_MARGIN = 2  # voxels
 
 
 def around(truth: Tensor, predicted: Tensor) -> tuple[slice, ...]:
-    """The box of all that is labelled or predicted, a quarter wider each way; else the whole scan."""
+    """The box of all labelled and predicted voxels, a quarter wider each way; without any, the whole scan."""
     anything = (truth > 0) | (predicted > 0)
     box = []
     for axis, side in enumerate(anything.shape):
@@ -88,7 +88,7 @@ class Tally:
     def voxels(self) -> int:
         return int(self.bins[0].sum())
 
-    # What it says
+    # Scores
 
     def ece(self) -> float:
         """Σ_bins (n / N) |accuracy - confidence|, 15 bins of equal width."""
@@ -99,7 +99,7 @@ class Tally:
         return mean_gap(*equal_mass(*self.fine))
 
     def reliability(self) -> list[dict[str, float]]:
-        """The bins in use, from unsure to sure: count, mean confidence, share that was right."""
+        """The bins in use, by increasing confidence: count, mean confidence, accuracy."""
         return [
             {"count": int(n), "confidence": float(c / n), "accuracy": float(r / n)}
             for n, c, r in zip(*self.bins, strict=True)

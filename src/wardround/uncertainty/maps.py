@@ -44,11 +44,11 @@ Part = Literal["total", "epistemic", "aleatoric"]
 
 @dataclass(frozen=True)
 class Predicted:
-    """What the passes over one scan say together.
+    """The combined result of all passes over one scan.
 
     probabilities: (classes, *spatial) float32, background first, their mean over passes;
     label: (*spatial) uint8; total, epistemic, aleatoric: (*spatial) float32 in nats, the last two None
-    where one plain pass cannot tell them apart; kind: where the uncertainty comes from.
+    where one plain pass cannot separate them; kind: source of the uncertainty.
     """
 
     probabilities: Tensor
@@ -120,7 +120,7 @@ class Accumulator:
         self._parts = {name: self._probabilities.new_zeros(spatial) for name in names}
 
     def result(self) -> Predicted:
-        """What all passes so far say."""
+        """The combined result of all passes so far."""
         if not self._passes:
             raise ValueError("no pass was added")
         n = self._passes
@@ -171,7 +171,7 @@ def entropy(probabilities: Tensor) -> Tensor:
     return total
 
 
-# What a model offers
+# What a model supports
 
 
 def sources(model: nn.Module, objective: Objective) -> tuple[str, ...]:
@@ -190,7 +190,7 @@ def sources(model: nn.Module, objective: Objective) -> tuple[str, ...]:
 
 
 def dropout_layers(model: nn.Module) -> list[nn.Module]:
-    """Layers that drop something; one with a chance of 0 does not."""
+    """Dropout layers with a probability above 0."""
     return [module for module in model.modules() if isinstance(module, _DropoutNd) and module.p > 0]
 
 
@@ -236,7 +236,7 @@ def _one_draw(model: VariationalSegmenter) -> Iterator[None]:
 
 @contextmanager
 def _active(model: nn.Module) -> Iterator[None]:
-    """Dropout on, also when somebody calls `model.eval()` inside."""
+    """Dropout active, even if `model.eval()` is called inside."""
     hooks = []
     kept = {layer: layer.training for layer in dropout_layers(model)}
 
@@ -260,8 +260,8 @@ def case_uncertainty(predicted: Predicted) -> float:
     """How much of the mask is in doubt, 0 to 1: 1 - 2Σpŷ / (Σp² + Σŷ) over foreground classes and voxels.
 
     p: the probability of a class, ŷ: whether it was predicted. That is the Dice loss of the prediction
-    against the model's own probabilities. Background has no say of its own, and squares keep the faint
-    probabilities of a thousand far voxels from adding up to a structure. Σ run over classes as well, so
+    against the model's own probabilities. Background does not count, and squares keep the faint
+    probabilities of many distant voxels from adding up to a structure. Σ run over classes as well, so
     two classes mixed up count and an absent one does not. Where nothing is predicted, it is the largest
     probability of any foreground: the doubt that the scan is empty.
 

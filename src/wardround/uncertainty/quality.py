@@ -27,7 +27,7 @@ Numbers = NDArray[np.float64]
 def error_overlap(uncertainty: Tensor, wrong: Tensor) -> float | None:
     """Dice of the wrong voxels with the most uncertain ones, as many of these; None without an error.
 
-    1: every error is where the model was least sure. The share of wrong voxels is what chance gives.
+    1: every error is where the model was least confident. Chance gives the share of wrong voxels.
     """
     errors = int(wrong.sum())
     if not errors:
@@ -44,7 +44,7 @@ def error_overlap(uncertainty: Tensor, wrong: Tensor) -> float | None:
 
 
 def grouped(uncertainty: Sequence[float], risk: Sequence[float]) -> tuple[Numbers, Numbers]:
-    """Cases of equal uncertainty together, sure ones first: how many, and the sum of their risks."""
+    """Cases grouped by uncertainty, the most confident first: how many, and the sum of their risks."""
     _, place = np.unique(np.asarray(uncertainty, dtype=float), return_inverse=True)
     sums = np.zeros((2, int(place.max()) + 1))
     np.add.at(sums[0], place, 1)
@@ -55,7 +55,7 @@ def grouped(uncertainty: Sequence[float], risk: Sequence[float]) -> tuple[Number
 def curve(counts: Counts, risks: Counts) -> tuple[Numbers, Numbers]:
     """Coverage and selective risk after each group: the mean risk of what is kept.
 
-    Groups come sure ones first; empty ones are passed over.
+    Groups are ordered from confident to uncertain; empty ones are skipped.
     """
     counts, risks = counts[counts > 0], risks[counts > 0]
     kept = np.cumsum(counts)
@@ -93,7 +93,7 @@ def aurc(uncertainty: Sequence[float], risk: Sequence[float]) -> float:
 
 
 def best_aurc(risk: Sequence[float]) -> float:
-    """What an uncertainty in the exact order of the risks would reach."""
+    """The lowest possible AURC: uncertainty in the exact order of the risks."""
     return aurc(risk, risk)
 
 
@@ -108,7 +108,7 @@ def spearman(a: Sequence[float], b: Sequence[float]) -> float | None:
 
 
 def ranks(values: Sequence[float]) -> Numbers:
-    """Places from the smallest; equal numbers share the mean of theirs."""
+    """Ranks from the smallest; equal numbers share their mean rank."""
     _, place, count = np.unique(np.asarray(values, dtype=float), return_inverse=True, return_counts=True)
     middle: Numbers = np.cumsum(count) - (count - 1) / 2
     return middle[place]

@@ -7,7 +7,7 @@ With β = 1/T the negative log-likelihood is a sum of convex functions of β, on
 
 A client sends these three sums on a fixed grid of temperatures, in one exchange whatever the number of
 voxels. The server adds them up and finds where g' is 0 by interpolation that matches all three (quintic, in
-ln β); between two points of the grid its error is about 1e-9, far below what a temperature is good for.
+ln β); between two points of the grid its error is about 1e-9, far below the precision a temperature needs.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Temperature:
 
 
 def fit(sums: Sums) -> Temperature:
-    """The temperature of least negative log-likelihood, from sums of `slopes` on the grid."""
+    """The temperature with the lowest negative log-likelihood, from sums of `slopes` on the grid."""
     beta = grid()
     first, second, third = sums
     if not np.isfinite(sums).all() or not second.any():
@@ -71,10 +71,10 @@ def fit(sums: Sums) -> Temperature:
     slope = beta * first  # dg / d ln β, and its next two derivatives
     bend = slope + beta**2 * second
     twist = slope + 3 * beta**2 * second + beta**3 * third
-    if slope[-1] <= 0:  # ever surer is ever better: nothing is wrong where the model is sure
+    if slope[-1] <= 0:  # more confidence is always better: there are no confident errors
         return Temperature(1.0, "the validation cases hold too few errors to fit it on")
     if slope[0] >= 0:
-        return Temperature(LIMIT, f"the model is so much too sure that the largest one, {LIMIT:g}, is taken")
+        return Temperature(LIMIT, f"the model is so overconfident that the largest one, {LIMIT:g}, is used")
     right = int(np.argmax(slope > 0))
     cell = slice(right - 1, right + 1)
     root = root_between(x[cell], np.stack([slope[cell], bend[cell], twist[cell]]))

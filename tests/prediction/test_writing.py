@@ -12,7 +12,7 @@ from PIL import Image
 from scipy.spatial.transform import Rotation
 
 from prediction.threshold import ball, predictor, save_nifti
-from wardround.prediction.session import predict_into, predictions
+from wardround.prediction.session import predict_all, predict_into
 
 
 def random_affine(draw: np.random.Generator, number: int) -> np.ndarray:
@@ -73,7 +73,7 @@ def test_fifty_random_affines(number: int, tmp_path: Path) -> None:
     here, there = (np.argwhere(part).mean(axis=0) for part in (found, lesion > 0))
     assert np.abs(here - there).max() < 1  # voxels
     own = predictor(dimensions, prepare={"orientation": None})  # on the grid as it is
-    reference = predictions(own, [scan])[0].mask.reshape(lesion.shape) > 0
+    reference = predict_all(own, [scan])[0].mask.reshape(lesion.shape) > 0
     assert dice(found, reference) > 0.95
     assert np.array_equal(reference, lesion > 0)
 
@@ -83,7 +83,7 @@ def test_volume_is_in_millilitres_even_of_a_sheared_grid(tmp_path: Path) -> None
     values = np.zeros((10, 10, 10), dtype=np.float32)
     values[2:7, 2:7, 2:6] = 1
     scan = save_nifti(tmp_path / "scan.nii", values, affine)
-    found = predictions(predictor(prepare={"orientation": None}), [scan])[0]
+    found = predict_all(predictor(prepare={"orientation": None}), [scan])[0]
     assert found.sizes["lesion"]["voxels"] == 100
     assert found.sizes["lesion"]["ml"] == pytest.approx(100 * 12 / 1000)
 
@@ -93,7 +93,7 @@ def test_masks_have_the_values_of_the_training_labels(tmp_path: Path) -> None:
     values[3:6, 3:6, 3:6] = 1
     scan = save_nifti(tmp_path / "scan.nii.gz", values, np.eye(4))
     model = predictor(labels={"lesion": (7, 8)})
-    mask = predictions(model, [scan])[0].mask
+    mask = predict_all(model, [scan])[0].mask
     assert set(np.unique(mask)) == {0, 7}
 
 

@@ -24,7 +24,7 @@ from wardround.exporting.package import opened
 from wardround.models.base import Output
 from wardround.prediction.evaluating import evaluate
 from wardround.prediction.predicting import Predictor
-from wardround.prediction.session import models_for, predict_into, predictions
+from wardround.prediction.session import load_models, predict_all, predict_into
 
 OBLIQUE = np.array([[-1.9, 0.1, 0.2, 30], [0.1, 0.2, -3.0, 40], [-0.1, -2.1, 0.3, -5], [0, 0, 0, 1.0]])
 
@@ -64,13 +64,13 @@ def test_a_volume_is_what_its_slices_are(volume: Path, tmp_path: Path) -> None:
     """Resized slices too: predicted one by one as files, they are the planes of the volume's mask."""
     prepare = {"size": (20, 17), "slices": {"along": "S"}}
     seen = predictor(2, prepare=prepare)
-    whole = predictions(seen, [volume])[0]
+    whole = predict_all(seen, [volume])[0]
     image = read_image([volume])
     planes = []
     for number, plane in enumerate(Slices.of(image, "S", "RAS")):
         path = tmp_path / f"s{number}.nii.gz"
         data = np.expand_dims(plane.data[0], 2)
-        planes.append(predictions(seen, [save_nifti(path, data, plane.affine)])[0].mask)
+        planes.append(predict_all(seen, [save_nifti(path, data, plane.affine)])[0].mask)
     assert np.array_equal(Slices.of(image, "S", "RAS").join([p[None] for p in planes])[0], whole.mask)
     assert whole.mask.any() and 0 <= whole.doubt <= 1
 
@@ -79,7 +79,7 @@ def test_the_doubt_of_a_volume_is_that_of_all_its_voxels(volume: Path) -> None:
     """Nothing is resampled, so a 3D pass of the same threshold sees the same voxels."""
     flat = predictor(2, options={"slices": "S"}, prepare={"normalise": "none"})
     deep = predictor(3, prepare={"normalise": "none"})
-    one, other = predictions(flat, [volume])[0], predictions(deep, [volume])[0]
+    one, other = predict_all(flat, [volume])[0], predict_all(deep, [volume])[0]
     assert np.array_equal(one.mask, other.mask)
     assert one.doubt == pytest.approx(other.doubt) and one.structures == pytest.approx(other.structures)
     assert (one.mean, one.highest) == pytest.approx((other.mean, other.highest))
@@ -87,7 +87,7 @@ def test_the_doubt_of_a_volume_is_that_of_all_its_voxels(volume: Path) -> None:
 
 def test_a_run_that_does_not_know_its_axis_asks_for_it(volume: Path) -> None:
     with pytest.raises(DataError, match="is 3D, but this run was trained on 2D images. If .*--slices S"):
-        predictions(predictor(2), [volume])
+        predict_all(predictor(2), [volume])
 
 
 def test_a_format_without_a_place_in_space_is_a_sentence(tmp_path: Path) -> None:
@@ -95,16 +95,16 @@ def test_a_format_without_a_place_in_space_is_a_sentence(tmp_path: Path) -> None
     with pytest.raises(
         DataError, match=r"scan.npy: its format does not store the orientation, .* convert it to NIfTI"
     ):
-        predictions(predictor(2, options={"slices": "S"}), [tmp_path / "scan.npy"])
+        predict_all(predictor(2, options={"slices": "S"}), [tmp_path / "scan.npy"])
 
 
 def test_voxels_of_another_size_are_told(volume: Path) -> None:
     far = predictor(2, options={"slices": "S"}, spacing=((0.1, 0.1), (0.2, 0.2)))
-    (warning,) = predictions(far, [volume])[0].warnings
+    (warning,) = predict_all(far, [volume])[0].warnings
     assert "far from those" in warning
 
 
-def test_trained_on_slices_judged_on_volumes(tmp_path: Path) -> None:
+def test_trained_on_slices_evaluated_on_volumes(tmp_path: Path) -> None:
     """The run knows its axis, and which volumes its training slices were cut from."""
     settings = PhantomSettings(size=16, cases=6, hospitals=2, dimensions=3)
     phantom_files.write(settings, tmp_path / "data", "nifti", seed=5)
@@ -114,10 +114,12 @@ def test_trained_on_slices_judged_on_volumes(tmp_path: Path) -> None:
 
     export(tmp_path / "run", "torch", tmp_path / "exported")  # says how slices are made, and does it
     for page in ("README.md", "MODEL_CARD.md"):
-        assert "volumes were turned to RAS, then cut along S" in (tmp_path / "exported" / page).read_text()
+        assert (
+            "volumes were reoriented to RAS, then cut along S" in (tmp_path / "exported" / page).read_text()
+        )
     model = opened(tmp_path / "exported/model.json", tmp_path / "exported/model.safetensors", "cpu")
     scan = next((tmp_path / "data/north/images").iterdir())
-    taken, ours = (predictions(Predictor([m]), [scan])[0] for m in (model, *models_for(tmp_path / "run")))
+    taken, ours = (predict_all(Predictor([m]), [scan])[0] for m in (model, *load_models(tmp_path / "run")))
     assert np.array_equal(taken.mask, ours.mask) and taken.slices == ours.slices == "S"
 
     found = evaluate(tmp_path / "run", tmp_path / "volumes.yaml", output=tmp_path / "out", report=False)
@@ -132,7 +134,7 @@ def test_trained_on_slices_judged_on_volumes(tmp_path: Path) -> None:
         loaded = nibabel.load(path)
         nibabel.save(nibabel.Nifti1Image(np.asarray(loaded.dataobj), loaded.affine), new)
     again = evaluate(tmp_path / "run", moved, output=tmp_path / "again", report=False)
-    assert any("have client and name of cases the model has seen" in note for note in again.notes)
+    assert any("have the client and name of cases the model has seen" in note for note in again.notes)
 
 
 def test_values_are_cut_off_as_before_the_training(tmp_path: Path) -> None:
@@ -141,7 +143,7 @@ def test_values_are_cut_off_as_before_the_training(tmp_path: Path) -> None:
     values[0, 0] = 1000
     path = save_nifti(tmp_path / "scan.nii.gz", values, np.eye(4))
     plain, clipped = (
-        predictions(predictor(2, prepare={"slices": {"along": "S", "clip": clip}}), [path])[0]
+        predict_all(predictor(2, prepare={"slices": {"along": "S", "clip": clip}}), [path])[0]
         for clip in (None, 95)
     )
     expected = values > 0
@@ -160,7 +162,7 @@ def test_a_slice_stored_another_way_is_turned_as_the_training_slices_were(tmp_pa
     upright = save_nifti(tmp_path / "ras.nii.gz", values, np.eye(4))
     flipped = save_nifti(tmp_path / "lps.nii.gz", values[::-1, ::-1].copy(), np.diag([-1.0, -1, 1, 1]))
     seen = predictor(2, model=RightHalf(2), prepare={"slices": {"along": "S"}})
-    one, other = (predictions(seen, [path])[0].mask for path in (upright, flipped))
+    one, other = (predict_all(seen, [path])[0].mask for path in (upright, flipped))
     assert one.shape == other.shape == (8, 6, 1) and one[4:].all() and not one[:4].any()
     assert np.array_equal(other, one[::-1, ::-1])
 
