@@ -33,7 +33,7 @@ from wardround.config_file import parse
 from wardround.errors import ConfigError
 from wardround.methods import METHODS, OBJECTIVES
 from wardround.models import MODELS, resolve
-from wardround.models.user_networks import is_import_path
+from wardround.models.foreign_networks import is_import_path
 from wardround.settings import Settings
 from wardround.tables import Table
 from wardround.text import suggest

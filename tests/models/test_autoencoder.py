@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from wardround.models.autoencoder import Autoencoder, autoencoder
-from wardround.models.channel_groups import channel_groups, permuted
+from wardround.models.channel_groups import channel_groups, permute
 from wardround.models.norm import Norm
 from wardround.params import Params
 from wardround.storage import StoredTensors, save_tensors
@@ -126,7 +126,7 @@ def test_reordered_channels_leave_the_function_as_it_is(dimensions: int, norm: N
         size = group.size // group.blocks
         blocks = torch.randperm(group.blocks, generator=generator).tolist()
         order = torch.cat([block * size + torch.randperm(size, generator=generator) for block in blocks])
-        params = permuted(params, group, order)
+        params = permute(params, group, order)
 
     def logits(params: Params) -> Tensor:
         result: Tensor = torch.func.functional_call(model, dict(params), (image(model).double(),))

@@ -13,11 +13,11 @@ from wardround.models.sam3d import (
     PLACES,
     Block,
     Position,
-    balanced,
+    balance_window,
     from_windows,
+    interpolate_places,
     is_global,
     sam3d,
-    stretched,
     to_windows,
 )
 
@@ -109,7 +109,7 @@ def by_hand(block, x):
     """Attention written out, window after window, head after head; windows at the border are cut off."""
     _, *grid, width = x.shape
     out = torch.empty_like(x)
-    steps = [balanced(side, block.window or side) for side in grid]
+    steps = [balance_window(side, block.window or side) for side in grid]
     corners = torch.cartesian_prod(*[torch.arange(0, n, s) for n, s in zip(grid, steps, strict=True)])
     for case in range(len(x)):
         for corner in corners.tolist():
@@ -151,7 +151,7 @@ def test_a_window_sees_nothing_of_its_neighbours_and_a_global_block_sees_all():
     ("side", "window", "balance"), [(16, 8, 8), (9, 8, 5), (5, 8, 5), (17, 8, 6), (1, 8, 1), (7, 1, 1)]
 )
 def test_windows_share_the_patches_evenly(side, window, balance):
-    assert balanced(side, window) == balance
+    assert balance_window(side, window) == balance
 
 
 @pytest.mark.parametrize(("grid", "sides"), [((4, 6), [2, 3]), ((4, 6), [4, 6]), ((2, 4, 6), [1, 2, 6])])
@@ -171,7 +171,7 @@ def test_windows_are_put_back_where_they_were(grid, sides):
 def test_positions_are_stretched_as_pytorch_interpolates(side):
     embedding = torch.randn(PLACES, 5)
     expected = F.interpolate(embedding.T[None], size=side, mode="linear", align_corners=False)[0].T
-    torch.testing.assert_close(stretched(embedding, side), expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(interpolate_places(embedding, side), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_every_axis_adds_its_own_position():
@@ -180,7 +180,7 @@ def test_every_axis_adds_its_own_position():
         nn.init.normal_(embedding)
     total = position((2, PLACES, 5))
     assert total.shape == (2, PLACES, 5, 4)
-    parts = [stretched(e, side) for e, side in zip(position.axes, (2, PLACES, 5), strict=True)]
+    parts = [interpolate_places(e, side) for e, side in zip(position.axes, (2, PLACES, 5), strict=True)]
     torch.testing.assert_close(total[1, 3, 4], parts[0][1] + parts[1][3] + parts[2][4])
     assert torch.equal(parts[1], position.axes[1])
 

@@ -16,7 +16,7 @@ from wardround.errors import ConfigError
 from wardround.models import head_names
 from wardround.models.channel_groups import channel_groups
 from wardround.models.norm import Norm
-from wardround.models.synergynet import Attends, Attention, SynergyNet, synergynet
+from wardround.models.synergynet import Attends, CrossAttention, SynergyNet, synergynet
 from wardround.models.variational import VariationalSegmenter, VariationalSettings
 from wardround.storage import StoredTensors, save_tensors
 
@@ -103,7 +103,7 @@ def test_the_head_is_the_output_layer() -> None:
 @kinds
 def test_attention_is_the_one_written_out(attention: Attends) -> None:
     torch.manual_seed(0)
-    layer = Attention(12, 3, attention).double()
+    layer = CrossAttention(12, 3, attention).double()
     asking, asked = torch.randn(2, 2, 7, 12, dtype=torch.float64).unbind()
 
     def project(linear: nn.Linear, x: Tensor) -> Tensor:  # (B, N, C) -> (B, N, heads, C / heads)

@@ -9,7 +9,8 @@ from torch import nn
 from user_nets import Small
 from wardround.errors import ConfigError
 from wardround.models import ModelSettings, build
-from wardround.models.tap import TappedSegmenter, decoder_names, ghost, step_of
+from wardround.models.probe import meta_copy
+from wardround.models.tap import TappedSegmenter, decoder_names, step_of
 
 MONAI = {
     "BasicUNet": {"features": [4] * 6},
@@ -287,6 +288,6 @@ def test_the_decoder_is_what_runs_behind_the_encoder():
 
 def test_a_ghost_has_shapes_and_no_numbers():
     model = made("user_nets:Small")
-    copied = ghost(model)
+    copied = meta_copy(model)
     assert {p.device.type for p in copied.parameters()} == {"meta"} and not copied.training
     assert {p.device.type for p in model.parameters()} == {"cpu"} and model.training

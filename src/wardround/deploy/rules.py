@@ -22,8 +22,7 @@ from wardround.deploy.settings_file import not_a_truth_value, read_settings
 from wardround.errors import ConfigError
 from wardround.messages import Message
 from wardround.models import MODELS
-from wardround.models.monai_networks import PREFIX
-from wardround.models.user_networks import is_import_path
+from wardround.models.foreign_networks import MONAI_PREFIX, is_import_path
 from wardround.settings import Settings
 from wardround.text import suggest
 from wardround.yaml_file import commented, dumped
@@ -394,7 +393,7 @@ class Rules:
         ours = {
             "method": names["method"] in METHODS,
             "objective": names["objective"] in OBJECTIVES,
-            "network": network in MODELS or network.startswith(PREFIX),
+            "network": network in MODELS or network.startswith(MONAI_PREFIX),
         }
         for kind, is_ours in ours.items():
             name, allowed = names[kind], getattr(self.site, f"{kind}s")

@@ -338,7 +338,7 @@ class Experiment:
     def _tell_start_weights(self, match: Match | None) -> None:
         """Write down which tensors began from a file, and say so where not all did."""
         if match is not None:
-            write_json(self.folder / "start_weights.json", match.facts())
+            write_json(self.folder / "start_weights.json", match.as_dict())
             log.log(logging.WARNING if match.left else logging.INFO, "%s", match.sentence())
 
     def _rounds(self, clients: Clients, egress: Egress, resume: bool) -> Outcome:

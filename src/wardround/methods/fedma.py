@@ -43,7 +43,7 @@ from wardround.losses.objective import Objective
 from wardround.messages import Message, Reply, ServerState
 from wardround.methods.base import Method
 from wardround.methods.references import given
-from wardround.models.channel_groups import Group, channel_groups, permuted
+from wardround.models.channel_groups import ChannelGroup, channel_groups, permute
 from wardround.params import Params
 from wardround.training.sketch import sketch_model
 
@@ -77,7 +77,7 @@ class FedMA(Method):
         return replace(super().start(model), memory={"groups": groups, "moved": []})
 
     def run_round(self, state: ServerState, clients: Clients) -> ServerState:
-        groups = {name: Group(**group) for name, group in state.memory["groups"].items()}
+        groups = {name: ChannelGroup(**group) for name, group in state.memory["groups"].items()}
         before = set(state.memory["moved"])
         apart = self.independent_init and state.round == 0 and len(clients.present) > 1
 
@@ -99,7 +99,11 @@ class FedMA(Method):
         )
 
     def matched(
-        self, state: ServerState, replies: list[Reply], groups: Mapping[str, Group], names: Collection[str]
+        self,
+        state: ServerState,
+        replies: list[Reply],
+        groups: Mapping[str, ChannelGroup],
+        names: Collection[str],
     ) -> tuple[list[Reply], dict[str, int]]:
         """The replies in the order of the largest client's channels, and how many channels moved."""
         moves = {reply.client: 0 for reply in replies}
@@ -120,7 +124,7 @@ class FedMA(Method):
         state: ServerState,
         clients: Clients,
         replies: list[Reply],
-        groups: Mapping[str, Group],
+        groups: Mapping[str, ChannelGroup],
         moved: Counter[str],
     ) -> list[Reply]:
         """Algorithm 1: match and average a layer, freeze it, train the rest on, up to the last."""
@@ -196,7 +200,7 @@ class FedMA(Method):
 
 
 def match(
-    params: Params, reference: Params, groups: Mapping[str, Group], names: Collection[str], sweeps: int
+    params: Params, reference: Params, groups: Mapping[str, ChannelGroup], names: Collection[str], sweeps: int
 ) -> tuple[Params, int]:
     """The params with every group in the order nearest to the reference, and how many channels moved.
 
@@ -209,7 +213,7 @@ def match(
             order = best_order(costs(params, reference, group, names), group.blocks)
             here = torch.arange(group.size)
             if not torch.equal(order, here):
-                params, changed = permuted(params, group, order), True
+                params, changed = permute(params, group, order), True
                 orders[name] = orders.get(name, here)[order]
         if not changed:
             break
@@ -217,7 +221,7 @@ def match(
 
 
 def costs(
-    params: Mapping[str, Tensor], reference: Mapping[str, Tensor], group: Group, names: Collection[str]
+    params: Mapping[str, Tensor], reference: Mapping[str, Tensor], group: ChannelGroup, names: Collection[str]
 ) -> NDArray[np.float64]:
     """Squared distance of channel i (row) from the reference's channel j (column), in float64."""
     total = torch.zeros(group.size, group.size, dtype=torch.float64)

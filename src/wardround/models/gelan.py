@@ -298,7 +298,7 @@ class Up(nn.Module):
         self.merge = merge
 
     def forward(self, x: Tensor, skip: Tensor) -> Tensor:
-        merged: Tensor = self.merge(torch.cat([skip, repeated(x, 2)], dim=1))
+        merged: Tensor = self.merge(torch.cat([skip, repeat_voxels(x, 2)], dim=1))
         return merged
 
 
@@ -325,13 +325,14 @@ class Fuse(nn.Module):
 
     def forward(self, *maps: Tensor) -> Tensor:
         parts = [
-            repeated(f(x), 2**level) for level, (f, x) in enumerate(zip(self.laterals, maps, strict=True))
+            repeat_voxels(f(x), 2**level)
+            for level, (f, x) in enumerate(zip(self.laterals, maps, strict=True))
         ]
         smoothed: Tensor = self.smooth(torch.stack(parts).sum(dim=0))
         return smoothed
 
 
-def repeated(x: Tensor, times: int) -> Tensor:
+def repeat_voxels(x: Tensor, times: int) -> Tensor:
     """Every voxel `times` times along both sides."""
     return F.interpolate(x, scale_factor=float(times), mode="nearest") if times > 1 else x
 

@@ -41,7 +41,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from wardround.models.base import Output, Segmenter
-from wardround.models.instance_norm import Unit
+from wardround.models.instance_norm import FusableUnit
 from wardround.models.norm import Norm, make_norm
 from wardround.models.unet import convolution, unit
 
@@ -89,7 +89,7 @@ class SAM3D(Segmenter):
         self.detail = unit(in_channels, widths[-1], norm, dimensions)
         skips = [0] * (len(widths) - 2) + [widths[-1]]
         self.decoder = nn.ModuleList(
-            UpStage(below, width, norm, dimensions, skip=skip)
+            SAMDecoderStage(below, width, norm, dimensions, skip=skip)
             for (below, width), skip in zip(pairwise(widths), skips, strict=True)
         )
         self.dropout = (nn.Dropout3d if dimensions == 3 else nn.Dropout2d)(dropout)
@@ -152,7 +152,7 @@ def sam3d(
         dimensions=dimensions,
     )
     widths = [neck, *(max(NARROWEST, neck // 2**stage) for stage in range(1, levels))]
-    return start(
+    return init_weights(
         SAM3D(
             in_channels=in_channels,
             num_outputs=num_outputs,
@@ -215,13 +215,13 @@ class Position(nn.Module):
         total: Tensor | None = None
         for axis, (side, embedding) in enumerate(zip(grid, self.axes, strict=True)):
             shape = [side if a == axis else 1 for a in range(len(grid))]
-            part = stretched(embedding, side).reshape(*shape, -1)
+            part = interpolate_places(embedding, side).reshape(*shape, -1)
             total = part if total is None else total + part
         assert total is not None
         return total
 
 
-def stretched(embedding: Tensor, side: int) -> Tensor:
+def interpolate_places(embedding: Tensor, side: int) -> Tensor:
     """(places, width) -> (side, width), linear in between.
 
     A product of matrices, because the backward pass of PyTorch's own interpolation is not deterministic
@@ -246,7 +246,7 @@ class Block(nn.Module):
         super().__init__()
         self.window = window
         self.norm1 = nn.LayerNorm(width, eps=1e-6)
-        self.attn = Attention(width)
+        self.attn = SelfAttention(width)
         self.norm2 = nn.LayerNorm(width, eps=1e-6)
         self.mlp = Perceptron(width)
 
@@ -258,7 +258,7 @@ class Block(nn.Module):
     def attend(self, x: Tensor) -> Tensor:
         """Attention among all patches, or inside each window."""
         batch, *grid, _ = x.shape
-        sides = [balanced(side, self.window or side) for side in grid]
+        sides = [balance_window(side, self.window or side) for side in grid]
         padded = [-(-side // window) * window for side, window in zip(grid, sides, strict=True)]
         if padded == grid:
             windows = self.attn(to_windows(x, sides), None)
@@ -274,7 +274,7 @@ class Block(nn.Module):
         return whole
 
 
-class Attention(nn.Module):
+class SelfAttention(nn.Module):
     """Self-attention on (N, patches, width), one head for every 64 channels where that divides the width."""
 
     def __init__(self, width: int) -> None:
@@ -305,7 +305,7 @@ class Perceptron(nn.Sequential):
 # Windows
 
 
-def balanced(side: int, window: int) -> int:
+def balance_window(side: int, window: int) -> int:
     """The window's side when `side` patches share as few windows as possible evenly: 9 patches, 8 -> 5."""
     return -(-side // -(-side // window))
 
@@ -337,7 +337,7 @@ def from_windows(x: Tensor, sides: Sequence[int], shape: Sequence[int]) -> Tenso
 # Decoder
 
 
-class UpStage(nn.Module):
+class SAMDecoderStage(nn.Module):
     """Transposed convolution to the doubled size, norm, ReLU, a skip if there is one, and a convolution.
 
     below, width, skip: channels that come in, that leave, and that the skip has (0: there is none).
@@ -346,7 +346,7 @@ class UpStage(nn.Module):
     def __init__(self, below: int, width: int, norm: Norm, dimensions: int, *, skip: int) -> None:
         super().__init__()
         kind = nn.ConvTranspose3d if dimensions == 3 else nn.ConvTranspose2d
-        self.up = Unit(
+        self.up = FusableUnit(
             OrderedDict(
                 conv=kind(below, width, 2, stride=2, bias=norm in ("none", "group")),
                 norm=make_norm(norm, width, dimensions),
@@ -363,7 +363,7 @@ class UpStage(nn.Module):
 # First weights, drawn from PyTorch's global stream
 
 
-def start(model: SAM3D) -> SAM3D:
+def init_weights(model: SAM3D) -> SAM3D:
     """Small Gaussians in the transformer, as is usual there, and weights that keep the variance elsewhere.
 
     The head keeps PyTorch's smaller weights: the first predictions shall be undecided.

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from wardround.models.base import Output, Segmenter
-from wardround.models.instance_norm import Unit
+from wardround.models.instance_norm import FusableUnit
 from wardround.models.norm import Norm, make_norm
 from wardround.models.quantiser import VectorQuantiser
 from wardround.models.unet import convolution, unit
@@ -54,8 +54,8 @@ class SynergyNet(Segmenter):
         dimensions: int,
         encoder: Sequence[nn.Module],
         quantiser: VectorQuantiser,
-        synergy: Attention,
-        refinement: Attention,
+        synergy: CrossAttention,
+        refinement: CrossAttention,
         decoder: Sequence[nn.Module],
         last_width: int,
         dropout: float,
@@ -155,8 +155,8 @@ def synergynet(
             dimensions=dimensions,
             encoder=encoder,
             quantiser=VectorQuantiser(codes, widths[-1], commitment=commitment, revive=revive),
-            synergy=Attention(widths[-1], heads, attention),
-            refinement=Attention(widths[-1], refine_heads, attention),
+            synergy=CrossAttention(widths[-1], heads, attention),
+            refinement=CrossAttention(widths[-1], refine_heads, attention),
             decoder=decoder,
             last_width=widths[0],
             dropout=dropout,
@@ -167,7 +167,7 @@ def synergynet(
 # Blocks
 
 
-class Attention(nn.Module):
+class CrossAttention(nn.Module):
     """Multi-head attention without output projection, (B, N, C) and (B, N, C) -> (B, N, C).
 
     token: N x N weights a head, scores divided by the root of the head's width.
@@ -233,7 +233,7 @@ def resizing_unit(conv: _ConvNd, norm: Norm, dimensions: int) -> nn.Sequential:
     layers: OrderedDict[str, nn.Module] = OrderedDict(conv=conv)
     layers["norm"] = make_norm(norm, conv.out_channels, dimensions)
     layers["relu"] = nn.ReLU(inplace=True)
-    return Unit(layers)
+    return FusableUnit(layers)
 
 
 def needs_bias(norm: Norm) -> bool:

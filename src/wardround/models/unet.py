@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from wardround.models.base import Output, Segmenter
-from wardround.models.instance_norm import Unit
+from wardround.models.instance_norm import FusableUnit
 from wardround.models.norm import Norm, make_norm
 
 
@@ -169,7 +169,7 @@ def unet2d_fedevi(
     widths = [base_filters * 2**level for level in range(levels)]
     encoder = [triple_convolution(source, width, norm) for source, width in pairwise([in_channels, *widths])]
     decoder = [NearestStage(width, norm, is_first=width == widths[-1]) for width in reversed(widths[1:])]
-    return start_fan_out(
+    return init_fan_out(
         UNet(
             in_channels=in_channels,
             num_outputs=num_outputs,
@@ -200,7 +200,7 @@ def unit(
     layers["norm"] = make_norm(norm, width, dimensions)
     if relu:
         layers["relu"] = nn.ReLU(inplace=True)
-    return Unit(layers)
+    return FusableUnit(layers)
 
 
 def double_convolution(source: int, middle: int, width: int, norm: Norm, dimensions: int) -> nn.Sequential:
@@ -277,7 +277,7 @@ def start_he(model: UNet) -> UNet:
     return model
 
 
-def start_fan_out(model: UNet) -> UNet:
+def init_fan_out(model: UNet) -> UNet:
     """Kaiming's Gaussian by fan-out for every convolution, the head too, as FedEvi's public code."""
     for module in model.modules():
         if isinstance(module, _ConvNd):

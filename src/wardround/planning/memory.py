@@ -10,7 +10,8 @@ import torch
 
 from wardround.config import OptimizerSettings
 from wardround.models.base import Segmenter
-from wardround.models.measure import as_ghost, kept_bytes
+from wardround.models.measure import kept_bytes
+from wardround.models.probe import meta_copy
 
 PROCESS_BYTES = 300 * 2**20  # Python and torch; on a GPU, about what CUDA takes
 HALF = 0.6  # what autocast leaves of the activations: norms and losses stay in float32
@@ -52,7 +53,7 @@ class Memory:
 
 def activation_bytes(model: Segmenter, batch_shape: Sequence[int], *, checkpointing: bool) -> int | None:
     """What the backward pass keeps of one batch, counted without computing; None if the network resists."""
-    ghost = as_ghost(model)
+    ghost = meta_copy(model)
     for part in ghost.modules():  # a stem has its backbone inside
         if isinstance(part, Segmenter):
             part.checkpointing = checkpointing
