@@ -53,6 +53,11 @@ def make_norm(norm: Norm, channels: int, dimensions: int) -> nn.Module:
             return nn.Identity()
 
 
+def needs_bias(norm: Norm) -> bool:
+    """Whether a convolution in front of this norm has a bias; batch and instance norm would subtract it."""
+    return norm in ("none", "group")
+
+
 def norm_names(model: nn.Module, kinds: tuple[type[nn.Module], ...] = NORMS) -> list[str]:
     """State-dict names of all tensors that belong to norm layers of these types."""
     layers = [module for module in model.modules() if isinstance(module, kinds)]

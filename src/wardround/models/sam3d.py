@@ -40,10 +40,16 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
-from wardround.models.base import Output, Segmenter
-from wardround.models.instance_norm import FusableUnit
-from wardround.models.norm import Norm, make_norm
-from wardround.models.unet import convolution, unit
+from wardround.models.base import Output
+from wardround.models.norm import Norm, needs_bias
+from wardround.models.unet import (
+    EncoderDecoder,
+    add_norm,
+    channel_dropout,
+    convolution,
+    unit,
+    up_convolution,
+)
 
 HEAD_WIDTH = 64  # channels an attention head has, in SAM and most vision transformers
 NARROWEST = 16  # channels of the finest decoder stage at least
@@ -60,31 +66,23 @@ class Size(NamedTuple):
 SIZES = {"tiny": Size(192, 128), "small": Size(384, 192), "base": Size(768, 256)}
 
 
-class SAM3D(Segmenter):
+class SAM3D(EncoderDecoder):
     """Image encoder, a convolution of the image for details, decoder stages (coarse to fine) and a head.
 
     dropout: chance of a whole channel being dropped, in front of the decoder and of the head.
     """
 
-    needs_two = True
-
     def __init__(
         self,
         *,
-        in_channels: int,
-        num_outputs: int,
-        dimensions: int,
         encoder: ImageEncoder,
         widths: Sequence[int],
         norm: Norm,
         dropout: float,
+        **sizes: int,
     ) -> None:
-        super().__init__(
-            in_channels=in_channels,
-            num_outputs=num_outputs,
-            dimensions=dimensions,
-            divisor=2 ** (len(widths) - 1),
-        )
+        super().__init__(divisor=2 ** (len(widths) - 1), **sizes)
+        in_channels, dimensions = self.in_channels, self.dimensions
         self.image_encoder = encoder
         self.detail = unit(in_channels, widths[-1], norm, dimensions)
         skips = [0] * (len(widths) - 2) + [widths[-1]]
@@ -92,24 +90,14 @@ class SAM3D(Segmenter):
             SAMDecoderStage(below, width, norm, dimensions, skip=skip)
             for (below, width), skip in zip(pairwise(widths), skips, strict=True)
         )
-        self.dropout = (nn.Dropout3d if dimensions == 3 else nn.Dropout2d)(dropout)
-        self.head = convolution(widths[-1], num_outputs, dimensions, size=1)
-
-    def output_layer(self) -> nn.Module:
-        return self.head
+        self.dropout = channel_dropout(dropout, dimensions)
+        self.head = convolution(widths[-1], self.num_outputs, dimensions, size=1)
 
     def _output(self, x: Tensor) -> Output:
         bottleneck = self._bottleneck(x)
-        detail = self.block(self.detail, x)
-        x = self.dropout(bottleneck)
-        stages = []
-        for stage in self.decoder[:-1]:
-            x = self.block(stage, x)
-            stages.append(x)
-        x = self.block(self.decoder[-1], x, detail)
-        stages.append(x)
-        logits = self.head(self.dropout(x))
-        return Output(logits=logits, bottleneck=bottleneck, decoder=x, stages=tuple(stages))
+        skips: list[list[Tensor]] = [[] for _ in self.decoder]
+        skips[0].append(self.block(self.detail, x))
+        return self.decode(self.dropout(bottleneck), bottleneck, skips)
 
     def _bottleneck(self, x: Tensor) -> Tensor:
         encoder = self.image_encoder
@@ -345,14 +333,7 @@ class SAMDecoderStage(nn.Module):
 
     def __init__(self, below: int, width: int, norm: Norm, dimensions: int, *, skip: int) -> None:
         super().__init__()
-        kind = nn.ConvTranspose3d if dimensions == 3 else nn.ConvTranspose2d
-        self.up = FusableUnit(
-            OrderedDict(
-                conv=kind(below, width, 2, stride=2, bias=norm in ("none", "group")),
-                norm=make_norm(norm, width, dimensions),
-                relu=nn.ReLU(inplace=True),
-            )
-        )
+        self.up = add_norm(up_convolution(below, width, dimensions, bias=needs_bias(norm)), norm, dimensions)
         self.merge = unit(skip + width, width, norm, dimensions)
 
     def forward(self, x: Tensor, *skip: Tensor) -> Tensor:
