@@ -129,7 +129,7 @@ def test_a_forward_pass_cannot_end_the_command_without_a_word(tmp_path, monkeypa
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     (tmp_path / "leaving_forward.py").write_text(LEAVING)
-    said = "model.name is 'leaving_forward:{}', whose forward pass called sys.exit(3). Take that call out."
+    said = "model.name is 'leaving_forward:{}', whose forward pass called sys.exit(3). Remove that call."
     assert error_of("leaving_forward:Net") == said.format("Net")
     model = made("leaving_forward:Training")
     assert model.eval()(torch.zeros(1, 1, 4, 4)).shape == (1, 2, 4, 4)

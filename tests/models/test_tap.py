@@ -169,7 +169,7 @@ def test_the_user_may_name_the_module():
 
 
 def test_a_module_that_does_not_run_is_refused_and_others_are_named():
-    with pytest.raises(ConfigError, match="model.features is 'tow', which is no module that runs.*deep"):
+    with pytest.raises(ConfigError, match="model.features is 'tow', which is not a module that runs.*deep"):
         made("user_nets:Small", features="tow")
 
 

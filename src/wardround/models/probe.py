@@ -203,12 +203,12 @@ def first_output(output: Any, x: Tensor) -> Tensor | None:
 
 
 def describe_exit(name: str, error: SystemExit) -> str:
-    return f"model.name is '{name}', whose forward pass called sys.exit({error.code!r}). Take that call out."
+    return f"model.name is '{name}', whose forward pass called sys.exit({error.code!r}). Remove that call."
 
 
 def wrong_shape(name: str, given: Sequence[int], logits: Tensor | None, expected: Sequence[int]) -> str:
-    gives = "something that is no tensor" if logits is None else f"{tuple(logits.shape)}"
+    gives = "something that is not a tensor" if logits is None else f"{tuple(logits.shape)}"
     return (
         f"model.name is '{name}', which turns an image of {tuple(given)} into {gives}, "
-        f"not {tuple(expected)}. It is no segmentation network for these data; take another."
+        f"not {tuple(expected)}. It is not a segmentation network for these data; choose another."
     )

@@ -136,7 +136,7 @@ def open_weights(path: Path) -> Any:
         return safe_open(path, framework="pt")
     except (SafetensorError, OSError) as error:
         raise ConfigError(
-            f"model.weights is {path}, which is no safetensors file ({error}). Pickled files can run code "
+            f"model.weights is {path}, which is not a safetensors file ({error}). Pickled files can run code "
             "and are not opened: load one where you trust it and save its state dict with safetensors."
         ) from None
 

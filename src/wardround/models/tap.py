@@ -9,7 +9,7 @@ takes and gives. From that follow
   decoder     what the output layer is given, where that has the size of the image
   head        the output layer: the convolution or linear layer that ran last
 
-What does not grow with the image (global pooling, attention) is no map. A module inside one that enlarges
+What does not grow with the image (global pooling, attention) is not a map. A module inside one that enlarges
 its input belongs to the decoder, whatever its size. A transformer's tokens (B, N, C) count as maps where
 the patches they stand for are found.
 
@@ -254,7 +254,7 @@ class Finder:
         if not calls:
             names = [call.module for call in self.calls if call.module]
             raise ConfigError(
-                f"model.features is '{features}', which is no module that runs in a forward pass. "
+                f"model.features is '{features}', which is not a module that runs in a forward pass. "
                 f"Some that do: {', '.join(dict.fromkeys(names[:: max(1, len(names) // 12)]))}"
             )
         if self.size_of(calls[-1]) is None:
