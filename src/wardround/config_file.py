@@ -16,8 +16,8 @@ from wardround.methods import build_method, build_objective
 from wardround.methods.base import Method
 from wardround.models import check_dimensions
 from wardround.models import resolve as find_model
+from wardround.models.foreign_networks import NotHere
 from wardround.models.measure import features_text
-from wardround.models.user_networks import NotHere
 from wardround.training.sketch import sketch_model
 from wardround.yaml_file import apply_override, read_yaml
 

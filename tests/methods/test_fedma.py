@@ -20,25 +20,25 @@ from wardround.errors import ConfigError
 from wardround.messages import Message, Reply, ServerState
 from wardround.methods.fedma import FedMA, assign_channels, best_order, costs, match, shuffle_entries
 from wardround.models import ModelSettings
-from wardround.models.channel_groups import Group, channel_groups, permuted
+from wardround.models.channel_groups import ChannelGroup, channel_groups, permute
 from wardround.params import Params
 
 LAYER = [("w1", 0, 0), ("b1", 0, 0)]
-HIDDEN = {"hidden": Group(3, ["w1", "b1"], [*LAYER, ("w2", 1, 0)])}
-PAIR = {"hidden": Group(2, ["w1", "b1"], [*LAYER, ("w2", 1, 0)])}
+HIDDEN = {"hidden": ChannelGroup(3, ["w1", "b1"], [*LAYER, ("w2", 1, 0)])}
+PAIR = {"hidden": ChannelGroup(2, ["w1", "b1"], [*LAYER, ("w2", 1, 0)])}
 
 
 def double(values: Any) -> Tensor:
     return torch.tensor(values, dtype=torch.float64)
 
 
-def shuffled_copy(source: Params, groups: dict[str, Group], seed: int) -> Params:
+def shuffled_copy(source: Params, groups: dict[str, ChannelGroup], seed: int) -> Params:
     generator = torch.Generator().manual_seed(seed)
     for group in groups.values():
         size = group.size // group.blocks
         blocks = torch.randperm(group.blocks, generator=generator).tolist()
         order = torch.cat([block * size + torch.randperm(size, generator=generator) for block in blocks])
-        source = permuted(source, group, order)
+        source = permute(source, group, order)
     return source
 
 
@@ -101,8 +101,8 @@ def test_the_match_of_two_layers_is_the_nearest_of_all_orders() -> None:
     first, second = [2, 0, 1], [1, 0]
     client = {"a": noisy["a"][first], "b": noisy["b"][second][:, first], "c": noisy["c"][:, second]}
     groups = {
-        "first": Group(3, ["a"], [("a", 0, 0), ("b", 1, 0)]),
-        "second": Group(2, ["b"], [("b", 0, 0), ("c", 1, 0)]),
+        "first": ChannelGroup(3, ["a"], [("a", 0, 0), ("b", 1, 0)]),
+        "second": ChannelGroup(2, ["b"], [("b", 0, 0), ("c", 1, 0)]),
     }
 
     distances = {}

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, get_args
 
-import helpers
 import pytest
 import torch
 from torch import Tensor
 
 from wardround.models.autoencoder import Autoencoder, autoencoder
-from wardround.models.channel_groups import channel_groups, permuted
+from wardround.models.channel_groups import channel_groups, permute
 from wardround.models.norm import Norm
 from wardround.params import Params
-from wardround.storage import StoredTensors, save_tensors
 
 both = pytest.mark.parametrize("dimensions", [2, 3])
 
@@ -68,50 +65,6 @@ def test_the_bottleneck_is_all_the_decoder_sees() -> None:
     assert torch.equal(model.head(x), output.logits)
 
 
-# Shapes
-
-
-@both
-@pytest.mark.parametrize("in_channels", [1, 2, 3, 4])
-@pytest.mark.parametrize("num_outputs", [1, 2, 5])
-def test_logits_have_the_images_size_and_the_outputs_asked_for(
-    dimensions: int, in_channels: int, num_outputs: int
-) -> None:
-    model = tiny(dimensions, in_channels=in_channels, num_outputs=num_outputs)
-    x = image(model)
-    assert model(x).shape == (2, num_outputs, *x.shape[2:])
-
-
-@both
-@pytest.mark.parametrize("first_side", [1, 4, 9])
-def test_any_size_and_a_batch_of_one_train(dimensions: int, first_side: int) -> None:
-    model = tiny(dimensions, norm="batch")
-    sides = (first_side, 4, 3)[:dimensions]
-    output = model.forward_features(image(model, *sides, batch=1))
-    assert output.logits.shape[2:] == sides
-    assert output.decoder is not None
-    assert output.decoder.shape[2:] == sides
-    output.logits.sum().backward()  # type: ignore[no-untyped-call]
-
-
-@both
-def test_encode_is_exactly_the_bottleneck(dimensions: int) -> None:
-    model = tiny(dimensions, dropout=0.5)
-    x = image(model, *(9, 7, 5)[:dimensions])
-    assert torch.equal(model.encode(x), model.forward_features(x).bottleneck)  # type: ignore[arg-type]
-
-
-@both
-def test_recomputed_blocks_give_the_same_gradients(dimensions: int) -> None:
-    def gradients(checkpointing: bool) -> dict[str, Tensor]:
-        model = tiny(dimensions, norm="batch")
-        model.checkpointing = checkpointing
-        model(image(model)).square().mean().backward()
-        return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
-
-    torch.testing.assert_close(gradients(True), gradients(False))
-
-
 # FedMA
 
 
@@ -126,7 +79,7 @@ def test_reordered_channels_leave_the_function_as_it_is(dimensions: int, norm: N
         size = group.size // group.blocks
         blocks = torch.randperm(group.blocks, generator=generator).tolist()
         order = torch.cat([block * size + torch.randperm(size, generator=generator) for block in blocks])
-        params = permuted(params, group, order)
+        params = permute(params, group, order)
 
     def logits(params: Params) -> Tensor:
         result: Tensor = torch.func.functional_call(model, dict(params), (image(model).double(),))
@@ -136,41 +89,3 @@ def test_reordered_channels_leave_the_function_as_it_is(dimensions: int, norm: N
     torch.testing.assert_close(logits(params), logits(before))
     layers = [tensor for group in groups.values() for tensor in group.layer]
     assert sorted([*layers, "head.weight", "head.bias"]) == sorted(n for n, _ in model.named_parameters())
-
-
-# Training
-
-
-def test_it_overfits_four_cases() -> None:
-    assert (
-        helpers.dice_after_fitting(
-            tiny(base_filters=4), *helpers.four_cases(2, 32), steps=60, learning_rate=0.01
-        )
-        > 0.9
-    )
-
-
-@pytest.mark.slow
-def test_it_overfits_four_volumes() -> None:
-    model = tiny(3, base_filters=4, levels=2)
-    assert helpers.dice_after_fitting(model, *helpers.four_cases(3, 16), steps=90, learning_rate=0.03) > 0.9
-
-
-def test_its_state_goes_through_safetensors(tmp_path: Path) -> None:
-    model, other = tiny(norm="batch"), tiny(norm="batch")
-    model(image(model))
-    save_tensors(tmp_path / "model.safetensors", model.state_dict(), {})
-    other.load_state_dict(dict(StoredTensors(tmp_path / "model.safetensors")))
-    x = image(model)
-    assert torch.equal(model.eval()(x), other.eval()(x))
-
-
-@pytest.mark.parametrize("method", ["fedavg", "safcf", "fedevi", "fedma"])
-def test_it_trains_federated_and_resumes_to_the_same_bytes(tmp_path: Path, method: str) -> None:
-    changes = {
-        "data": {"phantom": {"hospitals": 2, "size": 16, "cases": 8}},
-        "model": {"name": "autoencoder", "base_filters": 2, "levels": 2},
-        "method": {"name": method},
-    }
-    whole, resumed = helpers.whole_and_resumed(tmp_path, **changes)
-    assert resumed.params_sha256 == whole.params_sha256

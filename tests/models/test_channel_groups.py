@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from wardround import models
 from wardround.errors import ConfigError
 from wardround.models import ModelSettings, Segmenter
-from wardround.models.channel_groups import Group, channel_groups, permuted
+from wardround.models.channel_groups import ChannelGroup, channel_groups, permute
 from wardround.models.norm import Norm
 from wardround.params import Params
 
@@ -29,7 +29,7 @@ def network(name: str, norm: Any, **changes: Any) -> Segmenter:
     return model
 
 
-def random_order(group: Group, generator: torch.Generator) -> Tensor:
+def random_order(group: ChannelGroup, generator: torch.Generator) -> Tensor:
     """Blocks in a random order, and channels inside them."""
     size = group.size // group.blocks
     blocks = torch.randperm(group.blocks, generator=generator).tolist()
@@ -50,7 +50,7 @@ def test_reordered_groups_leave_the_function_as_it_is(name: str, norm: str, stem
     before = params = Params.of(model)
     generator = torch.Generator().manual_seed(2)
     for group in channel_groups(model).values():
-        params = permuted(params, group, random_order(group, generator))
+        params = permute(params, group, random_order(group, generator))
 
     assert params.sha256() != before.sha256()
     assert {key: t.shape for key, t in params.items()} == {key: t.shape for key, t in before.items()}
@@ -100,7 +100,7 @@ def test_channels_that_leave_their_block_of_a_group_norm_change_the_function() -
     before = Params.of(model)
     order = torch.arange(16).roll(1)  # every second channel leaves
 
-    assert (logits(model, permuted(before, group, order)) - logits(model, before)).abs().max() > 1e-3
+    assert (logits(model, permute(before, group, order)) - logits(model, before)).abs().max() > 1e-3
 
 
 def test_an_unknown_network_is_refused() -> None:

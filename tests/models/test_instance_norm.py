@@ -5,7 +5,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from wardround.models.instance_norm import QuickNorm, Unit, by_definition, fits, keep_layout, with_slope
+from wardround.models.instance_norm import (
+    FusableUnit,
+    QuickNorm,
+    apply_slope,
+    by_definition,
+    fits_kernels,
+    keep_layout,
+)
 from wardround.models.unet import unet2d, unet3d
 
 LAYOUTS = {4: torch.channels_last, 5: torch.channels_last_3d}
@@ -33,7 +40,7 @@ def exact(slope):
 
     def function(x, weight, bias):
         weight, bias = (None if t is None else t.double() for t in (weight, bias))
-        return with_slope(F.instance_norm(x.double().contiguous(), weight=weight, bias=bias), slope)
+        return apply_slope(F.instance_norm(x.double().contiguous(), weight=weight, bias=bias), slope)
 
     return function
 
@@ -57,7 +64,7 @@ def test_the_definition_is_pytorchs_layer(shape, slope, learns) -> None:
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
 def test_the_kernels_are_pytorchs_layer(shape, slope, learns, kind) -> None:
     x, gradient, weights = case(shape, learns=learns, device="cuda", kind=kind)
-    assert fits(x)
+    assert fits_kernels(x)
     layer = quick(shape, slope, weights)
     ours = results(lambda x, w, b: layer(x), x, gradient, [None, None])
     theirs = results(exact(slope), x, gradient.double().contiguous(), weights)[:2]
@@ -117,7 +124,7 @@ def test_a_model_stays_what_it_is(build, norm) -> None:
 
 
 def test_the_slope_of_a_leaky_relu_is_taken_over() -> None:
-    model = Unit(nn.Conv2d(1, 3, 3), nn.InstanceNorm2d(3), nn.LeakyReLU(0.2), nn.Conv2d(3, 1, 1))
+    model = FusableUnit(nn.Conv2d(1, 3, 3), nn.InstanceNorm2d(3), nn.LeakyReLU(0.2), nn.Conv2d(3, 1, 1))
     image = torch.randn(2, 1, 8, 8)
     before = model(image)
     keep_layout(model)
@@ -133,7 +140,7 @@ def test_layers_of_other_peoples_networks_keep_their_relu() -> None:
 
 
 def test_layers_with_running_statistics_are_left_alone() -> None:
-    model = Unit(nn.InstanceNorm2d(3, track_running_stats=True), nn.ReLU())
+    model = FusableUnit(nn.InstanceNorm2d(3, track_running_stats=True), nn.ReLU())
     keep_layout(model)
     assert type(model[0]) is nn.InstanceNorm2d and isinstance(model[1], nn.ReLU)
 

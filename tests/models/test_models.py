@@ -123,7 +123,7 @@ def test_a_monai_network_is_the_network_monai_builds():
 
 
 def test_the_channel_arguments_are_found_by_signature():
-    from wardround import models
+    from wardround.models import registry
 
     class Old(nn.Conv2d):
         def __init__(self, dimensions: int, in_channels: int, num_classes: int) -> None:
@@ -131,7 +131,7 @@ def test_the_channel_arguments_are_found_by_signature():
             super().__init__(in_channels, num_classes, 1)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(models, "find_network", lambda name: Old)
+        patch.setattr(registry, "find_monai_network", lambda name: Old)
         model = monai("Old", in_channels=3, num_outputs=5)
     assert model(torch.randn(1, 3, 8, 8)).shape == (1, 5, 8, 8)
 

@@ -1,28 +1,24 @@
-"""The SAM-style network: windows, positions, sizes, features, federated training."""
+"""The SAM-style network: sizes, windows, positions."""
 
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import dice_after_fitting, four_cases, whole_and_resumed
-from safetensors.torch import load_file, save_file
 from torch import nn
 
-from wardround.models import ModelSettings, build, head_names
+from wardround.models import ModelSettings, build
 from wardround.models.norm import norm_names
 from wardround.models.sam3d import (
     PLACES,
     Block,
     Position,
-    balanced,
+    balance_window,
     from_windows,
+    interpolate_places,
     is_global,
     sam3d,
-    stretched,
     to_windows,
 )
 
-NORMS = ["batch", "instance", "instance_affine", "group", "none"]
-dimensions = pytest.mark.parametrize("dimensions", [2, 3])
 SMALL = {"base_filters": 12, "levels": 3, "depth": 2, "global_every": 2, "window": 2}
 
 
@@ -109,7 +105,7 @@ def by_hand(block, x):
     """Attention written out, window after window, head after head; windows at the border are cut off."""
     _, *grid, width = x.shape
     out = torch.empty_like(x)
-    steps = [balanced(side, block.window or side) for side in grid]
+    steps = [balance_window(side, block.window or side) for side in grid]
     corners = torch.cartesian_prod(*[torch.arange(0, n, s) for n, s in zip(grid, steps, strict=True)])
     for case in range(len(x)):
         for corner in corners.tolist():
@@ -151,7 +147,7 @@ def test_a_window_sees_nothing_of_its_neighbours_and_a_global_block_sees_all():
     ("side", "window", "balance"), [(16, 8, 8), (9, 8, 5), (5, 8, 5), (17, 8, 6), (1, 8, 1), (7, 1, 1)]
 )
 def test_windows_share_the_patches_evenly(side, window, balance):
-    assert balanced(side, window) == balance
+    assert balance_window(side, window) == balance
 
 
 @pytest.mark.parametrize(("grid", "sides"), [((4, 6), [2, 3]), ((4, 6), [4, 6]), ((2, 4, 6), [1, 2, 6])])
@@ -171,7 +167,7 @@ def test_windows_are_put_back_where_they_were(grid, sides):
 def test_positions_are_stretched_as_pytorch_interpolates(side):
     embedding = torch.randn(PLACES, 5)
     expected = F.interpolate(embedding.T[None], size=side, mode="linear", align_corners=False)[0].T
-    torch.testing.assert_close(stretched(embedding, side), expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(interpolate_places(embedding, side), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_every_axis_adds_its_own_position():
@@ -180,7 +176,7 @@ def test_every_axis_adds_its_own_position():
         nn.init.normal_(embedding)
     total = position((2, PLACES, 5))
     assert total.shape == (2, PLACES, 5, 4)
-    parts = [stretched(e, side) for e, side in zip(position.axes, (2, PLACES, 5), strict=True)]
+    parts = [interpolate_places(e, side) for e, side in zip(position.axes, (2, PLACES, 5), strict=True)]
     torch.testing.assert_close(total[1, 3, 4], parts[0][1] + parts[1][3] + parts[2][4])
     assert torch.equal(parts[1], position.axes[1])
 
@@ -195,62 +191,7 @@ def test_a_patch_is_told_where_it_lies():
     assert torch.equal(tokens, tokens[:, :1, :1].expand_as(tokens))
 
 
-# What every network promises
-
-
-@dimensions
-@pytest.mark.parametrize("in_channels", [1, 2, 3, 4])
-@pytest.mark.parametrize("num_outputs", [1, 2, 5])
-def test_logits_have_the_images_size_and_the_outputs_asked_for(dimensions, in_channels, num_outputs):
-    model = small(dimensions, in_channels=in_channels, num_outputs=num_outputs)
-    x = image(model)
-    assert model(x).shape == (2, num_outputs, *x.shape[2:])
-    assert head_names(model) == ["head.weight", "head.bias"]
-    assert model.output_layer() is model.head
-
-
-@dimensions
-@pytest.mark.parametrize("sides", [(1, 1, 1), (4, 4, 4), (5, 7, 9), (17, 8, 3)])
-@pytest.mark.parametrize("norm", NORMS)
-def test_any_size_trains_alone_in_its_batch(dimensions, sides, norm):
-    model = small(dimensions, norm=norm, dropout=0.1)
-    x = image(model, *sides[:dimensions], batch=1)
-    output = model.forward_features(x)
-    assert output.logits.shape[2:] == output.decoder.shape[2:] == x.shape[2:]
-    output.logits.square().mean().backward()
-    for name, parameter in model.named_parameters():
-        assert parameter.grad is not None, name
-        assert parameter.grad.isfinite().all(), name
-
-
-@dimensions
-@pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("sides", [(16, 12, 8), (13, 11, 9)])
-def test_encode_is_exactly_the_bottleneck(dimensions, training, sides):
-    model = small(dimensions, dropout=0.5).train(training)
-    x = image(model, *sides[:dimensions])
-    assert torch.equal(model.encode(x), model.forward_features(x).bottleneck)
-
-
-@dimensions
-def test_one_pass_gives_logits_and_features(dimensions):
-    model = small(dimensions).eval()
-    x = image(model)
-    output = model.forward_features(x)
-    assert torch.equal(output.logits, model(x))
-    assert output.bottleneck.shape[2:] == tuple(side // 4 for side in x.shape[2:])
-    assert [stage.shape[2] for stage in output.stages] == [8, 16]
-    assert output.stages[-1] is output.decoder
-    assert torch.equal(model.head(output.decoder), output.logits)
-
-
-def test_a_size_that_divides_is_not_touched_and_an_odd_one_is_padded_and_cropped():
-    model = small().eval()
-    x = image(model)
-    assert model._pad(x) is x
-    odd = x[..., :7]
-    padded = torch.cat([odd, odd[..., -1:]], dim=-1)
-    torch.testing.assert_close(model(odd), model(padded)[..., :7])
+# Details, norm layers, settings
 
 
 def test_details_of_single_voxels_reach_the_logits_where_they_are():
@@ -263,35 +204,6 @@ def test_details_of_single_voxels_reach_the_logits_where_they_are():
     assert nearby > 3 * change.mean()
 
 
-@pytest.mark.slow
-@dimensions
-def test_the_network_compiles_into_one_graph(dimensions):
-    model = small(dimensions).eval()
-    x = image(model, *(13, 9, 11)[:dimensions])
-    compiled = torch.compile(model, backend="eager", fullgraph=True, dynamic=False)
-    torch.testing.assert_close(compiled(x), model(x))
-
-
-@dimensions
-def test_checkpointing_changes_no_gradient(dimensions):
-    gradients = []
-    for checkpointing in (False, True):
-        model = small(dimensions, norm="batch")
-        model.checkpointing = checkpointing
-        model(image(model)).square().mean().backward()
-        gradients.append({name: p.grad for name, p in model.named_parameters()})
-    for name, gradient in gradients[0].items():
-        assert torch.equal(gradient, gradients[1][name]), name
-
-
-def test_the_same_seed_gives_the_same_bytes_and_a_forward_pass_draws_none():
-    first, second = small(), small()
-    assert all(torch.equal(t, second.state_dict()[name]) for name, t in first.state_dict().items())
-    before = torch.get_rng_state()
-    first.train()(image(first))
-    assert torch.equal(torch.get_rng_state(), before)
-
-
 def test_layer_norms_count_as_norm_layers():
     model = small(norm="instance")
     kept = norm_names(model)
@@ -300,46 +212,9 @@ def test_layer_norms_count_as_norm_layers():
     assert not norm_names(model, (nn.modules.batchnorm._BatchNorm,))
 
 
-def test_the_state_goes_through_safetensors(tmp_path):
-    model, other = small(norm="batch"), small(norm="batch")
-    model(image(model))
-    save_file(model.state_dict(), tmp_path / "model.safetensors")
-    other.load_state_dict(load_file(tmp_path / "model.safetensors"))
-    x = image(model)
-    assert torch.equal(model.eval()(x), other.eval()(x))
-    parts = {name.split(".")[0] for name in model.state_dict()}
-    assert parts == {"image_encoder", "detail", "decoder", "head"}
-
-
 def test_settings_reach_the_network():
     settings = ModelSettings(
         name="sam3d", base_filters=8, levels=3, arguments={"depth": 3, "window": 4, "global_every": 2}
     )
     model = build(settings, in_channels=1, num_outputs=2, dimensions=3)
     assert [block.window for block in model.image_encoder.blocks] == [4, 0, 0]
-
-
-# Learning
-
-
-@pytest.mark.parametrize(
-    ("dimensions", "size", "steps"), [(2, 32, 40), pytest.param(3, 16, 80, marks=pytest.mark.slow)]
-)
-def test_four_cases_are_learnt_by_heart(dimensions, size, steps):
-    model = small(dimensions, base_filters=32, levels=4)
-    cases = four_cases(dimensions, size)
-    assert dice_after_fitting(model, *cases, steps=steps, learning_rate=1e-2) > 0.9
-
-
-@pytest.mark.parametrize("method", ["fedavg", "safcf", "fedevi"])
-def test_it_trains_federated_and_resumes_to_the_same_bytes(tmp_path, method):
-    own = {key: SMALL[key] for key in ("depth", "global_every", "window")}
-    whole, resumed = whole_and_resumed(
-        tmp_path,
-        data={"phantom": {"hospitals": 2, "dimensions": 3, "size": 16, "cases": 6}},
-        model={"name": "sam3d", "base_filters": 8, "levels": 4, "arguments": own},
-        method={"name": method},
-        optimizer={"learning_rate": 0.001, "state": "keep"},
-    )
-    assert len(whole.records) == 2
-    assert resumed.outcome.state.params.sha256() == whole.outcome.state.params.sha256()

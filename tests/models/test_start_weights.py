@@ -91,7 +91,7 @@ def test_files_that_cannot_be_used_are_refused(tmp_path):
     for path, reason in [
         (tmp_path / "nowhere.safetensors", "does not exist"),
         (tmp_path, "is a folder"),
-        (pickled, "no safetensors file .* Pickled files can run code"),
+        (pickled, "not a safetensors file .* Pickled files can run code"),
         (saved(tmp_path, {"a": torch.zeros(2)}), r"nothing fits: .*'encoder.*the file 'a' \(2\)"),
         (saved(tmp_path, {}, name="empty.safetensors"), "nothing fits.*the file none"),
     ]:

@@ -9,7 +9,8 @@ from torch import nn
 from user_nets import Small
 from wardround.errors import ConfigError
 from wardround.models import ModelSettings, build
-from wardround.models.tap import TappedSegmenter, decoder_names, ghost, step_of
+from wardround.models.probe import meta_copy
+from wardround.models.tap import TappedSegmenter, decoder_names, step_of
 
 MONAI = {
     "BasicUNet": {"features": [4] * 6},
@@ -168,7 +169,7 @@ def test_the_user_may_name_the_module():
 
 
 def test_a_module_that_does_not_run_is_refused_and_others_are_named():
-    with pytest.raises(ConfigError, match="model.features is 'tow', which is no module that runs.*deep"):
+    with pytest.raises(ConfigError, match="model.features is 'tow', which is not a module that runs.*deep"):
         made("user_nets:Small", features="tow")
 
 
@@ -287,6 +288,6 @@ def test_the_decoder_is_what_runs_behind_the_encoder():
 
 def test_a_ghost_has_shapes_and_no_numbers():
     model = made("user_nets:Small")
-    copied = ghost(model)
+    copied = meta_copy(model)
     assert {p.device.type for p in copied.parameters()} == {"meta"} and not copied.training
     assert {p.device.type for p in model.parameters()} == {"cpu"} and model.training

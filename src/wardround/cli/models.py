@@ -73,7 +73,7 @@ def show(
     match = None if path is None else compare(found.model, path)
     if json_:
         parts = [vars(part) for part in found.costs.parts]
-        matched = {} if match is None else {"weights": match.facts()}
+        matched = {} if match is None else {"weights": match.as_dict()}
         out.print_json(json.dumps({**facts, "parts": parts, **matched}, default=str))
         return
     print_table(networks.facts_table(facts))

@@ -19,7 +19,7 @@ from wardround.deploy.site_file import ALWAYS, TASKS, SiteFile, quiet_minutes
 from wardround.messages import Message
 from wardround.methods import METHODS, OBJECTIVES
 from wardround.models import MODELS
-from wardround.models.monai_networks import PREFIX
+from wardround.models.foreign_networks import MONAI_PREFIX
 
 LONGEST = 200  # characters of a name that a refusal repeats
 
@@ -143,7 +143,7 @@ class Rules:
         ours = {
             "method": names["method"] in METHODS,
             "objective": names["objective"] in OBJECTIVES,
-            "network": network in MODELS or network.startswith(PREFIX),
+            "network": network in MODELS or network.startswith(MONAI_PREFIX),
         }
         for kind, is_ours in ours.items():
             name, allowed = names[kind], getattr(self.site, f"{kind}s")

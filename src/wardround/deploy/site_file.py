@@ -17,7 +17,7 @@ from wardround.deploy.settings_file import format_bytes, parse_size, read_settin
 from wardround.errors import ConfigError
 from wardround.methods import METHODS, OBJECTIVES
 from wardround.models import MODELS
-from wardround.models.user_networks import is_import_path
+from wardround.plugins import is_import_path
 from wardround.settings import Settings
 from wardround.text import suggest
 from wardround.yaml_file import commented, dumped

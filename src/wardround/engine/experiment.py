@@ -167,7 +167,7 @@ class Experiment:
     def _report_start_weights(self, match: Match | None) -> None:
         """Write down which tensors began from a file, and say so where not all did."""
         if match is not None:
-            write_json(self.folder.path / "start_weights.json", match.facts())
+            write_json(self.folder.path / "start_weights.json", match.as_dict())
             log.log(logging.WARNING if match.left else logging.INFO, "%s", match.sentence())
 
     def _choose_present(self, clients: Clients, round: int) -> list[str]:

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from wardround.errors import ConfigError
 from wardround.losses.objective import Objective
 from wardround.models.base import Segmenter
-from wardround.models.tap import ghost
+from wardround.models.probe import meta_copy
 from wardround.models.variational import EVALUATION_SEED, VariationalSegmenter
 from wardround.uncertainty.maps import is_dirichlet, tempered
 
@@ -266,7 +266,7 @@ def reason_of(error: BaseException) -> str:
 def one_size(network: Segmenter, shape: Sequence[int]) -> str | None:
     """That PyTorch itself cannot run this shape, but runs one block (UNETR); None if it is not so."""
     block = [shape[0], shape[1], *[network.divisor] * network.dimensions]
-    copied = ghost(network)
+    copied = meta_copy(network)
     with torch.no_grad():
         try:
             copied(torch.zeros(*block, device="meta"))

@@ -42,7 +42,9 @@ from wardround.errors import ConfigError
 from wardround.losses.objective import Objective
 from wardround.messages import Message, Reply, ServerState
 from wardround.methods.base import Method
-from wardround.models.channel_groups import Group, channel_groups, permuted
+from wardround.models.channel_groups import ChannelGroup
+from wardround.models.channel_groups import channel_groups
+from wardround.models.channel_groups import permute
 from wardround.params import Params
 from wardround.training.sketch import sketch_model
 
@@ -76,7 +78,7 @@ class FedMA(Method):
         return replace(super().start(model), memory={"groups": groups, "moved": []})
 
     def run_round(self, state: ServerState, clients: Clients) -> ServerState:
-        groups = {name: Group(**group) for name, group in state.memory["groups"].items()}
+        groups = {name: ChannelGroup(**group) for name, group in state.memory["groups"].items()}
         before = set(state.memory["moved"])
         apart = self.independent_init and state.round == 0 and len(clients.present) > 1
 
@@ -98,7 +100,11 @@ class FedMA(Method):
         )
 
     def match_replies(
-        self, state: ServerState, replies: list[Reply], groups: Mapping[str, Group], names: Collection[str]
+        self,
+        state: ServerState,
+        replies: list[Reply],
+        groups: Mapping[str, ChannelGroup],
+        names: Collection[str],
     ) -> tuple[list[Reply], dict[str, int]]:
         """The replies in the order of the largest client's channels, and how many channels moved."""
         moves = {reply.client: 0 for reply in replies}
@@ -119,7 +125,7 @@ class FedMA(Method):
         state: ServerState,
         clients: Clients,
         replies: list[Reply],
-        groups: Mapping[str, Group],
+        groups: Mapping[str, ChannelGroup],
         moved: Counter[str],
     ) -> list[Reply]:
         """Algorithm 1: match and average a layer, freeze it, train the rest on, up to the last."""
@@ -196,7 +202,7 @@ class FedMA(Method):
 
 
 def match(
-    params: Params, reference: Params, groups: Mapping[str, Group], names: Collection[str], sweeps: int
+    params: Params, reference: Params, groups: Mapping[str, ChannelGroup], names: Collection[str], sweeps: int
 ) -> tuple[Params, int]:
     """The params with every group in the order nearest to the reference, and how many channels moved.
 
@@ -209,7 +215,7 @@ def match(
             order = best_order(costs(params, reference, group, names), group.blocks)
             here = torch.arange(group.size)
             if not torch.equal(order, here):
-                params, changed = permuted(params, group, order), True
+                params, changed = permute(params, group, order), True
                 orders[name] = orders.get(name, here)[order]
         if not changed:
             break
@@ -217,7 +223,7 @@ def match(
 
 
 def costs(
-    params: Mapping[str, Tensor], reference: Mapping[str, Tensor], group: Group, names: Collection[str]
+    params: Mapping[str, Tensor], reference: Mapping[str, Tensor], group: ChannelGroup, names: Collection[str]
 ) -> NDArray[np.float64]:
     """Squared distance of channel i (row) from the reference's channel j (column), in float64."""
     total = torch.zeros(group.size, group.size, dtype=torch.float64)

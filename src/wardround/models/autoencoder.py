@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from wardround.models.base import Output
 from wardround.models.norm import Norm
-from wardround.models.unet import UNet, double_convolution, start_he
+from wardround.models.unet import UNet, double_convolution, doubling_encoder, init_he, up_convolution
 
 
 class Autoencoder(UNet):
@@ -23,13 +23,7 @@ class Autoencoder(UNet):
 
     def _output(self, x: Tensor) -> Output:
         bottleneck = self._bottleneck(x)
-        x = self.dropout(bottleneck)
-        stages = []
-        for stage in self.decoder:
-            x = self.block(stage, x)
-            stages.append(x)
-        logits = self.head(self.dropout(x))
-        return Output(logits=logits, bottleneck=bottleneck, decoder=x, stages=tuple(stages))
+        return self.decode(self.dropout(bottleneck), bottleneck, [[] for _ in self.decoder])
 
 
 class PlainStage(nn.Module):
@@ -37,8 +31,7 @@ class PlainStage(nn.Module):
 
     def __init__(self, below: int, width: int, norm: Norm, dimensions: int) -> None:
         super().__init__()
-        kind = nn.ConvTranspose3d if dimensions == 3 else nn.ConvTranspose2d
-        self.up = kind(below, below, 2, stride=2, bias=False)
+        self.up = up_convolution(below, below, dimensions, bias=False)
         self.convs = double_convolution(below, width, width, norm, dimensions)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -57,11 +50,7 @@ def autoencoder(
     dropout: float = 0.0,
 ) -> Autoencoder:
     """Çiçek's 3D U-Net, or its 2D likeness, without skips."""
-    widths = [base_filters * 2 ** (level + 1) for level in range(levels)]
-    encoder = [
-        double_convolution(source, width // 2, width, norm, dimensions)
-        for source, width in pairwise([in_channels, *widths])
-    ]
+    widths, encoder = doubling_encoder(in_channels, base_filters, levels, norm, dimensions)
     decoder = [
         PlainStage(below, width, norm, dimensions) for width, below in reversed(list(pairwise(widths)))
     ]
@@ -74,5 +63,4 @@ def autoencoder(
         last_width=widths[0],
         dropout=dropout,
     )
-    start_he(model)
-    return model
+    return init_he(model)

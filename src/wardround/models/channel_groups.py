@@ -21,7 +21,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 
 from wardround.errors import ConfigError
 from wardround.models.autoencoder import PlainStage
-from wardround.models.names import full_name
+from wardround.models.norm import full_name
 from wardround.models.synergynet import SynergyNet
 from wardround.models.unet import NearestStage, UNet, UpStage
 from wardround.models.variational import VariationalSegmenter
@@ -32,7 +32,7 @@ FIXED = ""  # the group of channels whose order has a meaning outside: those of 
 
 
 @dataclass(frozen=True)
-class Group:
+class ChannelGroup:
     """Channels that are reordered together.
 
     layer: the parameters that make them (convolution and norm); places: every (tensor, axis, offset) that
@@ -46,7 +46,7 @@ class Group:
     blocks: int = 1
 
 
-def channel_groups(model: nn.Module) -> dict[str, Group]:
+def channel_groups(model: nn.Module) -> dict[str, ChannelGroup]:
     """The groups of a network by the name of the layer that makes them, in the order of the forward pass.
 
     A network, or an addition to one, that is not understood is refused with a `ConfigError`.
@@ -80,7 +80,7 @@ def channel_groups(model: nn.Module) -> dict[str, Group]:
     return walk.groups
 
 
-def permuted(params: Mapping[str, Tensor], group: Group, order: Tensor) -> Params:
+def permute(params: Mapping[str, Tensor], group: ChannelGroup, order: Tensor) -> Params:
     """The tensors with channel order[j] of the group in position j, wherever the group is indexed."""
     changed = dict(params)
     for name, axis, offset in group.places:
@@ -96,7 +96,7 @@ class Walk:
     """Follows the channels through a U-Net and writes down who indexes them."""
 
     def __init__(self) -> None:
-        self.groups: dict[str, Group] = {}
+        self.groups: dict[str, ChannelGroup] = {}
         self.known: set[str] = set()
 
     def unet(self, prefix: str, model: UNet, image: Layout) -> None:
@@ -145,7 +145,7 @@ class Walk:
         ((group, _),) = x
         if isinstance(norm, nn.GroupNorm):
             made = self.groups[group]
-            self.groups[group] = Group(made.size, made.layer, made.places, norm.num_groups)
+            self.groups[group] = ChannelGroup(made.size, made.layer, made.places, norm.num_groups)
         elif not isinstance(norm, _BatchNorm | _InstanceNorm | nn.Identity):
             raise TypeError(f"{name} is a {type(norm).__name__}, which Walk.norm does not know")
         self.made(group, name, {part: 0 for part, _ in norm.named_parameters()})
@@ -157,7 +157,7 @@ class Walk:
 
     def group(self, name: str, size: int, axes: Mapping[str, int]) -> Layout:
         """A new group, made by these parameters of a layer, each along its axis."""
-        self.groups[name] = Group(size)
+        self.groups[name] = ChannelGroup(size)
         self.made(name, name, axes)
         return [(name, size)]
 

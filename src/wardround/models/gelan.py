@@ -36,8 +36,8 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from wardround.models.base import Output, Segmenter
-from wardround.models.norm import Norm, make_norm
-from wardround.models.unet import convolution
+from wardround.models.norm import Norm, make_norm, needs_bias
+from wardround.models.unet import convolution, init_he
 
 WIDEST = 16  # times base_filters
 FINEST = 2  # the neck's finest level; finer ones join in the mask head
@@ -54,23 +54,16 @@ class GELAN(Segmenter):
     def __init__(
         self,
         *,
-        in_channels: int,
-        num_outputs: int,
-        dimensions: int,
         widths: Sequence[int],
         norm: Norm,
         depth: int,
         dropout: float,
+        **sizes: int,
     ) -> None:
-        super().__init__(
-            in_channels=in_channels,
-            num_outputs=num_outputs,
-            dimensions=dimensions,
-            divisor=2 ** (len(widths) - 1),
-        )
+        super().__init__(divisor=2 ** (len(widths) - 1), **sizes)
         self.finest = min(FINEST, len(widths) - 2)
         pyramid = widths[self.finest :]
-        self.encoder = nn.ModuleList([unit(in_channels, widths[0], norm, size=3)])
+        self.encoder = nn.ModuleList([unit(self.in_channels, widths[0], norm, size=3)])
         for level, (source, width) in enumerate(pairwise(widths), start=1):
             self.encoder.append(encoder_level(source, width, norm, depth, plain=level <= 2))
         self.spp = SPP(widths[-1], norm)
@@ -86,7 +79,7 @@ class GELAN(Segmenter):
             Up(unit(below + width, width, norm, size=3))
             for width, below in reversed(list(pairwise(widths[: self.finest + 1])))
         )
-        self.head = convolution(widths[0], num_outputs, 2, size=1)
+        self.head = convolution(widths[0], self.num_outputs, 2, size=1)
 
     def output_layer(self) -> nn.Module:
         return self.head
@@ -151,8 +144,12 @@ def gelan(
     dropout: float = 0.0,
     depth: Annotated[int, Field(ge=1)] = 1,
 ) -> GELAN:
-    """The network; depth: bottlenecks in each half of a GELAN block."""
-    return start(
+    """The network; depth: bottlenecks in each half of a GELAN block.
+
+    Its first weights are those for a ReLU, which SiLU resembles. Without norm layers the deep levels start
+    small: SiLU shrinks small values more than large ones.
+    """
+    return init_he(
         GELAN(
             in_channels=in_channels,
             num_outputs=num_outputs,
@@ -185,9 +182,8 @@ def unit(
     source: int, width: int, norm: Norm, *, size: int, stride: int = 1, act: bool = True
 ) -> nn.Sequential:
     """Convolution, norm, SiLU."""
-    bias = norm in ("none", "group")  # batch and instance norm subtract it
     layers: OrderedDict[str, nn.Module] = OrderedDict()
-    layers["conv"] = nn.Conv2d(source, width, size, stride=stride, padding=size // 2, bias=bias)
+    layers["conv"] = nn.Conv2d(source, width, size, stride=stride, padding=size // 2, bias=needs_bias(norm))
     layers["norm"] = make_norm(norm, width, 2)
     if act:
         layers["act"] = nn.SiLU(inplace=True)
@@ -298,7 +294,7 @@ class Up(nn.Module):
         self.merge = merge
 
     def forward(self, x: Tensor, skip: Tensor) -> Tensor:
-        merged: Tensor = self.merge(torch.cat([skip, repeated(x, 2)], dim=1))
+        merged: Tensor = self.merge(torch.cat([skip, repeat_voxels(x, 2)], dim=1))
         return merged
 
 
@@ -325,29 +321,13 @@ class Fuse(nn.Module):
 
     def forward(self, *maps: Tensor) -> Tensor:
         parts = [
-            repeated(f(x), 2**level) for level, (f, x) in enumerate(zip(self.laterals, maps, strict=True))
+            repeat_voxels(f(x), 2**level)
+            for level, (f, x) in enumerate(zip(self.laterals, maps, strict=True))
         ]
         smoothed: Tensor = self.smooth(torch.stack(parts).sum(dim=0))
         return smoothed
 
 
-def repeated(x: Tensor, times: int) -> Tensor:
+def repeat_voxels(x: Tensor, times: int) -> Tensor:
     """Every voxel `times` times along both sides."""
     return F.interpolate(x, scale_factor=float(times), mode="nearest") if times > 1 else x
-
-
-# First weights, drawn from PyTorch's global stream
-
-
-def start(model: GELAN) -> GELAN:
-    """Gaussian weights that keep the variance through a ReLU, which SiLU resembles.
-
-    Without norm layers the deep levels start small: SiLU shrinks small values more than large ones. The head
-    keeps PyTorch's smaller weights: the first predictions shall be undecided.
-    """
-    for module in model.modules():
-        if isinstance(module, nn.Conv2d) and module is not model.head:
-            nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
-            if module.bias is not None:
-                nn.init.zeros_(module.bias)
-    return model

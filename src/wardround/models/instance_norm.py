@@ -31,7 +31,7 @@ TYPES = (torch.bfloat16, torch.float16, torch.float32)
 MOST_ELEMENTS = 2**31 - 1  # of one case: kernels count them in 32 bits
 
 
-class Unit(nn.Sequential):
+class FusableUnit(nn.Sequential):
     """Layers that nobody uses one by one, so that a norm may do the work of the ReLU behind it."""
 
 
@@ -44,7 +44,7 @@ def keep_layout(model: nn.Module) -> None:
         if type(module) in QUICK and not cast(_InstanceNorm, module).track_running_stats:
             module.__class__ = QUICK[type(module)]
     for module in list(model.modules()):
-        if isinstance(module, Unit):
+        if isinstance(module, FusableUnit):
             for (_, layer), (name, behind) in pairwise(list(module.named_children())):
                 if isinstance(layer, QuickNorm) and isinstance(behind, nn.ReLU | nn.LeakyReLU):
                     layer.slope = getattr(behind, "negative_slope", 0.0)
@@ -62,10 +62,10 @@ def by_definition(
     if weight is not None and bias is not None:
         shape = (1, -1) + (1,) * len(axes)
         y = y * weight.view(shape) + bias.view(shape)
-    return with_slope(y, slope).to(x.dtype)
+    return apply_slope(y, slope).to(x.dtype)
 
 
-def with_slope(y: Tensor, slope: float | None) -> Tensor:
+def apply_slope(y: Tensor, slope: float | None) -> Tensor:
     if slope is None:
         return y
     return F.leaky_relu(y, slope) if slope else F.relu(y)
@@ -79,14 +79,14 @@ class QuickNorm(_InstanceNorm):
     def forward(self, x: Tensor) -> Tensor:
         if torch.compiler.is_compiling() and x.is_cuda:
             return by_definition(x, self.weight, self.bias, self.eps, self.slope)
-        if fits(x):
+        if fits_kernels(x):
             if not torch.is_grad_enabled():
                 return cast(Tensor, kernels().forward(x, self.weight, self.bias, self.eps, self.slope)[0])
             y = _Kernels.apply(x, self.weight, self.bias, self.eps, self.slope)  # type: ignore[no-untyped-call]
             return cast(Tensor, y)
         if len(x) == 1 and x[0, 0].numel() > 1:  # on a CPU PyTorch's channels-last gradient is wrong
             return by_definition(x, self.weight, self.bias, self.eps, self.slope)
-        return with_slope(super().forward(x), self.slope)
+        return apply_slope(super().forward(x), self.slope)
 
 
 class _Quick2d(QuickNorm, nn.InstanceNorm2d):
@@ -101,7 +101,7 @@ QUICK: dict[type[nn.Module], type[QuickNorm]] = {nn.InstanceNorm2d: _Quick2d, nn
 
 
 @cache
-def kernels_there() -> bool:
+def has_kernels() -> bool:
     return importlib.util.find_spec("triton") is not None
 
 
@@ -111,10 +111,10 @@ def kernels() -> Any:
     return importlib.import_module("wardround.models.instance_norm_kernels")
 
 
-def fits(x: Tensor) -> bool:
+def fits_kernels(x: Tensor) -> bool:
     """Whether our kernels can take this map."""
     layouts = {4: torch.channels_last, 5: torch.channels_last_3d}
-    if not x.is_cuda or x.dim() not in layouts or x.dtype not in TYPES or not kernels_there():
+    if not x.is_cuda or x.dim() not in layouts or x.dtype not in TYPES or not has_kernels():
         return False
     cases, channels = x.shape[:2]
     if cases == 0 or x.numel() < 2 * cases * channels or x.numel() > MOST_ELEMENTS * cases:

@@ -21,7 +21,7 @@ TILE = 4096  # elements a program has in hand
 
 
 @dataclass(frozen=True)
-class Plan:
+class KernelPlan:
     """How a map is cut up: shares of `share` voxels, blocks of `columns` channels, tiles of `rows`."""
 
     grid: tuple[int, int, int]
@@ -35,7 +35,7 @@ class Plan:
 
 
 @cache
-def plan(cases: int, channels: int, voxels: int) -> Plan:
+def plan(cases: int, channels: int, voxels: int) -> KernelPlan:
     columns = min(triton.next_power_of_2(channels), 64)
     rows = TILE // columns
     blocks = triton.cdiv(channels, columns)
@@ -44,10 +44,10 @@ def plan(cases: int, channels: int, voxels: int) -> Plan:
     share = triton.cdiv(triton.cdiv(voxels, shares), rows) * rows
     shares = triton.cdiv(voxels, share)
     tiles = {"SHARES": triton.next_power_of_2(shares), "ROWS": rows, "COLUMNS": columns}
-    return Plan((shares, blocks, cases), (voxels, channels, share, shares), tiles)
+    return KernelPlan((shares, blocks, cases), (voxels, channels, share, shares), tiles)
 
 
-def plan_of(x: Tensor) -> Plan:
+def plan_of(x: Tensor) -> KernelPlan:
     cases, channels = x.shape[:2]
     return plan(cases, channels, x.numel() // (cases * channels))
 

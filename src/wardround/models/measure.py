@@ -19,10 +19,11 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from wardround.errors import ConfigError
-from wardround.models import ModelSettings, build
 from wardround.models.base import Segmenter, head_names
 from wardround.models.channel_groups import channel_groups
-from wardround.models.tap import Call, TappedSegmenter, decoder_names, ghost, recorded
+from wardround.models.probe import Call, meta_copy, trace_calls
+from wardround.models.registry import ModelSettings, build
+from wardround.models.tap import TappedSegmenter, decoder_names
 from wardround.models.variational import VariationalSegmenter
 from wardround.text import format_size
 
@@ -41,9 +42,7 @@ def sketch(
             with torch.device("meta"), _Sketching():
                 return build(settings, **sizes)
         except Exception:  # it reads numbers while it is built, or is wrong: then this says so
-            model = ghost(build(settings, **sizes))
-            assert isinstance(model, Segmenter)
-            return model
+            return meta_copy(build(settings, **sizes))
 
 
 class _Sketching(TorchFunctionMode):
@@ -67,7 +66,7 @@ class _Sketching(TorchFunctionMode):
 
 
 @dataclass(frozen=True)
-class Part:
+class NetworkPart:
     """A part of the network in the order of the forward pass. flops: of its forward pass."""
 
     name: str
@@ -88,7 +87,7 @@ class Costs:
     flops: int
     kept_bytes: int
     padded: tuple[int, ...]
-    parts: list[Part]
+    parts: list[NetworkPart]
 
     @property
     def training_bytes(self) -> int:
@@ -98,12 +97,12 @@ class Costs:
 
 def costs(model: Segmenter, size: Sequence[int]) -> Costs:
     """What one image of this size costs; refused if the network cannot take it."""
-    model = as_ghost(model)
+    model = meta_copy(model)
     padded = model.padded_size(size)
     image = torch.zeros(1, model.in_channels, *padded, device="meta")
     counter = FlopCounterMode(display=False)
     try:
-        with recorded(model) as calls, counter, torch.no_grad():
+        with trace_calls(model) as calls, counter, torch.no_grad():
             model(image)
         kept = kept_bytes(model, image)
     except ConfigError:
@@ -115,8 +114,8 @@ def costs(model: Segmenter, size: Sequence[int]) -> Costs:
     counts = counter.get_flop_counts()
     root = type(model).__name__
     parts = [
-        Part(
-            shorter(call.module),
+        NetworkPart(
+            strip_wrappers(call.module),
             tuple(call.gave[0]) if call.gave else (),
             sum(p.numel() for p in call.kind.parameters()),
             sum(counts.get(f"{root}.{call.module}", {}).values()),
@@ -130,12 +129,6 @@ def costs(model: Segmenter, size: Sequence[int]) -> Costs:
         padded=tuple(padded),
         parts=parts,
     )
-
-
-def as_ghost(model: Segmenter) -> Segmenter:
-    copied = ghost(model)
-    assert isinstance(copied, Segmenter)
-    return copied
 
 
 def kept_bytes(model: Segmenter, image: Tensor) -> int:
@@ -169,7 +162,7 @@ def outermost(calls: Sequence[Call]) -> list[Call]:
         inside = within
 
 
-def shorter(module: str) -> str:
+def strip_wrappers(module: str) -> str:
     """A module's name without our wrappers around it."""
     for prefix in ("backbone.", "network."):
         module = module.removeprefix(prefix)

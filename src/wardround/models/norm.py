@@ -28,8 +28,6 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.instancenorm import _InstanceNorm
 
-from wardround.models.names import full_name, state_names
-
 Norm = Literal["batch", "instance", "instance_affine", "group", "none"]
 
 NORMS: tuple[type[nn.Module], ...] = (_BatchNorm, _InstanceNorm, nn.GroupNorm, nn.LayerNorm)
@@ -53,6 +51,11 @@ def make_norm(norm: Norm, channels: int, dimensions: int) -> nn.Module:
             return nn.GroupNorm(math.gcd(NUM_GROUPS, channels), channels)
         case "none":
             return nn.Identity()
+
+
+def needs_bias(norm: Norm) -> bool:
+    """Whether a convolution in front of this norm has a bias; batch and instance norm would subtract it."""
+    return norm in ("none", "group")
 
 
 def norm_names(model: nn.Module, kinds: tuple[type[nn.Module], ...] = NORMS) -> list[str]:
@@ -147,3 +150,17 @@ def frozen_statistics(model: nn.Module) -> Iterator[None]:
     finally:
         for layer, momentum, count in kept:
             layer.momentum, layer.num_batches_tracked = momentum, count
+
+
+# Names of tensors in a state dict
+
+
+def state_names(model: nn.Module, layer: nn.Module) -> list[str]:
+    """State-dict names of one layer's own tensors; a layer registered twice has them twice."""
+    prefixes = [name for name, module in model.named_modules(remove_duplicate=False) if module is layer]
+    return [full_name(prefix, name) for prefix in prefixes for name in layer.state_dict()]
+
+
+def full_name(prefix: str, name: str) -> str:
+    """A tensor's state-dict name; the model itself has the prefix ""."""
+    return f"{prefix}.{name}" if prefix else name

@@ -40,10 +40,16 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
-from wardround.models.base import Output, Segmenter
-from wardround.models.instance_norm import Unit
-from wardround.models.norm import Norm, make_norm
-from wardround.models.unet import convolution, unit
+from wardround.models.base import Output
+from wardround.models.norm import Norm, needs_bias
+from wardround.models.unet import (
+    EncoderDecoder,
+    add_norm,
+    channel_dropout,
+    convolution,
+    unit,
+    up_convolution,
+)
 
 HEAD_WIDTH = 64  # channels an attention head has, in SAM and most vision transformers
 NARROWEST = 16  # channels of the finest decoder stage at least
@@ -60,56 +66,38 @@ class Size(NamedTuple):
 SIZES = {"tiny": Size(192, 128), "small": Size(384, 192), "base": Size(768, 256)}
 
 
-class SAM3D(Segmenter):
+class SAM3D(EncoderDecoder):
     """Image encoder, a convolution of the image for details, decoder stages (coarse to fine) and a head.
 
     dropout: chance of a whole channel being dropped, in front of the decoder and of the head.
     """
 
-    needs_two = True
-
     def __init__(
         self,
         *,
-        in_channels: int,
-        num_outputs: int,
-        dimensions: int,
         encoder: ImageEncoder,
         widths: Sequence[int],
         norm: Norm,
         dropout: float,
+        **sizes: int,
     ) -> None:
-        super().__init__(
-            in_channels=in_channels,
-            num_outputs=num_outputs,
-            dimensions=dimensions,
-            divisor=2 ** (len(widths) - 1),
-        )
+        super().__init__(divisor=2 ** (len(widths) - 1), **sizes)
+        in_channels, dimensions = self.in_channels, self.dimensions
         self.image_encoder = encoder
         self.detail = unit(in_channels, widths[-1], norm, dimensions)
         skips = [0] * (len(widths) - 2) + [widths[-1]]
         self.decoder = nn.ModuleList(
-            UpStage(below, width, norm, dimensions, skip=skip)
+            SAMDecoderStage(below, width, norm, dimensions, skip=skip)
             for (below, width), skip in zip(pairwise(widths), skips, strict=True)
         )
-        self.dropout = (nn.Dropout3d if dimensions == 3 else nn.Dropout2d)(dropout)
-        self.head = convolution(widths[-1], num_outputs, dimensions, size=1)
-
-    def output_layer(self) -> nn.Module:
-        return self.head
+        self.dropout = channel_dropout(dropout, dimensions)
+        self.head = convolution(widths[-1], self.num_outputs, dimensions, size=1)
 
     def _output(self, x: Tensor) -> Output:
         bottleneck = self._bottleneck(x)
-        detail = self.block(self.detail, x)
-        x = self.dropout(bottleneck)
-        stages = []
-        for stage in self.decoder[:-1]:
-            x = self.block(stage, x)
-            stages.append(x)
-        x = self.block(self.decoder[-1], x, detail)
-        stages.append(x)
-        logits = self.head(self.dropout(x))
-        return Output(logits=logits, bottleneck=bottleneck, decoder=x, stages=tuple(stages))
+        skips: list[list[Tensor]] = [[] for _ in self.decoder]
+        skips[0].append(self.block(self.detail, x))
+        return self.decode(self.dropout(bottleneck), bottleneck, skips)
 
     def _bottleneck(self, x: Tensor) -> Tensor:
         encoder = self.image_encoder
@@ -152,7 +140,7 @@ def sam3d(
         dimensions=dimensions,
     )
     widths = [neck, *(max(NARROWEST, neck // 2**stage) for stage in range(1, levels))]
-    return start(
+    return init_weights(
         SAM3D(
             in_channels=in_channels,
             num_outputs=num_outputs,
@@ -215,13 +203,13 @@ class Position(nn.Module):
         total: Tensor | None = None
         for axis, (side, embedding) in enumerate(zip(grid, self.axes, strict=True)):
             shape = [side if a == axis else 1 for a in range(len(grid))]
-            part = stretched(embedding, side).reshape(*shape, -1)
+            part = interpolate_places(embedding, side).reshape(*shape, -1)
             total = part if total is None else total + part
         assert total is not None
         return total
 
 
-def stretched(embedding: Tensor, side: int) -> Tensor:
+def interpolate_places(embedding: Tensor, side: int) -> Tensor:
     """(places, width) -> (side, width), linear in between.
 
     A product of matrices, because the backward pass of PyTorch's own interpolation is not deterministic
@@ -246,7 +234,7 @@ class Block(nn.Module):
         super().__init__()
         self.window = window
         self.norm1 = nn.LayerNorm(width, eps=1e-6)
-        self.attn = Attention(width)
+        self.attn = SelfAttention(width)
         self.norm2 = nn.LayerNorm(width, eps=1e-6)
         self.mlp = Perceptron(width)
 
@@ -258,7 +246,7 @@ class Block(nn.Module):
     def attend(self, x: Tensor) -> Tensor:
         """Attention among all patches, or inside each window."""
         batch, *grid, _ = x.shape
-        sides = [balanced(side, self.window or side) for side in grid]
+        sides = [balance_window(side, self.window or side) for side in grid]
         padded = [-(-side // window) * window for side, window in zip(grid, sides, strict=True)]
         if padded == grid:
             windows = self.attn(to_windows(x, sides), None)
@@ -274,7 +262,7 @@ class Block(nn.Module):
         return whole
 
 
-class Attention(nn.Module):
+class SelfAttention(nn.Module):
     """Self-attention on (N, patches, width), one head for every 64 channels where that divides the width."""
 
     def __init__(self, width: int) -> None:
@@ -305,7 +293,7 @@ class Perceptron(nn.Sequential):
 # Windows
 
 
-def balanced(side: int, window: int) -> int:
+def balance_window(side: int, window: int) -> int:
     """The window's side when `side` patches share as few windows as possible evenly: 9 patches, 8 -> 5."""
     return -(-side // -(-side // window))
 
@@ -337,7 +325,7 @@ def from_windows(x: Tensor, sides: Sequence[int], shape: Sequence[int]) -> Tenso
 # Decoder
 
 
-class UpStage(nn.Module):
+class SAMDecoderStage(nn.Module):
     """Transposed convolution to the doubled size, norm, ReLU, a skip if there is one, and a convolution.
 
     below, width, skip: channels that come in, that leave, and that the skip has (0: there is none).
@@ -345,14 +333,7 @@ class UpStage(nn.Module):
 
     def __init__(self, below: int, width: int, norm: Norm, dimensions: int, *, skip: int) -> None:
         super().__init__()
-        kind = nn.ConvTranspose3d if dimensions == 3 else nn.ConvTranspose2d
-        self.up = Unit(
-            OrderedDict(
-                conv=kind(below, width, 2, stride=2, bias=norm in ("none", "group")),
-                norm=make_norm(norm, width, dimensions),
-                relu=nn.ReLU(inplace=True),
-            )
-        )
+        self.up = add_norm(up_convolution(below, width, dimensions, bias=needs_bias(norm)), norm, dimensions)
         self.merge = unit(skip + width, width, norm, dimensions)
 
     def forward(self, x: Tensor, *skip: Tensor) -> Tensor:
@@ -363,7 +344,7 @@ class UpStage(nn.Module):
 # First weights, drawn from PyTorch's global stream
 
 
-def start(model: SAM3D) -> SAM3D:
+def init_weights(model: SAM3D) -> SAM3D:
     """Small Gaussians in the transformer, as is usual there, and weights that keep the variance elsewhere.
 
     The head keeps PyTorch's smaller weights: the first predictions shall be undecided.

@@ -72,7 +72,9 @@ def check_arguments(
     if missing:
         raise ConfigError(f"model.arguments: '{name}' also needs {', '.join(missing)}.")
     types = types_of(builder)
-    return {key: checked(value, types.get(key), f"model.arguments.{key}") for key, value in arguments.items()}
+    return {
+        key: check_value(value, types.get(key), f"model.arguments.{key}") for key, value in arguments.items()
+    }
 
 
 def types_of(builder: Callable[..., Any]) -> dict[str, Any]:
@@ -84,7 +86,7 @@ def types_of(builder: Callable[..., Any]) -> dict[str, Any]:
         return {}
 
 
-def checked(value: Any, kind: Any, where: str) -> Any:
+def check_value(value: Any, kind: Any, where: str) -> Any:
     """The value as this type has it (a YAML list becomes a tuple); a type we cannot read takes anything."""
     if kind is None:
         return value

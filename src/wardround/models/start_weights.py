@@ -41,7 +41,7 @@ class Match:
     unused: list[str]
     share: float
 
-    def facts(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 
     def sentence(self) -> str:
@@ -60,7 +60,7 @@ def load_into(model: nn.Module, path: Path) -> Match:
     """Give the network what fits, in its own types; refused if that is nothing."""
     match = compare(model, path)
     state = model.state_dict()
-    with opened(path) as file, torch.no_grad():
+    with open_weights(path) as file, torch.no_grad():
         for name, source in match.taken.items():
             state[name].copy_(file.get_tensor(source))
     return match
@@ -69,7 +69,7 @@ def load_into(model: nn.Module, path: Path) -> Match:
 def compare(model: nn.Module, path: Path) -> Match:
     """What of the file fits; only its header is read."""
     wanted = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    with opened(path) as file:
+    with open_weights(path) as file:
         offered = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
     file_prefix, model_prefix = best_prefixes(offered, wanted)
     taken, left = {}, {}
@@ -93,7 +93,7 @@ def compare(model: nn.Module, path: Path) -> Match:
         taken=taken,
         left=left,
         unused=sorted(set(offered) - set(taken.values())),
-        share=numbers(wanted, taken) / numbers(wanted, wanted),
+        share=count_numbers(wanted, taken) / count_numbers(wanted, wanted),
     )
 
 
@@ -127,7 +127,7 @@ def prefixes(names: Iterable[str]) -> list[str]:
     return sorted(found, key=lambda prefix: (prefix.count("."), prefix))
 
 
-def opened(path: Path) -> Any:
+def open_weights(path: Path) -> Any:
     """The file, for reading; whatever it is instead is said."""
     if not path.is_file():
         what = "is a folder" if path.is_dir() else "does not exist"
@@ -136,12 +136,12 @@ def opened(path: Path) -> Any:
         return safe_open(path, framework="pt")
     except (SafetensorError, OSError) as error:
         raise ConfigError(
-            f"model.weights is {path}, which is no safetensors file ({error}). Pickled files can run code "
+            f"model.weights is {path}, which is not a safetensors file ({error}). Pickled files can run code "
             "and are not opened: load one where you trust it and save its state dict with safetensors."
         ) from None
 
 
-def numbers(shapes: Mapping[str, Shape], names: Iterable[str]) -> int:
+def count_numbers(shapes: Mapping[str, Shape], names: Iterable[str]) -> int:
     return sum(prod(shapes[name]) for name in names)
 
 

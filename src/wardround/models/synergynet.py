@@ -26,56 +26,50 @@ from typing import Annotated, Literal
 import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
-from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
-from wardround.models.base import Output, Segmenter
-from wardround.models.instance_norm import Unit
-from wardround.models.norm import Norm, make_norm
+from wardround.models.base import Output
+from wardround.models.norm import Norm, needs_bias
 from wardround.models.quantiser import VectorQuantiser
-from wardround.models.unet import convolution, unit
+from wardround.models.unet import (
+    EncoderDecoder,
+    add_norm,
+    channel_dropout,
+    convolution,
+    init_he,
+    unit,
+    up_convolution,
+)
 
 Attends = Literal["token", "channel"]
 
 
-class SynergyNet(Segmenter):
+class SynergyNet(EncoderDecoder):
     """Encoder levels, quantiser, two attentions, decoder stages (coarse to fine) and a head.
 
     `Output.bottleneck` is the deepest encoder map, continuous, before the quantiser.
     dropout: chance of a whole channel being dropped, in front of the quantiser and of the head.
     """
 
-    needs_two = True
-
     def __init__(
         self,
         *,
-        in_channels: int,
-        num_outputs: int,
-        dimensions: int,
         encoder: Sequence[nn.Module],
         quantiser: VectorQuantiser,
-        synergy: Attention,
-        refinement: Attention,
+        synergy: CrossAttention,
+        refinement: CrossAttention,
         decoder: Sequence[nn.Module],
         last_width: int,
         dropout: float,
+        **sizes: int,
     ) -> None:
-        super().__init__(
-            in_channels=in_channels,
-            num_outputs=num_outputs,
-            dimensions=dimensions,
-            divisor=2 ** len(decoder),
-        )
-        self.dropout = (nn.Dropout3d if dimensions == 3 else nn.Dropout2d)(dropout)
+        super().__init__(divisor=2 ** len(decoder), **sizes)
+        self.dropout = channel_dropout(dropout, self.dimensions)
         self.encoder = nn.ModuleList(encoder)
         self.quantiser = quantiser
         self.synergy = synergy
         self.refinement = refinement
         self.decoder = nn.ModuleList(decoder)
-        self.head = convolution(last_width, num_outputs, dimensions, size=1)
-
-    def output_layer(self) -> nn.Module:
-        return self.head
+        self.head = convolution(last_width, self.num_outputs, self.dimensions, size=1)
 
     def start_fit(self) -> None:
         self.quantiser.start_fit()
@@ -90,15 +84,9 @@ class SynergyNet(Segmenter):
         return dict(self.quantiser.usage)
 
     def _output(self, x: Tensor) -> Output:
-        maps = self._encode(x)
-        bottleneck = maps.pop()
-        x = self._combine(self.dropout(bottleneck))
-        stages = []
-        for stage in self.decoder:
-            x = self.block(stage, x, maps.pop())
-            stages.append(x)
-        logits = self.head(self.dropout(x))
-        return Output(logits=logits, bottleneck=bottleneck, decoder=x, stages=tuple(stages))
+        skips = [[x] for x in self._encode(x)]
+        (bottleneck,) = skips.pop()
+        return self.decode(self._combine(self.dropout(bottleneck)), bottleneck, skips)
 
     def _bottleneck(self, x: Tensor) -> Tensor:
         return self._encode(x)[-1]
@@ -148,26 +136,27 @@ def synergynet(
         for level, (source, width) in enumerate(pairwise([in_channels, *widths]))
     ]
     decoder = [AddStage(level, widths, norm, dimensions) for level in reversed(range(levels - 1))]
-    return start(
+    return init_he(
         SynergyNet(
             in_channels=in_channels,
             num_outputs=num_outputs,
             dimensions=dimensions,
             encoder=encoder,
             quantiser=VectorQuantiser(codes, widths[-1], commitment=commitment, revive=revive),
-            synergy=Attention(widths[-1], heads, attention),
-            refinement=Attention(widths[-1], refine_heads, attention),
+            synergy=CrossAttention(widths[-1], heads, attention),
+            refinement=CrossAttention(widths[-1], refine_heads, attention),
             decoder=decoder,
             last_width=widths[0],
             dropout=dropout,
-        )
+        ),
+        up_gain=2.0,
     )
 
 
 # Blocks
 
 
-class Attention(nn.Module):
+class CrossAttention(nn.Module):
     """Multi-head attention without output projection, (B, N, C) and (B, N, C) -> (B, N, C).
 
     token: N x N weights a head, scores divided by the root of the head's width.
@@ -199,7 +188,7 @@ def encoder_level(level: int, source: int, width: int, norm: Norm, dimensions: i
     if level == 0:
         return convolutions(level, source, width, norm, dimensions)
     kind = nn.Conv3d if dimensions == 3 else nn.Conv2d
-    down = resizing_unit(kind(source, width, 2, stride=2, bias=needs_bias(norm)), norm, dimensions)
+    down = add_norm(kind(source, width, 2, stride=2, bias=needs_bias(norm)), norm, dimensions)
     convs = convolutions(level, width, width, norm, dimensions)
     return nn.Sequential(OrderedDict(down=down, convs=convs))
 
@@ -209,10 +198,9 @@ class AddStage(nn.Module):
 
     def __init__(self, level: int, widths: Sequence[int], norm: Norm, dimensions: int) -> None:
         super().__init__()
-        kind = nn.ConvTranspose3d if dimensions == 3 else nn.ConvTranspose2d
         width = widths[level]
-        up = kind(widths[level + 1], width, 2, stride=2, bias=needs_bias(norm))
-        self.up = resizing_unit(up, norm, dimensions)
+        up = up_convolution(widths[level + 1], width, dimensions, bias=needs_bias(norm))
+        self.up = add_norm(up, norm, dimensions)
         self.convs = convolutions(level, width, width, norm, dimensions)
 
     def forward(self, x: Tensor, skip: Tensor) -> Tensor:
@@ -226,39 +214,3 @@ def convolutions(level: int, source: int, width: int, norm: Norm, dimensions: in
     sources = [source, width, width]
     layers = {name: unit(into, width, norm, dimensions) for name, into in zip(names, sources, strict=False)}
     return nn.Sequential(OrderedDict(layers))
-
-
-def resizing_unit(conv: _ConvNd, norm: Norm, dimensions: int) -> nn.Sequential:
-    """A convolution that halves or doubles the image, norm, ReLU."""
-    layers: OrderedDict[str, nn.Module] = OrderedDict(conv=conv)
-    layers["norm"] = make_norm(norm, conv.out_channels, dimensions)
-    layers["relu"] = nn.ReLU(inplace=True)
-    return Unit(layers)
-
-
-def needs_bias(norm: Norm) -> bool:
-    """Whether the norm behind a convolution leaves its bias in place."""
-    return norm in ("none", "group")
-
-
-# First weights, drawn from PyTorch's global stream
-
-
-def start(model: SynergyNet) -> SynergyNet:
-    """Gaussian weights that keep the variance through a ReLU; the attention keeps it without one.
-
-    Each output of a transposed convolution sees one voxel. The head keeps PyTorch's smaller weights: the
-    first predictions shall be undecided.
-    """
-    for module in model.modules():
-        if not isinstance(module, _ConvNd | nn.Linear) or module is model.head:
-            continue
-        if isinstance(module, nn.Linear):
-            nn.init.xavier_uniform_(module.weight)
-        elif isinstance(module, _ConvTransposeNd):
-            nn.init.normal_(module.weight, std=math.sqrt(2 / module.in_channels))
-        else:
-            nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
-        if module.bias is not None:
-            nn.init.zeros_(module.bias)
-    return model

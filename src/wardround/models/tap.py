@@ -9,7 +9,7 @@ takes and gives. From that follow
   decoder     what the output layer is given, where that has the size of the image
   head        the output layer: the convolution or linear layer that ran last
 
-What does not grow with the image (global pooling, attention) is no map. A module inside one that enlarges
+What does not grow with the image (global pooling, attention) is not a map. A module inside one that enlarges
 its input belongs to the decoder, whatever its size. A transformer's tokens (B, N, C) count as maps where
 the patches they stand for are found.
 
@@ -19,13 +19,10 @@ copied, exported and called with other tensors.
 
 from __future__ import annotations
 
-import copy
 import math
-import re
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -35,14 +32,11 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from wardround.errors import ConfigError
 from wardround.models.base import Output, Segmenter, last_layer
-
-DIVISORS = (1, 2, 4, 8, 16, 32)
-PROBE_SIDE = 33  # of the images divisors are tried with, about: five halvings of it are possible
-NUM_CASES = 2  # in a probe: tells the cases from other axes of length one or three
+from wardround.models.probe import NUM_CASES, Call, Probe, describe_exit, first_output, meta_copy, wrong_shape
 
 
 @dataclass(frozen=True)
-class Place:
+class MapLocation:
     """Where a map leaves a network: the output of a module, in its `call`-th call of a pass.
 
     step: None for a map (B, C, *spatial); for tokens (B, N, C) the image voxels a token spans a side.
@@ -60,8 +54,8 @@ class Tap:
     """What is known of a network's inside. why_not: why there is no bottleneck."""
 
     head: str | None = None
-    bottleneck: Place | None = None
-    stages: tuple[Place, ...] = ()
+    bottleneck: MapLocation | None = None
+    stages: tuple[MapLocation, ...] = ()
     has_decoder: bool = False
     why_not: str = ""
 
@@ -102,7 +96,7 @@ class TappedSegmenter(Segmenter):
         if not self.has_features:
             return Output(logits=self._logits(x))
         places = [place for place in (self.tap.bottleneck, *self.tap.stages) if place is not None]
-        with caught(self.network, places, self.tap.head if self.tap.has_decoder else None) as maps:
+        with catch_maps(self.network, places, self.tap.head if self.tap.has_decoder else None) as maps:
             logits = self._logits(x)
         bottleneck, *stages = [as_map(maps[place], place, x) for place in places]
         decoder = maps.get(self.tap.head)
@@ -117,7 +111,7 @@ class TappedSegmenter(Segmenter):
         place = self.tap.bottleneck
         if place is None:
             raise ConfigError(f"model.name is '{self.name}', which shows no features: {self.tap.why_not}")
-        with caught(self.network, [place], stop=True) as maps, suppress(_Reached):
+        with catch_maps(self.network, [place], stop=True) as maps, suppress(_Reached):
             self._pass(x)
         return as_map(maps[place], place, x)
 
@@ -133,7 +127,7 @@ class TappedSegmenter(Segmenter):
         try:
             return self.network(x)
         except SystemExit as error:
-            raise ConfigError(left(self.name, error)) from error
+            raise ConfigError(describe_exit(self.name, error)) from error
 
 
 # Catching maps
@@ -144,8 +138,8 @@ class _Reached(Exception):
 
 
 @contextmanager
-def caught(
-    network: nn.Module, places: Sequence[Place], head: str | None = None, *, stop: bool = False
+def catch_maps(
+    network: nn.Module, places: Sequence[MapLocation], head: str | None = None, *, stop: bool = False
 ) -> Iterator[dict[Any, Tensor]]:
     """The maps of one pass by place, and by its name what the head was given. stop: end at the first one."""
     maps: dict[Any, Tensor] = {}
@@ -163,7 +157,7 @@ def caught(
             handle.remove()
 
 
-def _keep(maps: dict[Any, Tensor], place: Place, stop: bool) -> Any:
+def _keep(maps: dict[Any, Tensor], place: MapLocation, stop: bool) -> Any:
     calls = 0
 
     def hook(module: nn.Module, inputs: Any, output: Tensor) -> None:
@@ -177,201 +171,12 @@ def _keep(maps: dict[Any, Tensor], place: Place, stop: bool) -> Any:
     return hook
 
 
-def as_map(x: Tensor, place: Place, image: Tensor) -> Tensor:
+def as_map(x: Tensor, place: MapLocation, image: Tensor) -> Tensor:
     """Tokens (B, N, C) as the map (B, C, *grid) they are; a map as it is."""
     if place.step is None:
         return x
     grid = [side // place.step for side in image.shape[2:]]
     return x.transpose(1, 2).reshape(x.shape[0], x.shape[2], *grid)
-
-
-def first_output(output: Any, x: Tensor) -> Tensor | None:
-    """The logits among what a network gives; None if there are none."""
-    if isinstance(output, list | tuple) and output:
-        output = output[0]
-    if not isinstance(output, Tensor):
-        return None
-    return output[:, 0] if output.dim() == x.dim() + 1 else output  # DynUNet: (B, outputs, C, *spatial)
-
-
-def left(name: str, error: SystemExit) -> str:
-    return f"model.name is '{name}', whose forward pass called sys.exit({error.code!r}). Take that call out."
-
-
-def wrong_shape(name: str, given: Sequence[int], logits: Tensor | None, expected: Sequence[int]) -> str:
-    gives = "something that is no tensor" if logits is None else f"{tuple(logits.shape)}"
-    return (
-        f"model.name is '{name}', which turns an image of {tuple(given)} into {gives}, "
-        f"not {tuple(expected)}. It is no segmentation network for these data; take another."
-    )
-
-
-# Probing
-
-
-@dataclass
-class Call:
-    """One call of a module: when it began and ended, what it was given and gave (the shapes of tensors)."""
-
-    module: str
-    number: int
-    kind: nn.Module
-    start: int
-    given: list[torch.Size]
-    end: int = -1
-    gave: list[torch.Size] = field(default_factory=list)
-    output: Tensor | None = None
-    version: int = 0
-
-    def is_inside(self, other: Call) -> bool:
-        return other.start < self.start and self.end < other.end
-
-
-class Probe:
-    """Passes of empty images through a copy of the network, which stays as it is.
-
-    The copy has shapes but no numbers (the meta device); a network that cannot work so gets real zeros.
-    """
-
-    def __init__(
-        self, network: nn.Module, name: str, *, in_channels: int, num_outputs: int, dimensions: int
-    ) -> None:
-        self.name = name
-        self.in_channels, self.num_outputs, self.dimensions = in_channels, num_outputs, dimensions
-        self._network = network
-        self._copy = ghost(network)
-        self.error: Exception | None = None
-        self.misshapen = ""
-
-    def takes(self, side: int) -> bool:
-        """Whether an image of this side comes out as logits of the same size."""
-        return self.calls(side) is not None
-
-    def calls(self, side: int) -> list[Call] | None:
-        """All calls of modules in the order they end; None if the pass fails, and `error` says how."""
-        shape = (NUM_CASES, self.in_channels, *[side] * self.dimensions)
-        for attempt in ("meta", "real"):
-            image = torch.zeros(shape, device="cpu" if attempt == "real" else self._device())
-            try:
-                return self._pass(image)
-            except (ConfigError, _Misshapen) as error:
-                self.misshapen = str(error)
-                return None
-            except SystemExit as error:
-                raise ConfigError(left(self.name, error)) from error
-            except Exception as error:
-                self.error = error
-                if self._device() == "cpu" or not is_about_meta(error):
-                    return None
-                self._copy = copy.deepcopy(self._network).eval()
-        return None
-
-    @property
-    def is_free(self) -> bool:
-        """Whether passes cost next to nothing."""
-        return self._device() == "meta"
-
-    def _device(self) -> str:
-        parameter = next(self._copy.parameters(), None)
-        return "cpu" if parameter is None else parameter.device.type
-
-    def _pass(self, image: Tensor) -> list[Call]:
-        with torch.random.fork_rng(devices=[]), torch.no_grad(), recorded(self._copy) as calls:
-            output = self._copy(image)
-        logits = first_output(output, image)
-        expected = (NUM_CASES, self.num_outputs, *image.shape[2:])
-        if logits is None or logits.shape != expected:
-            raise _Misshapen(wrong_shape(self.name, image.shape, logits, expected))
-        return calls
-
-    def find_divisor(self) -> int:
-        """The smallest of `DIVISORS` whose multiples the network takes; refused if there is none."""
-        for divisor in DIVISORS:
-            multiple = -(-PROBE_SIDE // divisor)
-            if self.takes(divisor * (multiple + 1 - multiple % 2)):  # an odd multiple: no larger one divides
-                return divisor
-        raise ConfigError(self.complaint() + " If it needs images of certain sizes, give model.divisor.")
-
-    def complaint(self) -> str:
-        if self.misshapen:
-            return self.misshapen
-        if (package := missing_package(self.error)) is not None:
-            return f"model.name is '{self.name}', which needs the package '{package}'. Install it."
-        said = " ".join(str(self.error).split())[:300]
-        return (
-            f"model.name is '{self.name}', which cannot take an image of {self.in_channels} channels in "
-            f"{self.dimensions}D: {said}."
-        )
-
-
-def missing_package(error: BaseException | None) -> str | None:
-    """The package that an error says is not installed."""
-    found = re.search(r"No module named '([\w.]+)'", str(error))
-    return None if found is None else found[1]
-
-
-class _Misshapen(Exception):
-    """The pass went through, but gave no logits of the image's size."""
-
-
-def is_about_meta(error: Exception) -> bool:
-    """Whether the lack of numbers may be what failed, rather than shapes."""
-    words = ("meta", "item()", "nonzero", "data-dependent", "device", "numpy", "no data", "bool")
-    return isinstance(error, NotImplementedError) or any(word in str(error).lower() for word in words)
-
-
-def ghost(network: nn.Module) -> nn.Module:
-    """A copy on the meta device in evaluation mode; the numbers are not copied even for a moment."""
-    memo: dict[int, Any] = {}
-    for parameter in network.parameters():
-        memo[id(parameter)] = nn.Parameter(parameter.detach().to("meta"), requires_grad=False)
-    for buffer in network.buffers():
-        memo[id(buffer)] = buffer.detach().to("meta")
-    return copy.deepcopy(network, memo).eval()
-
-
-@contextmanager
-def recorded(network: nn.Module) -> Iterator[list[Call]]:
-    """The calls of all modules inside, in the order they end."""
-    calls: list[Call] = []
-    running: list[Call] = []
-    numbers: Counter[str] = Counter()
-    clock = iter(range(10**9))
-
-    def before(name: str) -> Any:
-        def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
-            running.append(Call(name, numbers[name], module, next(clock), shapes([args, kwargs])))
-            numbers[name] += 1
-
-        return hook
-
-    def after(module: nn.Module, args: Any, output: Any) -> None:
-        call = running.pop()
-        call.end, call.gave = next(clock), shapes(output)
-        if isinstance(output, Tensor):
-            call.output, call.version = output, output._version
-        calls.append(call)
-
-    handles = []
-    for name, module in network.named_modules():
-        handles.append(module.register_forward_pre_hook(before(name), with_kwargs=True))
-        handles.append(module.register_forward_hook(after))
-    try:
-        yield calls
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def shapes(value: Any) -> list[torch.Size]:
-    """Of all tensors in nested lists, tuples and dictionaries."""
-    if isinstance(value, Tensor):
-        return [value.shape]
-    if isinstance(value, dict):
-        value = list(value.values())
-    if isinstance(value, list | tuple):
-        return [shape for entry in value for shape in shapes(entry)]
-    return []
 
 
 # Finding the places
@@ -443,13 +248,13 @@ class Finder:
         wide = [call for call in fitting if call.gave[0][1] != self.num_outputs]  # no head of its own
         return (wide or fitting or [None])[-1]  # type: ignore[list-item]
 
-    def named(self, features: str) -> Place:
+    def named(self, features: str) -> MapLocation:
         """The place a user names, refused with the reason if it shows no map."""
         calls = [call for call in self.calls if call.module == features]
         if not calls:
             names = [call.module for call in self.calls if call.module]
             raise ConfigError(
-                f"model.features is '{features}', which is no module that runs in a forward pass. "
+                f"model.features is '{features}', which is not a module that runs in a forward pass. "
                 f"Some that do: {', '.join(dict.fromkeys(names[:: max(1, len(names) // 12)]))}"
             )
         if self.size_of(calls[-1]) is None:
@@ -462,7 +267,7 @@ class Finder:
 
     # Decoder
 
-    def stages(self, bottleneck: Call, size: int) -> tuple[Place, ...]:
+    def stages(self, bottleneck: Call, size: int) -> tuple[MapLocation, ...]:
         """Behind the bottleneck the last map of every size up to the image's, coarse to fine."""
         behind = [(c, s) for c, s in self.maps if c.start > bottleneck.end and self._is_before_head(c)]
         sizes = sorted({s for _, s in behind if size < s < math.prod(self.image[2:])})
@@ -479,7 +284,7 @@ class Finder:
     def _head(self) -> Call | None:
         """The output layer: of those with as many outputs as there are logits, the one that ran last."""
         layers = [call for call in self.calls if isinstance(call.kind, _ConvNd | nn.Linear)]
-        fitting = [call for call in layers if width(call.kind) == self.num_outputs]
+        fitting = [call for call in layers if count_outputs(call.kind) == self.num_outputs]
         return (fitting or layers or [None])[-1]  # type: ignore[list-item]
 
     def _is_before_head(self, call: Call) -> bool:
@@ -508,10 +313,10 @@ class Finder:
             return math.prod(shape[2:])
         return shape[1] if len(shape) == 3 and step_of(shape[1], image[2:]) else None
 
-    def place(self, call: Call) -> Place:
+    def place(self, call: Call) -> MapLocation:
         assert call.output is not None
         is_tokens = call.output.dim() != len(self.image)
-        return Place(
+        return MapLocation(
             call.module,
             call.number,
             step_of(call.output.shape[1], self.image[2:]) if is_tokens else None,
@@ -543,7 +348,7 @@ def step_of(num_tokens: int, sides: Sequence[int]) -> int | None:
     return None
 
 
-def width(layer: nn.Module) -> int | None:
+def count_outputs(layer: nn.Module) -> int | None:
     """The channels a convolution or linear layer gives."""
     if isinstance(layer, _ConvNd):
         return layer.out_channels
@@ -561,8 +366,7 @@ def decoder_names(model: nn.Module) -> list[str]:
     """
     if not isinstance(model, Segmenter) or not model.has_features:
         raise ConfigError(f"which layers of {type(model).__name__} are its decoder is not known")
-    copied = ghost(model)
-    assert isinstance(copied, Segmenter)
+    copied = meta_copy(model)
     image = torch.zeros(
         NUM_CASES,
         model.in_channels,
@@ -570,8 +374,8 @@ def decoder_names(model: nn.Module) -> list[str]:
         device="meta",
     )
     whole, encoder = (
-        called(copied, lambda: copied.forward_features(image)),
-        called(copied, lambda: copied.encode(image)),
+        list_called(copied, lambda: copied.forward_features(image)),
+        list_called(copied, lambda: copied.encode(image)),
     )
     names = []
     for name in model.state_dict():
@@ -583,7 +387,7 @@ def decoder_names(model: nn.Module) -> list[str]:
     return names
 
 
-def called(network: nn.Module, run: Callable[[], Any]) -> set[str]:
+def list_called(network: nn.Module, run: Callable[[], Any]) -> set[str]:
     """The names of the modules that something calls."""
     names: set[str] = set()
     handles = [

@@ -18,61 +18,66 @@ import math
 from collections import OrderedDict
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from wardround.models.base import Output, Segmenter
-from wardround.models.instance_norm import Unit
-from wardround.models.norm import Norm, make_norm
+from wardround.models.instance_norm import FusableUnit
+from wardround.models.norm import Norm, make_norm, needs_bias
+
+Network = TypeVar("Network", bound=Segmenter)
 
 
-class UNet(Segmenter):
+class EncoderDecoder(Segmenter):
+    """A network that ends in decoder stages (coarse to fine), channel dropout and a head."""
+
+    needs_two = True
+    decoder: nn.ModuleList
+    dropout: nn.Module
+    head: nn.Module
+
+    def output_layer(self) -> nn.Module:
+        return self.head
+
+    def decode(self, x: Tensor, bottleneck: Tensor, skips: list[list[Tensor]]) -> Output:
+        """Run the decoder on `x` and the head on what it gives; skips: of each stage, fine to coarse."""
+        stages = []
+        for stage in self.decoder:
+            x = self.block(stage, x, *skips.pop())
+            stages.append(x)
+        logits = self.head(self.dropout(x))
+        return Output(logits=logits, bottleneck=bottleneck, decoder=x, stages=tuple(stages))
+
+
+class UNet(EncoderDecoder):
     """Encoder levels, decoder stages (coarse to fine) and a head.
 
     dropout: chance of a whole channel being dropped, in front of the decoder and of the head.
     """
 
-    needs_two = True
-
     def __init__(
         self,
         *,
-        in_channels: int,
-        num_outputs: int,
-        dimensions: int,
         encoder: Sequence[nn.Module],
         decoder: Sequence[nn.Module],
         last_width: int,
         dropout: float,
+        **sizes: int,
     ) -> None:
-        super().__init__(
-            in_channels=in_channels,
-            num_outputs=num_outputs,
-            dimensions=dimensions,
-            divisor=2 ** len(decoder),
-        )
-        three = dimensions == 3
-        self.pool = (nn.MaxPool3d if three else nn.MaxPool2d)(2)
-        self.dropout = (nn.Dropout3d if three else nn.Dropout2d)(dropout)
+        super().__init__(divisor=2 ** len(decoder), **sizes)
+        self.pool = (nn.MaxPool3d if self.dimensions == 3 else nn.MaxPool2d)(2)
+        self.dropout = channel_dropout(dropout, self.dimensions)
         self.encoder = nn.ModuleList(encoder)
         self.decoder = nn.ModuleList(decoder)
-        self.head = convolution(last_width, num_outputs, dimensions, size=1)
-
-    def output_layer(self) -> nn.Module:
-        return self.head
+        self.head = convolution(last_width, self.num_outputs, self.dimensions, size=1)
 
     def _output(self, x: Tensor) -> Output:
-        maps = self._encode(x)
-        bottleneck = maps.pop()
-        x = self.dropout(bottleneck)
-        stages = []
-        for stage in self.decoder:
-            x = self.block(stage, x, maps.pop())
-            stages.append(x)
-        logits = self.head(self.dropout(x))
-        return Output(logits=logits, bottleneck=bottleneck, decoder=x, stages=tuple(stages))
+        skips = [[x] for x in self._encode(x)]
+        (bottleneck,) = skips.pop()
+        return self.decode(self.dropout(bottleneck), bottleneck, skips)
 
     def _bottleneck(self, x: Tensor) -> Tensor:
         return self._encode(x)[-1]
@@ -108,7 +113,7 @@ def unet2d(
         UpStage(below, width, width, norm, dimensions=2, up_bias=True)
         for width, below in reversed(list(pairwise(widths)))
     ]
-    return start_he(
+    return init_he(
         UNet(
             in_channels=in_channels,
             num_outputs=num_outputs,
@@ -134,16 +139,12 @@ def unet3d(
 
     Without norm layers, 3 channels in and 3 out, its convolutions have the paper's 19,069,955 weights.
     """
-    widths = [base_filters * 2 ** (level + 1) for level in range(levels)]
-    encoder = [
-        double_convolution(source, width // 2, width, norm, dimensions=3)
-        for source, width in pairwise([in_channels, *widths])
-    ]
+    widths, encoder = doubling_encoder(in_channels, base_filters, levels, norm, dimensions=3)
     decoder = [
         UpStage(below, below, width, norm, dimensions=3, up_bias=False)
         for width, below in reversed(list(pairwise(widths)))
     ]
-    return start_he(
+    return init_he(
         UNet(
             in_channels=in_channels,
             num_outputs=num_outputs,
@@ -169,7 +170,7 @@ def unet2d_fedevi(
     widths = [base_filters * 2**level for level in range(levels)]
     encoder = [triple_convolution(source, width, norm) for source, width in pairwise([in_channels, *widths])]
     decoder = [NearestStage(width, norm, is_first=width == widths[-1]) for width in reversed(widths[1:])]
-    return start_fan_out(
+    return init_fan_out(
         UNet(
             in_channels=in_channels,
             num_outputs=num_outputs,
@@ -191,22 +192,46 @@ def convolution(source: int, width: int, dimensions: int, *, size: int = 3, bias
     return kind(source, width, size, padding=size // 2, bias=bias)
 
 
+def up_convolution(source: int, width: int, dimensions: int, *, bias: bool) -> _ConvNd:
+    """A transposed convolution that doubles the image's size."""
+    kind = nn.ConvTranspose3d if dimensions == 3 else nn.ConvTranspose2d
+    return kind(source, width, 2, stride=2, bias=bias)
+
+
+def channel_dropout(chance: float, dimensions: int) -> nn.Module:
+    return (nn.Dropout3d if dimensions == 3 else nn.Dropout2d)(chance)
+
+
+def add_norm(conv: _ConvNd, norm: Norm, dimensions: int, *, relu: bool = True) -> nn.Sequential:
+    """The convolution, norm, ReLU."""
+    layers: OrderedDict[str, nn.Module] = OrderedDict(conv=conv)
+    layers["norm"] = make_norm(norm, conv.out_channels, dimensions)
+    if relu:
+        layers["relu"] = nn.ReLU(inplace=True)
+    return FusableUnit(layers)
+
+
 def unit(
     source: int, width: int, norm: Norm, dimensions: int, *, size: int = 3, relu: bool = True
 ) -> nn.Sequential:
-    """Convolution, norm, ReLU."""
-    layers: OrderedDict[str, nn.Module] = OrderedDict()
-    layers["conv"] = convolution(source, width, dimensions, size=size, bias=norm in ("none", "group"))
-    layers["norm"] = make_norm(norm, width, dimensions)
-    if relu:
-        layers["relu"] = nn.ReLU(inplace=True)
-    return Unit(layers)
+    """A convolution that keeps the image's size, norm, ReLU."""
+    conv = convolution(source, width, dimensions, size=size, bias=needs_bias(norm))
+    return add_norm(conv, norm, dimensions, relu=relu)
 
 
 def double_convolution(source: int, middle: int, width: int, norm: Norm, dimensions: int) -> nn.Sequential:
     first = unit(source, middle, norm, dimensions)
     second = unit(middle, width, norm, dimensions)
     return nn.Sequential(OrderedDict(first=first, second=second))
+
+
+def doubling_encoder(
+    in_channels: int, base_filters: int, levels: int, norm: Norm, dimensions: int
+) -> tuple[list[int], list[nn.Sequential]]:
+    """Çiçek's encoder, whose levels double the width before pooling: the widths and the levels."""
+    widths = [base_filters * 2 ** (level + 1) for level in range(levels)]
+    pairs = pairwise([in_channels, *widths])
+    return widths, [double_convolution(source, w // 2, w, norm, dimensions) for source, w in pairs]
 
 
 def triple_convolution(source: int, width: int, norm: Norm) -> nn.Sequential:
@@ -227,8 +252,7 @@ class UpStage(nn.Module):
         self, below: int, up_width: int, width: int, norm: Norm, *, dimensions: int, up_bias: bool
     ) -> None:
         super().__init__()
-        kind = nn.ConvTranspose3d if dimensions == 3 else nn.ConvTranspose2d
-        self.up = kind(below, up_width, 2, stride=2, bias=up_bias)
+        self.up = up_convolution(below, up_width, dimensions, bias=up_bias)
         self.convs = double_convolution(width + up_width, width, width, norm, dimensions)
 
     def forward(self, x: Tensor, skip: Tensor) -> Tensor:
@@ -259,17 +283,21 @@ class NearestStage(nn.Module):
 # First weights, drawn from PyTorch's global stream
 
 
-def start_he(model: UNet) -> UNet:
+def init_he(model: Network, *, up_gain: float = 1.0) -> Network:
     """Gaussian weights that keep the variance through a ReLU, as Ronneberger et al. section 3.
 
-    Behind a transposed convolution stands no ReLU, and each of its outputs sees one voxel. The head
-    keeps PyTorch's smaller weights: the first predictions shall be undecided.
+    up_gain: 2 where a ReLU stands behind the transposed convolutions, of which each output sees one voxel.
+    Linear layers keep the variance without a ReLU. The head keeps PyTorch's smaller weights: the first
+    predictions shall be undecided.
     """
+    head = model.output_layer()
     for module in model.modules():
-        if not isinstance(module, _ConvNd) or module is model.head:
+        if not isinstance(module, _ConvNd | nn.Linear) or module is head:
             continue
-        if isinstance(module, _ConvTransposeNd):
-            nn.init.normal_(module.weight, std=math.sqrt(1 / module.in_channels))
+        if isinstance(module, nn.Linear):
+            nn.init.xavier_uniform_(module.weight)
+        elif isinstance(module, _ConvTransposeNd):
+            nn.init.normal_(module.weight, std=math.sqrt(up_gain / module.in_channels))
         else:
             nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
         if module.bias is not None:
@@ -277,7 +305,7 @@ def start_he(model: UNet) -> UNet:
     return model
 
 
-def start_fan_out(model: UNet) -> UNet:
+def init_fan_out(model: UNet) -> UNet:
     """Kaiming's Gaussian by fan-out for every convolution, the head too, as FedEvi's public code."""
     for module in model.modules():
         if isinstance(module, _ConvNd):

@@ -22,7 +22,7 @@ from pydantic import Field, field_validator
 from torch import Tensor, nn
 
 from wardround.models.base import Output, Segmenter
-from wardround.models.names import full_name
+from wardround.models.norm import full_name
 from wardround.settings import Settings
 
 EVALUATION_SEED = 20  # of the draws when evaluation takes several: the same weights for every batch

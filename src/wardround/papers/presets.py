@@ -32,7 +32,7 @@ from wardround.config_file import parse
 from wardround.errors import ConfigError
 from wardround.methods import METHODS, OBJECTIVES
 from wardround.models import MODELS, resolve
-from wardround.models.user_networks import is_import_path
+from wardround.plugins import is_import_path
 from wardround.settings import Settings
 from wardround.text import suggest
 from wardround.yaml_file import read_yaml

@@ -15,7 +15,8 @@ from wardround.engine.transports.placement import Placement, deal
 from wardround.machine import free_memory
 from wardround.methods import build_method, build_objective
 from wardround.models.base import Segmenter
-from wardround.models.measure import as_ghost, kept_bytes
+from wardround.models.measure import kept_bytes
+from wardround.models.probe import meta_copy
 from wardround.params import Params
 from wardround.planning.cases import ClientPlan
 from wardround.planning.dry_run import DryRun
@@ -60,7 +61,7 @@ class Memory:
 
 def activation_bytes(model: Segmenter, batch_shape: Sequence[int], *, checkpointing: bool) -> int | None:
     """What the backward pass keeps of one batch, counted without computing; None if it cannot be counted."""
-    ghost = as_ghost(model)
+    ghost = meta_copy(model)
     for part in ghost.modules():  # a stem has its backbone inside
         if isinstance(part, Segmenter):
             part.checkpointing = checkpointing

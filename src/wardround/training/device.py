@@ -19,8 +19,7 @@ import torch
 from wardround.config import ComputeSettings
 from wardround.errors import ConfigError
 from wardround.machine import cores
-from wardround.models.base import Segmenter
-from wardround.models.forward_cost import forward_cost
+from wardround.models.base import Segmenter, forward_cost
 
 log = logging.getLogger(__name__)
 

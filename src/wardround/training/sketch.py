@@ -8,8 +8,8 @@ from wardround.errors import ConfigError
 from wardround.losses.objective import Objective
 from wardround.models import MODELS, is_foreign
 from wardround.models.base import Segmenter
+from wardround.models.foreign_networks import NotHere
 from wardround.models.measure import sketch
-from wardround.models.user_networks import NotHere
 
 
 def sketch_model(config: Config, objective: Objective) -> Segmenter | None:

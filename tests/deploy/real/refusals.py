@@ -930,7 +930,7 @@ COMMANDS: list[tuple[str, Callable[[Place], str], str]] = [
     ("pickle in a tag of project.yaml", tagged_project, "project-tag.yaml"),
     ("pickle as configuration", pickled_config, "config-pickle.yaml"),
     ("pickle in a tag of a configuration", tagged_config, "config-tag.yaml"),
-    ("pickle as safetensors", pickled_tensors, "no safetensors file"),
+    ("pickle as safetensors", pickled_tensors, "not a safetensors file"),
 ]
 SLOW = 60.0  # no refusal that anybody waits for: a job that is taken and fails, many frames in turn
 HOSTILE: list[tuple[str, Callable[[Place], str], str]] = [

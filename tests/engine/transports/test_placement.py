@@ -22,8 +22,7 @@ from wardround.engine.transports.placement import (
     present_sizes,
 )
 from wardround.errors import ConfigError
-from wardround.models.base import Output, Segmenter
-from wardround.models.forward_cost import forward_cost
+from wardround.models.base import Output, Segmenter, forward_cost
 from wardround.models.measure import costs
 from wardround.planning.memory import activation_bytes
 from wardround.training.device import threads_for

@@ -26,7 +26,7 @@ from wardround.data.roles import NOT_HOSPITALS, POOLED
 from wardround.engine.networks import TRAIN_SHARE, network_for, training_shape
 from wardround.engine.participation import count_present
 from wardround.machine import cores, total_memory
-from wardround.models.forward_cost import forward_cost
+from wardround.models.base import forward_cost
 from wardround.training.device import choose_device, threads_for
 
 log = logging.getLogger(__name__)

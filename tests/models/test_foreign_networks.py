@@ -13,8 +13,8 @@ import user_nets
 import wardround as wr
 from wardround.errors import ConfigError, TooFewClients
 from wardround.models import ModelSettings, build, head_names
+from wardround.models.foreign_networks import import_from_here, is_import_path
 from wardround.models.tap import TappedSegmenter
-from wardround.models.user_networks import import_from_here, is_import_path
 
 SEGRESNET = {
     "name": "monai:SegResNet",
@@ -65,10 +65,10 @@ def test_a_module_in_the_current_directory_is_found(tmp_path, monkeypatch):
         ("user_nets:Smal", "user_nets has no 'Smal'. Did you mean 'Small'?"),
         (
             "user_nets:NotANetwork",
-            "which is another class, no network. Name a class that extends torch.nn.Module",
+            "which is another class, not a network. Name a subclass of torch.nn.Module",
         ),
-        ("user_nets:function", "which is a function, no network"),
-        ("os:system", "no network"),
+        ("user_nets:function", "which is a function, not a network"),
+        ("os:system", "not a network"),
     ],
 )
 def test_what_is_no_network_is_refused(name, reason):
@@ -129,7 +129,7 @@ def test_a_forward_pass_cannot_end_the_command_without_a_word(tmp_path, monkeypa
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     (tmp_path / "leaving_forward.py").write_text(LEAVING)
-    said = "model.name is 'leaving_forward:{}', whose forward pass called sys.exit(3). Take that call out."
+    said = "model.name is 'leaving_forward:{}', whose forward pass called sys.exit(3). Remove that call."
     assert error_of("leaving_forward:Net") == said.format("Net")
     model = made("leaving_forward:Training")
     assert model.eval()(torch.zeros(1, 1, 4, 4)).shape == (1, 2, 4, 4)
@@ -155,7 +155,7 @@ class Absent:
         if name.split(".")[0] == "einops":
             raise ModuleNotFoundError("No module named 'einops'", name="einops")
 sys.meta_path.insert(0, Absent())
-from test_user_networks import error_of
+from test_foreign_networks import error_of
 for name, arguments in (("SwinUNETR", {"feature_size": 12}), ("UNETR", {"img_size": 32})):
     said = error_of(f"monai:{name}", arguments=arguments)
     assert said.startswith(f"model.name is 'monai:{name}', which needs the package 'einops'. Install it."), said

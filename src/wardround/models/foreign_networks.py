@@ -1,10 +1,12 @@
-"""A network of the user's own by import path: `mypackage.nets:MyNet`, in the current directory or installed.
+"""Networks we did not write: any of MONAI's by name, a user's own by import path.
 
-It is a class of PyTorch modules that takes (B, channels, *spatial) to logits (B, outputs, *spatial), or to a
-list whose first entry that is. The numbers that the data decide go to the arguments with one of the names
-below; a network without them must fit the data as it is. One that is a `Segmenter` is taken as it stands.
+`monai:SegResNet` is a class in `monai.networks.nets`; MONAI is imported only when one is asked for.
+`mypackage.nets:MyNet` is in the current directory or installed: a subclass of `nn.Module` that takes
+(B, channels, *spatial) to logits (B, outputs, *spatial), or to a list whose first entry that is. The numbers
+that the data decide go to the arguments with one of the names below; a network without them must fit the data
+as it is. A `Segmenter` is used as it is.
 
-Only classes are called, never functions: a configuration may come from somebody else.
+Only classes are called, never functions: a configuration may come from someone else.
 """
 
 from __future__ import annotations
@@ -21,9 +23,13 @@ from torch import nn
 
 from wardround.errors import ConfigError
 from wardround.models.base import Segmenter
+from wardround.models.probe import missing_package
 from wardround.models.signature import check_arguments, parameters_of
-from wardround.models.tap import TappedSegmenter, missing_package
+from wardround.models.tap import TappedSegmenter
 from wardround.text import suggest
+
+MONAI_PREFIX = "monai:"
+MONAI_DIVISOR = 32  # five halvings, the most that MONAI's networks make at their defaults (SwinUNETR)
 
 # Networks differ in what they call the three numbers that the data decide.
 DIMENSIONS = ("spatial_dims", "dimensions")
@@ -33,6 +39,30 @@ OUTPUTS = ("out_channels", "num_classes", "n_classes", "num_outputs")
 
 class NotHere(ConfigError):
     """The network's module is not on this machine, or not where the command was started."""
+
+
+def find_monai_network(name: str) -> type[nn.Module]:
+    """The class in `monai.networks.nets` that `monai:<network>` means; refused if it cannot segment."""
+    from monai.networks import nets
+
+    networks: dict[str, type[nn.Module]] = {
+        key: value
+        for key, value in vars(nets).items()
+        if inspect.isclass(value) and issubclass(value, nn.Module)
+    }
+    network = name.removeprefix(MONAI_PREFIX)
+    if network not in networks:
+        hint = suggest(network, networks, MONAI_PREFIX)
+        raise ConfigError(
+            f"model.name is '{name}', which MONAI does not have.{hint} List: monai.networks.nets"
+        )
+    parameters = parameters_of(networks[network])
+    if not any(key in parameters for key in INPUTS) or not any(key in parameters for key in OUTPUTS):
+        raise ConfigError(
+            f"model.name is '{name}', whose constructor takes no numbers of input and output channels. "
+            "It is not a segmentation network that we can build; choose another."
+        )
+    return networks[network]
 
 
 def is_import_path(name: str) -> bool:
@@ -53,7 +83,7 @@ def find_user_network(name: str) -> type[nn.Module]:
     if not is_network(found):
         what = f"a {type(found).__name__}" if not inspect.isclass(found) else "another class"
         raise ConfigError(
-            f"model.name is '{name}', which is {what}, no network. Name a class that extends torch.nn.Module."
+            f"model.name is '{name}', which is {what}, not a network. Name a subclass of torch.nn.Module."
         )
     network: type[nn.Module] = found
     return network
@@ -72,7 +102,7 @@ def import_from_here(path: str, name: str) -> Any:
         if path == missing or path.startswith(f"{missing}."):
             raise NotHere(
                 f"model.name is '{name}', but there is no module '{missing}' in {Path.cwd()} or among the "
-                "installed packages. Start wardround where it lies, or install it."
+                "installed packages. Start wardround in the folder that has it, or install it."
             ) from None
         raise ConfigError(
             f"model.name is '{name}', whose module {path} needs '{missing}', which is not installed."
@@ -85,7 +115,7 @@ def import_from_here(path: str, name: str) -> Any:
 
 @contextmanager
 def current_directory_first() -> Iterator[None]:
-    """Let an import find files that lie here, as `python` itself does and an installed command does not.
+    """Let an import find files in the current directory, as `python` does and an installed command does not.
 
     Afterwards the directory stays last, for what the user's code imports later.
     """
@@ -99,7 +129,7 @@ def current_directory_first() -> Iterator[None]:
             sys.path.append(here)
 
 
-# Building, for networks of MONAI's too
+# Building
 
 
 def from_data(network_class: Callable[..., nn.Module], sizes: Mapping[str, int]) -> dict[str, int]:
