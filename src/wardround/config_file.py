@@ -16,8 +16,8 @@ from wardround.methods import build_method, build_objective
 from wardround.methods.base import Method
 from wardround.models import check_dimensions
 from wardround.models import resolve as find_model
-from wardround.models.foreign_networks import NotHere
 from wardround.models.measure import features_text
+from wardround.plugins import NotInstalled
 from wardround.training.sketch import sketch_model
 from wardround.yaml_file import apply_override, read_yaml
 
@@ -89,7 +89,7 @@ def check_model(config: Config) -> None:
     """
     try:
         find_model(config.model)
-    except NotHere as error:
+    except NotInstalled as error:
         log.debug("%s", error)
     if config.data.dimensions is not None:
         check_dimensions(config.model, config.data.dimensions)

@@ -69,8 +69,8 @@ class Registry(Mapping[str, T], Generic[T]):
     def find(self, name: str, key: str | None = None) -> T:
         """What a name means, imported if need be; key: the setting that holds it."""
         key = key or f"{self.kind}.name"
-        if name in self:
-            return self[name]
+        if name in self.own:
+            return self.own[name]
         point = self.installed.get(name)
         path = name if point is None else point.value
         if not is_import_path(path):

@@ -13,8 +13,8 @@ import user_nets
 import wardround as wr
 from wardround.errors import ConfigError, TooFewClients
 from wardround.models import ModelSettings, build, head_names
-from wardround.models.foreign_networks import import_from_here, is_import_path
 from wardround.models.tap import TappedSegmenter
+from wardround.plugins import import_module, is_import_path
 
 SEGRESNET = {
     "name": "monai:SegResNet",
@@ -85,7 +85,7 @@ def test_mistakes_in_the_users_file_are_told(tmp_path, monkeypatch):
     )
     assert "broken_two cannot be imported: ZeroDivisionError: division by zero" in error_of("broken_two:Net")
     with pytest.raises(ConfigError):
-        import_from_here("broken_two", "broken_two:Net")
+        import_module("broken_two", "model.name is 'broken_two:Net'")
 
 
 def test_a_users_file_cannot_end_the_command_without_a_word(tmp_path, monkeypatch):

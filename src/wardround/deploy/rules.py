@@ -18,6 +18,7 @@ from wardround.deploy.settings_file import format_bytes
 from wardround.deploy.site_file import ALWAYS, TASKS, SiteFile, quiet_minutes
 from wardround.messages import Message
 from wardround.methods import METHODS, OBJECTIVES
+from wardround.metrics import METRICS
 from wardround.models import MODELS
 from wardround.models.foreign_networks import MONAI_PREFIX
 
@@ -141,22 +142,24 @@ class Rules:
         if "all" not in self.site.runs and not any(fnmatchcase(run, pattern) for pattern in self.site.runs):
             return f"run '{run}' is not allowed at this hospital (runs in its site.yaml)"
         ours = {
-            "method": names["method"] in METHODS,
-            "objective": names["objective"] in OBJECTIVES,
+            "method": names["method"] in METHODS.own,
+            "objective": names["objective"] in OBJECTIVES.own,
             "network": network in MODELS or network.startswith(MONAI_PREFIX),
         }
-        for kind, is_ours in ours.items():
-            name, allowed = names[kind], getattr(self.site, f"{kind}s")
+        chosen = [(kind, names[kind], is_ours) for kind, is_ours in ours.items()]
+        chosen += [("metric", name, name in METRICS.own) for name in names["metrics"].split()]
+        for kind, name, is_ours in chosen:
+            allowed = getattr(self.site, f"{kind}s")
             if name not in allowed and not ("all" in allowed and is_ours):
                 return f"{kind} '{name}' is not allowed at this hospital ({kind}s in its site.yaml)"
         return None
 
 
 def list_choices(config: Config | Mapping[str, Any]) -> dict[str, str]:
-    """Run, method, network and objective by name, from checked or unchecked settings."""
+    """Run, method, network, objective and metrics by name, from checked or unchecked settings."""
     values: Mapping[str, Any] = (
         {"name": config.name, "method": config.method, "objective": config.objective,
-         "model": {"name": config.model.name}}
+         "model": {"name": config.model.name}, "evaluate": config.evaluate.model_dump()}
         if isinstance(config, Config)
         else config
     )  # fmt: skip
@@ -173,7 +176,16 @@ def list_choices(config: Config | Mapping[str, Any]) -> dict[str, str]:
         "method": method,
         "network": name_in("model", defaults["model"].default.name),
         "objective": name_in("objective", own),
+        "metrics": " ".join(list_metrics(values.get("evaluate"))),
     }
+
+
+def list_metrics(section: Any) -> list[str]:
+    """The metrics that an `evaluate:` section names, whatever else it holds."""
+    if not isinstance(section, Mapping):
+        return []
+    found = [section.get("select", "dice"), *(section.get("metrics") or ())]
+    return ["".join(str(name).split())[:LONGEST] for name in found]
 
 
 def case_numbers(names: Iterable[str]) -> dict[str, str]:

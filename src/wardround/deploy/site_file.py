@@ -16,6 +16,7 @@ from pydantic import Field, ValidationInfo, field_validator
 from wardround.deploy.settings_file import format_bytes, parse_size, read_settings, refuse_boolean
 from wardround.errors import ConfigError
 from wardround.methods import METHODS, OBJECTIVES
+from wardround.metrics import METRICS
 from wardround.models import MODELS
 from wardround.plugins import is_import_path
 from wardround.settings import Settings
@@ -56,6 +57,7 @@ class SiteFile(Settings):
     methods: tuple[str, ...] = ALL
     networks: tuple[str, ...] = ALL
     objectives: tuple[str, ...] = ALL
+    metrics: tuple[str, ...] = ALL
     runs: tuple[str, ...] = ALL
     largest_message: int = Field(2 * 10**9, ge=1)
     scalars: tuple[str, ...] = ALL
@@ -72,7 +74,9 @@ class SiteFile(Settings):
             raise ValueError(f"it is {value!r}; give the path of a federation.yaml, or the word {PHANTOM}")
         return value
 
-    @field_validator("tasks", "methods", "networks", "objectives", "runs", "scalars", mode="before")
+    @field_validator(
+        "tasks", "methods", "networks", "objectives", "metrics", "runs", "scalars", mode="before"
+    )
     @classmethod
     def listed(cls, value: Any) -> Any:
         """One word stands for a list of it."""
@@ -81,13 +85,18 @@ class SiteFile(Settings):
             raise ValueError(f"it is {value!r}; give all, or a list of names")
         return tuple(names)
 
-    @field_validator("tasks", "methods", "objectives")
+    @field_validator("tasks", "methods", "objectives", "metrics")
     @classmethod
     def known(cls, names: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
-        registries: dict[str, Iterable[str]] = {"methods": METHODS, "objectives": OBJECTIVES}
-        there = [*registries.get(info.field_name or "", [*TASKS, *ALWAYS]), "all"]
+        registries: dict[str, Iterable[str]] = {
+            "methods": METHODS.own,
+            "objectives": OBJECTIVES.own,
+            "metrics": METRICS.own,
+        }
+        own = registries.get(info.field_name or "")
+        there = [*([*TASKS, *ALWAYS] if own is None else own), "all"]
         for name in names:
-            if name not in there:
+            if name not in there and (own is None or not is_import_path(name)):
                 raise ValueError(f"'{name}' is unknown.{suggest(name, there)}")
         return names
 
@@ -198,11 +207,13 @@ COMMENTS = {
     "threads": "Processor threads for training; null: all of them.",
     "tasks": "What may be asked for: all, or any of these, and what the answer holds.\n{tasks}\n"
     "Taking part at all shows the organiser how many training, validation and test cases there are.",
-    "methods": "Federated methods: all, or a list such as [fedavg, fedprox]. See: wardround methods",
+    "methods": "Federated methods: all (wardround's), or a list such as [fedavg, fedprox]. Code of others on\n"
+    "this machine runs only if it is named, as package.module:Class. See: wardround methods",
     "networks": "Networks: all (wardround's and MONAI's), or a list such as [unet3d, monai:SegResNet]. A\n"
     "custom network is code on this machine and runs only if it is named here,\n"
     "as package.module:Class; [all, package.module:Class] allows it beside the others.",
-    "objectives": "Training objectives: all, or a list. See: wardround objectives",
+    "objectives": "Training objectives: all (wardround's), or a list. See: wardround objectives",
+    "metrics": "Metrics of evaluations: all (wardround's), or a list such as [dice, hd95].",
     "runs": "Names of runs to take part in: all, or a list of patterns such as [prostate-*].",
     "largest_message": "Largest message that may come in or go out.",
     "scalars": "Numbers and tables that may leave beside the model: all, or a list of patterns such as\n"

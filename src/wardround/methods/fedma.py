@@ -42,9 +42,7 @@ from wardround.errors import ConfigError
 from wardround.losses.objective import Objective
 from wardround.messages import Message, Reply, ServerState
 from wardround.methods.base import Method
-from wardround.models.channel_groups import ChannelGroup
-from wardround.models.channel_groups import channel_groups
-from wardround.models.channel_groups import permute
+from wardround.models.channel_groups import ChannelGroup, channel_groups, permute
 from wardround.params import Params
 from wardround.training.sketch import sketch_model
 

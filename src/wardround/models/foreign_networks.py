@@ -11,12 +11,8 @@ Only classes are called, never functions: a configuration may come from someone 
 
 from __future__ import annotations
 
-import importlib
 import inspect
-import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import nn
@@ -26,6 +22,7 @@ from wardround.models.base import Segmenter
 from wardround.models.probe import missing_package
 from wardround.models.signature import check_arguments, parameters_of
 from wardround.models.tap import TappedSegmenter
+from wardround.plugins import Registry, accept_subclass, is_import_path
 from wardround.text import suggest
 
 MONAI_PREFIX = "monai:"
@@ -35,10 +32,6 @@ MONAI_DIVISOR = 32  # five halvings, the most that MONAI's networks make at thei
 DIMENSIONS = ("spatial_dims", "dimensions")
 INPUTS = ("in_channels", "n_channels", "in_chans")
 OUTPUTS = ("out_channels", "num_classes", "n_classes", "num_outputs")
-
-
-class NotHere(ConfigError):
-    """The network's module is not on this machine, or not where the command was started."""
 
 
 def find_monai_network(name: str) -> type[nn.Module]:
@@ -65,68 +58,19 @@ def find_monai_network(name: str) -> type[nn.Module]:
     return networks[network]
 
 
-def is_import_path(name: str) -> bool:
-    """Whether a model's name says where to import it from."""
-    module, colon, attribute = name.partition(":")
-    return bool(colon) and all(part.isidentifier() for part in (*module.split("."), *attribute.split(".")))
+NETWORKS: Registry[type[nn.Module]] = Registry(
+    "network", {}, accept_subclass(nn.Module), "a subclass of torch.nn.Module"
+)
 
 
 def find_user_network(name: str) -> type[nn.Module]:
-    """The class an import path means; refused with the reason if there is none."""
-    path, _, attribute = name.partition(":")
-    found: Any = import_from_here(path, name)
-    for part in attribute.split("."):
-        if not hasattr(found, part):
-            hint = suggest(part, [key for key, value in vars(found).items() if is_network(value)])
-            raise ConfigError(f"model.name is '{name}', but {path} has no '{part}'.{hint}")
-        found = getattr(found, part)
-    if not is_network(found):
-        what = f"a {type(found).__name__}" if not inspect.isclass(found) else "another class"
-        raise ConfigError(
-            f"model.name is '{name}', which is {what}, not a network. Name a subclass of torch.nn.Module."
-        )
-    network: type[nn.Module] = found
-    return network
+    """The class that an import path or an entry point means; refused with the reason if there is none."""
+    return NETWORKS.find(name, "model.name")
 
 
-def is_network(value: Any) -> bool:
-    return inspect.isclass(value) and issubclass(value, nn.Module)
-
-
-def import_from_here(path: str, name: str) -> Any:
-    try:
-        with current_directory_first():
-            return importlib.import_module(path)
-    except ModuleNotFoundError as error:
-        missing = error.name or path
-        if path == missing or path.startswith(f"{missing}."):
-            raise NotHere(
-                f"model.name is '{name}', but there is no module '{missing}' in {Path.cwd()} or among the "
-                "installed packages. Start wardround in the folder that has it, or install it."
-            ) from None
-        raise ConfigError(
-            f"model.name is '{name}', whose module {path} needs '{missing}', which is not installed."
-        ) from None
-    except (Exception, SystemExit) as error:  # whatever the user's file does wrong; a script may also exit
-        raise ConfigError(
-            f"model.name is '{name}', but {path} cannot be imported: {type(error).__name__}: {error}"
-        ) from error
-
-
-@contextmanager
-def current_directory_first() -> Iterator[None]:
-    """Let an import find files in the current directory, as `python` does and an installed command does not.
-
-    Afterwards the directory stays last, for what the user's code imports later.
-    """
-    here = str(Path.cwd())
-    sys.path.insert(0, here)
-    try:
-        yield
-    finally:
-        sys.path.remove(here)
-        if here not in sys.path:
-            sys.path.append(here)
+def is_user_network(name: str) -> bool:
+    """Whether a name is not one of ours or of MONAI's."""
+    return is_import_path(name) or name in NETWORKS.installed
 
 
 # Building

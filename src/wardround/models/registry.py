@@ -22,7 +22,7 @@ from wardround.models.foreign_networks import (
     find_monai_network,
     find_user_network,
     from_data,
-    is_import_path,
+    is_user_network,
 )
 from wardround.models.norm import Norm
 from wardround.models.signature import check_arguments, check_value, parameters_of, types_of
@@ -180,7 +180,7 @@ def check_common(settings: ModelSettings, info: ModelInfo) -> None:
 
 def is_foreign(settings: ModelSettings) -> bool:
     """Whether the network is MONAI's or the user's."""
-    return settings.name.startswith(MONAI_PREFIX) or is_import_path(settings.name)
+    return settings.name.startswith(MONAI_PREFIX) or is_user_network(settings.name)
 
 
 def find_foreign_class(name: str) -> type[nn.Module]:

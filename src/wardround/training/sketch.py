@@ -8,8 +8,8 @@ from wardround.errors import ConfigError
 from wardround.losses.objective import Objective
 from wardround.models import MODELS, is_foreign
 from wardround.models.base import Segmenter
-from wardround.models.foreign_networks import NotHere
 from wardround.models.measure import sketch
+from wardround.plugins import NotInstalled
 
 
 def sketch_model(config: Config, objective: Objective) -> Segmenter | None:
@@ -29,7 +29,7 @@ def sketch_model(config: Config, objective: Objective) -> Segmenter | None:
                 num_outputs=num_outputs,
                 dimensions=dimensions,
             )
-        except NotHere:
+        except NotInstalled:
             return None
         except ConfigError:
             if config.data.is_phantom or not is_foreign(config.model):
