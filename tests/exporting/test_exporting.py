@@ -211,7 +211,7 @@ def test_anonymous_exports_name_no_site(pictures: Path, tmp_path: Path, kind: st
     assert "| site 1 |" in (tmp_path / "out" / "MODEL_CARD.md").read_text()
 
 
-def test_2d_images_are_said_to_stay_as_stored(tmp_path: Path) -> None:
+def test_2d_images_stay_as_stored(tmp_path: Path) -> None:
     """prepare.orientation turns volumes alone, so an export of pictures must not ask for it."""
     made = PhantomSettings(hospitals=2, dimensions=2, size=16, cases=6)
     phantom_files.write(made, tmp_path / "data", "nifti", seed=1)
@@ -230,7 +230,7 @@ def test_2d_images_are_said_to_stay_as_stored(tmp_path: Path) -> None:
         (tmp_path / "torch" / "README.md").read_text(),
         graph_readme(Package.of(tmp_path / "run"), []),
     ):
-        assert "Axes stay as the file stores them" in readme
+        assert "Axes stay as stored in the file" in readme
 
 
 def test_volumes_keep_their_orientation(volumes: Path, tmp_path: Path) -> None:
@@ -319,7 +319,7 @@ def test_the_run_itself_is_never_replaced(pictures: Path, tmp_path: Path) -> Non
     shutil.copytree(pictures, tmp_path / "runs" / "run")
 
     for out in (tmp_path / "runs" / "run", tmp_path / "runs"):
-        with pytest.raises(ConfigError, match="holds the run itself"):
+        with pytest.raises(ConfigError, match="contains the run itself"):
             export(tmp_path / "runs" / "run", "torch", out, overwrite=True)
 
 
