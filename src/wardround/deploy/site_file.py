@@ -207,8 +207,8 @@ COMMENTS = {
     "threads": "Processor threads for training; null: all of them.",
     "tasks": "What may be asked for: all, or any of these, and what the answer holds.\n{tasks}\n"
     "Taking part at all shows the organiser how many training, validation and test cases there are.",
-    "methods": "Federated methods: all (wardround's), or a list such as [fedavg, fedprox]. Code of others on\n"
-    "this machine runs only if it is named, as package.module:Class. See: wardround methods",
+    "methods": "Federated methods: all (wardround's), or a list such as [fedavg, fedprox]. Other code\n"
+    "of this machine runs only if it is named, as package.module:Class. See: wardround methods",
     "networks": "Networks: all (wardround's and MONAI's), or a list such as [unet3d, monai:SegResNet]. A\n"
     "custom network is code on this machine and runs only if it is named here,\n"
     "as package.module:Class; [all, package.module:Class] allows it beside the others.",
