@@ -51,6 +51,12 @@ def test_a_task_outside_the_list_is_refused_by_name() -> None:
         ({"objectives": ["dice"]}, {"method": {"name": "fedevi"}}, "objective 'evidential'"),
         ({"runs": ["prostate-*"]}, {"name": "tiny"}, "run 'tiny'"),
         ({}, {"model": {"name": "mine.nets:Net"}}, "network 'mine.nets:Net'"),
+        ({}, {"method": {"name": "mine.rules:Mine"}}, "method 'mine.rules:Mine'"),
+        ({}, {"objective": {"name": "mine.losses:Mine"}}, "objective 'mine.losses:Mine'"),
+        ({}, {"evaluate": {"metrics": ["dice", "mine.scores:odd"]}}, "metric 'mine.scores:odd'"),
+        ({}, {"evaluate": {"select": "mine.scores:odd"}}, "metric 'mine.scores:odd'"),
+        ({}, {"evaluate": {"metrics": "mine.scores:odd"}}, "metric 'mine.scores:odd'"),
+        ({"metrics": ["dice"]}, {"evaluate": {"metrics": ["dice", "hd95"]}}, "metric 'hd95'"),
         ({}, {"method": {"name": "unheard"}}, "method 'unheard'"),
         ({}, {"method": {"name": None}}, "method 'None'"),
     ],
@@ -73,6 +79,18 @@ def test_a_run_outside_the_lists_is_refused_by_name(
         ({"networks": ["mine.nets:Net"]}, {"model": {"name": "mine.nets:Net"}}),
         ({"networks": ["all", "mine.nets:Net"]}, {"model": {"name": "mine.nets:Net"}}),
         ({"networks": ["all", "mine.nets:Net"]}, {"model": {"name": "unet3d"}}),
+        (
+            {
+                "methods": ["all", "mine.rules:Mine"],
+                "objectives": "mine.losses:Mine",
+                "metrics": ["all", "mine:odd"],
+            },
+            {
+                "method": {"name": "mine.rules:Mine"},
+                "objective": {"name": "mine.losses:Mine"},
+                "evaluate": {"metrics": ["dice", "mine:odd"]},
+            },
+        ),
     ],
 )
 def test_a_run_inside_the_lists_is_not_refused(settings: dict[str, Any], asked: dict[str, Any]) -> None:

@@ -291,15 +291,19 @@ def test_no_path_of_the_organiser_is_opened(
 # Nothing is executed
 
 
-def test_a_network_that_is_not_allowed_is_never_imported(
+def test_code_that_is_not_allowed_is_never_imported(
     site: Site, tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
     marker = tmp_path / "marker"
     (tmp_path / "uninvited_net.py").write_text(f"open({str(marker)!r}, 'w').close()\nclass Net: pass\n")
     monkeypatch.syspath_prepend(tmp_path)
     asked = request()
-    for place in ({"name": "uninvited_net:Net"}, "uninvited_net:Net"):
-        config = {**asked.header["more"]["config"], "model": place}
+    name = "uninvited_net:Net"
+    sections = [(key, place) for key in ("model", "method", "objective") for place in ({"name": name}, name)]
+    sections += [("evaluate", {"metrics": given}) for given in ([name], name, {name: 1}, 7)]
+    sections += [("evaluate", {"select": name}), ("evaluate", name)]
+    for key, place in sections:
+        config = {**asked.header["more"]["config"], key: place}
         more_of(site.answer(sealed(asked, request=secrets.token_hex(16), more={"config": config})))
     assert "uninvited_net" not in sys.modules
     assert not marker.exists()

@@ -184,7 +184,8 @@ def list_metrics(section: Any) -> list[str]:
     """The metrics that an `evaluate:` section names, whatever else it holds."""
     if not isinstance(section, Mapping):
         return []
-    found = [section.get("select", "dice"), *(section.get("metrics") or ())]
+    metrics = section.get("metrics") or ()
+    found = [section.get("select", "dice"), *(metrics if isinstance(metrics, list | tuple) else [metrics])]
     return ["".join(str(name).split())[:LONGEST] for name in found]
 
 
