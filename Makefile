@@ -1,4 +1,4 @@
-# make demo   three made-up hospitals, a table and a picture
+# make demo   three synthetic hospitals, a table and a picture
 # make test   formatting, types and all tests
 # make slow   what takes minutes: large networks and every variant of an export
 # make gpu    what only a GPU can show

@@ -48,9 +48,9 @@ def test_the_quickstart_is_valid() -> None:
         ({"participation": 1.5}, "participation: it must be above 0 and at most 1"),
         (
             {"evaluate": {"metrics": ["dise"]}},
-            "evaluate.metrics: 'dise' is not a metric. Did you mean 'dice'?",
+            "evaluate.metrics is 'dise'. Did you mean 'dice'?",
         ),
-        ({"evaluate": {"select": "x"}}, "evaluate.select: 'x' is not a metric."),
+        ({"evaluate": {"select": "x"}}, "evaluate.select is 'x'. There are: dice, iou"),
         ({"optimizer": {"name": "adamm"}}, "optimizer.name is 'adamm'; it must be 'adam', 'adamw' or 'sgd'."),
         (
             {"data": {"phantom": {"hospital": 3}}},

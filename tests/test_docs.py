@@ -148,7 +148,9 @@ def complaint_about_values(words: list[str]) -> str | None:
         if option == "--set" and not is_setting(word.partition("=")[0]):
             return f"no setting {word.partition('=')[0]}"
         if option == "--methods":
-            unknown = [method for method in word.split(",") if method.lower() not in METHODS]
+            unknown = [
+                method for method in word.split(",") if method.lower() not in METHODS and ":" not in method
+            ]
             if unknown:
                 return f"no method {unknown[0]}"
     return None

@@ -127,13 +127,13 @@ def test_an_entry_point_is_found_by_its_name(own_folder: Path, monkeypatch: Monk
         ("nowhere.at_all:Method", "there is no module 'nowhere'"),
         ("my_method:Equalweights", "Did you mean 'EqualWeights'"),
         ("my_network:TinyNet", "which is not a class that extends wardround.Method"),
-        ("broken:Method", "cannot be imported: ZeroDivisionError"),
-        ("leaving:Method", "cannot be imported: SystemExit"),
+        ("broken_plugin:Method", "cannot be imported: ZeroDivisionError"),
+        ("leaving_plugin:Method", "cannot be imported: SystemExit"),
     ],
 )
 def test_what_is_not_a_method_is_one_sentence(own_folder: Path, name: str, words: str) -> None:
-    (own_folder / "broken.py").write_text("1 / 0\n")
-    (own_folder / "leaving.py").write_text("raise SystemExit(3)\n")
+    (own_folder / "broken_plugin.py").write_text("1 / 0\n")
+    (own_folder / "leaving_plugin.py").write_text("raise SystemExit(3)\n")
 
     with pytest.raises(ConfigError, match=words):
         wr.load_config({"method": {"name": name}})

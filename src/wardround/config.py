@@ -10,7 +10,7 @@ import math
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 
 from wardround.data.serving.augment import Augmentation
 from wardround.data.settings import DataSettings
@@ -98,9 +98,9 @@ class EvaluateSettings(Settings):
 
     @field_validator("metrics", "select")
     @classmethod
-    def known(cls, value: Any) -> Any:
+    def known(cls, value: Any, info: ValidationInfo) -> Any:
         for name in [value] if isinstance(value, str) else value:
-            METRICS.find(name, "evaluate.metrics")
+            METRICS.find(name, f"evaluate.{info.field_name}")
         return value
 
 

@@ -45,7 +45,7 @@ class Gift(Banked):
 
 @pytest.fixture(autouse=True)
 def registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(METHODS, "gift", Gift)
+    monkeypatch.setitem(METHODS.own, "gift", Gift)
 
 
 def gift(folder: Path, **changes: Any) -> Any:

@@ -181,7 +181,7 @@ class Indexed(Supervised):
 
 
 def test_an_objective_without_soft_masks_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(OBJECTIVES, "indexed", Indexed)
+    monkeypatch.setitem(OBJECTIVES.own, "indexed", Indexed)
 
     with pytest.raises(ConfigError, match="method 'fedmix' gives soft masks, which objective 'indexed'"):
         config(tmp_path, method={"name": "fedmix"}, objective={"name": "indexed"})

@@ -38,7 +38,7 @@ UNEVEN = {"phantom": {"hospitals": 3, "size": 16, "cases": [2, 8, 11]}}  # north
 
 @pytest.fixture(autouse=True)
 def listed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(OBJECTIVES, "feduaa_evidential", FedUAAEvidential)
+    monkeypatch.setitem(OBJECTIVES.own, "feduaa_evidential", FedUAAEvidential)
 
 
 def found_on(u: Sequence[float], wrong: Sequence[int], bins: int = 1024) -> tuple[float, float] | None:

@@ -65,10 +65,10 @@ def test_a_module_in_the_current_directory_is_found(tmp_path, monkeypatch):
         ("user_nets:Smal", "user_nets has no 'Smal'. Did you mean 'Small'?"),
         (
             "user_nets:NotANetwork",
-            "which is another class, not a network. Name a subclass of torch.nn.Module",
+            "which is not a subclass of torch.nn.Module",
         ),
-        ("user_nets:function", "which is a function, not a network"),
-        ("os:system", "not a network"),
+        ("user_nets:function", "which is not a subclass of torch.nn.Module"),
+        ("os:system", "not a subclass"),
     ],
 )
 def test_what_is_no_network_is_refused(name, reason):

@@ -209,7 +209,7 @@ class Full(DiceBCE):
 
 @pytest.fixture
 def little_room(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setitem(OBJECTIVES, "dice_bce", Full)
+    monkeypatch.setitem(OBJECTIVES.own, "dice_bce", Full)
     yield
     Full.room = 2
 

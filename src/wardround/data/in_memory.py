@@ -51,6 +51,7 @@ def open_in_memory(
         num_classes=num_classes,
         regions={name: [number] for number, name in enumerate(names, start=1)},
         load_one=clients.__getitem__,
+        units="px" if spacing is None else "mm",
         labels={name: [number] for number, name in enumerate(names, start=1)},
         summarise_scans=lambda: ScanSummary(None, shape[1:] if len(shapes) == 1 else None),
     )

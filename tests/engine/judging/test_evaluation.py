@@ -120,7 +120,7 @@ def test_overlap_alone_needs_no_masks(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise AssertionError("masks were made")
 
-    monkeypatch.setattr("wardround.metrics._joined", refuse)
+    monkeypatch.setattr("wardround.metrics.registry._join", refuse)
 
     assert [row["case"] for row in rows(metrics=["dice", "iou"])] == [f"case {k}" for k in range(7)]
 

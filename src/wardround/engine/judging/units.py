@@ -19,8 +19,8 @@ def detect_units(federation: Federation) -> str:
     if federation.first_images is not None:
         images = federation.first_images()
         return combine_units(MM if path.name.lower().endswith(NIFTI) else PX for path in images)
-    if federation.prepare is None:
-        return PX  # cases in memory, as they are
+    if federation.units is not None:
+        return federation.units
     seen = None if federation.summarise_scans is None else federation.summarise_scans().spacing
     if seen is None or federation.dimensions == 3 or any(side != 1 for sides in seen for side in sides):
         return MM
