@@ -125,11 +125,7 @@ def check(
 
 @data_app.command()
 def prepare(
-    file: File,
-    set_: Set = None,
-    json_: Json = False,
-    quiet: Quiet = False,
-    debug: Debug = False,
+    file: File, set_: Set = None, json_: Json = False, quiet: Quiet = False, debug: Debug = False
 ) -> None:
     """Orient, resample, crop and normalise every case once, into the cache beside the file."""
     configure_logging(debug, quiet or json_)
@@ -183,11 +179,7 @@ def split(
 
 @data_app.command()
 def partition(
-    file: File,
-    picture: Picture = None,
-    set_: Set = None,
-    json_: JsonRows = False,
-    debug: Debug = False,
+    file: File, picture: Picture = None, set_: Set = None, json_: JsonRows = False, debug: Debug = False
 ) -> None:
     """Show which client gets which cases: its own, or as `partition:` in the file assigns them."""
     configure_logging(debug, json_)
@@ -289,8 +281,7 @@ def import_dicom(
     keep_descriptions: Annotated[
         bool,
         typer.Option(
-            "--keep-descriptions",
-            help="Keep series descriptions, which may hold names, dates and diagnoses.",
+            "--keep-descriptions", help="Keep series descriptions, which may hold names, dates and diagnoses."
         ),
     ] = False,
     quiet: Quiet = False,

@@ -19,11 +19,7 @@ from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from wardround.data.federation_file import (
-    PartitionSettings,
-    PrepareSettings,
-    SplitSettings,
-)
+from wardround.data.federation_file import PartitionSettings, PrepareSettings, SplitSettings
 from wardround.errors import ConfigError
 from wardround.settings import Settings
 from wardround.text import suggest

@@ -187,11 +187,7 @@ class Helper:
     """A process and the thread that feeds it from the pile."""
 
     def __init__(
-        self,
-        cache: Cache,
-        recipe: Recipe,
-        pile: deque[Entry],
-        results: queue.Queue[tuple[Entry, Attempt]],
+        self, cache: Cache, recipe: Recipe, pile: deque[Entry], results: queue.Queue[tuple[Entry, Attempt]]
     ) -> None:
         self._task = {"folder": str(cache.folder), "recipe": plain_recipe(recipe)}
         self._pile, self._results = pile, results

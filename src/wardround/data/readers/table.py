@@ -160,10 +160,7 @@ def read_heads(rows: Sequence[Mapping[str, str]], file: Path) -> Heads:
         raise DataError(f"{file} has no column 'image'; its columns are {join_names(columns, 12)}.")
     if all(head.removeprefix("image_").isdecimal() for head in images):
         images = tuple(sorted(images, key=lambda head: int(head.removeprefix("image_"))))
-    return Heads(
-        images,
-        *(find_first(names, columns) for names in (LABEL, CASE, GROUP, SPLIT, CLIENT)),
-    )
+    return Heads(images, *(find_first(names, columns) for names in (LABEL, CASE, GROUP, SPLIT, CLIENT)))
 
 
 def holds_images(head: str, rows: Sequence[Mapping[str, str]]) -> bool:
