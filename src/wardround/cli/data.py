@@ -84,7 +84,7 @@ def init(
     configure_logging(debug, quiet)
     from wardround.data import datasets
     from wardround.data.federation_file import write
-    from wardround.data.proposing.proposal import describe, propose
+    from wardround.data.proposal import describe, propose
     from wardround.errors import ConfigError
 
     if dataset is None:
@@ -156,7 +156,7 @@ def split(
     """Write the train, val and test split, to be edited; splits: {by: file, file: ...} uses it."""
     configure_logging(debug, False)
     from wardround.data.federation_file import SplitSettings, load
-    from wardround.data.partition_summary import summarise
+    from wardround.data.partitions import summarise
     from wardround.data.sources import list_cases
     from wardround.data.splits import assign, write_splits
     from wardround.errors import ConfigError
@@ -183,15 +183,15 @@ def partition(
 ) -> None:
     """Show which client gets which cases: its own, or as `partition:` in the file assigns them."""
     configure_logging(debug, json_)
-    from wardround.data import partition_summary
+    from wardround.data import partitions
     from wardround.data.serving.loading import RealData
 
     data = RealData(file, read_settings(file, set_))
-    table = partition_summary.summarise(data.listing.entries, data.describe)
+    table = partitions.summarise(data.listing.entries, data.describe)
     print_rows(table, json_)
     if picture is not None:
         with writing(picture):
-            partition_summary.draw(data.listing.entries, data.describe, picture)
+            partitions.draw(data.listing.entries, data.describe, picture)
         if not json_:
             out.print(f"\nPicture: [bold]{escape(str(picture))}[/]")
 
@@ -259,7 +259,7 @@ def slices(
 ) -> None:
     """Cut volumes into slices for a 2D network, with their geometry; patients stay together."""
     configure_logging(debug, quiet or json_)
-    from wardround.data.slices.cutting import cut
+    from wardround.data.slices import cut
     from wardround.tables import Table
 
     with show_cases("cutting", quiet or json_) as watch:
@@ -303,7 +303,7 @@ def import_dicom(
 def list_datasets(context: typer.Context, json_: JsonRows = False) -> None:
     """List published data sets that can be read as they are, or show one."""
     if context.invoked_subcommand is None:
-        from wardround.data.datasets.cards import list_datasets
+        from wardround.data.datasets.page import list_datasets
 
         print_rows(list_datasets(), json_)
 
@@ -313,7 +313,7 @@ def show_dataset(
     name: Annotated[str, typer.Argument(help="A data set, such as polyp.")], json_: JsonRows = False
 ) -> None:
     """Show how to get a data set, its folder layout, its labels, and what to cite."""
-    from wardround.data.datasets.cards import describe_dataset
+    from wardround.data.datasets.page import describe_dataset
 
     print_rows(describe_dataset(name), json_)
 

@@ -16,7 +16,7 @@ from wardround.data.preparing.geometry import Geometry
 from wardround.data.preparing.prepare import invert_label, invert_probabilities
 from wardround.data.preparing.record import Preparation
 from wardround.data.readers.image_files import Volume
-from wardround.data.slices.view import Slices
+from wardround.data.slices import Slices
 from wardround.prediction.inputs import Scan
 from wardround.uncertainty.maps import Predicted
 

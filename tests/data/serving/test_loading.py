@@ -23,8 +23,7 @@ from wardround.data.opening import open_federation
 from wardround.data.phantom import files as phantom_files
 from wardround.data.phantom.cases import PhantomSettings
 from wardround.data.roles import POOLED
-from wardround.data.serving.patches import PatchSplit
-from wardround.data.serving.resident import CachedSplit, HostSplit, Residence
+from wardround.data.serving.resident import CachedSplit, HostSplit, PatchSplit, Residence
 from wardround.data.settings import DataSettings
 from wardround.errors import ConfigError, DataError
 

@@ -13,8 +13,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from wardround.data.datasets.labels import LIST, WrittenLabels, write_labels
-from wardround.data.datasets.preset import DatasetPart, DatasetPreset, list_presets, load_preset
-from wardround.data.datasets.reading import read_preset
+from wardround.data.datasets.preset import DatasetPart, DatasetPreset, list_presets, load_preset, read_preset
 from wardround.data.federation_file import FederationFile, Source
 from wardround.data.listing import Listing
 from wardround.data.readers import table

@@ -23,8 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from wardround.data.datasets.preset import DatasetPart, DatasetPreset, load_preset
-from wardround.data.datasets.reading import FoundCase, find_cases
+from wardround.data.datasets.preset import DatasetPart, DatasetPreset, FoundCase, find_cases, load_preset
 from wardround.data.readers.image_files import read_label
 from wardround.errors import ConfigError, DataError
 from wardround.files import file_name

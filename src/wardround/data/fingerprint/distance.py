@@ -30,7 +30,7 @@ import numpy as np
 from scipy.integrate import trapezoid
 
 from wardround.data.fingerprint.measure import ALL, LEVELS, Fingerprint, Matrix, Range
-from wardround.data.partition_summary import save_figure
+from wardround.data.partitions import save_figure
 from wardround.errors import DataError
 from wardround.tables import Table, one_line
 from wardround.text import clipped

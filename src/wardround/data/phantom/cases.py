@@ -25,8 +25,18 @@ from numpy.typing import NDArray
 from pydantic import Field, ValidationInfo, field_validator
 
 from wardround.data.cases import Case, ClientData, TensorSplit
-from wardround.data.phantom.hospitals import DESIGNED, PhantomHospital, blend, draw_style, make_generator
-from wardround.data.phantom.scans import acquire, annotate, draw_head, draw_lesions, make_grid
+from wardround.data.phantom.scans import (
+    DESIGNED,
+    PhantomHospital,
+    acquire,
+    annotate,
+    blend,
+    draw_head,
+    draw_lesions,
+    draw_style,
+    make_generator,
+    make_grid,
+)
 from wardround.errors import DataError
 from wardround.settings import Settings
 

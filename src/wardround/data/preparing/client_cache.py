@@ -24,9 +24,15 @@ from wardround.data.checking.facts import Watch, measure_label
 from wardround.data.federation_file import FederationFile
 from wardround.data.listing import Entry, Listing
 from wardround.data.partitions import Description
-from wardround.data.preparing.cache import FORMAT, Cache, explain_write_errors, stat_signature
+from wardround.data.preparing.cache import (
+    FORMAT,
+    Cache,
+    describe,
+    explain_write_errors,
+    list_files,
+    stat_signature,
+)
 from wardround.data.preparing.pool import prepare_cases
-from wardround.data.preparing.prepared_file import describe, list_files
 from wardround.data.readers.image_files import read_label
 from wardround.errors import DataError
 from wardround.files import file_name, try_lock, wait_for_lock, write_json

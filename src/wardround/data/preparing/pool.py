@@ -24,9 +24,15 @@ from wardround.child_process import ChildProcess, connect
 from wardround.data.checking.facts import Watch
 from wardround.data.federation_file import FederationFile, PrepareSettings, check_settings
 from wardround.data.listing import Entry
-from wardround.data.preparing.cache import Cache, CacheFolderError, DigestIndex, Recipe, Signature
+from wardround.data.preparing.cache import (
+    Cache,
+    CacheFolderError,
+    DigestIndex,
+    Recipe,
+    Signature,
+    remove_stale,
+)
 from wardround.data.preparing.prepare import MOST_CUT, cut_off
-from wardround.data.preparing.prepared_file import remove_stale
 from wardround.errors import DataError
 from wardround.machine import cores
 
