@@ -31,6 +31,11 @@ class Entry:
     columns: Mapping[str, str] = field(default_factory=dict)
 
     @property
+    def files(self) -> list[Path]:
+        """Its images and, where it has one, its label."""
+        return [*self.images, *([] if self.label is None else [self.label])]
+
+    @property
     def where(self) -> str:
         """How messages call it."""
         return f"client '{self.client}', case '{self.name}'"

@@ -18,6 +18,7 @@ import io
 import itertools
 import json
 import warnings
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -120,21 +121,15 @@ def group_cases(entries: Sequence[Entry], settings: PartitionSettings) -> list[C
     groups: dict[tuple[str, str], list[Entry]] = {}
     for entry in entries:
         groups.setdefault((entry.client, entry.group), []).append(entry)
-    units = [CaseGroup(client, group, tuple(cases)) for (client, group), cases in groups.items()]
+    order = sorted(groups, key=lambda key: (derive(settings.seed, "partition", *map(ascii, key)), key))
+    units = [CaseGroup(*key, tuple(groups[key])) for key in order]
     training = sum(unit.split == "train" for unit in units)
     if training < settings.clients:
         raise DataError(
             f"partition.clients is {settings.clients}, but the {len(entries)} cases have only {training} "
             "groups (patients) to train on, and a group is never split apart. Ask for fewer clients."
         )
-    return sorted(
-        units,
-        key=lambda u: (
-            derive(settings.seed, "partition", ascii(u.client), ascii(u.group)),
-            u.client,
-            u.group,
-        ),
-    )
+    return units
 
 
 def power_law(settings: PartitionSettings, num_units: int) -> Shares:
@@ -158,9 +153,7 @@ def bin_groups(units: Sequence[CaseGroup], settings: PartitionSettings, describe
         bins = assign_quartiles([float(np.mean([case.foreground for case in cases])) for cases in described])
         wish, other = "the same foreground size", "by: class"
     else:
-        bins = find_rarest_classes(
-            [{value for case in cases for value in case.classes} for cases in described]
-        )
+        bins = find_rarest_classes([{v for case in cases for v in case.classes} for cases in described])
         wish, other = "the same classes", "by: foreground"
     if len(set(bins)) < 2:
         raise DataError(
@@ -182,9 +175,7 @@ def assign_quartiles(values: Sequence[float]) -> list[str]:
 
 def find_rarest_classes(present: Sequence[Collection[int]]) -> list[str]:
     """Of the classes each unit holds, the one that fewest units hold; "none" for no class."""
-    frequency: dict[int, int] = {}
-    for value in itertools.chain.from_iterable(present):
-        frequency[value] = frequency.get(value, 0) + 1
+    frequency = Counter(itertools.chain.from_iterable(present))
     return [
         f"class {min(values, key=lambda value: (frequency[value], value))}" if values else "none"
         for values in present
@@ -415,9 +406,8 @@ def draw(entries: Sequence[Entry], describe: Describe | None, path: Path) -> Non
     panels = {"split": [case.split or "not yet split" for case in ordered]}
     if describe is not None:
         described = [describe_case(case, describe) for case in ordered]
-        panels["foreground size, quartiles of all cases"] = assign_quartiles(
-            [d.foreground for d in described]
-        )
+        sizes = assign_quartiles([d.foreground for d in described])
+        panels["foreground size, quartiles of all cases"] = sizes
         panels["rarest class in the case"] = find_rarest_classes([d.classes for d in described])
     panels = {title: kinds for title, kinds in panels.items() if title == "split" or len(set(kinds)) > 1}
     figure = Figure(figsize=(max(6.0, 2.6 + 0.2 * len(clients)), 2.4 * len(panels) + 0.9), dpi=110)
@@ -426,12 +416,9 @@ def draw(entries: Sequence[Entry], describe: Describe | None, path: Path) -> Non
         stack_bars(axis, clients, kinds, title)
     many = sum(min(len(name), 24) + 2 for name in clients) > 70  # characters that fit side by side
     axes[-1].set_xlim(-0.6, len(clients) - 0.4)
-    axes[-1].set_xticks(
-        range(len(clients)),
-        [clipped(name) for name in clients],
-        rotation=90 if many else 0,
-        fontsize=7 if many else 9,
-    )
+    names = [clipped(name) for name in clients]
+    turn, fontsize = (90, 7) if many else (0, 9)
+    axes[-1].set_xticks(range(len(clients)), names, rotation=turn, fontsize=fontsize)
     save_figure(figure, path)
 
 

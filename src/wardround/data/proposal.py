@@ -17,13 +17,8 @@ from pathlib import Path
 
 import numpy as np
 
-from wardround.data.federation_file import (
-    FederationFile,
-    PartitionSettings,
-    PrepareSettings,
-    Source,
-    SplitSettings,
-)
+from wardround.data import federation_file
+from wardround.data.federation_file import FederationFile, PartitionSettings, PrepareSettings, SplitSettings
 from wardround.data.listing import Entry, Listing
 from wardround.data.preparing.grid import reorient_grid, round_to_multiple
 from wardround.data.readers import detect
@@ -35,6 +30,7 @@ from wardround.text import format_size
 
 FEWEST_TO_SPLIT = 3  # patients: one each for training, validation and test
 Labels = dict[str, tuple[int, ...]]
+Sources = list[federation_file.Source]
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +57,7 @@ def propose(folders: Sequence[Path], *, watch: Callable[[str], None] = log.info)
     for place in places:
         reader, why = detect(place)
         recognised.append(f"{why} Reader: {reader}.")
-        sources.append(Source(path=place, reader=reader))
+        sources.append(federation_file.Source(path=place, reader=reader))
     listings = [read_source(source, Path()) for source in sources]
     sources, listings = name_clients(sources, listings)
     listing = join_listings(listings)
@@ -69,16 +65,14 @@ def propose(folders: Sequence[Path], *, watch: Callable[[str], None] = log.info)
     return choose(sources, listing, found, recognised)
 
 
-def name_clients(sources: list[Source], listings: list[Listing]) -> tuple[list[Source], list[Listing]]:
+def name_clients(sources: Sources, listings: list[Listing]) -> tuple[Sources, list[Listing]]:
     """Folders that are one client each get their folder's name, made unique where names repeat."""
     single = [len(listing.clients) == 1 for listing in listings]
     if len(sources) == 1 or not any(single):
         return sources, listings
     names = [listing.clients[0] if one else "" for one, listing in zip(single, listings, strict=True)]
     counts = Counter(name for name in names if name)
-    taken = {
-        client for one, listing in zip(single, listings, strict=True) if not one for client in listing.clients
-    }
+    taken = {client for listing in listings if len(listing.clients) != 1 for client in listing.clients}
     named_sources = []
     for source, name in zip(sources, names, strict=True):
         longer = f"{source.path.parent.name}-{source.path.name}"
@@ -88,9 +82,7 @@ def name_clients(sources: list[Source], listings: list[Listing]) -> tuple[list[S
     return named_sources, [read_source(source, Path()) for source in named_sources]
 
 
-def choose(
-    sources: Sequence[Source], listing: Listing, found: Inspection, recognised: Sequence[str]
-) -> Proposal:
+def choose(sources: Sources, listing: Listing, found: Inspection, recognised: Sequence[str]) -> Proposal:
     """Choose every setting, each with a sentence that says why."""
     choices: list[str] = []
     channels = choose_channels(listing, found, choices)
@@ -123,10 +115,8 @@ def choose_channels(listing: Listing, found: Inspection, choices: list[str]) -> 
     if len(listing.channels) == count:
         return listing.channels
     if listing.channels:
-        choices.append(
-            f"The data set names {len(listing.channels)} channels, its images have {count}; the "
-            "images are right."
-        )
+        said = f"The data set names {len(listing.channels)} channels, its images have {count}; "
+        choices.append(f"{said}the images are right.")
     if found.pictures and count == 3:
         return ("red", "green", "blue")
     return ("grey",) if found.pictures and count == 1 else tuple(f"channel_{n}" for n in range(count))
@@ -147,8 +137,7 @@ def choose_labels(listing: Listing, found: Inspection, choices: list[str]) -> La
         first = " ".join(found.notes[:1])
         raise DataError(
             "The labels that were opened hold no class values; store 0 for background and 1, 2 "
-            "... for classes. "
-            f"{first}".strip()
+            f"... for classes. {first}".strip()
         )
     labels: Labels = {f"class_{number}": (value,) for number, value in enumerate(values, start=1)}
     choices.append(
@@ -187,16 +176,13 @@ def is_fixed(entries: Sequence[Entry]) -> bool:
 def choose_splits(listing: Listing, choices: list[str]) -> SplitSettings:
     fixed = sum(entry.split is not None for entry in listing.entries)
     total = len(listing.entries)
+    said = "Cases are drawn 70/10/20 for training, validation and test, by patient, with seed 42."
     if fixed == total:
-        choices.append("The list says which cases are for training, validation and test; this is kept.")
+        said = "The list says which cases are for training, validation and test; this is kept."
     elif fixed:
-        choices.append(
-            f"The list fixes the split of {fixed} of {total} cases; the others are drawn 70/10/20 by patient."
-        )
-    else:
-        choices.append(
-            "Cases are drawn 70/10/20 for training, validation and test, by patient, with seed 42."
-        )
+        said = f"The list fixes the split of {fixed} of {total} cases; "
+        said += "the others are drawn 70/10/20 by patient."
+    choices.append(said)
     return SplitSettings(by="column" if fixed else "ratios")
 
 
@@ -233,13 +219,8 @@ def find_client_columns(entries: Sequence[Entry]) -> dict[str, int]:
     found = {}
     for name in entries[0].columns:
         values = Counter(entry.columns.get(name, "") for entry in entries)
-        in_words = not all(is_number(value) for value in values)
-        if (
-            in_words
-            and "" not in values
-            and 2 <= len(values) <= 20
-            and min(values.values()) >= FEWEST_TO_SPLIT
-        ):
+        in_words = "" not in values and not all(is_number(value) for value in values)
+        if in_words and 2 <= len(values) <= 20 and min(values.values()) >= FEWEST_TO_SPLIT:
             found[name] = len(values)
     return found
 

@@ -1,9 +1,9 @@
-"""Cutting: from a federation of volumes to one of slices, for 2D networks.
+"""Slices of volumes, for 2D networks: `cut` makes a federation of slices from one of volumes.
 
     reorient (prepare.orientation) -> cut -> <target>/<client>/slices/<case>_s012.nii.gz, and a list of them
 
 A slice keeps its place in millimetres, its patient and the split of its volume (train, val, test), so that
-no patient is in two splits.
+no patient is in two splits. `Slices` is one volume as slices along an axis, and the way back.
 """
 
 from __future__ import annotations
@@ -23,18 +23,10 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from wardround.data import federation_file
 from wardround.data.checking.check import assign_splits
 from wardround.data.checking.facts import Watch
-from wardround.data.federation_file import (
-    OPPOSITE,
-    FederationFile,
-    PrepareSettings,
-    SliceSettings,
-    Source,
-    SplitSettings,
-    load,
-    write,
-)
+from wardround.data.federation_file import OPPOSITE, FederationFile, PrepareSettings, SliceSettings
 from wardround.data.listing import Entry, Listing
 from wardround.data.preparing.cache import hash_contents, hash_file, is_gone
 from wardround.data.preparing.geometry import find_reorientation, invert_reorientation, reorient
@@ -95,7 +87,7 @@ def cut(
     if clip is not None and not 0 < clip <= 100:
         raise ConfigError(f"--clip is {clip:g}; give a percentile above 0, up to 100.")
     check_free(target)
-    file = load(source)
+    file = federation_file.load(source)
     listing = list_cases(file, source.parent)
     recipe = CutRecipe(
         SliceSettings(along=along, clip=clip),
@@ -115,7 +107,7 @@ def cut(
             raise DataError(f"{source}: no volume gave a slice.{why}")
         write_text(partial / LIST, as_csv(rows))
         made = make_federation_file(file, listing, recipe, prepare, {row["centre"] for row in rows})
-        write(made, partial / FILE, notes=[*describe_cut(source, recipe), *done.notes])
+        federation_file.write(made, partial / FILE, notes=[*describe_cut(source, recipe), *done.notes])
         if target.exists():
             target.rmdir()  # it is empty
         partial.rename(target)
@@ -273,13 +265,15 @@ def make_federation_file(
     named = None if file.clients is None else tuple(name for name in file.clients if name in clients)
     return file.model_copy(
         update={
-            "sources": (Source(path=Path(LIST), reader="table"),),
+            "sources": (federation_file.Source(path=Path(LIST), reader="table"),),
             "clients": named,
             "held_out": tuple(name for name in file.held_out if name in clients),
             "channels": file.channels or tuple(listing.channels),
             "labels": recipe.labels,
             "regions": dict(file.regions) or dict(listing.regions),
-            "splits": SplitSettings(by="column", ratios=file.splits.ratios, seed=file.splits.seed),
+            "splits": federation_file.SplitSettings(
+                by="column", ratios=file.splits.ratios, seed=file.splits.seed
+            ),
             "prepare": prepare,
             "cache": None,
         }

@@ -198,8 +198,7 @@ def order_channels(listing: Listing, wanted: tuple[str, ...], notes: list[str]) 
     if any(len(entry.images) != len(own) for entry in listing.entries):
         raise DataError(
             f"client '{where}' has its channels in the order {', '.join(own)}, the federation "
-            f"{', '.join(wanted)}. "
-            "They lie in one file a case, so they must be reordered there."
+            f"{', '.join(wanted)}. They lie in one file a case, so they must be reordered there."
         )
     notes.append(f"client '{where}': channels {', '.join(own)} are taken in the order {', '.join(wanted)}.")
     places = [own.index(channel) for channel in wanted]

@@ -21,7 +21,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from wardround.data.preparing.prepare import invert_probabilities, prepare_case
+from wardround.data.preparing.geometry import invert_probabilities
+from wardround.data.preparing.prepare import prepare_case
 from wardround.data.preparing.record import Preparation
 from wardround.data.readers.image_files import Volume, read_image
 from wardround.data.slices import Along, Slices, clip_intensities, restore_axis

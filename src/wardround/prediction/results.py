@@ -12,8 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from wardround.data.preparing.geometry import Geometry
-from wardround.data.preparing.prepare import invert_label, invert_probabilities
+from wardround.data.preparing.geometry import Geometry, invert_label, invert_probabilities
 from wardround.data.preparing.record import Preparation
 from wardround.data.readers.image_files import Volume
 from wardround.data.slices import Slices

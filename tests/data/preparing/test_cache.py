@@ -18,8 +18,8 @@ from wardround.data.listing import Entry
 from wardround.data.preparing import cache as cache_module
 from wardround.data.preparing import pool as preparing
 from wardround.data.preparing.cache import Cache, load
+from wardround.data.preparing.geometry import invert_label
 from wardround.data.preparing.pool import PreparedCases, prepare_cases
-from wardround.data.preparing.prepare import invert_label
 from wardround.errors import ConfigError, DataError
 
 

@@ -29,7 +29,7 @@ import numpy as np
 
 from wardround.data import splits
 from wardround.data.checking import cross_case as across
-from wardround.data.checking.facts import CaseFacts, ImageFacts, LabelFacts, Watch, gather_facts, list_files
+from wardround.data.checking.facts import CaseFacts, ImageFacts, LabelFacts, Watch, gather_facts
 from wardround.data.checking.findings import CheckReport, Finding, Severity, as_line
 from wardround.data.federation_file import FederationFile, PrepareSettings
 from wardround.data.listing import Entry, Listing
@@ -297,7 +297,7 @@ def judge_files(entry: Entry) -> Iterator[Verdict]:
     """What the file system says of a case, without opening anything."""
     if entry.label is None:
         yield NO_LABEL
-    for path in list_files(entry):
+    for path in entry.files:
         trouble = inspect_file(path)
         if trouble is not None:
             yield trouble[0], "error", f"{path} {trouble[1]}."

@@ -117,14 +117,10 @@ def read_facts(entry: Entry) -> CaseFacts:
 def make_key(entry: Entry) -> Key | None:
     """Path, size, time and number of each file; None where one cannot be asked."""
     try:
-        found = [(str(path), path.stat()) for path in list_files(entry)]
+        found = [(str(path), path.stat()) for path in entry.files]
     except (OSError, ValueError):
         return None
     return tuple((path, stat.st_size, stat.st_mtime_ns, stat.st_ino) for path, stat in found)
-
-
-def list_files(entry: Entry) -> list[Path]:
-    return [*entry.images, *([entry.label] if entry.label is not None else [])]
 
 
 def open_case(entry: Entry) -> CaseFacts:
@@ -133,9 +129,8 @@ def open_case(entry: Entry) -> CaseFacts:
     try:
         image = measure_image(read_image(entry.images))
     except Exception as error:  # a file can be broken in ways no reader foresaw; the others go on
-        troubles.append(
-            (classify_file(entry.images) or "unreadable", describe_error(error, entry.images[:1]))
-        )
+        code = classify_file(entry.images) or "unreadable"
+        troubles.append((code, describe_error(error, entry.images[:1])))
     if entry.label is not None:
         try:
             label = measure_label(read_label(entry.label))

@@ -1,4 +1,7 @@
-"""docs/reference/datasets.md, made from the presets: python -m wardround.data.datasets.page --write"""
+"""What each data set is, how to get it and how it is laid out: as tables, and as docs/reference/datasets.md.
+
+Write that page: python -m wardround.data.datasets.page --write
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,8 @@ from wardround.tables import Table
 
 
 def list_datasets() -> Table:
-    rows = []
-    for name in list_presets():
-        preset = load_preset(name)
-        kind = f"{preset.dimensions}D"
-        rows.append([name, preset.title, preset.modality, kind, preset.cases, preset.clients])
+    presets = [load_preset(name) for name in list_presets()]
+    rows = [[p.name, p.title, p.modality, f"{p.dimensions}D", p.cases, p.clients] for p in presets]
     caption = "How to get one and lay it out: wardround datasets show NAME"
     return Table("Data sets", ["name", "data set", "modality", "data", "cases", "clients"], rows, caption)
 

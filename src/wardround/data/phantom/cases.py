@@ -243,15 +243,8 @@ def make_scan(settings: PhantomSettings, hospital: PhantomHospital, number: int,
         lesion = draw_lesions(make_generator(*who, "lesions"), grid, head, hospital)
     label = annotate(lesion, grid, hospital, settings.num_classes)
     channels = [
-        acquire(
-            make_generator(*who, "scanner", channel),
-            grid,
-            head,
-            lesion,
-            hospital,
-            hospital.contrasts[channel],
-        )
-        for channel in range(settings.channels)
+        acquire(make_generator(*who, "scanner", channel), grid, head, lesion, hospital, contrast)
+        for channel, contrast in enumerate(hospital.contrasts[: settings.channels])
     ]
     image = np.stack(channels)  # (C, rows, columns, slices)
     if settings.dimensions == 2:

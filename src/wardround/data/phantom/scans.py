@@ -1,4 +1,4 @@
-"""Scans: one synthetic head in millimetres, its lesions, its image and its label."""
+"""Scans: the style of a hospital; one synthetic head in millimetres, its lesions, its image and its label."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+Array = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -153,7 +155,7 @@ def make_generator(*parts: object) -> np.random.Generator:
     return np.random.default_rng(int.from_bytes(digest, "big"))
 
 
-Array = NDArray[np.float32]
+# One head
 
 
 @dataclass(frozen=True)

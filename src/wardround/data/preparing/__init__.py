@@ -2,7 +2,7 @@
 
 prepare        one case: reorient, crop, resample, normalise, pad; `geometry` knows the way back
 grid           shape and spacing beforehand, without torch
-prepared_file  one prepared case as a safetensors file; `cache` is the folder of them
+cache          prepared cases on disk: one safetensors file each, and the folder of them
 pool           many cases on all cores: `prepare_cases`
 client_cache   a client's cases, checked and prepared, remembered between processes: `Preparer`
 record         `Preparation`: what was done to the scans of a run, kept with its model

@@ -87,7 +87,7 @@ class Cache:
 
     def find(self, entry: Entry, recipe: Recipe, known: DigestIndex) -> Path | None:
         """The prepared file of a case whose files are known and unchanged; None if it has to be made."""
-        digests = [known.get(path) for path in list_files(entry)]
+        digests = [known.get(path) for path in entry.files]
         if None in digests:
             return None
         path = self.locate(entry, recipe, hash_contents([digest for digest in digests if digest]))
@@ -110,7 +110,7 @@ class Cache:
 
     def prepare(self, entry: Entry, recipe: Recipe) -> tuple[Path, dict[str, tuple[Signature, str]], float]:
         """Prepare one case unless it exists: its path, signatures and digests of its files, share cut off."""
-        before = {str(path): (stat_signature(path), hash_file(path)) for path in list_files(entry)}
+        before = {str(path): (stat_signature(path), hash_file(path)) for path in entry.files}
         content = hash_contents([digest for _, digest in before.values()])
         target = self.locate(entry, recipe, content)
         with self._lock_case(target):
@@ -119,7 +119,7 @@ class Cache:
             image = read_image(entry.images)
             label = None if entry.label is None else read_label(entry.label)
             made = prepare_case(image, label, recipe.prepare, recipe.labels, background=recipe.background)
-            for path in list_files(entry):
+            for path in entry.files:
                 if stat_signature(path) != before[str(path)][0]:
                     raise DataError(f"{path} changed while it was read; try again when nothing writes to it.")
             with explain_write_errors(self.folder):
@@ -236,10 +236,6 @@ class LoadedCase:
     metadata: Mapping[str, Any]
 
 
-def list_files(entry: Entry) -> list[Path]:
-    return [*entry.images, *([] if entry.label is None else [entry.label])]
-
-
 def save(target: Path, entry: Entry, made: PreparedCase, content: str) -> None:
     """Write a prepared case atomically, even if the disk is full or the power fails."""
     tensors = {"image": made.image}
@@ -256,7 +252,7 @@ def save(target: Path, entry: Entry, made: PreparedCase, content: str) -> None:
         "spacing": list(made.spacing),
         "shape": list(made.image.shape),
         "geometry": made.geometry,
-        "sources": [path.name for path in list_files(entry)],
+        "sources": [path.name for path in entry.files],
         "content": content,
         "num_voxels": counts,
         "others": list(made.others),

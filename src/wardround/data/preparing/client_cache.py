@@ -29,7 +29,6 @@ from wardround.data.preparing.cache import (
     Cache,
     describe,
     explain_write_errors,
-    list_files,
     stat_signature,
 )
 from wardround.data.preparing.pool import prepare_cases
@@ -105,16 +104,9 @@ class Preparer:
 
     def compute_key(self, entries: Sequence[Entry]) -> str:
         """Changes with the files (size, times), the splits and the settings."""
-        cases = [
-            [
-                ascii(e.client),
-                ascii(e.name),
-                ascii(e.group),
-                e.split,
-                [[ascii(str(p)), *stat_signature(p)] for p in list_files(e)],
-            ]
-            for e in entries
-        ]
+        files = [[[ascii(str(path)), *stat_signature(path)] for path in e.files] for e in entries]
+        names = [(ascii(e.client), ascii(e.name), ascii(e.group), e.split) for e in entries]
+        cases = [[*name, own] for name, own in zip(names, files, strict=True)]
         rules = [RULES, FORMAT, self.channels, self.dimensions, list(self.file.labels.items())]
         text = json.dumps([rules, self.file.prepare.model_dump(mode="json", exclude={"slices"}), cases])
         return hashlib.sha256(text.encode()).hexdigest()[:16]

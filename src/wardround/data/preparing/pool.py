@@ -38,6 +38,7 @@ from wardround.machine import cores
 
 log = logging.getLogger(__name__)
 
+ENVIRONMENT = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 PATIENCE = 0.2  # seconds of work before helpers are worth starting
 Note = Callable[[Entry, Path | None, str | None, float], None]
 
@@ -156,14 +157,19 @@ def prepare_all(
     helpers = [Helper(cache, recipe, pending, results) for _ in range(min(jobs, len(entries)) - 1)]
     begun = time.monotonic()
     num_left = len(entries)
-    with one_thread(), stopping(helpers):
+    with one_thread(), contextlib.ExitStack() as stack:
+        for helper in helpers:
+            stack.callback(helper.stop)
         while num_left:
             for helper in helpers:
                 if pending and not helper.started and time.monotonic() - begun >= PATIENCE:
                     helper.start()
             for entry, result in next_results(cache, recipe, pending, results):
                 num_left -= 1
-                settle(entry, result, known, note)
+                if result.fatal:
+                    raise CacheFolderError(result.reason)
+                known.add(result.found)
+                note(entry, None if result.path is None else Path(result.path), result.reason, result.cut)
 
 
 def next_results(
@@ -180,13 +186,6 @@ def next_results(
     with contextlib.suppress(queue.Empty):
         while True:
             yield results.get_nowait()
-
-
-def settle(entry: Entry, result: Attempt, known: DigestIndex, note: Note) -> None:
-    if result.fatal:
-        raise CacheFolderError(result.reason)
-    known.add(result.found)
-    note(entry, None if result.path is None else Path(result.path), result.reason, result.cut)
 
 
 class Helper:
@@ -236,23 +235,19 @@ class Helper:
                     reason = f"the process that prepared it ended (exit code {code}); is memory short?"
                     self._results.put((entry, Attempt(reason=reason)))
                     return True
-                found = found_again(answer.pop("found"))
-                self._results.put((entry, Attempt(**answer, found=found)))
+                answer["found"] = found_again(answer["found"])
+                self._results.put((entry, Attempt(**answer)))
         return False
 
     @contextlib.contextmanager
     def _launched(self) -> Iterator[ChildProcess]:
-        self._child = child = ChildProcess("wardround.data.preparing.pool", helper_environment(), quiet=True)
+        self._child = child = ChildProcess("wardround.data.preparing.pool", ENVIRONMENT, quiet=True)
         if self._stopped:  # between the two lines above
             child.kill()
         try:
             yield child
         finally:
             child.stop()
-
-
-def helper_environment() -> dict[str, str]:
-    return dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
 
 @contextlib.contextmanager
@@ -264,15 +259,6 @@ def one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-@contextlib.contextmanager
-def stopping(helpers: Sequence[Helper]) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        for helper in helpers:
-            helper.stop()
 
 
 # What goes through the pipe

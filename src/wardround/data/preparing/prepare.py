@@ -21,8 +21,6 @@ from wardround.data.preparing.geometry import (
     Box,
     Geometry,
     find_reorientation,
-    invert_label,
-    invert_probabilities,
     reorient,
     resample_image,
     resample_label,
@@ -30,8 +28,6 @@ from wardround.data.preparing.geometry import (
 from wardround.data.readers.image_files import Volume
 from wardround.errors import DataError
 from wardround.text import format_size
-
-__all__ = ["PreparedCase", "check_settings", "invert_label", "invert_probabilities", "prepare_case"]
 
 Array = NDArray[Any]
 MARGIN = 2  # voxels kept around the body

@@ -27,6 +27,7 @@ from wardround.data.readers.common import (
     join_names,
     list_folders,
     list_images,
+    note_names,
     parse_split,
     read_rows,
 )
@@ -86,14 +87,10 @@ def read(path: Path, client: str | None = None) -> Listing:
         label = labels.get(case)
         row = people.get(here[0].subject, {})
         entries.append(make_entry(here, label.path if label else None, row, client, root))
-    if lacking:
-        notes.append(
-            f"{root.name}: {len(lacking)} cases do not have {' and '.join(channels)}: "
-            f"{join_names(lacking)}; left out."
-        )
+    wanted = " and ".join(channels)
+    note_names(notes, f"{root.name}: {len(lacking)} cases do not have {wanted}", lacking, "; left out")
     bare = [entry.name for entry in entries if entry.label is None]
-    if bare:
-        notes.append(f"{root.name}: {len(bare)} cases have no label: {join_names(bare)}.")
+    note_names(notes, f"{root.name}: {len(bare)} cases have no label", bare)
     ordered = tuple(sorted(entries, key=lambda entry: (entry.client, entry.name)))
     return Listing("bids", ordered, tuple(channels), notes=tuple(notes))
 

@@ -29,6 +29,7 @@ from wardround.data.readers.common import (
     is_file,
     join_names,
     list_entries,
+    note_names,
     parse_split,
     read_json,
     read_rows,
@@ -39,17 +40,8 @@ from wardround.errors import DataError
 
 IMAGE = ("image", "images", "img", "image_path", "image_file", "scan", "path", "file", "filename")
 LABEL = (
-    "label",
-    "mask",
-    "labels",
-    "masks",
-    "seg",
-    "segmentation",
-    "label_path",
-    "mask_path",
-    "label_file",
-    "gt",
-)
+    "label", "mask", "labels", "masks", "seg", "segmentation", "label_path", "mask_path", "label_file", "gt",
+)  # fmt: skip
 LIST_ENDINGS = (".csv", ".tsv", ".json")
 
 
@@ -103,15 +95,12 @@ def read(path: Path, client: str | None = None) -> Listing:
     fallback = client or file.parent.name or "all"
     entries = [make_entry(row, columns, file, n, fallback) for n, row in enumerate(rows, start=2)]
     entries = make_unique(entries, file)
-    channels = (
-        tuple(head.removeprefix("image_") for head in columns.images) if len(columns.images) > 1 else ()
-    )
-    if any(channel.isdecimal() for channel in channels):
+    channels = tuple(head.removeprefix("image_") for head in columns.images)
+    if len(channels) == 1 or any(channel.isdecimal() for channel in channels):
         channels = ()
-    notes = []
+    notes: list[str] = []
     bare = [entry.name for entry in entries if entry.label is None]
-    if bare:
-        notes.append(f"{file.name}: {len(bare)} cases have no label: {join_names(bare)}.")
+    note_names(notes, f"{file.name}: {len(bare)} cases have no label", bare)
     ordered = tuple(sorted(entries, key=lambda entry: (entry.client, entry.name)))
     return Listing("table", ordered, channels, notes=tuple(notes))
 
@@ -227,9 +216,6 @@ def make_long_name(entry: Entry, file: Path) -> str:
     image = entry.images[0]
     if entry.name != stem_of(image.name):
         return entry.name
-    folders = (
-        image.parent.relative_to(file.parent).parts
-        if image.is_relative_to(file.parent)
-        else image.parent.parts[-2:]
-    )
+    below = image.is_relative_to(file.parent)
+    folders = image.parent.relative_to(file.parent).parts if below else image.parent.parts[-2:]
     return check_name("_".join([*folders, entry.name]), str(file))

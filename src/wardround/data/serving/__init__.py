@@ -1,6 +1,6 @@
 """Serving: prepared cases as batches.
 
 loading   from federation.yaml to the `ClientData` of each client: `federation_of`, `RealData`
-resident  cases held on the device, in memory or on disk; `patches` crops them for training
+resident  cases held on the device, in memory or on disk; patches of them for training
 augment   `Augmentation` of batches on the device
 """

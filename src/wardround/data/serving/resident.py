@@ -151,8 +151,8 @@ def check_one_shape(cases: Sequence[StoredCase]) -> None:
         if case.shape != cases[0].shape:
             raise DataError(
                 f"Cases '{cases[0].name}' ({format_size(cases[0].shape)}) and '{case.name}' "
-                f"({format_size(case.shape)}) cannot "
-                "be in one batch. Train on patches (data.patch), or bring all to one size (prepare.size)."
+                f"({format_size(case.shape)}) cannot be in one batch. "
+                "Train on patches (data.patch), or bring all to one size (prepare.size)."
             )
 
 
@@ -214,8 +214,7 @@ class PatchSplit(CachedSplit):
             if len(case.shape) != len(self.patch):
                 raise ConfigError(
                     f"data.patch is {format_size(self.patch)}, but case '{case.name}' is "
-                    f"{format_size(case.shape)}; "
-                    f"give {len(case.shape)} numbers."
+                    f"{format_size(case.shape)}; give {len(case.shape)} numbers."
                 )
 
     def batch(self, indices: Sequence[int] | Tensor, draw: torch.Generator | None = None) -> Batch:
@@ -239,20 +238,16 @@ class PatchSplit(CachedSplit):
 def choose_start(case: StoredCase, patch: Sequence[int], foreground: float, chances: Sequence[float]) -> Box:
     """Where the patch starts, from numbers in [0, 1): at foreground or not, class, voxel, other place."""
     whether, which, voxel, *where = chances
+    limits = start_limits(case.shape, patch)
     classes = [value for value, voxels in sorted(case.foreground.items()) if len(voxels)]
     if whether < foreground and classes:
         voxels = case.foreground[classes[int(which * len(classes))]]
         centre = voxels[int(voxel * len(voxels))].tolist()
         wanted = [place - side // 2 for place, side in zip(centre, patch, strict=True)]
     else:
-        wanted = [
-            low + int(chance * (high - low + 1))
-            for chance, (low, high) in zip(where, start_limits(case.shape, patch), strict=True)
-        ]
-    return tuple(
-        min(max(place, low), high)
-        for place, (low, high) in zip(wanted, start_limits(case.shape, patch), strict=True)
-    )
+        pairs = zip(where, limits, strict=True)
+        wanted = [low + int(chance * (high - low + 1)) for chance, (low, high) in pairs]
+    return tuple(min(max(place, low), high) for place, (low, high) in zip(wanted, limits, strict=True))
 
 
 def start_limits(shape: Sequence[int], patch: Sequence[int]) -> list[tuple[int, int]]:
