@@ -166,9 +166,8 @@ def split(
     for override in set_ or []:
         apply_override(chosen, override.removeprefix("data.").removeprefix("splits."))
     checked = SplitSettings.read(chosen, "splits.")
-    entries = assign(
-        list_cases(settings, file.parent).entries, checked, file.parent, held_out=settings.held_out
-    )
+    cases = list_cases(settings, file.parent).entries
+    entries = assign(cases, checked, file.parent, held_out=settings.held_out)
     if output.exists():
         raise ConfigError(f"{output} exists; choose another name with -o, or remove it.")
     with writing(output):

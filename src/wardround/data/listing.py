@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 SPLITS = ("train", "val", "test")
+Labels = Mapping[str, tuple[int, ...]]  # class name -> the values in the files that mean it
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class Listing:
     reader: str
     entries: tuple[Entry, ...]
     channels: tuple[str, ...] = ()
-    labels: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    labels: Labels = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     regions: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 

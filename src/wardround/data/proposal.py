@@ -93,9 +93,8 @@ def choose(sources: Sources, listing: Listing, found: Inspection, recognised: Se
     prepare = choose_prepare(found, channels, choices)
     splits = choose_splits(listing, choices)
     if found.notes:
-        choices.append(
-            f"{format_count(len(found.notes), 'file')} could not be used; the first: {found.notes[0]}"
-        )
+        files = format_count(len(found.notes), "file")
+        choices.append(f"{files} could not be used; the first: {found.notes[0]}")
     file = FederationFile(
         sources=tuple(sources),
         clients=tuple(training) if partition.kind == "natural" else None,
@@ -128,9 +127,8 @@ def choose_labels(listing: Listing, found: Inspection, choices: list[str]) -> La
         known = {value for values in listing.labels.values() for value in values}
         other = sorted(set(found.values) - known - {0})
         if other:
-            choices.append(
-                f"Labels hold values the data set does not name: {join_names(map(str, other))}; background."
-            )
+            names = join_names(map(str, other))
+            choices.append(f"Labels hold values the data set does not name: {names}; background.")
         return dict(listing.labels)
     values = [value for value in found.values if value > 0]
     if not values:
@@ -190,23 +188,22 @@ def choose_partition(listing: Listing, training: Sequence[str], choices: list[st
     """Natural clients; a lone one is split into up to four, so that there is a federation."""
     if len(training) > 1:
         return PartitionSettings()
-    entries = listing.of(training[0])
+    name = training[0]
+    entries = listing.of(name)
     clients = min(4, count_patients(entries) // FEWEST_TO_SPLIT)
     if clients < 2:
-        choices.append(
-            f"There is one client, '{training[0]}', too small to be split into several; it trains alone."
-        )
+        choices.append(f"There is one client, '{name}', too small to be split into several; it trains alone.")
         return PartitionSettings()
     alone = len(listing.clients) == 1
     found = "All cases are of one client," if alone else "Only one client has enough cases to train,"
     choices.append(
-        f"{found} '{training[0]}'. For a simulation {'they' if alone else 'its cases'} are distributed "
+        f"{found} '{name}'. For a simulation {'they' if alone else 'its cases'} are distributed "
         f"at random to {clients} clients (partition: iid); report such results as artificially partitioned."
     )
     columns = find_client_columns(entries)
     if columns:
         first = next(iter(columns))
-        kinds = join_names((f"{name} ({count} values)" for name, count in columns.items()), 6)
+        kinds = join_names((f"{column} ({count} values)" for column, count in columns.items()), 6)
         choices.append(
             f"Columns that could make the clients instead: {kinds}. Write partition: "
             f"{{kind: column, column: {first}}}"

@@ -26,8 +26,8 @@ from numpy.typing import NDArray
 from wardround.data import federation_file
 from wardround.data.checking.check import assign_splits
 from wardround.data.checking.facts import Watch
-from wardround.data.federation_file import OPPOSITE, FederationFile, PrepareSettings, SliceSettings
-from wardround.data.listing import Entry, Listing
+from wardround.data.federation_file import FederationFile, PrepareSettings, SliceSettings, SplitSettings
+from wardround.data.listing import Entry, Labels, Listing
 from wardround.data.preparing.cache import hash_contents, hash_file, is_gone
 from wardround.data.preparing.geometry import find_reorientation, invert_reorientation, reorient
 from wardround.data.preparing.prepare import check_voxels
@@ -66,7 +66,7 @@ class CutRecipe:
     settings: SliceSettings
     orientation: str | None
     keep: Literal["labelled", "all"]
-    labels: Mapping[str, tuple[int, ...]]
+    labels: Labels
     column: str | None
 
 
@@ -271,9 +271,7 @@ def make_federation_file(
             "channels": file.channels or tuple(listing.channels),
             "labels": recipe.labels,
             "regions": dict(file.regions) or dict(listing.regions),
-            "splits": federation_file.SplitSettings(
-                by="column", ratios=file.splits.ratios, seed=file.splits.seed
-            ),
+            "splits": SplitSettings(by="column", ratios=file.splits.ratios, seed=file.splits.seed),
             "prepare": prepare,
             "cache": None,
         }
@@ -292,7 +290,7 @@ def drop_axis(settings: PrepareSettings, slices: SliceSettings) -> PrepareSettin
                 f"prepare.orientation is null, so it is unknown which number of prepare.{name} belongs to "
                 f"axis {slices.along}. Set it to RAS, or leave {name} out."
             )
-        axis = orientation.upper().translate(OPPOSITE).index(slices.along)
+        axis = orientation.upper().translate(federation_file.OPPOSITE).index(slices.along)
         return tuple(side for number, side in enumerate(sides) if number != axis)
 
     new = {"spacing": without("spacing", settings.spacing), "size": without("size", settings.size)}
@@ -339,7 +337,7 @@ class Slices:
         import nibabel
 
         tools: Any = nibabel  # untyped
-        codes = "".join(tools.aff2axcodes(slices.affine)).translate(OPPOSITE)
+        codes = "".join(tools.aff2axcodes(slices.affine)).translate(federation_file.OPPOSITE)
         return replace(slices, axis=codes.index(along))
 
     @property

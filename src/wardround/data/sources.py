@@ -7,21 +7,18 @@ join_listings(listings)      several listings as one, where channels and labels 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from wardround.data import datasets
 from wardround.data.federation_file import FederationFile, Source
-from wardround.data.listing import Entry, Listing
+from wardround.data.listing import Entry, Labels, Listing
 from wardround.data.readers import READERS, detect
 from wardround.data.readers.common import check_name, join_names
 from wardround.data.roles import NOT_HOSPITALS
 from wardround.errors import ConfigError, DataError
 from wardround.text import suggest
-
-Labels = Mapping[str, tuple[int, ...]]
-
 
 # All cases of a file
 

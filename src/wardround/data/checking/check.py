@@ -32,7 +32,7 @@ from wardround.data.checking import cross_case as across
 from wardround.data.checking.facts import CaseFacts, ImageFacts, LabelFacts, Watch, gather_facts
 from wardround.data.checking.findings import CheckReport, Finding, Severity, as_line
 from wardround.data.federation_file import FederationFile, PrepareSettings
-from wardround.data.listing import Entry, Listing
+from wardround.data.listing import Entry, Labels, Listing
 from wardround.data.preparing.prepare import MOST_CUT, cut_off, plan
 from wardround.data.readers.common import join_names
 from wardround.data.readers.image_files import Volume, read_image, read_label
@@ -64,9 +64,7 @@ def check(
     facts = gather_facts(entries, jobs=jobs, watch=watch)
     cases = list(zip(entries, facts, strict=True))
     norms = Norms.of(cases, listing, file)
-    findings += [
-        Finding.at(entry, *verdict) for entry, own in cases for verdict in judge_case(entry, own, norms)
-    ]
+    findings += [Finding.at(entry, *said) for entry, own in cases for said in judge_case(entry, own, norms)]
     good = drop_errors(cases, findings)
     findings += find_cut_labels(good, file.prepare, norms, jobs)
     findings += across.find_leaks(good) + across.find_duplicates(good)
@@ -93,7 +91,7 @@ class Norms:
 
     channels: tuple[int, str]
     dimensions: int
-    classes: Mapping[str, tuple[int, ...]]
+    classes: Labels
     background: Mapping[int, int]
 
     @classmethod
@@ -119,9 +117,7 @@ def find_most_frequent(numbers: Iterable[int]) -> int:
     return max(counts, key=lambda number: (counts[number], number)) if counts else 0
 
 
-def find_background_values(
-    labels: Sequence[LabelFacts], classes: Mapping[str, tuple[int, ...]]
-) -> dict[int, int]:
+def find_background_values(labels: Sequence[LabelFacts], classes: Labels) -> dict[int, int]:
     """Values of no class in more than half of the labels, and there mostly beside a class."""
     named = {value for values in classes.values() for value in values}
     counts: Counter[int] = Counter()

@@ -18,14 +18,7 @@ from wardround.data.federation_file import FederationFile, Source
 from wardround.data.listing import Listing
 from wardround.data.readers import table
 
-__all__ = [
-    "list_presets",
-    "load_preset",
-    "make_federation_file",
-    "read_dataset",
-    "read_preset",
-    "write_labels",
-]
+__all__ = ["list_presets", "load_preset", "make_federation_file", "read_preset", "write_labels"]
 
 PREFIX = "preset:"  # of a reader's name in federation.yaml
 

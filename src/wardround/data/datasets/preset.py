@@ -140,10 +140,9 @@ def list_presets() -> list[str]:
 @cache
 def load_preset(name: str) -> DatasetPreset:
     """The preset of that name; an unknown one is answered with the nearest."""
-    if name not in list_presets():
-        raise ConfigError(
-            f"'{name}' is not a data set.{suggest(name, list_presets())} List all: wardround datasets"
-        )
+    known = list_presets()
+    if name not in known:
+        raise ConfigError(f"'{name}' is not a data set.{suggest(name, known)} List all: wardround datasets")
     file = FOLDER / f"{name}.yaml"
     preset = DatasetPreset.read(read_yaml(file), f"{file}: ")
     if preset.name != name:

@@ -11,6 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[np.float32]
+Random = np.random.Generator
+Point = tuple[float, float, float]
 
 
 @dataclass(frozen=True)
@@ -149,7 +151,7 @@ def _blend_contrast(start: SequenceContrast, end: SequenceContrast, heterogeneit
     return SequenceContrast(**values)
 
 
-def make_generator(*parts: object) -> np.random.Generator:
+def make_generator(*parts: object) -> Random:
     """A random generator seeded by these words and numbers, the same on every machine."""
     digest = hashlib.sha256("/".join(map(str, parts)).encode()).digest()
     return np.random.default_rng(int.from_bytes(digest, "big"))
@@ -186,7 +188,7 @@ class ScanGrid:
         smoothed = ndimage.gaussian_filter(values, sigma, mode="nearest", truncate=3.0)
         return np.asarray(smoothed, dtype=np.float32)
 
-    def texture(self, random: np.random.Generator, width: float) -> Array:
+    def texture(self, random: Random, width: float) -> Array:
         """A random field with standard deviation 1 whose bumps are about `width` mm wide."""
         field = self.smooth(random.standard_normal(self.shape, dtype=np.float32), width)
         return np.asarray(field / max(float(np.sqrt(np.mean(field**2))), 1e-6), dtype=np.float32)
@@ -211,9 +213,7 @@ def make_grid(shape: Sequence[int], hospital: PhantomHospital) -> ScanGrid:
     between = round(2 * _HEAD_HEIGHT / slices * hospital.thickness, 3) if rest else SLICE_THICKNESS
 
     spacing = (in_plane, in_plane, between)
-    axes = [
-        (np.arange(n) - (n - 1) / 2) * step for n, step in zip((rows, columns, slices), spacing, strict=True)
-    ]
+    axes = [(np.arange(n) - (n - 1) / 2) * mm for n, mm in zip((rows, columns, slices), spacing, strict=True)]
     return ScanGrid(np.stack(np.meshgrid(*axes, indexing="ij")).astype(np.float32), spacing)
 
 
@@ -235,7 +235,7 @@ class PhantomHead:
     texture: Array
 
 
-def draw_head(random: np.random.Generator, grid: ScanGrid) -> PhantomHead:
+def draw_head(random: Random, grid: ScanGrid) -> PhantomHead:
     """A random head in a random pose."""
     points = _draw_pose(random, grid)
     rows, columns, slices = points
@@ -258,12 +258,11 @@ def draw_head(random: np.random.Generator, grid: ScanGrid) -> PhantomHead:
     nuclei = _draw_pair(random, points, (6.0, 21.0, 2.0), (17.0, 9.0, 15.0), -0.35) + 0.8 * folds
     ventricles = _draw_ventricles(random, points)
     vessels = _draw_vessels(random, points, length)
-    return PhantomHead(
-        points, skin, brain, white, sulci, nuclei, ventricles, vessels, grid.texture(random, 5.0)
-    )
+    texture = grid.texture(random, 5.0)
+    return PhantomHead(points, skin, brain, white, sulci, nuclei, ventricles, vessels, texture)
 
 
-def _draw_pose(random: np.random.Generator, grid: ScanGrid) -> Array:
+def _draw_pose(random: Random, grid: ScanGrid) -> Array:
     """The voxels in the patient's axes: heads are never laid down quite straight or centred."""
     angle = random.normal(0, 0.08)
     shift = random.normal(0, 2.5, 3)
@@ -274,7 +273,7 @@ def _draw_pose(random: np.random.Generator, grid: ScanGrid) -> Array:
     return np.stack([cosine * rows - sine * columns, sine * rows + cosine * columns, slices])
 
 
-def _draw_ventricles(random: np.random.Generator, points: Array) -> Array:
+def _draw_ventricles(random: Random, points: Array) -> Array:
     """Two front horns, two back horns and the third ventricle; they widen with age."""
     age = random.uniform(0.75, 1.35)
     front = _draw_pair(random, points, (-22.0, 10.0, 6.0), (17.0, 5.5 * age, 15.0), 0.35)
@@ -283,7 +282,7 @@ def _draw_ventricles(random: np.random.Generator, points: Array) -> Array:
     return np.maximum(np.maximum(front, back), third)
 
 
-def _draw_vessels(random: np.random.Generator, points: Array, length: float) -> Array:
+def _draw_vessels(random: Random, points: Array, length: float) -> Array:
     """The sinus behind, the artery in front, a pair at the sides, and the plexus in each ventricle."""
     behind = _ellipsoid(points, (length - 17.0, 0.0, 10.0), (4.5, 4.5, 60.0), 0.0)
     front = _ellipsoid(points, (-36.0, 0.0, 0.0), (6.0, 2.5, 40.0), 0.0)
@@ -292,13 +291,7 @@ def _draw_vessels(random: np.random.Generator, points: Array, length: float) -> 
     return np.maximum(np.maximum(behind, front), np.maximum(sides, plexus))
 
 
-def _draw_pair(
-    random: np.random.Generator,
-    points: Array,
-    centre: tuple[float, float, float],
-    axes: tuple[float, float, float],
-    tilt: float,
-) -> Array:
+def _draw_pair(random: Random, points: Array, centre: Point, axes: Point, tilt: float) -> Array:
     """The same structure left and right, each a little its own."""
     sides = []
     for side in (-1, 1):
@@ -327,9 +320,7 @@ class Lesion:
     strength: float
 
 
-def draw_lesions(
-    random: np.random.Generator, grid: ScanGrid, head: PhantomHead, hospital: PhantomHospital
-) -> Lesion:
+def draw_lesions(random: Random, grid: ScanGrid, head: PhantomHead, hospital: PhantomHospital) -> Lesion:
     """Irregular ellipsoids inside the brain and outside the ventricles."""
     allowed = np.minimum(head.brain - 2.0, -head.ventricles)
     whole = core = np.full(grid.shape, -1e3, dtype=np.float32)
@@ -346,12 +337,7 @@ def draw_lesions(
 
 
 def _draw_blob(
-    random: np.random.Generator,
-    grid: ScanGrid,
-    head: PhantomHead,
-    allowed: Array,
-    radius: float,
-    irregularity: float,
+    random: Random, grid: ScanGrid, head: PhantomHead, allowed: Array, radius: float, irregularity: float
 ) -> Array:
     """One lesion whose middle lies well inside the allowed region."""
     places = np.flatnonzero(allowed > min(0.6 * radius, 0.7 * float(allowed.max())))
@@ -380,7 +366,7 @@ def annotate(
 
 
 def acquire(
-    random: np.random.Generator,
+    random: Random,
     grid: ScanGrid,
     head: PhantomHead,
     lesion: Lesion | None,
@@ -422,7 +408,7 @@ def _paint(grid: ScanGrid, head: PhantomHead, lesion: Lesion | None, contrast: S
     return picture
 
 
-def _draw_bias_field(random: np.random.Generator, grid: ScanGrid, hospital: PhantomHospital) -> Array:
+def _draw_bias_field(random: Random, grid: ScanGrid, hospital: PhantomHospital) -> Array:
     """The coil's uneven gain: stronger towards one side, weaker in the depth of the head."""
     angle = hospital.bias_angle + random.normal(0, 0.2)
     rows, columns, slices = grid.points / np.float32(_HEAD_LENGTH)

@@ -33,7 +33,7 @@ from torch import Tensor
 
 from wardround.data.cases import Case
 from wardround.data.federation_file import PrepareSettings
-from wardround.data.listing import Entry
+from wardround.data.listing import Entry, Labels
 from wardround.data.preparing.prepare import PreparedCase, check_values, list_values, prepare_case
 from wardround.data.readers.image_files import read_image, read_label
 from wardround.errors import DataError
@@ -55,7 +55,7 @@ class Recipe:
     """All that decides the bytes of a prepared case, besides its files; background: see `prepare_case`."""
 
     prepare: PrepareSettings
-    labels: Mapping[str, tuple[int, ...]]
+    labels: Labels
     background: tuple[int, ...] | None = ()
 
     def as_dict(self) -> dict[str, Any]:

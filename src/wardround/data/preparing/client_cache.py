@@ -22,15 +22,9 @@ from typing import Any
 from wardround.data.checking.check import check
 from wardround.data.checking.facts import Watch, measure_label
 from wardround.data.federation_file import FederationFile
-from wardround.data.listing import Entry, Listing
+from wardround.data.listing import Entry, Labels, Listing
 from wardround.data.partitions import Description
-from wardround.data.preparing.cache import (
-    FORMAT,
-    Cache,
-    describe,
-    explain_write_errors,
-    stat_signature,
-)
+from wardround.data.preparing.cache import FORMAT, Cache, describe, explain_write_errors, stat_signature
 from wardround.data.preparing.pool import prepare_cases
 from wardround.data.readers.image_files import read_label
 from wardround.errors import DataError
@@ -78,9 +72,7 @@ class Preparer:
                 return found
             found = self.check_and_prepare(listing, watch)
             for name, client in found.items():
-                paths = {
-                    case: str(path.relative_to(self.cache.folder)) for case, path in client.paths.items()
-                }
+                paths = {n: str(path.relative_to(self.cache.folder)) for n, path in client.paths.items()}
                 write_json(self.locate(name, key), {"paths": paths, "left_out": client.left_out})
         return found
 
@@ -152,7 +144,7 @@ class Preparer:
 class LabelDescriptions:
     """Describes labels for partitions, each opened once; `save` keeps the counts for the next process."""
 
-    def __init__(self, path: Path, labels: Mapping[str, tuple[int, ...]]) -> None:
+    def __init__(self, path: Path, labels: Labels) -> None:
         self._path = path
         self._number = {v: n for n, values in enumerate(labels.values(), start=1) for v in values}
         self._known: dict[str, Any] | None = None

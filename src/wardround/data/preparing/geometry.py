@@ -102,9 +102,8 @@ class Geometry:
     def window(self) -> Box:
         """The voxels of the box, on the reoriented grid, whose centres lie inside the prepared grid."""
         sides = []
-        for (start, stop), first, voxels, size in zip(
-            self.box, self.offset, self.resampled, self.size, strict=True
-        ):
+        axes = zip(self.box, self.offset, self.resampled, self.size, strict=True)
+        for (start, stop), first, voxels, size in axes:
             scale = (stop - start) / voxels
             low, high = (round(max(0, min(voxels, edge)) * scale) for edge in (first, first + size))
             sides.append((start + low, start + high))

@@ -158,9 +158,8 @@ def index_by_case(images: list[Image], notes: list[str]) -> dict[str, Image]:
     first: dict[str, Image] = {}
     doubled = [image.case for image in ordered if first.setdefault(image.case, image) is not image]
     if doubled:
-        notes.append(
-            f"{join_names(sorted(set(doubled)))}: several runs of {ordered[0].kind}; the first is used."
-        )
+        cases = join_names(sorted(set(doubled)))
+        notes.append(f"{cases}: several runs of {ordered[0].kind}; the first is used.")
     return first
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from wardround.data.listing import Entry, Listing
+from wardround.data.listing import Entry, Labels, Listing
 from wardround.data.readers import msd
 from wardround.data.readers.centres import CHANNEL_MARK
 from wardround.data.readers.common import list_images, note_names, parse_whole, read_json
@@ -86,9 +86,7 @@ def read_cases(root: Path, part: str, client: str, num_channels: int, notes: lis
     }
 
 
-def read_classes(
-    said: Any, notes: list[str]
-) -> tuple[dict[str, tuple[int, ...]], dict[str, tuple[int, ...]]]:
+def read_classes(said: Any, notes: list[str]) -> tuple[Labels, Labels]:
     """Classes (name -> values) and, where some labels are lists, regions (name -> class numbers)."""
     if not isinstance(said, dict):
         return {}, {}

@@ -199,16 +199,14 @@ def make_unique(entries: Sequence[Entry], file: Path) -> list[Entry]:
     Two rows with the same images, or the same given name, are a mistake in the list.
     """
     twice = {key for key, count in Counter((e.client, e.name) for e in entries).items() if count > 1}
-    renamed = [
-        replace(e, name=make_long_name(e, file)) if (e.client, e.name) in twice else e for e in entries
-    ]
-    still = [key for key, count in Counter((e.client, e.name) for e in renamed).items() if count > 1]
+    named = [replace(e, name=make_long_name(e, file)) if (e.client, e.name) in twice else e for e in entries]
+    still = [key for key, count in Counter((e.client, e.name) for e in named).items() if count > 1]
     if still:
         client, name = still[0]
         raise DataError(
             f"{file} lists case '{name}' of client '{client}' twice; keep one row, or give other names."
         )
-    return [replace(entry, group=entry.group or entry.name) for entry in renamed]
+    return [replace(entry, group=entry.group or entry.name) for entry in named]
 
 
 def make_long_name(entry: Entry, file: Path) -> str:

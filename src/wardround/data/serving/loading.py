@@ -242,9 +242,7 @@ class RealData:
 def override_sections(file: FederationFile, settings: DataSettings) -> FederationFile:
     """The file with the `prepare` and `splits` settings of the run in place of its own."""
     changes = {"prepare": settings.prepare, "splits": settings.splits}
-    sections = {
-        name: override_section(getattr(file, name), given, name) for name, given in changes.items() if given
-    }
+    sections = {n: override_section(getattr(file, n), given, n) for n, given in changes.items() if given}
     return file.model_copy(update=sections)
 
 

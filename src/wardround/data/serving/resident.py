@@ -175,9 +175,7 @@ def may_move(num_bytes: int, device: torch.device, residence: Residence) -> bool
     return residence == "device"
 
 
-def move_cases(
-    cases: Sequence[StoredCase], device: torch.device, residence: Residence
-) -> Sequence[StoredCase]:
+def move_cases(cases: list[StoredCase], device: torch.device, residence: Residence) -> list[StoredCase]:
     """The cases on the device if allowed and if they fit, otherwise as they are."""
     total = sum(case.num_bytes for case in cases)
     if device.type != "cuda" or residence == "disk" or not may_move(total, device, residence):
