@@ -236,7 +236,7 @@ def make_names_unique(entries: Sequence[Entry]) -> list[Entry]:
 def make_unique(words: Collection[tuple[str, str]]) -> dict[tuple[str, str], str]:
     """(client, word) -> a word that no other has.
 
-    >>> in_one_place([("north", "1"), ("south", "1")])
+    >>> make_unique([("north", "1"), ("south", "1")])
     {('north', '1'): 'north_1', ('south', '1'): 'south_1'}
     """
     found = {(client, word): word for client, word in words}

@@ -29,7 +29,15 @@ from wardround.errors import DataError
 from wardround.text import format_size
 
 FEWEST_TO_SPLIT = 3  # patients: one each for training, validation and test
+NUM_IMAGES = 60  # opened in all, shared among the clients, at least FEWEST of each
+NUM_LABELS = 120
+FEWEST = 3
+MOST_CLASSES = 32  # a label with more values is an image
+LARGEST_PICTURE = 512
+LARGEST_VOLUME = 128**3  # voxels; above it, patches
+
 Labels = dict[str, tuple[int, ...]]
+GridProposal = tuple[tuple[int, ...] | None, tuple[float, ...] | None, str]
 Sources = list[federation_file.Source]
 
 log = logging.getLogger(__name__)
@@ -151,7 +159,8 @@ def choose_held_out(listing: Listing, choices: list[str]) -> list[str]:
     held = [
         name
         for name in listing.clients
-        if never_trains(listing.of(name)) or (few[name] < FEWEST_TO_SPLIT and not is_fixed(listing.of(name)))
+        if never_trains(listing.of(name))
+        or (few[name] < FEWEST_TO_SPLIT and None in {entry.split for entry in listing.of(name)})
     ]
     if len(held) == len(listing.clients):
         return []
@@ -165,10 +174,6 @@ def choose_held_out(listing: Listing, choices: list[str]) -> list[str]:
 
 def count_patients(entries: Sequence[Entry]) -> int:
     return len({entry.group for entry in entries if entry.label is not None})
-
-
-def is_fixed(entries: Sequence[Entry]) -> bool:
-    return all(entry.split is not None for entry in entries)
 
 
 def choose_splits(listing: Listing, choices: list[str]) -> SplitSettings:
@@ -245,17 +250,7 @@ def format_count(count: int, what: str) -> str:
     return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
-# Inspecting a few files
-
-
-NUM_IMAGES = 60  # opened in all, shared among the clients, at least FEWEST of each
-NUM_LABELS = 120
-FEWEST = 3
-MOST_CLASSES = 32  # a label with more values is an image
-LARGEST_PICTURE = 512
-LARGEST_VOLUME = 128**3  # voxels; above it, patches
-
-GridProposal = tuple[tuple[int, ...] | None, tuple[float, ...] | None, str]
+# Inspecting a few files; a rare label value may be missed, and `wardround data check` opens all
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,8 @@ from wardround.data.sources import list_cases
 from wardround.errors import ConfigError, DataError
 from wardround.files import file_name, write_bytes, write_text, writing
 
+Array = NDArray[Any]
+Along = Literal["R", "A", "S"]
 LIST = "cases.csv"
 FILE = "federation.yaml"
 VOLUME = "volume"  # the name of the case a slice was cut from
@@ -308,10 +310,6 @@ def describe_cut(source: Path, recipe: CutRecipe) -> list[str]:
 
 
 # A volume as slices, and the way back
-
-
-Array = NDArray[Any]
-Along = Literal["R", "A", "S"]
 
 
 @dataclass(frozen=True)

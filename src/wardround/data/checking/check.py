@@ -46,6 +46,10 @@ FEWEST_VOXELS = 4  # a side of a 3D image
 LARGEST_CLASS = 255  # prepared labels are bytes
 MANY_VALUES = 32  # more are the greys of a picture
 
+Cases = list[tuple[Entry, CaseFacts]]
+Verdict = tuple[str, Severity, str]  # code, severity, what is wrong
+NO_LABEL: Verdict = ("no_label", "error", "it has no label; add one, or take it off the list.")
+
 
 def check(
     listing: Listing,
@@ -246,19 +250,14 @@ def judge_pair(image: ImageFacts, label: LabelFacts) -> Iterator[Verdict]:
             yield "geometry", "repaired", said
 
 
-# Without opening an image
-
-
-Cases = list[tuple[Entry, CaseFacts]]
-Verdict = tuple[str, Severity, str]  # code, severity, what is wrong
-NO_LABEL: Verdict = ("no_label", "error", "it has no label; add one, or take it off the list.")
+# Without opening an image: files are there, labels, patients in two splits
 
 
 def check_quickly(listing: Listing, file: FederationFile, *, base: Path | None = None) -> CheckReport:
     """What needs no decoding, microseconds a case: files are there and not empty, labels, leaks, patients."""
     entries, findings = assign_splits(listing, file, base)
     cases = [(entry, CaseFacts()) for entry in entries]
-    findings += [Finding.at(entry, *verdict) for entry in entries for verdict in judge_files(entry)]
+    findings += [Finding.at(entry, *said) for entry in entries for said in judge_files(entry)]
     good = drop_errors(cases, findings)
     findings += across.find_leaks(good)
     findings += across.check_groups(cases, drop_errors(good, findings), file)
@@ -284,9 +283,6 @@ def assign_splits(
 def drop_errors(cases: Cases, findings: Sequence[Finding]) -> Cases:
     wrong = {(found.client, found.case) for found in findings if found.severity == "error"}
     return [(entry, facts) for entry, facts in cases if (entry.client, entry.name) not in wrong]
-
-
-# One case
 
 
 def judge_files(entry: Entry) -> Iterator[Verdict]:

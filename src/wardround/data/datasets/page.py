@@ -29,7 +29,7 @@ def describe_dataset(name: str) -> Table:
         *(["cite", text] for text in preset.cite),
         ["licence", preset.licence],
         *(["get it", text] for text in preset.get),
-        *format_layout(preset),
+        *(["" if n else "layout", line] for n, line in enumerate(preset.layout.strip().splitlines())),
         ["channels", ", ".join(preset.channels) or "as dataset.json says"],
         ["labels", format_labels(preset)],
         *(["region", f"{key}: {' + '.join(parts)}"] for key, parts in preset.regions.items()),
@@ -42,11 +42,6 @@ def describe_dataset(name: str) -> Table:
         ["use it", format_use(preset)],
     ]
     return Table(f"{preset.title} ({name})", ["", name], rows)
-
-
-def format_layout(preset: DatasetPreset) -> list[list[Any]]:
-    lines = preset.layout.strip().splitlines()
-    return [["layout" if number == 0 else "", line] for number, line in enumerate(lines)]
 
 
 def format_use(preset: DatasetPreset) -> str:

@@ -34,6 +34,7 @@ from wardround.yaml_file import read_yaml
 
 FOLDER = Path(__file__).parent
 ANYWHERE = "(?P<at>(?:[^/]+/)*?)"  # the folders above what a part describes
+DEEPEST = 10  # folders below the root; the deepest layout has six
 Values = dict[str, tuple[int, ...]]
 
 
@@ -151,9 +152,6 @@ def load_preset(name: str) -> DatasetPreset:
 
 
 # The cases of a data set: files are found by its patterns, nothing is opened
-
-
-DEEPEST = 10  # folders below the root; the deepest layout has six
 
 
 @dataclass(frozen=True)

@@ -42,6 +42,8 @@ from wardround.storage import tensor_parts
 
 FORMAT = 2  # raised when the same settings would give other bytes; 2: pictures follow their EXIF orientation
 NUM_LOCKS = 256
+MAX_FOREGROUND = 2000
+STALE_SECONDS = 24 * 3600.0  # a partial file of another machine is abandoned after that
 
 Signature = tuple[int, int, int]
 
@@ -215,20 +217,17 @@ def explain_write_errors(folder: Path) -> Iterator[None]:
         ) from None
 
 
-# One prepared case as a safetensors file
-
-
-MAX_FOREGROUND = 2000
-STALE_SECONDS = 24 * 3600.0  # a partial file of another machine is abandoned after that
+# One prepared case: a safetensors file, memory-mapped when loaded
 
 
 @dataclass(frozen=True)
 class LoadedCase:
     """A prepared case, its tensors mapped from the file.
 
-    foreground: class -> some of its voxels (N, dims); metadata: name, client, spacing, geometry, shape,
-    sources, num_voxels of each class, others (label values that became background), has_label. An unlabelled
-    case has an empty label.
+    case: image (C, *spatial) float32 and label (*spatial) uint8, empty for an unlabelled case; foreground:
+    class -> up to 2,000 of its voxels (N, dims) int32, where patches are centred; metadata: JSON with name,
+    client, spacing, geometry, shape, sources, content, num_voxels of each class, others (label values that
+    became background), has_label.
     """
 
     case: Case

@@ -121,7 +121,7 @@ def find_images(root: Path, notes: list[str]) -> Iterator[Image]:
 def parse_name(path: Path, stem: str) -> Image | None:
     """What a BIDS name says; None for any other file.
 
-    >>> parsed(Path("x.nii"), "sub-01_ses-2_ce-gd_T1w").kind
+    >>> parse_name(Path("x.nii"), "sub-01_ses-2_ce-gd_T1w").kind
     'ce-gd_T1w'
     """
     *parts, suffix = stem.split("_")

@@ -24,6 +24,8 @@ from wardround.text import format_size
 Residence = Literal["auto", "device", "host", "disk"]
 HOST_SHARE = 0.4  # of the free memory one client may take
 DEVICE_SHARE = 0.25  # of the GPU's free memory one client may take
+LARGEST = {2: 512, 3: 96}  # voxels along a side of a default patch
+Box = tuple[int, ...]  # where a patch starts; below 0 where it is larger than the volume
 
 
 @dataclass(frozen=True)
@@ -183,15 +185,15 @@ def move_cases(cases: list[StoredCase], device: torch.device, residence: Residen
     return [case.load_to(device) for case in cases]
 
 
-# Patches
-
-
-LARGEST = {2: 512, 3: 96}  # voxels along a side of a default patch
-Box = tuple[int, ...]  # where a patch starts; below 0 where it is larger than the volume
+# Patches: crops of volumes that are too large, or too different in shape, to be stacked
 
 
 class PatchSplit(CachedSplit):
-    """Cases of any shape; batches with a `draw` are patches, batches without one are whole cases."""
+    """Cases of any shape; batches with a `draw` are patches, batches without one are whole cases.
+
+    A batch of patches has one of each of its cases, at a random place or, with probability `foreground`,
+    around a voxel of a class that is present, so that small lesions are seen.
+    """
 
     draws = True
 
