@@ -6,11 +6,12 @@ are the same for all layouts.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 SPLITS = ("train", "val", "test")
+Watch = Callable[[int, int, str], None]  # called with cases done, cases in all, which one
 Labels = Mapping[str, tuple[int, ...]]  # class name -> the values in the files that mean it
 
 

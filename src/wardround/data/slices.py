@@ -25,9 +25,8 @@ from numpy.typing import NDArray
 
 from wardround.data import federation_file
 from wardround.data.checking.check import assign_splits
-from wardround.data.checking.facts import Watch
 from wardround.data.federation_file import FederationFile, PrepareSettings, SliceSettings, SplitSettings
-from wardround.data.listing import Entry, Labels, Listing
+from wardround.data.listing import Entry, Labels, Listing, Watch
 from wardround.data.preparing.cache import hash_contents, hash_file, is_gone
 from wardround.data.preparing.geometry import find_reorientation, invert_reorientation, reorient
 from wardround.data.preparing.prepare import check_voxels

@@ -14,7 +14,7 @@ from helpers import run, settings
 from PIL import Image
 from pytest import LogCaptureFixture, MonkeyPatch, fixture, mark, raises
 
-import wardround.data.preparing.client_cache as client_cache
+import wardround.data.serving.client_cache as client_cache
 import wardround.data.serving.resident as residence
 from wardround.config_file import load_config, resolve
 from wardround.data.cases import ClientData, TensorSplit

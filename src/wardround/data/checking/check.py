@@ -29,10 +29,10 @@ import numpy as np
 
 from wardround.data import splits
 from wardround.data.checking import cross_case as across
-from wardround.data.checking.facts import CaseFacts, ImageFacts, LabelFacts, Watch, gather_facts
+from wardround.data.checking.facts import CaseFacts, ImageFacts, LabelFacts, gather_facts
 from wardround.data.checking.findings import CheckReport, Finding, Severity, as_line
 from wardround.data.federation_file import FederationFile, PrepareSettings
-from wardround.data.listing import Entry, Labels, Listing
+from wardround.data.listing import Entry, Labels, Listing, Watch
 from wardround.data.preparing.prepare import MOST_CUT, cut_off, plan
 from wardround.data.readers.common import join_names
 from wardround.data.readers.image_files import Volume, read_image, read_label

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,11 +16,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from wardround.data.listing import Entry
+from wardround.data.listing import Entry, Watch
 from wardround.data.readers.image_files import Volume, read_image, read_label
 from wardround.errors import DataError
 
-Watch = Callable[[int, int, str], None]  # cases done, cases in all, which one; as `preparing.cache` has it
 NUM_SAMPLED = 8_192  # voxels of a channel sampled for its quantiles
 MOST_VALUES = 64  # different label values remembered
 MOST_REMEMBERED = 200_000  # cases

@@ -21,9 +21,8 @@ from typing import Any
 import torch
 
 from wardround.child_process import ChildProcess, connect
-from wardround.data.checking.facts import Watch
 from wardround.data.federation_file import FederationFile, PrepareSettings, check_settings
-from wardround.data.listing import Entry
+from wardround.data.listing import Entry, Watch
 from wardround.data.preparing.cache import (
     Cache,
     CacheFolderError,

@@ -22,14 +22,14 @@ import torch
 from wardround.data import partitions
 from wardround.data.cases import ClientData, Split, TensorSplit
 from wardround.data.checking.check import assign_splits
-from wardround.data.checking.facts import ImageFacts, Watch, read_facts
+from wardround.data.checking.facts import ImageFacts, read_facts
 from wardround.data.federation import Federation, ScanSummary
 from wardround.data.federation_file import FederationFile, PrepareSettings, check_settings, load
-from wardround.data.listing import SPLITS, Entry, Listing
+from wardround.data.listing import SPLITS, Entry, Listing, Watch
 from wardround.data.preparing.cache import Cache, describe
 from wardround.data.preparing.cache import load as load_prepared
-from wardround.data.preparing.client_cache import LabelDescriptions, LeftOut, PreparedClient, Preparer
 from wardround.data.preparing.grid import reorient_grid
+from wardround.data.serving.client_cache import LabelDescriptions, LeftOut, PreparedClient, Preparer
 from wardround.data.serving.resident import (
     CachedSplit,
     HostSplit,

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from wardround.data.checking.check import check
-from wardround.data.checking.facts import Watch, measure_label
+from wardround.data.checking.facts import measure_label
 from wardround.data.federation_file import FederationFile
-from wardround.data.listing import Entry, Labels, Listing
+from wardround.data.listing import Entry, Labels, Listing, Watch
 from wardround.data.partitions import Description
 from wardround.data.preparing.cache import FORMAT, Cache, describe, explain_write_errors, stat_signature
 from wardround.data.preparing.pool import prepare_cases
