@@ -37,7 +37,6 @@ from wardround.machine import cores
 
 log = logging.getLogger(__name__)
 
-ENVIRONMENT = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 PATIENCE = 0.2  # seconds of work before helpers are worth starting
 Note = Callable[[Entry, Path | None, str | None, float], None]
 
@@ -240,13 +239,17 @@ class Helper:
 
     @contextlib.contextmanager
     def _launched(self) -> Iterator[ChildProcess]:
-        self._child = child = ChildProcess("wardround.data.preparing.pool", ENVIRONMENT, quiet=True)
+        self._child = child = ChildProcess("wardround.data.preparing.pool", helper_environment(), quiet=True)
         if self._stopped:  # between the two lines above
             child.kill()
         try:
             yield child
         finally:
             child.stop()
+
+
+def helper_environment() -> dict[str, str]:
+    return dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
 
 @contextlib.contextmanager
