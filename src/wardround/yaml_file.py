@@ -63,10 +63,8 @@ def loaded(path: Path) -> Any:
     loader = PlainLoader(path.read_text(encoding="utf-8"))
     try:
         root = loader.get_single_node()
-        for key, line, before in repeated_keys(root):
-            raise ConfigError(
-                f"{path}, line {line}: {key} is set before, in line {before}. Keep one of them."
-            )
+        for key, line, first in repeated_keys(root):
+            raise ConfigError(f"{path}, line {line}: {key} is set before, in line {first}. Keep one of them.")
         return None if root is None else loader.construct_document(root)
     finally:
         loader.dispose()

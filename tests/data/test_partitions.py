@@ -16,9 +16,16 @@ from hypothesis import strategies as st
 
 from wardround.data.federation_file import PartitionSettings, SplitSettings
 from wardround.data.listing import Entry
-from wardround.data.partition_shifts import SHIFTS, apply_shift, make_shift, read_shift
-from wardround.data.partition_summary import draw, summarise
-from wardround.data.partitions import Description, partition
+from wardround.data.partitions import (
+    SHIFTS,
+    Description,
+    apply_shift,
+    draw,
+    make_shift,
+    partition,
+    read_shift,
+    summarise,
+)
 from wardround.data.splits import assign
 from wardround.errors import ConfigError, DataError
 

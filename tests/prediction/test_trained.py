@@ -16,7 +16,7 @@ from wardround.data.opening import open_federation
 from wardround.data.phantom import files as phantom_files
 from wardround.data.phantom.cases import PhantomSettings
 from wardround.data.preparing.record import PREPARATION, Preparation
-from wardround.data.proposing.proposal import propose
+from wardround.data.proposal import propose
 from wardround.errors import CheckpointError, ConfigError
 from wardround.files import write_json
 from wardround.prediction.session import load_models
@@ -180,7 +180,8 @@ def test_the_folder_is_enough_when_the_data_are_gone(real: tuple[Path, Path], tm
 def test_prediction_is_what_the_run_itself_would_say(real: tuple[Path, Path]) -> None:
     """The prepared file the run trained on and the scan read anew give one mask."""
     import wardround as wr
-    from wardround.data.preparing.prepare import invert_label, prepare_case
+    from wardround.data.preparing.geometry import invert_label
+    from wardround.data.preparing.prepare import prepare_case
     from wardround.data.readers.image_files import read_image
 
     folder, data = real

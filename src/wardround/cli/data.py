@@ -84,7 +84,7 @@ def init(
     configure_logging(debug, quiet)
     from wardround.data import datasets
     from wardround.data.federation_file import write
-    from wardround.data.proposing.proposal import describe, propose
+    from wardround.data.proposal import describe, propose
     from wardround.errors import ConfigError
 
     if dataset is None:
@@ -125,11 +125,7 @@ def check(
 
 @data_app.command()
 def prepare(
-    file: File,
-    set_: Set = None,
-    json_: Json = False,
-    quiet: Quiet = False,
-    debug: Debug = False,
+    file: File, set_: Set = None, json_: Json = False, quiet: Quiet = False, debug: Debug = False
 ) -> None:
     """Orient, resample, crop and normalise every case once, into the cache beside the file."""
     configure_logging(debug, quiet or json_)
@@ -160,7 +156,7 @@ def split(
     """Write the train, val and test split, to be edited; splits: {by: file, file: ...} uses it."""
     configure_logging(debug, False)
     from wardround.data.federation_file import SplitSettings, load
-    from wardround.data.partition_summary import summarise
+    from wardround.data.partitions import summarise
     from wardround.data.sources import list_cases
     from wardround.data.splits import assign, write_splits
     from wardround.errors import ConfigError
@@ -170,9 +166,8 @@ def split(
     for override in set_ or []:
         apply_override(chosen, override.removeprefix("data.").removeprefix("splits."))
     checked = SplitSettings.read(chosen, "splits.")
-    entries = assign(
-        list_cases(settings, file.parent).entries, checked, file.parent, held_out=settings.held_out
-    )
+    cases = list_cases(settings, file.parent).entries
+    entries = assign(cases, checked, file.parent, held_out=settings.held_out)
     if output.exists():
         raise ConfigError(f"{output} exists; choose another name with -o, or remove it.")
     with writing(output):
@@ -183,23 +178,19 @@ def split(
 
 @data_app.command()
 def partition(
-    file: File,
-    picture: Picture = None,
-    set_: Set = None,
-    json_: JsonRows = False,
-    debug: Debug = False,
+    file: File, picture: Picture = None, set_: Set = None, json_: JsonRows = False, debug: Debug = False
 ) -> None:
     """Show which client gets which cases: its own, or as `partition:` in the file assigns them."""
     configure_logging(debug, json_)
-    from wardround.data import partition_summary
+    from wardround.data import partitions
     from wardround.data.serving.loading import RealData
 
     data = RealData(file, read_settings(file, set_))
-    table = partition_summary.summarise(data.listing.entries, data.describe)
+    table = partitions.summarise(data.listing.entries, data.describe)
     print_rows(table, json_)
     if picture is not None:
         with writing(picture):
-            partition_summary.draw(data.listing.entries, data.describe, picture)
+            partitions.draw(data.listing.entries, data.describe, picture)
         if not json_:
             out.print(f"\nPicture: [bold]{escape(str(picture))}[/]")
 
@@ -267,7 +258,7 @@ def slices(
 ) -> None:
     """Cut volumes into slices for a 2D network, with their geometry; patients stay together."""
     configure_logging(debug, quiet or json_)
-    from wardround.data.slices.cutting import cut
+    from wardround.data.slices import cut
     from wardround.tables import Table
 
     with show_cases("cutting", quiet or json_) as watch:
@@ -289,8 +280,7 @@ def import_dicom(
     keep_descriptions: Annotated[
         bool,
         typer.Option(
-            "--keep-descriptions",
-            help="Keep series descriptions, which may hold names, dates and diagnoses.",
+            "--keep-descriptions", help="Keep series descriptions, which may hold names, dates and diagnoses."
         ),
     ] = False,
     quiet: Quiet = False,
@@ -312,7 +302,7 @@ def import_dicom(
 def list_datasets(context: typer.Context, json_: JsonRows = False) -> None:
     """List published data sets that can be read as they are, or show one."""
     if context.invoked_subcommand is None:
-        from wardround.data.datasets.cards import list_datasets
+        from wardround.data.datasets.page import list_datasets
 
         print_rows(list_datasets(), json_)
 
@@ -322,7 +312,7 @@ def show_dataset(
     name: Annotated[str, typer.Argument(help="A data set, such as polyp.")], json_: JsonRows = False
 ) -> None:
     """Show how to get a data set, its folder layout, its labels, and what to cite."""
-    from wardround.data.datasets.cards import describe_dataset
+    from wardround.data.datasets.page import describe_dataset
 
     print_rows(describe_dataset(name), json_)
 

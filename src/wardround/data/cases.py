@@ -81,11 +81,7 @@ class TensorSplit:
     draws = False
 
     def __init__(
-        self,
-        names: Sequence[str],
-        images: Tensor,
-        labels: Tensor,
-        spacings: Sequence[tuple[float, ...]],
+        self, names: Sequence[str], images: Tensor, labels: Tensor, spacings: Sequence[tuple[float, ...]]
     ) -> None:
         self.names = list(names)
         self.images = images

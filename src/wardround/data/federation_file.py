@@ -196,8 +196,7 @@ def check_consistency(file: FederationFile) -> None:
         if not classes or (file.labels and not set(classes) <= set(range(1, len(file.labels) + 1))):
             raise ConfigError(
                 f"regions.{name} is {list(classes)}; give class numbers from 1 to "
-                f"{len(file.labels) or '...'} "
-                f"({join_names(file.labels)})."
+                f"{len(file.labels) or '...'} ({join_names(file.labels)})."
             )
     both = sorted(set(file.clients or ()) & set(file.held_out))
     if both:
@@ -219,12 +218,9 @@ def check_settings(settings: PrepareSettings) -> None:
     low, high = settings.percentiles
     if not 0 <= low < high <= 100:
         raise ConfigError(f"prepare.percentiles are {low:g} and {high:g}; they rise, from 0 to 100.")
-    if settings.normalise == "window" and not is_valid_window(settings.window):
+    centre, width = settings.window or (0.0, 0.0)
+    if settings.normalise == "window" and not (math.isfinite(centre) and 0 < width < math.inf):
         raise ConfigError("prepare.normalise is window; give prepare.window: [centre, width], width above 0.")
-
-
-def is_valid_window(window: tuple[float, float] | None) -> bool:
-    return window is not None and all(map(math.isfinite, window)) and window[1] > 0
 
 
 # Writing the file

@@ -15,11 +15,11 @@ from torch import Tensor
 
 from wardround.data.cases import Case, ClientData, TensorSplit
 from wardround.data.federation import Federation, ScanSummary
+from wardround.data.listing import SPLITS
 from wardround.errors import DataError
 from wardround.seeding import generator
 from wardround.text import format_size
 
-SPLITS = ("train", "val", "test")
 SHARES = (0.6, 0.2)  # of a client's cases for training and validation, where it has not divided them itself
 
 
@@ -43,9 +43,7 @@ def open_in_memory(
     names = [*classes, *(f"class {number}" for number in range(len(classes) + 1, num_classes))]
     return Federation(
         names=sorted(clients),
-        counts={
-            name: sum(len(getattr(client, split)) for split in SPLITS) for name, client in clients.items()
-        },
+        counts={name: sum(len(getattr(own, split)) for split in SPLITS) for name, own in clients.items()},
         dimensions=len(shape) - 1,
         in_channels=shape[0],
         num_classes=num_classes,
@@ -60,11 +58,9 @@ def open_in_memory(
 def divide(client: str, items: Any, seed: int, spacing: Sequence[float] | None) -> ClientData:
     """A client's three splits: as given, or 60, 20 and 20 % of its cases in a random order of their own."""
     if isinstance(items, Mapping):
-        unknown = [str(key) for key in items if key not in SPLITS]
-        if unknown:
-            raise DataError(
-                f"data, client '{client}': '{unknown[0]}' is not a split; use train, val and test."
-            )
+        for key in items:
+            if key not in SPLITS:
+                raise DataError(f"data, client '{client}': '{key}' is not a split; use train, val and test.")
         parts = {split: read_cases(client, split, items.get(split, ()), spacing) for split in SPLITS}
     else:
         cases = read_cases(client, "case", items, spacing)
@@ -73,9 +69,7 @@ def divide(client: str, items: Any, seed: int, spacing: Sequence[float] | None) 
         second = first + round(SHARES[1] * len(cases))
         bounds = {"train": (0, first), "val": (first, second), "test": (second, len(cases))}
         parts = {split: [cases[i] for i in sorted(order[a:b])] for split, (a, b) in bounds.items()}
-    check_one_shape(
-        client, sorted((c for cases in parts.values() for c in cases), key=lambda case: case.name)
-    )
+    check_one_shape(client, sorted((c for cases in parts.values() for c in cases), key=lambda c: c.name))
     return ClientData(**{split: TensorSplit.of(cases) for split, cases in parts.items()})
 
 

@@ -6,11 +6,13 @@ are the same for all layouts.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 SPLITS = ("train", "val", "test")
+Watch = Callable[[int, int, str], None]  # called with cases done, cases in all, which one
+Labels = Mapping[str, tuple[int, ...]]  # class name -> the values in the files that mean it
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,11 @@ class Entry:
     columns: Mapping[str, str] = field(default_factory=dict)
 
     @property
+    def files(self) -> list[Path]:
+        """Its images and, where it has one, its label."""
+        return [*self.images, *([] if self.label is None else [self.label])]
+
+    @property
     def where(self) -> str:
         """How messages call it."""
         return f"client '{self.client}', case '{self.name}'"
@@ -48,7 +55,7 @@ class Listing:
     reader: str
     entries: tuple[Entry, ...]
     channels: tuple[str, ...] = ()
-    labels: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    labels: Labels = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     regions: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 

@@ -14,21 +14,31 @@ itself, so that every client has cases to train on. Groups are drawn by their na
 
 from __future__ import annotations
 
+import io
 import itertools
-from collections.abc import Callable, Collection, Mapping, Sequence
+import json
+import warnings
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
+from torch import Tensor
 
 from wardround.data.federation_file import PartitionSettings
 from wardround.data.listing import SPLITS, Entry
-from wardround.data.partition_shifts import assign_shifts
 from wardround.data.readers.common import join_names
 from wardround.data.sources import check_client_names, check_unique
 from wardround.errors import ConfigError, DataError
+from wardround.files import write_bytes
 from wardround.seeds import derive
-from wardround.text import suggest
+from wardround.tables import Table
+from wardround.text import clipped, suggest
 
 MOST_CLIENTS = 100
 # Groups a client gets where there are enough; without fixed splits all of them count as train.
@@ -111,21 +121,15 @@ def group_cases(entries: Sequence[Entry], settings: PartitionSettings) -> list[C
     groups: dict[tuple[str, str], list[Entry]] = {}
     for entry in entries:
         groups.setdefault((entry.client, entry.group), []).append(entry)
-    units = [CaseGroup(client, group, tuple(cases)) for (client, group), cases in groups.items()]
+    order = sorted(groups, key=lambda key: (derive(settings.seed, "partition", *map(ascii, key)), key))
+    units = [CaseGroup(*key, tuple(groups[key])) for key in order]
     training = sum(unit.split == "train" for unit in units)
     if training < settings.clients:
         raise DataError(
             f"partition.clients is {settings.clients}, but the {len(entries)} cases have only {training} "
             "groups (patients) to train on, and a group is never split apart. Ask for fewer clients."
         )
-    return sorted(
-        units,
-        key=lambda u: (
-            derive(settings.seed, "partition", ascii(u.client), ascii(u.group)),
-            u.client,
-            u.group,
-        ),
-    )
+    return units
 
 
 def power_law(settings: PartitionSettings, num_units: int) -> Shares:
@@ -149,9 +153,7 @@ def bin_groups(units: Sequence[CaseGroup], settings: PartitionSettings, describe
         bins = assign_quartiles([float(np.mean([case.foreground for case in cases])) for cases in described])
         wish, other = "the same foreground size", "by: class"
     else:
-        bins = find_rarest_classes(
-            [{value for case in cases for value in case.classes} for cases in described]
-        )
+        bins = find_rarest_classes([{v for case in cases for v in case.classes} for cases in described])
         wish, other = "the same classes", "by: foreground"
     if len(set(bins)) < 2:
         raise DataError(
@@ -173,9 +175,7 @@ def assign_quartiles(values: Sequence[float]) -> list[str]:
 
 def find_rarest_classes(present: Sequence[Collection[int]]) -> list[str]:
     """Of the classes each unit holds, the one that fewest units hold; "none" for no class."""
-    frequency: dict[int, int] = {}
-    for value in itertools.chain.from_iterable(present):
-        frequency[value] = frequency.get(value, 0) + 1
+    frequency = Counter(itertools.chain.from_iterable(present))
     return [
         f"class {min(values, key=lambda value: (frequency[value], value))}" if values else "none"
         for values in present
@@ -236,7 +236,7 @@ def make_names_unique(entries: Sequence[Entry]) -> list[Entry]:
 def make_unique(words: Collection[tuple[str, str]]) -> dict[tuple[str, str], str]:
     """(client, word) -> a word that no other has.
 
-    >>> in_one_place([("north", "1"), ("south", "1")])
+    >>> make_unique([("north", "1"), ("south", "1")])
     {('north', '1'): 'north_1', ('south', '1'): 'south_1'}
     """
     found = {(client, word): word for client, word in words}
@@ -280,3 +280,169 @@ def partition_by_column(entries: Sequence[Entry], column: str | None) -> list[En
     check_client_names(values)
     clients = [value_of[entry.client, entry.group] for entry in entries]
     return [replace(e, client=client) for e, client in zip(make_names_unique(entries), clients, strict=True)]
+
+
+# Shifts of a feature partition: the images of each client as another scanner would store them
+
+
+def assign_shifts(entries: Sequence[Entry], settings: PartitionSettings) -> list[Entry]:
+    """The cases with their client's shift, as JSON, in column `shift`."""
+    clients = sorted({entry.client for entry in entries})
+    shifts = {
+        client: json.dumps(make_shift(settings.shift, settings.strength, number / (len(clients) - 1)))
+        for number, client in enumerate(clients)
+    }
+    return [replace(e, columns={**e.columns, "shift": shifts[e.client]}) for e in entries]
+
+
+def make_shift(kind: str, strength: float, place: float) -> dict[str, Any]:
+    """The shift of the client at a place from 0 (the first) to 1 (the last); strength 0 changes nothing.
+
+    Intensity goes from dark to bright and its bias field from one corner to the other, contrast from low
+    gamma to high: a client in the middle is unchanged. Resolution goes from full down to a quarter.
+    """
+    amount = strength * (2 * place - 1)
+    if kind == "intensity":
+        values = {"scale": 2.0**amount, "offset": 0.5 * amount, "bias": 0.5 * amount}
+    elif kind == "contrast":
+        values = {"gamma": 2.5**amount}
+    else:
+        values = {"factor": 1 + 3 * strength * place}
+    return {"kind": kind, **{name: round(value, 6) for name, value in values.items()}}
+
+
+def read_shift(entry: Entry) -> dict[str, Any] | None:
+    """The shift a feature partition gave a case; None for none (or for a list's own column of that name)."""
+    try:
+        shift = json.loads(entry.columns.get("shift", "null"))
+    except (ValueError, RecursionError):
+        return None
+    return shift if isinstance(shift, dict) and shift.get("kind") in SHIFTS else None
+
+
+def apply_shift(image: Tensor, shift: Mapping[str, Any]) -> Tensor:
+    """The image as this client's scanner would have stored it, (C, *spatial) -> (C, *spatial).
+
+    Measured by the image's own range and spread, so it does the same before and after scaling. Apply it to
+    the prepared image: normalising afterwards would take scale and offset out again.
+    """
+    if shift.get("kind") not in SHIFTS:
+        raise DataError(f"The shift {shift.get('kind')!r} is unknown; there are {', '.join(SHIFTS)}.")
+    return SHIFTS[shift["kind"]](image, shift)
+
+
+def shift_intensity(image: Tensor, shift: Mapping[str, Any]) -> Tensor:
+    """Brightness above the darkest voxel times scale and a tilted bias field, plus offset in SDs."""
+    scale, offset, bias = (float(shift[name]) for name in ("scale", "offset", "bias"))
+    if (scale, offset, bias) == (1.0, 0.0, 0.0):
+        return image
+    axes = tuple(range(1, image.ndim))
+    low, spread = image.amin(axes, keepdim=True), image.std(axes, correction=0, keepdim=True)
+    ramps = [torch.linspace(-1, 1, size, device=image.device, dtype=image.dtype) for size in image.shape[1:]]
+    ramps = [ramp if len(ramp) > 1 else ramp * 0 for ramp in ramps]
+    field = torch.stack(torch.meshgrid(*ramps, indexing="ij")).mean(0)  # (*spatial)
+    return (image - low) * scale * (bias * field).exp() + low + offset * spread
+
+
+def shift_contrast(image: Tensor, shift: Mapping[str, Any]) -> Tensor:
+    """Gamma between the darkest and the brightest voxel of each channel; above 1 darkens the middle."""
+    gamma = float(shift["gamma"])
+    axes = tuple(range(1, image.ndim))
+    low, high = image.amin(axes, keepdim=True), image.amax(axes, keepdim=True)
+    if gamma == 1.0:
+        return image
+    width = torch.where(high > low, high - low, 1.0)
+    return torch.where(high > low, ((image - low) / width) ** gamma * width + low, image)
+
+
+def shift_resolution(image: Tensor, shift: Mapping[str, Any]) -> Tensor:
+    """Averaged over blocks of `factor` voxels along each axis, then interpolated back."""
+    factor = float(shift["factor"])
+    if factor == 1.0:
+        return image
+    shape = image.shape[1:]
+    small = F.interpolate(image[None], size=[max(1, round(size / factor)) for size in shape], mode="area")
+    mode = {1: "linear", 2: "bilinear", 3: "trilinear"}[len(shape)]
+    return F.interpolate(small, size=list(shape), mode=mode, align_corners=False)[0]
+
+
+SHIFTS = {"intensity": shift_intensity, "contrast": shift_contrast, "resolution": shift_resolution}
+
+
+# Summary: a table of the clients, and a figure
+
+
+def summarise(entries: Iterable[Entry], describe: Describe | None = None) -> Table:
+    """One row a client: cases, groups, splits where they are known, median foreground where asked."""
+    clients = group_by_client(entries)
+    rows = []
+    for client, cases in clients.items():
+        row: list[Any] = [client, len(cases), len({case.group for case in cases})]
+        row += [sum(case.split == split for case in cases) for split in SPLITS]
+        if describe is not None:
+            row.append(float(np.median([describe_case(case, describe).foreground for case in cases])))
+        rows.append(row)
+    heads = ["client", "cases", "groups", *SPLITS, *(["foreground (median)"] if describe else [])]
+    total = sum(len(cases) for cases in clients.values())
+    return Table("Clients", heads, rows, f"{total} cases at {len(clients)} clients.", width=40)
+
+
+def group_by_client(entries: Iterable[Entry]) -> dict[str, list[Entry]]:
+    clients: dict[str, list[Entry]] = {}
+    for entry in sorted(entries, key=lambda entry: (entry.client, entry.name)):
+        clients.setdefault(entry.client, []).append(entry)
+    return clients
+
+
+COLOURS = ("#2f6f9f", "#7fb7d8", "#f2b880", "#d1603d", "#8f6bb3", "#5a9e6f", "#b8b8b8")
+
+
+def draw(entries: Sequence[Entry], describe: Describe | None, path: Path) -> None:
+    """Stacked bars of each client's cases: by split, by quartile of foreground size, and by class."""
+    from matplotlib.figure import Figure
+
+    clients = group_by_client(entries)
+    ordered = [case for cases in clients.values() for case in cases]
+    panels = {"split": [case.split or "not yet split" for case in ordered]}
+    if describe is not None:
+        described = [describe_case(case, describe) for case in ordered]
+        sizes = assign_quartiles([d.foreground for d in described])
+        panels["foreground size, quartiles of all cases"] = sizes
+        panels["rarest class in the case"] = find_rarest_classes([d.classes for d in described])
+    panels = {title: kinds for title, kinds in panels.items() if title == "split" or len(set(kinds)) > 1}
+    figure = Figure(figsize=(max(6.0, 2.6 + 0.2 * len(clients)), 2.4 * len(panels) + 0.9), dpi=110)
+    axes = figure.subplots(len(panels), 1, squeeze=False, sharex=True)[:, 0]
+    for axis, (title, kinds) in zip(axes, panels.items(), strict=True):
+        stack_bars(axis, clients, kinds, title)
+    many = sum(min(len(name), 24) + 2 for name in clients) > 70  # characters that fit side by side
+    axes[-1].set_xlim(-0.6, len(clients) - 0.4)
+    names = [clipped(name) for name in clients]
+    turn, fontsize = (90, 7) if many else (0, 9)
+    axes[-1].set_xticks(range(len(clients)), names, rotation=turn, fontsize=fontsize)
+    save_figure(figure, path)
+
+
+def save_figure(figure: Any, path: Path, margin: float = 0.0) -> None:
+    """Write a figure as PNG, whole or not at all; margin: share of its height left free below."""
+    content = io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph", UserWarning)  # a name may be written in any script
+        figure.tight_layout(rect=(0, margin, 1, 1))
+        figure.savefig(content, format="png")
+    write_bytes(Path(path), content.getvalue())
+
+
+def stack_bars(axis: Any, clients: Mapping[str, Sequence[Entry]], kinds: Sequence[str], title: str) -> None:
+    """One bar a client; kinds: of all cases, client after client."""
+    place = iter(kinds)
+    own = [[next(place) for _ in cases] for cases in clients.values()]
+    order = [*SPLITS, *sorted(set(kinds) - set(SPLITS))]
+    base = np.zeros(len(own))
+    for number, kind in enumerate(kind for kind in order if kind in kinds):
+        height = np.array([cases.count(kind) for cases in own])
+        axis.bar(range(len(own)), height, bottom=base, color=COLOURS[number % len(COLOURS)], label=kind)
+        base += height
+    axis.set_ylabel("cases")
+    axis.set_title(title, fontsize=10, loc="left")
+    axis.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False, reverse=True)
+    axis.spines[["top", "right"]].set_visible(False)

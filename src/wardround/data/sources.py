@@ -7,21 +7,18 @@ join_listings(listings)      several listings as one, where channels and labels 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from wardround.data import datasets
 from wardround.data.federation_file import FederationFile, Source
-from wardround.data.listing import Entry, Listing
+from wardround.data.listing import Entry, Labels, Listing
 from wardround.data.readers import READERS, detect
 from wardround.data.readers.common import check_name, join_names
 from wardround.data.roles import NOT_HOSPITALS
 from wardround.errors import ConfigError, DataError
 from wardround.text import suggest
-
-Labels = Mapping[str, tuple[int, ...]]
-
 
 # All cases of a file
 
@@ -198,8 +195,7 @@ def order_channels(listing: Listing, wanted: tuple[str, ...], notes: list[str]) 
     if any(len(entry.images) != len(own) for entry in listing.entries):
         raise DataError(
             f"client '{where}' has its channels in the order {', '.join(own)}, the federation "
-            f"{', '.join(wanted)}. "
-            "They lie in one file a case, so they must be reordered there."
+            f"{', '.join(wanted)}. They lie in one file a case, so they must be reordered there."
         )
     notes.append(f"client '{where}': channels {', '.join(own)} are taken in the order {', '.join(wanted)}.")
     places = [own.index(channel) for channel in wanted]

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from wardround.data.checking.quick import assign_splits
+from wardround.data.checking.check import assign_splits
 from wardround.data.federation_file import FederationFile, load
 from wardround.data.listing import Entry, Listing
-from wardround.data.proposing.proposal import propose
+from wardround.data.proposal import propose
 from wardround.data.serving.loading import add_label_meaning, override_sections
 from wardround.data.settings import DataSettings
 from wardround.data.sources import join_listings, read_source

@@ -21,10 +21,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from wardround.data.preparing.prepare import invert_probabilities, prepare_case
+from wardround.data.preparing.geometry import invert_probabilities
+from wardround.data.preparing.prepare import prepare_case
 from wardround.data.preparing.record import Preparation
 from wardround.data.readers.image_files import Volume, read_image
-from wardround.data.slices.view import Along, Slices, clip_intensities, restore_axis
+from wardround.data.slices import Along, Slices, clip_intensities, restore_axis
 from wardround.engine.judging.evaluation import largest_components
 from wardround.errors import ConfigError, DataError
 from wardround.prediction.distribution_shift import warn_of_spacing, warn_of_uncertainty

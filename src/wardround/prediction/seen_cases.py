@@ -12,7 +12,7 @@ from wardround.data.listing import SPLITS, Entry
 from wardround.data.preparing.cache import DigestIndex, hash_file, stat_signature
 from wardround.data.serving.loading import RealData
 from wardround.data.settings import DataSettings
-from wardround.data.slices.cutting import CUT_FROM, VOLUME, hash_volume
+from wardround.data.slices import CUT_FROM, VOLUME, hash_volume
 from wardround.errors import DataError, WardroundError
 from wardround.prediction.labelled import LabelledSet
 from wardround.prediction.trained import TrainedModel, read_config

@@ -25,9 +25,8 @@ from data.checking.broken_files import (
     scan,
 )
 from wardround.data.checking import facts
-from wardround.data.checking.check import check
+from wardround.data.checking.check import check, check_quickly
 from wardround.data.checking.findings import CheckReport
-from wardround.data.checking.quick import check_quickly
 from wardround.data.federation_file import FederationFile, PrepareSettings, Source, SplitSettings
 from wardround.data.listing import Entry, Listing
 from wardround.data.sources import list_cases

@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from data.checking.broken_files import KINDS, UNUSUAL, break_some, make_case, make_federation
-from wardround.data.checking.check import check
+from wardround.data.checking.check import check, check_quickly
 from wardround.data.checking.findings import CheckReport
-from wardround.data.checking.quick import check_quickly
 from wardround.data.federation_file import PrepareSettings, load
 from wardround.data.listing import Listing
 from wardround.data.preparing.cache import Cache

@@ -12,7 +12,6 @@ from PIL import Image
 from pytest import MonkeyPatch, fixture, mark, raises, skip
 
 from wardround.data.datasets import (
-    cards,
     list_presets,
     load_preset,
     make_federation_file,
@@ -23,7 +22,7 @@ from wardround.data.datasets import (
 from wardround.data.datasets.labels import snap_to_nearest
 from wardround.data.federation_file import FederationFile, Source, as_text, check_consistency
 from wardround.data.listing import Listing
-from wardround.data.proposing.proposal import propose
+from wardround.data.proposal import propose
 from wardround.data.readers import READERS
 from wardround.data.readers.image_files import read_label
 from wardround.data.sources import list_cases, read_source
@@ -74,13 +73,13 @@ def test_a_preset_tells_what_a_person_needs(name: str) -> None:
 
     assert preset.licence and preset.get and preset.layout and preset.clients and preset.cases
     assert all("20" in text for text in preset.cite)  # a year
-    assert cards.describe_dataset(name).rows[-1][1].startswith("wardround data")
+    assert page.describe_dataset(name).rows[-1][1].startswith("wardround data")
     assert abs(sum(preset.splits.ratios) - 1) < 1e-9
     assert preset.prepare.size is None or len(preset.prepare.size) == preset.dimensions
 
 
 def test_the_list_has_a_row_a_preset() -> None:
-    assert [row[0] for row in cards.list_datasets().rows] == sorted(WANTED)
+    assert [row[0] for row in page.list_datasets().rows] == sorted(WANTED)
 
 
 def test_an_unknown_name_is_answered_with_the_nearest() -> None:

@@ -17,11 +17,9 @@ from wardround.data.federation_file import FederationFile
 from wardround.data.listing import Entry
 from wardround.data.preparing import cache as cache_module
 from wardround.data.preparing import pool as preparing
-from wardround.data.preparing import prepared_file
-from wardround.data.preparing.cache import Cache
+from wardround.data.preparing.cache import Cache, load
+from wardround.data.preparing.geometry import invert_label
 from wardround.data.preparing.pool import PreparedCases, prepare_cases
-from wardround.data.preparing.prepare import invert_label
-from wardround.data.preparing.prepared_file import load
 from wardround.errors import ConfigError, DataError
 
 
@@ -102,7 +100,7 @@ def test_the_metadata_of_a_prepared_file(tmp_path: Path) -> None:
 def test_large_classes_keep_a_seeded_sample_of_their_voxels(tmp_path: Path) -> None:
     label = np.ones((60, 60), np.uint8)
     label[0] = 2
-    drawn = [dict(prepared_file.sample_foreground(label, np.random.default_rng(3))) for _ in range(2)]
+    drawn = [dict(cache_module.sample_foreground(label, np.random.default_rng(3))) for _ in range(2)]
     assert drawn[0][1][0] == 59 * 60 and drawn[0][2][0] == 60
     assert drawn[0][1][1].shape == (2000, 2) and len(np.unique(drawn[0][1][1], axis=0)) == 2000
     assert np.array_equal(drawn[0][1][1], drawn[1][1][1])
@@ -321,7 +319,7 @@ def test_half_files_of_dead_processes_are_swept_and_those_of_living_ones_left(tm
     home = prepare_cases(cache, entries, federation(), jobs=1).paths["north", "case 000"].parent
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
-    host = prepared_file.socket.gethostname()
+    host = cache_module.socket.gethostname()
     dead, alive = home / f".{ended.pid}-aa-{host}.partial", home / f".{os.getpid()}-aa-{host}.partial"
     far, ancient = home / f".{ended.pid}-aa-elsewhere.partial", home / ".1-aa-elsewhere.partial"
     for path in (dead, alive, far, ancient):
@@ -383,19 +381,19 @@ def test_a_helper_that_cannot_start_is_done_without(tmp_path: Path, monkeypatch:
 KILLS = """
 import json, os, signal, sys, time
 from pathlib import Path
-from wardround.data.preparing import prepared_file
+from wardround.data.preparing import cache as cache_module
 from wardround.data.preparing.cache import Cache
 from wardround.data.federation_file import FederationFile
 from wardround.data.preparing.pool import entry_again, prepare_cases
 
 entries, file, folder = json.load(sys.stdin)
 entries, file, cache = [entry_again(e) for e in entries], FederationFile.model_validate(file), Cache(Path(folder))
-tensor_parts = prepared_file.tensor_parts
+tensor_parts = cache_module.tensor_parts
 def slowly(*args):
     for part in tensor_parts(*args):
         yield part
         time.sleep(0.005)  # so that a kill finds half a file
-prepared_file.tensor_parts = slowly
+cache_module.tensor_parts = slowly
 
 def child():
     pid = os.fork()

@@ -10,15 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.spatial.transform import Rotation
 
-from wardround.data.federation_file import PrepareSettings
-from wardround.data.preparing.geometry import resample_image, resample_label
-from wardround.data.preparing.prepare import (
-    check_settings,
+from wardround.data.federation_file import PrepareSettings, check_settings
+from wardround.data.preparing.geometry import (
     invert_label,
     invert_probabilities,
-    prepare_case,
-    to_classes,
+    resample_image,
+    resample_label,
 )
+from wardround.data.preparing.prepare import prepare_case, to_classes
 from wardround.data.readers.image_files import Volume, read_image, read_label
 from wardround.errors import ConfigError, DataError
 

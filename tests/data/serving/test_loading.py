@@ -14,7 +14,7 @@ from helpers import run, settings
 from PIL import Image
 from pytest import LogCaptureFixture, MonkeyPatch, fixture, mark, raises
 
-import wardround.data.preparing.client_cache as client_cache
+import wardround.data.serving.client_cache as client_cache
 import wardround.data.serving.resident as residence
 from wardround.config_file import load_config, resolve
 from wardround.data.cases import ClientData, TensorSplit
@@ -23,8 +23,7 @@ from wardround.data.opening import open_federation
 from wardround.data.phantom import files as phantom_files
 from wardround.data.phantom.cases import PhantomSettings
 from wardround.data.roles import POOLED
-from wardround.data.serving.patches import PatchSplit
-from wardround.data.serving.resident import CachedSplit, HostSplit, Residence
+from wardround.data.serving.resident import CachedSplit, HostSplit, PatchSplit, Residence
 from wardround.data.settings import DataSettings
 from wardround.errors import ConfigError, DataError
 

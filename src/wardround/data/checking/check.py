@@ -16,21 +16,23 @@ Each case is opened once (`facts`) and judged by itself here, then against the o
 
 from __future__ import annotations
 
+import os
+import stat
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
+from wardround.data import splits
 from wardround.data.checking import cross_case as across
-from wardround.data.checking.facts import CaseFacts, ImageFacts, LabelFacts, Watch, gather_facts
-from wardround.data.checking.findings import CheckReport, Finding, as_line
-from wardround.data.checking.quick import NO_LABEL, Cases, Verdict, assign_splits, drop_errors
+from wardround.data.checking.facts import CaseFacts, ImageFacts, LabelFacts, gather_facts
+from wardround.data.checking.findings import CheckReport, Finding, Severity, as_line
 from wardround.data.federation_file import FederationFile, PrepareSettings
-from wardround.data.listing import Entry, Listing
+from wardround.data.listing import Entry, Labels, Listing, Watch
 from wardround.data.preparing.prepare import MOST_CUT, cut_off, plan
 from wardround.data.readers.common import join_names
 from wardround.data.readers.image_files import Volume, read_image, read_label
@@ -43,6 +45,10 @@ FEWEST_PIXELS = 8  # a side of a 2D image
 FEWEST_VOXELS = 4  # a side of a 3D image
 LARGEST_CLASS = 255  # prepared labels are bytes
 MANY_VALUES = 32  # more are the greys of a picture
+
+Cases = list[tuple[Entry, CaseFacts]]
+Verdict = tuple[str, Severity, str]  # code, severity, what is wrong
+NO_LABEL: Verdict = ("no_label", "error", "it has no label; add one, or take it off the list.")
 
 
 def check(
@@ -62,9 +68,7 @@ def check(
     facts = gather_facts(entries, jobs=jobs, watch=watch)
     cases = list(zip(entries, facts, strict=True))
     norms = Norms.of(cases, listing, file)
-    findings += [
-        Finding.at(entry, *verdict) for entry, own in cases for verdict in judge_case(entry, own, norms)
-    ]
+    findings += [Finding.at(entry, *said) for entry, own in cases for said in judge_case(entry, own, norms)]
     good = drop_errors(cases, findings)
     findings += find_cut_labels(good, file.prepare, norms, jobs)
     findings += across.find_leaks(good) + across.find_duplicates(good)
@@ -91,7 +95,7 @@ class Norms:
 
     channels: tuple[int, str]
     dimensions: int
-    classes: Mapping[str, tuple[int, ...]]
+    classes: Labels
     background: Mapping[int, int]
 
     @classmethod
@@ -117,9 +121,7 @@ def find_most_frequent(numbers: Iterable[int]) -> int:
     return max(counts, key=lambda number: (counts[number], number)) if counts else 0
 
 
-def find_background_values(
-    labels: Sequence[LabelFacts], classes: Mapping[str, tuple[int, ...]]
-) -> dict[int, int]:
+def find_background_values(labels: Sequence[LabelFacts], classes: Labels) -> dict[int, int]:
     """Values of no class in more than half of the labels, and there mostly beside a class."""
     named = {value for values in classes.values() for value in values}
     counts: Counter[int] = Counter()
@@ -246,3 +248,62 @@ def judge_pair(image: ImageFacts, label: LabelFacts) -> Iterator[Verdict]:
         elif apart > SAME_AFFINE:
             said = f"the affines of image and label differ by {apart:.1g}; the image's is taken."
             yield "geometry", "repaired", said
+
+
+# Without opening an image: files are there, labels, patients in two splits
+
+
+def check_quickly(listing: Listing, file: FederationFile, *, base: Path | None = None) -> CheckReport:
+    """What needs no decoding, microseconds a case: files are there and not empty, labels, leaks, patients."""
+    entries, findings = assign_splits(listing, file, base)
+    cases = [(entry, CaseFacts()) for entry in entries]
+    findings += [Finding.at(entry, *said) for entry in entries for said in judge_files(entry)]
+    good = drop_errors(cases, findings)
+    findings += across.find_leaks(good)
+    findings += across.check_groups(cases, drop_errors(good, findings), file)
+    return CheckReport.of(entries, findings, {}, listing.notes)
+
+
+def assign_splits(
+    listing: Listing, file: FederationFile, base: Path | None
+) -> tuple[list[Entry], list[Finding]]:
+    """Every case with its split. A patient whom the list itself puts in two splits is a finding, no end."""
+    entries = list(listing.entries)
+    if base is None:
+        return entries, []
+    fixed = file.splits.by == "column"
+    findings = across.find_leaks([(entry, CaseFacts()) for entry in entries]) if fixed else []
+    leaking = {(found.client, found.case) for found in findings}
+    sound = [entry for entry in entries if (entry.client, entry.name) not in leaking]
+    assigned = splits.assign(sound, file.splits, base, held_out=file.held_out)
+    split = {(entry.client, entry.name): entry.split for entry in assigned}
+    return [replace(e, split=split.get((e.client, e.name), e.split)) for e in entries], findings
+
+
+def drop_errors(cases: Cases, findings: Sequence[Finding]) -> Cases:
+    wrong = {(found.client, found.case) for found in findings if found.severity == "error"}
+    return [(entry, facts) for entry, facts in cases if (entry.client, entry.name) not in wrong]
+
+
+def judge_files(entry: Entry) -> Iterator[Verdict]:
+    """What the file system says of a case, without opening anything."""
+    if entry.label is None:
+        yield NO_LABEL
+    for path in entry.files:
+        trouble = inspect_file(path)
+        if trouble is not None:
+            yield trouble[0], "error", f"{path} {trouble[1]}."
+
+
+def inspect_file(path: Path) -> tuple[str, str] | None:
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return "missing", "does not exist"
+    except (OSError, ValueError) as error:
+        return "unreadable", f"cannot be read: {getattr(error, 'strerror', None) or error}"
+    if not stat.S_ISREG(found.st_mode):
+        return "unreadable", "is not a file"
+    if found.st_size == 0:
+        return "empty", "is empty (0 bytes)"
+    return None if os.access(path, os.R_OK) else ("unreadable", "cannot be read: Permission denied")

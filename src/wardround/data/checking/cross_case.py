@@ -14,7 +14,7 @@ import numpy as np
 from wardround.data.checking.facts import CaseFacts, ImageFacts
 from wardround.data.checking.findings import Finding, as_line
 from wardround.data.federation_file import FederationFile
-from wardround.data.listing import Entry
+from wardround.data.listing import Entry, Labels
 from wardround.data.readers.common import join_names
 from wardround.text import format_size
 
@@ -95,9 +95,7 @@ def advise(entry: Entry, twin: Entry) -> str:
 # Between clients
 
 
-def compare_clients(
-    every: Cases, good: Cases, file: FederationFile, classes: Mapping[str, tuple[int, ...]]
-) -> list[Finding]:
+def compare_clients(every: Cases, good: Cases, file: FederationFile, classes: Labels) -> list[Finding]:
     """All rules that compare clients. every: all cases; good: those without errors."""
     images: dict[str, list[ImageFacts]] = {}
     for entry, facts in good:
@@ -164,7 +162,7 @@ def find_shared_patients(cases: Cases) -> list[Finding]:
     return [Finding("", "", "shared_patient", "warning", as_line(said))]
 
 
-def find_absent_classes(cases: Cases, classes: Mapping[str, tuple[int, ...]]) -> list[Finding]:
+def find_absent_classes(cases: Cases, classes: Labels) -> list[Finding]:
     """A class that some clients have and another never has."""
     seen: dict[str, set[int]] = {}
     for entry, facts in cases:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,11 +16,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from wardround.data.listing import Entry
+from wardround.data.listing import Entry, Watch
 from wardround.data.readers.image_files import Volume, read_image, read_label
 from wardround.errors import DataError
 
-Watch = Callable[[int, int, str], None]  # cases done, cases in all, which one; as `preparing.cache` has it
 NUM_SAMPLED = 8_192  # voxels of a channel sampled for its quantiles
 MOST_VALUES = 64  # different label values remembered
 MOST_REMEMBERED = 200_000  # cases
@@ -117,14 +116,10 @@ def read_facts(entry: Entry) -> CaseFacts:
 def make_key(entry: Entry) -> Key | None:
     """Path, size, time and number of each file; None where one cannot be asked."""
     try:
-        found = [(str(path), path.stat()) for path in list_files(entry)]
+        found = [(str(path), path.stat()) for path in entry.files]
     except (OSError, ValueError):
         return None
     return tuple((path, stat.st_size, stat.st_mtime_ns, stat.st_ino) for path, stat in found)
-
-
-def list_files(entry: Entry) -> list[Path]:
-    return [*entry.images, *([entry.label] if entry.label is not None else [])]
 
 
 def open_case(entry: Entry) -> CaseFacts:
@@ -133,9 +128,8 @@ def open_case(entry: Entry) -> CaseFacts:
     try:
         image = measure_image(read_image(entry.images))
     except Exception as error:  # a file can be broken in ways no reader foresaw; the others go on
-        troubles.append(
-            (classify_file(entry.images) or "unreadable", describe_error(error, entry.images[:1]))
-        )
+        code = classify_file(entry.images) or "unreadable"
+        troubles.append((code, describe_error(error, entry.images[:1])))
     if entry.label is not None:
         try:
             label = measure_label(read_label(entry.label))

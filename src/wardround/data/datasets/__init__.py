@@ -3,7 +3,7 @@
     make_federation_file("polyp", folder)   a federation.yaml for it, ready to train
     read_dataset("polyp", folder)           its cases: the reader `preset:polyp` of a source
     write_labels("polyp", folder, out)      labels of one meaning, for sets whose masks have several
-    cards                                   tables of all sets and of one
+    page                                    tables of all sets and of one; the page of the documentation
 
 Nothing is downloaded. A new data set is one YAML file in this folder (`preset.DatasetPreset` describes it).
 """
@@ -12,25 +12,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from wardround.data.datasets.labels import LIST, WrittenLabels, write_labels
-from wardround.data.datasets.preset import DatasetPart, DatasetPreset, list_presets, load_preset
-from wardround.data.datasets.reading import read_preset
+from wardround.data.datasets.labels import LIST, write_labels
+from wardround.data.datasets.preset import DatasetPreset, list_presets, load_preset, read_preset
 from wardround.data.federation_file import FederationFile, Source
 from wardround.data.listing import Listing
 from wardround.data.readers import table
 
-__all__ = [
-    "PREFIX",
-    "DatasetPart",
-    "DatasetPreset",
-    "WrittenLabels",
-    "list_presets",
-    "load_preset",
-    "make_federation_file",
-    "read_dataset",
-    "read_preset",
-    "write_labels",
-]
+__all__ = ["list_presets", "load_preset", "make_federation_file", "read_preset", "write_labels"]
 
 PREFIX = "preset:"  # of a reader's name in federation.yaml
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import csv
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,8 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from wardround.data.datasets.preset import DatasetPart, DatasetPreset, load_preset
-from wardround.data.datasets.reading import FoundCase, find_cases
+from wardround.data.datasets.preset import DatasetPart, DatasetPreset, FoundCase, find_cases, load_preset
 from wardround.data.readers.image_files import read_label
 from wardround.errors import ConfigError, DataError
 from wardround.files import file_name
@@ -117,7 +116,8 @@ def read_classes(preset: DatasetPreset, part: DatasetPart, mask: Path) -> NDArra
     data: NDArray[Any] = read_label(mask).data[0]
     if data.ndim != 2:
         raise DataError(f"{mask} is not a picture of two axes.")
-    number = number_values(preset.values_of(part))
+    numbered = enumerate(preset.values_of(part).values(), start=1)
+    number = {value: index for index, own in numbered for value in own}  # value in the files -> class
     if part.grey:
         # A repacked copy may store 0 and 1, which the nearest value would make all black.
         whole = data * 255 if data.max() == 1 and list(number) == [255] else data
@@ -126,11 +126,6 @@ def read_classes(preset: DatasetPreset, part: DatasetPart, mask: Path) -> NDArra
     for value, index in number.items():
         result[data == value] = index
     return result
-
-
-def number_values(values: Mapping[str, tuple[int, ...]]) -> dict[int, int]:
-    """Value in the files -> class number."""
-    return {value: index for index, own in enumerate(values.values(), start=1) for value in own}
 
 
 def snap_to_nearest(data: NDArray[Any], levels: Sequence[int]) -> NDArray[Any]:

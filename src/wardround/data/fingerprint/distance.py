@@ -30,7 +30,7 @@ import numpy as np
 from scipy.integrate import trapezoid
 
 from wardround.data.fingerprint.measure import ALL, LEVELS, Fingerprint, Matrix, Range
-from wardround.data.partition_summary import save_figure
+from wardround.data.partitions import save_figure
 from wardround.errors import DataError
 from wardround.tables import Table, one_line
 from wardround.text import clipped
@@ -327,10 +327,9 @@ def draw_map(axis: Any, matrix: Matrix, name: str, clients: Sequence[str]) -> No
     axis.set_title(f"{WORDS.get(name, name)}\nstrong from {strong:.2g}", fontsize=9)
     if len(matrix) <= 8:
         for row, column in np.ndindex(matrix.shape):
-            colour = "white" if matrix[row, column] > 1.3 * strong else "black"
-            axis.text(
-                column, row, f"{matrix[row, column]:.2f}", ha="center", va="center", fontsize=7, color=colour
-            )
+            value = matrix[row, column]
+            colour = "white" if value > 1.3 * strong else "black"
+            axis.text(column, row, f"{value:.2f}", ha="center", va="center", fontsize=7, color=colour)
     shown = range(len(clients)) if len(clients) <= 20 else ()
     axis.set_xticks([])
     axis.set_yticks(list(shown), [clipped(clients[place], 16) for place in shown], fontsize=8)

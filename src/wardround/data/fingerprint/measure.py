@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from wardround.data.listing import Entry
+from wardround.data.listing import Entry, Labels
 from wardround.data.readers.image_files import Volume
 from wardround.errors import DataError
 
@@ -119,11 +119,7 @@ class CaseStatistics:
 
 
 def measure_client(
-    entries: Sequence[Entry],
-    read: Read,
-    *,
-    minimum: int = 5,
-    labels: Mapping[str, tuple[int, ...]] | None = None,
+    entries: Sequence[Entry], read: Read, *, minimum: int = 5, labels: Labels | None = None
 ) -> Fingerprint:
     """The fingerprint of one client; each case is read once.
 
@@ -136,9 +132,8 @@ def measure_client(
     num_groups = len({entry.group for entry in entries})
     if num_groups < minimum:
         few = f"fewer than {minimum}"
-        return Fingerprint(
-            client=client, cases=few if len(entries) < minimum else f"{minimum} or more", groups=few
-        )
+        shown = few if len(entries) < minimum else f"{minimum} or more"
+        return Fingerprint(client=client, cases=shown, groups=few)
     cases = [measure_case(entry, *read(entry), labels) for entry in entries]
     for entry, case in zip(entries, cases, strict=True):
         if (len(case.shape), len(case.raw)) != (len(cases[0].shape), len(cases[0].raw)):
@@ -159,11 +154,7 @@ def measure_client(
 
 
 def measure_clients(
-    entries: Iterable[Entry],
-    read: Read,
-    *,
-    minimum: int = 5,
-    labels: Mapping[str, tuple[int, ...]] | None = None,
+    entries: Iterable[Entry], read: Read, *, minimum: int = 5, labels: Labels | None = None
 ) -> list[Fingerprint]:
     """The fingerprints of all clients, sorted by name."""
     ordered = sorted(entries, key=lambda entry: (entry.client, entry.name))
@@ -173,9 +164,7 @@ def measure_clients(
     ]
 
 
-def measure_case(
-    entry: Entry, image: Volume, label: Volume | None, labels: Mapping[str, tuple[int, ...]] | None
-) -> CaseStatistics:
+def measure_case(entry: Entry, image: Volume, label: Volume | None, labels: Labels | None) -> CaseStatistics:
     """Measure what a fingerprint needs of one case."""
     flat = image.data.reshape(len(image.data), -1)
     flat = flat[:, :: max(1, flat.shape[1] // MOST_VOXELS)].astype(np.float64)
@@ -187,12 +176,11 @@ def measure_case(
     standard = (raw - flat.mean(axis=1, keepdims=True)) / np.where(spread > 0, spread, 1.0)
     shape = tuple(int(side) for side in image.data.shape[1:])
     voxels = None if label is None else count_voxels(label.data, labels)
-    return CaseStatistics(
-        entry.group, shape, tuple(image.spacing), raw, standard, voxels, image.affine is not None
-    )
+    knows_spacing = image.affine is not None
+    return CaseStatistics(entry.group, shape, tuple(image.spacing), raw, standard, voxels, knows_spacing)
 
 
-def count_voxels(label: NDArray[Any], labels: Mapping[str, tuple[int, ...]] | None) -> dict[str, int]:
+def count_voxels(label: NDArray[Any], labels: Labels | None) -> dict[str, int]:
     """Class -> its voxels, and those of all classes together."""
     values, counts = np.unique(label, return_counts=True)
     found = {int(value): int(count) for value, count in zip(values, counts, strict=True)}
@@ -210,12 +198,9 @@ def summarise_ranges(values: Sequence[Sequence[float]]) -> tuple[Range, ...]:
 
 def average_curves(values: Sequence[Matrix]) -> tuple[Curve, ...]:
     table = np.stack(values)  # (cases, C, levels)
-    return tuple(
-        Curve(mean=round_all(mean), sd=round_all(sd))
-        for mean, sd in zip(
-            table.mean(axis=0), table.std(axis=0, ddof=1 if len(table) > 1 else 0), strict=True
-        )
-    )
+    deviations = table.std(axis=0, ddof=1 if len(table) > 1 else 0)
+    pairs = zip(table.mean(axis=0), deviations, strict=True)
+    return tuple(Curve(mean=round_all(mean), sd=round_all(sd)) for mean, sd in pairs)
 
 
 def summarise_sizes(cases: Sequence[CaseStatistics], minimum: int) -> dict[str, Sizes | None]:

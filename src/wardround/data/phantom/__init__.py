@@ -1,6 +1,6 @@
 """Phantom: synthetic hospitals, so that everything runs without patient data.
 
 cases      `PhantomSettings`, `make_client`: the cases of each hospital in memory
-hospitals  the style of each hospital; `scans` draws one head, its lesions, its image and label
+scans      the style of each hospital; one head, its lesions, its image and label
 files      `write`: the same cases as folders of NIfTI or PNG files
 """

@@ -25,8 +25,18 @@ from numpy.typing import NDArray
 from pydantic import Field, ValidationInfo, field_validator
 
 from wardround.data.cases import Case, ClientData, TensorSplit
-from wardround.data.phantom.hospitals import DESIGNED, PhantomHospital, blend, draw_style, make_generator
-from wardround.data.phantom.scans import acquire, annotate, draw_head, draw_lesions, make_grid
+from wardround.data.phantom.scans import (
+    DESIGNED,
+    PhantomHospital,
+    acquire,
+    annotate,
+    blend,
+    draw_head,
+    draw_lesions,
+    draw_style,
+    make_generator,
+    make_grid,
+)
 from wardround.errors import DataError
 from wardround.settings import Settings
 
@@ -233,15 +243,8 @@ def make_scan(settings: PhantomSettings, hospital: PhantomHospital, number: int,
         lesion = draw_lesions(make_generator(*who, "lesions"), grid, head, hospital)
     label = annotate(lesion, grid, hospital, settings.num_classes)
     channels = [
-        acquire(
-            make_generator(*who, "scanner", channel),
-            grid,
-            head,
-            lesion,
-            hospital,
-            hospital.contrasts[channel],
-        )
-        for channel in range(settings.channels)
+        acquire(make_generator(*who, "scanner", channel), grid, head, lesion, hospital, contrast)
+        for channel, contrast in enumerate(hospital.contrasts[: settings.channels])
     ]
     image = np.stack(channels)  # (C, rows, columns, slices)
     if settings.dimensions == 2:

@@ -1,16 +1,163 @@
-"""Scans: one synthetic head in millimetres, its lesions, its image and its label."""
+"""Scans: the style of a hospital; one synthetic head in millimetres, its lesions, its image and its label."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from wardround.data.phantom.hospitals import PhantomHospital, SequenceContrast
-
 Array = NDArray[np.float32]
+Random = np.random.Generator
+Point = tuple[float, float, float]
+
+
+@dataclass(frozen=True)
+class SequenceContrast:
+    """How bright each tissue is in one kind of scan, from 0 for air to about 1.
+
+    lesion, core: brightness above white matter; below zero is darker.
+    """
+
+    scalp: float
+    skull: float
+    fluid: float
+    grey: float
+    white: float
+    blood: float
+    lesion: float
+    core: float
+
+
+@dataclass(frozen=True)
+class PhantomHospital:
+    """What makes the scans, patients and labels of one hospital.
+
+    contrasts: one per channel, at most four; the first is the hospital's own, the others are common.
+    gamma: exponent on intensity; above 1 darkens the middle greys.
+    noise: standard deviation, where the brightest tissue is about 1; rician: 0 Gaussian, 1 Rician.
+    bias: how uneven the coil is, as log intensity from the centre to the edge; bias_angle: towards where,
+    in radians: 0 is the patient's left, pi / 2 the back.
+    blur: in-plane, mm; field_of_view: 1 fits a head; thickness: of slices in 3D, 1 fits a head.
+    num_lesions: the mean; lesion_radius: the mean, mm; irregularity: of the outline, 0 is an ellipse;
+    rim: how thick it is around the core, as a share of the radius.
+    margin: mm of the annotator's outline outside (above 0) or inside the true border; smoothing: of it, mm.
+    empty: share of cases without a lesion.
+    gain: what the scanner stores for brightness 1.
+    """
+
+    name: str
+    contrasts: tuple[SequenceContrast, ...]
+    gamma: float
+    noise: float
+    rician: float
+    bias: float
+    bias_angle: float
+    blur: float
+    field_of_view: float
+    thickness: float
+    num_lesions: float
+    lesion_radius: float
+    irregularity: float
+    rim: float
+    margin: float
+    smoothing: float
+    empty: float
+    gain: float
+
+
+# Styles
+
+# fmt: off
+#                         scalp skull fluid grey  white blood lesion core
+_FLAIR = SequenceContrast(0.72, 0.10, 0.12, 0.58, 0.44, 0.36, 0.40, 0.30)
+_T1 = SequenceContrast(   0.85, 0.12, 0.14, 0.56, 0.70, 0.40, -0.40, -0.48)
+_T2 = SequenceContrast(   0.48, 0.08, 0.94, 0.50, 0.38, 0.40, 0.44, 0.52)
+_PD = SequenceContrast(   0.62, 0.16, 0.46, 0.70, 0.56, 0.50, 0.32, 0.20)
+# fmt: on
+_T1_ENHANCED = replace(_T1, scalp=0.90, grey=0.58, blood=1.08, lesion=-0.44, core=0.30)
+
+_NAMES = ("reference", "north", "east", "south", "west")
+_CONTRASTS = (_FLAIR, _FLAIR, _T1_ENHANCED, _T2, _T1)  # of the first channel; the others are common
+# north  a university hospital: crisp FLAIR, bright lesions, accurate outlines
+# east   T1 with contrast agent: dark rim, bright core, bright vessels; an old coil; generous outlines
+# south  fast T2: fluid is as bright as any lesion; grainy and soft; several small lesions, tight outlines
+# west   plain T1: the same disease is dark; an open coil; smooth outlines
+# fmt: off
+_STYLES: dict[str, tuple[float, ...]] = {
+    #             reference   north    east     south    west      lower and upper limit
+    "gamma":         (1.0,    1.0,     0.85,    1.15,    1.1,      0.5, 2.0),
+    "noise":         (0.035,  0.025,   0.04,    0.045,   0.03,     0.0, 0.25),
+    "rician":        (0.5,    0.3,     0.6,     1.0,     0.2,      0.0, 1.0),
+    "bias":          (0.12,   0.10,    0.28,    0.22,    0.30,     0.0, 0.9),
+    "blur":          (1.6,    1.2,     2.0,     2.2,     2.2,      0.0, 6.0),
+    "field_of_view": (1.0,    1.0,     0.94,    1.06,    0.98,     0.85, 1.25),
+    "thickness":     (1.0,    1.0,     1.25,    1.5,     0.9,      0.75, 2.0),
+    "num_lesions":   (1.4,    1.3,     1.2,     2.1,     1.6,      1.0, 5.0),
+    "lesion_radius": (18.0,   20.0,    22.0,    17.0,    19.0,     9.0, 28.0),
+    "irregularity":  (0.22,   0.24,    0.20,    0.14,    0.28,     0.0, 0.5),
+    "rim":           (0.26,   0.26,    0.16,    0.26,    0.30,     0.1, 0.5),
+    "margin":        (0.0,    0.0,     0.6,     -0.6,    1.0,      -3.0, 5.0),
+    "smoothing":     (1.0,    1.0,     2.0,     1.5,     3.0,      0.0, 8.0),
+    "empty":         (0.0,    0.06,    0.03,    0.06,    0.06,     0.0, 0.15),
+    "gain":          (1000.0, 1100.0,  420.0,   260.0,   1900.0,   100.0, 6000.0),
+    "bias_angle":    (0.0,    0.6,     3.0,     -1.4,    1.7,      -np.inf, np.inf),
+}
+# fmt: on
+_REFERENCE, *DESIGNED = (
+    PhantomHospital(name, (contrast, _T1, _T2, _PD), **{field: row[place] for field, row in _STYLES.items()})
+    for place, (name, contrast) in enumerate(zip(_NAMES, _CONTRASTS, strict=True))
+)
+_FAINTEST_LESION = 0.2
+
+
+def draw_style(name: str, seed: int) -> PhantomHospital:
+    """A further hospital: one of the designed contrasts, everything else within their range."""
+    random = make_generator(seed, name, "style")
+    own = DESIGNED[random.integers(len(DESIGNED))]
+    drawn: dict[str, Any] = {}
+    for field in _STYLES:
+        values = [-np.pi, np.pi] if field == "bias_angle" else [getattr(style, field) for style in DESIGNED]
+        drawn[field] = float(random.uniform(min(values), max(values)))
+    return replace(own, name=name, **drawn)
+
+
+def blend(own: PhantomHospital, heterogeneity: float) -> PhantomHospital:
+    """From the reference (0) to a hospital's own style (1), and as far again beyond it (2)."""
+    blended: dict[str, Any] = {}
+    for field, (*_, low, high) in _STYLES.items():
+        start, end = getattr(_REFERENCE, field), getattr(own, field)
+        blended[field] = float(np.clip(start + heterogeneity * (end - start), low, high))
+    contrasts = tuple(
+        _blend_contrast(start, end, heterogeneity)
+        for start, end in zip(_REFERENCE.contrasts, own.contrasts, strict=True)
+    )
+    return replace(own, contrasts=contrasts, **blended)
+
+
+def _blend_contrast(start: SequenceContrast, end: SequenceContrast, heterogeneity: float) -> SequenceContrast:
+    """Between two contrasts, not beyond; a lesion between bright and dark stays visible."""
+    share = min(heterogeneity, 1.0)
+    values = {
+        field.name: (1 - share) * getattr(start, field.name) + share * getattr(end, field.name)
+        for field in fields(SequenceContrast)
+    }
+    for part in ("lesion", "core"):
+        if abs(values[part]) < _FAINTEST_LESION:
+            values[part] = float(np.copysign(_FAINTEST_LESION, values[part]))
+    return SequenceContrast(**values)
+
+
+def make_generator(*parts: object) -> Random:
+    """A random generator seeded by these words and numbers, the same on every machine."""
+    digest = hashlib.sha256("/".join(map(str, parts)).encode()).digest()
+    return np.random.default_rng(int.from_bytes(digest, "big"))
+
+
+# One head
 
 
 @dataclass(frozen=True)
@@ -41,7 +188,7 @@ class ScanGrid:
         smoothed = ndimage.gaussian_filter(values, sigma, mode="nearest", truncate=3.0)
         return np.asarray(smoothed, dtype=np.float32)
 
-    def texture(self, random: np.random.Generator, width: float) -> Array:
+    def texture(self, random: Random, width: float) -> Array:
         """A random field with standard deviation 1 whose bumps are about `width` mm wide."""
         field = self.smooth(random.standard_normal(self.shape, dtype=np.float32), width)
         return np.asarray(field / max(float(np.sqrt(np.mean(field**2))), 1e-6), dtype=np.float32)
@@ -66,9 +213,7 @@ def make_grid(shape: Sequence[int], hospital: PhantomHospital) -> ScanGrid:
     between = round(2 * _HEAD_HEIGHT / slices * hospital.thickness, 3) if rest else SLICE_THICKNESS
 
     spacing = (in_plane, in_plane, between)
-    axes = [
-        (np.arange(n) - (n - 1) / 2) * step for n, step in zip((rows, columns, slices), spacing, strict=True)
-    ]
+    axes = [(np.arange(n) - (n - 1) / 2) * mm for n, mm in zip((rows, columns, slices), spacing, strict=True)]
     return ScanGrid(np.stack(np.meshgrid(*axes, indexing="ij")).astype(np.float32), spacing)
 
 
@@ -90,7 +235,7 @@ class PhantomHead:
     texture: Array
 
 
-def draw_head(random: np.random.Generator, grid: ScanGrid) -> PhantomHead:
+def draw_head(random: Random, grid: ScanGrid) -> PhantomHead:
     """A random head in a random pose."""
     points = _draw_pose(random, grid)
     rows, columns, slices = points
@@ -113,12 +258,11 @@ def draw_head(random: np.random.Generator, grid: ScanGrid) -> PhantomHead:
     nuclei = _draw_pair(random, points, (6.0, 21.0, 2.0), (17.0, 9.0, 15.0), -0.35) + 0.8 * folds
     ventricles = _draw_ventricles(random, points)
     vessels = _draw_vessels(random, points, length)
-    return PhantomHead(
-        points, skin, brain, white, sulci, nuclei, ventricles, vessels, grid.texture(random, 5.0)
-    )
+    texture = grid.texture(random, 5.0)
+    return PhantomHead(points, skin, brain, white, sulci, nuclei, ventricles, vessels, texture)
 
 
-def _draw_pose(random: np.random.Generator, grid: ScanGrid) -> Array:
+def _draw_pose(random: Random, grid: ScanGrid) -> Array:
     """The voxels in the patient's axes: heads are never laid down quite straight or centred."""
     angle = random.normal(0, 0.08)
     shift = random.normal(0, 2.5, 3)
@@ -129,7 +273,7 @@ def _draw_pose(random: np.random.Generator, grid: ScanGrid) -> Array:
     return np.stack([cosine * rows - sine * columns, sine * rows + cosine * columns, slices])
 
 
-def _draw_ventricles(random: np.random.Generator, points: Array) -> Array:
+def _draw_ventricles(random: Random, points: Array) -> Array:
     """Two front horns, two back horns and the third ventricle; they widen with age."""
     age = random.uniform(0.75, 1.35)
     front = _draw_pair(random, points, (-22.0, 10.0, 6.0), (17.0, 5.5 * age, 15.0), 0.35)
@@ -138,7 +282,7 @@ def _draw_ventricles(random: np.random.Generator, points: Array) -> Array:
     return np.maximum(np.maximum(front, back), third)
 
 
-def _draw_vessels(random: np.random.Generator, points: Array, length: float) -> Array:
+def _draw_vessels(random: Random, points: Array, length: float) -> Array:
     """The sinus behind, the artery in front, a pair at the sides, and the plexus in each ventricle."""
     behind = _ellipsoid(points, (length - 17.0, 0.0, 10.0), (4.5, 4.5, 60.0), 0.0)
     front = _ellipsoid(points, (-36.0, 0.0, 0.0), (6.0, 2.5, 40.0), 0.0)
@@ -147,13 +291,7 @@ def _draw_vessels(random: np.random.Generator, points: Array, length: float) -> 
     return np.maximum(np.maximum(behind, front), np.maximum(sides, plexus))
 
 
-def _draw_pair(
-    random: np.random.Generator,
-    points: Array,
-    centre: tuple[float, float, float],
-    axes: tuple[float, float, float],
-    tilt: float,
-) -> Array:
+def _draw_pair(random: Random, points: Array, centre: Point, axes: Point, tilt: float) -> Array:
     """The same structure left and right, each a little its own."""
     sides = []
     for side in (-1, 1):
@@ -182,9 +320,7 @@ class Lesion:
     strength: float
 
 
-def draw_lesions(
-    random: np.random.Generator, grid: ScanGrid, head: PhantomHead, hospital: PhantomHospital
-) -> Lesion:
+def draw_lesions(random: Random, grid: ScanGrid, head: PhantomHead, hospital: PhantomHospital) -> Lesion:
     """Irregular ellipsoids inside the brain and outside the ventricles."""
     allowed = np.minimum(head.brain - 2.0, -head.ventricles)
     whole = core = np.full(grid.shape, -1e3, dtype=np.float32)
@@ -201,12 +337,7 @@ def draw_lesions(
 
 
 def _draw_blob(
-    random: np.random.Generator,
-    grid: ScanGrid,
-    head: PhantomHead,
-    allowed: Array,
-    radius: float,
-    irregularity: float,
+    random: Random, grid: ScanGrid, head: PhantomHead, allowed: Array, radius: float, irregularity: float
 ) -> Array:
     """One lesion whose middle lies well inside the allowed region."""
     places = np.flatnonzero(allowed > min(0.6 * radius, 0.7 * float(allowed.max())))
@@ -235,7 +366,7 @@ def annotate(
 
 
 def acquire(
-    random: np.random.Generator,
+    random: Random,
     grid: ScanGrid,
     head: PhantomHead,
     lesion: Lesion | None,
@@ -277,7 +408,7 @@ def _paint(grid: ScanGrid, head: PhantomHead, lesion: Lesion | None, contrast: S
     return picture
 
 
-def _draw_bias_field(random: np.random.Generator, grid: ScanGrid, hospital: PhantomHospital) -> Array:
+def _draw_bias_field(random: Random, grid: ScanGrid, hospital: PhantomHospital) -> Array:
     """The coil's uneven gain: stronger towards one side, weaker in the depth of the head."""
     angle = hospital.bias_angle + random.normal(0, 0.2)
     rows, columns, slices = grid.points / np.float32(_HEAD_LENGTH)

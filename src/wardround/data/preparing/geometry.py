@@ -67,11 +67,6 @@ class Geometry:
         return plain
 
     @property
-    def flat_shape(self) -> tuple[int, ...]:
-        """The file's shape without its thin axis."""
-        return tuple(side for axis, side in enumerate(self.shape) if axis != self.thin)
-
-    @property
     def offset(self) -> tuple[int, ...]:
         """Where the prepared grid starts on the resampled one; negative where it is padded."""
         return tuple((now - size) // 2 for now, size in zip(self.resampled, self.size, strict=True))
@@ -102,9 +97,8 @@ class Geometry:
     def window(self) -> Box:
         """The voxels of the box, on the reoriented grid, whose centres lie inside the prepared grid."""
         sides = []
-        for (start, stop), first, voxels, size in zip(
-            self.box, self.offset, self.resampled, self.size, strict=True
-        ):
+        axes = zip(self.box, self.offset, self.resampled, self.size, strict=True)
+        for (start, stop), first, voxels, size in axes:
             scale = (stop - start) / voxels
             low, high = (round(max(0, min(voxels, edge)) * scale) for edge in (first, first + size))
             sides.append((start + low, start + high))
@@ -131,7 +125,8 @@ class Geometry:
 
     def uncrop(self, data: Array, fill: Array) -> Array:
         """(C, *box) -> (C, *shape of the file)."""
-        shape = [self.flat_shape[axis] for axis in self.order]
+        flat = [side for axis, side in enumerate(self.shape) if axis != self.thin]
+        shape = [flat[axis] for axis in self.order]
         whole = np.empty((len(data), *shape), dtype=data.dtype)
         whole[:] = fill.reshape(-1, *[1] * len(shape))
         whole[_index(self.box)] = data

@@ -21,12 +21,17 @@ from typing import Any
 import torch
 
 from wardround.child_process import ChildProcess, connect
-from wardround.data.checking.facts import Watch
 from wardround.data.federation_file import FederationFile, PrepareSettings, check_settings
-from wardround.data.listing import Entry
-from wardround.data.preparing.cache import Cache, CacheFolderError, DigestIndex, Recipe, Signature
+from wardround.data.listing import Entry, Watch
+from wardround.data.preparing.cache import (
+    Cache,
+    CacheFolderError,
+    DigestIndex,
+    Recipe,
+    Signature,
+    remove_stale,
+)
 from wardround.data.preparing.prepare import MOST_CUT, cut_off
-from wardround.data.preparing.prepared_file import remove_stale
 from wardround.errors import DataError
 from wardround.machine import cores
 
@@ -150,14 +155,19 @@ def prepare_all(
     helpers = [Helper(cache, recipe, pending, results) for _ in range(min(jobs, len(entries)) - 1)]
     begun = time.monotonic()
     num_left = len(entries)
-    with one_thread(), stopping(helpers):
+    with one_thread(), contextlib.ExitStack() as stack:
+        for helper in helpers:
+            stack.callback(helper.stop)
         while num_left:
             for helper in helpers:
                 if pending and not helper.started and time.monotonic() - begun >= PATIENCE:
                     helper.start()
             for entry, result in next_results(cache, recipe, pending, results):
                 num_left -= 1
-                settle(entry, result, known, note)
+                if result.fatal:
+                    raise CacheFolderError(result.reason)
+                known.add(result.found)
+                note(entry, None if result.path is None else Path(result.path), result.reason, result.cut)
 
 
 def next_results(
@@ -176,22 +186,11 @@ def next_results(
             yield results.get_nowait()
 
 
-def settle(entry: Entry, result: Attempt, known: DigestIndex, note: Note) -> None:
-    if result.fatal:
-        raise CacheFolderError(result.reason)
-    known.add(result.found)
-    note(entry, None if result.path is None else Path(result.path), result.reason, result.cut)
-
-
 class Helper:
     """A process and the thread that feeds it from the pile."""
 
     def __init__(
-        self,
-        cache: Cache,
-        recipe: Recipe,
-        pile: deque[Entry],
-        results: queue.Queue[tuple[Entry, Attempt]],
+        self, cache: Cache, recipe: Recipe, pile: deque[Entry], results: queue.Queue[tuple[Entry, Attempt]]
     ) -> None:
         self._task = {"folder": str(cache.folder), "recipe": plain_recipe(recipe)}
         self._pile, self._results = pile, results
@@ -234,8 +233,8 @@ class Helper:
                     reason = f"the process that prepared it ended (exit code {code}); is memory short?"
                     self._results.put((entry, Attempt(reason=reason)))
                     return True
-                found = found_again(answer.pop("found"))
-                self._results.put((entry, Attempt(**answer, found=found)))
+                answer["found"] = found_again(answer["found"])
+                self._results.put((entry, Attempt(**answer)))
         return False
 
     @contextlib.contextmanager
@@ -262,15 +261,6 @@ def one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-@contextlib.contextmanager
-def stopping(helpers: Sequence[Helper]) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        for helper in helpers:
-            helper.stop()
 
 
 # What goes through the pipe

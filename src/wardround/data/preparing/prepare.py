@@ -17,12 +17,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from wardround.data.federation_file import PrepareSettings, check_settings
+from wardround.data.listing import Labels
 from wardround.data.preparing.geometry import (
     Box,
     Geometry,
     find_reorientation,
-    invert_label,
-    invert_probabilities,
     reorient,
     resample_image,
     resample_label,
@@ -30,8 +29,6 @@ from wardround.data.preparing.geometry import (
 from wardround.data.readers.image_files import Volume
 from wardround.errors import DataError
 from wardround.text import format_size
-
-__all__ = ["PreparedCase", "check_settings", "invert_label", "invert_probabilities", "prepare_case"]
 
 Array = NDArray[Any]
 MARGIN = 2  # voxels kept around the body
@@ -60,7 +57,7 @@ def prepare_case(
     image: Volume,
     label: Volume | None,
     settings: PrepareSettings,
-    labels: Mapping[str, tuple[int, ...]],
+    labels: Labels,
     *,
     background: Collection[int] | None = (),
 ) -> PreparedCase:
@@ -108,7 +105,7 @@ def cut_off(share: float) -> str:
 
 
 def to_classes(
-    data: Array, labels: Mapping[str, tuple[int, ...]], background: Collection[int] | None = ()
+    data: Array, labels: Labels, background: Collection[int] | None = ()
 ) -> tuple[Array, list[int]]:
     """File values -> classes 1, 2, ... in the order of `labels` (uint8), and values made background.
 
@@ -139,9 +136,7 @@ def list_values(data: Array) -> list[int]:
     return values
 
 
-def check_values(
-    others: Sequence[int], labels: Mapping[str, tuple[int, ...]], background: Collection[int] | None
-) -> None:
+def check_values(others: Sequence[int], labels: Labels, background: Collection[int] | None) -> None:
     """Refuse label values of no class that are not allowed as background (None: any is)."""
     unexpected = [] if background is None else sorted(set(others) - set(background))
     if unexpected:

@@ -35,17 +35,14 @@ class Reader:
 
 
 # In the order they are tried: the one that asks for most comes first.
-_READERS = {
-    "nnunet": Reader(
-        "nnU-Net raw data: dataset.json, imagesTr/<case>_0000.nii.gz", nnunet.recognise, nnunet.read
-    ),
-    "msd": Reader(
-        "Medical Segmentation Decathlon: dataset.json, imagesTr, labelsTr", msd.recognise, msd.read
-    ),
-    "bids": Reader("BIDS: sub-*/anat, masks beside or under derivatives/", bids.recognise, bids.read),
-    "centres": Reader("one folder a centre, with images/ and labels/", centres.recognise, centres.read),
-    "table": Reader("a CSV or JSON list of images and labels", table.recognise, table.read),
+_LAYOUTS = {
+    "nnunet": (nnunet, "nnU-Net raw data: dataset.json, imagesTr/<case>_0000.nii.gz"),
+    "msd": (msd, "Medical Segmentation Decathlon: dataset.json, imagesTr, labelsTr"),
+    "bids": (bids, "BIDS: sub-*/anat, masks beside or under derivatives/"),
+    "centres": (centres, "one folder a centre, with images/ and labels/"),
+    "table": (table, "a CSV or JSON list of images and labels"),
 }
+_READERS = {name: Reader(about, own.recognise, own.read) for name, (own, about) in _LAYOUTS.items()}
 
 
 def accept_reader(name: str, found: object) -> Reader | None:
@@ -73,9 +70,8 @@ def explain_unknown(path: Path) -> str:
     """Why no layout fits, and what to do about it."""
     if not path.is_dir():
         return f"{path} is not a folder, nor a list of cases (.csv, .json)."
-    inner = [
-        c.name for c in list_folders(path, []) if any(reader.recognise(c) for reader in READERS.values())
-    ]
+    readers = READERS.values()
+    inner = [c.name for c in list_folders(path, []) if any(reader.recognise(c) for reader in readers)]
     if inner:
         return f"{path} is not a data set but holds some: {join_names(inner)}. Give these folders instead."
     if holds_dicom(path):
@@ -83,6 +79,6 @@ def explain_unknown(path: Path) -> str:
             f"{path} holds DICOM files. Bring them into a centre's folder first: wardround data import-dicom"
         )
     seen = [entry.name for entry in list_entries(path, [])]
-    layouts = "; ".join(reader.about for reader in READERS.values())
+    layouts = "; ".join(reader.about for reader in readers)
     held = join_names(seen) or "nothing"
     return f"{path} has none of the layouts wardround knows ({layouts}). It holds: {held}."

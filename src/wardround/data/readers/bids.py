@@ -27,6 +27,7 @@ from wardround.data.readers.common import (
     join_names,
     list_folders,
     list_images,
+    note_names,
     parse_split,
     read_rows,
 )
@@ -86,14 +87,10 @@ def read(path: Path, client: str | None = None) -> Listing:
         label = labels.get(case)
         row = people.get(here[0].subject, {})
         entries.append(make_entry(here, label.path if label else None, row, client, root))
-    if lacking:
-        notes.append(
-            f"{root.name}: {len(lacking)} cases do not have {' and '.join(channels)}: "
-            f"{join_names(lacking)}; left out."
-        )
+    wanted = " and ".join(channels)
+    note_names(notes, f"{root.name}: {len(lacking)} cases do not have {wanted}", lacking, "; left out")
     bare = [entry.name for entry in entries if entry.label is None]
-    if bare:
-        notes.append(f"{root.name}: {len(bare)} cases have no label: {join_names(bare)}.")
+    note_names(notes, f"{root.name}: {len(bare)} cases have no label", bare)
     ordered = tuple(sorted(entries, key=lambda entry: (entry.client, entry.name)))
     return Listing("bids", ordered, tuple(channels), notes=tuple(notes))
 
@@ -124,7 +121,7 @@ def find_images(root: Path, notes: list[str]) -> Iterator[Image]:
 def parse_name(path: Path, stem: str) -> Image | None:
     """What a BIDS name says; None for any other file.
 
-    >>> parsed(Path("x.nii"), "sub-01_ses-2_ce-gd_T1w").kind
+    >>> parse_name(Path("x.nii"), "sub-01_ses-2_ce-gd_T1w").kind
     'ce-gd_T1w'
     """
     *parts, suffix = stem.split("_")
@@ -161,9 +158,8 @@ def index_by_case(images: list[Image], notes: list[str]) -> dict[str, Image]:
     first: dict[str, Image] = {}
     doubled = [image.case for image in ordered if first.setdefault(image.case, image) is not image]
     if doubled:
-        notes.append(
-            f"{join_names(sorted(set(doubled)))}: several runs of {ordered[0].kind}; the first is used."
-        )
+        cases = join_names(sorted(set(doubled)))
+        notes.append(f"{cases}: several runs of {ordered[0].kind}; the first is used.")
     return first
 
 

@@ -30,6 +30,7 @@ from wardround.data.readers.common import (
     list_entries,
     list_folders,
     list_images,
+    note_names,
     parse_split,
     read_rows,
 )
@@ -37,16 +38,8 @@ from wardround.errors import DataError
 
 IMAGES = ("images", "image", "imgs", "img", "scans")
 LABELS = (
-    "labels",
-    "label",
-    "masks",
-    "mask",
-    "gt",
-    "ground_truth",
-    "segmentations",
-    "segmentation",
-    "annotations",
-)
+    "labels", "label", "masks", "mask", "gt", "ground_truth", "segmentations", "segmentation", "annotations",
+)  # fmt: skip
 LABEL_MARKS = re.compile(r"[_-](mask|label|labels|seg|segmentation|gt|annotation|roi)$", re.IGNORECASE)
 CHANNEL_MARK = re.compile(r"^(?P<case>.+)_(?P<channel>\d{4})$")
 Pairs = dict[str, tuple[tuple[Path, ...], Path | None]]
@@ -102,14 +95,9 @@ def read_centre(
     cases, doubled = pair_files(*found, client, notes)
     if index is not None:
         absent, extra = sorted(set(index) - set(cases)), sorted(set(cases) - set(index))
-        if absent:
-            notes.append(
-                f"client '{client}': {source} lists cases without an image: {join_names(absent)}; left out."
-            )
-        if extra:
-            notes.append(
-                f"client '{client}': {len(extra)} images are not in {source}: {join_names(extra)}; left out."
-            )
+        where = f"client '{client}'"
+        note_names(notes, f"{where}: {source} lists cases without an image", absent, "; left out")
+        note_names(notes, f"{where}: {len(extra)} images are not in {source}", extra, "; left out")
         cases = {stem: pair for stem, pair in cases.items() if stem in index}
     for case in sorted(set(doubled) & set(cases)):
         files = join_names(path.name for path in doubled[case])
@@ -147,20 +135,13 @@ def pair_files(
         marked.setdefault(LABEL_MARKS.sub("", stem), []).append(masks[stem])
     doubled = {case: paths for case, paths in marked.items() if len(paths) > 1 and case not in own}
     spare = [path.name for case, paths in marked.items() if case in own for path in paths]
-    if spare:
-        notes.append(
-            f"client '{client}': labels beside one of the image's own name are not used: {join_names(spare)}."
-        )
+    note_names(notes, f"client '{client}': labels beside one of the image's own name are not used", spare)
     found = {**{case: paths[0] for case, paths in marked.items()}, **own}
-    cases: Pairs = {}
-    for case, files in group_channels(pictures, found).items():
-        cases[case] = (files, found.get(case))
+    cases = {case: (files, found.get(case)) for case, files in group_channels(pictures, found).items()}
     bare = sorted(case for case, (_, label) in cases.items() if label is None)
-    if bare:
-        notes.append(f"client '{client}': {len(bare)} images have no label: {join_names(bare)}.")
+    note_names(notes, f"client '{client}': {len(bare)} images have no label", bare)
     lost = sorted(path.name for stem, path in found.items() if stem not in cases)
-    if lost:
-        notes.append(f"client '{client}': {len(lost)} labels have no image: {join_names(lost)}; left out.")
+    note_names(notes, f"client '{client}': {len(lost)} labels have no image", lost, "; left out")
     return cases, doubled
 
 
@@ -209,12 +190,11 @@ def find_lone_index(folder: Path) -> tuple[Mapping[str, Mapping[str, str]] | Non
     """The rows of one centre: from its own index.csv, or from the one beside it that names this centre."""
     own, source = read_index(folder / "index.csv")
     if own is not None:
-        return (own.get(folder.name) or own.get("", {})) if len(own) > 1 else next(
-            iter(own.values()), {}
-        ), source
+        rows = own.get(folder.name) or own.get("", {}) if len(own) > 1 else next(iter(own.values()), {})
+        return rows, source
     try:
         beside, source = read_index(folder.parent / "index.csv")
     except DataError:  # somebody else's file
         return None, ""
-    rows = (beside or {}).get(folder.name)
-    return (rows, f"../{source}") if rows is not None else (None, "")
+    found = (beside or {}).get(folder.name)
+    return (found, f"../{source}") if found is not None else (None, "")

@@ -20,15 +20,8 @@ DELIMITERS = (",", ";", "\t")
 CLIENT = ("centre", "center", "client", "site", "hospital", "institution")
 CASE = ("stem", "case", "case_id", "name", "id")
 GROUP = (
-    "split_group",
-    "patient",
-    "patient_id",
-    "patientid",
-    "group",
-    "subject",
-    "subject_id",
-    "participant_id",
-)
+    "split_group", "patient", "patient_id", "patientid", "group", "subject", "subject_id", "participant_id",
+)  # fmt: skip
 SPLIT = ("split", "subset", "set", "partition")
 SPLIT_WORDS = {
     **dict.fromkeys(("train", "training", "tr"), "train"),
@@ -51,12 +44,8 @@ def stem_of(name: str) -> str | None:
 
 def is_safe(name: str) -> bool:
     """Whether a name can stand for a client or case: one printable line, no path, not hidden."""
-    return (
-        0 < len(name) <= 200
-        and name.isprintable()
-        and not name.startswith(".")
-        and not set(name) & set("/\\")
-    )
+    is_line = 0 < len(name) <= 200 and name.isprintable()
+    return is_line and not name.startswith(".") and not set(name) & set("/\\")
 
 
 def check_name(name: str, where: str) -> str:
@@ -73,6 +62,12 @@ def join_names(names: Iterable[str], limit: int = 5) -> str:
     every = list(names)
     shown = ", ".join(name if name.isprintable() else ascii(name) for name in every[:limit])
     return shown if len(every) <= limit else f"{shown} and {len(every) - limit} more"
+
+
+def note_names(notes: list[str], about: str, names: Sequence[str], then: str = "") -> None:
+    """Add a note on some names, if there are any."""
+    if names:
+        notes.append(f"{about}: {join_names(names)}{then}.")
 
 
 def list_entries(folder: Path, notes: list[str]) -> list[os.DirEntry[str]]:
@@ -117,11 +112,10 @@ def list_images(folder: Path, notes: list[str]) -> dict[str, Path]:
             found[stem] = folder / entry.name
     if doubled:
         notes.append(
-            f"{folder} holds two files for {join_names(doubled)}; only {found[doubled[0]].name} is "
-            "used, and so on."
+            f"{folder} holds two files for {join_names(doubled)}; only "
+            f"{found[doubled[0]].name} is used, and so on."
         )
-    if unsafe:
-        notes.append(f"{folder} holds files whose names cannot be used: {join_names(unsafe)}; left out.")
+    note_names(notes, f"{folder} holds files whose names cannot be used", unsafe, "; left out")
     if deeper:
         notes.append(f"{folder} holds folders ({join_names(deeper)}), which are not read.")
     return found

@@ -33,15 +33,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from wardround.data.readers.common import join_names, list_entries, list_folders, list_images, read_rows
+from wardround.data.readers.common import (
+    join_names,
+    list_entries,
+    list_folders,
+    list_images,
+    note_names,
+    read_rows,
+)
 from wardround.errors import DataError
 from wardround.files import file_name, write_bytes, write_text
 
 UNEVEN = 0.05  # of the slice distance: more is a missing slice
 SAME_DIRECTION = 1e-3
-TO_NIFTI = np.diag(
-    [-1.0, -1.0, 1.0, 1.0]
-)  # DICOM counts to the patient's left and back, NIfTI to right and front
+# DICOM counts to the patient's left and back, NIfTI to right and front.
+TO_NIFTI = np.diag([-1.0, -1.0, 1.0, 1.0])
 HEADS = ("stem", "patient", "modality")
 DESCRIPTION = "series"  # the column of those who keep descriptions
 KEY = ".patient-key"
@@ -186,17 +192,14 @@ def find_series(source: Path, pydicom: Any, notes: list[str]) -> Iterator[Series
                 head = pydicom.dcmread(file, stop_before_pixels=True, specific_tags=tags)
                 uid = str(head.SeriesInstanceUID)
                 head.Rows  # noqa: B018 - reports and structure sets have none
-                is_mask = str(head.get("Modality", "")).strip().upper() == "SEG"
+                if str(head.get("Modality", "")).strip().upper() == "SEG":
+                    raise DataError("a mask must not pass for a scan")
             except Exception:  # a broken file may break the library in any way
-                broken.append(str(file.relative_to(source)))
-                continue
-            if is_mask:  # a mask must not pass for a scan
                 broken.append(str(file.relative_to(source)))
                 continue
             series = found.setdefault((place, uid), Series(Path(place), uid))
             series.files.append(file)
-    if broken:
-        notes.append(f"{len(broken)} files are not DICOM images: {join_names(broken)}; left out.")
+    note_names(notes, f"{len(broken)} files are not DICOM images", broken, "; left out")
     yield from found.values()
 
 

@@ -95,8 +95,7 @@ def read_image(paths: Sequence[Path]) -> Volume:
         if volume.spatial != first.spatial:
             raise DataError(
                 f"{path} is {format_size(volume.spatial)} but {Path(paths[0]).name} is "
-                f"{format_size(first.spatial)}; "
-                "the channels of a case have one grid. Resample one."
+                f"{format_size(first.spatial)}; the channels of a case have one grid. Resample one."
             )
         if not same_affine(first.affine, volume.affine):
             raise DataError(
@@ -240,8 +239,7 @@ def _read_nifti(stream: io.BufferedIOBase, path: Path, label: bool) -> Raw:
     if math.prod(shape) > MAX_VALUES or claimed > path.stat().st_size * (MOST_PACKED if packed else 1):
         raise DataError(
             f"{path} claims to hold {format_size(shape)} values, more than a file of its size can: "
-            "it is cut off or "
-            "damaged."
+            "it is cut off or damaged."
         )
     if loaded.get_data_dtype().fields is not None:
         parts = np.asanyarray(loaded.dataobj)
@@ -342,9 +340,8 @@ def _load_numpy(path: Path, label: bool) -> Raw:
         return Raw(values, None, colours=False)
     if values.ndim > 2 and values.shape[-1] <= 4:
         return Raw(values, None, colours=True)
-    if values.ndim > 2 and values.shape[0] <= 4:
-        return Raw(np.moveaxis(values, 0, -1), None, colours=True)
-    if values.ndim == 4:  # more than four channels are first, as PyTorch has them
+    # More than four channels are first, as PyTorch has them.
+    if values.ndim == 4 or (values.ndim > 2 and values.shape[0] <= 4):
         return Raw(np.moveaxis(values, 0, -1), None, colours=True)
     return Raw(values, None, colours=False)
 

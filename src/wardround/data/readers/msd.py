@@ -17,8 +17,8 @@ from wardround.data.readers.common import (
     check_name,
     is_file,
     is_safe,
-    join_names,
     list_images,
+    note_names,
     parse_whole,
     read_json,
     stem_of,
@@ -73,9 +73,8 @@ def read(path: Path, client: str | None = None) -> Listing:
 
 def choose_client_name(root: Path, facts: Mapping[str, Any], client: str | None) -> str:
     given = facts.get("name")
-    return check_name(
-        client or (given if isinstance(given, str) and is_safe(given) else root.name), str(root)
-    )
+    own = given if isinstance(given, str) and is_safe(given) else root.name
+    return check_name(client or own, str(root))
 
 
 def list_pairs(root: Path, training: list[Any], notes: list[str]) -> Iterator[tuple[Path, Path | None]]:
@@ -85,8 +84,8 @@ def list_pairs(root: Path, training: list[Any], notes: list[str]) -> Iterator[tu
         image, label = resolve_inside(root, pair.get("image")), resolve_inside(root, pair.get("label"))
         if image is None or (label is None and pair.get("label")):
             notes.append(
-                f"{root.name}/dataset.json: {ascii(item)[:120]} is not a pair of files in the "
-                "folder; left out."
+                f"{root.name}/dataset.json: {ascii(item)[:120]} is not a pair of files in "
+                "the folder; left out."
             )
         elif not image.name.startswith("._"):  # what macOS leaves in archives
             yield image, label
@@ -104,13 +103,10 @@ def resolve_inside(root: Path, name: Any) -> Path | None:
 
 def note_unlisted(root: Path, known: set[str], notes: list[str]) -> None:
     folder = root / "imagesTr"
-    extra = (
-        [p.name for p in list_images(folder, []).values() if p.name not in known] if folder.is_dir() else []
-    )
-    if extra:
-        notes.append(
-            f"{root.name}/imagesTr holds images not listed in dataset.json: {join_names(extra)}; left out."
-        )
+    files = list_images(folder, []) if folder.is_dir() else {}
+    extra = [path.name for path in files.values() if path.name not in known]
+    about = f"{root.name}/imagesTr holds images not listed in dataset.json"
+    note_names(notes, about, extra, "; left out")
 
 
 def read_channel_names(facts: Mapping[str, Any]) -> tuple[str, ...]:

@@ -14,10 +14,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from wardround.data.listing import Entry, Listing
+from wardround.data.listing import Entry, Labels, Listing
 from wardround.data.readers import msd
 from wardround.data.readers.centres import CHANNEL_MARK
-from wardround.data.readers.common import join_names, list_images, parse_whole, read_json
+from wardround.data.readers.common import list_images, note_names, parse_whole, read_json
 from wardround.errors import DataError
 
 
@@ -73,17 +73,12 @@ def read_cases(root: Path, part: str, client: str, num_channels: int, notes: lis
     wanted = num_channels or max((max(channels) + 1 for channels in files.values()), default=0)
     whole_cases = {case for case, channels in files.items() if set(channels) == set(range(wanted))}
     lacking = sorted(set(files) - whole_cases)
-    if lacking:
-        notes.append(
-            f"{root.name}: {len(lacking)} cases lack a channel of {wanted}: {join_names(lacking)}; left out."
-        )
+    note_names(notes, f"{root.name}: {len(lacking)} cases lack a channel of {wanted}", lacking, "; left out")
     labels = list_images(root / f"labels{part}", notes)
     bare = sorted(whole_cases - set(labels))
-    if bare:
-        notes.append(f"{root.name}: {len(bare)} cases have no label: {join_names(bare)}.")
+    note_names(notes, f"{root.name}: {len(bare)} cases have no label", bare)
     lost = sorted(set(labels) - set(files))
-    if lost:
-        notes.append(f"{root.name}: {len(lost)} labels have no image: {join_names(lost)}; left out.")
+    note_names(notes, f"{root.name}: {len(lost)} labels have no image", lost, "; left out")
     split = "test" if part == "Ts" else None
     return {
         case: Entry(client, case, tuple(files[case][c] for c in range(wanted)), labels.get(case), case, split)
@@ -91,9 +86,7 @@ def read_cases(root: Path, part: str, client: str, num_channels: int, notes: lis
     }
 
 
-def read_classes(
-    said: Any, notes: list[str]
-) -> tuple[dict[str, tuple[int, ...]], dict[str, tuple[int, ...]]]:
+def read_classes(said: Any, notes: list[str]) -> tuple[Labels, Labels]:
     """Classes (name -> values) and, where some labels are lists, regions (name -> class numbers)."""
     if not isinstance(said, dict):
         return {}, {}

@@ -29,6 +29,7 @@ from wardround.data.readers.common import (
     is_file,
     join_names,
     list_entries,
+    note_names,
     parse_split,
     read_json,
     read_rows,
@@ -39,17 +40,8 @@ from wardround.errors import DataError
 
 IMAGE = ("image", "images", "img", "image_path", "image_file", "scan", "path", "file", "filename")
 LABEL = (
-    "label",
-    "mask",
-    "labels",
-    "masks",
-    "seg",
-    "segmentation",
-    "label_path",
-    "mask_path",
-    "label_file",
-    "gt",
-)
+    "label", "mask", "labels", "masks", "seg", "segmentation", "label_path", "mask_path", "label_file", "gt",
+)  # fmt: skip
 LIST_ENDINGS = (".csv", ".tsv", ".json")
 
 
@@ -103,15 +95,12 @@ def read(path: Path, client: str | None = None) -> Listing:
     fallback = client or file.parent.name or "all"
     entries = [make_entry(row, columns, file, n, fallback) for n, row in enumerate(rows, start=2)]
     entries = make_unique(entries, file)
-    channels = (
-        tuple(head.removeprefix("image_") for head in columns.images) if len(columns.images) > 1 else ()
-    )
-    if any(channel.isdecimal() for channel in channels):
+    channels = tuple(head.removeprefix("image_") for head in columns.images)
+    if len(channels) == 1 or any(channel.isdecimal() for channel in channels):
         channels = ()
-    notes = []
+    notes: list[str] = []
     bare = [entry.name for entry in entries if entry.label is None]
-    if bare:
-        notes.append(f"{file.name}: {len(bare)} cases have no label: {join_names(bare)}.")
+    note_names(notes, f"{file.name}: {len(bare)} cases have no label", bare)
     ordered = tuple(sorted(entries, key=lambda entry: (entry.client, entry.name)))
     return Listing("table", ordered, channels, notes=tuple(notes))
 
@@ -160,10 +149,7 @@ def read_heads(rows: Sequence[Mapping[str, str]], file: Path) -> Heads:
         raise DataError(f"{file} has no column 'image'; its columns are {join_names(columns, 12)}.")
     if all(head.removeprefix("image_").isdecimal() for head in images):
         images = tuple(sorted(images, key=lambda head: int(head.removeprefix("image_"))))
-    return Heads(
-        images,
-        *(find_first(names, columns) for names in (LABEL, CASE, GROUP, SPLIT, CLIENT)),
-    )
+    return Heads(images, *(find_first(names, columns) for names in (LABEL, CASE, GROUP, SPLIT, CLIENT)))
 
 
 def holds_images(head: str, rows: Sequence[Mapping[str, str]]) -> bool:
@@ -213,16 +199,14 @@ def make_unique(entries: Sequence[Entry], file: Path) -> list[Entry]:
     Two rows with the same images, or the same given name, are a mistake in the list.
     """
     twice = {key for key, count in Counter((e.client, e.name) for e in entries).items() if count > 1}
-    renamed = [
-        replace(e, name=make_long_name(e, file)) if (e.client, e.name) in twice else e for e in entries
-    ]
-    still = [key for key, count in Counter((e.client, e.name) for e in renamed).items() if count > 1]
+    named = [replace(e, name=make_long_name(e, file)) if (e.client, e.name) in twice else e for e in entries]
+    still = [key for key, count in Counter((e.client, e.name) for e in named).items() if count > 1]
     if still:
         client, name = still[0]
         raise DataError(
             f"{file} lists case '{name}' of client '{client}' twice; keep one row, or give other names."
         )
-    return [replace(entry, group=entry.group or entry.name) for entry in renamed]
+    return [replace(entry, group=entry.group or entry.name) for entry in named]
 
 
 def make_long_name(entry: Entry, file: Path) -> str:
@@ -230,9 +214,6 @@ def make_long_name(entry: Entry, file: Path) -> str:
     image = entry.images[0]
     if entry.name != stem_of(image.name):
         return entry.name
-    folders = (
-        image.parent.relative_to(file.parent).parts
-        if image.is_relative_to(file.parent)
-        else image.parent.parts[-2:]
-    )
+    below = image.is_relative_to(file.parent)
+    folders = image.parent.relative_to(file.parent).parts if below else image.parent.parts[-2:]
     return check_name("_".join([*folders, entry.name]), str(file))

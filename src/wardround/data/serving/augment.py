@@ -182,9 +182,7 @@ def make_source_grid(matrix: Tensor, knots: Tensor | None, image: Tensor) -> Ten
 
 def resample(values: Tensor, grid: Tensor, mode: str) -> Tensor:
     """Sample (B, C, *spatial) at the points of a grid, edges repeated; integers stay integers."""
-    moved: Tensor = F.grid_sample(
-        values.to(grid.dtype), grid, mode, padding_mode="border", align_corners=False
-    )
+    moved: Tensor = F.grid_sample(values.to(grid), grid, mode, padding_mode="border", align_corners=False)
     return moved.to(values.dtype)
 
 

@@ -19,20 +19,26 @@ from typing import Any
 import numpy as np
 import torch
 
-from wardround.data import partition_shifts, partitions
+from wardround.data import partitions
 from wardround.data.cases import ClientData, Split, TensorSplit
-from wardround.data.checking.facts import ImageFacts, Watch, read_facts
-from wardround.data.checking.quick import assign_splits
+from wardround.data.checking.check import assign_splits
+from wardround.data.checking.facts import ImageFacts, read_facts
 from wardround.data.federation import Federation, ScanSummary
 from wardround.data.federation_file import FederationFile, PrepareSettings, check_settings, load
-from wardround.data.listing import SPLITS, Entry, Listing
-from wardround.data.preparing.cache import Cache
-from wardround.data.preparing.client_cache import LabelDescriptions, LeftOut, PreparedClient, Preparer
+from wardround.data.listing import SPLITS, Entry, Listing, Watch
+from wardround.data.preparing.cache import Cache, describe
+from wardround.data.preparing.cache import load as load_prepared
 from wardround.data.preparing.grid import reorient_grid
-from wardround.data.preparing.prepared_file import describe
-from wardround.data.preparing.prepared_file import load as load_prepared
-from wardround.data.serving.patches import PatchSplit, choose_patch
-from wardround.data.serving.resident import CachedSplit, HostSplit, Residence, StoredCase, fits_in_memory
+from wardround.data.serving.client_cache import LabelDescriptions, LeftOut, PreparedClient, Preparer
+from wardround.data.serving.resident import (
+    CachedSplit,
+    HostSplit,
+    PatchSplit,
+    Residence,
+    StoredCase,
+    choose_patch,
+    fits_in_memory,
+)
 from wardround.data.settings import DataSettings
 from wardround.data.sources import list_cases
 from wardround.errors import ConfigError, DataError
@@ -198,8 +204,8 @@ class RealData:
             if entry.name not in client.paths:
                 continue
             loaded = load_prepared(client.paths[entry.name])
-            shift = partition_shifts.read_shift(entry)
-            change = None if shift is None else partial(partition_shifts.apply_shift, shift=shift)
+            shift = partitions.read_shift(entry)
+            change = None if shift is None else partial(partitions.apply_shift, shift=shift)
             case = replace(loaded.case, name=entry.name)
             stored[entry.split or "train"].append(StoredCase(case, loaded.foreground, change))
         return stored
@@ -236,9 +242,7 @@ class RealData:
 def override_sections(file: FederationFile, settings: DataSettings) -> FederationFile:
     """The file with the `prepare` and `splits` settings of the run in place of its own."""
     changes = {"prepare": settings.prepare, "splits": settings.splits}
-    sections = {
-        name: override_section(getattr(file, name), given, name) for name, given in changes.items() if given
-    }
+    sections = {n: override_section(getattr(file, n), given, n) for n, given in changes.items() if given}
     return file.model_copy(update=sections)
 
 

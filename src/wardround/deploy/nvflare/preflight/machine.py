@@ -8,8 +8,8 @@ from datetime import timedelta
 from pathlib import Path
 
 from wardround.data import federation_file
+from wardround.data.checking.check import check_quickly
 from wardround.data.checking.findings import format_split_counts
-from wardround.data.checking.quick import check_quickly
 from wardround.data.sources import list_cases
 from wardround.deploy.nvflare.preflight.checks import Check, CheckFailed, PreflightContext, warn
 from wardround.deploy.site import choose_device

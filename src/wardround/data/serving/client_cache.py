@@ -20,13 +20,12 @@ from pathlib import Path
 from typing import Any
 
 from wardround.data.checking.check import check
-from wardround.data.checking.facts import Watch, measure_label
+from wardround.data.checking.facts import measure_label
 from wardround.data.federation_file import FederationFile
-from wardround.data.listing import Entry, Listing
+from wardround.data.listing import Entry, Labels, Listing, Watch
 from wardround.data.partitions import Description
-from wardround.data.preparing.cache import FORMAT, Cache, explain_write_errors, stat_signature
+from wardround.data.preparing.cache import FORMAT, Cache, describe, explain_write_errors, stat_signature
 from wardround.data.preparing.pool import prepare_cases
-from wardround.data.preparing.prepared_file import describe, list_files
 from wardround.data.readers.image_files import read_label
 from wardround.errors import DataError
 from wardround.files import file_name, try_lock, wait_for_lock, write_json
@@ -73,9 +72,7 @@ class Preparer:
                 return found
             found = self.check_and_prepare(listing, watch)
             for name, client in found.items():
-                paths = {
-                    case: str(path.relative_to(self.cache.folder)) for case, path in client.paths.items()
-                }
+                paths = {n: str(path.relative_to(self.cache.folder)) for n, path in client.paths.items()}
                 write_json(self.locate(name, key), {"paths": paths, "left_out": client.left_out})
         return found
 
@@ -99,16 +96,9 @@ class Preparer:
 
     def compute_key(self, entries: Sequence[Entry]) -> str:
         """Changes with the files (size, times), the splits and the settings."""
-        cases = [
-            [
-                ascii(e.client),
-                ascii(e.name),
-                ascii(e.group),
-                e.split,
-                [[ascii(str(p)), *stat_signature(p)] for p in list_files(e)],
-            ]
-            for e in entries
-        ]
+        files = [[[ascii(str(path)), *stat_signature(path)] for path in e.files] for e in entries]
+        names = [(ascii(e.client), ascii(e.name), ascii(e.group), e.split) for e in entries]
+        cases = [[*name, own] for name, own in zip(names, files, strict=True)]
         rules = [RULES, FORMAT, self.channels, self.dimensions, list(self.file.labels.items())]
         text = json.dumps([rules, self.file.prepare.model_dump(mode="json", exclude={"slices"}), cases])
         return hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -154,7 +144,7 @@ class Preparer:
 class LabelDescriptions:
     """Describes labels for partitions, each opened once; `save` keeps the counts for the next process."""
 
-    def __init__(self, path: Path, labels: Mapping[str, tuple[int, ...]]) -> None:
+    def __init__(self, path: Path, labels: Labels) -> None:
         self._path = path
         self._number = {v: n for n, values in enumerate(labels.values(), start=1) for v in values}
         self._known: dict[str, Any] | None = None

@@ -4,8 +4,14 @@ import torch
 from pytest import mark, raises
 
 from wardround.data.cases import Case
-from wardround.data.serving.patches import PatchSplit, choose_patch, choose_start, crop_patch, start_limits
-from wardround.data.serving.resident import StoredCase
+from wardround.data.serving.resident import (
+    PatchSplit,
+    StoredCase,
+    choose_patch,
+    choose_start,
+    crop_patch,
+    start_limits,
+)
 from wardround.errors import ConfigError, DataError
 from wardround.training.workbench import read_in_order
 

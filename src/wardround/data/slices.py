@@ -1,9 +1,9 @@
-"""Cutting: from a federation of volumes to one of slices, for 2D networks.
+"""Slices of volumes, for 2D networks: `cut` makes a federation of slices from one of volumes.
 
     reorient (prepare.orientation) -> cut -> <target>/<client>/slices/<case>_s012.nii.gz, and a list of them
 
 A slice keeps its place in millimetres, its patient and the split of its volume (train, val, test), so that
-no patient is in two splits.
+no patient is in two splits. `Slices` is one volume as slices along an axis, and the way back.
 """
 
 from __future__ import annotations
@@ -21,30 +21,23 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
-from wardround.data.checking.facts import Watch
-from wardround.data.checking.quick import assign_splits
-from wardround.data.federation_file import (
-    OPPOSITE,
-    FederationFile,
-    PrepareSettings,
-    SliceSettings,
-    Source,
-    SplitSettings,
-    load,
-    write,
-)
-from wardround.data.listing import Entry, Listing
-from wardround.data.preparing.cache import hash_contents, hash_file
+from wardround.data import federation_file
+from wardround.data.checking.check import assign_splits
+from wardround.data.federation_file import FederationFile, PrepareSettings, SliceSettings, SplitSettings
+from wardround.data.listing import Entry, Labels, Listing, Watch
+from wardround.data.preparing.cache import hash_contents, hash_file, is_gone
+from wardround.data.preparing.geometry import find_reorientation, invert_reorientation, reorient
 from wardround.data.preparing.prepare import check_voxels
-from wardround.data.preparing.prepared_file import is_gone
 from wardround.data.readers.common import check_name
 from wardround.data.readers.image_files import Volume, read_image, read_label, same_affine
-from wardround.data.slices.view import Along, Array, Slices, clip_intensities
 from wardround.data.sources import list_cases
 from wardround.errors import ConfigError, DataError
 from wardround.files import file_name, write_bytes, write_text, writing
 
+Array = NDArray[Any]
+Along = Literal["R", "A", "S"]
 LIST = "cases.csv"
 FILE = "federation.yaml"
 VOLUME = "volume"  # the name of the case a slice was cut from
@@ -74,7 +67,7 @@ class CutRecipe:
     settings: SliceSettings
     orientation: str | None
     keep: Literal["labelled", "all"]
-    labels: Mapping[str, tuple[int, ...]]
+    labels: Labels
     column: str | None
 
 
@@ -95,7 +88,7 @@ def cut(
     if clip is not None and not 0 < clip <= 100:
         raise ConfigError(f"--clip is {clip:g}; give a percentile above 0, up to 100.")
     check_free(target)
-    file = load(source)
+    file = federation_file.load(source)
     listing = list_cases(file, source.parent)
     recipe = CutRecipe(
         SliceSettings(along=along, clip=clip),
@@ -115,7 +108,7 @@ def cut(
             raise DataError(f"{source}: no volume gave a slice.{why}")
         write_text(partial / LIST, as_csv(rows))
         made = make_federation_file(file, listing, recipe, prepare, {row["centre"] for row in rows})
-        write(made, partial / FILE, notes=[*describe_cut(source, recipe), *done.notes])
+        federation_file.write(made, partial / FILE, notes=[*describe_cut(source, recipe), *done.notes])
         if target.exists():
             target.rmdir()  # it is empty
         partial.rename(target)
@@ -273,7 +266,7 @@ def make_federation_file(
     named = None if file.clients is None else tuple(name for name in file.clients if name in clients)
     return file.model_copy(
         update={
-            "sources": (Source(path=Path(LIST), reader="table"),),
+            "sources": (federation_file.Source(path=Path(LIST), reader="table"),),
             "clients": named,
             "held_out": tuple(name for name in file.held_out if name in clients),
             "channels": file.channels or tuple(listing.channels),
@@ -298,7 +291,7 @@ def drop_axis(settings: PrepareSettings, slices: SliceSettings) -> PrepareSettin
                 f"prepare.orientation is null, so it is unknown which number of prepare.{name} belongs to "
                 f"axis {slices.along}. Set it to RAS, or leave {name} out."
             )
-        axis = orientation.upper().translate(OPPOSITE).index(slices.along)
+        axis = orientation.upper().translate(federation_file.OPPOSITE).index(slices.along)
         return tuple(side for number, side in enumerate(sides) if number != axis)
 
     new = {"spacing": without("spacing", settings.spacing), "size": without("size", settings.size)}
@@ -313,3 +306,85 @@ def describe_cut(source: Path, recipe: CutRecipe) -> list[str]:
         f"Cut from {source} along {recipe.settings.along}: {which}{clipped}.",
         "A slice is in the split of its volume; metrics are computed slice by slice.",
     ]
+
+
+# A volume as slices, and the way back
+
+
+@dataclass(frozen=True)
+class Slices:
+    """A volume as slices: reoriented (see `geometry.reorient`), then cut along one of its axes."""
+
+    volume: Volume
+    order: tuple[int, ...]
+    flips: tuple[bool, ...]
+    axis: int
+
+    @classmethod
+    def of(cls, volume: Volume, along: Along, orientation: str | None) -> Slices:
+        """along: R, A or S, the direction in which slices follow each other (S: axial slices)."""
+        if len(volume.spatial) != 3:
+            raise DataError("it is 2D already.")
+        if volume.affine is None:
+            raise DataError(
+                f"its format does not store the orientation, so axis {along} is unknown; convert it to NIfTI."
+            )
+        order, flips = find_reorientation(volume.affine, 3, orientation)
+        slices = cls(volume, order, flips, 0)
+        import nibabel
+
+        tools: Any = nibabel  # untyped
+        codes = "".join(tools.aff2axcodes(slices.affine)).translate(federation_file.OPPOSITE)
+        return replace(slices, axis=codes.index(along))
+
+    @property
+    def are_reoriented(self) -> bool:
+        return self.order != (0, 1, 2) or any(self.flips)
+
+    @property
+    def affine(self) -> NDArray[np.float64]:
+        """Voxel to millimetres of the reoriented grid."""
+        old = self.volume.affine
+        assert old is not None
+        new = old.copy()
+        for axis, (source, flip) in enumerate(zip(self.order, self.flips, strict=True)):
+            new[:, axis] = -old[:, source] if flip else old[:, source]
+            if flip:
+                new[:, 3] += old[:, source] * (self.volume.spatial[source] - 1)
+        return new
+
+    def __len__(self) -> int:
+        return self.volume.spatial[self.order[self.axis]]
+
+    def __iter__(self) -> Iterator[Volume]:
+        data = reorient(self.volume.data, self.order, self.flips)
+        affine = self.affine
+        spacing = [self.volume.spacing[axis] for axis in self.order]
+        del spacing[self.axis]
+        for number in range(len(self)):
+            place = affine.copy()
+            place[:, 3] += number * affine[:, self.axis]
+            plane = np.ascontiguousarray(np.take(data, number, axis=self.axis + 1))
+            yield Volume(plane, place, tuple(spacing), thin=self.axis)
+
+    def join(self, planes: Sequence[Array]) -> Array:
+        """Join planes (C, *spatial), with the axis of length one, into an array on the volume's own grid."""
+        whole = np.concatenate(planes, axis=self.axis + 1)
+        return np.ascontiguousarray(reorient(whole, *invert_reorientation(self.order, self.flips)))
+
+
+def restore_axis(image: Volume) -> Volume:
+    """Give a scan of one slice the axis that reading dropped."""
+    assert image.thin is not None and image.affine is not None
+    spacing = list(image.spacing)
+    spacing.insert(image.thin, float(np.linalg.norm(image.affine[:3, image.thin])))
+    return Volume(np.expand_dims(image.data, image.thin + 1), image.affine, tuple(spacing))
+
+
+def clip_intensities(image: Volume, percentile: float | None) -> Volume:
+    """Clip the values of each channel at this percentile of the volume."""
+    if percentile is None:
+        return image
+    axes = tuple(range(1, image.data.ndim))
+    highest = np.percentile(image.data, percentile, axis=axes, keepdims=True).astype(np.float32)
+    return replace(image, data=np.minimum(image.data, highest))

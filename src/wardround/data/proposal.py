@@ -15,23 +15,30 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from wardround.data.federation_file import (
-    FederationFile,
-    PartitionSettings,
-    PrepareSettings,
-    Source,
-    SplitSettings,
-)
+import numpy as np
+
+from wardround.data import federation_file
+from wardround.data.federation_file import FederationFile, PartitionSettings, PrepareSettings, SplitSettings
 from wardround.data.listing import Entry, Listing
-from wardround.data.proposing import inspection
-from wardround.data.proposing.inspection import Inspection
+from wardround.data.preparing.grid import reorient_grid, round_to_multiple
 from wardround.data.readers import detect
 from wardround.data.readers.common import is_safe, join_names
+from wardround.data.readers.image_files import PICTURES, Volume, read_image, read_label
 from wardround.data.sources import join_listings, never_trains, read_source
 from wardround.errors import DataError
+from wardround.text import format_size
 
 FEWEST_TO_SPLIT = 3  # patients: one each for training, validation and test
+NUM_IMAGES = 60  # opened in all, shared among the clients, at least FEWEST of each
+NUM_LABELS = 120
+FEWEST = 3
+MOST_CLASSES = 32  # a label with more values is an image
+LARGEST_PICTURE = 512
+LARGEST_VOLUME = 128**3  # voxels; above it, patches
+
 Labels = dict[str, tuple[int, ...]]
+GridProposal = tuple[tuple[int, ...] | None, tuple[float, ...] | None, str]
+Sources = list[federation_file.Source]
 
 log = logging.getLogger(__name__)
 
@@ -58,24 +65,22 @@ def propose(folders: Sequence[Path], *, watch: Callable[[str], None] = log.info)
     for place in places:
         reader, why = detect(place)
         recognised.append(f"{why} Reader: {reader}.")
-        sources.append(Source(path=place, reader=reader))
+        sources.append(federation_file.Source(path=place, reader=reader))
     listings = [read_source(source, Path()) for source in sources]
     sources, listings = name_clients(sources, listings)
     listing = join_listings(listings)
-    found = inspection.inspect_files(listing, watch)
+    found = inspect_files(listing, watch)
     return choose(sources, listing, found, recognised)
 
 
-def name_clients(sources: list[Source], listings: list[Listing]) -> tuple[list[Source], list[Listing]]:
+def name_clients(sources: Sources, listings: list[Listing]) -> tuple[Sources, list[Listing]]:
     """Folders that are one client each get their folder's name, made unique where names repeat."""
     single = [len(listing.clients) == 1 for listing in listings]
     if len(sources) == 1 or not any(single):
         return sources, listings
     names = [listing.clients[0] if one else "" for one, listing in zip(single, listings, strict=True)]
     counts = Counter(name for name in names if name)
-    taken = {
-        client for one, listing in zip(single, listings, strict=True) if not one for client in listing.clients
-    }
+    taken = {client for listing in listings if len(listing.clients) != 1 for client in listing.clients}
     named_sources = []
     for source, name in zip(sources, names, strict=True):
         longer = f"{source.path.parent.name}-{source.path.name}"
@@ -85,9 +90,7 @@ def name_clients(sources: list[Source], listings: list[Listing]) -> tuple[list[S
     return named_sources, [read_source(source, Path()) for source in named_sources]
 
 
-def choose(
-    sources: Sequence[Source], listing: Listing, found: Inspection, recognised: Sequence[str]
-) -> Proposal:
+def choose(sources: Sources, listing: Listing, found: Inspection, recognised: Sequence[str]) -> Proposal:
     """Choose every setting, each with a sentence that says why."""
     choices: list[str] = []
     channels = choose_channels(listing, found, choices)
@@ -98,9 +101,8 @@ def choose(
     prepare = choose_prepare(found, channels, choices)
     splits = choose_splits(listing, choices)
     if found.notes:
-        choices.append(
-            f"{format_count(len(found.notes), 'file')} could not be used; the first: {found.notes[0]}"
-        )
+        files = format_count(len(found.notes), "file")
+        choices.append(f"{files} could not be used; the first: {found.notes[0]}")
     file = FederationFile(
         sources=tuple(sources),
         clients=tuple(training) if partition.kind == "natural" else None,
@@ -120,10 +122,8 @@ def choose_channels(listing: Listing, found: Inspection, choices: list[str]) -> 
     if len(listing.channels) == count:
         return listing.channels
     if listing.channels:
-        choices.append(
-            f"The data set names {len(listing.channels)} channels, its images have {count}; the "
-            "images are right."
-        )
+        said = f"The data set names {len(listing.channels)} channels, its images have {count}; "
+        choices.append(f"{said}the images are right.")
     if found.pictures and count == 3:
         return ("red", "green", "blue")
     return ("grey",) if found.pictures and count == 1 else tuple(f"channel_{n}" for n in range(count))
@@ -135,17 +135,15 @@ def choose_labels(listing: Listing, found: Inspection, choices: list[str]) -> La
         known = {value for values in listing.labels.values() for value in values}
         other = sorted(set(found.values) - known - {0})
         if other:
-            choices.append(
-                f"Labels hold values the data set does not name: {join_names(map(str, other))}; background."
-            )
+            names = join_names(map(str, other))
+            choices.append(f"Labels hold values the data set does not name: {names}; background.")
         return dict(listing.labels)
     values = [value for value in found.values if value > 0]
     if not values:
         first = " ".join(found.notes[:1])
         raise DataError(
             "The labels that were opened hold no class values; store 0 for background and 1, 2 "
-            "... for classes. "
-            f"{first}".strip()
+            f"... for classes. {first}".strip()
         )
     labels: Labels = {f"class_{number}": (value,) for number, value in enumerate(values, start=1)}
     choices.append(
@@ -161,7 +159,8 @@ def choose_held_out(listing: Listing, choices: list[str]) -> list[str]:
     held = [
         name
         for name in listing.clients
-        if never_trains(listing.of(name)) or (few[name] < FEWEST_TO_SPLIT and not is_fixed(listing.of(name)))
+        if never_trains(listing.of(name))
+        or (few[name] < FEWEST_TO_SPLIT and None in {entry.split for entry in listing.of(name)})
     ]
     if len(held) == len(listing.clients):
         return []
@@ -177,23 +176,16 @@ def count_patients(entries: Sequence[Entry]) -> int:
     return len({entry.group for entry in entries if entry.label is not None})
 
 
-def is_fixed(entries: Sequence[Entry]) -> bool:
-    return all(entry.split is not None for entry in entries)
-
-
 def choose_splits(listing: Listing, choices: list[str]) -> SplitSettings:
     fixed = sum(entry.split is not None for entry in listing.entries)
     total = len(listing.entries)
+    said = "Cases are drawn 70/10/20 for training, validation and test, by patient, with seed 42."
     if fixed == total:
-        choices.append("The list says which cases are for training, validation and test; this is kept.")
+        said = "The list says which cases are for training, validation and test; this is kept."
     elif fixed:
-        choices.append(
-            f"The list fixes the split of {fixed} of {total} cases; the others are drawn 70/10/20 by patient."
-        )
-    else:
-        choices.append(
-            "Cases are drawn 70/10/20 for training, validation and test, by patient, with seed 42."
-        )
+        said = f"The list fixes the split of {fixed} of {total} cases; "
+        said += "the others are drawn 70/10/20 by patient."
+    choices.append(said)
     return SplitSettings(by="column" if fixed else "ratios")
 
 
@@ -201,23 +193,22 @@ def choose_partition(listing: Listing, training: Sequence[str], choices: list[st
     """Natural clients; a lone one is split into up to four, so that there is a federation."""
     if len(training) > 1:
         return PartitionSettings()
-    entries = listing.of(training[0])
+    name = training[0]
+    entries = listing.of(name)
     clients = min(4, count_patients(entries) // FEWEST_TO_SPLIT)
     if clients < 2:
-        choices.append(
-            f"There is one client, '{training[0]}', too small to be split into several; it trains alone."
-        )
+        choices.append(f"There is one client, '{name}', too small to be split into several; it trains alone.")
         return PartitionSettings()
     alone = len(listing.clients) == 1
     found = "All cases are of one client," if alone else "Only one client has enough cases to train,"
     choices.append(
-        f"{found} '{training[0]}'. For a simulation {'they' if alone else 'its cases'} are distributed "
+        f"{found} '{name}'. For a simulation {'they' if alone else 'its cases'} are distributed "
         f"at random to {clients} clients (partition: iid); report such results as artificially partitioned."
     )
     columns = find_client_columns(entries)
     if columns:
         first = next(iter(columns))
-        kinds = join_names((f"{name} ({count} values)" for name, count in columns.items()), 6)
+        kinds = join_names((f"{column} ({count} values)" for column, count in columns.items()), 6)
         choices.append(
             f"Columns that could make the clients instead: {kinds}. Write partition: "
             f"{{kind: column, column: {first}}}"
@@ -230,21 +221,16 @@ def find_client_columns(entries: Sequence[Entry]) -> dict[str, int]:
     found = {}
     for name in entries[0].columns:
         values = Counter(entry.columns.get(name, "") for entry in entries)
-        in_words = not all(inspection.is_number(value) for value in values)
-        if (
-            in_words
-            and "" not in values
-            and 2 <= len(values) <= 20
-            and min(values.values()) >= FEWEST_TO_SPLIT
-        ):
+        in_words = "" not in values and not all(is_number(value) for value in values)
+        if in_words and 2 <= len(values) <= 20 and min(values.values()) >= FEWEST_TO_SPLIT:
             found[name] = len(values)
     return found
 
 
 def choose_prepare(found: Inspection, channels: Sequence[str], choices: list[str]) -> PrepareSettings:
-    size, spacing, why = inspection.propose_grid(found)
+    size, spacing, why = propose_grid(found)
     choices.append(why)
-    if inspection.is_ct(found, channels):
+    if is_ct(found, channels):
         choices.append("Values are those of CT: the soft-tissue window (centre 40, width 400) is proposed.")
         return PrepareSettings(size=size, spacing=spacing, normalise="window", window=(40.0, 400.0))
     return PrepareSettings(size=size, spacing=spacing, normalise="zscore")
@@ -262,3 +248,125 @@ def describe(proposal: Proposal) -> list[str]:
 
 def format_count(count: int, what: str) -> str:
     return f"{count} {what}" if count == 1 else f"{count} {what}s"
+
+
+# Inspecting a few files; a rare label value may be missed, and `wardround data check` opens all
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What a few files of every client contain.
+
+    channels, dimensions: of most images; shapes and spacings: of every image opened with as many
+    dimensions, in the orientation they will be prepared in; values: in the labels, sorted; low: the smallest
+    intensity; pictures: PNG, JPEG and the like; notes: files that could not be opened.
+    """
+
+    channels: int
+    dimensions: int
+    shapes: tuple[tuple[int, ...], ...]
+    spacings: tuple[tuple[float, ...], ...]
+    values: tuple[int, ...]
+    low: float
+    pictures: bool
+    notes: tuple[str, ...] = ()
+
+
+def inspect_files(listing: Listing, watch: Callable[[str], None]) -> Inspection:
+    """Open a few files of every client; note those that cannot be read, and raise if no image can."""
+    notes: list[str] = []
+    images: list[Volume] = []
+    values: set[int] = set()
+    share = 1 / max(1, len(listing.clients))
+    for client in listing.clients:
+        watch(f"inspecting {client}")
+        labelled = [entry for entry in listing.of(client) if entry.label is not None]
+        for entry in choose_evenly(labelled or listing.of(client), max(FEWEST, int(NUM_IMAGES * share))):
+            images += try_reading(lambda entry=entry: read_image(entry.images), notes)  # type: ignore[misc]
+        for entry in choose_evenly(labelled, max(FEWEST, int(NUM_LABELS * share))):
+            for label in try_reading(lambda entry=entry: read_label(entry.label), notes):  # type: ignore[misc]
+                own = set(np.unique(label.data).tolist())
+                if len(own) > MOST_CLASSES:
+                    notes.append(f"{entry.label} holds {len(own)} values: is this an image, not a label?")
+                else:
+                    values |= own
+    if not images:
+        raise DataError(" ".join(["None of the inspected images can be read.", *notes[:2]]))
+    first = listing.entries[0].images[0].name.lower()
+    return summarise(images, sorted(values), first.endswith(PICTURES), notes)
+
+
+def choose_evenly(entries: Sequence[Entry], count: int) -> list[Entry]:
+    """Some cases, evenly from first to last: neighbours in a folder are often alike."""
+    if len(entries) <= count:
+        return list(entries)
+    return [entries[place * len(entries) // count] for place in range(count)]
+
+
+def try_reading(read: Callable[[], Volume], notes: list[str]) -> list[Volume]:
+    try:
+        return [read()]
+    except DataError as error:
+        notes.append(str(error))
+        return []
+
+
+def summarise(
+    images: Sequence[Volume], values: Sequence[int], pictures: bool, notes: Sequence[str]
+) -> Inspection:
+    dimensions = Counter(image.data.ndim - 1 for image in images).most_common(1)[0][0]
+    alike = [image for image in images if image.data.ndim - 1 == dimensions]
+    grids = [reorient_grid(image.spatial, image.spacing, image.affine) for image in alike]
+    finite = [image.data[np.isfinite(image.data)] for image in alike]
+    return Inspection(
+        channels=Counter(len(image.data) for image in alike).most_common(1)[0][0],
+        dimensions=dimensions,
+        shapes=tuple(shape for shape, _ in grids),
+        spacings=tuple(spacing for _, spacing in grids),
+        values=tuple(int(value) for value in values),
+        low=float(np.median([part.min() for part in finite if part.size] or [0.0])),
+        pictures=pictures,
+        notes=tuple(notes),
+    )
+
+
+def propose_grid(found: Inspection) -> GridProposal:
+    """Size, spacing, and a sentence that says why."""
+    middle = np.median(np.asarray(found.shapes), axis=0)
+    median = format_size(round(side) for side in middle)
+    if found.dimensions == 2:
+        return propose_picture_grid(found, median)
+    spacings = np.asarray(found.spacings)
+    if not np.allclose(spacings, 1.0, atol=1e-3):
+        spacing = tuple(round(float(side), 4) for side in np.median(spacings, axis=0))
+        how = f"resampled to their median spacing, {format_size(spacing)} mm"
+        return None, spacing, f"Volumes are {how}; training takes patches."
+    if np.prod(middle) > LARGEST_VOLUME:
+        why = f"Volumes of {median} voxels are large: they keep 1 mm and training takes patches."
+        return None, (1.0, 1.0, 1.0), why
+    size = tuple(round_to_multiple(side) for side in middle)
+    why = f"Volumes have unit spacing and a median size of {median}: all become {format_size(size)}."
+    return size, None, why
+
+
+def propose_picture_grid(found: Inspection, median: str) -> GridProposal:
+    """Pictures of one shape keep it; otherwise a square of the median short side."""
+    shapes = np.asarray(found.shapes)
+    sides = shapes[0] if len(set(found.shapes)) == 1 else np.repeat(np.median(shapes.min(axis=1)), 2)
+    shrink = min(1.0, LARGEST_PICTURE / float(max(sides)))
+    size = tuple(round_to_multiple(side * shrink) for side in sides)
+    return size, None, f"Pictures have a median size of {median}: all become {format_size(size)}."
+
+
+def is_ct(found: Inspection, channels: Sequence[str]) -> bool:
+    """Whether values reach air in Hounsfield units, or the channel is called CT."""
+    is_named = any(name.strip().upper() == "CT" for name in channels)
+    return found.channels == 1 and (found.low <= -500 or is_named)
+
+
+def is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
