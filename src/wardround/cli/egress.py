@@ -65,8 +65,8 @@ def is_wanted(line: Mapping[str, Any], run: str | None, task: str | None) -> boo
 
 
 def build_table(lines: Iterable[Mapping[str, Any]]) -> Any:
-    from wardround.deploy.settings_file import format_bytes
     from wardround.tables import Table
+    from wardround.text import format_bytes
 
     rows = [
         [

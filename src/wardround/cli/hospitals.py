@@ -342,7 +342,7 @@ def require_engine(debug: bool = False) -> None:
 
 def open_session(kit: Kit) -> Session:
     """A connection to the server; fails at once, not after a while, if nothing listens there."""
-    from wardround.deploy.nvflare.preflight.checks import TIMEOUT, PreflightContext
+    from wardround.deploy.nvflare.preflight import TIMEOUT, PreflightContext
     from wardround.deploy.nvflare.preflight.connection import identify_listener
     from wardround.deploy.nvflare.preflight.kit import refuse_broken
     from wardround.deploy.nvflare.processes import is_port_open

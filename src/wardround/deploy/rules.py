@@ -14,13 +14,13 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from wardround.config import Config
-from wardround.deploy.settings_file import format_bytes
 from wardround.deploy.site_file import ALWAYS, TASKS, SiteFile, quiet_minutes
 from wardround.messages import Message
 from wardround.methods import METHODS, OBJECTIVES
 from wardround.metrics import METRICS
 from wardround.models import MODELS
 from wardround.models.foreign_networks import MONAI_PREFIX
+from wardround.text import format_bytes
 
 LONGEST = 200  # characters of a name that a refusal repeats
 

@@ -13,15 +13,14 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from wardround.deploy.settings_file import format_bytes, parse_size, read_settings, refuse_boolean
 from wardround.errors import ConfigError
 from wardround.methods import METHODS, OBJECTIVES
 from wardround.metrics import METRICS
 from wardround.models import MODELS
 from wardround.plugins import is_import_path
-from wardround.settings import Settings
-from wardround.text import suggest
-from wardround.yaml_file import commented, dumped
+from wardround.settings import Settings, refuse_boolean
+from wardround.text import format_bytes, parse_size, suggest
+from wardround.yaml_file import commented, dumped, read_yaml
 
 ALL = ("all",)
 PHANTOM = "phantom"
@@ -167,8 +166,7 @@ def load_site(path: Path) -> SiteFile:
             f"{path} does not exist. It holds the rules of this hospital and comes with its kit: unpack it "
             "again from there."
         )
-    values = read_settings(path, "data: federation.yaml")
-    site = SiteFile.read(values, f"{path}: ")
+    site = SiteFile.read(read_yaml(path, "data: federation.yaml", largest=10**6), f"{path}: ")
     if not isinstance(site.data, Path):
         return site
     return site.model_copy(update={"data": (path.parent / site.data.expanduser()).resolve()})

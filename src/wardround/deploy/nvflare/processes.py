@@ -28,8 +28,8 @@ from types import TracebackType
 from typing import IO, Any, Literal
 
 from wardround.deploy.kits import KIT, SITE
-from wardround.deploy.lock_file import take_lock
 from wardround.errors import ConfigError, WardroundError
+from wardround.files import take_lock
 
 Role = Literal["server", "client"]
 HEARTBEAT_SECONDS = 2  # FLARE waits in steps of two seconds

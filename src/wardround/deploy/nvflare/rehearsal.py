@@ -20,7 +20,6 @@ from wardround.config import Config
 from wardround.data.opening import open_federation
 from wardround.deploy.conducting import refuse_pooled
 from wardround.deploy.kits import Kit
-from wardround.deploy.lock_file import take_lock
 from wardround.deploy.nvflare.organising import Submission, make_paths_absolute, submit
 from wardround.deploy.nvflare.processes import Processes, free_ports, wait_for_hospitals, wait_for_port
 from wardround.deploy.nvflare.provisioning import provision
@@ -29,7 +28,7 @@ from wardround.deploy.project import Hospital, Organiser, Project
 from wardround.engine.run_folder import check_folder
 from wardround.engine.transports.placement import place
 from wardround.errors import ConfigError
-from wardround.files import write_text
+from wardround.files import take_lock, write_text
 
 START_SECONDS = 120.0
 LOOPBACK = "127.0.0.1"

@@ -24,7 +24,7 @@ from wardround.deploy.nvflare.authority import (
     load_authority,
 )
 from wardround.deploy.nvflare.job import REJOIN
-from wardround.deploy.nvflare.preflight.checks import (
+from wardround.deploy.nvflare.preflight import (
     NEW_KIT,
     TIMEOUT,
     Check,
