@@ -59,9 +59,8 @@ def show(
 
 def is_wanted(line: Mapping[str, Any], run: str | None, task: str | None) -> bool:
     names = [str(line[key]) for key in ("run", "name") if key in line]
-    return (task is None or line.get("task") == task) and (
-        run is None or any(fnmatchcase(name, run) for name in names)
-    )
+    is_of_run = run is None or any(fnmatchcase(name, run) for name in names)
+    return is_of_run and (task is None or line.get("task") == task)
 
 
 def build_table(lines: Iterable[Mapping[str, Any]]) -> Any:

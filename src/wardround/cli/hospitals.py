@@ -8,7 +8,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -153,10 +153,9 @@ def submit(
     with open_session(opened) as session:
         organising.refuse_running(session, checked)
         asked = None if hospitals is None else organising.parse_hospitals(hospitals)
-        names = organising.choose_hospitals(session, checked, asked, resume=resume is not None)
-        submission = organising.submit(
-            session, checked, names, resume=resume is not None, overwrite=overwrite
-        )
+        again = resume is not None
+        names = organising.choose_hospitals(session, checked, asked, resume=again)
+        submission = organising.submit(session, checked, names, resume=again, overwrite=overwrite)
         say(f"hospitals: {', '.join(names)}")
         say(f"run '{checked.name}' was submitted; its files are in {checked.folder}")
         if detach and json_:
@@ -342,7 +341,7 @@ def require_engine(debug: bool = False) -> None:
 
 def open_session(kit: Kit) -> Session:
     """A connection to the server; fails at once, not after a while, if nothing listens there."""
-    from wardround.deploy.nvflare.preflight import TIMEOUT, PreflightContext
+    from wardround.deploy.nvflare.preflight import PreflightContext
     from wardround.deploy.nvflare.preflight.connection import identify_listener
     from wardround.deploy.nvflare.preflight.kit import refuse_broken
     from wardround.deploy.nvflare.processes import is_port_open
@@ -355,13 +354,12 @@ def open_session(kit: Kit) -> Session:
             f"wardround server {kit.folder}"
         )
     refuse_broken(kit)
-    trouble = identify_listener(
-        PreflightContext(kit, None, datetime.now(UTC), TIMEOUT), kit.admin_port or kit.port
-    )
+    port = kit.admin_port or kit.port
+    trouble = identify_listener(PreflightContext(kit), port)
     if trouble:
         raise ConfigError(
-            f"what listens on 127.0.0.1 port {kit.admin_port or kit.port} is not the server of project "
-            f"'{kit.project}' ({trouble}). Is it the kit of another project?"
+            f"what listens on 127.0.0.1 port {port} is not the server of project '{kit.project}' "
+            f"({trouble}). Is it the kit of another project?"
         )
     return Session(kit.folder)
 

@@ -9,7 +9,6 @@ import json
 import os
 import time
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -66,14 +65,14 @@ def check_trust(kit: Kit) -> None:
 
     A server that does not run yet is no reason to end.
     """
-    from wardround.deploy.nvflare.preflight import TIMEOUT, CheckFailed, PreflightContext, TrustFailed
+    from wardround.deploy.nvflare.preflight import CheckFailed, PreflightContext, TrustFailed
     from wardround.deploy.nvflare.preflight.connection import check_tls
     from wardround.deploy.nvflare.preflight.kit import refuse_broken
     from wardround.errors import ConfigError
 
     refuse_broken(kit)
     try:
-        check_tls(PreflightContext(kit, None, datetime.now(UTC), TIMEOUT))
+        check_tls(PreflightContext(kit))
     except TrustFailed as wrong:
         raise ConfigError(f"{wrong.found} {wrong.todo}") from None
     except CheckFailed:

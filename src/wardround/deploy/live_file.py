@@ -44,9 +44,8 @@ def find_running(kit: Kit, name: str | None = None) -> tuple[str, dict[str, Any]
     if name is not None:
         going = {key: facts for key, facts in going.items() if key == file_name(name)}
     if not going:
-        raise WardroundError(
-            "no run is in progress." if name is None else f"run '{name}' is not in progress."
-        )
+        what = "no run is" if name is None else f"run '{name}' is not"
+        raise WardroundError(f"{what} in progress.")
     if len(going) > 1:
         raise ConfigError(f"several runs are in progress: {', '.join(going)}. Name one.")
     return next(iter(going.items()))
@@ -83,19 +82,15 @@ class Live:
         }
 
     def say(self, **facts: Any) -> None:
-        self.facts |= {**facts, "updated": now().isoformat(timespec="seconds")}
+        self.facts |= {**facts, "updated": datetime.now(UTC).isoformat(timespec="seconds")}
         text = json.dumps(jsonable(self.facts), indent=2, ensure_ascii=False) + "\n"
         write_parts(self._path, [text.encode()], durable=False)  # it speaks of this moment alone
 
     def wait(self, task: str, round: int, names: Sequence[str], deadline: float) -> None:
         """deadline: of time.monotonic, as a time of day."""
         left = timedelta(seconds=max(0.0, deadline - time.monotonic()))
-        until = (now() + left).isoformat(timespec="seconds")
+        until = (datetime.now(UTC) + left).isoformat(timespec="seconds")
         self.say(state="waiting", task=task, round=round, waiting_for=sorted(names), until=until)
-
-
-def now() -> datetime:
-    return datetime.now(UTC)
 
 
 class RunFailed(WardroundError):

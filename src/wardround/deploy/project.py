@@ -156,12 +156,10 @@ class Project(Settings):
     @model_validator(mode="after")
     def different_names(self) -> Project:
         seen: dict[str, str] = {}
-        for hospital in self.hospitals:
-            other = seen.setdefault(hospital.name.lower(), hospital.name)
-            if other is not hospital.name:
-                raise ValueError(
-                    f"hospitals '{other}' and '{hospital.name}' have the same name (case is ignored)"
-                )
+        for name in (hospital.name for hospital in self.hospitals):
+            other = seen.setdefault(name.lower(), name)
+            if other is not name:
+                raise ValueError(f"hospitals '{other}' and '{name}' have the same name (case is ignored)")
         return self
 
 

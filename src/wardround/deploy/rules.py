@@ -202,12 +202,11 @@ def number_cases(value: Any) -> Any:
 
     Rows keep their order, so means over them stay the same to the last bit.
     """
-    if not isinstance(value, list | tuple):
+    rows = value if isinstance(value, list | tuple) else ()
+    numbers = case_numbers(str(row["case"]) for row in rows if isinstance(row, Mapping) and "case" in row)
+    if not numbers:
         return value
-    if not any(isinstance(row, Mapping) and "case" in row for row in value):
-        return value
-    numbers = case_numbers(str(row["case"]) for row in value if isinstance(row, Mapping) and "case" in row)
     return [
         {**row, "case": numbers[str(row["case"])]} if isinstance(row, Mapping) and "case" in row else row
-        for row in value
+        for row in rows
     ]

@@ -65,6 +65,7 @@ class SiteFile(Settings):
     quiet_hours: tuple[str, ...] = ()
 
     _numbers = field_validator("version", "threads", "min_cases", mode="before")(refuse_boolean)
+    _bytes = field_validator("largest_message", mode="before")(parse_size)
 
     @field_validator("data", mode="before")
     @classmethod
@@ -117,11 +118,6 @@ class SiteFile(Settings):
             raise ValueError(f"it is '{value}'; use auto, cpu, cuda or cuda:0")
         return value
 
-    @field_validator("largest_message", mode="before")
-    @classmethod
-    def in_bytes(cls, value: Any) -> int:
-        return parse_size(value)
-
     @field_validator("quiet_hours", mode="before")
     @classmethod
     def hours(cls, value: Any) -> tuple[str, ...]:
@@ -142,9 +138,7 @@ def quiet_minutes(spans: Sequence[Any]) -> frozenset[int]:
     minutes: set[int] = set()
     for span in spans:
         found = re.fullmatch(r"\s*(\d{1,2}):([0-5]\d)\s*-\s*(\d{1,2}):([0-5]\d)\s*", str(span))
-        times = (
-            [] if found is None else [count_minutes(*found.group(1, 2)), count_minutes(*found.group(3, 4))]
-        )
+        times = [] if found is None else [60 * int(found[n]) + int(found[n + 1]) for n in (1, 3)]
         if not times or max(times) > DAY:
             raise ValueError(f'{span!r} is not a time span; write it as "22:00-06:00"')
         start, end = times
@@ -152,10 +146,6 @@ def quiet_minutes(spans: Sequence[Any]) -> frozenset[int]:
             raise ValueError(f"{span!r} starts and ends at the same time")
         minutes |= {minute % DAY for minute in range(start, end if end > start else end + DAY)}
     return frozenset(minutes)
-
-
-def count_minutes(hours: str, minutes: str) -> int:
-    return 60 * int(hours) + int(minutes)
 
 
 def load_site(path: Path) -> SiteFile:

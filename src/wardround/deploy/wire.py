@@ -27,7 +27,6 @@ from wardround.clients.gate import content_complaint
 from wardround.clients.traffic import (
     CODINGS,
     Array,
-    Coding,
     as_array,
     compress_array,
     decode,
@@ -49,9 +48,7 @@ ADDRESS = ("kind", "run", "task", "round", "client", "request")
 TYPES = {short(dtype): dtype for dtype in DTYPES.values()}
 MAX_AXES = 64
 FIELDS = frozenset({"schema", *ADDRESS, "layout", "tensors", "scalars", "more", "sha256"})
-CARRIERS: dict[str, np.dtype[Any]] = {
-    name: np.dtype("uint16" if name == "bfloat16" else name) for name in TYPES
-}
+CARRIERS: dict[str, np.dtype[Any]] = {key: np.dtype("uint16" if key == "bfloat16" else key) for key in TYPES}
 
 
 class ParcelError(WardroundError):
@@ -244,7 +241,9 @@ def unpack(
     _check_address(header, expected)
     _check_size(parcel, largest)
     entries = list(_read_entries(header, parcel.arrays, base))
-    _check_room(entries, largest)
+    room = sum(entry.num_bytes for entry in entries)
+    if room > largest:  # a small message must not claim much memory
+        raise ParcelError(f"the message has {show(room)} bytes unpacked, at most {largest:,} are allowed.")
     if header["sha256"] != compute_sha256(header, parcel.arrays):
         raise ParcelError("the message was changed in transit: its SHA-256 does not match its content.")
     message = _build_message(header, entries, parcel.arrays, base)
@@ -385,19 +384,9 @@ def _check_coding(entry: TensorEntry, base: Params | None) -> None:
     place, coding = f"tensor '{show(entry.key)}'", CODINGS.get(entry.code)
     if coding is None or coding.carried != TYPES[entry.dtype] or entry.label != "params":
         raise ParcelError(f"{place} has the unknown coding '{show(entry.code)}' for type {entry.dtype}.")
-    if coding.needs_base and not _fits(entry, coding, base):
+    sent = base.spec(entry.name) if base is not None and entry.name in base else None
+    if coding.needs_base and sent != (entry.shape, coding.restored):
         raise ParcelError(f"{place} is a difference, but no such tensor was sent with the request.")
-
-
-def _fits(entry: TensorEntry, coding: Coding, base: Params | None) -> bool:
-    return base is not None and entry.name in base and base.spec(entry.name) == (entry.shape, coding.restored)
-
-
-def _check_room(entries: list[TensorEntry], largest: int) -> None:
-    """A small message must not claim much memory."""
-    room = sum(entry.num_bytes for entry in entries)
-    if room > largest:
-        raise ParcelError(f"the message has {show(room)} bytes unpacked, at most {largest:,} are allowed.")
 
 
 def _build_message(

@@ -60,9 +60,7 @@ engine_log.setLevel(logging.WARNING)
 SCHEME = "http"  # websockets over TLS
 LOCAL = "127.0.0.1"
 # The server's own components beside the engine's.
-SERVER_COMPONENTS: list[dict[str, Any]] = [
-    {"id": "rejoin", "path": REJOIN, "args": {}},
-]
+SERVER_COMPONENTS: list[dict[str, Any]] = [{"id": "rejoin", "path": REJOIN, "args": {}}]
 # Components of the engine that send a hospital's log files to the organiser.
 NOT_WANTED = ("log_receiver", "site_log_streamer")
 # What a run may be made of; anything else is refused by server and hospitals.
@@ -113,7 +111,12 @@ def provision(
                 "where the first kits were made: kits of a new authority do not work with them."
             )
         refuse_to_replace(folder, wanted)
-    make_folder(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"{folder} cannot be the folder for the kits ({error.strerror}). Give another with -o."
+        ) from None
     authority = Authority.open(folder / ".authority", project, bind)
     for name in renew:
         authority.issued.pop(name, None)
@@ -124,15 +127,6 @@ def provision(
             for name in missing:
                 make_kit(project, authority, name, workspaces, folder / name)
     return [read_kit((folder / name).absolute()) for name in wanted if (folder / name / "kit.json").exists()]
-
-
-def make_folder(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(
-            f"{folder} cannot be the folder for the kits ({error.strerror}). Give another with -o."
-        ) from None
 
 
 def refuse_to_replace(folder: Path, names: Iterable[str]) -> None:
@@ -217,12 +211,8 @@ def fill_hospital(
 ) -> None:
     """The client's workspace and the hospital's own rules."""
     put_workspace(kit.flare, workspaces[kit.name], make_hospital_resources(workspaces[kit.name]), "hospital")
-    issued = authority.issue(
-        kit.name,
-        hospital.certified_organisation,
-        use="client",
-        valid=timedelta(days=project.valid_days) + BACKDATED,
-    )
+    valid = timedelta(days=project.valid_days) + BACKDATED
+    issued = authority.issue(kit.name, hospital.certified_organisation, use="client", valid=valid)
     put_certificate(kit.startup, "client", *issued, authority)
     authority.issued[kit.name] = str(issued[0].serial_number)
     write_text(kit.site_file, render_template(kit.name))
@@ -251,18 +241,11 @@ def make_private(folder: Path) -> None:
 def build_workspaces(project: Project, authority: Authority) -> Iterator[dict[str, Path]]:
     """Build what the engine itself would give each participant, without certificates and without output."""
     where = project.organiser
+    ports = {"fed_learn_port": where.port, "admin_port": where.local_port}
     participants = [
-        Participant(
-            "server",
-            where.host,
-            where.organisation,
-            {"fed_learn_port": where.port, "admin_port": where.local_port},
-        ),
+        Participant("server", where.host, where.organisation, ports),
         Participant("admin", ADMIN, where.organisation, {"role": "project_admin"}),
-    ]
-    participants += [
-        Participant("client", hospital.name, hospital.certified_organisation)
-        for hospital in project.hospitals
+        *(Participant("client", each.name, each.certified_organisation) for each in project.hospitals),
     ]
     with tempfile.TemporaryDirectory(prefix="making-", dir=authority.folder) as scratch:
         engine = Provisioner(scratch, [WorkspaceBuilder(), StaticFileBuilder("config", scheme=SCHEME)])
@@ -291,10 +274,8 @@ def put_workspace(
     permissions = dict.fromkeys(RIGHTS[rights], "any") | dict.fromkeys(DENIED, "none")
     policy = {"format_version": "1.0", "permissions": {"project_admin": permissions}}
     write_json(folder / "local" / "authorization.json", policy)
-    write_json(
-        folder / "local" / "log_config.json",
-        limit_logs(read_json(made / "local" / "log_config.json.default")),
-    )
+    logs = limit_logs(read_json(made / "local" / "log_config.json.default"))
+    write_json(folder / "local" / "log_config.json", logs)
     write_json(folder / "local" / "resources.json", local)
 
 

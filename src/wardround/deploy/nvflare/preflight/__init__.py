@@ -6,8 +6,8 @@ which import neither torch nor the engine.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from datetime import datetime, timedelta
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Literal
 
@@ -45,9 +45,9 @@ class PreflightContext:
     """What the checks share; clock: what the server said the time is, less what it is here."""
 
     kit: Kit
-    data: Path | None
-    now: datetime
-    timeout: float
+    data: Path | None = None
+    now: datetime = field(default_factory=lambda: datetime.now(UTC))
+    timeout: float = TIMEOUT
     clock: timedelta | None = None
 
 

@@ -10,6 +10,7 @@ ends it, and the checks after it are "not reached". Nothing about the data leave
 from __future__ import annotations
 
 import importlib.metadata
+import re
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -83,15 +84,8 @@ def parse_version(version: str) -> tuple[int, ...]:
     >>> parse_version("2.9.0"), parse_version("2.13.0+cu126"), parse_version("2.10rc1")
     ((2, 9, 0), (2, 13, 0), (2, 10))
     """
-    found: list[int] = []
-    for part in version.partition("+")[0].split("."):
-        digits = part[: len(part) - len(part.lstrip("0123456789"))]
-        if not digits:
-            break
-        found.append(int(digits))
-        if digits != part:
-            break
-    return tuple(found)
+    found = re.match(r"[0-9]+(\.[0-9]+)*", version)
+    return tuple(int(part) for part in found[0].split(".")) if found else ()
 
 
 def check_device(context: PreflightContext) -> str:
