@@ -20,12 +20,17 @@ from rich.markup import escape
 from wardround.cli.common import Debug, Json, Quiet, Set, app, configure_logging, err, out, print_table
 from wardround.cli.progress import show_rounds, stop_at_round_end
 from wardround.cli.runs import read_config, show_result
+from wardround.deploy.kits import Kit, find_organisers_kit, open_kit
+from wardround.deploy.live_file import describe_waiting, find_running, read_live
+from wardround.deploy.nvflare import require
+from wardround.deploy.nvflare.processes import Processes, is_port_open, wait_for_port
+from wardround.deploy.nvflare.session import Session
+from wardround.errors import ConfigError, WardroundError
+from wardround.tables import Table
 
 if TYPE_CHECKING:
     from wardround.config import Config
-    from wardround.deploy.kits import Kit
     from wardround.deploy.nvflare.organising import Submission
-    from wardround.deploy.nvflare.session import Session
 
 KitOption = Annotated[
     Path | None, typer.Option("--kit", help="The organiser's kit; default: the one nearby.", metavar="KIT")
@@ -49,8 +54,7 @@ def rehearse(
     debug: Debug = False,
 ) -> None:
     """Run the whole deployment on this machine: a server and a process per hospital, with mutual TLS."""
-    configure_logging(debug, quiet or json_)
-    require_engine(debug)
+    prepare(debug, quiet or json_)
     from wardround.deploy.nvflare.rehearsal import rehearsal
 
     checked = read_config(config, set_)
@@ -71,13 +75,9 @@ def server(
     debug: Debug = False,
 ) -> None:
     """Start the organiser's server and keep it running; hospitals connect to it."""
-    configure_logging(debug, False)
-    require_engine(debug)
-    from wardround.deploy.kits import open_kit
+    prepare(debug, False)
     from wardround.deploy.nvflare.preflight.connection import refuse_taken_ports
     from wardround.deploy.nvflare.preflight.kit import refuse_broken
-    from wardround.deploy.nvflare.processes import Processes, wait_for_port
-    from wardround.deploy.nvflare.session import Session
 
     opened = open_kit(kit, "organiser")
     refuse_broken(opened)
@@ -96,8 +96,6 @@ def watch_hospitals(
     connected: Callable[[], dict[str, float]], ended: Callable[[float], bool], say: Callable[[str], None]
 ) -> None:
     """A line for every hospital that comes or goes, until the server ends."""
-    from wardround.errors import WardroundError
-
     known: set[str] = set()
     while not ended(5.0):
         try:
@@ -133,12 +131,9 @@ def submit(
     debug: Debug = False,
 ) -> None:
     """Submit a run to the running server; the hospitals that are connected take part."""
-    configure_logging(debug, quiet or json_)
-    require_engine(debug)
+    prepare(debug, quiet or json_)
     from wardround.config_file import load_config
-    from wardround.deploy.kits import find_organisers_kit
     from wardround.deploy.nvflare import organising
-    from wardround.errors import ConfigError
 
     opened = find_organisers_kit(kit)
     if (config is None) == (resume is None):
@@ -190,11 +185,7 @@ def status(
     debug: Debug = False,
 ) -> None:
     """Show which hospitals are connected, all runs, and what the one in progress waits for."""
-    configure_logging(debug, json_)
-    require_engine(debug)
-    from wardround.deploy.kits import find_organisers_kit
-    from wardround.errors import WardroundError
-
+    prepare(debug, json_)
     opened = find_organisers_kit(kit)
     session: Session | None = None
     trouble = ""
@@ -236,8 +227,6 @@ def collect_state(kit: Kit, session: Session | None, trouble: str) -> dict[str, 
 
 
 def show_state(facts: dict[str, Any], trouble: str, *, clear: bool) -> None:
-    from wardround.tables import Table
-
     if clear:
         out.clear()
     if trouble:
@@ -257,8 +246,6 @@ def show_state(facts: dict[str, Any], trouble: str, *, clear: bool) -> None:
 
 def list_runs(kit: Kit, session: Session | None) -> list[dict[str, Any]]:
     """Every run of the organiser: its state, how far it is, and what it waits for."""
-    from wardround.deploy.live_file import describe_waiting, read_live
-
     rows = []
     for path in sorted(kit.runs.glob("*/live.json")):
         facts = read_live(path.parent)
@@ -283,8 +270,6 @@ def list_runs(kit: Kit, session: Session | None) -> list[dict[str, Any]]:
 
 def is_still_running(session: Session | None, job: str) -> bool:
     """Whether the run's process still answers; live.json cannot tell that it was killed."""
-    from wardround.errors import WardroundError
-
     if session is None:
         return False
     try:
@@ -309,11 +294,7 @@ def stop(
     debug: Debug = False,
 ) -> None:
     """End a run after its current round, with a checkpoint; it can be resumed."""
-    configure_logging(debug, False)
-    require_engine(debug)
-    from wardround.deploy.kits import find_organisers_kit
-    from wardround.deploy.live_file import find_running
-
+    prepare(debug, False)
     opened = find_organisers_kit(kit)
     name, facts = find_running(opened, run)
     with open_session(opened) as session:
@@ -331,10 +312,9 @@ def stop(
 # What they share
 
 
-def require_engine(debug: bool = False) -> None:
-    """Raise where the engine is missing; show its own logs only with --debug."""
-    from wardround.deploy.nvflare import require
-
+def prepare(debug: bool, quiet: bool) -> None:
+    """Set up logging, the engine's own only with --debug; raise where the engine is missing."""
+    configure_logging(debug, quiet)
     require()
     logging.getLogger("nvflare").setLevel(logging.WARNING if debug else logging.CRITICAL)
 
@@ -344,9 +324,6 @@ def open_session(kit: Kit) -> Session:
     from wardround.deploy.nvflare.preflight import PreflightContext
     from wardround.deploy.nvflare.preflight.connection import identify_listener
     from wardround.deploy.nvflare.preflight.kit import refuse_broken
-    from wardround.deploy.nvflare.processes import is_port_open
-    from wardround.deploy.nvflare.session import Session
-    from wardround.errors import ConfigError, WardroundError
 
     if kit.admin_port is not None and not is_port_open("127.0.0.1", kit.admin_port):
         raise WardroundError(
@@ -391,7 +368,6 @@ def leaving_on_signals() -> Iterator[None]:
 def finish(config: Config, state: str, json_: bool, again: str) -> None:
     """What `train` prints at the end."""
     from wardround.api import Result
-    from wardround.deploy.live_file import read_live
 
     result = Result.load(config.folder)
     if not json_:

@@ -10,17 +10,20 @@ import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
 
 from wardround.cli.common import Debug, Json, app, configure_logging, err, out, print_table
-from wardround.cli.hospitals import leaving_on_signals, make_speaker, require_engine
-
-if TYPE_CHECKING:
-    from wardround.deploy.kits import Kit
-    from wardround.deploy.nvflare.preflight import Check
+from wardround.cli.hospitals import leaving_on_signals, make_speaker, prepare
+from wardround.deploy.kits import DATA, Kit, open_kit
+from wardround.deploy.ledger import NAME
+from wardround.deploy.nvflare import require
+from wardround.deploy.nvflare.preflight import Check, CheckFailed, PreflightContext, TrustFailed
+from wardround.deploy.nvflare.processes import Processes
+from wardround.errors import ConfigError
+from wardround.tables import Table
 
 COLOURS = {"ok": "green", "warning": "yellow", "wrong": "bold red", "not reached": "dim"}
 
@@ -35,11 +38,7 @@ def join(
     debug: Debug = False,
 ) -> None:
     """Take part as a hospital: connect to the organiser and answer what site.yaml allows."""
-    configure_logging(debug, False)
-    require_engine(debug)
-    from wardround.deploy.kits import DATA, open_kit
-    from wardround.deploy.ledger import NAME
-    from wardround.deploy.nvflare.processes import Processes
+    prepare(debug, False)
     from wardround.deploy.site import choose_device, describe_data, read_site_of
 
     opened = open_kit(kit, "hospital")
@@ -65,10 +64,8 @@ def check_trust(kit: Kit) -> None:
 
     A server that does not run yet is no reason to end.
     """
-    from wardround.deploy.nvflare.preflight import CheckFailed, PreflightContext, TrustFailed
     from wardround.deploy.nvflare.preflight.connection import check_tls
     from wardround.deploy.nvflare.preflight.kit import refuse_broken
-    from wardround.errors import ConfigError
 
     refuse_broken(kit)
     try:
@@ -157,9 +154,6 @@ def provision(
     """Make keys and start-up kits: one for each hospital and one for the organiser."""
     configure_logging(debug, quiet=json_)
     from wardround.deploy import project as projects
-    from wardround.deploy.nvflare import require
-    from wardround.errors import ConfigError
-    from wardround.tables import Table
 
     if example:
         out.print(projects.render_template(), markup=False, end="")
@@ -215,8 +209,6 @@ def preflight(
 ) -> None:
     """Check that this machine is ready for its kit; name the first thing that is wrong and what to do."""
     configure_logging(debug, quiet=json_)
-    from wardround.deploy.nvflare import require
-
     require()
     from wardround.deploy.nvflare.preflight.sequence import find_failed
     from wardround.deploy.nvflare.preflight.sequence import preflight as look
