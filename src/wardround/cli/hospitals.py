@@ -36,7 +36,6 @@ KitOption = Annotated[
     Path | None, typer.Option("--kit", help="The organiser's kit; default: the one nearby.", metavar="KIT")
 ]
 GOING = ("starting", "waiting", "working")
-INTERRUPTED = "interrupted"
 Resume = Annotated[bool, typer.Option("--resume", help="Continue from the last checkpoint.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an earlier run.")]
 
@@ -254,7 +253,7 @@ def list_runs(kit: Kit, session: Session | None) -> list[dict[str, Any]]:
         state, name = str(facts["state"]), path.parent.name
         now = [describe_waiting(facts) or str(facts.get("reason") or ""), *describe_absent(facts)]
         if state in GOING and not is_still_running(session, str(facts.get("job"))):
-            state, now = INTERRUPTED, [f"continue it with: wardround submit --resume {name}"]
+            state, now = "interrupted", [f"continue it with: wardround submit --resume {name}"]
         rounds = int(facts.get("rounds") or 0)
         rows.append(
             {

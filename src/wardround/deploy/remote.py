@@ -42,15 +42,12 @@ class Channel(Protocol):
 
     def alive(self) -> Mapping[str, float]:
         """Every hospital that was heard from, and how many seconds ago."""
-        ...
 
     def exchange(self, requests: Mapping[str, Parcel], deadline: float) -> Iterator[tuple[str, Parcel]]:
         """Send each hospital its parcel; yield replies as they come, until `time.monotonic()` is past it."""
-        ...
 
     def strays(self) -> list[tuple[str, str]]:
         """Unexpected replies since the last call: which hospital, and what was wrong."""
-        ...
 
 
 class Remote:

@@ -225,9 +225,6 @@ class Links(Iterator[Link]):
         self.is_cut = False
         self._texts = self._read(path, size)
 
-    def __iter__(self) -> Links:
-        return self
-
     def __next__(self) -> Link:
         text = next(self._texts)
         self.lines += 1
