@@ -82,6 +82,10 @@ class Parcel:
         """Bytes of the arrays and of the header's text."""
         return len(self.text) + sum(array.nbytes for array in self.arrays.values())
 
+    @property
+    def sha256(self) -> str:
+        return str(self.header["sha256"])
+
 
 def array_key(label: str, name: str) -> str:
     """An array's name; a slash in an extra's own name is escaped, so that no two tensors share one."""
