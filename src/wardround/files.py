@@ -108,7 +108,7 @@ def file_name(name: str) -> str:
     """A safe file name for any client or case name; different names never collide.
 
     >>> file_name("north"), file_name("../etc")
-    ('north', '___etc-6abb0f23')
+    ('north', '___etc-f7f9121f')
     """
     if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", name):
         return name
