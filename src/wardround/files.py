@@ -33,6 +33,22 @@ def try_lock(file: IO[Any] | int) -> bool:
     return lock_descriptor(file if isinstance(file, int) else file.fileno(), blocking=False)
 
 
+def take_lock(path: Path, *, taken: str, advice: str) -> IO[str]:
+    """Open and lock a file, for one process at a time; closing it releases the lock.
+
+    taken: what to say where another process holds it; advice: what to do where it cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("w")
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written ({error.strerror}). {advice}") from None
+    if not try_lock(file):
+        file.close()
+        raise ConfigError(taken)
+    return file
+
+
 def wait_for_lock(file: IO[Any] | int, seconds: float = math.inf) -> bool:
     """Wait for the lock of an open file; False if another process still holds it after `seconds`."""
     deadline = time.monotonic() + seconds
@@ -92,7 +108,7 @@ def file_name(name: str) -> str:
     """A safe file name for any client or case name; different names never collide.
 
     >>> file_name("north"), file_name("../etc")
-    ('north', '___etc-6abb0f23')
+    ('north', '___etc-f7f9121f')
     """
     if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", name):
         return name

@@ -41,6 +41,13 @@ class Settings(BaseModel):
             raise ConfigError(explain(error, cls, where)) from None
 
 
+def refuse_boolean(value: Any) -> Any:
+    """YAML reads yes, no, on and off as true and false, and Python takes those for 1 and 0."""
+    if isinstance(value, bool):
+        raise ValueError(f"it is {str(value).lower()}; give a number")
+    return value
+
+
 def explain(error: ValidationError, kind: type[BaseModel] | None = None, where: str = "") -> str:
     """The first mistake in words; kind: the section that was read, for the keys it has."""
     first, *others = error.errors()

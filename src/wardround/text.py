@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
+from typing import Any
+
+UNITS = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
+UNITS |= {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 
 
 def suggest(word: str, known: Iterable[object], prefix: str = "") -> str:
@@ -35,6 +40,21 @@ def format_bytes(count: float) -> str:
         if count >= scale:
             return f"{count / scale:.1f} {unit}"
     return f"{count:.0f} B"
+
+
+def parse_size(value: Any) -> int:
+    """A size in bytes, from a number or from text with a unit.
+
+    >>> parse_size("500 MB"), parse_size("1.5GiB"), parse_size(1000)
+    (500000000, 1610612736, 1000)
+    """
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?i?b)?\s*", str(value).lower())
+    unit = None if found is None else UNITS.get(found[2] or "b")
+    if found is None or unit is None:
+        raise ValueError(f"it is {value!r}; give a size such as 500 MB or 2 GB, or a number of bytes")
+    return int(float(found[1]) * unit)
 
 
 def clipped(text: str, length: int = 24) -> str:

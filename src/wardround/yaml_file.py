@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +37,15 @@ for _kind in (PlainLoader, PlainDumper):
     )
 
 
-def read_yaml(path: Path, example: str = "rounds: 10") -> dict[str, Any]:
-    """The settings of a file. example: a line of such a file, for those who give something else."""
+def read_yaml(path: Path, example: str = "rounds: 10", largest: float = inf) -> dict[str, Any]:
+    """The settings of a file of at most `largest` bytes.
+
+    example: a line of such a file, for those who give something else.
+    """
+    if path.is_file() and (size := path.stat().st_size) > largest:
+        raise ConfigError(
+            f"{path} is {size / 1e6:.1f} MB, too large for a file with settings like '{example}'."
+        )
     try:
         values = loaded(path)
     except FileNotFoundError:

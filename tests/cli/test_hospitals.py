@@ -12,7 +12,7 @@ import yaml
 from helpers import call, settings
 from pytest import CaptureFixture, MonkeyPatch, fixture, importorskip, mark
 
-from wardround.cli import join
+from wardround.cli import kits
 from wardround.deploy.kits import Kit
 from wardround.files import write_json, write_text
 
@@ -274,16 +274,16 @@ def test_rehearse_refuses_what_hospitals_could_not_do(
 class TestLine:
     """Whether a hospital is connected, as `join` tells it."""
 
-    def line(self, tmp_path: Path) -> join.ConnectionWatch:
-        return join.ConnectionWatch(
+    def line(self, tmp_path: Path) -> kits.ConnectionWatch:
+        return kits.ConnectionWatch(
             Kit(tmp_path / "north", "north", "hospital", "demo", "ab12", "far", 8002, "0.1.0")
         )
 
-    def heard(self, line: join.ConnectionWatch, looks: str, monkeypatch: MonkeyPatch) -> list[str]:
+    def heard(self, line: kits.ConnectionWatch, looks: str, monkeypatch: MonkeyPatch) -> list[str]:
         """What is said over some looks: + for a connection, - for none."""
         said = []
         for look in looks:
-            monkeypatch.setattr(join, "is_connected", lambda process, port, here=look == "+": here)
+            monkeypatch.setattr(kits, "is_connected", lambda process, port, here=look == "+": here)
             said += line.news(1)
         return [text.partition(";")[0] for text in said]
 
@@ -311,6 +311,6 @@ class TestLine:
         importorskip("psutil")
         with socket.create_server(("127.0.0.1", 0)) as server:
             port = server.getsockname()[1]
-            assert not join.is_connected(os.getpid(), port)
+            assert not kits.is_connected(os.getpid(), port)
             with socket.create_connection(("127.0.0.1", port)):
-                assert join.is_connected(os.getpid(), port)
+                assert kits.is_connected(os.getpid(), port)

@@ -16,8 +16,7 @@ from wardround.config_file import load_config
 from wardround.deploy.conducting import conduct
 from wardround.deploy.site import Site
 from wardround.deploy.site_file import SiteFile
-from wardround.deploy.wire import Parcel
-from wardround.deploy.wire.packing import compute_sha256
+from wardround.deploy.wire import Parcel, compute_sha256
 from wardround.engine.checkpoint import MemoryStore
 from wardround.engine.outcome import Outcome
 

@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from pytest import fixture, mark, raises
 
 from wardround.config import TrafficSettings
-from wardround.deploy.wire import Parcel, ParcelError, pack, unpack
-from wardround.deploy.wire.packing import SCHEMA, TYPES, compute_sha256
+from wardround.deploy.wire import SCHEMA, TYPES, Parcel, ParcelError, compute_sha256, pack, unpack
 from wardround.messages import Message
 from wardround.params import Params
 

@@ -14,6 +14,9 @@ import typer
 from rich.markup import escape
 
 from wardround.cli.common import Debug, Json, app, configure_logging, err, out, print_table
+from wardround.deploy import ledger
+from wardround.tables import Table
+from wardround.text import format_bytes
 
 egress_app = typer.Typer(name="egress", help="What left a hospital.", no_args_is_help=True)
 app.add_typer(egress_app)
@@ -38,8 +41,6 @@ def show(
 ) -> None:
     """List every message that left: when, for which run, what it held."""
     configure_logging(debug, json_)
-    from wardround.deploy import ledger
-
     place = ledger.find(path)
     wanted = (line for line in ledger.read(place) if is_wanted(line, run, task))
     lines = list(wanted if last is None else deque(wanted, maxlen=last))
@@ -59,15 +60,11 @@ def show(
 
 def is_wanted(line: Mapping[str, Any], run: str | None, task: str | None) -> bool:
     names = [str(line[key]) for key in ("run", "name") if key in line]
-    return (task is None or line.get("task") == task) and (
-        run is None or any(fnmatchcase(name, run) for name in names)
-    )
+    is_of_run = run is None or any(fnmatchcase(name, run) for name in names)
+    return is_of_run and (task is None or line.get("task") == task)
 
 
 def build_table(lines: Iterable[Mapping[str, Any]]) -> Any:
-    from wardround.deploy.settings_file import format_bytes
-    from wardround.tables import Table
-
     rows = [
         [
             str(line.get("time", "-"))[:19].replace("T", " "),
@@ -101,8 +98,6 @@ def summarise(line: Mapping[str, Any]) -> str:
 def verify(path: Place, json_: Json = False, debug: Debug = False) -> None:
     """Check that no line was changed, removed, inserted, moved or cut off. Exit code 1 if one was."""
     configure_logging(debug, json_)
-    from wardround.deploy import ledger
-
     place = ledger.find(path)
     verdict = ledger.verify(place)
     if json_:

@@ -8,7 +8,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -20,18 +20,22 @@ from rich.markup import escape
 from wardround.cli.common import Debug, Json, Quiet, Set, app, configure_logging, err, out, print_table
 from wardround.cli.progress import show_rounds, stop_at_round_end
 from wardround.cli.runs import read_config, show_result
+from wardround.deploy.kits import Kit, find_organisers_kit, open_kit
+from wardround.deploy.live_file import describe_waiting, find_running, read_live
+from wardround.deploy.nvflare import require
+from wardround.deploy.nvflare.processes import Processes, is_port_open, wait_for_port
+from wardround.deploy.nvflare.session import Session
+from wardround.errors import ConfigError, WardroundError
+from wardround.tables import Table
 
 if TYPE_CHECKING:
     from wardround.config import Config
-    from wardround.deploy.kits import Kit
     from wardround.deploy.nvflare.organising import Submission
-    from wardround.deploy.nvflare.session import Session
 
 KitOption = Annotated[
     Path | None, typer.Option("--kit", help="The organiser's kit; default: the one nearby.", metavar="KIT")
 ]
 GOING = ("starting", "waiting", "working")
-INTERRUPTED = "interrupted"
 Resume = Annotated[bool, typer.Option("--resume", help="Continue from the last checkpoint.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an earlier run.")]
 
@@ -49,8 +53,7 @@ def rehearse(
     debug: Debug = False,
 ) -> None:
     """Run the whole deployment on this machine: a server and a process per hospital, with mutual TLS."""
-    configure_logging(debug, quiet or json_)
-    require_engine(debug)
+    prepare(debug, quiet or json_)
     from wardround.deploy.nvflare.rehearsal import rehearsal
 
     checked = read_config(config, set_)
@@ -71,13 +74,9 @@ def server(
     debug: Debug = False,
 ) -> None:
     """Start the organiser's server and keep it running; hospitals connect to it."""
-    configure_logging(debug, False)
-    require_engine(debug)
-    from wardround.deploy.kits import open_kit
+    prepare(debug, False)
     from wardround.deploy.nvflare.preflight.connection import refuse_taken_ports
     from wardround.deploy.nvflare.preflight.kit import refuse_broken
-    from wardround.deploy.nvflare.processes import Processes, wait_for_port
-    from wardround.deploy.nvflare.session import Session
 
     opened = open_kit(kit, "organiser")
     refuse_broken(opened)
@@ -96,8 +95,6 @@ def watch_hospitals(
     connected: Callable[[], dict[str, float]], ended: Callable[[float], bool], say: Callable[[str], None]
 ) -> None:
     """A line for every hospital that comes or goes, until the server ends."""
-    from wardround.errors import WardroundError
-
     known: set[str] = set()
     while not ended(5.0):
         try:
@@ -133,12 +130,9 @@ def submit(
     debug: Debug = False,
 ) -> None:
     """Submit a run to the running server; the hospitals that are connected take part."""
-    configure_logging(debug, quiet or json_)
-    require_engine(debug)
+    prepare(debug, quiet or json_)
     from wardround.config_file import load_config
-    from wardround.deploy.kits import find_organisers_kit
     from wardround.deploy.nvflare import organising
-    from wardround.errors import ConfigError
 
     opened = find_organisers_kit(kit)
     if (config is None) == (resume is None):
@@ -153,10 +147,9 @@ def submit(
     with open_session(opened) as session:
         organising.refuse_running(session, checked)
         asked = None if hospitals is None else organising.parse_hospitals(hospitals)
-        names = organising.choose_hospitals(session, checked, asked, resume=resume is not None)
-        submission = organising.submit(
-            session, checked, names, resume=resume is not None, overwrite=overwrite
-        )
+        again = resume is not None
+        names = organising.choose_hospitals(session, checked, asked, resume=again)
+        submission = organising.submit(session, checked, names, resume=again, overwrite=overwrite)
         say(f"hospitals: {', '.join(names)}")
         say(f"run '{checked.name}' was submitted; its files are in {checked.folder}")
         if detach and json_:
@@ -191,11 +184,7 @@ def status(
     debug: Debug = False,
 ) -> None:
     """Show which hospitals are connected, all runs, and what the one in progress waits for."""
-    configure_logging(debug, json_)
-    require_engine(debug)
-    from wardround.deploy.kits import find_organisers_kit
-    from wardround.errors import WardroundError
-
+    prepare(debug, json_)
     opened = find_organisers_kit(kit)
     session: Session | None = None
     trouble = ""
@@ -237,8 +226,6 @@ def collect_state(kit: Kit, session: Session | None, trouble: str) -> dict[str, 
 
 
 def show_state(facts: dict[str, Any], trouble: str, *, clear: bool) -> None:
-    from wardround.tables import Table
-
     if clear:
         out.clear()
     if trouble:
@@ -258,8 +245,6 @@ def show_state(facts: dict[str, Any], trouble: str, *, clear: bool) -> None:
 
 def list_runs(kit: Kit, session: Session | None) -> list[dict[str, Any]]:
     """Every run of the organiser: its state, how far it is, and what it waits for."""
-    from wardround.deploy.live_file import describe_waiting, read_live
-
     rows = []
     for path in sorted(kit.runs.glob("*/live.json")):
         facts = read_live(path.parent)
@@ -268,7 +253,7 @@ def list_runs(kit: Kit, session: Session | None) -> list[dict[str, Any]]:
         state, name = str(facts["state"]), path.parent.name
         now = [describe_waiting(facts) or str(facts.get("reason") or ""), *describe_absent(facts)]
         if state in GOING and not is_still_running(session, str(facts.get("job"))):
-            state, now = INTERRUPTED, [f"continue it with: wardround submit --resume {name}"]
+            state, now = "interrupted", [f"continue it with: wardround submit --resume {name}"]
         rounds = int(facts.get("rounds") or 0)
         rows.append(
             {
@@ -284,8 +269,6 @@ def list_runs(kit: Kit, session: Session | None) -> list[dict[str, Any]]:
 
 def is_still_running(session: Session | None, job: str) -> bool:
     """Whether the run's process still answers; live.json cannot tell that it was killed."""
-    from wardround.errors import WardroundError
-
     if session is None:
         return False
     try:
@@ -310,11 +293,7 @@ def stop(
     debug: Debug = False,
 ) -> None:
     """End a run after its current round, with a checkpoint; it can be resumed."""
-    configure_logging(debug, False)
-    require_engine(debug)
-    from wardround.deploy.kits import find_organisers_kit
-    from wardround.deploy.live_file import find_running
-
+    prepare(debug, False)
     opened = find_organisers_kit(kit)
     name, facts = find_running(opened, run)
     with open_session(opened) as session:
@@ -332,22 +311,18 @@ def stop(
 # What they share
 
 
-def require_engine(debug: bool = False) -> None:
-    """Raise where the engine is missing; show its own logs only with --debug."""
-    from wardround.deploy.nvflare import require
-
+def prepare(debug: bool, quiet: bool) -> None:
+    """Set up logging, the engine's own only with --debug; raise where the engine is missing."""
+    configure_logging(debug, quiet)
     require()
     logging.getLogger("nvflare").setLevel(logging.WARNING if debug else logging.CRITICAL)
 
 
 def open_session(kit: Kit) -> Session:
     """A connection to the server; fails at once, not after a while, if nothing listens there."""
-    from wardround.deploy.nvflare.preflight.checks import TIMEOUT, PreflightContext
+    from wardround.deploy.nvflare.preflight import PreflightContext
     from wardround.deploy.nvflare.preflight.connection import identify_listener
     from wardround.deploy.nvflare.preflight.kit import refuse_broken
-    from wardround.deploy.nvflare.processes import is_port_open
-    from wardround.deploy.nvflare.session import Session
-    from wardround.errors import ConfigError, WardroundError
 
     if kit.admin_port is not None and not is_port_open("127.0.0.1", kit.admin_port):
         raise WardroundError(
@@ -355,13 +330,12 @@ def open_session(kit: Kit) -> Session:
             f"wardround server {kit.folder}"
         )
     refuse_broken(kit)
-    trouble = identify_listener(
-        PreflightContext(kit, None, datetime.now(UTC), TIMEOUT), kit.admin_port or kit.port
-    )
+    port = kit.admin_port or kit.port
+    trouble = identify_listener(PreflightContext(kit), port)
     if trouble:
         raise ConfigError(
-            f"what listens on 127.0.0.1 port {kit.admin_port or kit.port} is not the server of project "
-            f"'{kit.project}' ({trouble}). Is it the kit of another project?"
+            f"what listens on 127.0.0.1 port {port} is not the server of project '{kit.project}' "
+            f"({trouble}). Is it the kit of another project?"
         )
     return Session(kit.folder)
 
@@ -393,7 +367,6 @@ def leaving_on_signals() -> Iterator[None]:
 def finish(config: Config, state: str, json_: bool, again: str) -> None:
     """What `train` prints at the end."""
     from wardround.api import Result
-    from wardround.deploy.live_file import read_live
 
     result = Result.load(config.folder)
     if not json_:

@@ -149,16 +149,9 @@ def open_own_federation(config: Config, site: SiteFile, name: str) -> Federation
     settings = config.data.model_copy(update={"federation": source, "hospitals": False, "proxy": None})
     inside = find_client(site, federation_of(source, settings, config.seed).names, name)
     found = federation_of(source, settings, config.seed, config.compute.resident, only=inside)
-
-    def load(_: str) -> ClientData:
-        return found.load_one(inside)
-
+    renamed = replace(found, names=[name], counts={name: found.counts[inside]})
     return replace(
-        found,
-        names=[name],
-        counts={name: found.counts[inside]},
-        load_one=load,
-        left_out_of=lambda _: found.left_out(inside),
+        renamed, load_one=lambda _: found.load_one(inside), left_out_of=lambda _: found.left_out(inside)
     )
 
 
@@ -184,9 +177,7 @@ def collect_facts(federation: Federation) -> dict[str, Any]:
     }
 
 
-def agree_on_federation(
-    facts: Mapping[str, DataFacts], registrations: Mapping[str, Registration]
-) -> Federation:
+def agree_on_federation(facts: Mapping[str, DataFacts], entries: Mapping[str, Registration]) -> Federation:
     """The federation the organiser sees: what all hospitals said, if they said the same."""
     first, *others = sorted(facts)
     reference = facts[first]
@@ -201,9 +192,7 @@ def agree_on_federation(
                 )
     return Federation(
         names=sorted(facts),
-        counts={
-            name: entry.num_train + entry.num_val + entry.num_test for name, entry in registrations.items()
-        },
+        counts={name: entry.num_train + entry.num_val + entry.num_test for name, entry in entries.items()},
         dimensions=reference.dimensions,
         in_channels=reference.in_channels,
         num_classes=reference.num_classes,

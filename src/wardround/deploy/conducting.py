@@ -14,7 +14,6 @@ from wardround.config import Config
 from wardround.data.roles import NOT_HOSPITALS, PROXY
 from wardround.deploy.agreement import agree_on_federation, check_networks
 from wardround.deploy.live_file import Live
-from wardround.deploy.lock_file import take_lock
 from wardround.deploy.remote import Channel, Remote
 from wardround.engine.experiment import Experiment
 from wardround.engine.host import Host
@@ -23,7 +22,7 @@ from wardround.engine.outcome import Outcome
 from wardround.engine.run_folder import check_folder
 from wardround.engine.transports.local import InProcess, Spilling
 from wardround.errors import ConfigError, WardroundError
-from wardround.files import file_name, write_text
+from wardround.files import file_name, take_lock, write_text
 from wardround.methods import build_method
 
 

@@ -18,7 +18,7 @@ import json
 import os
 import stat
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -114,10 +114,8 @@ def read_kit(folder: Path) -> Kit:
             f"{folder} does not exist. Give the folder of your kit, the one with kit.json in it."
         )
     if not file.is_file():
-        inside = sorted(found.parent.name for found in folder.glob("*/kit.json")) if folder.is_dir() else []
-        hint = (
-            f"It holds the kits {', '.join(inside)}; give one of them." if inside else "It has no kit.json."
-        )
+        inside = ", ".join(sorted(found.parent.name for found in folder.glob("*/kit.json")))
+        hint = f"It holds the kits {inside}; give one of them." if inside else "It has no kit.json."
         raise ConfigError(f"{folder} is not a kit. {hint}")
     try:
         values = json.loads(file.read_text(encoding="utf-8"))
@@ -126,21 +124,11 @@ def read_kit(folder: Path) -> Kit:
                 f"{file} says {values['schema']!r}, this wardround reads {SCHEMA}. "
                 "Use the version of wardround that the organiser uses."
             )
-        kit = Kit(
-            folder,
-            values["name"],
-            values["role"],
-            values["project"],
-            values["project_id"],
-            values["server"],
-            values["port"],
-            values["wardround"],
-            values.get("admin_port"),
-        )
+        keys = ("name", "role", "project", "project_id", "server", "port", "wardround")
+        kit = replace(Kit(folder, *(values[key] for key in keys)), admin_port=values.get("admin_port"))
     except (ValueError, KeyError, TypeError, OSError) as error:
-        raise ConfigError(
-            f"{file} cannot be read ({type(error).__name__}: {error}). Unpack the kit again."
-        ) from None
+        reason = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"{file} cannot be read ({reason}). Unpack the kit again.") from None
     texts = (kit.name, kit.project, kit.project_id, kit.server, kit.version)
     sound = all(isinstance(text, str) and text for text in texts) and kit.role in ("hospital", "organiser")
     ports = [kit.port] if kit.admin_port is None else [kit.port, kit.admin_port]

@@ -1,18 +1,27 @@
-"""live.json: what a run is doing now, and until when it waits. The server writes it, `status` reads it."""
+"""live.json: what a run is doing now, and until when it waits. The server writes it, `status` reads it.
+
+`follow` reads records.jsonl too (one line a round), so that `rehearse` and `submit` show what `train` shows.
+"""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from wardround.deploy.kits import Kit
+from wardround.engine.records import read_lines
 from wardround.errors import ConfigError, WardroundError
 from wardround.files import file_name, jsonable, write_parts
 
+if TYPE_CHECKING:  # `status` must stay quick: these need torch
+    from wardround.config import Config
+    from wardround.engine.listener import Listener
+
+LOOK_SECONDS = 0.3
 FINAL = ("done", "stopped", "failed")
 
 
@@ -35,9 +44,8 @@ def find_running(kit: Kit, name: str | None = None) -> tuple[str, dict[str, Any]
     if name is not None:
         going = {key: facts for key, facts in going.items() if key == file_name(name)}
     if not going:
-        raise WardroundError(
-            "no run is in progress." if name is None else f"run '{name}' is not in progress."
-        )
+        what = "no run is" if name is None else f"run '{name}' is not"
+        raise WardroundError(f"{what} in progress.")
     if len(going) > 1:
         raise ConfigError(f"several runs are in progress: {', '.join(going)}. Name one.")
     return next(iter(going.items()))
@@ -74,16 +82,57 @@ class Live:
         }
 
     def say(self, **facts: Any) -> None:
-        self.facts |= {**facts, "updated": now().isoformat(timespec="seconds")}
+        self.facts |= {**facts, "updated": datetime.now(UTC).isoformat(timespec="seconds")}
         text = json.dumps(jsonable(self.facts), indent=2, ensure_ascii=False) + "\n"
         write_parts(self._path, [text.encode()], durable=False)  # it speaks of this moment alone
 
     def wait(self, task: str, round: int, names: Sequence[str], deadline: float) -> None:
         """deadline: of time.monotonic, as a time of day."""
         left = timedelta(seconds=max(0.0, deadline - time.monotonic()))
-        until = (now() + left).isoformat(timespec="seconds")
+        until = (datetime.now(UTC) + left).isoformat(timespec="seconds")
         self.say(state="waiting", task=task, round=round, waiting_for=sorted(names), until=until)
 
 
-def now() -> datetime:
-    return datetime.now(UTC)
+class RunFailed(WardroundError):
+    """The run ended on the organiser's machine with this reason."""
+
+
+def follow(
+    config: Config,
+    job: str,
+    listener: Listener | None,
+    *,
+    ended: Callable[[], str | None],
+    say: Callable[[str], None] = lambda line: None,
+) -> str:
+    """Show a run until it is done or stopped, and return which of them; a failed one raises its reason.
+
+    ended: why the run cannot continue (its process is gone), None while it can; asked now and then.
+    """
+    folder, shown, started, told = config.folder, 0, False, ""
+    while True:
+        facts = read_live(folder)
+        mine = facts if facts is not None and facts.get("job") == job else None
+        if mine is not None and mine["state"] not in ("starting", "failed") and is_past_registering(mine):
+            records = read_lines(folder / "records.jsonl")
+            if not started and listener is not None:
+                shown = max(0, min(len(records), int(mine.get("first_round") or 0)))
+                listener.on_start(config, shown)
+            started = True
+            for record in records[shown:]:
+                if listener is not None:
+                    listener.on_record(record)
+            shown = max(shown, len(records))
+        if mine is not None:
+            line = describe_waiting(mine)
+            if line and line != told and "connect" in str(mine.get("task")):
+                say(line)
+                told = line
+            if mine["state"] == "failed":
+                raise RunFailed(str(mine.get("reason", "the run failed")))
+            if mine["state"] in FINAL:
+                return str(mine["state"])
+        reason = ended()
+        if reason is not None:
+            raise RunFailed(reason)
+        time.sleep(LOOK_SECONDS)

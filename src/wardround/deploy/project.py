@@ -19,9 +19,9 @@ from typing import Any
 from pydantic import Field, field_validator, model_validator
 
 from wardround.data.roles import NOT_HOSPITALS
-from wardround.deploy.settings_file import read_settings, refuse_boolean
 from wardround.errors import ConfigError
-from wardround.settings import Settings, shown
+from wardround.settings import Settings, refuse_boolean, shown
+from wardround.yaml_file import read_yaml
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,47}")
 NAME_RULE = "up to 48 letters a-z, digits, - and _, with a letter or digit in front"
@@ -156,12 +156,10 @@ class Project(Settings):
     @model_validator(mode="after")
     def different_names(self) -> Project:
         seen: dict[str, str] = {}
-        for hospital in self.hospitals:
-            other = seen.setdefault(hospital.name.lower(), hospital.name)
-            if other is not hospital.name:
-                raise ValueError(
-                    f"hospitals '{other}' and '{hospital.name}' have the same name (case is ignored)"
-                )
+        for name in (hospital.name for hospital in self.hospitals):
+            other = seen.setdefault(name.lower(), name)
+            if other is not name:
+                raise ValueError(f"hospitals '{other}' and '{name}' have the same name (case is ignored)")
         return self
 
 
@@ -171,7 +169,7 @@ def load_project(path: Path) -> Project:
         raise ConfigError(
             f"{path} does not exist. Write one with: wardround provision --example > {path.name}"
         )
-    return Project.read(read_settings(path, "project: my-project"), f"{path}: ")
+    return Project.read(read_yaml(path, "project: my-project", largest=10**6), f"{path}: ")
 
 
 def render_template() -> str:

@@ -42,15 +42,12 @@ class Channel(Protocol):
 
     def alive(self) -> Mapping[str, float]:
         """Every hospital that was heard from, and how many seconds ago."""
-        ...
 
     def exchange(self, requests: Mapping[str, Parcel], deadline: float) -> Iterator[tuple[str, Parcel]]:
         """Send each hospital its parcel; yield replies as they come, until `time.monotonic()` is past it."""
-        ...
 
     def strays(self) -> list[tuple[str, str]]:
         """Unexpected replies since the last call: which hospital, and what was wrong."""
-        ...
 
 
 class Remote:
@@ -113,12 +110,9 @@ class Remote:
             self._gone[name] = reason
             log.warning("hospital '%s' does not take part: %s", name, reason)
         if len(self.facts) < self._config.min_clients:
-            details = "; ".join(
-                f"'{name}': {reason.rstrip('.')}" for name, reason in sorted(troubles.items())
-            )
+            why = "; ".join(f"'{name}': {reason.rstrip('.')}" for name, reason in sorted(troubles.items()))
             raise TooFewClients(
-                f"{len(self.facts)} hospitals registered, min_clients is {self._config.min_clients}. "
-                f"{details}"
+                f"{len(self.facts)} hospitals registered, min_clients is {self._config.min_clients}. {why}"
             )
         if self._own is not None:
             for entry in self._own.register():
@@ -206,17 +200,9 @@ class Remote:
         self, task: str, round: int, messages: Mapping[str, Message], sync_state: SyncState
     ) -> dict[str, Parcel]:
         more = {"config": self._asked, "sync_state": sync_state.as_dict()}
+        about: dict[str, Any] = {"kind": "request", "run": self._run, "task": task, "round": round}
         return {
-            name: pack(
-                message,
-                kind="request",
-                run=self._run,
-                request=secrets.token_hex(16),
-                client=name,
-                task=task,
-                round=round,
-                more=more,
-            )
+            name: pack(message, **about, request=secrets.token_hex(16), client=name, more=more)
             for name, message in messages.items()
         }
 
@@ -232,17 +218,10 @@ class Remote:
         self, name: str, parcel: Parcel, request: str, task: str, round: int, sent: Message
     ) -> Answer:
         """What a reply says; one that is not what was asked for is refused."""
+        about: dict[str, Any] = {"kind": "reply", "run": self._run, "task": task, "round": round}
         try:
             message, more = unpack(
-                parcel,
-                kind="reply",
-                run=self._run,
-                request=request,
-                client=name,
-                task=task,
-                round=round,
-                largest=LARGEST,
-                base=sent.optional_params,
+                parcel, **about, request=request, client=name, largest=LARGEST, base=sent.optional_params
             )
             for key in ("failure", "refused"):
                 if more.get(key) is not None:

@@ -14,13 +14,13 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from wardround.config import Config
-from wardround.deploy.settings_file import format_bytes
 from wardround.deploy.site_file import ALWAYS, TASKS, SiteFile, quiet_minutes
 from wardround.messages import Message
 from wardround.methods import METHODS, OBJECTIVES
 from wardround.metrics import METRICS
 from wardround.models import MODELS
 from wardround.models.foreign_networks import MONAI_PREFIX
+from wardround.text import format_bytes
 
 LONGEST = 200  # characters of a name that a refusal repeats
 
@@ -203,12 +203,11 @@ def number_cases(value: Any) -> Any:
 
     Rows keep their order, so means over them stay the same to the last bit.
     """
-    if not isinstance(value, list | tuple):
+    rows = value if isinstance(value, list | tuple) else ()
+    numbers = case_numbers(str(row["case"]) for row in rows if isinstance(row, Mapping) and "case" in row)
+    if not numbers:
         return value
-    if not any(isinstance(row, Mapping) and "case" in row for row in value):
-        return value
-    numbers = case_numbers(str(row["case"]) for row in value if isinstance(row, Mapping) and "case" in row)
     return [
         {**row, "case": numbers[str(row["case"])]} if isinstance(row, Mapping) and "case" in row else row
-        for row in value
+        for row in rows
     ]

@@ -140,18 +140,8 @@ class Site:
         traffic: TrafficSettings | None = None,
         base: Params | None = None,
     ) -> Parcel:
-        return pack(
-            message,
-            kind="reply",
-            run=about["run"],
-            request=about["request"],
-            client=self.name,
-            task=about["task"],
-            round=round,
-            more=facts,
-            traffic=traffic,
-            base=base,
-        )
+        address: dict[str, Any] = {**about, "kind": "reply", "client": self.name, "round": round}
+        return pack(message, **address, more=facts, traffic=traffic, base=base)
 
     # Coming in
 
@@ -167,9 +157,8 @@ class Site:
         reason = self._rules.refuses_request(task, config=config, bytes=_num_bytes(parcel))
         if reason is not None:
             raise Refused(reason)
-        opened = unpack(
-            parcel, kind="request", client=self.name, largest=self._site.largest_message, finite=True
-        )
+        largest = self._site.largest_message
+        opened = unpack(parcel, kind="request", client=self.name, largest=largest, finite=True)
         if self._load_requests(run).get(request) == ANSWERED:
             raise Refused("this request was answered before (a replay)")
         return opened
@@ -232,10 +221,8 @@ class Site:
     def _run_task(self, host: Host, task: str, round: int, message: Message, sync_state: SyncState) -> Answer:
         if task != "register":
             return host.run(self.name, task, round, message, sync_state)
-        scalars = {
-            "registration": host.register(self.name).as_dict(),
-            "facts": collect_facts(host.federation),
-        }
+        registration = host.register(self.name).as_dict()
+        scalars = {"registration": registration, "facts": collect_facts(host.federation)}
         return Answer(self.name, Message(scalars=scalars), num_examples=host.client(self.name).num_examples)
 
     def _filter_reply(self, host: Host, task: str, answer: Answer) -> tuple[Message, dict[str, Any]]:

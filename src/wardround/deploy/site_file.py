@@ -13,15 +13,14 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from wardround.deploy.settings_file import format_bytes, parse_size, read_settings, refuse_boolean
 from wardround.errors import ConfigError
 from wardround.methods import METHODS, OBJECTIVES
 from wardround.metrics import METRICS
 from wardround.models import MODELS
 from wardround.plugins import is_import_path
-from wardround.settings import Settings
-from wardround.text import suggest
-from wardround.yaml_file import commented, dumped
+from wardround.settings import Settings, refuse_boolean
+from wardround.text import format_bytes, parse_size, suggest
+from wardround.yaml_file import commented, dumped, read_yaml
 
 ALL = ("all",)
 PHANTOM = "phantom"
@@ -66,6 +65,7 @@ class SiteFile(Settings):
     quiet_hours: tuple[str, ...] = ()
 
     _numbers = field_validator("version", "threads", "min_cases", mode="before")(refuse_boolean)
+    _bytes = field_validator("largest_message", mode="before")(parse_size)
 
     @field_validator("data", mode="before")
     @classmethod
@@ -118,11 +118,6 @@ class SiteFile(Settings):
             raise ValueError(f"it is '{value}'; use auto, cpu, cuda or cuda:0")
         return value
 
-    @field_validator("largest_message", mode="before")
-    @classmethod
-    def in_bytes(cls, value: Any) -> int:
-        return parse_size(value)
-
     @field_validator("quiet_hours", mode="before")
     @classmethod
     def hours(cls, value: Any) -> tuple[str, ...]:
@@ -143,9 +138,7 @@ def quiet_minutes(spans: Sequence[Any]) -> frozenset[int]:
     minutes: set[int] = set()
     for span in spans:
         found = re.fullmatch(r"\s*(\d{1,2}):([0-5]\d)\s*-\s*(\d{1,2}):([0-5]\d)\s*", str(span))
-        times = (
-            [] if found is None else [count_minutes(*found.group(1, 2)), count_minutes(*found.group(3, 4))]
-        )
+        times = [] if found is None else [60 * int(found[n]) + int(found[n + 1]) for n in (1, 3)]
         if not times or max(times) > DAY:
             raise ValueError(f'{span!r} is not a time span; write it as "22:00-06:00"')
         start, end = times
@@ -153,10 +146,6 @@ def quiet_minutes(spans: Sequence[Any]) -> frozenset[int]:
             raise ValueError(f"{span!r} starts and ends at the same time")
         minutes |= {minute % DAY for minute in range(start, end if end > start else end + DAY)}
     return frozenset(minutes)
-
-
-def count_minutes(hours: str, minutes: str) -> int:
-    return 60 * int(hours) + int(minutes)
 
 
 def load_site(path: Path) -> SiteFile:
@@ -167,8 +156,7 @@ def load_site(path: Path) -> SiteFile:
             f"{path} does not exist. It holds the rules of this hospital and comes with its kit: unpack it "
             "again from there."
         )
-    values = read_settings(path, "data: federation.yaml")
-    site = SiteFile.read(values, f"{path}: ")
+    site = SiteFile.read(read_yaml(path, "data: federation.yaml", largest=10**6), f"{path}: ")
     if not isinstance(site.data, Path):
         return site
     return site.model_copy(update={"data": (path.parent / site.data.expanduser()).resolve()})

@@ -27,7 +27,7 @@ importorskip("nvflare")
 
 from wardround.deploy.nvflare import provisioning
 from wardround.deploy.nvflare.authority import Authority, write_manifest
-from wardround.deploy.nvflare.preflight.checks import Check, CheckFailed, PreflightContext
+from wardround.deploy.nvflare.preflight import Check, CheckFailed, PreflightContext
 from wardround.deploy.nvflare.preflight.connection import check_tls
 from wardround.deploy.nvflare.preflight.sequence import find_failed, preflight
 

@@ -45,7 +45,7 @@ from wardround.deploy.conducting import conduct
 from wardround.deploy.kits import Kit, read_kit
 from wardround.deploy.nvflare import provisioning
 from wardround.deploy.nvflare.authority import Authority, write_manifest
-from wardround.deploy.nvflare.preflight.checks import CheckFailed, PreflightContext
+from wardround.deploy.nvflare.preflight import CheckFailed, PreflightContext
 from wardround.deploy.nvflare.preflight.connection import check_tls
 from wardround.deploy.nvflare.processes import free_ports, wait_for_hospitals, wait_for_port
 from wardround.deploy.nvflare.provisioning import provision, put_certificate

@@ -19,6 +19,7 @@ from wardround.deploy.ledger.writing import (
     describe_difference,
     head_path,
     lock_ledger,
+    parse_line,
     parse_sealed,
     read_head,
 )
@@ -58,22 +59,16 @@ def read_role(kit: Path) -> str | None:
 
 def read(path: Path) -> Iterator[dict[str, Any]]:
     """Every whole line, one at a time; a last one that a crash cut off is left out."""
-    try:
-        with Path(path).open("rb") as file:
-            for number, text in enumerate(file, start=1):
-                if not text.endswith(b"\n"):
-                    return
-                try:
-                    line = json.loads(text)
-                except ValueError:
-                    line = None
-                if not isinstance(line, dict):
-                    raise LedgerError(
-                        f"{path}, line {number} cannot be read. See: wardround egress verify {path}"
-                    )
-                yield line
-    except FileNotFoundError:
+    if not Path(path).exists():
         return
+    with Path(path).open("rb") as file:
+        for place, text in enumerate(file, start=1):
+            if not text.endswith(b"\n"):
+                return
+            line = parse_line(text)
+            if line is None:
+                raise LedgerError(f"{path}, line {place} cannot be read. See: wardround egress verify {path}")
+            yield line
 
 
 def is_organisers(path: Path) -> bool:
@@ -81,22 +76,11 @@ def is_organisers(path: Path) -> bool:
     if head_path(path).exists() or not path.exists():
         return False
     with path.open("rb") as file:
-        first = file.readline()
-    try:
-        line = json.loads(first)
-    except ValueError:
-        return False
-    return (
-        isinstance(line, dict)
-        and "phase" in line
-        and "client" in line
-        and not {"hash", "previous"} & set(line)
-    )
+        keys = set(parse_line(file.readline()) or ())
+    return {"phase", "client"} <= keys and not {"hash", "previous"} & keys
 
 
 What = Literal["edited", "removed", "inserted", "reordered", "truncated", "unsure"]
-EDITED: What = "edited"
-INSERTED: What = "inserted"
 
 
 @dataclass(frozen=True)
@@ -163,9 +147,7 @@ def judge_end(found: LedgerHead, kept: LedgerHead | None, last: Link | None, is_
     lines = found.lines
     one_behind = last is not None and (kept or EMPTY) == LedgerHead(lines - 1, last.previous)
     if (kept or EMPTY) == found or one_behind:
-        words = (
-            "no lines yet" if not lines else "1 line, unbroken" if lines == 1 else f"{lines} lines, unbroken"
-        )
+        words = f"{lines} line{'s' if lines > 1 else ''}, unbroken" if lines else "no lines yet"
         cut = "; a crash cut off one more, and its message never left" if is_cut else ""
         return Verdict(True, lines, f"{words}{cut}.", hash=found.hash if lines else None)
     why = describe_difference(found, kept)
@@ -173,7 +155,8 @@ def judge_end(found: LedgerHead, kept: LedgerHead | None, last: Link | None, is_
         return Verdict(False, lines, f"the end cannot be checked: {why}", what="unsure")
     if kept.lines > lines:
         return Verdict(False, lines, sentence(lines + 1, "truncated", why), lines + 1, "truncated")
-    line, what = (lines, EDITED) if kept.lines == lines else (kept.lines + 1, INSERTED)
+    what: What = "edited" if kept.lines == lines else "inserted"
+    line = min(lines, kept.lines + 1)
     return Verdict(False, lines, sentence(line, what, why), line, what)
 
 
@@ -241,9 +224,6 @@ class Links(Iterator[Link]):
         self.lines = 0
         self.is_cut = False
         self._texts = self._read(path, size)
-
-    def __iter__(self) -> Links:
-        return self
 
     def __next__(self) -> Link:
         text = next(self._texts)

@@ -27,6 +27,12 @@ ZEROS = "0" * 64
 LOCK_SECONDS = 30.0
 SEAL = re.compile(rb',"hash":"([0-9a-f]{64})"}')  # how every line ends
 SEAL_LENGTH = len(',"hash":""}') + 64
+CHUNK = 64 * 1024
+WHAT_TO_DO = (
+    "Nothing leaves until this is resolved; see: wardround egress verify. To start a new ledger, "
+    "move egress.jsonl and egress.head.json aside, and keep them."
+)
+log = logging.getLogger(__name__)
 
 
 class LedgerError(WardroundError):
@@ -57,12 +63,17 @@ def parse_sealed(text: bytes) -> dict[str, Any] | None:
     seal = SEAL.fullmatch(text, max(0, len(text) - SEAL_LENGTH))
     if seal is None or hashlib.sha256(text[:-SEAL_LENGTH] + b"}").hexdigest() != seal[1].decode():
         return None
+    line = parse_line(text) or {}
+    return line if type(line.get("number")) is int and isinstance(line.get("previous"), str) else None
+
+
+def parse_line(text: bytes) -> dict[str, Any] | None:
+    """The values of a line, None where it is not a JSON object."""
     try:
         line = json.loads(text)
     except ValueError:
         return None
-    good = type(line.get("number")) is int and isinstance(line.get("previous"), str)
-    return line if good else None
+    return line if isinstance(line, dict) else None
 
 
 def read_head(path: Path) -> LedgerHead | None:
@@ -88,10 +99,9 @@ def write_head(path: Path, head: LedgerHead) -> None:
 
 def describe_difference(found: LedgerHead, kept: LedgerHead | None) -> str:
     """How a ledger and the file beside it disagree, in a sentence."""
-    if kept is None:
-        return "egress.head.json is missing, so lines cut off at the end would not be noticed."
-    if kept.lines < 0:
-        return "egress.head.json is damaged, so lines cut off at the end would not be noticed."
+    if kept is None or kept.lines < 0:
+        what = "missing" if kept is None else "damaged"
+        return f"egress.head.json is {what}, so lines cut off at the end would not be noticed."
     if kept.lines > found.lines:
         return f"it has {found.lines} lines, but {kept.lines} were written; lines at the end are missing."
     if kept.lines < found.lines:
@@ -107,14 +117,6 @@ def lock_ledger(file: int, path: Path) -> None:
         )
 
 
-log = logging.getLogger(__name__)
-CHUNK = 64 * 1024
-WHAT_TO_DO = (
-    "Nothing leaves until this is resolved; see: wardround egress verify. To start a new ledger, "
-    "move egress.jsonl and egress.head.json aside, and keep them."
-)
-
-
 class Ledger:
     """The ledger of one hospital; opening it repairs what a crash leaves behind, and refuses anything else.
 
@@ -126,10 +128,9 @@ class Ledger:
         self._clock = clock
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self._locked() as file:
+            # of a process that was killed; heads are written under the lock
             for partial in self.path.parent.glob(f".{head_path(self.path).name}.*.partial"):
-                partial.unlink(
-                    missing_ok=True
-                )  # of a process that was killed; heads are written under the lock
+                partial.unlink(missing_ok=True)
             self._last(file)
 
     def append(self, header: Mapping[str, Any], num_bytes: int, *, name: str | None = None) -> dict[str, Any]:
@@ -214,7 +215,8 @@ class Ledger:
     def _last(self, file: int) -> LedgerHead:
         """Where the chain ends by the last line alone; repairs a crash, refuses anything else."""
         self._repair(file)
-        text = read_last_line(file)
+        size = os.fstat(file).st_size
+        text = None if size == 0 else read_tail(file, size - 1)  # without its line break
         line = None if text is None else parse_sealed(text)
         if text is not None and line is None:
             raise LedgerError(f"{self.path}: the last line is damaged. {WHAT_TO_DO}")
@@ -233,7 +235,7 @@ class Ledger:
         piece = read_tail(file, size)
         if not piece:
             return
-        aside = damaged_path(self.path)
+        aside = self.path.with_name(f"{self.path.stem}.damaged")
         with open(os.open(aside, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "ab") as kept:  # noqa: PTH123
             kept.write(piece + b"\n")
             kept.flush()
@@ -241,10 +243,6 @@ class Ledger:
         os.ftruncate(file, size - len(piece))
         os.fsync(file)
         log.warning("%s ended in an incomplete line, as after a crash; moved to %s", self.path, aside.name)
-
-
-def damaged_path(path: Path) -> Path:
-    return path.with_name(f"{path.stem}.damaged")
 
 
 def describe_coding(facts: Mapping[str, Any]) -> str:
@@ -273,9 +271,3 @@ def read_tail(file: int, end: int) -> bytes:
         start -= step
         piece = os.pread(file, step, start) + piece
     return piece[piece.rfind(b"\n") + 1 :]
-
-
-def read_last_line(file: int) -> bytes | None:
-    """The last line, without its line break; None for an empty file."""
-    size = os.fstat(file).st_size
-    return None if size == 0 else read_tail(file, size - 1)

@@ -25,6 +25,7 @@ from wardround.errors import ConfigError
 from wardround.files import write_bytes, write_json
 
 ADMIN = "organiser@wardround.internal"  # the engine wants its administrator's name to look like an address
+MANIFEST_SCHEMA = "wardround-manifest-1"
 AUTHORITY_DAYS = 3650
 BACKDATED = timedelta(hours=1)  # a hospital's clock may be a little behind
 SIGNATURE = padding.PSS(mgf=padding.MGF1(hashes.SHA256()), salt_length=padding.PSS.DIGEST_LENGTH)
@@ -163,11 +164,8 @@ def as_general_name(host: str) -> x509.GeneralName:
 
 
 def as_pem(key: rsa.RSAPrivateKey) -> bytes:
-    return key.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.TraditionalOpenSSL,
-        serialization.NoEncryption(),
-    )
+    form = serialization.PrivateFormat.TraditionalOpenSSL
+    return key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
 
 
 def format_fingerprint(certificate: x509.Certificate) -> str:
@@ -184,9 +182,8 @@ def load_authority(kit: Kit) -> x509.Certificate:
 def read_issued(folder: Path) -> tuple[x509.Certificate, list[str]]:
     """The authority that made the kits of a folder, and all names it ever made one for."""
     known = json.loads((folder / ".authority" / "project.json").read_text(encoding="utf-8"))
-    return x509.load_pem_x509_certificate((folder / ".authority" / "ca.pem").read_bytes()), list(
-        known["issued"]
-    )
+    certificate = x509.load_pem_x509_certificate((folder / ".authority" / "ca.pem").read_bytes())
+    return certificate, list(known["issued"])
 
 
 def write_private(path: Path, content: bytes) -> None:
@@ -196,9 +193,6 @@ def write_private(path: Path, content: bytes) -> None:
         write_bytes(path, content)
     finally:
         os.umask(old)
-
-
-MANIFEST_SCHEMA = "wardround-manifest-1"
 
 
 def write_manifest(kit: Kit, authority: Authority) -> None:

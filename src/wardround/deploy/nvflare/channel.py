@@ -113,12 +113,11 @@ class Mailbox:
         """The letter, if its reply is still wanted; one that is too late is a stray, once."""
         with self._lock:
             letter, closed = self._open.get(letter_id), self._closed.get(letter_id)
-            is_late = letter is None and closed is not None and not closed.answered and not closed.reported
-            if is_late and closed is not None:
-                closed.reported = True
-        if is_late and closed is not None:
-            self.note_stray(closed.hospital, "late: its reply was ready after the deadline")
-        return letter
+            if letter is not None or closed is None or closed.answered or closed.reported:
+                return letter
+            closed.reported = True
+        self.note_stray(closed.hospital, "late: its reply was ready after the deadline")
+        return None
 
     def may_send(self, letter_id: str) -> bool:
         """Whether the large reply to this letter may come now; a silent hospital loses its turn.
@@ -187,9 +186,6 @@ class Mailbox:
             while True:
                 letter, _ = self._arrived.get_nowait()
                 self.note_stray(letter.hospital, "late: its reply came when the exchange was over")
-
-
-log = logging.getLogger(__name__)
 
 
 class JobEnded(WardroundError):

@@ -14,8 +14,7 @@ from wardround.config import Config
 from wardround.config_file import load_config, resolve
 from wardround.deploy.conducting import refuse_pooled
 from wardround.deploy.kits import Kit
-from wardround.deploy.live_file import FINAL, is_past_registering, read_live
-from wardround.deploy.live_view import follow
+from wardround.deploy.live_file import FINAL, follow, is_past_registering, read_live
 from wardround.deploy.nvflare.job import jobs_folder, write_job
 from wardround.deploy.nvflare.session import DONE, Session
 from wardround.engine.listener import Listener

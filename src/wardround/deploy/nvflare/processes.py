@@ -24,14 +24,14 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any, Literal
 
 from wardround.deploy.kits import KIT, SITE
-from wardround.deploy.lock_file import take_lock
 from wardround.errors import ConfigError, WardroundError
+from wardround.files import take_lock
 
 Role = Literal["server", "client"]
+Say = Callable[[str], None]
 HEARTBEAT_SECONDS = 2  # FLARE waits in steps of two seconds
 PARENT = "WARDROUND_PARENT"
 GRACE_SECONDS = 3.0
@@ -107,10 +107,8 @@ def _signal(processes: Iterable[Any], number: signal.Signals) -> None:
     import psutil
 
     for process in processes:
-        try:
+        with contextlib.suppress(psutil.Error, OSError):
             process.send_signal(number)
-        except (psutil.Error, OSError):
-            continue
 
 
 # The supervisor
@@ -131,7 +129,7 @@ class Processes:
         *,
         site: Path | None = None,
         again: bool = False,
-        say: Callable[[str], None] = lambda line: None,
+        say: Say = lambda line: None,
         check: Callable[[], None] = lambda: None,
     ) -> None:
         self.kit = kit.resolve()
@@ -152,9 +150,7 @@ class Processes:
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def start(self) -> None:
@@ -189,26 +185,20 @@ class Processes:
             left = GRACE_SECONDS - (time.monotonic() - (self._asked or 0.0))
             _, remaining = psutil.wait_procs(self._tree(), timeout=max(0.0, left))
             end(remaining)
-            self._reap(self.child)
+            with contextlib.suppress(subprocess.TimeoutExpired):  # only if the kernel holds it
+                self.child.wait(timeout=GRACE_SECONDS)
         end(_find_processes(self.kit))
         self._unlock()
 
     def _tree(self) -> list[Any]:
         import psutil
 
+        if self.child is None:
+            return []
         try:
-            return (
-                []
-                if self.child is None
-                else [psutil.Process(self.child.pid), *_list_descendants(self.child.pid)]
-            )
+            return [psutil.Process(self.child.pid), *_list_descendants(self.child.pid)]
         except psutil.Error:
             return []
-
-    @staticmethod
-    def _reap(child: subprocess.Popen[bytes]) -> None:
-        with contextlib.suppress(subprocess.TimeoutExpired):  # only if the kernel holds it
-            child.wait(timeout=GRACE_SECONDS)
 
     def _lock(self) -> None:
         """One supervisor for each kit: two would displace each other for ever."""
@@ -293,10 +283,8 @@ def wait_for_port(host: str, port: int, seconds: float, processes: Processes | N
         if processes is not None and processes.ended.is_set():
             raise WardroundError(f"the server ended while starting. Its log: {processes.log}")
         if time.monotonic() > deadline:
-            raise WardroundError(
-                f"{host}:{port} did not open within {seconds:.0f} s."
-                + (f" The server's log: {processes.log}" if processes is not None else "")
-            )
+            log = f" The server's log: {processes.log}" if processes is not None else ""
+            raise WardroundError(f"{host}:{port} did not open within {seconds:.0f} s.{log}")
         time.sleep(0.1)
 
 
@@ -304,7 +292,7 @@ def wait_for_hospitals(
     connected: Callable[[], Iterable[str]],
     expected: Iterable[str],
     seconds: float,
-    say: Callable[[str], None] = lambda line: None,
+    say: Say = lambda line: None,
     at_least: int | None = None,
 ) -> list[str]:
     """Until the expected hospitals are there, or the time is up and at least so many are (all of them)."""
@@ -355,13 +343,10 @@ def main() -> int:
     else:
         from nvflare.private.fed.app.client import client_train as program
 
-        settings = json.loads((chosen.flare / "startup" / "fed_client.json").read_text())
+        client = json.loads((chosen.flare / "startup" / "fed_client.json").read_text())["client"]
         arguments.fed_client = "fed_client.json"
-        arguments.set += [
-            f"uid={settings['client']['fqsn']}",
-            "org=wardround",
-            f"heart_beat_interval={HEARTBEAT_SECONDS}",
-        ]
+        beat = f"heart_beat_interval={HEARTBEAT_SECONDS}"
+        arguments.set += [f"uid={client['fqsn']}", "org=wardround", beat]
     code = MainProcessMonitor.run(main_func=program.main, run_dir=arguments.workspace, args=arguments)
     return int(code or 0)
 

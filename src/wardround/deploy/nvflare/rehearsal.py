@@ -9,7 +9,7 @@ Everything listens on 127.0.0.1 alone.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO
@@ -20,25 +20,22 @@ from wardround.config import Config
 from wardround.data.opening import open_federation
 from wardround.deploy.conducting import refuse_pooled
 from wardround.deploy.kits import Kit
-from wardround.deploy.lock_file import take_lock
 from wardround.deploy.nvflare.organising import Submission, make_paths_absolute, submit
-from wardround.deploy.nvflare.processes import Processes, free_ports, wait_for_hospitals, wait_for_port
+from wardround.deploy.nvflare.processes import Processes, Say, free_ports, wait_for_hospitals, wait_for_port
 from wardround.deploy.nvflare.provisioning import provision
 from wardround.deploy.nvflare.session import Session
 from wardround.deploy.project import Hospital, Organiser, Project
 from wardround.engine.run_folder import check_folder
 from wardround.engine.transports.placement import place
 from wardround.errors import ConfigError
-from wardround.files import write_text
+from wardround.files import take_lock, write_text
 
 START_SECONDS = 120.0
 LOOPBACK = "127.0.0.1"
 
 
 @contextmanager
-def rehearsal(
-    config: Config, *, resume: bool, overwrite: bool, say: Callable[[str], None]
-) -> Iterator[Submission]:
+def rehearsal(config: Config, *, resume: bool, overwrite: bool, say: Say) -> Iterator[Submission]:
     """Start everything, submit the run, and end everything with the block."""
     refuse_pooled(config)
     check_folder(config, resume, overwrite)
@@ -101,10 +98,8 @@ def make_fresh_kits(config: Config, names: list[str], *, keep: bool) -> list[Kit
             valid_days=30,
         )
     except ValueError as error:
-        reason = str(error).splitlines()[2:3] or [str(error)]
-        raise ConfigError(
-            f"the clients' names cannot serve as names of hospitals: {reason[0].strip()}"
-        ) from None
+        reason = (str(error).splitlines()[2:3] or [str(error)])[0].strip()
+        raise ConfigError(f"the clients' names cannot serve as names of hospitals: {reason}") from None
     kits = provision(project, folder / "kits", bind=LOOPBACK)
     for kit in kits[1:]:
         write_text(kit.site_file, render_site(config, kit.name))

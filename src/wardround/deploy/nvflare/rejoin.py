@@ -107,9 +107,8 @@ class RejoinMonitor(FLComponent):  # type: ignore[misc]
         with self._engine.new_context() as fl_ctx:
             if not self._deploy(hospital, job, fl_ctx):
                 return
-            ready, token = self._engine.check_client_resources(job, {hospital: {}}, fl_ctx).get(
-                hospital, (False, "")
-            )
+            offers = self._engine.check_client_resources(job, {hospital: {}}, fl_ctx)
+            ready, token = offers.get(hospital, (False, ""))
             if not ready:
                 log.warning("%s has no resources for job %s now", hospital, job.job_id)
                 return
@@ -129,9 +128,8 @@ class RejoinMonitor(FLComponent):  # type: ignore[misc]
         reply = self._ask(hospital, message)
         done = reply is not None and reply.get_header(MsgHeader.RETURN_CODE, ReturnCode.OK) == ReturnCode.OK
         if not done:
-            log.warning(
-                "%s did not accept job %s: %s", hospital, job.job_id, reply.body if reply else "no reply"
-            )
+            why = reply.body if reply else "no reply"
+            log.warning("%s did not accept job %s: %s", hospital, job.job_id, why)
         return done
 
     def _admit(self, hospital: str, job: Any) -> None:
@@ -139,12 +137,7 @@ class RejoinMonitor(FLComponent):  # type: ignore[misc]
         client = self._engine.get_client_from_name(hospital)
         with self._engine.lock:
             process = self._engine.run_processes[job.job_id]
-            others = {
-                token: other
-                for token, other in process[RunProcessKey.PARTICIPANTS].items()
-                if other.name != hospital
-            }
-            process[RunProcessKey.PARTICIPANTS] = {**others, client.token: client}
-        job.meta[JobMetaKey.JOB_CLIENTS] = [
-            other.to_dict() for other in process[RunProcessKey.PARTICIPANTS].values()
-        ]
+            before = process[RunProcessKey.PARTICIPANTS].items()
+            others = {token: other for token, other in before if other.name != hospital}
+            process[RunProcessKey.PARTICIPANTS] = members = {**others, client.token: client}
+        job.meta[JobMetaKey.JOB_CLIENTS] = [member.to_dict() for member in members.values()]

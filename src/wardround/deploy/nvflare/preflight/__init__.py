@@ -1,5 +1,55 @@
-"""Whether a machine is ready to use its kit: the checks, by what they look at.
+"""Whether a machine is ready to use its kit: the checks, by what they look at, and here what they share.
 
 `sequence.preflight` runs them all; the light commands (`status`, `stop`) use kit.py and connection.py alone,
 which import neither torch nor the engine.
 """
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Literal
+
+from wardround.deploy.kits import Kit
+
+State = Literal["ok", "warning", "wrong", "not reached"]
+TIMEOUT = 5.0  # seconds for a connection, and for the handshake after it
+NEW_KIT = "Ask the organiser for a new kit (wardround provision --renew)."
+
+
+@dataclass(frozen=True)
+class Check:
+    """What was checked, its state, and what to do."""
+
+    name: str
+    state: State
+    found: str = ""
+    todo: str = ""
+
+
+class CheckFailed(Exception):
+    """A check that ends the preflight."""
+
+    def __init__(self, found: str, todo: str = "") -> None:
+        super().__init__(found)
+        self.found, self.todo = found, todo
+
+
+class TrustFailed(CheckFailed):
+    """One side does not trust the other: waiting will not help."""
+
+
+@dataclass
+class PreflightContext:
+    """What the checks share; clock: what the server said the time is, less what it is here."""
+
+    kit: Kit
+    data: Path | None = None
+    now: datetime = field(default_factory=lambda: datetime.now(UTC))
+    timeout: float = TIMEOUT
+    clock: timedelta | None = None
+
+
+def warn(found: str, todo: str = "") -> Check:
+    return Check("", "warning", found, todo)

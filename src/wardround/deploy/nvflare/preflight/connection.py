@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 
 from wardround.deploy.kits import Kit
-from wardround.deploy.nvflare.preflight.checks import NEW_KIT, CheckFailed, PreflightContext, TrustFailed
+from wardround.deploy.nvflare.preflight import NEW_KIT, CheckFailed, PreflightContext, TrustFailed
 from wardround.errors import ConfigError
 
 FOR_REFUSAL = 0.3  # seconds in which a server that refuses our certificate says so
@@ -102,15 +102,12 @@ def probe_server(connection: ssl.SSLSocket, where: str, context: PreflightContex
     """
     answer = b""
     try:
-        connection.settimeout(
-            FOR_REFUSAL
-        )  # first, since writing to a closed connection would lose the reason
+        connection.settimeout(FOR_REFUSAL)  # first: writing to a closed connection would lose the reason
         with contextlib.suppress(TimeoutError):
             connection.recv(1)
         connection.settimeout(context.timeout)
-        connection.sendall(
-            f"GET / HTTP/1.1\r\nHost: {context.kit.server}\r\nConnection: close\r\n\r\n".encode()
-        )
+        host = context.kit.server
+        connection.sendall(f"GET / HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
         while b"\r\n\r\n" not in answer and len(answer) < 65536:
             part = connection.recv(4096)
             if not part:

@@ -24,14 +24,7 @@ from wardround.deploy.nvflare.authority import (
     load_authority,
 )
 from wardround.deploy.nvflare.job import REJOIN
-from wardround.deploy.nvflare.preflight.checks import (
-    NEW_KIT,
-    TIMEOUT,
-    Check,
-    CheckFailed,
-    PreflightContext,
-    warn,
-)
+from wardround.deploy.nvflare.preflight import NEW_KIT, Check, CheckFailed, PreflightContext, warn
 from wardround.errors import ConfigError
 
 SOON = timedelta(days=14)
@@ -77,9 +70,8 @@ def check_kit(context: PreflightContext) -> Check | str:
         raise CheckFailed(f"{kit.folder / min(lost)} is missing.", again)
     refuse_older(kit)
     if changed:
-        return warn(
-            f"changed since the kit was made: {', '.join(changed)}", "Check that this change is yours."
-        )
+        names = ", ".join(changed)
+        return warn(f"changed since the kit was made: {names}", "Check that this change is yours.")
     return (
         f"{kit.role} '{kit.name}' of project '{kit.project}', {len(files)} files as signed; "
         f"authority {format_fingerprint(authority)}"
@@ -133,8 +125,8 @@ def check_certificates(context: PreflightContext) -> Check | str:
         ends.append(check_dates(path, certificate, context.now))
     left = min(ends) - context.now
     if left < SOON:
-        return warn(f"valid for {left.days} more days, until {format_day(min(ends))}", NEW_KIT)
-    return f"valid until {format_day(min(ends))}"
+        return warn(f"valid for {left.days} more days, until {min(ends):%Y-%m-%d}", NEW_KIT)
+    return f"valid until {min(ends):%Y-%m-%d}"
 
 
 def shorten_error(error: Exception) -> str:
@@ -146,7 +138,7 @@ def shorten_error(error: Exception) -> str:
 
 def refuse_broken(kit: Kit, now: datetime | None = None) -> None:
     """Raise where a kit is incomplete or its certificates are not valid, before anything is started."""
-    context = PreflightContext(kit, None, now or datetime.now(UTC), TIMEOUT)
+    context = PreflightContext(kit, now=now or datetime.now(UTC))
     try:
         check_kit(context)
         check_certificates(context)
@@ -165,10 +157,6 @@ def check_dates(path: Path, certificate: x509.Certificate, now: datetime) -> dat
         )
     if now > end:
         raise CheckFailed(
-            f"{path} expired on {format_day(end)} (this machine says it is {format_day(now)}).", NEW_KIT
+            f"{path} expired on {end:%Y-%m-%d} (this machine says it is {now:%Y-%m-%d}).", NEW_KIT
         )
     return end
-
-
-def format_day(time: datetime) -> str:
-    return f"{time:%Y-%m-%d}"

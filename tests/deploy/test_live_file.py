@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from helpers import config
 
-from wardround.deploy import live_view
+from wardround.deploy import live_file
 from wardround.deploy.nvflare.organising import Submission
 from wardround.errors import WardroundError
 
@@ -39,7 +39,7 @@ def write(live: Path, **facts: Any) -> None:
 
 @pytest.fixture
 def live(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(live_view, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(live_file, "LOOK_SECONDS", 0.01)
     return tmp_path / "run" / "live.json"
 
 
