@@ -25,12 +25,7 @@ SETTINGS: dict[str, Any] = {
     "batch_size": 4,
     "data": {"phantom": {"hospitals": 3}},
     "model": {"name": "unet2d", "base_filters": 8, "levels": 4},
-    "optimizer": {
-        "name": "adam",
-        "learning_rate": 8e-3,
-        "schedule": {"name": "polynomial"},
-        "state": "keep",
-    },
+    "optimizer": {"name": "adam", "learning_rate": 8e-3, "schedule": {"name": "polynomial"}, "state": "keep"},
     "evaluate": {"metrics": ["dice", "hd95"], "every": 4},
     "compute": {"threads": 1, "device": "cpu"},  # runs in parallel, one core each
 }

@@ -92,8 +92,7 @@ def evaluate(
         Path, typer.Argument(metavar="DATA", help="A federation.yaml, or a folder of images and labels.")
     ],
     output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", help="A folder; default: runs/<run>-on-<data>."),
+        Path | None, typer.Option("--output", "-o", help="A folder; default: runs/<run>-on-<data>.")
     ] = None,
     split: Annotated[
         Literal["auto", "all", "train", "val", "test"],

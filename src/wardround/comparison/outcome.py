@@ -43,12 +43,7 @@ from wardround.comparison.scores import (
     summarise_row,
 )
 from wardround.comparison.statistics import CaseKey
-from wardround.comparison.tables import (
-    cross_site_table,
-    join_tables,
-    score_table,
-    significance_table,
-)
+from wardround.comparison.tables import cross_site_table, join_tables, score_table, significance_table
 from wardround.engine.judging.evaluation import Evaluation
 from wardround.engine.judging.units import read_units
 from wardround.errors import CheckpointError, ConfigError

@@ -37,10 +37,7 @@ EMPTY = {
     "smooth": "Dice is smoothed by 1e-5, so two empty masks give 1",
 }
 FLATTERS = "†: infinite values are left out, which flatters."
-TESTED = {
-    "best": "the round that was best on validation cases",
-    "last": "the last round",
-}
+TESTED = {"best": "the round that was best on validation cases", "last": "the last round"}
 
 
 # Scores

@@ -52,13 +52,7 @@ class GELAN(Segmenter):
     needs_two = True
 
     def __init__(
-        self,
-        *,
-        widths: Sequence[int],
-        norm: Norm,
-        depth: int,
-        dropout: float,
-        **sizes: int,
+        self, *, widths: Sequence[int], norm: Norm, depth: int, dropout: float, **sizes: int
     ) -> None:
         super().__init__(divisor=2 ** (len(widths) - 1), **sizes)
         self.finest = min(FINEST, len(widths) - 2)

@@ -61,8 +61,7 @@ class ModelSettings(Settings):
         Field(ge=1, le=1024, description="images for a MONAI or user network are padded to a multiple of it"),
     ] = None
     weights: Annotated[
-        Path | None,
-        Field(description="safetensors file to start from, as far as names and shapes match"),
+        Path | None, Field(description="safetensors file to start from, as far as names and shapes match")
     ] = None
 
 

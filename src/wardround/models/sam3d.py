@@ -42,14 +42,7 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from wardround.models.base import Output
 from wardround.models.norm import Norm, needs_bias
-from wardround.models.unet import (
-    EncoderDecoder,
-    add_norm,
-    channel_dropout,
-    convolution,
-    unit,
-    up_convolution,
-)
+from wardround.models.unet import EncoderDecoder, add_norm, channel_dropout, convolution, unit, up_convolution
 
 HEAD_WIDTH = 64  # channels an attention head has, in SAM and most vision transformers
 NARROWEST = 16  # channels of the finest decoder stage at least
@@ -73,13 +66,7 @@ class SAM3D(EncoderDecoder):
     """
 
     def __init__(
-        self,
-        *,
-        encoder: ImageEncoder,
-        widths: Sequence[int],
-        norm: Norm,
-        dropout: float,
-        **sizes: int,
+        self, *, encoder: ImageEncoder, widths: Sequence[int], norm: Norm, dropout: float, **sizes: int
     ) -> None:
         super().__init__(divisor=2 ** (len(widths) - 1), **sizes)
         in_channels, dimensions = self.in_channels, self.dimensions

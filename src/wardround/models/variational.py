@@ -68,11 +68,7 @@ class VariationalConvolution(nn.Module):
     prior_sigma: Tensor
 
     def __init__(
-        self,
-        source: int,
-        width: int,
-        *,
-        estimator: Literal["flipout", "reparam"] = "flipout",
+        self, source: int, width: int, *, estimator: Literal["flipout", "reparam"] = "flipout"
     ) -> None:
         super().__init__()
         self.estimator = estimator

@@ -164,11 +164,7 @@ def draw_bands(rounds: Sequence[float], x: Axis, describe: Callable[[float], str
     """One invisible column for each round that tells its values when pointed at."""
     step = max(1, math.ceil(len(rounds) / MOST_BANDS))
     chosen = list(rounds)[::step]
-    edges = [
-        0.0,
-        *((x.percent(a) + x.percent(b)) / 2 for a, b in pairwise(chosen)),
-        100.0,
-    ]
+    edges = [0.0, *((x.percent(a) + x.percent(b)) / 2 for a, b in pairwise(chosen)), 100.0]
     return [
         tag(
             "g",

@@ -163,11 +163,7 @@ def draw_navigation(groups: Sequence[RunGroup], detail: str) -> Html:
 
 
 def draw_details(
-    runs: Sequence[Run],
-    encoded: Mapping[str, Mapping[str, Sequence[Encoded]]],
-    most: int,
-    *,
-    is_sample: bool,
+    runs: Sequence[Run], encoded: Mapping[str, Mapping[str, Sequence[Encoded]]], most: int, *, is_sample: bool
 ) -> Html:
     """Every run on its own; with several, one at a time."""
     if not runs:

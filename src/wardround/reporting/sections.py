@@ -12,13 +12,7 @@ from wardround.comparison.statistics import CaseKey
 from wardround.engine.judging.result_tables import client_table
 from wardround.metrics import METRICS
 from wardround.reporting.calibration import confidence_section
-from wardround.reporting.charts import (
-    area_chart,
-    format_number,
-    line_chart,
-    number_labels,
-    reliability_chart,
-)
+from wardround.reporting.charts import area_chart, format_number, line_chart, number_labels, reliability_chart
 from wardround.reporting.heterogeneity import heterogeneity
 from wardround.reporting.html import Html, details, name, section, tag
 from wardround.reporting.overlays import Encoded, gallery
