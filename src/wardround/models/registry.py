@@ -19,13 +19,16 @@ from wardround.models.foreign_networks import (
     MONAI_DIVISOR,
     MONAI_PREFIX,
     build_foreign,
+    check_arguments,
+    check_value,
     find_monai_network,
     find_user_network,
     from_data,
     is_user_network,
+    parameters_of,
+    types_of,
 )
 from wardround.models.norm import Norm
-from wardround.models.signature import check_arguments, check_value, parameters_of, types_of
 from wardround.models.variational import VariationalSegmenter, VariationalSettings
 from wardround.settings import Settings
 from wardround.text import suggest
