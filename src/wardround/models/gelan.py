@@ -143,17 +143,9 @@ def gelan(
     Its first weights are those for a ReLU, which SiLU resembles. Without norm layers the deep levels start
     small: SiLU shrinks small values more than large ones.
     """
-    return init_he(
-        GELAN(
-            in_channels=in_channels,
-            num_outputs=num_outputs,
-            dimensions=dimensions,
-            widths=[base_filters * min(2**level, WIDEST) for level in range(levels)],
-            norm=norm,
-            depth=depth,
-            dropout=dropout,
-        )
-    )
+    sizes = {"in_channels": in_channels, "num_outputs": num_outputs, "dimensions": dimensions}
+    widths = [base_filters * min(2**level, WIDEST) for level in range(levels)]
+    return init_he(GELAN(widths=widths, norm=norm, depth=depth, dropout=dropout, **sizes))
 
 
 # Slices

@@ -117,27 +117,14 @@ def sam3d(
     """
     width = base_filters or SIZES[size].width
     neck = SIZES[size].neck
+    windows = [0 if is_global(block, depth, global_every) else window for block in range(depth)]
+    patch = 2 ** (levels - 1)
     encoder = ImageEncoder(
-        in_channels,
-        width,
-        neck,
-        patch=2 ** (levels - 1),
-        windows=[0 if is_global(block, depth, global_every) else window for block in range(depth)],
-        norm=norm,
-        dimensions=dimensions,
+        in_channels, width, neck, patch=patch, windows=windows, norm=norm, dimensions=dimensions
     )
     widths = [neck, *(max(NARROWEST, neck // 2**stage) for stage in range(1, levels))]
-    return init_weights(
-        SAM3D(
-            in_channels=in_channels,
-            num_outputs=num_outputs,
-            dimensions=dimensions,
-            encoder=encoder,
-            widths=widths,
-            norm=norm,
-            dropout=dropout,
-        )
-    )
+    sizes = {"in_channels": in_channels, "num_outputs": num_outputs, "dimensions": dimensions}
+    return init_weights(SAM3D(encoder=encoder, widths=widths, norm=norm, dropout=dropout, **sizes))
 
 
 def is_global(block: int, depth: int, global_every: int) -> bool:

@@ -323,7 +323,7 @@ def autoencoder(
     norm: Norm = "instance",
     dropout: float = 0.0,
 ) -> Autoencoder:
-    """Çiçek's 3D U-Net, or its 2D likeness with the same widths, without skips; SAFCF gives no further details.
+    """Çiçek's 3D U-Net, or its 2D likeness with the same widths, without skips; SAFCF gives no details.
 
     base_filters 32 and 4 levels give 64, 128, 256, 512; with 5 levels the 2D network has 64 to 1024.
     """
@@ -332,6 +332,5 @@ def autoencoder(
         PlainStage(below, width, norm, dimensions) for width, below in reversed(list(pairwise(widths)))
     ]
     sizes = {"in_channels": in_channels, "num_outputs": num_outputs, "dimensions": dimensions}
-    return init_he(
-        Autoencoder(encoder=encoder, decoder=decoder, last_width=widths[0], dropout=dropout, **sizes)
-    )
+    model = Autoencoder(encoder=encoder, decoder=decoder, last_width=widths[0], dropout=dropout, **sizes)
+    return init_he(model)

@@ -29,18 +29,11 @@ FULL = "every client in every round; with fewer the absent keep their weight, an
 
 
 def method_list() -> Table:
-    rows = [
-        [
-            name,
-            kind.title,
-            f"{kind.paper} {kind.year}".strip() if kind.year else kind.paper,
-            kind.kind,
-            kind.sends,
-            ", ".join(sorted(kind.needs)) or "-",
-            "yes" if kind.secure_sum else "no",
-        ]
-        for name, kind in METHODS.items()
-    ]
+    rows = []
+    for name, kind in METHODS.items():
+        paper = f"{kind.paper} {kind.year}".strip() if kind.year else kind.paper
+        needs, secure = ", ".join(sorted(kind.needs)) or "-", "yes" if kind.secure_sum else "no"
+        rows.append([name, kind.title, paper, kind.kind, kind.sends, needs, secure])
     columns = ["name", "method", "paper", "kind", "sends beyond the model", "needs", "secure sum"]
     return Table("Methods", columns, rows)
 
@@ -133,18 +126,9 @@ def network_list(size: Sequence[int] | None, channels: int, outputs: int) -> Tab
                 continue
             chosen = SIZES[dimensions] if size is None else size
             found = measure(ModelSettings(name=name), chosen, channels, outputs)
-            rows.append(
-                [
-                    name,
-                    info.title,
-                    f"{dimensions}D",
-                    format_size(chosen),
-                    found.costs.parameters,
-                    round(found.costs.flops / 1e9, 1),
-                    norm_text(found.model),
-                    features_text(found.model),
-                ]
-            )
+            known = [name, info.title, f"{dimensions}D", format_size(chosen)]
+            measured = [found.costs.parameters, round(found.costs.flops / 1e9, 1)]
+            rows.append([*known, *measured, norm_text(found.model), features_text(found.model)])
     caption = (
         f"Channels in: {channels}, out: {outputs}. GFLOPs: of one forward pass of one image, a "
         f"multiplication and an addition counted as two. {OTHERS}"

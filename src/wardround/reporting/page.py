@@ -166,16 +166,9 @@ def read_asset(file: str) -> str:
 
 def build_policy(style: str, script: str, *, live: bool) -> str:
     """The content security policy: our own style and script, inline pictures, no requests."""
-    return "; ".join(
-        [
-            "default-src 'none'",
-            f"style-src '{hash_content(style)}'",
-            f"script-src '{hash_content(script)}'",
-            "img-src data:",
-            f"connect-src {'self'!r}" if live else "connect-src 'none'",
-            "base-uri 'none'",
-            "form-action 'none'",
-        ]
+    return (
+        f"default-src 'none'; style-src '{hash_content(style)}'; script-src '{hash_content(script)}'; "
+        f"img-src data:; connect-src '{'self' if live else 'none'}'; base-uri 'none'; form-action 'none'"
     )
 
 
@@ -235,11 +228,8 @@ def draw_details(
         )
         for place, run in enumerate(runs)
     ]
-    fewer = (
-        tag("p", f"To keep this page small, volumes are shown with at most {most} slices.", class_="muted")
-        if most < SLICE_CHOICES[0]
-        else None
-    )
+    reduced = f"To keep this page small, volumes are shown with at most {most} slices."
+    fewer = tag("p", reduced, class_="muted") if most < SLICE_CHOICES[0] else None
     sample = join(
         "One run of every row, the first of its seeds; ",
         tag("code", "wardround report"),
@@ -253,14 +243,10 @@ def draw_picker(runs: Sequence[Run]) -> Html | None:
     """Chooses the run that is shown; without JavaScript all are."""
     if len(runs) < 2:
         return None
-    choices = [
-        tag(
-            "label",
-            tag("input", type="radio", name="run", value=f"r{place}", checked=place == 0),
-            tag("span", name(run.label, 32)),
-        )
-        for place, run in enumerate(runs)
-    ]
+    choices = []
+    for place, run in enumerate(runs):
+        button = tag("input", type="radio", name="run", value=f"r{place}", checked=place == 0)
+        choices.append(tag("label", button, tag("span", name(run.label, 32))))
     return tag("fieldset", tag("legend", "In detail"), choices, class_="picker")
 
 
@@ -278,20 +264,16 @@ def draw_footer() -> Html:
 def colophon_section(run: Run, prefix: str) -> Html:
     """What one needs to repeat the run."""
     environment = run.environment
+    title = f" ({METHODS[run.method].title})" if run.method in METHODS else ""
+    digest = tag("code", str(run.result.get("params_sha256", "not yet")), class_="hash")
     rows: list[tuple[str, Any]] = [
         *list_evaluation_facts(run),
-        (
-            "method",
-            join(name(run.method), f" ({METHODS[run.method].title})" if run.method in METHODS else ""),
-        ),
+        ("method", join(name(run.method), title)),
         ("objective", name(run.objective or "the method's own")),
         ("seed", str(run.config.get("seed", ""))),
         *([] if run.is_evaluation else [("rounds", f"{len(run.records)} of {run.rounds}")]),
         ("commit", tag("code", str(environment.get("commit") or "installed package"))),
-        (
-            "final parameters (SHA-256)",
-            tag("code", str(run.result.get("params_sha256", "not yet")), class_="hash"),
-        ),
+        ("final parameters (SHA-256)", digest),
         *([] if run.is_evaluation else [("seconds in rounds", format_seconds(run))]),
         ("folder", tag("code", str(run.folder))),
     ]
