@@ -225,10 +225,8 @@ def calibration(run: Run, prefix: str, places: Mapping[str, int]) -> Html:
         note += " Most voxels have a probability below 0.1, which makes the first number small."
     columns = ["client", "all voxels", "between 0.1 and 0.9", "voxels"]
     table = plain_table("Expected calibration error of the foreground", columns, errors, note)
-    title, words = (
-        "Reliability of the predicted foreground",
-        "Share of true foreground by predicted probability: ",
-    )
+    title = "Reliability of the predicted foreground"
+    words = "Share of true foreground by predicted probability: "
     axes = ("predicted probability of foreground", "share that is foreground")
     chart = reliability_chart(title, lines, places, axes=axes, words=words)
     lead = "On the diagonal the model is calibrated; below it the model is overconfident of foreground."
