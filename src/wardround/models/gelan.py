@@ -93,14 +93,9 @@ class GELAN(Segmenter):
         for stage, skip in zip(self.refine, reversed(maps[: self.finest]), strict=True):
             x = self.block(stage, x, skip)
             stages.append(x)
-        logits = self.head(self.dropout(x))
+        logits = from_slices(self.head(self.dropout(x)), slices)
         folded = tuple(from_slices(stage, slices) for stage in stages)
-        return Output(
-            logits=from_slices(logits, slices),
-            bottleneck=from_slices(bottleneck, slices),
-            decoder=folded[-1],
-            stages=folded,
-        )
+        return Output(logits, from_slices(bottleneck, slices), decoder=folded[-1], stages=folded)
 
     def _bottleneck(self, x: Tensor) -> Tensor:
         return from_slices(self._encode(to_slices(x))[-1], x.shape[2:][2:])

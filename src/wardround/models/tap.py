@@ -311,12 +311,8 @@ class Finder:
     def place(self, call: Call) -> MapLocation:
         assert call.output is not None
         is_tokens = call.output.dim() != len(self.image)
-        return MapLocation(
-            call.module,
-            call.number,
-            step_of(call.output.shape[1], self.image[2:]) if is_tokens else None,
-            is_overwritten=call.output._version != call.version,
-        )
+        step = step_of(call.output.shape[1], self.image[2:]) if is_tokens else None
+        return MapLocation(call.module, call.number, step, call.output._version != call.version)
 
     def _enlarges(self, call: Call, size: int) -> bool:
         """Whether a module makes larger maps of one of this size; padding, which adds rows, does not."""

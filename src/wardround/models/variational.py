@@ -122,12 +122,8 @@ class VariationalSegmenter(Segmenter):
     """Any network behind a variational stem; what the network offers, this offers."""
 
     def __init__(self, backbone: Segmenter, settings: VariationalSettings, *, in_channels: int) -> None:
-        super().__init__(
-            in_channels=in_channels,
-            num_outputs=backbone.num_outputs,
-            dimensions=backbone.dimensions,
-            divisor=backbone.divisor,
-        )
+        sizes = {"num_outputs": backbone.num_outputs, "dimensions": backbone.dimensions}
+        super().__init__(in_channels=in_channels, divisor=backbone.divisor, **sizes)
         self.has_features = backbone.has_features
         self.settings = settings
         self.stem = VariationalConvolution(in_channels, settings.channels, estimator=settings.estimator)
