@@ -147,12 +147,7 @@ def is_in_use(folder: Path) -> bool:
 
 
 def start_run(
-    settings: Mapping[str, Any],
-    folder: Path,
-    name: str,
-    *,
-    resume: bool = False,
-    options: Sequence[str] = (),
+    settings: Mapping[str, Any], folder: Path, name: str, *, resume: bool = False, options: Sequence[str] = ()
 ) -> subprocess.Popen[str]:
     """Start `wardround train` on a file that can also be run by hand.
 

@@ -25,12 +25,7 @@ SETTINGS: dict[str, Any] = {
     "batch_size": 4,
     "data": {"phantom": {"hospitals": 3}},
     "model": {"name": "unet2d", "base_filters": 8, "levels": 4},
-    "optimizer": {
-        "name": "adam",
-        "learning_rate": 8e-3,
-        "schedule": {"name": "polynomial"},
-        "state": "keep",
-    },
+    "optimizer": {"name": "adam", "learning_rate": 8e-3, "schedule": {"name": "polynomial"}, "state": "keep"},
     "evaluate": {"metrics": ["dice", "hd95"], "every": 4},
     "compute": {"threads": 1, "device": "cpu"},  # runs in parallel, one core each
 }
@@ -57,17 +52,12 @@ def run_demo(folder: Path, *, seed: int = 42, watch: BatchListener | None = None
     results = run_all(runs, folder, jobs=min(2, cores()), watch=watch)
     tests = {name: result.test for name, result in results.items() if result.test is not None}
     elsewhere = mean_elsewhere(results["local"])
-    references = method_table(
-        {label: tests[name] for name, label in REFERENCES.items()},
-        "dice",
-        "Test Dice at each hospital",
-        {"at other hospitals": [elsewhere, math.nan, math.nan]},
-    )
-    papers = method_table(
-        {"FedAvg": tests["fedavg"]} | {label: tests[name] for name, label in PAPERS.items()},
-        "dice",
-        "The four papers' methods, same hospitals, same budget (one seed)",
-    )
+    shown = {label: tests[name] for name, label in REFERENCES.items()}
+    away = {"at other hospitals": [elsewhere, math.nan, math.nan]}
+    references = method_table(shown, "dice", "Test Dice at each hospital", away)
+    shown = {"FedAvg": tests["fedavg"]} | {label: tests[name] for name, label in PAPERS.items()}
+    title = "The four papers' methods, same hospitals, same budget (one seed)"
+    papers = method_table(shown, "dice", title)
     fedavg = tests["fedavg"].value("dice")
     sentence = (
         f"A hospital's own model scores {elsewhere:.2f} at the other hospitals; "
@@ -85,13 +75,8 @@ def run_demo(folder: Path, *, seed: int = 42, watch: BatchListener | None = None
 
 
 def one_run(method: str, seed: int) -> dict[str, Any]:
-    return {
-        **SETTINGS,
-        "name": method,
-        "seed": seed,
-        "method": {"name": method},
-        "evaluate": {**SETTINGS["evaluate"], "cross_site": method == "local"},
-    }
+    evaluate = {**SETTINGS["evaluate"], "cross_site": method == "local"}
+    return {**SETTINGS, "name": method, "seed": seed, "method": {"name": method}, "evaluate": evaluate}
 
 
 def mean_elsewhere(local: Result) -> float:

@@ -100,13 +100,8 @@ class Table:
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         kinds = [self._kind(number) for number in range(len(self.columns))]
-        writer.writerow(
-            [
-                formula_safe(name)
-                for column, kind in zip(self.columns, kinds, strict=True)
-                for name in part_names(column, kind)
-            ]
-        )
+        heads = [part_names(column, kind) for column, kind in zip(self.columns, kinds, strict=True)]
+        writer.writerow([formula_safe(name) for names in heads for name in names])
         for row in self.rows:
             writer.writerow(
                 [part for value, kind in zip(row, kinds, strict=True) for part in parts(value, kind)]

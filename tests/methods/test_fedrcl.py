@@ -12,8 +12,15 @@ from torch import Tensor
 
 from wardround.engine.networks import build_model
 from wardround.errors import ConfigError
-from wardround.losses.contrastive import cosines
-from wardround.losses.voxels import MIXED, MOST_OF_A_CLASS, Voxels, draw_voxels, iterate_levels, pure_labels
+from wardround.losses.contrastive import (
+    MIXED,
+    MOST_OF_A_CLASS,
+    Voxels,
+    cosines,
+    draw_voxels,
+    iterate_levels,
+    pure_labels,
+)
 from wardround.methods.fedrcl import FedRCL, divergence_penalty, supervised_contrast
 from wardround.models.base import Segmenter
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pytest import MonkeyPatch, approx, mark, raises
 
-from wardround.aggregation import pieces as module
+from wardround.aggregation import mean as module
 from wardround.aggregation.robust import median_cut, trimmed_mean
 from wardround.clients import Clients
 from wardround.errors import ConfigError

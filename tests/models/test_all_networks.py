@@ -11,8 +11,8 @@ from helpers import dice_after_fitting, four_cases, whole_and_resumed
 from torch import Tensor
 
 from wardround.models import MODELS, Segmenter, head_names
+from wardround.models.foreign_networks import parameters_of
 from wardround.models.norm import Norm
-from wardround.models.signature import parameters_of
 from wardround.storage import StoredTensors, save_tensors
 
 OWN: dict[str, dict[str, Any]] = {  # beside 4 filters and 3 levels

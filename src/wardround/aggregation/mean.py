@@ -1,18 +1,73 @@
-"""Weighted means of Params, accumulated in float64.
+"""Weighted means of Params, accumulated in float64 piece by piece, and the updates of clients.
 
-Only one accumulator is alive, the size of one piece of a tensor: however many models there are, in memory
-or on disk, a mean needs no more memory than its result.
+A rule that compares models element by element needs the same piece of each, never whole models: however many
+there are, in memory or on disk, a mean needs no more memory than its result. A piece fits a core's cache, and
+of a stored reply no more than the piece is read. Pieces are spread over as many threads as torch may use, and
+results are joined in order: the bytes do not depend on the number of threads.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from math import prod
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from wardround.aggregation.pieces import Piece, map_pieces, split_pieces
+from wardround.messages import Reply, ServerState
 from wardround.params import Params
+
+PIECE = 2**15
+"""Elements at a time: 256 KiB as float64, few enough that torch starts no threads of its own."""
+
+WORTH_THREADS = 2**20
+"""Elements from which on threads save more time than they cost."""
+
+T = TypeVar("T")
+
+
+# Models in pieces
+
+
+@dataclass(frozen=True)
+class Piece:
+    """The elements from `start` to `stop` of the flattened tensor; on_host: not on a GPU."""
+
+    name: str
+    start: int
+    stop: int
+    on_host: bool = True
+
+    def of(self, params: Params) -> Tensor:
+        return params.part(self.name, self.start, self.stop)
+
+    def within(self, tensor: Tensor) -> Tensor:
+        """This piece of a contiguous tensor, as a view."""
+        return tensor.view(-1)[self.start : self.stop]
+
+
+def split_pieces(params: Params, names: Iterable[str], length: int | None = None) -> list[Piece]:
+    """Pieces that cover these tensors; on a GPU, where small pieces cost more, each tensor whole."""
+    found = []
+    for name in names:
+        count = prod(params.spec(name)[0])
+        on_host = params.device(name).type == "cpu"
+        step = (length or PIECE) if on_host else max(count, 1)
+        found += [Piece(name, start, min(start + step, count), on_host) for start in range(0, count, step)]
+    return found
+
+
+def map_pieces(function: Callable[[Piece], T], found: list[Piece]) -> list[T]:
+    """The function's results for all pieces, in order."""
+    threads = torch.get_num_threads()
+    numbers = sum(piece.stop - piece.start for piece in found if piece.on_host)
+    if threads == 1 or numbers < WORTH_THREADS:
+        return [function(piece) for piece in found]
+    with ThreadPoolExecutor(threads, thread_name_prefix="pieces") as pool:
+        return list(pool.map(function, found))
 
 
 def mean(items: Sequence[Params], weights: Sequence[float] | None = None) -> Params:
@@ -71,3 +126,29 @@ def validate_weights(items: Sequence[Params], weights: Sequence[float] | None) -
     if len(weights) != len(items):
         raise ValueError(f"{len(items)} items but {len(weights)} weights")
     return [float(weight) for weight in weights]
+
+
+# Updates of clients: only tensors that learn count; running statistics and counters are not directions
+
+
+def collect_params(replies: Sequence[Reply]) -> list[Params]:
+    """The params each client returned."""
+    return [reply.params for reply in replies]
+
+
+def move_along(state: ServerState, replies: Sequence[Reply], factors: Sequence[float]) -> Params:
+    """θ + Σ factor_k (θ_k - θ) for all floating tensors; factors that sum to one give the plain mean."""
+    received = state.params.only(collect_params(replies)[0])
+    rest = 1.0 - sum(factors)
+    if abs(rest) < 1e-12:
+        return state.params.updated(mean(collect_params(replies), factors))
+    return state.params.updated(mean([received, *collect_params(replies)], [rest, *factors]))
+
+
+def average_update(state: ServerState, average: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Δ = average - θ in float64, for the learned tensors that travelled."""
+    return {
+        name: average[name].double() - state.params[name].double().to(average[name].device)
+        for name in state.trainable
+        if name in average
+    }

@@ -14,9 +14,7 @@ from collections.abc import Collection, Sequence
 import torch
 from torch import Tensor
 
-from wardround.aggregation.mean import maximum, mean
-from wardround.aggregation.pieces import Piece, map_pieces, split_pieces
-from wardround.aggregation.updates import collect_params
+from wardround.aggregation.mean import Piece, collect_params, map_pieces, maximum, mean, split_pieces
 from wardround.aggregation.weights import normalise
 from wardround.messages import Reply, ServerState
 from wardround.params import Params

@@ -17,7 +17,7 @@ from rich.markup import escape
 # It only has an effect if set before torch starts its threads, so here.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-from wardround.cli import (
+from wardround.cli import (  # noqa: F401, each adds its commands to the app
     catalogues,
     compare,
     data,
@@ -35,22 +35,7 @@ from wardround.cli.common import app, err, out
 from wardround.errors import WardroundError
 from wardround.version import __version__
 
-__all__ = [
-    "app",
-    "catalogues",
-    "compare",
-    "data",
-    "egress",
-    "export",
-    "hospitals",
-    "kits",
-    "main",
-    "models",
-    "plan",
-    "predict",
-    "report",
-    "runs",
-]
+__all__ = ["app", "main"]
 
 
 def main() -> None:

@@ -71,8 +71,7 @@ def papers(context: typer.Context, json_: JsonRows = False) -> None:
 
 @papers_app.command()
 def show(
-    name: Annotated[str, typer.Argument(help="A preset, such as safcf-table2.")],
-    json_: Json = False,
+    name: Annotated[str, typer.Argument(help="A preset, such as safcf-table2.")], json_: Json = False
 ) -> None:
     """Show what a preset runs, what it still needs, and what was published."""
     configure_logging(debug=False, quiet=True)

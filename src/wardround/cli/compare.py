@@ -40,8 +40,7 @@ def compare(
         str | None, typer.Option(help="The row others are tested against; default FedAvg.")
     ] = None,
     hold_out: Annotated[
-        list[str] | None,
-        typer.Option(metavar="CLIENT", help="Only tested, never trained; may be repeated."),
+        list[str] | None, typer.Option(metavar="CLIENT", help="Only tested, never trained; may be repeated.")
     ] = None,
     leave_one_out: Annotated[
         bool, typer.Option("--leave-one-out", help="Hold out each client in turn.")

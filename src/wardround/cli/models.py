@@ -41,7 +41,7 @@ def models(
             raise ConfigError("wardround models: write options after show NAME, not before it.")
         return
     configure_logging(debug=False, quiet=True)
-    from wardround.reporting.networks import network_list
+    from wardround.reporting.catalogue import network_list
 
     print_rows(network_list(parse_size(size), channels, classes), json_)
 
@@ -64,11 +64,11 @@ def show(
     """
     configure_logging(debug=False, quiet=True)
     from wardround.models.start_weights import compare
-    from wardround.reporting import networks
+    from wardround.reporting import catalogue
 
     settings = read_settings(name, overrides or [])
-    found = networks.measure(settings, parse_size(size) or choose_size(settings), channels, classes)
-    facts = networks.network_facts(found)
+    found = catalogue.measure(settings, parse_size(size) or choose_size(settings), channels, classes)
+    facts = catalogue.network_facts(found)
     path = weights or settings.weights
     match = None if path is None else compare(found.model, path)
     if json_:
@@ -76,12 +76,12 @@ def show(
         matched = {} if match is None else {"weights": match.as_dict()}
         out.print_json(json.dumps({**facts, "parts": parts, **matched}, default=str))
         return
-    print_table(networks.facts_table(facts))
+    print_table(catalogue.facts_table(facts))
     out.print()
-    print_table(networks.parts_table(found))
+    print_table(catalogue.parts_table(found))
     if match is not None:
         out.print()
-        print_table(networks.weights_table(match))
+        print_table(catalogue.weights_table(match))
 
 
 def read_settings(name: str, overrides: list[str]) -> ModelSettings:
@@ -118,7 +118,7 @@ def parse_size(text: str | None) -> tuple[int, ...] | None:
 
 def choose_size(settings: ModelSettings) -> tuple[int, ...]:
     from wardround.models import MODELS
-    from wardround.reporting.networks import SIZES
+    from wardround.reporting.catalogue import SIZES
 
     info = MODELS.get(settings.name)
     return SIZES[2 if info is None else info.dimensions[-1]]

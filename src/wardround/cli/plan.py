@@ -88,10 +88,7 @@ def summary_table(made: Plan) -> Table:
         ["steps", f"{made.steps:,} of {config.batch_size} cases, {sides}"],
         ["device", ", ".join(placement.devices if placement.workers > 1 else [str(compute.device)])],
         ["workers", workers],
-        [
-            "precision",
-            f"{compute.precision}, channels {channels}, compile {compute.compile}",
-        ],
+        ["precision", f"{compute.precision}, channels {channels}, compile {compute.compile}"],
         ["down and up per round", f"{about}{format_bytes(traffic.down)} and {format_bytes(traffic.up)}"],
         ["total traffic", f"{about}{format_bytes(traffic.total)}"],
         ["disk", f"about {format_bytes(made.disk_bytes)} of {format_bytes(made.disk_free)} free"],

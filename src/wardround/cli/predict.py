@@ -10,10 +10,10 @@ from typing import Annotated, Any, Literal
 
 import typer
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import Progress
 
 from wardround.cli.common import Debug, Json, Quiet, app, configure_logging, err, out, print_table
-from wardround.cli.progress import show_cases
+from wardround.cli.progress import bar_columns, show_cases
 
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run, such as runs/quickstart.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:0.")]
@@ -92,8 +92,7 @@ def evaluate(
         Path, typer.Argument(metavar="DATA", help="A federation.yaml, or a folder of images and labels.")
     ],
     output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", help="A folder; default: runs/<run>-on-<data>."),
+        Path | None, typer.Option("--output", "-o", help="A folder; default: runs/<run>-on-<data>.")
     ] = None,
     split: Annotated[
         Literal["auto", "all", "train", "val", "test"],
@@ -174,14 +173,10 @@ def show_predictions(done: Any, tested: tuple[int, float, float] | None, unit: s
 def make_rows(name: str, facts: Mapping[str, Any]) -> Iterator[list[Any]]:
     scan = facts["uncertainty"]
     for number, (structure, found) in enumerate(facts["classes"].items()):
-        whole = [round(scan["mean"], 4), round(scan["maximum"], 4)] if number == 0 else ["", ""]
-        yield [
-            name if number == 0 else "",
-            structure,
-            format_volume(found),
-            round(found["uncertainty"], 4),
-            *whole,
-        ]
+        mask, whole = "", ["", ""]
+        if number == 0:
+            mask, whole = name, [round(scan["mean"], 4), round(scan["maximum"], 4)]
+        yield [mask, structure, format_volume(found), round(found["uncertainty"], 4), *whole]
 
 
 def format_volume(found: Mapping[str, float]) -> str:
@@ -213,13 +208,7 @@ def show_progress(hidden: bool) -> Iterator[Callable[[str, int, int, int, int], 
 
         yield line
         return
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=28),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=err, transient=True) as bars:
+    with Progress(*bar_columns(), console=err, transient=True) as bars:
         scans, parts = bars.add_task("scans", total=None), bars.add_task("", total=None)
 
         def bar(where: str, number: int, total: int, done: int, windows: int) -> None:

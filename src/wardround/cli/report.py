@@ -151,10 +151,8 @@ def draw_run(source: Any) -> RenderableType:
     metric = next(iter(run.records.validation_metrics()), "dice")
     curves, weights = run.records.validation(metric), run.records.series("weights")
     losses = run.records.losses().get("total", {})
-    shown = RichTable(
-        title=f"{escape(one_line(run.label, 60))}: round {len(run.records)} of {run.rounds}",
-        title_justify="left",
-    )
+    title = f"{escape(one_line(run.label, 60))}: round {len(run.records)} of {run.rounds}"
+    shown = RichTable(title=title, title_justify="left")
     for head in ("client", f"validation {metric}", "", "weight", "loss"):
         shown.add_column(head, justify="left" if head in ("client", "") else "right")
     for client in run.clients:

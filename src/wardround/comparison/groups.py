@@ -13,6 +13,7 @@ from wardround.comparison.outcome import Comparison
 from wardround.comparison.runs import Run, mapping, read_run
 from wardround.comparison.scores import (
     Replicate,
+    ReplicateKey,
     RowScores,
     RowSummary,
     Sheet,
@@ -120,13 +121,10 @@ def row_of_run(run: Run) -> RowScores:
     data = run.config.get("data")
     if run.is_evaluation:  # its settings name the data its model was trained on
         data = {"evaluated": run.evaluation.get("data"), "split": run.evaluation.get("split")}
-    return RowScores(
-        run.label,
-        {(seed, None): Replicate(seed, None, run.cases)},
-        data=json.dumps(data, sort_keys=True, default=str),
-        empty_policy=str(evaluate.get("empty_policy", "defined")),
-        tested=str(evaluate.get("model", "best")),
-    )
+    found: dict[ReplicateKey, Replicate] = {(seed, None): Replicate(seed, None, run.cases)}
+    written = json.dumps(data, sort_keys=True, default=str)
+    policy, tested = str(evaluate.get("empty_policy", "defined")), str(evaluate.get("model", "best"))
+    return RowScores(run.label, found, data=written, empty_policy=policy, tested=tested)
 
 
 # A comparison

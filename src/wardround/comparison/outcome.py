@@ -43,12 +43,7 @@ from wardround.comparison.scores import (
     summarise_row,
 )
 from wardround.comparison.statistics import CaseKey
-from wardround.comparison.tables import (
-    cross_site_table,
-    join_tables,
-    score_table,
-    significance_table,
-)
+from wardround.comparison.tables import cross_site_table, join_tables, score_table, significance_table
 from wardround.engine.judging.evaluation import Evaluation
 from wardround.engine.judging.units import read_units
 from wardround.errors import CheckpointError, ConfigError
@@ -116,17 +111,10 @@ class Comparison:
         self.reference = str(facts["reference"])
         self.failures: dict[str, str] = dict(facts["failures"])
         self._statistics: dict[str, Statistics] = {}
-        self.cells = [
-            StoredCell(
-                entry["name"],
-                folder / entry["folder"],
-                entry["row"],
-                entry["seed"],
-                entry["fold"],
-                tuple(entry["held_out"]),
-            )
-            for entry in facts["cells"]
-        ]
+        self.cells: list[StoredCell] = []
+        for entry in facts["cells"]:
+            place = entry["row"], entry["seed"], entry["fold"], tuple(entry["held_out"])
+            self.cells.append(StoredCell(entry["name"], folder / entry["folder"], *place))
 
     @classmethod
     def load(cls, folder: str | Path) -> Comparison:
@@ -210,9 +198,8 @@ class Comparison:
     def _metric(self, name: str | None) -> str:
         chosen = self.metrics[0] if name is None else name
         if chosen not in self.metrics:
-            raise ConfigError(
-                f"'{chosen}' was not measured in {self.folder}. It has: {', '.join(self.metrics)}."
-            )
+            known = ", ".join(self.metrics)
+            raise ConfigError(f"'{chosen}' was not measured in {self.folder}. It has: {known}.")
         return chosen
 
     # Reading the cells
@@ -228,13 +215,9 @@ class Comparison:
             failed = any(cell.name in self.failures for cells in groups.values() for cell in cells)
             return RowScores(label, {}, failed=failed)
         settings = read_yaml(next(iter(complete.values()))[0].folder / "config.yaml")
-        return RowScores(
-            label,
-            replicates,
-            data=json.dumps(drop_fold(settings["data"]), sort_keys=True),
-            empty_policy=settings["evaluate"]["empty_policy"],
-            tested=settings["evaluate"]["model"],
-        )
+        data, chosen = json.dumps(drop_fold(settings["data"]), sort_keys=True), settings["evaluate"]
+        empty_policy, tested = chosen["empty_policy"], chosen["model"]
+        return RowScores(label, replicates, data=data, empty_policy=empty_policy, tested=tested)
 
     # Writing
 
@@ -285,9 +268,8 @@ def read_replicate(cells: Sequence[StoredCell]) -> Replicate:
         if out:
             for metric, values in select_clients(found, lambda client, out=out: client not in out).items():  # type: ignore[misc]
                 # a client is seen in several runs: each of them counts
-                seen.setdefault(metric, {}).update(
-                    {key._replace(case=f"{key.case}\x1f{cell.name}"): value for key, value in values.items()}
-                )
+                marked = {key._replace(case=f"{key.case}\x1f{cell.name}"): v for key, v in values.items()}
+                seen.setdefault(metric, {}).update(marked)
     return Replicate(cells[0].seed, cells[0].fold, scores, seen)
 
 

@@ -280,11 +280,8 @@ def compare_row(row: RowScores, reference: RowScores, metric: str) -> RowStatist
         why_not = "other data"
     else:
         shared = [key for key in row.replicates if key in reference.replicates]
-        test = compare_scores(
-            average(row.scores(metric, shared)),
-            average(reference.scores(metric, shared)),
-            best=METRICS[metric].best,
-            higher_is_better=METRICS[metric].higher_is_better,
-        )
+        ours, theirs = (average(side.scores(metric, shared)) for side in (row, reference))
+        best, higher_is_better = METRICS[metric].best, METRICS[metric].higher_is_better
+        test = compare_scores(ours, theirs, best=best, higher_is_better=higher_is_better)
         why_not = "" if test is not None else "no case in common"
     return RowStatistics(row.label, client_mean(own), bootstrap(own), test, why_not)

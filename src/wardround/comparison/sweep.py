@@ -99,14 +99,9 @@ def read_sweep(
         if key not in (*COUNTED, "reference")
     ]
     axes.sort(key=lambda entry: [*SECTIONS, entry.name].index(entry.name))  # methods first, settings last
-    reference = chosen.get("reference")
-    return Sweep(
-        axes=axes,
-        seeds=chosen.get("seeds"),
-        folds=chosen.get("folds"),
-        reference=None if reference is None else str(reference),
-        settings=settings,
-    )
+    reference = None if chosen.get("reference") is None else str(chosen["reference"])
+    seeds, folds = chosen.get("seeds"), chosen.get("folds")
+    return Sweep(axes=axes, seeds=seeds, folds=folds, reference=reference, settings=settings)
 
 
 def resolve_labels(names: Iterable[Any], entries: Any) -> list[Any]:

@@ -23,13 +23,8 @@ from wardround.tables import PValue, Spread, Table
 WIDTH = 40  # names longer than this are cut in the middle where people read them
 DECIMALS = 3
 
-MEAN, SD, WORST, WEIGHTED, SEEN = (
-    "mean",
-    "SD between clients",
-    "worst client",
-    "weighted mean",
-    "seen clients",
-)
+MEAN, SD, WORST = "mean", "SD between clients", "worst client"
+WEIGHTED, SEEN = "weighted mean", "seen clients"
 
 EMPTY = {
     "defined": "two empty masks count as a perfect match, one empty mask as a complete miss",
@@ -37,10 +32,7 @@ EMPTY = {
     "smooth": "Dice is smoothed by 1e-5, so two empty masks give 1",
 }
 FLATTERS = "†: infinite values are left out, which flatters."
-TESTED = {
-    "best": "the round that was best on validation cases",
-    "last": "the last round",
-}
+TESTED = {"best": "the round that was best on validation cases", "last": "the last round"}
 
 
 # Scores
@@ -129,9 +121,8 @@ def score_caption(sheet: Sheet, metric: str, summaries: Sequence[RowSummary]) ->
         parts = ", ".join(f"{s.label} {s.num_replicates} of {sheet.expected}" for s in short)
         sentences.append(f"Not complete: {parts}.")
     sentences.append(describe_missing(summaries))
-    sentences.append(
-        describe_choices("Empty masks", EMPTY, {row.label: row.empty_policy for row in sheet.rows})
-    )
+    policies = {row.label: row.empty_policy for row in sheet.rows}
+    sentences.append(describe_choices("Empty masks", EMPTY, policies))
     sentences.append(describe_choices("Tested", TESTED, {row.label: row.tested for row in sheet.rows}))
     if sheet.lengths == MM_OR_PX and METRICS[metric].unit:
         sentences.append(BOTH)
@@ -139,10 +130,8 @@ def score_caption(sheet: Sheet, metric: str, summaries: Sequence[RowSummary]) ->
     if infinite:
         sentences.append(FLATTERS)
     if len(sheet.rows) > 1:
-        sentences.append(
-            "Best bold, second underlined"
-            + (", of rows with the fewest infinite values." if infinite else ".")
-        )
+        of_rows = ", of rows with the fewest infinite values" if infinite else ""
+        sentences.append(f"Best bold, second underlined{of_rows}.")
     return " ".join([*sentences, *sheet.notes])
 
 

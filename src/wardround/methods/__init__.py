@@ -3,17 +3,24 @@
 One paper is one file, its server side and its client side together; `base` is FedAvg, which all extend.
 Helpers of several methods: `bank` (what clients pool before round 0), `means` (mean images and masks),
 `frequency` (amplitude and phase), `proximal` (the pull to the received model). `safcf_readings` belongs to
-SAFCF; `building` makes the objects that a configuration names.
+SAFCF.
 """
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
 from wardround.config import Config
+from wardround.errors import ConfigError
 from wardround.losses.contrastive_objectives import InfoNCE, LocalCL, SimCLR, SwAV
 from wardround.losses.objective import CrossEntropy, Dice, DiceBCE, FocalTversky, GeneralisedDice, Objective
 from wardround.methods.adaptive_weights import AAW
 from wardround.methods.base import Method
-from wardround.methods.building import build_named
 from wardround.methods.ditto import Ditto
 from wardround.methods.fedavg import FedAvg
 from wardround.methods.fedbn import FedBN
@@ -46,6 +53,8 @@ from wardround.methods.safcf import CFSL, SAFCF
 from wardround.methods.scaffold import SCAFFOLD
 from wardround.methods.trimmed_mean import Median, TrimmedMean
 from wardround.plugins import Registry, accept_subclass
+from wardround.settings import explain
+from wardround.text import suggest
 
 __all__ = ["METHODS", "OBJECTIVES", "build_method", "build_named", "build_objective"]
 
@@ -138,3 +147,27 @@ def build_objective(config: Config) -> Objective:
         chosen["name"] = build_method(config).objective
     objective: Objective = build_named(OBJECTIVES, chosen, "objective")
     return objective
+
+
+def build_named(registry: Registry[Any], settings: Mapping[str, Any], where: str) -> Any:
+    """An object of the class that settings name (`method: {name: fedprox, mu: 0.1}`), its fields checked."""
+    chosen = dict(settings)
+    name = chosen.pop("name", "fedavg" if where == "method" else None)
+    kind: Any = registry.find(str(name))
+    fields = {entry.name for entry in dataclasses.fields(kind)}
+    for key in chosen:
+        if key not in fields:
+            raise ConfigError(
+                f"{where}.{key} is not a setting of '{name}'.{suggest(key, fields)} "
+                f"It has: {', '.join(sorted(fields)) or 'none'}."
+            )
+    try:
+        return _adapter(kind).validate_python(chosen)
+    except ValidationError as error:
+        raise ConfigError(explain(error, None, f"{where}.")) from None
+
+
+@lru_cache(maxsize=256)
+def _adapter(kind: type[Any]) -> TypeAdapter[Any]:
+    """The validator of a class; making one takes longer than using it."""
+    return TypeAdapter(kind)

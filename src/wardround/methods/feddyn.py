@@ -24,7 +24,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from wardround.aggregation.updates import average_update
+from wardround.aggregation.mean import average_update
 from wardround.aggregation.weights import uniform
 from wardround.clients import Client, Clients
 from wardround.clients.gate import all_finite

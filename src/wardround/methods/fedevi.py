@@ -48,7 +48,7 @@ from wardround.losses.objective import Context, Objective, Smooth
 from wardround.losses.segmentation import Reduction, at_least_float32, matching_targets
 from wardround.messages import Message, Reply, ServerState
 from wardround.methods.base import Method
-from wardround.uncertainty.evidential import case_means, decompose
+from wardround.uncertainty.maps import case_means, decompose
 
 log = logging.getLogger(__name__)
 

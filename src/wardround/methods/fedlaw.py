@@ -33,8 +33,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from wardround.aggregation.mean import layerwise_mean
-from wardround.aggregation.updates import collect_params
+from wardround.aggregation.mean import collect_params, layerwise_mean
 from wardround.aggregation.weights import by_samples, is_number, softmax
 from wardround.clients import Client, Clients
 from wardround.config import Config

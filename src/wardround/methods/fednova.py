@@ -23,7 +23,7 @@ from typing import Annotated
 from pydantic import Field
 from torch import nn
 
-from wardround.aggregation.updates import average_update, move_along
+from wardround.aggregation.mean import average_update, move_along
 from wardround.aggregation.weights import collect, weighted_mean
 from wardround.clients import Client, Clients
 from wardround.config import Config

@@ -25,7 +25,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from wardround.aggregation.updates import average_update
+from wardround.aggregation.mean import average_update
 from wardround.clients import Clients
 from wardround.messages import Message, ServerState
 from wardround.methods.base import Method

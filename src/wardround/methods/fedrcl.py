@@ -28,9 +28,8 @@ from torch import Tensor, nn
 
 from wardround.clients import Client
 from wardround.data.cases import Batch
-from wardround.losses.contrastive import cosines
+from wardround.losses.contrastive import Voxels, cosines, draw_voxels, iterate_levels
 from wardround.losses.objective import Context
-from wardround.losses.voxels import Voxels, draw_voxels, iterate_levels
 from wardround.messages import Message
 from wardround.methods.base import Method
 from wardround.models.base import Segmenter

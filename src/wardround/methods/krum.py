@@ -24,9 +24,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from wardround.aggregation.mean import mean
+from wardround.aggregation.mean import collect_params, mean
 from wardround.aggregation.robust import find_lowest, krum_scores, median_cut, squared_distances, trimmed_mean
-from wardround.aggregation.updates import collect_params
 from wardround.aggregation.weights import map_to_clients
 from wardround.clients import Clients
 from wardround.config import Config

@@ -24,8 +24,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from wardround.aggregation.mean import layerwise_mean
-from wardround.aggregation.updates import collect_params
+from wardround.aggregation.mean import collect_params, layerwise_mean
 from wardround.aggregation.weights import map_to_clients, uniform
 from wardround.clients import Clients
 from wardround.messages import Message, Reply, ServerState

@@ -34,8 +34,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 import wardround.methods.safcf_readings as readings
-from wardround.aggregation.mean import layerwise_mean, mean
-from wardround.aggregation.pieces import Piece, map_pieces, split_pieces
+from wardround.aggregation.mean import Piece, layerwise_mean, map_pieces, mean, split_pieces
 from wardround.aggregation.weights import map_to_clients, normalise
 from wardround.clients import Clients
 from wardround.config import Config

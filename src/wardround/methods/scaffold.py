@@ -22,8 +22,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 from torch import nn
 
-from wardround.aggregation.mean import mean
-from wardround.aggregation.updates import move_along
+from wardround.aggregation.mean import mean, move_along
 from wardround.clients import Client, Clients, Registration
 from wardround.clients.gate import all_finite, params_complaint
 from wardround.config import Config

@@ -22,8 +22,8 @@ from typing import Annotated
 
 from pydantic import Field
 
+from wardround.aggregation.mean import collect_params
 from wardround.aggregation.robust import median_cut, trimmed_mean
-from wardround.aggregation.updates import collect_params
 from wardround.clients import Clients
 from wardround.config import Config
 from wardround.errors import ConfigError

@@ -19,23 +19,7 @@ from wardround.metrics.summary import (
 from wardround.metrics.surface import SurfaceDistances, SurfacePenalty
 
 __all__ = [
-    "BOTH",
-    "ClientsSummary",
-    "Confusion",
-    "EmptyPolicy",
-    "METRICS",
-    "MM",
-    "MM_OR_PX",
-    "Metric",
-    "PX",
-    "Summary",
-    "SurfaceDistances",
-    "SurfaceMean",
-    "SurfacePenalty",
-    "WorstClient",
-    "across_clients",
-    "combine_units",
-    "confusion",
-    "measure",
-    "summarise",
-]
+    "METRICS", "Metric", "measure", "BOTH", "MM", "MM_OR_PX", "PX", "combine_units",
+    "Confusion", "EmptyPolicy", "confusion", "SurfaceDistances", "SurfacePenalty",
+    "ClientsSummary", "Summary", "SurfaceMean", "WorstClient", "across_clients", "summarise",
+]  # fmt: skip

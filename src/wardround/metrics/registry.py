@@ -70,10 +70,7 @@ class MaskPair:
     @cached_property
     def surface(self) -> SurfaceDistances:
         return SurfaceDistances.of(
-            *self.pair,
-            self.spacing,
-            empty_policy=self.empty_policy,
-            surface_penalty=self.surface_penalty,
+            *self.pair, self.spacing, empty_policy=self.empty_policy, surface_penalty=self.surface_penalty
         )
 
 

@@ -16,14 +16,6 @@ from wardround.models.registry import (
 )
 
 __all__ = [
-    "MODELS",
-    "ModelInfo",
-    "ModelSettings",
-    "Output",
-    "Segmenter",
-    "build",
-    "check_dimensions",
-    "head_names",
-    "is_foreign",
-    "resolve",
-]
+    "MODELS", "ModelInfo", "ModelSettings", "build", "check_dimensions", "is_foreign", "resolve",
+    "Output", "Segmenter", "head_names",
+]  # fmt: skip

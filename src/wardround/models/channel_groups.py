@@ -20,10 +20,9 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from wardround.errors import ConfigError
-from wardround.models.autoencoder import PlainStage
 from wardround.models.norm import full_name
 from wardround.models.synergynet import SynergyNet
-from wardround.models.unet import NearestStage, UNet, UpStage
+from wardround.models.unet import NearestStage, PlainStage, UNet, UpStage
 from wardround.models.variational import VariationalSegmenter
 from wardround.params import Params
 

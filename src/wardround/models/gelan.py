@@ -52,13 +52,7 @@ class GELAN(Segmenter):
     needs_two = True
 
     def __init__(
-        self,
-        *,
-        widths: Sequence[int],
-        norm: Norm,
-        depth: int,
-        dropout: float,
-        **sizes: int,
+        self, *, widths: Sequence[int], norm: Norm, depth: int, dropout: float, **sizes: int
     ) -> None:
         super().__init__(divisor=2 ** (len(widths) - 1), **sizes)
         self.finest = min(FINEST, len(widths) - 2)
@@ -99,14 +93,9 @@ class GELAN(Segmenter):
         for stage, skip in zip(self.refine, reversed(maps[: self.finest]), strict=True):
             x = self.block(stage, x, skip)
             stages.append(x)
-        logits = self.head(self.dropout(x))
+        logits = from_slices(self.head(self.dropout(x)), slices)
         folded = tuple(from_slices(stage, slices) for stage in stages)
-        return Output(
-            logits=from_slices(logits, slices),
-            bottleneck=from_slices(bottleneck, slices),
-            decoder=folded[-1],
-            stages=folded,
-        )
+        return Output(logits, from_slices(bottleneck, slices), decoder=folded[-1], stages=folded)
 
     def _bottleneck(self, x: Tensor) -> Tensor:
         return from_slices(self._encode(to_slices(x))[-1], x.shape[2:][2:])
@@ -149,17 +138,9 @@ def gelan(
     Its first weights are those for a ReLU, which SiLU resembles. Without norm layers the deep levels start
     small: SiLU shrinks small values more than large ones.
     """
-    return init_he(
-        GELAN(
-            in_channels=in_channels,
-            num_outputs=num_outputs,
-            dimensions=dimensions,
-            widths=[base_filters * min(2**level, WIDEST) for level in range(levels)],
-            norm=norm,
-            depth=depth,
-            dropout=dropout,
-        )
-    )
+    sizes = {"in_channels": in_channels, "num_outputs": num_outputs, "dimensions": dimensions}
+    widths = [base_filters * min(2**level, WIDEST) for level in range(levels)]
+    return init_he(GELAN(widths=widths, norm=norm, depth=depth, dropout=dropout, **sizes))
 
 
 # Slices

@@ -108,9 +108,8 @@ def costs(model: Segmenter, size: Sequence[int]) -> Costs:
     except ConfigError:
         raise
     except Exception as error:
-        shown = format_size(size)
         said = " ".join(str(error).split())[:300]
-        raise ConfigError(f"an image of {shown} does not fit this network: {said}") from error
+        raise ConfigError(f"an image of {format_size(size)} does not fit this network: {said}") from error
     counts = counter.get_flop_counts()
     root = type(model).__name__
     parts = [
@@ -122,13 +121,8 @@ def costs(model: Segmenter, size: Sequence[int]) -> Costs:
         )
         for call in outermost(calls)
     ]
-    return Costs(
-        parameters=sum(p.numel() for p in model.parameters()),
-        flops=counter.get_total_flops(),
-        kept_bytes=kept,
-        padded=tuple(padded),
-        parts=parts,
-    )
+    parameters = sum(p.numel() for p in model.parameters())
+    return Costs(parameters, counter.get_total_flops(), kept, tuple(padded), parts)
 
 
 def kept_bytes(model: Segmenter, image: Tensor) -> int:

@@ -19,13 +19,16 @@ from wardround.models.foreign_networks import (
     MONAI_DIVISOR,
     MONAI_PREFIX,
     build_foreign,
+    check_arguments,
+    check_value,
     find_monai_network,
     find_user_network,
     from_data,
     is_user_network,
+    parameters_of,
+    types_of,
 )
 from wardround.models.norm import Norm
-from wardround.models.signature import check_arguments, check_value, parameters_of, types_of
 from wardround.models.variational import VariationalSegmenter, VariationalSettings
 from wardround.settings import Settings
 from wardround.text import suggest
@@ -61,8 +64,7 @@ class ModelSettings(Settings):
         Field(ge=1, le=1024, description="images for a MONAI or user network are padded to a multiple of it"),
     ] = None
     weights: Annotated[
-        Path | None,
-        Field(description="safetensors file to start from, as far as names and shapes match"),
+        Path | None, Field(description="safetensors file to start from, as far as names and shapes match")
     ] = None
 
 
@@ -123,7 +125,7 @@ MODELS: dict[str, ModelInfo] = {
     ),
     "unet3d": ModelInfo("3D U-Net", "Çiçek et al., MICCAI 2016", (3,), "unet:unet3d"),
     "synergynet": ModelInfo("SynergyNet-8s2h", "Gorade et al., WACV 2024", (2, 3), "synergynet:synergynet"),
-    "autoencoder": ModelInfo("U-Net without skips", "-", (2, 3), "autoencoder:autoencoder"),
+    "autoencoder": ModelInfo("U-Net without skips", "-", (2, 3), "unet:autoencoder"),
     "sam3d": ModelInfo(
         "SAM-style 3D transformer, no prompts", "Kirillov et al., ICCV 2023", (3,), "sam3d:sam3d"
     ),
@@ -190,24 +192,17 @@ def find_foreign_class(name: str) -> type[nn.Module]:
 def build(settings: ModelSettings, *, in_channels: int, num_outputs: int, dimensions: int) -> Segmenter:
     """The network; its first weights come from PyTorch's global random stream."""
     settings = resolve(settings)
+    sizes = {"num_outputs": num_outputs, "dimensions": dimensions}
     if settings.stem == "variational":
-        backbone = build(
-            settings.model_copy(update={"stem": "none"}),
-            in_channels=settings.variational.channels,
-            num_outputs=num_outputs,
-            dimensions=dimensions,
-        )
+        bare = settings.model_copy(update={"stem": "none"})
+        backbone = build(bare, in_channels=settings.variational.channels, **sizes)
         return VariationalSegmenter(backbone, settings.variational, in_channels=in_channels)
     if is_foreign(settings):
+        name, kind = settings.name, find_foreign_class(settings.name)
+        divisor = settings.divisor or (MONAI_DIVISOR if name.startswith(MONAI_PREFIX) else None)
+        more = {"in_channels": in_channels, **sizes}
         return build_foreign(
-            settings.name,
-            find_foreign_class(settings.name),
-            settings.arguments,
-            in_channels=in_channels,
-            num_outputs=num_outputs,
-            dimensions=dimensions,
-            divisor=settings.divisor or (MONAI_DIVISOR if settings.name.startswith(MONAI_PREFIX) else None),
-            features=settings.features,
+            name, kind, settings.arguments, **more, divisor=divisor, features=settings.features
         )
     check_dimensions(settings, dimensions)
     info = MODELS[settings.name]

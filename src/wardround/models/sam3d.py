@@ -42,14 +42,7 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from wardround.models.base import Output
 from wardround.models.norm import Norm, needs_bias
-from wardround.models.unet import (
-    EncoderDecoder,
-    add_norm,
-    channel_dropout,
-    convolution,
-    unit,
-    up_convolution,
-)
+from wardround.models.unet import EncoderDecoder, add_norm, channel_dropout, convolution, unit, up_convolution
 
 HEAD_WIDTH = 64  # channels an attention head has, in SAM and most vision transformers
 NARROWEST = 16  # channels of the finest decoder stage at least
@@ -73,13 +66,7 @@ class SAM3D(EncoderDecoder):
     """
 
     def __init__(
-        self,
-        *,
-        encoder: ImageEncoder,
-        widths: Sequence[int],
-        norm: Norm,
-        dropout: float,
-        **sizes: int,
+        self, *, encoder: ImageEncoder, widths: Sequence[int], norm: Norm, dropout: float, **sizes: int
     ) -> None:
         super().__init__(divisor=2 ** (len(widths) - 1), **sizes)
         in_channels, dimensions = self.in_channels, self.dimensions
@@ -130,27 +117,14 @@ def sam3d(
     """
     width = base_filters or SIZES[size].width
     neck = SIZES[size].neck
+    windows = [0 if is_global(block, depth, global_every) else window for block in range(depth)]
+    patch = 2 ** (levels - 1)
     encoder = ImageEncoder(
-        in_channels,
-        width,
-        neck,
-        patch=2 ** (levels - 1),
-        windows=[0 if is_global(block, depth, global_every) else window for block in range(depth)],
-        norm=norm,
-        dimensions=dimensions,
+        in_channels, width, neck, patch=patch, windows=windows, norm=norm, dimensions=dimensions
     )
     widths = [neck, *(max(NARROWEST, neck // 2**stage) for stage in range(1, levels))]
-    return init_weights(
-        SAM3D(
-            in_channels=in_channels,
-            num_outputs=num_outputs,
-            dimensions=dimensions,
-            encoder=encoder,
-            widths=widths,
-            norm=norm,
-            dropout=dropout,
-        )
-    )
+    sizes = {"in_channels": in_channels, "num_outputs": num_outputs, "dimensions": dimensions}
+    return init_weights(SAM3D(encoder=encoder, widths=widths, norm=norm, dropout=dropout, **sizes))
 
 
 def is_global(block: int, depth: int, global_every: int) -> bool:

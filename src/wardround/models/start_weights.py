@@ -86,15 +86,9 @@ def compare(model: nn.Module, path: Path) -> Match:
             f"model.weights is {path}, of which nothing fits: the network has tensors like "
             f"{example(wanted)}, the file {example(offered)}. Name a file of the same network."
         )
-    return Match(
-        path=str(path),
-        file_prefix=file_prefix,
-        model_prefix=model_prefix,
-        taken=taken,
-        left=left,
-        unused=sorted(set(offered) - set(taken.values())),
-        share=count_numbers(wanted, taken) / count_numbers(wanted, wanted),
-    )
+    unused = sorted(set(offered) - set(taken.values()))
+    share = count_numbers(wanted, taken) / count_numbers(wanted, wanted)
+    return Match(str(path), file_prefix, model_prefix, taken, left, unused, share)
 
 
 def best_prefixes(offered: Mapping[str, Shape], wanted: Mapping[str, Shape]) -> tuple[str, str]:

@@ -100,12 +100,7 @@ class TappedSegmenter(Segmenter):
             logits = self._logits(x)
         bottleneck, *stages = [as_map(maps[place], place, x) for place in places]
         decoder = maps.get(self.tap.head)
-        return Output(
-            logits=logits,
-            bottleneck=bottleneck,
-            decoder=decoder,
-            stages=() if decoder is None else (*stages, decoder),
-        )
+        return Output(logits, bottleneck, decoder, () if decoder is None else (*stages, decoder))
 
     def _bottleneck(self, x: Tensor) -> Tensor:
         place = self.tap.bottleneck
@@ -316,12 +311,8 @@ class Finder:
     def place(self, call: Call) -> MapLocation:
         assert call.output is not None
         is_tokens = call.output.dim() != len(self.image)
-        return MapLocation(
-            call.module,
-            call.number,
-            step_of(call.output.shape[1], self.image[2:]) if is_tokens else None,
-            is_overwritten=call.output._version != call.version,
-        )
+        step = step_of(call.output.shape[1], self.image[2:]) if is_tokens else None
+        return MapLocation(call.module, call.number, step, call.output._version != call.version)
 
     def _enlarges(self, call: Call, size: int) -> bool:
         """Whether a module makes larger maps of one of this size; padding, which adds rows, does not."""
@@ -340,10 +331,8 @@ def step_of(num_tokens: int, sides: Sequence[int]) -> int | None:
     (16, None)
     """
     for step in range(1, min(sides) + 1):
-        if (
-            all(side % step == 0 for side in sides)
-            and math.prod(side // step for side in sides) == num_tokens
-        ):
+        fits = all(side % step == 0 for side in sides)
+        if fits and math.prod(side // step for side in sides) == num_tokens:
             return step
     return None
 
@@ -367,16 +356,10 @@ def decoder_names(model: nn.Module) -> list[str]:
     if not isinstance(model, Segmenter) or not model.has_features:
         raise ConfigError(f"which layers of {type(model).__name__} are its decoder is not known")
     copied = meta_copy(model)
-    image = torch.zeros(
-        NUM_CASES,
-        model.in_channels,
-        *copied.padded_size([2 * model.divisor] * model.dimensions),
-        device="meta",
-    )
-    whole, encoder = (
-        list_called(copied, lambda: copied.forward_features(image)),
-        list_called(copied, lambda: copied.encode(image)),
-    )
+    size = copied.padded_size([2 * model.divisor] * model.dimensions)
+    image = torch.zeros(NUM_CASES, model.in_channels, *size, device="meta")
+    whole = list_called(copied, lambda: copied.forward_features(image))
+    encoder = list_called(copied, lambda: copied.encode(image))
     names = []
     for name in model.state_dict():
         owner = name

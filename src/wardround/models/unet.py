@@ -3,8 +3,9 @@
 unet2d         Ronneberger et al., MICCAI 2015. https://arxiv.org/abs/1505.04597
 unet3d         Çiçek et al., MICCAI 2016. https://arxiv.org/abs/1606.06650
 unet2d_fedevi  the small U-Net in the public code of FedEvi (Chen et al., MICCAI 2024)
+autoencoder    a U-Net without skips, so that everything passes the bottleneck (SAFCF, Table 12)
 
-One class runs all three; a builder chooses the blocks. Level 0 has the image's resolution, each
+One class runs them all; a builder chooses the blocks. Level 0 has the image's resolution, each
 further level half of it. A skip is concatenated as [encoder | upsampled].
 
 Differs: convolutions are padded, so that the mask has the size of the image. A convolution has no
@@ -113,17 +114,8 @@ def unet2d(
         UpStage(below, width, width, norm, dimensions=2, up_bias=True)
         for width, below in reversed(list(pairwise(widths)))
     ]
-    return init_he(
-        UNet(
-            in_channels=in_channels,
-            num_outputs=num_outputs,
-            dimensions=2,
-            encoder=encoder,
-            decoder=decoder,
-            last_width=base_filters,
-            dropout=dropout,
-        )
-    )
+    sizes = {"in_channels": in_channels, "num_outputs": num_outputs, "dimensions": 2}
+    return init_he(UNet(encoder=encoder, decoder=decoder, last_width=base_filters, dropout=dropout, **sizes))
 
 
 def unet3d(
@@ -144,17 +136,8 @@ def unet3d(
         UpStage(below, below, width, norm, dimensions=3, up_bias=False)
         for width, below in reversed(list(pairwise(widths)))
     ]
-    return init_he(
-        UNet(
-            in_channels=in_channels,
-            num_outputs=num_outputs,
-            dimensions=3,
-            encoder=encoder,
-            decoder=decoder,
-            last_width=widths[0],
-            dropout=dropout,
-        )
-    )
+    sizes = {"in_channels": in_channels, "num_outputs": num_outputs, "dimensions": 3}
+    return init_he(UNet(encoder=encoder, decoder=decoder, last_width=widths[0], dropout=dropout, **sizes))
 
 
 def unet2d_fedevi(
@@ -170,16 +153,9 @@ def unet2d_fedevi(
     widths = [base_filters * 2**level for level in range(levels)]
     encoder = [triple_convolution(source, width, norm) for source, width in pairwise([in_channels, *widths])]
     decoder = [NearestStage(width, norm, is_first=width == widths[-1]) for width in reversed(widths[1:])]
+    sizes = {"in_channels": in_channels, "num_outputs": num_outputs, "dimensions": 2}
     return init_fan_out(
-        UNet(
-            in_channels=in_channels,
-            num_outputs=num_outputs,
-            dimensions=2,
-            encoder=encoder,
-            decoder=decoder,
-            last_width=widths[1],
-            dropout=dropout,
-        )
+        UNet(encoder=encoder, decoder=decoder, last_width=widths[1], dropout=dropout, **sizes)
     )
 
 
@@ -311,3 +287,50 @@ def init_fan_out(model: UNet) -> UNet:
         if isinstance(module, _ConvNd):
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
     return model
+
+
+# Autoencoder
+
+
+class Autoencoder(UNet):
+    """A U-Net whose decoder stages take no skip."""
+
+    def _output(self, x: Tensor) -> Output:
+        bottleneck = self._bottleneck(x)
+        return self.decode(self.dropout(bottleneck), bottleneck, [[] for _ in self.decoder])
+
+
+class PlainStage(nn.Module):
+    """Transposed convolution to the doubled size, two convolutions from `below` to `width` channels."""
+
+    def __init__(self, below: int, width: int, norm: Norm, dimensions: int) -> None:
+        super().__init__()
+        self.up = up_convolution(below, below, dimensions, bias=False)
+        self.convs = double_convolution(below, width, width, norm, dimensions)
+
+    def forward(self, x: Tensor) -> Tensor:
+        expanded: Tensor = self.convs(self.up(x))
+        return expanded
+
+
+def autoencoder(
+    *,
+    in_channels: int,
+    num_outputs: int,
+    dimensions: int,
+    base_filters: int = 32,
+    levels: int = 4,
+    norm: Norm = "instance",
+    dropout: float = 0.0,
+) -> Autoencoder:
+    """Çiçek's 3D U-Net, or its 2D likeness with the same widths, without skips; SAFCF gives no details.
+
+    base_filters 32 and 4 levels give 64, 128, 256, 512; with 5 levels the 2D network has 64 to 1024.
+    """
+    widths, encoder = doubling_encoder(in_channels, base_filters, levels, norm, dimensions)
+    decoder = [
+        PlainStage(below, width, norm, dimensions) for width, below in reversed(list(pairwise(widths)))
+    ]
+    sizes = {"in_channels": in_channels, "num_outputs": num_outputs, "dimensions": dimensions}
+    model = Autoencoder(encoder=encoder, decoder=decoder, last_width=widths[0], dropout=dropout, **sizes)
+    return init_he(model)

@@ -68,11 +68,7 @@ class VariationalConvolution(nn.Module):
     prior_sigma: Tensor
 
     def __init__(
-        self,
-        source: int,
-        width: int,
-        *,
-        estimator: Literal["flipout", "reparam"] = "flipout",
+        self, source: int, width: int, *, estimator: Literal["flipout", "reparam"] = "flipout"
     ) -> None:
         super().__init__()
         self.estimator = estimator
@@ -126,12 +122,8 @@ class VariationalSegmenter(Segmenter):
     """Any network behind a variational stem; what the network offers, this offers."""
 
     def __init__(self, backbone: Segmenter, settings: VariationalSettings, *, in_channels: int) -> None:
-        super().__init__(
-            in_channels=in_channels,
-            num_outputs=backbone.num_outputs,
-            dimensions=backbone.dimensions,
-            divisor=backbone.divisor,
-        )
+        sizes = {"num_outputs": backbone.num_outputs, "dimensions": backbone.dimensions}
+        super().__init__(in_channels=in_channels, divisor=backbone.divisor, **sizes)
         self.has_features = backbone.has_features
         self.settings = settings
         self.stem = VariationalConvolution(in_channels, settings.channels, estimator=settings.estimator)

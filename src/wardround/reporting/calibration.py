@@ -38,15 +38,10 @@ def confidence_section(run: Run, prefix: str) -> Html:
     if not overall:
         return Html("")
     charts = [part for part in (draw_reliability(found), draw_risks(found)) if part]
-    parts = [tag("div", charts, class_="charts") if charts else None, errors_table(found), cases_table(found)]
-    return section(
-        f"{prefix}-confidence",
-        "Confidence and uncertainty",
-        *parts,
-        quantiles_line(found),
-        level=3,
-        lead=describe_calibration(found, overall),
-    )
+    drawn = tag("div", charts, class_="charts") if charts else None
+    parts = [drawn, errors_table(found), cases_table(found), quantiles_line(found)]
+    lead = describe_calibration(found, overall)
+    return section(f"{prefix}-confidence", "Confidence and uncertainty", *parts, level=3, lead=lead)
 
 
 def describe_calibration(found: Mapping[str, Any], overall: Mapping[str, Any]) -> str:
@@ -107,11 +102,8 @@ def draw_risks(found: Mapping[str, Any]) -> Html | None:
         "best possible order": points(risk_coverage(risk, risk)),
         "any order": [(0.0, mean), (1.0, mean)],
     }
-    return xy_chart(
-        "Remaining error when the most uncertain cases are reviewed",
-        lines,
-        "Share of cases kept without review, against 1 - Dice of those kept: ",
-    )
+    words = "Share of cases kept without review, against 1 - Dice of those kept: "
+    return xy_chart("Remaining error when the most uncertain cases are reviewed", lines, words)
 
 
 def points(found: tuple[Any, Any]) -> list[tuple[float, float]]:
@@ -124,23 +116,14 @@ def xy_chart(title: str, lines: Lines, words: str) -> Html:
     y = fit_axis([0.0, *(value for line in lines.values() for _, value in line)], within=(0.0, math.inf))
     places = number_labels(list(lines))
     curves = [draw_curve(line, x, y, choose_style(places[label])) for label, line in lines.items()]
-    dots = [
-        draw_dot(
-            x.percent(at), y.percent(value), choose_style(0), f"keep {100 * at:.0f} %: {format_number(value)}"
-        )
-        for at, value in thinned(next(iter(lines.values())))
-    ]
-    return draw_figure(
-        title,
-        words + describe_lines(lines),
-        *draw_grid(x, y),
-        *axis_titles("coverage: share of cases kept without review", "risk: mean 1 - Dice of those kept"),
-        stretch(*curves),
-        *dots,
-        height=280,
-        below=[draw_legend(list(lines), places)],
-        class_="square",
-    )
+    dots = []
+    for at, value in thinned(next(iter(lines.values()))):
+        tooltip = f"keep {100 * at:.0f} %: {format_number(value)}"
+        dots.append(draw_dot(x.percent(at), y.percent(value), choose_style(0), tooltip))
+    axes = axis_titles("coverage: share of cases kept without review", "risk: mean 1 - Dice of those kept")
+    plot, legend = [*draw_grid(x, y), *axes, stretch(*curves), *dots], draw_legend(list(lines), places)
+    words += describe_lines(lines)
+    return draw_figure(title, words, *plot, height=280, below=[legend], class_="square")
 
 
 def thinned(line: Sequence[tuple[float, float]], most: int = 40) -> list[tuple[float, float]]:

@@ -78,12 +78,8 @@ def round_axis(rounds: Sequence[float]) -> Axis:
     if low == high:
         return Axis(low - 1, high + 1, [low])
     step = max(1, round(nice_step((high - low) / 5)))
-    ticks = [
-        low,
-        *(t for t in range(step, int(high) + 1, step) if low + step / 2 < t < high - step / 2),
-        high,
-    ]
-    return Axis(low, high, ticks)
+    between = (t for t in range(step, int(high) + 1, step) if low + step / 2 < t < high - step / 2)
+    return Axis(low, high, [low, *between, high])
 
 
 def format_number(value: float) -> str:
@@ -164,29 +160,14 @@ def draw_bands(rounds: Sequence[float], x: Axis, describe: Callable[[float], str
     """One invisible column for each round that tells its values when pointed at."""
     step = max(1, math.ceil(len(rounds) / MOST_BANDS))
     chosen = list(rounds)[::step]
-    edges = [
-        0.0,
-        *((x.percent(a) + x.percent(b)) / 2 for a, b in pairwise(chosen)),
-        100.0,
-    ]
-    return [
-        tag(
-            "g",
-            tag(
-                "rect",
-                x=format_percent(left),
-                width=format_percent(max(0.0, right - left)),
-                y="0",
-                height="100%",
-            ),
-            tag(
-                "line", x1=format_percent(x.percent(at)), x2=format_percent(x.percent(at)), y1="0", y2="100%"
-            ),
-            tag("title", describe(at)),
-            class_="band",
-        )
-        for at, left, right in zip(chosen, edges, edges[1:], strict=False)
-    ]
+    edges = [0.0, *((x.percent(a) + x.percent(b)) / 2 for a, b in pairwise(chosen)), 100.0]
+    parts = []
+    for at, left, right in zip(chosen, edges, edges[1:], strict=False):
+        width, middle = format_percent(max(0.0, right - left)), format_percent(x.percent(at))
+        column = tag("rect", x=format_percent(left), width=width, y="0", height="100%")
+        line = tag("line", x1=middle, x2=middle, y1="0", y2="100%")
+        parts.append(tag("g", column, line, tag("title", describe(at)), class_="band"))
+    return parts
 
 
 def describe_rounds(lines: Lines) -> Callable[[float], str]:
@@ -194,11 +175,7 @@ def describe_rounds(lines: Lines) -> Callable[[float], str]:
     found = {label: dict(points) for label, points in lines.items()}
 
     def describe(at: float) -> str:
-        rows = [
-            f"{plain(label, 32)}  {format_number(values[at])}"
-            for label, values in found.items()
-            if at in values
-        ]
+        rows = [f"{plain(label, 32)}  {format_number(v[at])}" for label, v in found.items() if at in v]
         left_out = len(rows) - 2 * MOST_LEGEND
         if left_out > 0:
             rows = [*rows[: 2 * MOST_LEGEND], f"and {left_out} more"]
@@ -227,16 +204,9 @@ def draw_figure(
 ) -> Html:
     """A chart with its heading, its words for those who cannot see it, and what stands below it."""
     key = hashlib.sha256(f"{title}{described}{''.join(plot)}".encode("utf-8", "replace")).hexdigest()[:10]
-    drawing = tag(
-        "svg",
-        tag("title", title, id=f"t{key}"),
-        tag("desc", described, id=f"d{key}"),
-        *plot,
-        class_="chart",
-        height=str(height),
-        role="img",
-        aria_labelledby=f"t{key} d{key}",
-    )
+    words = [tag("title", title, id=f"t{key}"), tag("desc", described, id=f"d{key}")]
+    look = {"class_": "chart", "height": str(height), "role": "img", "aria_labelledby": f"t{key} d{key}"}
+    drawing = tag("svg", *words, *plot, **look)
     return tag("figure", tag("figcaption", title), drawing, *below, class_=f"chart-box {class_}".strip())
 
 
@@ -269,30 +239,19 @@ def line_chart(
     values = [value for points in lines.values() for _, value in points]
     y = fit_axis([*values, 0.0] if from_zero else values, within=within)
     styles = dict(places or number_labels(list(lines)))
-    curves = [
-        draw_curve(points, x, y, choose_style(styles.get(label, number)))
-        for number, (label, points) in enumerate(lines.items())
-    ]
-    dots = [
-        draw_dot(x.percent(points[-1][0]), y.percent(points[-1][1]), choose_style(styles.get(label, number)))
-        for number, (label, points) in enumerate(lines.items())
-        if points and math.isfinite(points[-1][1])
-    ]
+    curves, dots = [], []
+    for number, (label, points) in enumerate(lines.items()):
+        style = choose_style(styles.get(label, number))
+        curves.append(draw_curve(points, x, y, style))
+        if points and math.isfinite(points[-1][1]):
+            dots.append(draw_dot(x.percent(points[-1][0]), y.percent(points[-1][1]), style))
     marked = [] if mark is None else [draw_mark(x.percent(mark[0]), mark[1])]
     below = [draw_legend(list(lines), styles)] if with_legend else []
     if with_table:
         below.append(draw_numbers(title, lines))
-    return draw_figure(
-        title,
-        describe_lines(lines),
-        *draw_grid(x, y),
-        *marked,
-        stretch(*curves),
-        *dots,
-        *draw_bands(rounds, x, describe_rounds(lines)),
-        below=below,
-        class_=class_,
-    )
+    bands = draw_bands(rounds, x, describe_rounds(lines))
+    plot = [*draw_grid(x, y), *marked, stretch(*curves), *dots, *bands]
+    return draw_figure(title, describe_lines(lines), *plot, below=below, class_=class_)
 
 
 def draw_mark(at: float, text: str) -> Html:
@@ -322,21 +281,15 @@ def draw_numbers(title: str, lines: Lines) -> Html:
     step = max(1, math.ceil(len(rounds) / MOST_TABLE_ROUNDS))
     chosen = [at for place, at in enumerate(rounds) if place % step == 0 or place == len(rounds) - 1]
     values = {label: dict(points) for label, points in list(lines.items())[:MOST_LEGEND]}
-    head = tag(
-        "tr", tag("th", "round", scope="col"), [tag("th", name(label, 20), scope="col") for label in values]
-    )
-    rows = [
-        tag(
-            "tr",
-            tag("th", format_number(at), scope="row"),
-            [tag("td", format_number(entry[at]) if at in entry else "") for entry in values.values()],
-        )
-        for at in chosen
-    ]
-    table = tag("table", tag("caption", title, class_="unseen"), tag("thead", head), tag("tbody", rows))
-    return details(
-        "Numbers", tag("div", table, class_="scroll", tabindex="0", role="region", aria_label=title)
-    )
+    heads = [tag("th", label, scope="col") for label in ("round", *(name(label, 20) for label in values))]
+    rows = []
+    for at in chosen:
+        cells = [tag("td", format_number(entry[at]) if at in entry else "") for entry in values.values()]
+        rows.append(tag("tr", tag("th", format_number(at), scope="row"), cells))
+    caption = tag("caption", title, class_="unseen")
+    table = tag("table", caption, tag("thead", tag("tr", heads)), tag("tbody", rows))
+    framed = tag("div", table, class_="scroll", tabindex="0", role="region", aria_label=title)
+    return details("Numbers", framed)
 
 
 def area_chart(
@@ -354,9 +307,8 @@ def area_chart(
         lines = {label: [(x.low, p[0][1]), *p, (x.high, p[0][1])] for label, p in lines.items()}
     grown = list_rounds(lines)
     values = {label: dict(points) for label, points in lines.items()}
-    y = Axis(
-        0.0, max(1.0, *(sum(entry.get(at, 0.0) for entry in values.values()) for at in grown)), [0, 0.5, 1]
-    )
+    sums = [sum(entry.get(at, 0.0) for entry in values.values()) for at in grown]
+    y = Axis(0.0, max(1.0, *sums), [0, 0.5, 1])
     styles = dict(places or number_labels(list(lines)))
     base = dict.fromkeys(grown, 0.0)
     areas = []
@@ -371,15 +323,9 @@ def area_chart(
         areas += draw_gaps(place, [(at, base[at], top[at]) for at in grown], x, y)
         base = top
     below = [draw_legend(list(lines), styles)] + ([draw_numbers(title, lines)] if with_table else [])
-    return draw_figure(
-        title,
-        "Shares of one, stacked: " + describe_lines(lines),
-        stretch(*areas),
-        *draw_grid(x, y),
-        *draw_bands(rounds, x, describe_rounds(lines)),
-        below=below,
-        class_=class_,
-    )
+    words = "Shares of one, stacked: " + describe_lines(lines)
+    plot = [stretch(*areas), *draw_grid(x, y), *draw_bands(rounds, x, describe_rounds(lines))]
+    return draw_figure(title, words, *plot, below=below, class_=class_)
 
 
 def draw_gaps(place: int, edges: Sequence[tuple[float, float, float]], x: Axis, y: Axis) -> list[Html]:
@@ -412,20 +358,13 @@ def reliability_chart(
     """
     axis = Axis(0.0, 1.0, [0, 0.25, 0.5, 0.75, 1])
     diagonal = tag("path", d="M0 1000L1000 0", class_="line diagonal")
-    curves = [
-        draw_curve(points, axis, axis, choose_style(places.get(label, number)))
-        for number, (label, points) in enumerate(lines.items())
-    ]
-    dots = [
-        draw_dot(
-            axis.percent(at),
-            axis.percent(value),
-            choose_style(places.get(label, number)),
-            f"{plain(label, 32)}: {format_number(value)} of voxels at {format_number(at)} true",
-        )
-        for number, (label, points) in enumerate(lines.items())
-        for at, value in points
-    ]
+    curves, dots = [], []
+    for number, (label, points) in enumerate(lines.items()):
+        style = choose_style(places.get(label, number))
+        curves.append(draw_curve(points, axis, axis, style))
+        for at, value in points:
+            tooltip = f"{plain(label, 32)}: {format_number(value)} of voxels at {format_number(at)} true"
+            dots.append(draw_dot(axis.percent(at), axis.percent(value), style, tooltip))
     words += "; ".join(
         f"{plain(label, 32)} "
         + ", ".join(f"{format_number(at)}: {format_number(value)}" for at, value in points)

@@ -111,12 +111,5 @@ def section(identifier: str, title: Child, *content: Child, level: int = 2, lead
         return Html("")
     heading = tag(f"h{level}", title, id=f"{identifier}-title")
     intro = None if lead is None else tag("p", lead, class_="lead")
-    return tag(
-        "section",
-        heading,
-        intro,
-        *filled,
-        id=identifier,
-        aria_labelledby=f"{identifier}-title",
-        class_=f"level{level}",
-    )
+    named = {"id": identifier, "aria_labelledby": f"{identifier}-title", "class_": f"level{level}"}
+    return tag("section", heading, intro, *filled, **named)

@@ -22,8 +22,7 @@ from typing import Any
 from wardround.batch import read_status
 from wardround.comparison import Comparison
 from wardround.errors import WardroundError
-from wardround.reporting.page import build_page
-from wardround.reporting.sources import ReportSource, open_source
+from wardround.reporting.page import ReportSource, build_page, open_source
 
 log = logging.getLogger(__name__)
 

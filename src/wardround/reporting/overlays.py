@@ -155,23 +155,14 @@ def format_coordinate(value: float) -> str:
 
 
 def gallery(
-    identifier: str,
-    encoded: Mapping[str, Sequence[Encoded]],
-    level: int = 3,
-    *,
-    temperature: float = math.nan,
+    identifier: str, encoded: Mapping[str, Sequence[Encoded]], *, temperature: float = math.nan
 ) -> Html:
     """Best, median and worst case of every client. temperature: what predict uses, and pictures do not."""
-    blocks = [
-        tag(
-            "div",
-            tag(f"h{level + 1}", name(client)),
-            tag("div", [case_figure(client, entry) for entry in cases], class_="cases"),
-            class_="client-cases",
-        )
-        for client, cases in encoded.items()
-        if cases
-    ]
+    blocks = []
+    for client, cases in encoded.items():
+        if cases:
+            figures = tag("div", [case_figure(client, entry) for entry in cases], class_="cases")
+            blocks.append(tag("div", tag("h4", name(client)), figures, class_="client-cases"))
     if not blocks:
         return Html("")
     lead = (
@@ -182,7 +173,7 @@ def gallery(
         lead += (
             f" Entropy maps of predict use the run's temperature, {format_number(temperature)}; these do not."
         )
-    return section(identifier, "Example cases", draw_keys(), *blocks, level=level, lead=lead)
+    return section(identifier, "Example cases", draw_keys(), *blocks, level=3, lead=lead)
 
 
 def draw_keys() -> Html:

@@ -6,22 +6,38 @@ import base64
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from pathlib import Path
 from string import Template
+from typing import Any
+
+import yaml
 
 from wardround.comparison.groups import RunGroup, group_comparison, group_runs
 from wardround.comparison.outcome import Comparison
-from wardround.comparison.runs import Run, read_run
-from wardround.errors import ConfigError
+from wardround.comparison.runs import Run, number, read_run
+from wardround.errors import CheckpointError, ConfigError
 from wardround.files import write_text
-from wardround.reporting.colophon import citation_section, colophon_section
+from wardround.methods import METHODS, OBJECTIVES
 from wardround.reporting.comparison_section import result_section, side_by_side_section
-from wardround.reporting.html import Html, attribute, data_block, escape, join, name, plain, tag
+from wardround.reporting.html import (
+    Html,
+    attribute,
+    data_block,
+    details,
+    escape,
+    join,
+    link,
+    name,
+    plain,
+    section,
+    tag,
+)
 from wardround.reporting.overlays import SLICE_CHOICES, Encoded, encode_all
 from wardround.reporting.sections import run_sections
-from wardround.reporting.sources import ReportSource, open_source
+from wardround.reporting.tabular import facts_table
 from wardround.version import __version__
 
 DETAILS = {
@@ -58,6 +74,45 @@ def write_report(
     return target
 
 
+@dataclass(frozen=True)
+class ReportSource:
+    """One folder to report on: of a run, of an evaluation or of a comparison."""
+
+    folder: Path
+    kind: str  # run, comparison, or waiting (nothing there yet)
+
+    def state(self) -> str:
+        """A text that changes whenever the page would: rounds and results of every run in the folder."""
+        names = ("records.jsonl", "result.json", "comparison.json", "cases.csv")
+        folders = [self.folder]
+        if (self.folder / "cells").is_dir():
+            folders += sorted(path for path in (self.folder / "cells").iterdir() if path.is_dir())
+        return "-".join(str(file_size(folder / name)) for folder in folders for name in names)
+
+
+def file_size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def open_source(folder: str | Path, *, may_wait: bool = False) -> ReportSource:
+    """Find out what a folder holds. may_wait: a run that has not started yet is not an error."""
+    folder = Path(folder)
+    if (folder / "comparison.json").exists():
+        return ReportSource(folder, "comparison")
+    if (folder / "config.yaml").exists():
+        return ReportSource(folder, "run")
+    if may_wait:
+        return ReportSource(folder, "waiting")
+    what = "does not exist" if not folder.exists() else "contains neither a run nor a comparison"
+    raise CheckpointError(
+        f"{folder} {what}. Give the folder of a run (it has a config.yaml) or of a comparison "
+        "(it has a comparison.json), for example runs/quickstart."
+    )
+
+
 def build_page(sources: Sequence[ReportSource], *, title: str | None = None, live: str | None = None) -> str:
     """The whole page as text.
 
@@ -66,13 +121,13 @@ def build_page(sources: Sequence[ReportSource], *, title: str | None = None, liv
     groups = collect_groups(sources)
     runs = [run for group in groups for run in group.runs]
     pictures = {
-        str(number): {client: files.pictures for client, files in run.files.items()}
-        for number, run in enumerate(runs)
+        str(place): {client: files.pictures for client, files in run.files.items()}
+        for place, run in enumerate(runs)
     }
     encoded, most = encode_all(pictures)
     main = [
-        join(result_section(group, f"g{number}"), side_by_side_section(group, f"g{number}"))
-        for number, group in enumerate(groups)
+        join(result_section(group, f"g{place}"), side_by_side_section(group, f"g{place}"))
+        for place, group in enumerate(groups)
     ]
     detail = draw_details(runs, encoded, most, is_sample=any(group.is_sample for group in groups))
     main.append(detail)
@@ -111,16 +166,9 @@ def read_asset(file: str) -> str:
 
 def build_policy(style: str, script: str, *, live: bool) -> str:
     """The content security policy: our own style and script, inline pictures, no requests."""
-    return "; ".join(
-        [
-            "default-src 'none'",
-            f"style-src '{hash_content(style)}'",
-            f"script-src '{hash_content(script)}'",
-            "img-src data:",
-            f"connect-src {'self'!r}" if live else "connect-src 'none'",
-            "base-uri 'none'",
-            "form-action 'none'",
-        ]
+    return (
+        f"default-src 'none'; style-src '{hash_content(style)}'; script-src '{hash_content(script)}'; "
+        f"img-src data:; connect-src '{'self' if live else 'none'}'; base-uri 'none'; form-action 'none'"
     )
 
 
@@ -144,11 +192,11 @@ def draw_header(groups: Sequence[RunGroup], title: str) -> Html:
 
 def draw_navigation(groups: Sequence[RunGroup], detail: str) -> Html:
     entries = []
-    for number, group in enumerate(groups):
+    for place, group in enumerate(groups):
         own = f": {plain(group.title, 24)}" if len(groups) > 1 else ""
-        entries.append(("result", f"#g{number}-result", f"Result{own}"))
+        entries.append(("result", f"#g{place}-result", f"Result{own}"))
         if group.curves or (group.sheet and len(group.sheet.rows) > 1):
-            entries.append(("beside", f"#g{number}-beside", f"Side by side{own}"))
+            entries.append(("beside", f"#g{place}-beside", f"Side by side{own}"))
     items = [tag("li", tag("a", text, href=address)) for _, address, text in entries]
     if detail:
         inner = []
@@ -163,11 +211,7 @@ def draw_navigation(groups: Sequence[RunGroup], detail: str) -> Html:
 
 
 def draw_details(
-    runs: Sequence[Run],
-    encoded: Mapping[str, Mapping[str, Sequence[Encoded]]],
-    most: int,
-    *,
-    is_sample: bool,
+    runs: Sequence[Run], encoded: Mapping[str, Mapping[str, Sequence[Encoded]]], most: int, *, is_sample: bool
 ) -> Html:
     """Every run on its own; with several, one at a time."""
     if not runs:
@@ -176,19 +220,16 @@ def draw_details(
         tag(
             "article",
             tag("h2", name(run.label), class_="run-title") if len(runs) > 1 else None,
-            *run_sections(run, f"r{number}", encoded[str(number)], with_scores=len(runs) > 1),
-            colophon_section(run, f"r{number}"),
+            *run_sections(run, f"r{place}", encoded[str(place)], with_scores=len(runs) > 1),
+            colophon_section(run, f"r{place}"),
             class_="run",
-            id=f"r{number}",
+            id=f"r{place}",
             aria_label=f"Run {plain(run.label)}",
         )
-        for number, run in enumerate(runs)
+        for place, run in enumerate(runs)
     ]
-    fewer = (
-        tag("p", f"To keep this page small, volumes are shown with at most {most} slices.", class_="muted")
-        if most < SLICE_CHOICES[0]
-        else None
-    )
+    reduced = f"To keep this page small, volumes are shown with at most {most} slices."
+    fewer = tag("p", reduced, class_="muted") if most < SLICE_CHOICES[0] else None
     sample = join(
         "One run of every row, the first of its seeds; ",
         tag("code", "wardround report"),
@@ -202,14 +243,10 @@ def draw_picker(runs: Sequence[Run]) -> Html | None:
     """Chooses the run that is shown; without JavaScript all are."""
     if len(runs) < 2:
         return None
-    choices = [
-        tag(
-            "label",
-            tag("input", type="radio", name="run", value=f"r{number}", checked=number == 0),
-            tag("span", name(run.label, 32)),
-        )
-        for number, run in enumerate(runs)
-    ]
+    choices = []
+    for place, run in enumerate(runs):
+        button = tag("input", type="radio", name="run", value=f"r{place}", checked=place == 0)
+        choices.append(tag("label", button, tag("span", name(run.label, 32))))
     return tag("fieldset", tag("legend", "In detail"), choices, class_="picker")
 
 
@@ -219,3 +256,79 @@ def draw_footer() -> Html:
         "any file. It may show scans: treat it as you treat them. For research; not a medical device."
     )
     return tag("footer", tag("p", text))
+
+
+# How a run was made
+
+
+def colophon_section(run: Run, prefix: str) -> Html:
+    """What one needs to repeat the run."""
+    environment = run.environment
+    title = f" ({METHODS[run.method].title})" if run.method in METHODS else ""
+    digest = tag("code", str(run.result.get("params_sha256", "not yet")), class_="hash")
+    rows: list[tuple[str, Any]] = [
+        *list_evaluation_facts(run),
+        ("method", join(name(run.method), title)),
+        ("objective", name(run.objective or "the method's own")),
+        ("seed", str(run.config.get("seed", ""))),
+        *([] if run.is_evaluation else [("rounds", f"{len(run.records)} of {run.rounds}")]),
+        ("commit", tag("code", str(environment.get("commit") or "installed package"))),
+        ("final parameters (SHA-256)", digest),
+        *([] if run.is_evaluation else [("seconds in rounds", format_seconds(run))]),
+        ("folder", tag("code", str(run.folder))),
+    ]
+    rows += [(key, str(value)) for key, value in environment.items() if key not in ("commit", "seed")]
+    text = yaml.safe_dump(dict(run.config), sort_keys=False, allow_unicode=True)
+    folded = details("Configuration, every default written out", tag("pre", tag("code", text), tabindex="0"))
+    lead = (
+        "Nothing was trained here: method, seed, environment and configuration are those of the run that "
+        "trained the model."
+        if run.is_evaluation
+        else None
+    )
+    return section(
+        f"{prefix}-made", "How it was made", facts_table("How it was made", rows), folded, level=3, lead=lead
+    )
+
+
+def list_evaluation_facts(run: Run) -> list[tuple[str, Any]]:
+    """Which model was evaluated, and on what; nothing for a training run."""
+    found = run.evaluation
+    if not found:
+        return []
+    models = found.get("run")
+    folders = [str(entry) for entry in models] if isinstance(models, list) else [str(models)]
+    rows = [
+        ("model of", [[", "] * (place > 0) + [tag("code", folder)] for place, folder in enumerate(folders)]),
+        ("data", tag("code", str(found.get("data", "")))),
+        ("split", str(found.get("split", ""))),
+        ("evaluated on the grid", str(found.get("grid", ""))),
+        ("mirrored (test-time augmentation)", "yes" if found.get("flips") else "no"),
+    ]
+    return rows if found.get("client") is None else [*rows, ("model of client", name(str(found["client"])))]
+
+
+def format_seconds(run: Run) -> str:
+    return f"{number(run.result.get('seconds')):.1f}" if run.result else "not yet"
+
+
+def citation_section(runs: Sequence[Run]) -> Html:
+    """The papers behind the methods and objectives that ran."""
+    methods = list(dict.fromkeys(run.method for run in runs))
+    objectives = list(dict.fromkeys(run.objective for run in runs if run.objective))
+    items = []
+    for key in methods:
+        kind = METHODS.get(key)
+        if kind is None:
+            items.append(tag("li", name(key)))
+            continue
+        paper = f"{kind.paper} {kind.year}" if kind.year else kind.paper
+        where = join(". ", link(kind.link)) if kind.link else None
+        said = paper or ("a reference, no paper" if kind.kind == "reference" else "no paper named")
+        items.append(tag("li", tag("strong", kind.title), ": ", said, where, "."))
+    for key in objectives:
+        objective = OBJECTIVES.get(key)
+        if objective is not None and objective.paper:
+            items.append(tag("li", tag("strong", objective.title), " (objective): ", objective.paper, "."))
+    lead = "These are the sources of what ran here. Please cite them, and name the version of wardround."
+    return section("cite", "How to cite", tag("ul", items, class_="cite"), lead=lead)

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from wardround.comparison.runs import Run, Series, number
+from wardround.comparison.runs import Run, Series, mapping, number, validation_of
 from wardround.comparison.scores import metric_loss
 from wardround.comparison.statistics import CaseKey
 from wardround.engine.judging.result_tables import client_table
 from wardround.metrics import METRICS
 from wardround.reporting.calibration import confidence_section
-from wardround.reporting.charts import (
-    area_chart,
-    format_number,
-    line_chart,
-    number_labels,
-    reliability_chart,
-)
-from wardround.reporting.heterogeneity import heterogeneity
+from wardround.reporting.charts import area_chart, format_number, line_chart, number_labels, reliability_chart
 from wardround.reporting.html import Html, details, name, section, tag
 from wardround.reporting.overlays import Encoded, gallery
 from wardround.reporting.strips import Spot, strip_chart
@@ -113,7 +107,7 @@ def weights(run: Run, prefix: str, places: Mapping[str, int]) -> Html:
     found = run.records.series("weights")
     stacked = [area_chart("Aggregation weights", found, places=places, class_="wide")] if found else []
     ingredients = [
-        line_chart(key, series, places=places_for(series, places), with_legend=shows_legend(series, places))
+        small_chart(key, series, places)
         for key, series in list(run.records.ingredients().items())[:MOST_SMALL_CHARTS]
     ]
     small = [tag("h4", "Computed from"), tag("div", ingredients, class_="charts")] if ingredients else []
@@ -127,24 +121,20 @@ def weights(run: Run, prefix: str, places: Mapping[str, int]) -> Html:
     return section(f"{prefix}-weights", "Aggregation weights", *stacked, *small, level=3, lead=lead)
 
 
-def places_for(series: Mapping[str, Any], places: Mapping[str, int]) -> Mapping[str, int]:
-    """A client has one colour on the whole page; other labels have their own."""
-    return places if set(series) <= set(places) else number_labels(list(series))
-
-
-def shows_legend(series: Mapping[str, Any], places: Mapping[str, int]) -> bool:
-    return len(series) > 1 and not set(series) <= set(places)
+def small_chart(
+    title: str, series: Series, places: Mapping[str, int], *, is_first: bool = False, from_zero: bool = False
+) -> Html:
+    """A client has one colour on the whole page; other labels have their own, and a legend."""
+    are_clients = set(series) <= set(places)
+    colours = places if are_clients else number_labels(list(series))
+    with_legend = is_first or (len(series) > 1 and not are_clients)
+    return line_chart(title, series, places=colours, from_zero=from_zero, with_legend=with_legend)
 
 
 def losses(run: Run, prefix: str, places: Mapping[str, int]) -> Html:
     terms = run.records.losses()
     charts = [
-        line_chart(
-            "Total loss" if term == "total" else term,
-            series,
-            places=places_for(series, places),
-            with_legend=term == "total" or shows_legend(series, places),
-        )
+        small_chart("Total loss" if term == "total" else term, series, places, is_first=term == "total")
         for term, series in list(terms.items())[:MOST_SMALL_CHARTS]
     ]
     lead = "What each client minimised, as the mean over its training steps of a round."
@@ -200,22 +190,13 @@ def worst_table(run: Run, metric: str, many_regions: bool) -> Html:
     order = sorted(values, key=lambda key: (-metric_loss(metric)(values[key]), key))[:WORST_CASES]
     others = [other for other in run.metrics if other != metric and other in run.cases]
     headings = [METRICS[name].title_in(run.lengths) for name in (metric, *others)]
-    rows = [
-        [
-            case_label(key, many_regions),
-            key.client,
-            NumberCell(format_number(values[key]), values[key]),
-            *(
-                NumberCell(format_number(v), v)
-                for v in (run.cases[other].get(key, math.nan) for other in others)
-            ),
-        ]
-        for key in order
-    ]
-    return details(
-        f"The {len(rows)} worst by {METRICS[metric].label}",
-        plain_table("Worst cases", ["case", "client", *headings], rows),
-    )
+    rows = []
+    for key in order:
+        found = [values[key], *(run.cases[other].get(key, math.nan) for other in others)]
+        numbers = [NumberCell(format_number(value), value) for value in found]
+        rows.append([case_label(key, many_regions), key.client, *numbers])
+    table = plain_table("Worst cases", ["case", "client", *headings], rows)
+    return details(f"The {len(rows)} worst by {METRICS[metric].label}", table)
 
 
 # Calibration
@@ -244,13 +225,10 @@ def calibration(run: Run, prefix: str, places: Mapping[str, int]) -> Html:
         note += " Most voxels have a probability below 0.1, which makes the first number small."
     columns = ["client", "all voxels", "between 0.1 and 0.9", "voxels"]
     table = plain_table("Expected calibration error of the foreground", columns, errors, note)
-    chart = reliability_chart(
-        "Reliability of the predicted foreground",
-        lines,
-        places,
-        axes=("predicted probability of foreground", "share that is foreground"),
-        words="Share of true foreground by predicted probability: ",
-    )
+    title = "Reliability of the predicted foreground"
+    words = "Share of true foreground by predicted probability: "
+    axes = ("predicted probability of foreground", "share that is foreground")
+    chart = reliability_chart(title, lines, places, axes=axes, words=words)
     lead = "On the diagonal the model is calibrated; below it the model is overconfident of foreground."
     both = tag("div", chart, table, class_="side-by-side")
     return section(f"{prefix}-calibration", "Calibration", both, level=3, lead=lead)
@@ -275,13 +253,7 @@ def traffic(run: Run, prefix: str, places: Mapping[str, int]) -> Html:
         "Sent to clients per round (MB)": down,
     }
     charts = [
-        line_chart(
-            title,
-            series,
-            places=places_for(series, places),
-            from_zero=True,
-            with_legend=place == 0 or shows_legend(series, places),
-        )
+        small_chart(title, series, places, is_first=place == 0, from_zero=True)
         for place, (title, series) in enumerate(parts.items())
         if series
     ]
@@ -293,14 +265,8 @@ def traffic(run: Run, prefix: str, places: Mapping[str, int]) -> Html:
     table = plain_table("In all rounds", ["client", "sent (MB)", "received (MB)", "seconds of work"], rows)
     wall = sum(number(record.get("seconds")) for record in run.records)
     lead = f"{len(run.records)} rounds took {wall:,.1f} seconds."
-    return section(
-        f"{prefix}-traffic",
-        "Traffic and time",
-        tag("div", charts, class_="charts"),
-        table,
-        level=3,
-        lead=lead,
-    )
+    drawn = tag("div", charts, class_="charts")
+    return section(f"{prefix}-traffic", "Traffic and time", drawn, table, level=3, lead=lead)
 
 
 # Refused and lost replies, warnings
@@ -357,3 +323,76 @@ def split_task(who: str) -> tuple[str, str]:
     """`train/north` -> north, train."""
     task, _, client = who.partition("/")
     return (client, task) if client else (who, "")
+
+
+# How the clients differ
+
+
+def heterogeneity(run: Run, prefix: str, places: Mapping[str, int]) -> Html:
+    """How far the clients' data differ, as far as the run knows."""
+    if run.is_evaluation:  # nothing was trained here, so the rest is unknown
+        counts = [[client, num_tested(run, client)] for client in run.clients]
+        table = plain_table("Cases of each client", ["client", "cases"], counts)
+        return section(f"{prefix}-data", "How the clients differ", table, level=3)
+    columns = ["client", "training cases", "validation", "test", "foreground", "last weight"]
+    rows = [client_row(run, client) for client in run.clients]
+    note = "Foreground: mean share of a test case."
+    parts = [plain_table("Cases of each client", columns, rows, note), *foreground_chart(run, places)]
+    if run.fingerprint:
+        parts.append(fingerprint(run))
+    return section(f"{prefix}-data", "How the clients differ", *parts, level=3)
+
+
+def client_row(run: Run, client: str) -> list[Any]:
+    shares = run.files[client].foreground
+    mean = sum(shares) / len(shares) if shares else math.nan
+    weights = run.records.series("weights").get(client, [])
+    counts = [run.num_trained.get(client, "n/a"), num_validation(run, client), num_tested(run, client)]
+    return [client, *counts, NumberCell(percent_of(mean), mean), weights[-1][1] if weights else math.nan]
+
+
+def num_tested(run: Run, client: str) -> int:
+    return len({key.case for values in run.cases.values() for key in values if key.client == client})
+
+
+def foreground_chart(run: Run, places: Mapping[str, int]) -> list[Html]:
+    """One dot a test case: how much of it is what we look for."""
+    rows = {
+        client: [
+            Spot(100 * value, f"{client}, case {place}", places.get(client, 0))
+            for place, value in enumerate(files.foreground, start=1)
+        ]
+        for client, files in run.files.items()
+        if files.foreground
+    }
+    title = "Foreground of every test case (%)"
+    return [strip_chart(title, rows, within=(0.0, 100.0), class_="wide unnamed")] if rows else []
+
+
+def percent_of(share: float) -> str:
+    return "n/a" if math.isnan(share) else f"{100 * share:.1f} %"
+
+
+def num_validation(run: Run, client: str) -> int:
+    for record in reversed(run.records):
+        entry = mapping(mapping(validation_of(record, "loss").get("clients")).get(client))
+        if entry:
+            return int(number(entry.get("num")) or 0)
+    return 0
+
+
+def fingerprint(run: Run) -> Html:
+    """fingerprint.json, if the run has one: client -> fact -> value, or anything else as it is."""
+    clients = mapping(run.fingerprint.get("clients"))
+    if not clients or not all(isinstance(entry, Mapping) for entry in clients.values()):
+        text = json.dumps(run.fingerprint, indent=2, ensure_ascii=False)
+        return details("Data fingerprint", tag("pre", text, tabindex="0"))
+    facts = list(dict.fromkeys(key for entry in clients.values() for key in entry))
+    rows = [[client, *(plain_fact(entry.get(key, "")) for key in facts)] for client, entry in clients.items()]
+    return plain_table("Data fingerprint", ["client", *facts], rows)
+
+
+def plain_fact(value: Any) -> Any:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+    return value

@@ -72,14 +72,9 @@ def strip_chart(
 def draw_spot(spot: Spot, x: Axis, middle: float) -> Html:
     """A dot; a little up or down, always the same for the same case."""
     shift = int(hashlib.sha256(spot.label.encode("utf-8", "replace")).hexdigest()[:4], 16) / 65535 - 0.5
-    return tag(
-        "circle",
-        tag("title", f"{plain(spot.label, 60)}  {format_number(spot.value)}"),
-        cx=format_percent(x.percent(spot.value)),
-        cy=f"{middle + 14 * shift:.1f}",
-        r="3.5",
-        class_=f"spot s{spot.place % COLOURS}",
-    )
+    tooltip = tag("title", f"{plain(spot.label, 60)}  {format_number(spot.value)}")
+    at = {"cx": format_percent(x.percent(spot.value)), "cy": f"{middle + 14 * shift:.1f}"}
+    return tag("circle", tooltip, **at, r="3.5", class_=f"spot s{spot.place % COLOURS}")
 
 
 def draw_worst(spot: Spot, x: Axis, middle: float) -> Html:

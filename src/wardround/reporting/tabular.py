@@ -53,13 +53,8 @@ def table_html(table: Table, *, fixed: Collection[str] = (), sortable: bool = Tr
 def draw_heading(column: str, width: int, *, sortable: bool, numeric: bool) -> Html:
     label = name(column, width or 40)
     content = tag("button", label, tag("span", class_="arrow", aria_hidden="true"), type="button")
-    return tag(
-        "th",
-        content if sortable else label,
-        scope="col",
-        class_="number" if numeric else None,
-        aria_sort="none" if sortable else None,
-    )
+    look = {"class_": "number" if numeric else None, "aria_sort": "none" if sortable else None}
+    return tag("th", content if sortable else label, scope="col", **look)
 
 
 def draw_row(row: Sequence[Any], ranks: Sequence[int], width: int) -> Html:

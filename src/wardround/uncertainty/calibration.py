@@ -119,12 +119,7 @@ class Tally:
     # As a message
 
     def scalars(self) -> dict[str, Any]:
-        return {
-            "brier": self.brier,
-            "nll": self.nll,
-            "bins": sparse(*self.bins),
-            "fine": sparse(*self.fine),
-        }
+        return {"brier": self.brier, "nll": self.nll, "bins": sparse(*self.bins), "fine": sparse(*self.fine)}
 
     @classmethod
     def from_scalars(cls, sent: Mapping[str, Any]) -> Tally:

@@ -9,9 +9,8 @@ from helpers import params
 from pytest import MonkeyPatch, approx, mark
 from torch import Tensor
 
-from wardround.aggregation import pieces as module
-from wardround.aggregation.mean import layerwise_mean, mean
-from wardround.aggregation.pieces import Piece, map_pieces, split_pieces
+from wardround.aggregation import mean as module
+from wardround.aggregation.mean import Piece, layerwise_mean, map_pieces, mean, split_pieces
 from wardround.aggregation.robust import inner_products, squared_distances, trimmed_mean
 from wardround.errors import CheckpointError
 from wardround.messages import Message, Reply, ServerState
