@@ -216,10 +216,7 @@ def check_outputs(
     `x_uncertainty`.
     """
     outputs = writing.list_outputs(
-        scan,
-        folder,
-        probabilities=predictor.probabilities,
-        uncertainty=predictor.uncertainty is not None,
+        scan, folder, probabilities=predictor.probabilities, uncertainty=predictor.uncertainty is not None
     )
     sources = {file.resolve() for file in scan.files}
     for path in outputs:

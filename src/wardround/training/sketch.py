@@ -24,10 +24,7 @@ def sketch_model(config: Config, objective: Objective) -> Segmenter | None:
     for dimensions in guesses:
         try:
             return sketch(
-                config.model,
-                in_channels=phantom.channels,
-                num_outputs=num_outputs,
-                dimensions=dimensions,
+                config.model, in_channels=phantom.channels, num_outputs=num_outputs, dimensions=dimensions
             )
         except NotInstalled:
             return None

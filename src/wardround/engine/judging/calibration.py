@@ -27,14 +27,7 @@ from wardround.metrics import measure, summarise
 from wardround.params import Params
 from wardround.uncertainty import temperature
 from wardround.uncertainty.calibration import Tally, around, log_probabilities
-from wardround.uncertainty.histogram import (
-    NUM_BINS,
-    bin_of,
-    counted,
-    dense,
-    quantiles,
-    sparse,
-)
+from wardround.uncertainty.histogram import NUM_BINS, bin_of, counted, dense, quantiles, sparse
 from wardround.uncertainty.maps import (
     Accumulator,
     Part,
@@ -265,12 +258,7 @@ def measure_calibration(
     fitted = fit_temperature(first)
     ask = Message(
         params=params,
-        scalars={
-            **chosen,
-            "step": "quality",
-            "temperature": fitted.value,
-            "with_validation": False,
-        },
+        scalars={**chosen, "step": "quality", "temperature": fitted.value, "with_validation": False},
     )
     each = {name: Message(scalars={"with_validation": True}) for name in judges}
     replies = clients.ask("calibrate", ask, each=each, to=hospitals)
