@@ -20,9 +20,8 @@ from wardround.engine.checkpoint import Checkpoints
 from wardround.engine.experiment import Experiment
 from wardround.engine.judging.evaluation import Evaluation
 from wardround.engine.judging.result_tables import client_table
-from wardround.engine.listener import Listener
 from wardround.engine.networks import build_model, build_network
-from wardround.engine.outcome import Outcome
+from wardround.engine.outcome import Listener, Outcome
 from wardround.engine.records import read_lines
 from wardround.engine.run_folder import RunFolder
 from wardround.errors import CheckpointError, ConfigError

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from wardround.config import Config
 from wardround.deploy.live_file import FINAL, describe_waiting, is_past_registering, read_live
-from wardround.engine.listener import Listener
+from wardround.engine.outcome import Listener
 from wardround.engine.records import read_lines
 from wardround.errors import WardroundError
 

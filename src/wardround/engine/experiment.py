@@ -20,16 +20,14 @@ from wardround.data.opening import open_federation
 from wardround.data.roles import NOT_HOSPITALS, POOLED, PROXY
 from wardround.engine.checkpoint import read_into_memory
 from wardround.engine.judging.judge import Judge
-from wardround.engine.judging.units import detect_units
-from wardround.engine.listener import Listener, SilentListener
+from wardround.engine.judging.result_tables import detect_units
 from wardround.engine.networks import choose_compute, network_for
-from wardround.engine.outcome import Outcome, Progress
-from wardround.engine.participation import check_participation, choose_present
+from wardround.engine.outcome import Listener, Outcome, Progress, SilentListener
 from wardround.engine.records import Egress, append_lines, describe_exchanges, missing_replies, round_record
 from wardround.engine.run_folder import RunFolder
 from wardround.engine.trackers import open_trackers
 from wardround.engine.transports.local import open_transport
-from wardround.engine.transports.placement import Placement, place
+from wardround.engine.transports.placement import Placement, check_participation, choose_present, place
 from wardround.errors import TooFewClients, WardroundError
 from wardround.files import write_json
 from wardround.machine import cores

@@ -14,9 +14,8 @@ from typing import Any
 
 import torch
 
-from wardround.clients import Answer, Client, Registration
+from wardround.clients import Answer, Client, Registration, SyncState
 from wardround.clients.client import run_to_completion
-from wardround.clients.sync_state import SyncState
 from wardround.clients.traffic import as_received, count_wire_bytes
 from wardround.config import Config, TrafficSettings
 from wardround.data.cases import ClientData

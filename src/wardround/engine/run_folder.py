@@ -22,7 +22,7 @@ from wardround.data.federation import Federation
 from wardround.data.preparing.record import PREPARATION, Preparation
 from wardround.engine.checkpoint import Checkpoints
 from wardround.engine.judging.evaluation import Evaluation
-from wardround.engine.judging.units import read_units
+from wardround.engine.judging.result_tables import read_units
 from wardround.engine.outcome import Outcome, Progress
 from wardround.engine.records import keep_lines, read_lines
 from wardround.engine.transports.placement import Placement

@@ -33,9 +33,14 @@ from wardround.files import file_name, jsonable, write_json, write_text
 from wardround.metrics import METRICS, MM, PX, combine_units, measure
 from wardround.metrics.summary import across_clients, summarise
 from wardround.prediction.inputs import InputProblem, Scan
-from wardround.prediction.labelled import LabelledSet, match_classes, open_labelled
+from wardround.prediction.labelled import (
+    LabelledSet,
+    find_run_cases,
+    match_classes,
+    note_seen_cases,
+    open_labelled,
+)
 from wardround.prediction.predicting import Predictor
-from wardround.prediction.seen_cases import find_run_cases, note_seen_cases
 from wardround.prediction.session import (
     UNEXPECTED,
     check_writable,
