@@ -148,10 +148,7 @@ class MLflow:
         self._client.set_terminated(self._run, status=status)
 
 
-TRACKERS: dict[str, Callable[[Path, Mapping[str, Any], int], Tracker]] = {
-    "tensorboard": TensorBoard,
-    "mlflow": MLflow,
-}
+TRACKERS: dict[str, Callable[..., Tracker]] = {"tensorboard": TensorBoard, "mlflow": MLflow}
 
 
 def import_optional(name: str, module: str) -> Any:

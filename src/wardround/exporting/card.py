@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from wardround.comparison.runs import mapping, number
-from wardround.comparison.statistics import Scores, bootstrap, client_mean
+from wardround.comparison.statistics import Scores, bootstrap, client_mean, distance_to_best
 from wardround.exporting.package import Package
 from wardround.files import write_text
 from wardround.methods import METHODS, OBJECTIVES
@@ -70,6 +70,8 @@ def opening(package: Package, kind: str) -> Iterator[str]:
 
 def intended_use(package: Package) -> Iterator[str]:
     preparation = package.preparation
+    prepare, window = preparation.prepare, preparation.window
+    classes = zip(preparation.values, preparation.classes, strict=True)
     what = ", ".join(preparation.classes[1:]) or "nothing"
     image = "2D images" if preparation.dimensions == 2 else "3D scans"
     channels = ", ".join(preparation.channels) or f"{preparation.in_channels} without names"
@@ -77,21 +79,11 @@ def intended_use(package: Package) -> Iterator[str]:
     rows = [
         ("task", f"segments {what} in {image}"),
         ("channels", channels),
-        (
-            "values in a mask",
-            ", ".join(f"{v} {n}" for v, n in zip(preparation.values, preparation.classes, strict=True)),
-        ),
-        *((f"preparation, {key}", value) for key, value in describe_preparation(preparation.prepare).items()),
-        *(
-            [("preparation, orientation", "as stored")]
-            if preparation.prepare.get("orientation") is None
-            else []
-        ),
+        ("values in a mask", ", ".join(f"{value} {name}" for value, name in classes)),
+        *((f"preparation, {key}", value) for key, value in describe_preparation(prepare).items()),
+        *([("preparation, orientation", "as stored")] if prepare.get("orientation") is None else []),
         *([("slices", package.orientation_note)] if preparation.settings.slices is not None else []),
-        (
-            "input size",
-            "whole image" if preparation.window is None else f"{format_size(preparation.window)} voxels",
-        ),
+        ("input size", "whole image" if window is None else f"{format_size(window)} voxels"),
     ]
     if preparation.spacing is not None and package.run.lengths != PX:
         low, high = (" x ".join(f"{side:.3g}" for side in sides) for sides in preparation.spacing)
@@ -131,7 +123,7 @@ def data(package: Package) -> Iterator[str]:
         for client in names
     ]
     rows.append(["all", *(sum(row[column] for row in rows) for column in (1, 2, 3))])
-    yield Table("", ["site", "training", "validation", "test"], [plain(row) for row in rows]).markdown()
+    yield table(["site", "training", "validation", "test"], rows)
     yield "Numbers of cases; nothing else about them is exported."
     left_out = count_left_out(package)
     if left_out:
@@ -166,9 +158,8 @@ def count_left_out(package: Package) -> list[str]:
 def training(package: Package) -> Iterator[str]:
     config, run = package.trained.config, package.run
     best = run.result.get("best_round")
-    tested = (
-        "the last" if config.evaluate.model == "last" or best is None else f"round {best}, best on validation"
-    )
+    is_last = config.evaluate.model == "last" or best is None
+    tested = "the last" if is_last else f"round {best}, best on validation"
     optimizer = config.optimizer.model_dump(mode="json")
     rows = [
         ("network", config.model.name),
@@ -265,28 +256,19 @@ def metric_results(package: Package, metric: str) -> Iterator[str]:
     run, names, entry = package.run, package.names, METRICS[metric]
     assert run.test is not None
     scores, overall = run.cases[metric], run.test.overall[metric]
-    rows: list[list[Any]] = []
-    for client, summary in run.test.clients[metric].items():
-        own = select_client(scores, client)
-        rows.append(
-            [names.get(client, client), summary.mean, bootstrap(own), summary.num, summary.num_infinite]
-        )
+    sites = {
+        client: [bootstrap(select_client(scores, client)), summary.num, summary.num_infinite]
+        for client, summary in run.test.clients[metric].items()
+    }
+    means = {client: summary.mean for client, summary in run.test.clients[metric].items()}
+    rows: list[list[Any]] = [[names.get(site, site), means[site], *rest] for site, rest in sites.items()]
     rows.append(["mean over sites", overall.mean, bootstrap(scores), overall.num_cases, overall.num_infinite])
     if overall.worst is not None:
-        worst = overall.worst
-        rows.append(
-            [
-                f"worst site: {names.get(worst.client, worst.client)}",
-                worst.value,
-                bootstrap(select_client(scores, worst.client)),
-                run.test.clients[metric][worst.client].num,
-                run.test.clients[metric][worst.client].num_infinite,
-            ]
-        )
+        site, value = overall.worst
+        rows.append([f"worst site: {names.get(site, site)}", value, *sites[site]])
     better = {True: "higher is better", False: "lower is better", None: f"{entry.best:g} is best"}
     yield f"### {entry.title_in(run.lengths)}, {better[entry.higher_is_better]}"
-    heads = ["site", "mean", "95 % interval", "values", "infinite"]
-    yield Table("", heads, [plain(row) for row in rows]).markdown()
+    yield table(["site", "mean", "95 % interval", "values", "infinite"], rows)
 
 
 def whose_results(package: Package) -> Iterator[str]:
@@ -336,9 +318,7 @@ def uncertainty(package: Package) -> Iterator[str]:
         if key in before or key in after
     ]
     if rows:
-        yield Table(
-            "", ["test voxels, all sites", "before", "after temperature"], plain_rows(rows)
-        ).markdown()
+        yield table(["test voxels, all sites", "before", "after temperature"], rows)
     sites = [
         [
             package.names.get(name, name),
@@ -347,7 +327,7 @@ def uncertainty(package: Package) -> Iterator[str]:
         for name, entry in mapping(known.get("clients")).items()
     ]
     if sites:
-        yield Table("", ["ECE by site", "before", "after temperature"], plain_rows(sites)).markdown()
+        yield table(["ECE by site", "before", "after temperature"], sites)
     told = {
         "spearman": "rank correlation of a case's uncertainty with its Dice",
         "aurc": "area under the risk-coverage curve (cases)",
@@ -396,10 +376,11 @@ def worst_cases(package: Package) -> Iterator[str]:
         scores = {key: v for key, v in run.cases.get(metric, {}).items() if not math.isnan(v)}
         if scores:
             title = METRICS[metric].title_in(run.lengths)
-            ranked = sorted(scores.items(), key=lambda item: -badness(metric, item[1]))[:WORST_CASES]
+            badness = distance_to_best(METRICS[metric].best, METRICS[metric].higher_is_better)
+            ranked = sorted(scores.items(), key=lambda item: -badness(item[1]))[:WORST_CASES]
             rows = [[package.names.get(k.client, k.client), k.region, value] for k, value in ranked]
             yield f"The {len(rows)} worst test values of {title}:"
-            yield Table("", ["site", "structure", title], plain_rows(rows)).markdown()
+            yield table(["site", "structure", title], rows)
 
 
 def weak_sites(package: Package) -> Iterator[str]:
@@ -426,20 +407,7 @@ def is_worse(metric: str, interval: Interval, mean: float) -> bool:
     return interval.high < mean if higher else interval.low > mean
 
 
-def badness(metric: str, value: float) -> float:
-    entry = METRICS[metric]
-    if entry.higher_is_better is None:
-        return abs(value - entry.best)
-    return -value if entry.higher_is_better else value
-
-
-# Cells
-
-
-def plain(row: Sequence[Any]) -> list[Any]:
-    """Whole numbers as text, so that the table does not give them decimals."""
-    return [str(value) if isinstance(value, int) else value for value in row]
-
-
-def plain_rows(rows: Sequence[Sequence[Any]]) -> list[list[Any]]:
-    return [plain(row) for row in rows]
+def table(heads: list[str], rows: Sequence[Sequence[Any]]) -> str:
+    """As Markdown; whole numbers as text, so that they get no decimals."""
+    cells = [[str(value) if isinstance(value, int) else value for value in row] for row in rows]
+    return Table("", heads, cells).markdown()

@@ -96,13 +96,8 @@ def write_graph(folder: Path, package: Package) -> list[Difference]:
         "temperature": package.temperature,
         "use": "Research use only. This is not a medical device.",
     }
-    found = export_onnx(
-        folder / "model.onnx",
-        package.network,
-        package.trained.objective,
-        temperature=package.temperature,
-        facts=inside,
-    )
+    path, objective = folder / "model.onnx", package.trained.objective
+    found = export_onnx(path, package.network, objective, temperature=package.temperature, facts=inside)
     write_json(folder / MODEL, facts)
     write_text(folder / "README.md", graph_readme(package, found))
     return found

@@ -86,13 +86,8 @@ class WindowInferer:
         self.model = model
 
     def __call__(self, inputs: Tensor, network: torch.nn.Module, *args: Any, **kwargs: Any) -> Tensor:
-        preparation = self.model.preparation
-        forward = Forward(
-            network,
-            device=self.model.device,
-            window=preparation.window if preparation.dimensions == 3 else None,
-            autocast=self.model.autocast,
-        )
+        model = self.model
+        forward = Forward(network, device=model.device, window=model.window, autocast=model.autocast)
         return torch.stack([forward(image.cpu()) for image in inputs])
 
 

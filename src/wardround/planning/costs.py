@@ -149,9 +149,8 @@ def estimate_disk(
     trainers = sum(1 for client in clients if client.train)
     server = 2 * state + 2 * everything  # the new checkpoint is whole before the old one goes; so is the best
     exchange = (1 + trainers) * everything if placement.workers > 1 else 0
-    place = next(
-        path for path in (config.folder.absolute(), *config.folder.absolute().parents) if path.exists()
-    )
+    folder = config.folder.absolute()
+    place = next(path for path in (folder, *folder.parents) if path.exists())
     return server + exchange + 3 * memory * trainers // 2, shutil.disk_usage(place).free
 
 
@@ -277,9 +276,8 @@ def estimate_memory(
     trainable = tensor_bytes(Params.trainable(model))
     needs = build_method(config).needs | build_objective(config).needs
     size = largest_batch(config, clients)
-    kept = activation_bytes(
-        model, (size, model.in_channels, *shape), checkpointing=config.compute.checkpointing
-    )
+    batch = (size, model.in_channels, *shape)
+    kept = activation_bytes(model, batch, checkpointing=config.compute.checkpointing)
     if kept is not None and compute.autocast is not None:
         kept = int(HALF * kept)
     one = case_bytes(federation.in_channels, shape)

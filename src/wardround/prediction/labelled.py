@@ -21,6 +21,8 @@ from wardround.errors import ConfigError, DataError, WardroundError
 from wardround.prediction.trained import TrainedModel, read_config
 from wardround.yaml_file import read_yaml
 
+Classes = Mapping[str, tuple[int, ...]]  # name -> values in a file
+
 
 @dataclass(frozen=True)
 class LabelledSet:
@@ -28,7 +30,7 @@ class LabelledSet:
 
     path: Path
     entries: tuple[Entry, ...]
-    labels: Mapping[str, tuple[int, ...]]
+    labels: Classes
     notes: tuple[str, ...] = ()
 
 
@@ -67,9 +69,7 @@ def read_federation(path: Path) -> tuple[FederationFile, Listing]:
     return add_label_meaning(file, found, path), found
 
 
-def match_classes(
-    wanted: Mapping[str, tuple[int, ...]], given: Mapping[str, tuple[int, ...]], path: Path
-) -> tuple[dict[str, tuple[int, ...]], list[str]]:
+def match_classes(wanted: Classes, given: Classes, path: Path) -> tuple[Classes, list[str]]:
     """The values of each class of the run in these labels: by name, else in order if the counts agree."""
     known = {name.casefold(): values for name, values in given.items()}
     if all(name.casefold() in known for name in wanted):

@@ -86,14 +86,8 @@ class Predictor:
         for other in self.models[1:]:
             check_compatible(self.models[0], other)
         self._forwards = [
-            Forward(
-                model.model,
-                device=model.device,
-                window=model.preparation.window if model.preparation.dimensions == 3 else None,
-                autocast=model.autocast,
-                say=self.say,
-            )
-            for model in self.models
+            Forward(m.model, device=m.device, window=m.window, autocast=m.autocast, say=self.say)
+            for m in self.models
         ]
 
     @property
@@ -225,18 +219,10 @@ class Predictor:
                 found: Tensor | None = getattr(predicted, part)
                 if found is not None:
                     maps[part] = invert_probabilities(found[None], geometry)[0]
-        probabilities = (
-            invert_probabilities(predicted.probabilities, geometry) if self.probabilities else None
-        )
+        shares = invert_probabilities(predicted.probabilities, geometry) if self.probabilities else None
         unlike = tuple(warn_of_uncertainty(self.models[0].calibration, predicted))
-        return GridPrediction(
-            predicted,
-            label,
-            maps,
-            probabilities,
-            unlike,
-            tuple(warn_of_spacing(self.preparation.spacing, image, geometry)),
-        )
+        far = tuple(warn_of_spacing(self.preparation.spacing, image, geometry))
+        return GridPrediction(predicted, label, maps, shares, unlike, far)
 
     def _predict_slices(self, slices: Slices, name: str, watch: Watch | None) -> GridPrediction:
         """A volume by a 2D network: slice by slice, then joined."""

@@ -18,10 +18,9 @@ def client_table(evaluation: Evaluation, metrics: Sequence[str], title: str, uni
 
     units: of distances.
     """
-    clients = list(next(iter(evaluation.clients.values()), {}))
-    rows: list[list[Any]] = [
-        [name, *(evaluation.clients[metric][name].mean for metric in metrics)] for name in clients
-    ]
+    found = evaluation.clients
+    names = list(next(iter(found.values()), {}))
+    rows: list[list[Any]] = [[name, *(found[metric][name].mean for metric in metrics)] for name in names]
     overall = [evaluation.overall[metric] for metric in metrics]
     rows.append(["mean", *(entry.mean for entry in overall)])
     rows.append(["SD between clients", *(entry.sd for entry in overall)])

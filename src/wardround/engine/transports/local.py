@@ -10,6 +10,7 @@ from typing import Any
 
 from wardround.child_process import ChildProcess
 from wardround.clients import Answer, Registration, SyncState, Transport
+from wardround.clients.clients import Messages
 from wardround.data.federation import Federation
 from wardround.engine.checkpoint import MemoryStore
 from wardround.engine.host import Host, OnProgress
@@ -85,9 +86,7 @@ class InProcess:
     def register(self) -> list[Registration]:
         return [self.host.register(name) for name in self.host.names]
 
-    def deliver(
-        self, task: str, round: int, messages: Mapping[str, Message], sync_state: SyncState
-    ) -> Iterator[Answer]:
+    def deliver(self, task: str, round: int, messages: Messages, sync_state: SyncState) -> Iterator[Answer]:
         self._spilling.begin(round)
         for name, message in messages.items():
             yield self._spilling.kept(self.host.send(name, task, round, message, sync_state))
@@ -188,9 +187,7 @@ class Workers:
             worker.start()
         return [entry for worker in self._workers for entry in worker.wait_ready()]
 
-    def deliver(
-        self, task: str, round: int, messages: Mapping[str, Message], sync_state: SyncState
-    ) -> Iterator[Answer]:
+    def deliver(self, task: str, round: int, messages: Messages, sync_state: SyncState) -> Iterator[Answer]:
         """Hand each worker its clients' requests at once; yield answers as they come."""
         self._forget_replies_before(round)
         paths: dict[int, Path] = {}  # one file for a message that several clients get

@@ -96,11 +96,9 @@ def place(config: Config, federation: Federation, names: Sequence[str]) -> Place
     else:
         work = estimate_work(config, federation, names)
         workers, why = count_workers_on_cores(work, cores(), settings.threads, total_memory())
-    placement = Placement(
-        choose_devices(device if on_gpu else "cpu", workers, gpus), threads_for(settings, workers), why
-    )
     log.info("%d worker%s: %s", workers, "" if workers == 1 else "s", why)
-    return placement
+    devices = choose_devices(device if on_gpu else "cpu", workers, gpus)
+    return Placement(devices, threads_for(settings, workers), why)
 
 
 def choose_devices(device: str, workers: int, gpus: int) -> tuple[str, ...]:
@@ -139,9 +137,7 @@ def count_workers_on_cores(work: Work, cores: int, threads: int | None, memory: 
     room = int(MEMORY_SHARE * memory / (WORKER_BYTES + work.training_bytes))
     if room <= 1:
         return 1, "memory is short"
-    seconds = {
-        count: estimate_seconds(work, count, cores, threads) for count in range(1, min(most, room) + 1)
-    }
+    seconds = {n: estimate_seconds(work, n, cores, threads) for n in range(1, min(most, room) + 1)}
     best = min(seconds, key=lambda count: (seconds[count], count))
     saved = seconds[1] - seconds[best]
     if best == 1 or saved <= START_SECONDS:
