@@ -34,17 +34,12 @@ def network_for(config: Config, cases: Federation | Preparation) -> Segmenter:
         num_outputs=objective.num_outputs(cases.num_classes),
         dimensions=cases.dimensions,
     )
-    if config.model.weights is not None and needs_weights(config):
-        model.start_weights = start_weights.load_into(model, config.model.weights)
+    path = config.model.weights  # not needed once it is gone and a checkpoint has what came of it
+    if path is not None and (path.exists() or not Checkpoints(config.folder / "checkpoints").exists()):
+        model.start_weights = start_weights.load_into(model, path)
     objective.start_model(model)
     build_method(config).start_model(model)
     return model
-
-
-def needs_weights(config: Config) -> bool:
-    """Whether the file of start weights counts: not when it is gone and a checkpoint has what came of it."""
-    path = config.model.weights
-    return path is not None and (path.exists() or not Checkpoints(config.folder / "checkpoints").exists())
 
 
 def choose_compute(

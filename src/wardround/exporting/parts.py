@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -123,20 +124,14 @@ class SaveMask:
         return {**item, "saved": str(path)}
 
 
+@dataclass
 class Evaluator:
     """All scans, one after the other; `run` is what MONAI calls."""
 
-    def __init__(
-        self,
-        dataset: Iterable[Mapping[str, Any]],
-        network: torch.nn.Module,
-        inferer: Callable[..., Tensor],
-        postprocessing: Callable[[Item], Item],
-    ) -> None:
-        self.dataset = dataset
-        self.network = network
-        self.inferer = inferer
-        self.postprocessing = postprocessing
+    dataset: Iterable[Mapping[str, Any]]
+    network: torch.nn.Module
+    inferer: Callable[..., Tensor]
+    postprocessing: Callable[[Item], Item]
 
     def run(self) -> list[str]:
         """The files that were written."""

@@ -236,7 +236,8 @@ def find_run_cases(model: TrainedModel, given: Path) -> RunCases | None:
     is_file = given.is_file() and given.suffix.lower() in (".yaml", ".yml")
     for place in dict.fromkeys([*sure, *others, *([given.resolve()] if is_file and tested else [])]):
         try:
-            entries, cache = open_run_data(place, data)
+            found = RealData(place, data)
+            entries, cache = list(found.listing.entries), found.cache.folder
         except (WardroundError, OSError):
             continue
         used = [entry for entry in entries if entry.name not in left_out.get(entry.client, ())]
@@ -262,12 +263,6 @@ def list_places(named: Path, run: Path) -> tuple[list[Path], list[Path]]:
         if called.parts and folder.parts[-len(called.parts) :] == called.parts and not called.is_absolute():
             start.append(folder.parents[len(called.parts) - 1])
     return [(folder / named).resolve() for folder in start], [(folder / named).resolve() for folder in above]
-
-
-def open_run_data(path: Path, data: DataSettings) -> tuple[list[Entry], Path]:
-    """The cases a run has of its data, each with its split, and the folder of its cache."""
-    found = RealData(path, data)
-    return list(found.listing.entries), found.cache.folder
 
 
 def read_tested(run: Path) -> dict[str, set[str]]:

@@ -238,10 +238,9 @@ class Predictor:
         if self.models[0].config.evaluate.postprocess == "largest_component":
             label = largest_components(label)
         values = np.asarray(self.preparation.values)
-        if values.max() > 255:
-            raise DataError(
-                f"class value {values.max()} does not fit an 8-bit mask; train with other label values."
-            )
+        top = values.max()
+        if top > 255:
+            raise DataError(f"class value {top} does not fit an 8-bit mask; train with other label values.")
         structures = structure_uncertainty(predicted)
         sizes = measure_classes(label, image, self.preparation)
         empty = (f"no voxel is '{name}'" for name, size in sizes.items() if not size["voxels"])
