@@ -26,6 +26,9 @@ from wardround.tables import Interval, Table, escaped, shown
 from wardround.text import format_size
 from wardround.version import __version__
 
+WORST_CASES = 5
+MOST_LINES = 10
+
 
 def write_card(path: Path, package: Package, *, kind: str, files: Mapping[str, Path]) -> None:
     """files: name on the card -> exported file, for their hashes."""
@@ -232,8 +235,7 @@ def listed(rows: Sequence[tuple[str, str]]) -> str:
     return "\n".join(f"- {escaped(key)}: {escaped(value)}" for key, value in rows)
 
 
-WORST_CASES = 5
-MOST_LINES = 10
+# Results
 
 
 def results(package: Package) -> Iterator[str]:

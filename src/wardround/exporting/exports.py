@@ -1,4 +1,4 @@
-"""`export`: one function for all kinds."""
+"""`export`: one function for all kinds, into a folder that is complete or absent."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from wardround.files import write_json, write_text
 from wardround.text import format_size
 from wardround.version import __version__
 
+CARD = "MODEL_CARD.md"
 KINDS = {
     "onnx": ("an ONNX graph", "model.onnx"),
     "bundle": ("a MONAI bundle", f"models/{WEIGHTS}"),
@@ -136,10 +137,7 @@ within one block of the network, where a norm sees two voxels and magnifies roun
 """
 
 
-# The folder: complete or absent, written under another name, then renamed
-
-
-CARD = "MODEL_CARD.md"
+# The folder: written under another name, then renamed
 
 
 def check_place(out: Path, run: Path, *, overwrite: bool) -> None:
@@ -228,10 +226,10 @@ def write_folder(folder: Path, package: Package) -> None:
     """model.safetensors, model.json, loader.py and a README."""
     package.save(folder / MODEL, folder / WEIGHTS)
     write_text(folder / "loader.py", LOADER)
-    write_text(folder / "README.md", readme(package))
+    write_text(folder / "README.md", folder_readme(package))
 
 
-def readme(package: Package) -> str:
+def folder_readme(package: Package) -> str:
     preparation = package.preparation
     stay = f" {package.orientation_note}" if package.orientation_note else ""
     sides = ", ".join(["1", str(preparation.in_channels), *["64"] * preparation.dimensions])

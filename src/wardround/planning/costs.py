@@ -28,6 +28,11 @@ from wardround.planning.dry_run import DryRun
 from wardround.text import format_size
 from wardround.training.device import Compute
 
+PROCESS_BYTES = 300 * 2**20  # Python and torch; on a GPU, about what CUDA takes
+HALF = 0.6  # what autocast leaves of the activations: norms and losses stay in float32
+LOSS_COPIES = 4  # of the logits: probabilities, targets, their gradients
+ROOM = 0.9  # of the free memory that may be filled
+
 
 @dataclass(frozen=True)
 class ClientPlan:
@@ -144,7 +149,7 @@ def estimate_disk(
         needs = build_method(config).needs | build_objective(config).needs
         kept = everything if needs & {"previous", "state"} else 0
         if config.optimizer.state == "keep":
-            kept += optimizer_bytes(config.optimizer, tensor_bytes(Params.trainable(model)))
+            kept += optimizer_bytes(config.optimizer, Params.trainable(model).num_bytes)
         state, memory = everything, 2 * kept
     trainers = sum(1 for client in clients if client.train)
     server = 2 * state + 2 * everything  # the new checkpoint is whole before the old one goes; so is the best
@@ -199,10 +204,7 @@ def estimate_time(
     return Time(dry_run.step, round_, most["val"], most["test"], start, total)
 
 
-PROCESS_BYTES = 300 * 2**20  # Python and torch; on a GPU, about what CUDA takes
-HALF = 0.6  # what autocast leaves of the activations: norms and losses stay in float32
-LOSS_COPIES = 4  # of the logits: probabilities, targets, their gradients
-ROOM = 0.9  # of the free memory that may be filled
+# Memory: what training needs on each device, by part
 
 
 @dataclass(frozen=True)
@@ -272,8 +274,7 @@ def estimate_memory(
     dry_run: DryRun | None,
 ) -> list[Memory]:
     """Memory of each device; of its processes, the one with most cases counts."""
-    parameters = tensor_bytes(model.state_dict())
-    trainable = tensor_bytes(Params.trainable(model))
+    parameters, trainable = Params(model.state_dict()).num_bytes, Params.trainable(model).num_bytes
     needs = build_method(config).needs | build_objective(config).needs
     size = largest_batch(config, clients)
     batch = (size, model.in_channels, *shape)
@@ -315,11 +316,7 @@ def largest_batch(config: Config, clients: Sequence[ClientPlan]) -> int:
     return max(1, min(config.compute.micro_batch or whole, whole))
 
 
-def tensor_bytes(tensors: Mapping[str, torch.Tensor] | Params) -> int:
-    return sum(tensors[name].nbytes for name in tensors)
-
-
 def shared_bytes(config: Config, model: Segmenter) -> int:
     """Bytes of the tensors that clients send."""
     travelling = set(build_method(config).shared(model)) - set(build_objective(config).local_names(model))
-    return sum(tensor.nbytes for name, tensor in model.state_dict().items() if name in travelling)
+    return Params(model.state_dict()).only(travelling).num_bytes

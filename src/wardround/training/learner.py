@@ -1,4 +1,4 @@
-"""Learner: a network, its objective and optimizer. Step: one optimizer step, for methods to take apart."""
+"""Learner: a network, its objective, optimizer and forward passes. Step: one optimizer step, for methods."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ from wardround.models.norm import frozen_statistics
 from wardround.seeding import random_state, restore_random_state
 from wardround.training import optimizers
 from wardround.training.device import Compute
+
+Loss = Callable[[nn.Module, Batch, Context], Tensor]
 
 
 class Passes:
@@ -79,9 +81,6 @@ def _features(
 
 def _bottleneck(model: Segmenter, image: Tensor) -> Tensor:
     return model.encode(image)
-
-
-Loss = Callable[[nn.Module, Batch, Context], Tensor]
 
 
 class Learner:

@@ -21,6 +21,8 @@ from wardround.errors import WardroundError
 from wardround.files import file_name
 from wardround.messages import Message
 
+START_SECONDS = 120.0  # for a worker to be ready
+
 
 def open_transport(
     folder: RunFolder,
@@ -108,9 +110,6 @@ class InProcess:
 # Worker processes: each owns some clients for the whole run. Requests and answers are JSON lines on pipes;
 # tensors travel as safetensors files in the run's `exchange` folder. A worker that dies loses its clients for
 # this task only: the next request starts it again, and the clients' memories are on disk.
-
-
-START_SECONDS = 120.0
 
 
 class Worker:
