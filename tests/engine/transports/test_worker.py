@@ -88,7 +88,7 @@ def test_a_light_optimizer_gives_the_same_bytes(name: str, monkeypatch: MonkeyPa
         return type(optimizer).__module__, Params(model.state_dict()), optimizers.export_state(optimizer)
 
     light = trained()
-    monkeypatch.setattr(optimizers, "light", lambda kind: kind)
+    monkeypatch.setattr(optimizers, "without_compiler", lambda kind: kind)
     usual = trained()
 
     assert light[0] != usual[0]  # it is the other class
