@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from wardround.config import Config
     from wardround.config_file import load_config
     from wardround.data.cases import Batch
-    from wardround.engine.listener import Listener
+    from wardround.engine.outcome import Listener
     from wardround.errors import (
         CheckpointError,
         ClientError,
@@ -92,7 +92,7 @@ _HOMES = {
     "config": "Config",
     "config_file": "load_config",
     "data.cases": "Batch",
-    "engine.listener": "Listener",
+    "engine.outcome": "Listener",
     "errors": "CheckpointError ClientError ConfigError DataError TooFewClients WardroundError",
     "exporting": "Exported export",
     "losses.objective": "Context Objective",

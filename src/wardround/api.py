@@ -20,9 +20,8 @@ from wardround.engine.checkpoint import Checkpoints
 from wardround.engine.experiment import Experiment
 from wardround.engine.judging.evaluation import Evaluation
 from wardround.engine.judging.result_tables import client_table
-from wardround.engine.listener import Listener
-from wardround.engine.networks import build_model, build_network
-from wardround.engine.outcome import Outcome
+from wardround.engine.networks import build_model, network_for
+from wardround.engine.outcome import Listener, Outcome
 from wardround.engine.records import read_lines
 from wardround.engine.run_folder import RunFolder
 from wardround.errors import CheckpointError, ConfigError
@@ -108,15 +107,7 @@ class Result:
     def _build_network(self) -> Segmenter:
         """By what the run wrote down of its cases, which need not be here; older runs did not write it."""
         path = self.folder / PREPARATION
-        if not path.exists():
-            return build_model(self.config)
-        cases = Preparation.load(path)
-        return build_network(
-            self.config,
-            in_channels=cases.in_channels,
-            num_classes=cases.num_classes,
-            dimensions=cases.dimensions,
-        )
+        return network_for(self.config, Preparation.load(path)) if path.exists() else build_model(self.config)
 
 
 def run(

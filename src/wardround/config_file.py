@@ -44,10 +44,8 @@ def resolve(config: Config) -> dict[str, Any]:
     method, objective = build_method(config), build_objective(config)
     plain = config.model_dump(mode="json")
     plain["method"] = {"name": config.method.get("name", "fedavg"), **dataclasses.asdict(method)}
-    plain["objective"] = {
-        "name": config.objective.get("name", method.objective),
-        **dataclasses.asdict(objective),
-    }
+    name = config.objective.get("name", method.objective)
+    plain["objective"] = {"name": name, **dataclasses.asdict(objective)}
     plain["output"] = str(config.folder)
     return plain
 

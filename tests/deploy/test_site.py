@@ -17,7 +17,7 @@ from helpers import params
 from pytest import MonkeyPatch, TempPathFactory, fixture, mark, raises
 
 from deploy.loopback import RULES, Loopback, conducted, remote_config, sealed
-from wardround.clients.sync_state import SyncState
+from wardround.clients import SyncState
 from wardround.deploy import ledger
 from wardround.deploy.agreement import make_hospital_config
 from wardround.deploy.ledger import LedgerError

@@ -9,7 +9,7 @@ import torch
 from helpers import params
 from pytest import MonkeyPatch, fixture, mark, raises
 
-from wardround.clients.sync_state import SyncState
+from wardround.clients import SyncState
 from wardround.engine.checkpoint import (
     Checkpoints,
     MemoryStore,

@@ -14,10 +14,10 @@ from torch import nn
 import wardround as wr
 from wardround.engine.networks import build_model
 from wardround.models.base import Output, Segmenter
-from wardround.planning import memory
+from wardround.planning import costs
 from wardround.planning import plan as plan_module
+from wardround.planning.costs import activation_bytes, optimizer_bytes
 from wardround.planning.dry_run import DryRun
-from wardround.planning.memory import activation_bytes, optimizer_bytes
 from wardround.planning.plan import make_plan
 from wardround.text import format_bytes
 from wardround.training.workbench import Workbench
@@ -147,7 +147,7 @@ def test_references_of_a_method_are_counted(tmp_path: Path) -> None:
 def test_what_does_not_fit_comes_with_a_suggestion(
     tmp_path: Path, monkeypatch: MonkeyPatch, free: int, changes: Any, suggestion: str
 ) -> None:
-    monkeypatch.setattr(memory, "free_memory", lambda: free)
+    monkeypatch.setattr(costs, "free_memory", lambda: free)
     large = {
         "data": {"phantom": {"hospitals": 3, "size": 128, "cases": 200}},
         "model": {"name": "unet2d", "base_filters": 16},
@@ -160,7 +160,7 @@ def test_what_does_not_fit_comes_with_a_suggestion(
 
 
 def test_a_suggested_micro_batch_does_fit(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "free_memory", lambda: GB)
+    monkeypatch.setattr(costs, "free_memory", lambda: GB)
     large: dict[str, Any] = {
         "batch_size": 64,
         "data": {"phantom": {"hospitals": 2, "size": 128, "cases": 200}},
@@ -235,7 +235,7 @@ def test_json_is_one_object(config_file: Path, monkeypatch: MonkeyPatch, capsys:
 def test_what_does_not_fit_is_no_error_but_a_wrong_setting_is(
     config_file: Path, monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(memory, "free_memory", lambda: 1)
+    monkeypatch.setattr(costs, "free_memory", lambda: 1)
 
     code, out, _ = call(monkeypatch, capsys, str(config_file), "--no-calibration")
     wrong, _, err = call(monkeypatch, capsys, str(config_file), "--set", "roundz=1")

@@ -27,7 +27,7 @@ from wardround.params import Params
 from wardround.training import device, optimizers
 from wardround.training import workbench as training
 from wardround.training.device import Compute, choose, weigh_compile
-from wardround.training.passes import Passes
+from wardround.training.learner import Passes
 from wardround.training.workbench import Workbench
 
 STILL = {"flip": 0.0, "intensity": 0.0}

@@ -168,16 +168,14 @@ class Client:
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
-            together = min(bench.micro_batch or settings.batch_size, settings.batch_size)
-        if together <= least:
-            few = (
-                "one case alone does" if together == 1 else f"{together} cases, which this loss compares, do"
-            )
+            tried = min(bench.micro_batch or settings.batch_size, settings.batch_size)
+        if tried <= least:
+            few = "one case alone does" if tried == 1 else f"{tried} cases, which this loss compares, do"
             raise ClientError(
                 f"{settings.where}: {few} not fit into the memory of {bench.device}. "
                 "Try compute.checkpointing: true, a smaller patch or image, or a smaller network."
             )
-        bench.micro_batch = max(least, -(-together // 2))
+        bench.micro_batch = max(least, -(-tried // 2))
         bench.free_memory()
         log.warning(
             "%s: out of memory on %s; from here on %d cases at a time, their gradients added up",
@@ -216,9 +214,8 @@ class Client:
 
     def predictions(self, split: Split, params: Params | None = None) -> Iterator[tuple[Tensor, Batch]]:
         """Logits of a split, batch by batch, by these params (default: the model as it stands)."""
-        return self._bench.predictions(
-            read_in_order(split, self._config.evaluate.batch_size), params, self.memory.get("own")
-        )
+        batches = read_in_order(split, self._config.evaluate.batch_size)
+        return self._bench.predictions(batches, params, self.memory.get("own"))
 
     def kept_model(self) -> Params | None:
         """The whole model of a client that shares none of it, as models travel; None before its first."""

@@ -20,11 +20,32 @@ from wardround.clients.gate import (
     names_complaint,
     variance_complaint,
 )
-from wardround.clients.sync_state import SyncState
 from wardround.errors import TooFewClients
 from wardround.messages import Message, Reply
 
 log = logging.getLogger(__name__)
+
+Messages = Mapping[str, Message]  # client -> what it gets
+
+
+@dataclass(frozen=True)
+class SyncState:
+    """What every request says about the run, so that a client's memory follows the server's.
+
+    rewinds: rounds that were restarted, in the order in which that happened; what a client remembers of
+    them since then does not count. best: the round (from 0) of the best model so far.
+    """
+
+    rewinds: tuple[int, ...] = ()
+    best: int | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"rewinds": list(self.rewinds), "best": self.best}
+
+    @classmethod
+    def from_dict(cls, facts: Mapping[str, Any]) -> SyncState:
+        best = facts["best"]
+        return cls(tuple(int(round) for round in facts["rewinds"]), None if best is None else int(best))
 
 
 @dataclass(frozen=True)
@@ -56,9 +77,7 @@ class Transport(Protocol):
     def register(self) -> list[Registration]:
         """What every client registers before anything else."""
 
-    def deliver(
-        self, task: str, round: int, messages: Mapping[str, Message], sync_state: SyncState
-    ) -> Iterator[Answer]:
+    def deliver(self, task: str, round: int, messages: Messages, sync_state: SyncState) -> Iterator[Answer]:
         """Carry one request to each named client; answers may come in any order."""
 
     def settle(self) -> None:
@@ -207,25 +226,23 @@ class Clients:
         return reply
 
     def _complaint(self, task: str, answer: Answer) -> str | None:
-        registration = self.registered.get(answer.client)
-        if registration is None:
+        known = self.registered.get(answer.client)
+        if known is None:
             return "the client never registered"
         if task == "evaluate":  # surface distances may rightly be infinite
             return None
         if task == "train":
-            most = None if self._most_steps is None else self._most_steps(registration.num_train)
-            reason = complaint(registration, answer.message, answer.num_examples, answer.num_steps, most)
+            most = None if self._most_steps is None else self._most_steps(known.num_train)
+            reason = complaint(known, answer.message, answer.num_examples, answer.num_steps, most)
         elif task == "norm_stats":
-            reason = count_complaint("num_examples", answer.num_examples, 0, registration.num_train)
+            reason = count_complaint("num_examples", answer.num_examples, 0, known.num_train)
             reason = reason or variance_complaint(answer.message.extras.get("stats"))
         else:
             reason = count_complaint("num_examples", answer.num_examples, 0, None)
         reason = reason or content_complaint(answer.message)
         if reason is not None or task not in self._tasks:
             return reason
-        return names_complaint(self._tasks[task], answer.message) or self._ask_method(
-            task, answer, registration
-        )
+        return names_complaint(self._tasks[task], answer.message) or self._ask_method(task, answer, known)
 
     def _ask_method(self, task: str, answer: Answer, registration: Registration) -> str | None:
         """The method's own complaint; a reply it cannot even inspect is bad too."""

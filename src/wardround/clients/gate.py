@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from wardround.aggregation.weights import check_weights
+from wardround.clients.traffic import short
 from wardround.messages import Message, ServerState
 from wardround.params import Params
 from wardround.storage import DTYPES
@@ -124,7 +125,7 @@ def params_complaint(expected: Mapping[str, Spec], params: Params | None) -> str
         if got_shape != shape:
             return f"tensor '{name}' has shape {got_shape}, registered {shape}"
         if got_dtype != dtype:
-            return f"tensor '{name}' has type {_short(got_dtype)}, registered {_short(dtype)}"
+            return f"tensor '{name}' has type {short(got_dtype)}, registered {short(dtype)}"
     extra = next((name for name in given if name not in expected), None)
     return None if extra is None else f"tensor '{extra}' was never registered"
 
@@ -197,7 +198,3 @@ def state_complaint(before: ServerState, after: Any) -> str | None:
         return reason
     specs = {name: before.params.spec(name) for name in before.params}
     return params_complaint(specs, after.params) or content_complaint(Message(params=after.params))
-
-
-def _short(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

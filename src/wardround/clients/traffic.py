@@ -47,9 +47,8 @@ def encode(
     """The tensors that travel, and the coding of those that were recoded; base: the model that was sent."""
     tensors, codings = {}, {}
     for name in params:
-        tensors[name], coding = _encode_tensor(
-            params[name], _find_counterpart(params, base, name), settings.upload
-        )
+        counterpart = _find_counterpart(params, base, name)
+        tensors[name], coding = _encode_tensor(params[name], counterpart, settings.upload)
         if coding:
             codings[name] = coding
     return tensors, codings
@@ -79,12 +78,10 @@ def _encode_tensor(tensor: Tensor, base: Tensor | None, upload: str) -> tuple[Te
 
 def decode(tensors: Mapping[str, Tensor], codings: Mapping[str, str], base: Params | None) -> Params:
     """The model the server sees; a coding that does not fit is a ValueError."""
-    return Params(
-        {name: _decode_tensor(name, tensors[name], codings.get(name, ""), base) for name in tensors}
-    )
+    return Params({name: _decode_tensor(name, tensors[name], codings.get(name), base) for name in tensors})
 
 
-def _decode_tensor(name: str, tensor: Tensor, code: str, base: Params | None) -> Tensor:
+def _decode_tensor(name: str, tensor: Tensor, code: str | None, base: Params | None) -> Tensor:
     if not code:
         return tensor
     coding = CODINGS.get(code)
@@ -120,9 +117,8 @@ def count_wire_bytes(
     for label, group in groups.items():
         recoded = label == "params" and task == "train"
         for name in group:
-            array = as_array(
-                encode(Params({name: group[name]}), base, settings)[0][name] if recoded else group[name]
-            )
+            one = Params({name: group[name]})
+            array = as_array(encode(one, base, settings)[0][name] if recoded else one[name])
             small = compress_array(array) if settings.compress == "zlib" else None
             total += array.nbytes if small is None else small.nbytes
     return total

@@ -45,7 +45,7 @@ from wardround.comparison.scores import (
 from wardround.comparison.statistics import CaseKey
 from wardround.comparison.tables import cross_site_table, join_tables, score_table, significance_table
 from wardround.engine.judging.evaluation import Evaluation
-from wardround.engine.judging.units import read_units
+from wardround.engine.judging.result_tables import read_units
 from wardround.errors import CheckpointError, ConfigError
 from wardround.files import write_json, write_text
 from wardround.metrics import METRICS, combine_units

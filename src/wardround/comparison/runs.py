@@ -16,7 +16,7 @@ from typing import Any
 from wardround.comparison.scores import CaseScores, read_cases
 from wardround.engine.judging.evaluation import Evaluation
 from wardround.engine.judging.pictures import Picture, read_pictures
-from wardround.engine.judging.units import read_units
+from wardround.engine.judging.result_tables import read_units
 from wardround.engine.records import read_lines
 from wardround.errors import CheckpointError, WardroundError
 from wardround.files import file_name

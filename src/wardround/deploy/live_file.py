@@ -19,7 +19,7 @@ from wardround.files import file_name, jsonable, write_parts
 
 if TYPE_CHECKING:  # `status` must stay quick: these need torch
     from wardround.config import Config
-    from wardround.engine.listener import Listener
+    from wardround.engine.outcome import Listener
 
 LOOK_SECONDS = 0.3
 FINAL = ("done", "stopped", "failed")

@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from wardround.clients import Answer, Registration
-from wardround.clients.sync_state import SyncState
+from wardround.clients import Answer, Registration, SyncState
 from wardround.config import Config
 from wardround.deploy.agreement import DataFacts, make_hospital_config
 from wardround.deploy.live_file import Live

@@ -16,8 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from wardround.clients import Answer
-from wardround.clients.sync_state import SyncState
+from wardround.clients import Answer, SyncState
 from wardround.config import TrafficSettings
 from wardround.data.serving.loading import federation_of
 from wardround.data.settings import DataSettings

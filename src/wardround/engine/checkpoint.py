@@ -20,7 +20,7 @@ from typing import Any
 
 from torch import Tensor
 
-from wardround.clients.sync_state import SyncState
+from wardround.clients import SyncState
 from wardround.errors import CheckpointError
 from wardround.files import write_json
 from wardround.params import Params

@@ -20,22 +20,19 @@ from wardround.data.opening import open_federation
 from wardround.data.roles import NOT_HOSPITALS, POOLED, PROXY
 from wardround.engine.checkpoint import read_into_memory
 from wardround.engine.judging.judge import Judge
-from wardround.engine.judging.units import detect_units
-from wardround.engine.listener import Listener, SilentListener
+from wardround.engine.judging.result_tables import detect_units
 from wardround.engine.networks import choose_compute, network_for
-from wardround.engine.outcome import Outcome, Progress
-from wardround.engine.participation import check_participation, choose_present
+from wardround.engine.outcome import Listener, Outcome, Progress, SilentListener
 from wardround.engine.records import Egress, append_lines, describe_exchanges, missing_replies, round_record
 from wardround.engine.run_folder import RunFolder
 from wardround.engine.trackers import open_trackers
 from wardround.engine.transports.local import open_transport
-from wardround.engine.transports.placement import Placement, place
+from wardround.engine.transports.placement import Placement, check_participation, choose_present, place
 from wardround.errors import TooFewClients, WardroundError
 from wardround.files import write_json
 from wardround.machine import cores
 from wardround.messages import Message, ServerState
 from wardround.methods import build_method, build_objective
-from wardround.models.base import Segmenter
 from wardround.models.norm import from_moments, running_stats, to_moments
 from wardround.models.start_weights import Match
 from wardround.params import Params
@@ -66,7 +63,7 @@ class Experiment:
         self.listener = listener or SilentListener()
         self.stop_requested = False
         choose_device(config.compute)  # refused before anything is written
-        self._method_warnings = self.method.warnings(config, self._build_model())
+        self._method_warnings = self.method.warnings(config, network_for(config, self.federation))
         self._warnings = [*build_objective(config).warnings(config), *self._method_warnings]
         self._names = [*self.federation.names, *([POOLED] if self.method.pooled else [])]
         if "proxy" in self.method.needs and self.federation.proxy is not None:
@@ -96,9 +93,6 @@ class Experiment:
                 self._transport.close()
                 egress.close()
                 self.folder.remove_exchange()
-
-    def _build_model(self) -> Segmenter:
-        return network_for(self.config, self.federation)
 
     # Clients
 
@@ -151,11 +145,11 @@ class Experiment:
             progress = Progress.from_dict(facts)
             announce_best(clients, progress)
             log.info("resuming after round %d of %d", done, self.config.rounds)
-            start = self.method.start(self._build_model())
+            start = self.method.start(network_for(self.config, self.federation))
             return replace(start, params=params, memory=memory, round=done), progress
         self.folder.start_records()
-        clients.begin_round(-1, self._choose_present(clients, -1))
-        model = self._build_model()
+        clients.begin_round(-1, choose_present(self.config, self.method, clients.trainable, -1))
+        model = network_for(self.config, self.federation)
         self._report_start_weights(model.start_weights)
         state = self.method.prepare(self.method.start(model), clients)
         state = replace(state, params=read_into_memory(state.params), memory=read_into_memory(state.memory))
@@ -169,9 +163,6 @@ class Experiment:
         if match is not None:
             write_json(self.folder.path / "start_weights.json", match.as_dict())
             log.log(logging.WARNING if match.left else logging.INFO, "%s", match.sentence())
-
-    def _choose_present(self, clients: Clients, round: int) -> list[str]:
-        return choose_present(self.config, self.method, clients.trainable, round)
 
     def _run_rounds(self, clients: Clients, egress: Egress, resume: bool) -> Outcome:
         config = self.config
@@ -235,7 +226,7 @@ class Experiment:
 
     def _run_round(self, clients: Clients, state: ServerState) -> ServerState:
         """One round of the method; with too few answers it is repeated, then the run stops."""
-        present = self._choose_present(clients, state.round)
+        present = choose_present(self.config, self.method, clients.trainable, state.round)
         self.listener.on_round(state.round + 1, present)
         earlier: list[Exchange] = []  # of attempts that failed; the records show them too
         for attempt in range(self.config.retries + 1):
@@ -278,7 +269,7 @@ class Experiment:
         replies = [r for r in clients.ask("norm_stats", Message(params=state.params)) if r.extras["stats"]]
         if not replies:
             return state
-        pairs = running_stats(self._build_model())
+        pairs = running_stats(network_for(self.config, self.federation))
         moments = [Params(to_moments(reply.extras["stats"], pairs)) for reply in replies]
         pooled = from_moments(mean(moments, by_samples(replies)), pairs)
         return replace(state, params=state.params.updated(pooled))

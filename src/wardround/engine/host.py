@@ -14,9 +14,8 @@ from typing import Any
 
 import torch
 
-from wardround.clients import Answer, Client, Registration
+from wardround.clients import Answer, Client, Registration, SyncState
 from wardround.clients.client import run_to_completion
-from wardround.clients.sync_state import SyncState
 from wardround.clients.traffic import as_received, count_wire_bytes
 from wardround.config import Config, TrafficSettings
 from wardround.data.cases import ClientData
@@ -165,8 +164,13 @@ class Host:
     ) -> Answer:
         """Do a task for a client; whatever goes wrong becomes an answer that says so."""
         started = time.perf_counter()
+
+        def attempt() -> tuple[Client, Message]:
+            client = self._prepare_client(name, round, sync_state)
+            return client, check_sendable(self._find_task(task)(client, message), task)
+
         try:
-            client, reply = self._run_task(name, task, round, message, sync_state)
+            client, reply = run_to_completion(attempt)  # out of memory restarts it with fewer cases at a time
             if task == "train" and reply.optional_params is not None:
                 reply = replace(reply, params=reply.params.only(self.shared))
             fitted, client.fitted = client.fitted, None  # one model in memory, not one a client
@@ -189,17 +193,6 @@ class Host:
                 loss=dict(fitted.loss) if fitted else {},
             )
         return Answer(name, failure=failure, seconds=time.perf_counter() - started)
-
-    def _run_task(
-        self, name: str, task: str, round: int, message: Message, sync_state: SyncState
-    ) -> tuple[Client, Message]:
-        """A task from beginning to end; out of memory restarts it with fewer cases at a time."""
-
-        def attempt() -> tuple[Client, Message]:
-            client = self._prepare_client(name, round, sync_state)
-            return client, check_sendable(self._find_task(task)(client, message), task)
-
-        return run_to_completion(attempt)
 
     def _prepare_client(self, name: str, round: int, sync_state: SyncState) -> Client:
         if name not in self.names:
@@ -256,9 +249,8 @@ class Host:
         params = self._model_for(client, message)
         split = getattr(client.data, str(message.scalars["split"]))
         metrics = [name for name in message.scalars["metrics"] if name in METRICS]
-        rows = score_cases(
-            client, params, split, self.objective, self.federation.regions, metrics, self.config.evaluate
-        )
+        regions, settings = self.federation.regions, self.config.evaluate
+        rows = score_cases(client, params, split, self.objective, regions, metrics, settings)
         return Message(scalars={"cases": rows})
 
     def _personal_model(self, client: Client, message: Message) -> Message:

@@ -8,6 +8,7 @@ from wardround import models
 from wardround.config import Config
 from wardround.data.federation import Federation
 from wardround.data.opening import open_federation
+from wardround.data.preparing.record import Preparation
 from wardround.engine.checkpoint import Checkpoints
 from wardround.methods import build_method, build_objective
 from wardround.models import start_weights
@@ -23,37 +24,22 @@ def build_model(config: Config) -> Segmenter:
     return network_for(config, open_federation(config.data, config.seed))
 
 
-def network_for(config: Config, federation: Federation) -> Segmenter:
-    """The same, for a federation that is open already."""
-    return build_network(
-        config,
-        in_channels=federation.in_channels,
-        num_classes=federation.num_classes,
-        dimensions=federation.dimensions,
-    )
-
-
-def build_network(config: Config, *, in_channels: int, num_classes: int, dimensions: int) -> Segmenter:
-    """The same for cases that need not be there."""
+def network_for(config: Config, cases: Federation | Preparation) -> Segmenter:
+    """The same, for a federation that is open already, or by what a run wrote down of its cases."""
     objective = build_objective(config)
     seed_everything(config.seed, "init")
     model = models.build(
         config.model,
-        in_channels=in_channels,
-        num_outputs=objective.num_outputs(num_classes),
-        dimensions=dimensions,
+        in_channels=cases.in_channels,
+        num_outputs=objective.num_outputs(cases.num_classes),
+        dimensions=cases.dimensions,
     )
-    if config.model.weights is not None and needs_weights(config):
-        model.start_weights = start_weights.load_into(model, config.model.weights)
+    path = config.model.weights  # not needed once it is gone and a checkpoint has what came of it
+    if path is not None and (path.exists() or not Checkpoints(config.folder / "checkpoints").exists()):
+        model.start_weights = start_weights.load_into(model, path)
     objective.start_model(model)
     build_method(config).start_model(model)
     return model
-
-
-def needs_weights(config: Config) -> bool:
-    """Whether the file of start weights counts: not when it is gone and a checkpoint has what came of it."""
-    path = config.model.weights
-    return path is not None and (path.exists() or not Checkpoints(config.folder / "checkpoints").exists())
 
 
 def choose_compute(

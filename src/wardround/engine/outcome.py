@@ -1,11 +1,12 @@
-"""What a run carries from round to round (`Progress`), and what it gives in the end (`Outcome`)."""
+"""What a run carries from round to round (`Progress`), gives in the end (`Outcome`), reports (`Listener`)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, Protocol
 
+from wardround.config import Config
 from wardround.engine.judging.evaluation import Evaluation
 from wardround.messages import ServerState
 from wardround.metrics import MM
@@ -44,3 +45,30 @@ class Outcome:
     cross_site: dict[str, Evaluation] = field(default_factory=dict)
     troubles: dict[str, str] = field(default_factory=dict)
     units: str = MM
+
+
+# Who follows a run as it goes: the command line, a browser, a test
+
+
+class Listener(Protocol):
+    """Who wants to know how the run goes; the command line draws it."""
+
+    def on_start(self, config: Config, first_round: int) -> None: ...
+
+    def on_round(self, round: int, present: Sequence[str]) -> None: ...
+
+    def on_progress(self, client: str, step: int, steps: int) -> None: ...
+
+    def on_record(self, record: Mapping[str, Any]) -> None: ...
+
+
+class SilentListener:
+    """A listener that shows nothing."""
+
+    def on_start(self, config: Config, first_round: int) -> None: ...
+
+    def on_round(self, round: int, present: Sequence[str]) -> None: ...
+
+    def on_progress(self, client: str, step: int, steps: int) -> None: ...
+
+    def on_record(self, record: Mapping[str, Any]) -> None: ...

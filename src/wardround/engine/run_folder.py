@@ -22,7 +22,7 @@ from wardround.data.federation import Federation
 from wardround.data.preparing.record import PREPARATION, Preparation
 from wardround.engine.checkpoint import Checkpoints
 from wardround.engine.judging.evaluation import Evaluation
-from wardround.engine.judging.units import read_units
+from wardround.engine.judging.result_tables import read_units
 from wardround.engine.outcome import Outcome, Progress
 from wardround.engine.records import keep_lines, read_lines
 from wardround.engine.transports.placement import Placement
@@ -34,25 +34,10 @@ from wardround.version import __version__
 
 LOCK = ".lock"  # in every folder of a run
 RUN_ENTRIES = (
-    "config.yaml",
-    "environment.json",
-    "preparation.json",
-    "setup.json",
-    "left_out.json",
-    "records.jsonl",
-    "egress.jsonl",
-    "cases.csv",
-    "calibration.json",
-    "start_weights.json",
-    "result.json",
-    "overlays.png",
-    "report.html",
-    "tensorboard",
-    "mlflow.json",
-    "checkpoints",
-    "clients",
-    "exchange",
-)
+    "config.yaml", "environment.json", "preparation.json", "setup.json", "left_out.json", "records.jsonl",
+    "egress.jsonl", "cases.csv", "calibration.json", "start_weights.json", "result.json", "overlays.png",
+    "report.html", "tensorboard", "mlflow.json", "checkpoints", "clients", "exchange",
+)  # fmt: skip
 
 
 class RunFolder:
@@ -158,15 +143,10 @@ class RunFolder:
         result = json.loads((self.path / "result.json").read_text())
         facts, params, memory = self.checkpoints.load()
         state = ServerState(params, memory, facts["round"])
-        test, crossed = result["test"], result["cross_site"].items()
-        return Outcome(
-            result["status"],
-            state,
-            Progress.from_dict(facts),
-            None if test is None else Evaluation.from_dict(test),
-            {name: Evaluation.from_dict(entry) for name, entry in crossed},
-            units=read_units(result),
-        )
+        test = None if result["test"] is None else Evaluation.from_dict(result["test"])
+        crossed = {name: Evaluation.from_dict(entry) for name, entry in result["cross_site"].items()}
+        progress = Progress.from_dict(facts)
+        return Outcome(result["status"], state, progress, test, crossed, units=read_units(result))
 
 
 def check_folder(config: Config, resume: bool, overwrite: bool) -> None:
@@ -242,13 +222,8 @@ def git_commit() -> str | None:
     if not (root / ".git").exists():
         return None
     try:
-        done = subprocess.run(
-            ["git", "-C", str(root), "rev-parse", "HEAD"],
-            capture_output=True,
-            text=True,
-            timeout=5,
-            check=True,
-        )
+        command = ["git", "-C", str(root), "rev-parse", "HEAD"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip()

@@ -20,8 +20,6 @@ from wardround.files import file_name, write_json
 
 log = logging.getLogger(__name__)
 
-EXTRA = "Install it with: pip install 'wardround[{name}]', or leave it out of `trackers`."
-
 
 class Tracker(Protocol):
     """Keeps the numbers of a run."""
@@ -148,10 +146,7 @@ class MLflow:
         self._client.set_terminated(self._run, status=status)
 
 
-TRACKERS: dict[str, Callable[[Path, Mapping[str, Any], int], Tracker]] = {
-    "tensorboard": TensorBoard,
-    "mlflow": MLflow,
-}
+TRACKERS: dict[str, Callable[..., Tracker]] = {"tensorboard": TensorBoard, "mlflow": MLflow}
 
 
 def import_optional(name: str, module: str) -> Any:
@@ -160,7 +155,8 @@ def import_optional(name: str, module: str) -> Any:
         return importlib.import_module(module)
     except ImportError:
         raise ConfigError(
-            f"trackers names '{name}', which is not installed. {EXTRA.format(name=name)}"
+            f"trackers names '{name}', which is not installed. Install it with: pip install "
+            f"'wardround[{name}]', or leave it out of `trackers`."
         ) from None
 
 

@@ -3,9 +3,8 @@
 package       what is exported: the network, its settings, how images are prepared
 onnx          one file for any ONNX runtime, checked against PyTorch
 bundle        a MONAI bundle, run by MONAI's commands; `parts` are the components it names
-folder        tensors, JSON and a loader for PyTorch
-card          MODEL_CARD.md, written from the run; card_results: its numbers
-writing       folders that are complete or absent
+card          MODEL_CARD.md, written from the run
+exports       `export`: a folder that is complete or absent; for PyTorch also its loader
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ So the workflow loads the weights itself.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -87,9 +88,9 @@ def inference() -> dict[str, Any]:
 
 def metadata(package: Package) -> dict[str, Any]:
     preparation, network = package.trained.preparation, package.network
-    sides = ["*"] * preparation.dimensions
+    dimensions = preparation.dimensions
     channels = preparation.channels or [f"channel {n}" for n in range(preparation.in_channels)]
-    task = f"Segmentation of {', '.join(preparation.classes[1:])} in {preparation.dimensions}D images"
+    task = f"Segmentation of {', '.join(preparation.classes[1:])} in {dimensions}D images"
     outputs = preparation.classes if network.num_outputs > 1 else preparation.classes[1:]
     return {
         "schema": SCHEMA,
@@ -116,31 +117,23 @@ def metadata(package: Package) -> dict[str, Any]:
         "intended_use": "Research use only. This is not a medical device.",
         "references": references(package),
         "network_data_format": {
-            "inputs": {
-                "image": {
-                    "type": "image",
-                    "format": "magnitude",
-                    "num_channels": preparation.in_channels,
-                    "spatial_shape": sides,
-                    "dtype": "float32",
-                    "value_range": [],
-                    "is_patch_data": preparation.dimensions == 3,
-                    "channel_def": {str(n): name for n, name in enumerate(channels)},
-                }
-            },
-            "outputs": {
-                "pred": {
-                    "type": "image",
-                    "format": "logits",
-                    "num_channels": network.num_outputs,
-                    "spatial_shape": sides,
-                    "dtype": "float32",
-                    "value_range": [],
-                    "is_patch_data": preparation.dimensions == 3,
-                    "channel_def": {str(n): name for n, name in enumerate(outputs)},
-                }
-            },
+            "inputs": {"image": describe_tensor("magnitude", preparation.in_channels, dimensions, channels)},
+            "outputs": {"pred": describe_tensor("logits", network.num_outputs, dimensions, outputs)},
         },
+    }
+
+
+def describe_tensor(kind: str, num_channels: int, dimensions: int, names: Sequence[str]) -> dict[str, Any]:
+    """What goes into the network or comes out of it; kind: of its values."""
+    return {
+        "type": "image",
+        "format": kind,
+        "num_channels": num_channels,
+        "spatial_shape": ["*"] * dimensions,
+        "dtype": "float32",
+        "value_range": [],
+        "is_patch_data": dimensions == 3,
+        "channel_def": {str(n): name for n, name in enumerate(names)},
     }
 
 

@@ -8,20 +8,26 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from wardround.comparison.runs import mapping, number
-from wardround.exporting.card_results import failures, plain, results, uncertainty
+from wardround.comparison.statistics import Scores, bootstrap, client_mean, distance_to_best
 from wardround.exporting.package import Package
 from wardround.files import write_text
 from wardround.methods import METHODS, OBJECTIVES
-from wardround.metrics import PX
+from wardround.methods.base import Method
+from wardround.metrics import METRICS, PX
 from wardround.models import MODELS
-from wardround.tables import Table, escaped, shown
+from wardround.tables import Interval, Table, escaped, shown
 from wardround.text import format_size
 from wardround.version import __version__
+
+WORST_CASES = 5
+MOST_LINES = 10
 
 
 def write_card(path: Path, package: Package, *, kind: str, files: Mapping[str, Path]) -> None:
@@ -36,7 +42,7 @@ def card(package: Package, *, kind: str, files: Mapping[str, Path]) -> str:
         ("Data", data(package)),
         ("Results", results(package)),
         ("Uncertainty and calibration", uncertainty(package)),
-        ("DigestIndex failures and limits", failures(package)),
+        ("Known failures and limits", failures(package)),
         ("How it was trained", training(package)),
         ("Methods and citations", citations(package)),
         ("Licence", licence()),
@@ -67,6 +73,8 @@ def opening(package: Package, kind: str) -> Iterator[str]:
 
 def intended_use(package: Package) -> Iterator[str]:
     preparation = package.preparation
+    prepare, window = preparation.prepare, preparation.window
+    classes = zip(preparation.values, preparation.classes, strict=True)
     what = ", ".join(preparation.classes[1:]) or "nothing"
     image = "2D images" if preparation.dimensions == 2 else "3D scans"
     channels = ", ".join(preparation.channels) or f"{preparation.in_channels} without names"
@@ -74,21 +82,11 @@ def intended_use(package: Package) -> Iterator[str]:
     rows = [
         ("task", f"segments {what} in {image}"),
         ("channels", channels),
-        (
-            "values in a mask",
-            ", ".join(f"{v} {n}" for v, n in zip(preparation.values, preparation.classes, strict=True)),
-        ),
-        *((f"preparation, {key}", value) for key, value in describe_preparation(preparation.prepare).items()),
-        *(
-            [("preparation, orientation", "as stored")]
-            if preparation.prepare.get("orientation") is None
-            else []
-        ),
+        ("values in a mask", ", ".join(f"{value} {name}" for value, name in classes)),
+        *((f"preparation, {key}", value) for key, value in describe_preparation(prepare).items()),
+        *([("preparation, orientation", "as stored")] if prepare.get("orientation") is None else []),
         *([("slices", package.orientation_note)] if preparation.settings.slices is not None else []),
-        (
-            "input size",
-            "whole image" if preparation.window is None else f"{format_size(preparation.window)} voxels",
-        ),
+        ("input size", "whole image" if window is None else f"{format_size(window)} voxels"),
     ]
     if preparation.spacing is not None and package.run.lengths != PX:
         low, high = (" x ".join(f"{side:.3g}" for side in sides) for sides in preparation.spacing)
@@ -128,7 +126,7 @@ def data(package: Package) -> Iterator[str]:
         for client in names
     ]
     rows.append(["all", *(sum(row[column] for row in rows) for column in (1, 2, 3))])
-    yield Table("", ["site", "training", "validation", "test"], [plain(row) for row in rows]).markdown()
+    yield table(["site", "training", "validation", "test"], rows)
     yield "Numbers of cases; nothing else about them is exported."
     left_out = count_left_out(package)
     if left_out:
@@ -163,9 +161,8 @@ def count_left_out(package: Package) -> list[str]:
 def training(package: Package) -> Iterator[str]:
     config, run = package.trained.config, package.run
     best = run.result.get("best_round")
-    tested = (
-        "the last" if config.evaluate.model == "last" or best is None else f"round {best}, best on validation"
-    )
+    is_last = config.evaluate.model == "last" or best is None
+    tested = "the last" if is_last else f"round {best}, best on validation"
     optimizer = config.optimizer.model_dump(mode="json")
     rows = [
         ("network", config.model.name),
@@ -236,3 +233,183 @@ def file_sha256(path: Path) -> str:
 
 def listed(rows: Sequence[tuple[str, str]]) -> str:
     return "\n".join(f"- {escaped(key)}: {escaped(value)}" for key, value in rows)
+
+
+# Results
+
+
+def results(package: Package) -> Iterator[str]:
+    run = package.run
+    if run.test is None or not run.cases:
+        yield "The run has no test cases, so the quality of this model is unknown."
+        return
+    for metric in run.metrics:
+        if metric in run.cases and metric in run.test.clients:
+            yield from metric_results(package, metric)
+    yield (
+        "Intervals hold 95 % of the means over resampled test cases of each site (bootstrap). They show how "
+        "much the mean depends on the test cases, not how another site would do. Infinite distances (one "
+        "mask is empty) are counted and left out of the means."
+    )
+    yield from whose_results(package)
+
+
+def metric_results(package: Package, metric: str) -> Iterator[str]:
+    run, names, entry = package.run, package.names, METRICS[metric]
+    assert run.test is not None
+    scores, overall = run.cases[metric], run.test.overall[metric]
+    sites = {
+        client: [bootstrap(select_client(scores, client)), summary.num, summary.num_infinite]
+        for client, summary in run.test.clients[metric].items()
+    }
+    means = {client: summary.mean for client, summary in run.test.clients[metric].items()}
+    rows: list[list[Any]] = [[names.get(site, site), means[site], *rest] for site, rest in sites.items()]
+    rows.append(["mean over sites", overall.mean, bootstrap(scores), overall.num_cases, overall.num_infinite])
+    if overall.worst is not None:
+        site, value = overall.worst
+        rows.append([f"worst site: {names.get(site, site)}", value, *sites[site]])
+    better = {True: "higher is better", False: "lower is better", None: f"{entry.best:g} is best"}
+    yield f"### {entry.title_in(run.lengths)}, {better[entry.higher_is_better]}"
+    yield table(["site", "mean", "95 % interval", "values", "infinite"], rows)
+
+
+def whose_results(package: Package) -> Iterator[str]:
+    """A note where sites were tested with personal models."""
+    trained, method = package.trained, package.trained.method
+    if type(method).personal is Method.personal and not trained.warnings and trained.client is None:
+        return
+    if trained.client is not None:
+        name = escaped(package.names[trained.client])
+        yield f"Each site was tested with its own model: only the row of {name} is about this one."
+    elif type(method).personal is not Method.personal or method.kind == "personal":
+        yield "Each site was tested with its own personal model; the one exported here is the common one."
+
+
+def select_client(scores: Scores, client: str) -> Scores:
+    return {key: value for key, value in scores.items() if key.client == client}
+
+
+# Calibration
+
+
+def uncertainty(package: Package) -> Iterator[str]:
+    known = package.trained.calibration
+    if known is None:
+        yield "The run has no calibration.json: its calibration was not measured."
+        return
+    temperature = package.temperature
+    yield (
+        f"Temperature {temperature:.4g}, fitted on validation cases. Probabilities are after it, "
+        "logits before it."
+        if temperature != 1
+        else "No temperature is applied (it is 1)."
+    )
+    if known.get("temperature_note"):
+        yield f"Note: {escaped(str(known['temperature_note']))}."
+    overall = mapping(known.get("overall"))
+    before, after = mapping(overall.get("before")), mapping(overall.get("after"))
+    labels = {
+        "ece": "ECE",
+        "adaptive_ece": "adaptive ECE",
+        "brier": "Brier score",
+        "nll": "negative log-likelihood",
+    }
+    rows = [
+        [label, number(before.get(key)), number(after.get(key))]
+        for key, label in labels.items()
+        if key in before or key in after
+    ]
+    if rows:
+        yield table(["test voxels, all sites", "before", "after temperature"], rows)
+    sites = [
+        [
+            package.names.get(name, name),
+            *(number(mapping(mapping(entry).get(w)).get("ece")) for w in ("before", "after")),
+        ]
+        for name, entry in mapping(known.get("clients")).items()
+    ]
+    if sites:
+        yield table(["ECE by site", "before", "after temperature"], sites)
+    told = {
+        "spearman": "rank correlation of a case's uncertainty with its Dice",
+        "aurc": "area under the risk-coverage curve (cases)",
+        "aurc_chance": "the same for random uncertainty",
+        "error_overlap": "overlap of uncertain and wrong voxels",
+    }
+    lines = [
+        f"- {text}: {shown(number(overall[key]))}"
+        for key, text in told.items()
+        if overall.get(key) is not None
+    ]
+    if lines:
+        yield "\n".join(lines)
+
+
+# Where it fails
+
+
+def failures(package: Package) -> Iterator[str]:
+    yield from worst_cases(package)
+    yield from weak_sites(package)
+    run = package.run
+    for kind, title in (("refused", "refused by the server's checks"), ("lost", "lost")):
+        found = run.records.trouble(kind)
+        if found:
+            what = Counter(package.anonymise(who.rpartition("/")[2]) for _, who, _ in found)
+            told = ", ".join(f"{escaped(who)} {count}" for who, count in what.items())
+            yield f"Replies {title}: {len(found)} ({told})."
+        else:
+            yield f"Replies {title}: 0."
+    warnings = [
+        f"{text} (rounds {rounds[0]} to {rounds[-1]})" if len(rounds) > 1 else f"{text} (round {rounds[0]})"
+        for text, rounds in run.records.warnings().items()
+    ] + list(package.trained.warnings)
+    if warnings:
+        listed = [f"- {escaped(package.anonymise(text))}" for text in warnings[:MOST_LINES]]
+        more = len(warnings) - len(listed)
+        yield "Warnings of the run:\n\n" + "\n".join(listed + ([f"- and {more} more"] if more > 0 else []))
+    yield "**TODO** Add what you have seen go wrong in use."
+
+
+def worst_cases(package: Package) -> Iterator[str]:
+    """The worst values, without names of cases."""
+    run = package.run
+    for metric in run.metrics:
+        scores = {key: v for key, v in run.cases.get(metric, {}).items() if not math.isnan(v)}
+        if scores:
+            title = METRICS[metric].title_in(run.lengths)
+            badness = distance_to_best(METRICS[metric].best, METRICS[metric].higher_is_better)
+            ranked = sorted(scores.items(), key=lambda item: -badness(item[1]))[:WORST_CASES]
+            rows = [[package.names.get(k.client, k.client), k.region, value] for k, value in ranked]
+            yield f"The {len(rows)} worst test values of {title}:"
+            yield table(["site", "structure", title], rows)
+
+
+def weak_sites(package: Package) -> Iterator[str]:
+    """Sites whose whole interval is on the bad side of the mean over sites."""
+    run = package.run
+    for metric in run.metrics:
+        scores = run.cases.get(metric, {})
+        mean = client_mean(scores)
+        for client in package.names:
+            own = select_client(scores, client)
+            interval = bootstrap(own)
+            if own and not math.isnan(mean) and is_worse(metric, interval, mean):
+                here = f"{shown(client_mean(own))} {shown(interval)}"
+                yield (
+                    f"{escaped(package.names[client])} lies far from the mean over sites in "
+                    f"{METRICS[metric].label}: {here}, all of the interval on the bad side of {shown(mean)}."
+                )
+
+
+def is_worse(metric: str, interval: Interval, mean: float) -> bool:
+    higher = METRICS[metric].higher_is_better
+    if higher is None or math.isnan(interval.low):
+        return False
+    return interval.high < mean if higher else interval.low > mean
+
+
+def table(heads: list[str], rows: Sequence[Sequence[Any]]) -> str:
+    """As Markdown; whole numbers as text, so that they get no decimals."""
+    cells = [[str(value) if isinstance(value, int) else value for value in row] for row in rows]
+    return Table("", heads, cells).markdown()

@@ -1,8 +1,11 @@
-"""`export`: one function for all kinds."""
+"""`export`: one function for all kinds, into a folder that is complete or absent."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,14 +13,13 @@ from typing import Any
 from wardround.errors import ConfigError
 from wardround.exporting.bundle import write_bundle
 from wardround.exporting.card import write_card
-from wardround.exporting.folder import write_folder
 from wardround.exporting.onnx import Difference, check_installed, export_onnx
 from wardround.exporting.package import MODEL, WEIGHTS, Package
-from wardround.exporting.writing import CARD, check_place, whole_folder
 from wardround.files import write_json, write_text
 from wardround.text import format_size
 from wardround.version import __version__
 
+CARD = "MODEL_CARD.md"
 KINDS = {
     "onnx": ("an ONNX graph", "model.onnx"),
     "bundle": ("a MONAI bundle", f"models/{WEIGHTS}"),
@@ -95,13 +97,8 @@ def write_graph(folder: Path, package: Package) -> list[Difference]:
         "temperature": package.temperature,
         "use": "Research use only. This is not a medical device.",
     }
-    found = export_onnx(
-        folder / "model.onnx",
-        package.network,
-        package.trained.objective,
-        temperature=package.temperature,
-        facts=inside,
-    )
+    path, objective = folder / "model.onnx", package.trained.objective
+    found = export_onnx(path, package.network, objective, temperature=package.temperature, facts=inside)
     write_json(folder / MODEL, facts)
     write_text(folder / "README.md", graph_readme(package, found))
     return found
@@ -137,4 +134,130 @@ within one block of the network, where a norm sees two voxels and magnifies roun
 | image | difference of probabilities | of logits (of the largest one, where above 1) | limit |
 |---|---:|---:|---:|
 {rows}
+"""
+
+
+# The folder: written under another name, then renamed
+
+
+def check_place(out: Path, run: Path, *, overwrite: bool) -> None:
+    """Refuse a folder whose replacement would lose something."""
+    if out.suffix.lower() in (".onnx", ".pt", ".pth", ".zip", ".safetensors"):
+        raise ConfigError(f"{out} looks like a file; give a folder for the model and its card.")
+    if run.resolve() == out.resolve() or out.resolve() in run.resolve().parents:
+        raise ConfigError(f"{out} contains the run itself; export into another folder.")
+    if not (out.exists() or out.is_symlink()):
+        return
+    if not out.is_dir() or out.is_symlink():
+        raise ConfigError(f"{out} is not a folder; choose another.")
+    if not any(out.iterdir()):
+        return
+    if not overwrite:
+        raise ConfigError(f"{out} exists. Add --overwrite to replace it, or choose another folder.")
+    if not (out / CARD).is_file():
+        raise ConfigError(
+            f"{out} is not an export of wardround (it has no {CARD}) and is not replaced; choose another "
+            "folder."
+        )
+
+
+@contextmanager
+def whole_folder(out: Path) -> Iterator[Path]:
+    """A folder to write into, which becomes `out` on success and is removed on failure."""
+    partial = out.with_name(f".{out.name}.{os.getpid()}.partial")
+    former = out.with_name(f".{out.name}.{os.getpid()}.former")
+    try:
+        partial.mkdir(parents=True)
+    except OSError as error:
+        raise ConfigError(f"{out} cannot be written: {error.strerror}.") from None
+    try:
+        yield partial
+        if out.exists():
+            out.rename(former)
+        partial.rename(out)
+    except BaseException:
+        if former.exists() and not out.exists():
+            former.rename(out)
+        raise
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+        shutil.rmtree(former, ignore_errors=True)
+
+
+# A PyTorch folder: tensors as safetensors, settings as JSON, and a short loader
+
+
+LOADER = '''"""The network of this folder: `from loader import load`, or run this file to see what it is.
+
+Needs torch, safetensors and wardround (pip install wardround); nothing here is a pickle.
+"""
+
+from pathlib import Path
+
+from wardround.exporting.package import opened
+from wardround.uncertainty.maps import tempered
+
+HERE = Path(__file__).resolve().parent
+
+
+def load(device: str = "cpu"):
+    """The network in evaluation mode: (batch, channels, *spatial), prepared -> logits of the same size."""
+    return load_all(device).model
+
+
+def load_all(device: str = "cpu"):
+    """The network with its objective, preparation and calibration."""
+    return opened(HERE / "model.json", HERE / "model.safetensors", device)
+
+
+def probabilities(found, logits):
+    """Of the classes, background first, after the run's temperature; found: what `load_all` gave."""
+    return tempered(found.objective, logits, (found.calibration or {}).get("temperature") or 1.0)
+
+
+if __name__ == "__main__":
+    found = load_all()
+    weights = sum(tensor.numel() for tensor in found.model.parameters())
+    print(f"{type(found.model).__name__}, {weights:,} parameters: {', '.join(found.preparation.classes)}")
+'''
+
+
+def write_folder(folder: Path, package: Package) -> None:
+    """model.safetensors, model.json, loader.py and a README."""
+    package.save(folder / MODEL, folder / WEIGHTS)
+    write_text(folder / "loader.py", LOADER)
+    write_text(folder / "README.md", folder_readme(package))
+
+
+def folder_readme(package: Package) -> str:
+    preparation = package.preparation
+    stay = f" {package.orientation_note}" if package.orientation_note else ""
+    sides = ", ".join(["1", str(preparation.in_channels), *["64"] * preparation.dimensions])
+    return f"""# {package.name}: a network for PyTorch
+
+Written by wardround {__version__}. What it is for, what it reached and where it fails:
+[MODEL_CARD.md](MODEL_CARD.md).
+
+```python
+import torch
+from loader import load_all, probabilities
+
+found = load_all()                                 # or load_all("cuda")
+logits = found.model(torch.zeros({sides}))    # a prepared image; sides of any length
+p = probabilities(found, logits)                   # after the temperature; {", ".join(preparation.classes)}
+```
+
+- `model.safetensors`: the tensors.
+- `model.json`: settings of the network, classes, how an image was prepared.{stay}
+- `loader.py` needs `torch`, `safetensors` and `wardround` (which holds the definition of the network).
+- Prediction of whole scans, with preparation and the way back to the scan's own grid:
+
+```python
+from wardround.prediction.predicting import Predictor
+from wardround.prediction.inputs import Scan
+from pathlib import Path
+
+scan = Path("scan.nii.gz")
+mask = Predictor([load_all()])(Scan((scan,), scan.name, str(scan))).mask
+```
 """

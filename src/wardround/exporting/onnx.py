@@ -337,12 +337,9 @@ def checked(
     if not found:
         raise refused(network, f"PyTorch itself cannot run it ({reason})")
     for entry in found:
-        limit = entry.limit
-        if not entry.largest <= limit:
-            reason = (
-                f"at {entry.shape} the graph differs from PyTorch by {entry.largest:.1e}, more than {limit:g}"
-            )
-            raise refused(network, reason)
+        if not entry.largest <= entry.limit:
+            by = f"{entry.largest:.1e}, more than {entry.limit:g}"
+            raise refused(network, f"at {entry.shape} the graph differs from PyTorch by {by}")
     return found
 
 

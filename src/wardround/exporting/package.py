@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
@@ -198,15 +198,7 @@ def opened(model: Path | str, weights: Path | str, device: str = "cpu") -> Train
         network.load_state_dict(load_file(weights), strict=True)
     except FileNotFoundError as error:
         raise ConfigError(f"{error.filename} is missing; export the model again.") from None
-    except (
-        OSError,
-        ValueError,
-        KeyError,
-        TypeError,
-        ValidationError,
-        SafetensorError,
-        RuntimeError,
-    ) as error:
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError, RuntimeError) as error:
         reason = str(error).splitlines()[0]
         raise CheckpointError(f"{model.parent} has no usable model ({reason}).") from None
     where = choose_device(ComputeSettings(device=device))

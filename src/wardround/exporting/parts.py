@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -86,13 +87,8 @@ class WindowInferer:
         self.model = model
 
     def __call__(self, inputs: Tensor, network: torch.nn.Module, *args: Any, **kwargs: Any) -> Tensor:
-        preparation = self.model.preparation
-        forward = Forward(
-            network,
-            device=self.model.device,
-            window=preparation.window if preparation.dimensions == 3 else None,
-            autocast=self.model.autocast,
-        )
+        model = self.model
+        forward = Forward(network, device=model.device, window=model.window, autocast=model.autocast)
         return torch.stack([forward(image.cpu()) for image in inputs])
 
 
@@ -128,20 +124,14 @@ class SaveMask:
         return {**item, "saved": str(path)}
 
 
+@dataclass
 class Evaluator:
     """All scans, one after the other; `run` is what MONAI calls."""
 
-    def __init__(
-        self,
-        dataset: Iterable[Mapping[str, Any]],
-        network: torch.nn.Module,
-        inferer: Callable[..., Tensor],
-        postprocessing: Callable[[Item], Item],
-    ) -> None:
-        self.dataset = dataset
-        self.network = network
-        self.inferer = inferer
-        self.postprocessing = postprocessing
+    dataset: Iterable[Mapping[str, Any]]
+    network: torch.nn.Module
+    inferer: Callable[..., Tensor]
+    postprocessing: Callable[[Item], Item]
 
     def run(self) -> list[str]:
         """The files that were written."""

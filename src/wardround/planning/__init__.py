@@ -1,5 +1,5 @@
 """Planning: what a run will take, before it is started. `plan.make_plan` is the way in.
 
-cases, memory, costs   estimates from the configuration: steps, memory by device; traffic, disk, time
-dry_run                two rounds on random cases, which measure what can be measured
+costs     estimates from the configuration: steps, memory by device, traffic, disk, time
+dry_run   two rounds on random cases, which measure what can be measured
 """

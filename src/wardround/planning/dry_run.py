@@ -268,6 +268,5 @@ def repeat_cases(data: ClientData, size: int) -> ClientData:
     index = torch.arange(size, device=train.images.device) % len(train)
     names = [train.names[int(place)] for place in index]
     spacings = [train.spacing(int(place)) for place in index]
-    return ClientData(
-        TensorSplit(names, train.images[index], train.labels[index], spacings), data.val, data.test
-    )
+    repeated = TensorSplit(names, train.images[index], train.labels[index], spacings)
+    return ClientData(repeated, data.val, data.test)

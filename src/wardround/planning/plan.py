@@ -13,19 +13,27 @@ from wardround.engine.networks import network_for
 from wardround.engine.transports.placement import Placement, place, present_sizes
 from wardround.methods import build_method
 from wardround.models.base import Segmenter
-from wardround.planning.cases import ClientPlan, count_cases, estimate_shape, plan_clients, with_shape
-from wardround.planning.costs import Time, Traffic, estimate_disk, estimate_time, estimate_traffic
-from wardround.planning.dry_run import do_dry_run
-from wardround.planning.memory import (
+from wardround.params import Params
+from wardround.planning.costs import (
     HALF,
     ROOM,
+    ClientPlan,
     Memory,
+    Time,
+    Traffic,
     activation_bytes,
+    count_cases,
+    estimate_disk,
     estimate_memory,
+    estimate_shape,
+    estimate_time,
+    estimate_traffic,
     largest_batch,
+    plan_clients,
     shared_bytes,
-    tensor_bytes,
+    with_shape,
 )
+from wardround.planning.dry_run import do_dry_run
 from wardround.text import format_bytes
 from wardround.training.device import Compute, choose, choose_device, set_threads
 
@@ -116,7 +124,7 @@ def make_plan(config: Config, *, measure: bool = True) -> Plan:
         if compute.inductor:
             notes.append("The time is without compiled kernels; the run will be faster.")
 
-    shared, everything = shared_bytes(config, model), tensor_bytes(model.state_dict())
+    shared, everything = shared_bytes(config, model), Params(model.state_dict()).num_bytes
     memory = estimate_memory(config, federation, model, shape, clients, placement, compute, dry_run)
     traffic = estimate_traffic(config, dry_run, shared, everything, present, len(federation.names))
     disk, free = estimate_disk(config, dry_run, everything, model, clients, placement)

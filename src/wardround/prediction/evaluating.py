@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -26,16 +26,21 @@ from wardround.data.listing import Entry
 from wardround.data.preparing.prepare import to_classes
 from wardround.data.readers.image_files import read_label, same_affine
 from wardround.data.slices import Along
-from wardround.engine.judging.evaluation import Evaluation, column
+from wardround.engine.judging.evaluation import Evaluation, summarise_cases
 from wardround.engine.judging.result_tables import case_rows, client_table
 from wardround.errors import ConfigError, DataError
 from wardround.files import file_name, jsonable, write_json, write_text
-from wardround.metrics import METRICS, MM, PX, combine_units, measure
-from wardround.metrics.summary import across_clients, summarise
+from wardround.metrics import MM, PX, combine_units, measure
 from wardround.prediction.inputs import InputProblem, Scan
-from wardround.prediction.labelled import LabelledSet, match_classes, open_labelled
+from wardround.prediction.labelled import (
+    Classes,
+    LabelledSet,
+    find_run_cases,
+    match_classes,
+    note_seen_cases,
+    open_labelled,
+)
 from wardround.prediction.predicting import Predictor
-from wardround.prediction.seen_cases import find_run_cases, note_seen_cases
 from wardround.prediction.session import (
     UNEXPECTED,
     check_writable,
@@ -117,11 +122,10 @@ def evaluate(
     the model has not seen; slices: the axis along which a 2D network goes through volumes, if the run does
     not record it.
     """
-    predictor = Predictor(
-        load_models(run, client=client, ensemble=ensemble, device=device), flips=flips, slices=slices
-    )
-    model, path = predictor.models[0], Path(data)
-    run_cases = {entry.folder: find_run_cases(entry, path) for entry in predictor.models}
+    models = load_models(run, client=client, ensemble=ensemble, device=device)
+    predictor = Predictor(models, flips=flips, slices=slices)
+    model, path = models[0], Path(data)
+    run_cases = {entry.folder: find_run_cases(entry, path) for entry in models}
     own = run_cases[model.folder]
     is_own = own is not None and own.path == path.resolve()
     which = split if split != "auto" else "test" if is_own else "all"
@@ -135,14 +139,13 @@ def evaluate(
         evaluation=Evaluation({}, {}, {}),
         metrics=tuple(model.config.evaluate.metrics),
         title=f"{model.name} on {path.name}",
-        notes=[*labelled.notes, *note, *(w for m in predictor.models for w in m.warnings)],
+        notes=[*labelled.notes, *note, *(w for m in models for w in m.warnings)],
     )
     rows = evaluate_cases(predictor, labelled, classes, done.problems, watch)
     done.units = combine_units(row["lengths"] for found in rows.values() for row in found)
-    done.evaluation = summarise_cases(rows, done.metrics)
-    write_evaluation(
-        done, predictor, path, which if len(labelled.entries) == len(opened.entries) else "unseen"
-    )
+    done.evaluation = summarise_cases(rows, done.metrics)  # no loss, which needs the prepared grid
+    is_whole = len(labelled.entries) == len(opened.entries)
+    write_evaluation(done, predictor, path, which if is_whole else "unseen")
     if report:
         write_report([folder])
     return done
@@ -154,12 +157,13 @@ def evaluate(
 def evaluate_cases(
     predictor: Predictor,
     labelled: LabelledSet,
-    classes: Mapping[str, tuple[int, ...]],
+    classes: Classes,
     problems: list[InputProblem],
     watch: WatchCases | None,
 ) -> dict[str, list[dict[str, Any]]]:
     """The rows of each centre; a case that cannot be evaluated goes to the problems."""
     rows: dict[str, list[dict[str, Any]]] = {}
+    total = len(labelled.entries)
     for number, entry in enumerate(labelled.entries, start=1):
         try:
             rows.setdefault(entry.client, []).append(evaluate_case(predictor, entry, classes))
@@ -168,18 +172,14 @@ def evaluate_cases(
         except UNEXPECTED as error:
             problems.append(describe_unexpected(entry.where, error))
         if watch is not None:
-            watch(number, len(labelled.entries), entry.where)
+            watch(number, total, entry.where)
     if not any(rows.values()):
         reason = problems[0].reason if problems else "It has none."
-        raise DataError(
-            f"{labelled.path}: none of {len(labelled.entries)} cases could be evaluated. {reason}"
-        )
+        raise DataError(f"{labelled.path}: none of {total} cases could be evaluated. {reason}")
     return {name: found for name, found in rows.items() if found}
 
 
-def evaluate_case(
-    predictor: Predictor, entry: Entry, classes: Mapping[str, tuple[int, ...]]
-) -> dict[str, Any]:
+def evaluate_case(predictor: Predictor, entry: Entry, classes: Classes) -> dict[str, Any]:
     """Every metric of one case, on its own grid."""
     assert entry.label is not None
     prediction = predictor(Scan(entry.images, entry.images[0].name, entry.where))
@@ -220,15 +220,6 @@ def to_class_numbers(mask: NDArray[np.uint8], values: Sequence[int]) -> NDArray[
     table[list(values)] = np.arange(len(values))
     numbers: NDArray[np.uint8] = table[mask]
     return numbers
-
-
-def summarise_cases(cases: Mapping[str, Sequence[Mapping[str, Any]]], metrics: Sequence[str]) -> Evaluation:
-    """By centre and over centres; without a loss, which needs the prepared grid."""
-    clients = {
-        metric: {name: summarise(column(rows, metric)) for name, rows in cases.items()} for metric in metrics
-    }
-    overall = {m: across_clients(found, best=METRICS[m].best) for m, found in clients.items()}
-    return Evaluation(cases, clients, overall)
 
 
 # The folder

@@ -197,26 +197,23 @@ def add_list(path: Path, layout: Layout, found: FoundScans) -> None:
             f"{path} is read as a list of scans, but line {number} ('{line[:60]}') is not a file."
         )
     for number, files in listed:
+        where = f"{path}, line {number}"
         missing = [file for file in files if not file.is_file()]
         if missing:
             reason = "is a folder; a list names files" if missing[0].is_dir() else "does not exist"
-            found.refuse(f"{path}, line {number}", f"{path}, line {number}: {missing[0]} {reason}.")
+            found.refuse(where, f"{where}: {missing[0]} {reason}.")
         elif len(files) == 1:
             add_files(files, Layout(1), found)
         else:
-            found.scans.append(
-                Scan(tuple(files), name_mask(find_common_name(files)), f"{path}, line {number}")
-            )
+            found.scans.append(Scan(tuple(files), name_mask(find_common_name(files)), where))
 
 
 def find_common_name(files: Sequence[Path]) -> str:
     """The common start of the names of a scan's channels, or the first name."""
     stems = [stem_of(file.name) or file.name for file in files]
-    shared = next(
-        (stems[0][:n] for n in range(len(stems[0]), 0, -1) if all(s[:n] == stems[0][:n] for s in stems)), ""
-    )
+    same = itertools.takewhile(lambda letters: len(set(letters)) == 1, zip(*stems, strict=False))
+    shared = "".join(letters[0] for letters in same).rstrip("_-. 0")
     ending = files[0].name[len(stems[0]) :]
-    shared = shared.rstrip("_-. 0")
     return f"{shared or stems[0]}{ending}"
 
 
@@ -231,9 +228,8 @@ def name_mask(name: str) -> str:
 
 def deduplicate(scans: Sequence[Scan]) -> list[Scan]:
     """A file given twice is one scan."""
-    return list({tuple(file.resolve() for file in scan.files): scan for scan in reversed(scans)}.values())[
-        ::-1
-    ]
+    unique = {tuple(file.resolve() for file in scan.files): scan for scan in reversed(scans)}
+    return list(unique.values())[::-1]
 
 
 def make_names_unique(scans: Sequence[Scan], found: FoundScans) -> list[Scan]:

@@ -11,24 +11,24 @@ A network trained on slices of volumes goes through a volume slice by slice, cut
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain, combinations
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from wardround.data.preparing.geometry import invert_probabilities
+from wardround.data.preparing.geometry import Geometry, invert_probabilities
 from wardround.data.preparing.prepare import prepare_case
 from wardround.data.preparing.record import Preparation
 from wardround.data.readers.image_files import Volume, read_image
 from wardround.data.slices import Along, Slices, clip_intensities, restore_axis
 from wardround.engine.judging.evaluation import largest_components
 from wardround.errors import ConfigError, DataError
-from wardround.prediction.distribution_shift import warn_of_spacing, warn_of_uncertainty
 from wardround.prediction.inputs import Layout, Scan
 from wardround.prediction.results import (
     GridPrediction,
@@ -43,6 +43,7 @@ from wardround.seeds import derive
 from wardround.uncertainty.maps import (
     Accumulator,
     Predicted,
+    case_mean,
     case_uncertainty,
     sampling,
     sources,
@@ -85,14 +86,8 @@ class Predictor:
         for other in self.models[1:]:
             check_compatible(self.models[0], other)
         self._forwards = [
-            Forward(
-                model.model,
-                device=model.device,
-                window=model.preparation.window if model.preparation.dimensions == 3 else None,
-                autocast=model.autocast,
-                say=self.say,
-            )
-            for model in self.models
+            Forward(m.model, device=m.device, window=m.window, autocast=m.autocast, say=self.say)
+            for m in self.models
         ]
 
     @property
@@ -224,18 +219,10 @@ class Predictor:
                 found: Tensor | None = getattr(predicted, part)
                 if found is not None:
                     maps[part] = invert_probabilities(found[None], geometry)[0]
-        probabilities = (
-            invert_probabilities(predicted.probabilities, geometry) if self.probabilities else None
-        )
+        shares = invert_probabilities(predicted.probabilities, geometry) if self.probabilities else None
         unlike = tuple(warn_of_uncertainty(self.models[0].calibration, predicted))
-        return GridPrediction(
-            predicted,
-            label,
-            maps,
-            probabilities,
-            unlike,
-            tuple(warn_of_spacing(self.preparation.spacing, image, geometry)),
-        )
+        far = tuple(warn_of_spacing(self.preparation.spacing, image, geometry))
+        return GridPrediction(predicted, label, maps, shares, unlike, far)
 
     def _predict_slices(self, slices: Slices, name: str, watch: Watch | None) -> GridPrediction:
         """A volume by a 2D network: slice by slice, then joined."""
@@ -251,10 +238,9 @@ class Predictor:
         if self.models[0].config.evaluate.postprocess == "largest_component":
             label = largest_components(label)
         values = np.asarray(self.preparation.values)
-        if values.max() > 255:
-            raise DataError(
-                f"class value {values.max()} does not fit an 8-bit mask; train with other label values."
-            )
+        top = values.max()
+        if top > 255:
+            raise DataError(f"class value {top} does not fit an 8-bit mask; train with other label values.")
         structures = structure_uncertainty(predicted)
         sizes = measure_classes(label, image, self.preparation)
         empty = (f"no voxel is '{name}'" for name, size in sizes.items() if not size["voxels"])
@@ -342,3 +328,63 @@ def scale_progress(watch: Watch | None, done: int, total: int) -> Watch | None:
     if watch is None:
         return None
     return lambda now, windows: watch(done * windows + now, total * windows)
+
+
+# Warnings about scans unlike those the run was trained and validated on
+
+
+UNUSUAL = {"q99": "99 %", "q95": "95 %"}  # quantiles a scan is compared with, the rarest first
+FEW = 20  # validation scans below which a quantile of 95 % is a guess
+FAR_SPACING = 1.5  # times the training scans' largest (or smallest) voxel side
+
+
+def warn_of_uncertainty(calibration: Mapping[str, Any] | None, predicted: Predicted) -> Iterator[str]:
+    """A warning for each uncertainty of the case that exceeds nearly all of the run's validation scans.
+
+    Few scans give no quantile: a value must then exceed all of them, and the warning says how often that
+    happens by chance (of N + 1 scans alike, each is as likely as any other to be the highest).
+    """
+    known = ((calibration or {}).get("quantiles") or {}).get(predicted.kind) or {}
+    here = {"case": case_uncertainty(predicted), "epistemic": case_mean(predicted, "epistemic")}
+    for name, value in here.items():
+        limits = known.get(name)
+        if value is None or not isinstance(limits, Mapping):
+            continue
+        count = limits.get("count")
+        few = count if isinstance(count, int) and count < FEW else None
+        for mark in UNUSUAL if few is None else ("max",):
+            limit = limits.get(mark)
+            if isinstance(limit, int | float) and value > limit:
+                what = "uncertainty" if name == "case" else f"{name} uncertainty"
+                said = "{} {} lies beyond {}".format(what, *format_apart(value, limit))
+                scans = "validation scans" if count is None else f"{count} validation scans"
+                if few is not None:
+                    yield f"{said}, and so beyond all {scans}; by chance one scan in {few + 1} does"
+                else:
+                    stay = f"which {UNUSUAL[mark]} of their {scans} stay below"
+                    yield f"unlike the training hospitals: {said}, {stay}"
+                break
+
+
+def warn_of_spacing(
+    seen: tuple[Sequence[float], Sequence[float]] | None, image: Volume, geometry: Mapping[str, Any]
+) -> Iterator[str]:
+    """A warning if voxels are far smaller or larger than those of the training scans (seen: their range)."""
+    if seen is None or image.affine is None:
+        return
+    here = [image.spacing[axis] for axis in Geometry.from_dict(geometry).order]
+    for side, low, high in zip(here, *seen, strict=True):
+        if not low / FAR_SPACING <= side <= high * FAR_SPACING:
+            now, least, most = (" x ".join(f"{v:.3g}" for v in sides) for sides in (here, *seen))
+            yield f"voxels of {now} mm are far from those of the training scans ({least} to {most} mm)"
+            return
+
+
+def format_apart(one: float, other: float) -> tuple[str, str]:
+    """Two unequal numbers with three digits, or as many as show the difference.
+
+    >>> format_apart(0.17812, 0.17784)
+    ('0.1781', '0.1778')
+    """
+    texts = ((f"{one:.{digits}g}", f"{other:.{digits}g}") for digits in range(3, 18))
+    return next((a, b) for a, b in texts if a != b)

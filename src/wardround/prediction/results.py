@@ -58,6 +58,7 @@ class Prediction:
 
     def as_dict(self) -> dict[str, Any]:
         """All but the arrays, for predictions.json."""
+        uncertainty = {"kind": self.kind, "case": self.doubt, "mean": self.mean, "maximum": self.highest}
         return {
             "inputs": [str(file) for file in self.scan.files],
             "shape": list(self.mask.shape),
@@ -68,12 +69,7 @@ class Prediction:
                 for value, name in self.classes.items()
                 if name in self.sizes
             },
-            "uncertainty": {
-                "kind": self.kind,
-                "case": self.doubt,
-                "mean": self.mean,
-                "maximum": self.highest,
-            },
+            "uncertainty": uncertainty,
             "warnings": list(self.warnings),
         }
 
@@ -109,14 +105,10 @@ def join_slices(seen: Sequence[GridPrediction], slices: Slices) -> GridPredictio
     fields = {name: row(name) for name in ("probabilities", "label", "total", "epistemic", "aleatoric")}
     maps = {name: joined([one.maps[name] for one in seen]) for name in seen[0].maps}
     kept = [one.probabilities for one in seen if one.probabilities is not None]
-    return GridPrediction(
-        Predicted(**fields, kind=seen[0].predicted.kind),  # type: ignore[arg-type]
-        joined([one.label for one in seen]),
-        maps,
-        slices.join(kept) if kept else None,
-        tuple(join_warnings(seen)),
-        seen[0].far,
-    )
+    shares = slices.join(kept) if kept else None
+    label = joined([one.label for one in seen])
+    predicted = Predicted(**fields, kind=seen[0].predicted.kind)  # type: ignore[arg-type]
+    return GridPrediction(predicted, label, maps, shares, tuple(join_warnings(seen)), seen[0].far)
 
 
 def join_warnings(seen: Sequence[GridPrediction]) -> Iterator[str]:

@@ -181,14 +181,8 @@ def predict(
     ensemble: further runs, or ["all"] for the personal models of all clients; uncertainty: None for none;
     slices: R, A or S, the axis along which a 2D network goes through a volume, if the run has none on record.
     """
-    predictor = Predictor(
-        load_models(run, client=client, ensemble=ensemble, device=device),
-        uncertainty=uncertainty,
-        samples=samples,
-        flips=flips,
-        probabilities=probabilities,
-        slices=slices,
-    )
+    models = load_models(run, client=client, ensemble=ensemble, device=device)
+    predictor = Predictor(models, uncertainty, samples, flips, probabilities=probabilities, slices=slices)
     for note in predictor.notes:
         log.warning(note)
     given = [inputs] if isinstance(inputs, str | os.PathLike) else list(inputs)
@@ -216,10 +210,7 @@ def check_outputs(
     `x_uncertainty`.
     """
     outputs = writing.list_outputs(
-        scan,
-        folder,
-        probabilities=predictor.probabilities,
-        uncertainty=predictor.uncertainty is not None,
+        scan, folder, probabilities=predictor.probabilities, uncertainty=predictor.uncertainty is not None
     )
     sources = {file.resolve() for file in scan.files}
     for path in outputs:

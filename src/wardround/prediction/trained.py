@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,7 @@ from wardround.data.opening import open_federation
 from wardround.data.preparing.record import PREPARATION, Preparation
 from wardround.data.roles import NOT_HOSPITALS
 from wardround.engine.checkpoint import Checkpoints, MemoryStore
-from wardround.engine.networks import build_network
+from wardround.engine.networks import network_for
 from wardround.errors import CheckpointError, ConfigError, WardroundError
 from wardround.files import file_name
 from wardround.losses.objective import Objective
@@ -69,12 +70,7 @@ class TrainedModel:
         where = choose_device(ComputeSettings(device=device))
         method, objective = build_method(config), build_objective(config)
         preparation = read_preparation(folder, config)
-        model = build_network(
-            config,
-            in_channels=preparation.in_channels,
-            num_classes=preparation.num_classes,
-            dimensions=preparation.dimensions,
-        )
+        model = network_for(config, preparation)
         params, round, warnings = read_params(folder, config)
         own: Mapping[str, Tensor] = {}
         if client is None:
@@ -106,6 +102,11 @@ class TrainedModel:
             calibration=read_calibration(folder),
             warnings=tuple(warnings),
         )
+
+    @property
+    def window(self) -> tuple[int, ...] | None:
+        """What volumes are predicted in; None for 2D images, which are predicted whole."""
+        return self.preparation.window if self.preparation.dimensions == 3 else None
 
     @property
     def name(self) -> str:
@@ -187,9 +188,7 @@ def read_calibration(folder: Path) -> dict[str, Any] | None:
 def is_valid_calibration(found: Mapping[str, Any]) -> bool:
     """Whether prediction can use it: a temperature above 0, and quantiles by kind, if present."""
     temperature, quantiles = found.get("temperature"), found.get("quantiles") or {}
-    if temperature is not None and not (
-        isinstance(temperature, int | float) and 0 < temperature < float("inf")
-    ):
+    if temperature is not None and not (isinstance(temperature, int | float) and 0 < temperature < math.inf):
         return False
     return isinstance(quantiles, Mapping) and all(
         kind is None or isinstance(kind, Mapping) for kind in quantiles.values()

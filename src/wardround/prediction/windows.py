@@ -60,10 +60,8 @@ class Forward:
         say: Callable[[str], None] = log.warning,
     ) -> None:
         self.model = model
-        self.plan = WindowPlan(
-            device, None if window is None else tuple(window), AT_ONCE if device.type == "cuda" else 1
-        )
-        self._wanted = self.plan.window
+        self._wanted = None if window is None else tuple(window)
+        self.plan = WindowPlan(device, self._wanted, AT_ONCE if device.type == "cuda" else 1)
         self._autocast = autocast
         self._say = say
 

@@ -185,17 +185,10 @@ class StepGraphs:
         if graph is None:
             self.gave_up = True
             return None
-        return CapturedStep(
-            graph,
-            held,
-            second,
-            given,
-            [pair[1] if pair is not None and pair[0] is held.image else None for pair in seen],
-            [parameter.grad for parameter in self._parameters],
-            value,
-            found,
-            {name: state for name, state in context.memory.items() if isinstance(state, Tensor)},
-        )
+        features_left = [p[1] if p is not None and p[0] is held.image else None for p in seen]
+        gradients = [parameter.grad for parameter in self._parameters]
+        state = {name: tensor for name, tensor in context.memory.items() if isinstance(tensor, Tensor)}
+        return CapturedStep(graph, held, second, given, features_left, gradients, value, found, state)
 
     def _replay(
         self, captured: CapturedStep, batch: Batch, context: Context, kept: list[Tensor | None]

@@ -18,18 +18,12 @@ Kind = TypeVar("Kind", bound=Optimizer)
 def build(settings: OptimizerSettings, model: nn.Module) -> Optimizer:
     """The optimizer of a model's trainable parameters; fused where torch offers it."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    rate, decay = settings.learning_rate, settings.weight_decay
+    how: dict[str, Any] = {"lr": settings.learning_rate, "weight_decay": settings.weight_decay, "fused": True}
     if settings.name == "sgd":
-        return without_compiler(torch.optim.SGD)(
-            parameters,
-            lr=rate,
-            weight_decay=decay,
-            momentum=settings.momentum,
-            nesterov=settings.nesterov,
-            fused=True,
-        )
+        how |= {"momentum": settings.momentum, "nesterov": settings.nesterov}
+        return without_compiler(torch.optim.SGD)(parameters, **how)
     kind = without_compiler(torch.optim.AdamW if settings.name == "adamw" else torch.optim.Adam)
-    return kind(parameters, lr=rate, weight_decay=decay, betas=settings.betas, fused=True)
+    return kind(parameters, betas=settings.betas, **how)
 
 
 def without_compiler(kind: type[Kind]) -> type[Kind]:

@@ -18,17 +18,12 @@ def sketch_model(config: Config, objective: Objective) -> Segmenter | None:
     None for one that cannot be built yet: its module lies elsewhere, or it fits only data we do not know.
     """
     phantom = config.data.phantom if config.data.is_phantom else PhantomSettings()
-    num_outputs = objective.num_outputs(phantom.num_classes)
+    outputs = objective.num_outputs(phantom.num_classes)
     known, info = config.data.dimensions, MODELS.get(config.model.name)
     guesses = (known,) if known is not None else info.dimensions if info is not None else (2, 3)
-    for dimensions in guesses:
+    for guess in guesses:
         try:
-            return sketch(
-                config.model,
-                in_channels=phantom.channels,
-                num_outputs=num_outputs,
-                dimensions=dimensions,
-            )
+            return sketch(config.model, in_channels=phantom.channels, num_outputs=outputs, dimensions=guess)
         except NotInstalled:
             return None
         except ConfigError:

@@ -211,12 +211,7 @@ class Workbench(Learner):
     # Training
 
     def fit(
-        self,
-        split: Split,
-        start: Params,
-        context: Context,
-        settings: FitSettings,
-        hooks: FitHooks,
+        self, split: Split, start: Params, context: Context, settings: FitSettings, hooks: FitHooks
     ) -> Fitted:
         """Train the model from `start` on a split."""
         self.load(start, settings.own)

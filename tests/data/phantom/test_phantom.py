@@ -83,7 +83,7 @@ def test_a_case_can_be_made_alone() -> None:
 def test_a_stream_depends_on_its_words_alone() -> None:
     assert phantom.make_generator(1, "north", 2).random() == phantom.make_generator(1, "north", 2).random()
     assert phantom.make_generator(1, "north", 2).random() != phantom.make_generator(1, "north", 3).random()
-    # DigestIndex in advance, so that another machine or Python gives the same patients.
+    # Known in advance, so that another machine or Python gives the same patients.
     digest = hashlib.sha256(b"1/north/2").digest()
     assert (
         phantom.make_generator(1, "north", 2).random()

@@ -24,7 +24,7 @@ from wardround.engine.transports.placement import (
 from wardround.errors import ConfigError
 from wardround.models.base import Output, Segmenter, forward_cost
 from wardround.models.measure import costs
-from wardround.planning.memory import activation_bytes
+from wardround.planning.costs import activation_bytes
 from wardround.training.device import threads_for
 
 FOUR = dict.fromkeys("abcd", 60)

@@ -11,7 +11,7 @@ import torch
 from helpers import config, settings
 from pytest import MonkeyPatch, mark
 
-from wardround.clients.sync_state import SyncState
+from wardround.clients import SyncState
 from wardround.config import OptimizerSettings
 from wardround.engine.networks import build_model
 from wardround.messages import Message

@@ -17,7 +17,7 @@ from wardround.deploy.kits import Kit
 from wardround.deploy.live_file import FINAL, follow, is_past_registering, read_live
 from wardround.deploy.nvflare.job import jobs_folder, write_job
 from wardround.deploy.nvflare.session import DONE, Session
-from wardround.engine.listener import Listener
+from wardround.engine.outcome import Listener
 from wardround.engine.run_folder import check_folder
 from wardround.errors import ConfigError, WardroundError
 from wardround.files import file_name, write_json

@@ -1,4 +1,4 @@
 """How good the models of a run are: `judge.Judge` asks, the other modules measure and draw.
 
-`evaluation.Evaluation` holds the scores; `result_tables`, `pictures` and `units` are also for reports.
+`evaluation.Evaluation` holds the scores; `result_tables` and `pictures` are also for reports.
 """

@@ -21,20 +21,12 @@ from torch import Tensor
 from wardround.clients import Client, Clients
 from wardround.config import EvaluateSettings
 from wardround.data.cases import Batch, Split
-from wardround.engine.judging.evaluation import largest_components
+from wardround.engine.judging.evaluation import Regions, largest_components, mean_dice
 from wardround.messages import Message, Reply
-from wardround.metrics import measure, summarise
 from wardround.params import Params
 from wardround.uncertainty import temperature
 from wardround.uncertainty.calibration import Tally, around, log_probabilities
-from wardround.uncertainty.histogram import (
-    NUM_BINS,
-    bin_of,
-    counted,
-    dense,
-    quantiles,
-    sparse,
-)
+from wardround.uncertainty.histogram import NUM_BINS, bin_of, counted, dense, quantiles, sparse
 from wardround.uncertainty.maps import (
     Accumulator,
     Part,
@@ -65,11 +57,7 @@ MOST_POINTS = 60  # of a curve in calibration.json
 
 
 def calibrate(
-    client: Client,
-    params: Params,
-    message: Message,
-    regions: Mapping[str, Sequence[int]],
-    settings: EvaluateSettings,
+    client: Client, params: Params, message: Message, regions: Regions, settings: EvaluateSettings
 ) -> Message:
     """The task "calibrate": `step` says which of the two exchanges it is."""
     if message.scalars["step"] == "temperature":
@@ -186,11 +174,7 @@ class Repeated:
 
 
 def quality_sums(
-    client: Client,
-    params: Params,
-    fitted: float,
-    regions: Mapping[str, Sequence[int]],
-    settings: EvaluateSettings,
+    client: Client, params: Params, fitted: float, regions: Regions, settings: EvaluateSettings
 ) -> dict[str, Any]:
     """Tallies before and after, voxels and errors by uncertainty, and one row a test case."""
     objective, split = client.objective, client.data.test
@@ -230,21 +214,13 @@ def quality_sums(
 
 
 def case_dice(
-    label: Tensor,
-    truth: Tensor,
-    spacing: Sequence[float],
-    regions: Mapping[str, Sequence[int]],
-    settings: EvaluateSettings,
+    label: Tensor, truth: Tensor, spacing: Sequence[float], regions: Regions, settings: EvaluateSettings
 ) -> float | None:
     """The mean over regions, as the case table has it; None where it is not defined."""
     predicted = label.cpu().numpy()
     if settings.postprocess == "largest_component":
         predicted = largest_components(predicted)
-    found = measure(
-        predicted, truth.cpu().numpy(), regions, ["dice"], spacing, empty_policy=settings.empty_policy
-    )
-    mean = summarise([region["dice"] for region in found.values()]).mean
-    return mean if math.isfinite(mean) else None
+    return finite(mean_dice(predicted, truth.cpu().numpy(), regions, spacing, settings.empty_policy))
 
 
 # Server
@@ -265,12 +241,7 @@ def measure_calibration(
     fitted = fit_temperature(first)
     ask = Message(
         params=params,
-        scalars={
-            **chosen,
-            "step": "quality",
-            "temperature": fitted.value,
-            "with_validation": False,
-        },
+        scalars={**chosen, "step": "quality", "temperature": fitted.value, "with_validation": False},
     )
     each = {name: Message(scalars={"with_validation": True}) for name in judges}
     replies = clients.ask("calibrate", ask, each=each, to=hospitals)
@@ -300,9 +271,7 @@ def pooled_quantiles(replies: Sequence[Reply]) -> dict[str, Any]:
             for name, rows in found.items():
                 kept = totals.setdefault(kind, {})
                 kept[name] = kept.get(name, 0) + dense(rows)[0]
-    return {
-        kind: {name: quantiles(counts) for name, counts in found.items()} for kind, found in totals.items()
-    }
+    return {kind: {name: quantiles(sums) for name, sums in found.items()} for kind, found in totals.items()}
 
 
 def summarise_test(replies: Sequence[Reply]) -> dict[str, Any]:
@@ -329,10 +298,8 @@ def summarise_test(replies: Sequence[Reply]) -> dict[str, Any]:
             for name in rows
         },
         "reliability": {when: tally.reliability() for when, tally in overall.items()},
-        "risk_coverage": {
-            "cases": case_curve(every),
-            **{part: points(*sums) for part, sums in pooled.items()},
-        },
+        "risk_coverage": {"cases": case_curve(every)}
+        | {part: thin(*curve(*sums)) for part, sums in pooled.items()},
         "cases": [{"client": name, **row} for name, found in rows.items() for row in found],
     }
 
@@ -343,15 +310,13 @@ def summarise_quality(
     known = [row for row in rows if row["dice"] is not None]
     risk = [1 - row["dice"] for row in known]
     overlaps = [row["overlap"] for row in rows if row["overlap"] is not None]
-    unsure = [row["uncertainty"] for row in known]
+    unsure, total = [row["uncertainty"] for row in known], groups.get("total")
     return {
         "before": before.summary(),
         "after": after.summary(),
         "error_overlap": finite(np.mean(overlaps)) if overlaps else None,
         "voxel_aurc": {part: finite(area(*sums)) for part, sums in groups.items()},
-        "voxel_error": finite(groups["total"][1].sum() / groups["total"][0].sum())
-        if "total" in groups
-        else None,
+        "voxel_error": None if total is None else finite(total[1].sum() / total[0].sum()),
         "aurc": finite(aurc(unsure, risk)),
         "aurc_best": finite(best_aurc(risk)),
         "aurc_chance": finite(np.mean(risk)) if risk else None,
@@ -371,10 +336,6 @@ def case_curve(rows: Sequence[Mapping[str, Any]]) -> list[list[float]]:
         return []
     found = risk_coverage([row["uncertainty"] for row in known], [1 - row["dice"] for row in known])
     return thin(*found)
-
-
-def points(counts: Any, errors: Any) -> list[list[float]]:
-    return thin(*curve(counts, errors))
 
 
 def thin(coverage: Any, risk: Any) -> list[list[float]]:

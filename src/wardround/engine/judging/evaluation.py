@@ -19,13 +19,15 @@ from wardround.config import EvaluateSettings
 from wardround.data.cases import Split
 from wardround.losses.objective import Objective
 from wardround.messages import Reply
-from wardround.metrics import METRICS, measure
+from wardround.metrics import METRICS, EmptyPolicy, measure
 from wardround.metrics.overlap import bounded, label_pairs, region_confusion
 from wardround.metrics.summary import ClientsSummary, Summary, WorstClient, across_clients, summarise
 from wardround.params import Params
 
 Labels = NDArray[Any]
-Job = Callable[[], dict[str, Any]]
+Regions = Mapping[str, Sequence[int]]
+Row = dict[str, Any]
+Job = Callable[[], Row]
 
 MOST_WAITING = 8  # jobs a thread, before predicting waits for them
 
@@ -35,10 +37,10 @@ def score_cases(
     params: Params,
     split: Split,
     objective: Objective,
-    regions: Mapping[str, Sequence[int]],
+    regions: Regions,
     metrics: Sequence[str],
     settings: EvaluateSettings,
-) -> list[dict[str, Any]]:
+) -> list[Row]:
     """One row a case: its name, its loss, and every metric of every region."""
     scorer = Scorer(split, regions, metrics, settings)
     with Turns(client.device, inline=not scorer.needs_masks) as turns:
@@ -58,11 +60,7 @@ class Scorer:
     """
 
     def __init__(
-        self,
-        split: Split,
-        regions: Mapping[str, Sequence[int]],
-        metrics: Sequence[str],
-        settings: EvaluateSettings,
+        self, split: Split, regions: Regions, metrics: Sequence[str], settings: EvaluateSettings
     ) -> None:
         self._split, self._regions, self._metrics, self._settings = split, regions, metrics, settings
         self._highest = max((label for labels in regions.values() for label in labels), default=0)
@@ -74,26 +72,19 @@ class Scorer:
         """What is left to do for each case of a batch; it needs nothing of the device."""
         pairs = label_pairs(predicted, label, self._highest)
         size = pairs.shape[1:]
-        numbers = torch.cat(
-            [losses.double()[:, None], pairs.flatten(1).double()], dim=1
-        ).cpu()  # one transfer
+        both = torch.cat([losses.double()[:, None], pairs.flatten(1).double()], dim=1)
+        numbers = both.cpu()  # one transfer
         counted = numbers[:, 1:].long().reshape(-1, *size).numpy()
-        predicted_masks = truth_masks = np.zeros((len(losses), 0))
+        masks = truths = np.zeros((len(losses), 0))
         if self.needs_masks:
-            predicted_masks, truth_masks = (
-                bounded(labels, self._highest).cpu().numpy() for labels in (predicted, label)
-            )
+            masks, truths = (bounded(labels, self._highest).cpu().numpy() for labels in (predicted, label))
         start, self._num_seen = self._num_seen, self._num_seen + len(losses)
         return [
-            partial(
-                self._row, start + k, float(numbers[k, 0]), counted[k], predicted_masks[k], truth_masks[k]
-            )
+            partial(self._row, start + k, float(numbers[k, 0]), counted[k], masks[k], truths[k])
             for k in range(len(losses))
         ]
 
-    def _row(
-        self, index: int, loss: float, pairs: Labels, predicted: Labels, truth: Labels
-    ) -> dict[str, Any]:
+    def _row(self, index: int, loss: float, pairs: Labels, predicted: Labels, truth: Labels) -> Row:
         """The row of one case."""
         counts = None
         if self._tidies:
@@ -129,8 +120,8 @@ class Turns:
         self._threads = torch.get_num_threads()
         self._inline = inline or (self._waits and self._threads == 1)
         self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="score")
-        self._pending: deque[Future[dict[str, Any]]] = deque()
-        self._done: list[dict[str, Any]] = []
+        self._pending: deque[Future[Row]] = deque()
+        self._done: list[Row] = []
 
     def __enter__(self) -> Turns:
         return self
@@ -149,7 +140,7 @@ class Turns:
         if self._waits:
             self._collect(0)
 
-    def results(self) -> list[dict[str, Any]]:
+    def results(self) -> list[Row]:
         self._collect(0)
         return self._done
 
@@ -222,14 +213,23 @@ def parse_number(value: Any) -> Any:
 def gather(replies: Sequence[Reply], metrics: Sequence[str]) -> Evaluation:
     """Join the clients' answers to "evaluate"."""
     cases = {reply.client: reply.scalars["cases"] for reply in replies if reply.scalars["cases"]}
-    clients: dict[str, dict[str, Summary]] = {}
-    for metric in ["loss", *metrics]:
-        clients[metric] = {name: summarise(column(rows, metric)) for name, rows in cases.items()}
-    overall = {
-        metric: across_clients(by_client, best=METRICS[metric].best if metric in METRICS else 0.0)
-        for metric, by_client in clients.items()
-    }
+    return summarise_cases(cases, ["loss", *metrics])
+
+
+def summarise_cases(cases: Mapping[str, Sequence[Mapping[str, Any]]], metrics: Sequence[str]) -> Evaluation:
+    """Each metric, or the loss, by client and over clients."""
+    clients = {m: {name: summarise(column(rows, m)) for name, rows in cases.items()} for m in metrics}
+    best = {metric: METRICS[metric].best if metric in METRICS else 0.0 for metric in metrics}
+    overall = {metric: across_clients(found, best=best[metric]) for metric, found in clients.items()}
     return Evaluation(cases, clients, overall)
+
+
+def mean_dice(
+    labels: Labels, truth: Labels, regions: Regions, spacing: Sequence[float], empty_policy: EmptyPolicy
+) -> float:
+    """Of one case, over its regions, as the case table has it; NaN where it is not defined."""
+    found = measure(labels, truth, regions, ["dice"], spacing, empty_policy=empty_policy)
+    return summarise([region["dice"] for region in found.values()]).mean
 
 
 def column(rows: Sequence[Mapping[str, Any]], metric: str) -> list[float]:

@@ -50,9 +50,8 @@ class Judge:
         metrics = list(dict.fromkeys([settings.select, *metrics]))
         validation = self._evaluate(state.params, "val", metrics, self.choosers)
         value = validation.value(settings.select)
-        if math.isfinite(value) and (
-            progress.best_value is None or is_better(settings.select, value, progress.best_value)
-        ):
+        best = progress.best_value
+        if math.isfinite(value) and (best is None or is_better(settings.select, value, best)):
             progress.best_value, progress.best_round = value, done
             progress.best_file = self._folder.checkpoints.save_best(done, state.params)
         return validation
@@ -90,9 +89,8 @@ class Judge:
     def _cross_site(self, params: Params, chosen: dict[str, Any]) -> dict[str, Evaluation]:
         """Every client's own model on the test cases of all (simulation only: models travel for it)."""
         metrics = self._config.evaluate.metrics
-        replies = self._clients.ask(
-            "personal_model", Message(params=params, scalars=chosen), to=self.hospitals
-        )
+        message = Message(params=params, scalars=chosen)
+        replies = self._clients.ask("personal_model", message, to=self.hospitals)
         return {
             reply.client: self._evaluate(reply.extras["model"], "test", metrics, self.hospitals, as_sent=True)
             for reply in replies
@@ -109,13 +107,9 @@ class Judge:
 
     def _calibrate(self, params: Params, chosen: dict[str, Any]) -> None:
         """calibration.json: whether the tested model's confidence matches its accuracy."""
+        passes = self._config.evaluate.passes
         found = measure_calibration(
-            self._clients,
-            params,
-            chosen,
-            judges=self.choosers,
-            hospitals=self.hospitals,
-            passes=self._config.evaluate.passes,
+            self._clients, params, chosen, judges=self.choosers, hospitals=self.hospitals, passes=passes
         )
         write_json(self._folder.path / "calibration.json", found)
 

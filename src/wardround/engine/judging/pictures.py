@@ -30,9 +30,9 @@ from torch.nn import functional
 from wardround.clients import Client
 from wardround.config import EvaluateSettings
 from wardround.data.cases import Split
-from wardround.engine.judging.evaluation import largest_components
+from wardround.engine.judging.evaluation import Regions, largest_components, mean_dice
 from wardround.files import write_bytes
-from wardround.metrics import EmptyPolicy, measure, summarise
+from wardround.metrics import EmptyPolicy
 from wardround.params import Params
 from wardround.storage import StoredTensors, save_tensors
 from wardround.text import clipped
@@ -75,7 +75,7 @@ class Picture:
 class Album:
     """Takes the test cases of one client one after the other; keeps each small, then the chosen ones."""
 
-    def __init__(self, split: Split, regions: Mapping[str, Sequence[int]], empty_policy: EmptyPolicy) -> None:
+    def __init__(self, split: Split, regions: Regions, empty_policy: EmptyPolicy) -> None:
         self._split, self._regions, self._empty_policy = split, regions, empty_policy
         self._pictures: list[Picture] = []
         self._shares: list[float] = []
@@ -85,13 +85,9 @@ class Album:
         """The next case of the split. probabilities: (classes, *spatial); labels: as they were scored."""
         name, spacing = self._split.names[len(self._pictures)], self._split.spacing(len(self._pictures))
         truth, probabilities = truth.cpu(), probabilities.float().cpu()
-        scores = measure(
-            labels, truth.numpy(), self._regions, ["dice"], spacing, empty_policy=self._empty_policy
-        )
-        picture = picture_of(
-            name, image, truth, torch.from_numpy(labels), entropy_bytes(probabilities), spacing
-        )
-        dice = summarise([region["dice"] for region in scores.values()]).mean
+        dice = mean_dice(labels, truth.numpy(), self._regions, spacing, self._empty_policy)
+        entropy = entropy_bytes(probabilities)
+        picture = picture_of(name, image, truth, torch.from_numpy(labels), entropy, spacing)
         self._pictures.append(replace(picture, dice=dice))
         self._shares.append(float((truth > 0).double().mean()))
         self._calibration += count_calibration(probabilities, truth)
@@ -104,11 +100,7 @@ class Album:
 
 
 def take_pictures(
-    client: Client,
-    params: Params,
-    regions: Mapping[str, Sequence[int]],
-    settings: EvaluateSettings,
-    path: Path,
+    client: Client, params: Params, regions: Regions, settings: EvaluateSettings, path: Path
 ) -> None:
     """The task "pictures": a few test cases with their uncertainty, written to the client's own folder."""
     split, objective = client.data.test, client.objective
@@ -128,10 +120,7 @@ def picture_of(
     """A case made small: a few slices of the first channel, at most some hundred pixels wide."""
     dimensions = truth.ndim
     scan = to_bytes(normalise(image[0].float().cpu().numpy()))
-    volumes = [
-        torch.from_numpy(scan),
-        *(layer.to(torch.uint8).cpu() for layer in (truth, predicted, entropy)),
-    ]
+    volumes = [torch.from_numpy(scan), *(part.to(torch.uint8).cpu() for part in (truth, predicted, entropy))]
     if dimensions == 2:
         volumes = [volume[None] for volume in volumes]
     depth = len(volumes[0])
@@ -141,17 +130,8 @@ def picture_of(
         shrink(volume[places], MOST_PIXELS[dimensions], smooth=number in (0, 3))
         for number, volume in enumerate(volumes)
     )
-    return Picture(
-        name,
-        scan,
-        labels,
-        guess,
-        unsure,
-        places=places,
-        depth=depth,
-        shown=places.index(largest),
-        aspect=spacing[-2] / spacing[-1],
-    )
+    shown, aspect = places.index(largest), spacing[-2] / spacing[-1]
+    return Picture(name, scan, labels, guess, unsure, places=places, depth=depth, shown=shown, aspect=aspect)
 
 
 def to_bytes(values: NDArray[np.float32]) -> Layer:
@@ -215,9 +195,7 @@ def choose(pictures: Sequence[Picture], count: int) -> list[Picture]:
     return [replace(order[step], kind=kinds.get(step, "")) for step in steps]
 
 
-def save_pictures(
-    path: Path, chosen: Sequence[Picture], calibration: Tensor, shares: Sequence[float]
-) -> None:
+def save_pictures(path: Path, chosen: list[Picture], calibration: Tensor, shares: list[float]) -> None:
     """Store the pictures, the calibration and the foreground shares of one client."""
     tensors = {"calibration": calibration, "foreground": torch.tensor(shares, dtype=torch.float64)}
     for number, picture in enumerate(chosen):
@@ -281,21 +259,12 @@ def draw_overlays(sources: Mapping[str, Path], target: Path, title: str) -> bool
             for offset, (heading, layer) in enumerate(panels):
                 axis = axes[row][3 * number + offset]
                 image = picture.image[picture.shown]
-                axis.imshow(
-                    image, cmap="gray", vmin=0, vmax=255, interpolation="nearest", aspect=picture.aspect
-                )
+                axis.imshow(image, "gray", vmin=0, vmax=255, interpolation="nearest", aspect=picture.aspect)
                 if layer is not None:
                     add_contours(axis, layer[picture.shown], picture.aspect)
                 axis.set_title(clipped(heading), fontsize=7, pad=2)
-        axes[row][0].text(
-            -0.12,
-            0.5,
-            clipped(client),
-            transform=axes[row][0].transAxes,
-            rotation=90,
-            va="center",
-            ha="right",
-        )
+        left = axes[row][0]
+        left.text(-0.12, 0.5, clipped(client), transform=left.transAxes, rotation=90, va="center", ha="right")
     figure.suptitle(clipped(title, 100), fontsize=10, x=0.01, ha="left")
     figure.tight_layout(pad=0.4, rect=(0.02, 0, 1, 0.98))
     content = io.BytesIO()

@@ -1,4 +1,4 @@
-"""Tables of what runs gave: by client, by method, case by case."""
+"""Tables of what runs gave: by client, by method, case by case; and the units of their distances."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from wardround.data.federation import Federation
+from wardround.data.readers.image_files import NIFTI
 from wardround.engine.judging.evaluation import Evaluation
-from wardround.metrics import BOTH, METRICS, MM, MM_OR_PX
+from wardround.metrics import BOTH, METRICS, MM, MM_OR_PX, PX, combine_units
 from wardround.tables import Table
 
 
@@ -16,10 +18,9 @@ def client_table(evaluation: Evaluation, metrics: Sequence[str], title: str, uni
 
     units: of distances.
     """
-    clients = list(next(iter(evaluation.clients.values()), {}))
-    rows: list[list[Any]] = [
-        [name, *(evaluation.clients[metric][name].mean for metric in metrics)] for name in clients
-    ]
+    found = evaluation.clients
+    names = list(next(iter(found.values()), {}))
+    rows: list[list[Any]] = [[name, *(found[metric][name].mean for metric in metrics)] for name in names]
     overall = [evaluation.overall[metric] for metric in metrics]
     rows.append(["mean", *(entry.mean for entry in overall)])
     rows.append(["SD between clients", *(entry.sd for entry in overall)])
@@ -78,3 +79,27 @@ def case_rows(evaluation: Evaluation, metrics: Sequence[str]) -> Table:
         for region, scores in row["regions"].items()
     ]
     return Table("cases", ["client", "case", "region", *metrics], rows)
+
+
+# Units of distances: millimetres where files have a spacing, pixels where they do not. A picture has none,
+# and a pixel of it counts as 1; so does a voxel of a NumPy array. Hospitals send the spacing, not the files:
+# there, images of 1 x 1 may be either.
+
+
+def detect_units(federation: Federation) -> str:
+    """mm, px, or either; synthetic cases have a spacing in mm."""
+    if federation.first_images is not None:
+        images = federation.first_images()
+        return combine_units(MM if path.name.lower().endswith(NIFTI) else PX for path in images)
+    if federation.units is not None:
+        return federation.units
+    seen = None if federation.summarise_scans is None else federation.summarise_scans().spacing
+    if seen is None or federation.dimensions == 3 or any(side != 1 for sides in seen for side in sides):
+        return MM
+    return MM_OR_PX
+
+
+def read_units(result: Mapping[str, Any]) -> str:
+    """What result.json says; older files call it lengths, and the oldest, in mm, say nothing."""
+    found = result.get("units", result.get("lengths"))
+    return found if found in (MM, PX, MM_OR_PX) else MM

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from wardround.clients import Answer, Registration, Transport
-from wardround.clients.sync_state import SyncState
+from wardround.child_process import ChildProcess
+from wardround.clients import Answer, Registration, SyncState, Transport
+from wardround.clients.clients import Messages
 from wardround.data.federation import Federation
+from wardround.engine.checkpoint import MemoryStore
 from wardround.engine.host import Host, OnProgress
 from wardround.engine.judging.pictures import PICTURES
 from wardround.engine.run_folder import RunFolder
-from wardround.engine.transports.placement import Placement
-from wardround.engine.transports.workers import Workers
+from wardround.engine.transports.placement import Placement, deal
+from wardround.errors import WardroundError
+from wardround.files import file_name
 from wardround.messages import Message
+
+START_SECONDS = 120.0  # for a worker to be ready
 
 
 def open_transport(
@@ -81,9 +88,7 @@ class InProcess:
     def register(self) -> list[Registration]:
         return [self.host.register(name) for name in self.host.names]
 
-    def deliver(
-        self, task: str, round: int, messages: Mapping[str, Message], sync_state: SyncState
-    ) -> Iterator[Answer]:
+    def deliver(self, task: str, round: int, messages: Messages, sync_state: SyncState) -> Iterator[Answer]:
         self._spilling.begin(round)
         for name, message in messages.items():
             yield self._spilling.kept(self.host.send(name, task, round, message, sync_state))
@@ -100,3 +105,179 @@ class InProcess:
 
     def close(self) -> None:
         self.host.close()
+
+
+# Worker processes: each owns some clients for the whole run. Requests and answers are JSON lines on pipes;
+# tensors travel as safetensors files in the run's `exchange` folder. A worker that dies loses its clients for
+# this task only: the next request starts it again, and the clients' memories are on disk.
+
+
+class Worker:
+    """A process, started when it is needed, and the clients it serves."""
+
+    def __init__(self, number: int, names: Sequence[str], setup: Mapping[str, Any]) -> None:
+        self.number = number
+        self.names = list(names)
+        self._setup = {**setup, "names": self.names}
+        self._child: ChildProcess | None = None
+
+    @property
+    def child(self) -> ChildProcess:
+        assert self._child is not None
+        return self._child
+
+    def is_alive(self) -> bool:
+        return self._child is not None and self._child.is_alive()
+
+    def start(self) -> None:
+        self.stop()
+        self._child = ChildProcess("wardround.engine.transports.worker")
+        self._child.send(self._setup)
+
+    def wait_ready(self) -> list[Registration]:
+        """What its clients register once they are loaded."""
+        try:
+            ready = self.child.receive(time.monotonic() + START_SECONDS)
+        except TimeoutError:
+            raise WardroundError(f"worker {self.number} did not start within {START_SECONDS:g} s.") from None
+        if ready is None or "clients" not in ready:
+            reason = (ready or {}).get("failure", f"exit code {self.child.exit_code()}")
+            raise WardroundError(f"worker {self.number} could not start: {reason}")
+        return [Registration.from_dict(entry) for entry in ready["clients"]]
+
+    def stop(self) -> None:
+        if self._child is not None:
+            self._child.stop()
+            self._child = None
+
+
+class Workers:
+    """A transport over worker processes; devices: of each of them."""
+
+    def __init__(
+        self,
+        config_path: Path,
+        clients_folder: Path,
+        exchange: Path,
+        sizes: Mapping[str, int],
+        devices: Sequence[str],
+        *,
+        threads: int,
+        deadline: float,
+        on_progress: OnProgress | None = None,
+    ) -> None:
+        setup = {"config": str(config_path), "folder": str(clients_folder), "threads": threads}
+        hands = deal(sizes, len(devices))
+        self._workers = [
+            Worker(number, names, {**setup, "device": device})
+            for number, (names, device) in enumerate(zip(hands, devices, strict=False))
+        ]
+        self._home = {name: worker for worker in self._workers for name in worker.names}
+        self._clients_folder = clients_folder
+        self._exchange = exchange
+        self._deadline = deadline
+        self._on_progress = on_progress
+        self._count = 0
+        self._round: int | None = None
+
+    def register(self) -> list[Registration]:
+        """Start all workers and collect what their clients register."""
+        for worker in self._workers:
+            worker.start()
+        return [entry for worker in self._workers for entry in worker.wait_ready()]
+
+    def deliver(self, task: str, round: int, messages: Messages, sync_state: SyncState) -> Iterator[Answer]:
+        """Hand each worker its clients' requests at once; yield answers as they come."""
+        self._forget_replies_before(round)
+        paths: dict[int, Path] = {}  # one file for a message that several clients get
+        waiting: dict[Worker, list[str]] = {}
+        for name, message in messages.items():
+            if id(message) not in paths:
+                paths[id(message)] = self._new_path("down")
+                message.save(paths[id(message)], durable=False)
+            waiting.setdefault(self._home[name], []).append(name)
+        for worker, names in waiting.items():
+            try:
+                if not worker.is_alive():  # it died; the clients' memories are on disk
+                    worker.start()
+                    worker.wait_ready()
+            except WardroundError as error:
+                yield from (Answer(name, failure=str(error)) for name in names)
+                names.clear()
+                continue
+            for name in names:
+                worker.child.send(
+                    {
+                        "client": name,
+                        "task": task,
+                        "round": round,
+                        "sync_state": sync_state.as_dict(),
+                        "message": str(paths[id(messages[name])]),
+                        "reply": str(self._new_path("up")),
+                    }
+                )
+        for worker, names in waiting.items():
+            yield from self._answers(worker, names, task)
+        for path in paths.values():
+            path.unlink(missing_ok=True)
+
+    def _forget_replies_before(self, round: int) -> None:
+        """A new round no longer needs the replies of the last one."""
+        if round != self._round:
+            self._round = round
+            for path in self._exchange.glob("up-*.safetensors"):
+                path.unlink()
+
+    def _answers(self, worker: Worker, names: list[str], task: str) -> Iterator[Answer]:
+        """All answers of one worker; each client has the deadline to itself, since they queue."""
+        pending = list(names)
+        deadline = time.monotonic() + self._deadline
+        while pending:
+            try:
+                line = worker.child.receive(deadline)
+            except TimeoutError:
+                worker.child.kill()
+                reason = f"no answer to '{task}' within the deadline of {self._deadline:g} s"
+                yield from (Answer(name, failure=reason) for name in pending)
+                return
+            if line is None:
+                code = worker.child.exit_code()
+                reason = f"its worker process ended with exit code {code}"
+                yield from (Answer(name, failure=reason) for name in pending)
+                return
+            if "progress" in line:
+                if self._on_progress is not None:
+                    self._on_progress(*line["progress"])
+                continue
+            pending.remove(line["client"])
+            deadline = time.monotonic() + self._deadline
+            yield read_answer(line)
+
+    def _new_path(self, kind: str) -> Path:
+        self._count += 1
+        return self._exchange / f"{kind}-{self._count:06d}.safetensors"
+
+    def settle(self) -> None:
+        """Workers write on this machine's disk."""
+        for name in self._home:
+            MemoryStore(self._clients_folder / file_name(name)).settle()
+
+    def strays(self) -> list[tuple[str, str]]:
+        return []  # a worker that is late is ended
+
+    def pictures(self, name: str) -> Path | None:
+        return self._clients_folder / file_name(name) / PICTURES
+
+    def close(self) -> None:
+        for worker in self._workers:
+            worker.stop()
+
+
+def read_answer(line: dict[str, Any]) -> Answer:
+    """A worker's answer, with the message it wrote."""
+    path = Path(line.pop("reply"))
+    answer = Answer(**line)
+    try:
+        return answer if answer.failure is not None else replace(answer, message=Message.load(path))
+    except WardroundError as error:
+        return replace(answer, failure=str(error))

@@ -1,4 +1,4 @@
-"""How many worker processes share a run's clients, and which device each of them takes.
+"""Who takes part in a round, how many worker processes share the clients, and which device each takes.
 
 A worker takes seconds to start, hundreds of megabytes, and exchanges files with the server. So one process
 does small runs, and `auto` starts more only where they save more than they cost:
@@ -24,9 +24,12 @@ from wardround.config import Config
 from wardround.data.federation import Federation
 from wardround.data.roles import NOT_HOSPITALS, POOLED
 from wardround.engine.networks import TRAIN_SHARE, network_for, training_shape
-from wardround.engine.participation import count_present
+from wardround.errors import ConfigError
 from wardround.machine import cores, total_memory
+from wardround.methods.base import Method
 from wardround.models.base import forward_cost
+from wardround.seeding import generator
+from wardround.text import suggest
 from wardround.training.device import choose_device, threads_for
 
 log = logging.getLogger(__name__)
@@ -93,11 +96,9 @@ def place(config: Config, federation: Federation, names: Sequence[str]) -> Place
     else:
         work = estimate_work(config, federation, names)
         workers, why = count_workers_on_cores(work, cores(), settings.threads, total_memory())
-    placement = Placement(
-        choose_devices(device if on_gpu else "cpu", workers, gpus), threads_for(settings, workers), why
-    )
     log.info("%d worker%s: %s", workers, "" if workers == 1 else "s", why)
-    return placement
+    devices = choose_devices(device if on_gpu else "cpu", workers, gpus)
+    return Placement(devices, threads_for(settings, workers), why)
 
 
 def choose_devices(device: str, workers: int, gpus: int) -> tuple[str, ...]:
@@ -136,9 +137,7 @@ def count_workers_on_cores(work: Work, cores: int, threads: int | None, memory: 
     room = int(MEMORY_SHARE * memory / (WORKER_BYTES + work.training_bytes))
     if room <= 1:
         return 1, "memory is short"
-    seconds = {
-        count: estimate_seconds(work, count, cores, threads) for count in range(1, min(most, room) + 1)
-    }
+    seconds = {n: estimate_seconds(work, n, cores, threads) for n in range(1, min(most, room) + 1)}
     best = min(seconds, key=lambda count: (seconds[count], count))
     saved = seconds[1] - seconds[best]
     if best == 1 or saved <= START_SECONDS:
@@ -207,3 +206,41 @@ def estimate_work(config: Config, federation: Federation, names: Sequence[str]) 
         seconds=3 * flops * cases / FLOPS_A_SECOND,  # backward costs twice the forward
         training_bytes=work.training_bytes + int(batch * kept),
     )
+
+
+def check_participation(config: Config, method: Method, federation: Federation, names: Sequence[str]) -> None:
+    """Refuse settings that no round could meet; names: everyone who can be asked."""
+    share = config.participation
+    if not isinstance(share, float):
+        if method.pooled:
+            raise ConfigError(
+                f"participation names clients, but {method.title} trains on everybody's cases. "
+                "Leave participation out."
+            )
+        for name in share:
+            if name not in federation.names:
+                raise ConfigError(
+                    f"participation names '{name}', which is not a client.{suggest(name, federation.names)}"
+                )
+        if config.min_clients > len(set(share)):
+            raise ConfigError(
+                f"min_clients is {config.min_clients}, but participation names only {len(set(share))}."
+            )
+    if config.min_clients > len(names):
+        raise ConfigError(f"min_clients is {config.min_clients}, but there are only {len(names)} clients.")
+
+
+def choose_present(config: Config, method: Method, able: Sequence[str], round: int) -> list[str]:
+    """Of the clients that can train, the named ones, or a random share chosen for this round."""
+    share = config.participation
+    if not isinstance(share, float):
+        return [name for name in able if name in share]
+    if method.pooled or share == 1.0:
+        return list(able)
+    order = torch.randperm(len(able), generator=generator(config.seed, "participation", round))
+    return sorted(able[index] for index in order[: count_present(config, share, len(able))].tolist())
+
+
+def count_present(config: Config, share: float, num_able: int) -> int:
+    """How many clients a share comes to: rounded half up, at least min_clients."""
+    return min(num_able, max(1, config.min_clients, math.floor(share * num_able + 0.5)))

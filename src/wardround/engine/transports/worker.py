@@ -14,8 +14,7 @@ from typing import Any
 import torch
 
 from wardround.child_process import connect
-from wardround.clients import Answer
-from wardround.clients.sync_state import SyncState
+from wardround.clients import Answer, SyncState
 from wardround.config_file import load_config
 from wardround.engine.host import Host
 from wardround.errors import WardroundError

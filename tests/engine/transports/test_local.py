@@ -8,8 +8,8 @@ from helpers import Watcher, run, settings
 from pytest import LogCaptureFixture, raises
 
 import wardround as wr
+from wardround.engine.transports.local import Worker, Workers
 from wardround.engine.transports.placement import deal
-from wardround.engine.transports.workers import Worker, Workers
 from wardround.errors import WardroundError
 
 TWO = {"threads": 1, "workers": 2}

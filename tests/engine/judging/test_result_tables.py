@@ -18,7 +18,7 @@ from wardround.data.phantom import files as phantom_files
 from wardround.data.phantom.cases import PhantomSettings
 from wardround.data.settings import DataSettings
 from wardround.deploy.agreement import elsewhere
-from wardround.engine.judging.units import detect_units, read_units
+from wardround.engine.judging.result_tables import detect_units, read_units
 from wardround.exporting.card import card
 from wardround.exporting.package import Package
 from wardround.metrics import METRICS, MM, MM_OR_PX, PX
