@@ -22,7 +22,7 @@ from wardround.data.federation_file import write
 from wardround.data.listing import Entry
 from wardround.data.phantom import files as phantom_files
 from wardround.data.phantom.cases import PhantomSettings
-from wardround.data.proposal import propose
+from wardround.data.proposing.proposal import propose
 from wardround.errors import ConfigError, DataError
 from wardround.prediction.evaluating import evaluate, evaluate_case
 from wardround.prediction.labelled import match_classes, open_labelled

@@ -14,9 +14,9 @@ from prediction.threshold import Threshold, ball, predictor, save_nifti
 from wardround.data.federation_file import write
 from wardround.data.phantom import files as phantom_files
 from wardround.data.phantom.cases import PhantomSettings
-from wardround.data.proposal import propose
+from wardround.data.proposing.proposal import propose
 from wardround.data.readers.image_files import read_image
-from wardround.data.slices import Slices, cut
+from wardround.data.slices.cutting import Slices, cut
 from wardround.errors import ConfigError, DataError
 from wardround.exporting import export
 from wardround.exporting.package import opened

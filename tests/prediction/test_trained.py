@@ -16,7 +16,7 @@ from wardround.data.opening import open_federation
 from wardround.data.phantom import files as phantom_files
 from wardround.data.phantom.cases import PhantomSettings
 from wardround.data.preparing.record import PREPARATION, Preparation
-from wardround.data.proposal import propose
+from wardround.data.proposing.proposal import propose
 from wardround.errors import CheckpointError, ConfigError
 from wardround.files import write_json
 from wardround.prediction.session import load_models

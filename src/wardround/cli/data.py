@@ -84,7 +84,7 @@ def init(
     configure_logging(debug, quiet)
     from wardround.data import datasets
     from wardround.data.federation_file import write
-    from wardround.data.proposal import describe, propose
+    from wardround.data.proposing.proposal import describe, propose
     from wardround.errors import ConfigError
 
     if dataset is None:
@@ -258,7 +258,7 @@ def slices(
 ) -> None:
     """Cut volumes into slices for a 2D network, with their geometry; patients stay together."""
     configure_logging(debug, quiet or json_)
-    from wardround.data.slices import cut
+    from wardround.data.slices.cutting import cut
     from wardround.tables import Table
 
     with show_cases("cutting", quiet or json_) as watch:

@@ -6,6 +6,6 @@ federation_file, federation       federation.yaml; the clients of a run, and wha
 datasets/, sources                published data sets; the cases a federation.yaml names
 splits, partitions                train, val and test by patient; cases dealt to simulated clients
 preparing/, checking/             every case on one grid, once; which cases can be used
-proposal, serving/, opening       `data init`; batches from memory or disk; `open_federation` for a run
-fingerprint/, slices              what a hospital may share; volumes as 2D images
+proposing/, serving/, opening     `data init`; batches from memory or disk; `open_federation` for a run
+fingerprint/, slices/             what a hospital may share; volumes as 2D images
 """

@@ -56,8 +56,8 @@ Numbers = Annotated[tuple[int, ...], BeforeValidator(as_list)]
 class Source(Settings):
     """One folder (or list) of cases.
 
-    reader: the layout, `auto` detects it; client: the name all its cases get, left out where the layout
-    names centres itself; column: the column of a list that names the client.
+    reader: the layout, `auto` detects it, `package.module:READER` is your own; client: the name all its cases
+    get, left out where the layout names centres itself; column: the column of a list that names the client.
     """
 
     path: Place

@@ -25,7 +25,7 @@ from wardround.config_file import resolve
 from wardround.data.listing import Entry
 from wardround.data.preparing.prepare import to_classes
 from wardround.data.readers.image_files import read_label, same_affine
-from wardround.data.slices import Along
+from wardround.data.slices.cutting import Along
 from wardround.engine.judging.evaluation import Evaluation, summarise_cases
 from wardround.engine.judging.result_tables import case_rows, client_table
 from wardround.errors import ConfigError, DataError

@@ -12,10 +12,10 @@ from wardround.data.checking.check import assign_splits
 from wardround.data.federation_file import FederationFile, load
 from wardround.data.listing import SPLITS, Entry, Listing
 from wardround.data.preparing.cache import DigestIndex, hash_file, stat_signature
-from wardround.data.proposal import propose
+from wardround.data.proposing.proposal import propose
 from wardround.data.serving.loading import RealData, add_label_meaning, override_sections
 from wardround.data.settings import DataSettings
-from wardround.data.slices import CUT_FROM, VOLUME, hash_volume
+from wardround.data.slices.cutting import CUT_FROM, VOLUME, hash_volume
 from wardround.data.sources import join_listings, read_source
 from wardround.errors import ConfigError, DataError, WardroundError
 from wardround.prediction.trained import TrainedModel, read_config

@@ -26,7 +26,7 @@ from wardround.data.preparing.geometry import Geometry, invert_probabilities
 from wardround.data.preparing.prepare import prepare_case
 from wardround.data.preparing.record import Preparation
 from wardround.data.readers.image_files import Volume, read_image
-from wardround.data.slices import Along, Slices, clip_intensities, restore_axis
+from wardround.data.slices.cutting import Along, Slices, clip_intensities, restore_axis
 from wardround.engine.judging.evaluation import largest_components
 from wardround.errors import ConfigError, DataError
 from wardround.prediction.inputs import Layout, Scan

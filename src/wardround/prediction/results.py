@@ -15,7 +15,7 @@ from torch import Tensor
 from wardround.data.preparing.geometry import Geometry, invert_label, invert_probabilities
 from wardround.data.preparing.record import Preparation
 from wardround.data.readers.image_files import Volume
-from wardround.data.slices import Slices
+from wardround.data.slices.cutting import Slices
 from wardround.prediction.inputs import Scan
 from wardround.uncertainty.maps import Predicted
 

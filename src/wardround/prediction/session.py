@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from wardround.data.slices import Along
+from wardround.data.slices.cutting import Along
 from wardround.errors import ConfigError, DataError, WardroundError
 from wardround.files import jsonable, write_json
 from wardround.prediction import writing

@@ -22,7 +22,7 @@ from wardround.data.datasets import (
 from wardround.data.datasets.labels import snap_to_nearest
 from wardround.data.federation_file import FederationFile, Source, as_text, check_consistency
 from wardround.data.listing import Listing
-from wardround.data.proposal import propose
+from wardround.data.proposing.proposal import propose
 from wardround.data.readers import READERS
 from wardround.data.readers.image_files import read_label
 from wardround.data.sources import list_cases, read_source

@@ -12,7 +12,7 @@ from PIL import Image
 from pytest import mark, raises
 
 from wardround.data.federation_file import FederationFile, load, write
-from wardround.data.proposal import describe, propose
+from wardround.data.proposing.proposal import describe, propose
 from wardround.data.sources import list_cases
 from wardround.errors import DataError
 
