@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from helpers import call
 
-from wardround.data.slices import cutting as module
 from wardround.data.federation_file import PrepareSettings, SliceSettings, load
 from wardround.data.preparing.cache import Recipe
 from wardround.data.proposing.proposal import propose
 from wardround.data.readers.image_files import Volume, read_image, read_label
+from wardround.data.slices import cutting as module
 from wardround.data.slices.cutting import Slices, cut, drop_axis
 from wardround.data.sources import list_cases
 from wardround.errors import ConfigError, DataError
