@@ -10,6 +10,7 @@ server's request to the checked reply (files of deploy/ alone).
 from __future__ import annotations
 
 import argparse
+import inspect
 import json
 import subprocess
 import sys
@@ -34,7 +35,8 @@ class Trace:
         self.is_on = False
 
     def __call__(self, frame: Any, event: str, argument: Any) -> None:
-        if self.is_on and event == "call" and frame.f_code.co_name != "<module>":
+        is_function = frame.f_code.co_flags & inspect.CO_OPTIMIZED  # not the body of a module or a class
+        if self.is_on and event == "call" and is_function:
             self.files.add(frame.f_code.co_filename)
 
     def run(self, function: Callable[[], Any], *, on: bool = True) -> None:
