@@ -326,7 +326,7 @@ def test_every_table_with_msd_brain_says_how_many_cases_have_labels() -> None:
 def test_a_method_of_a_later_version_is_named_and_the_rest_still_checked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.delitem(METHODS.own, "safcf")
+    monkeypatch.setattr(METHODS, "own", {name: kind for name, kind in METHODS.items() if name != "safcf"})
     dswa = cell("safcf-table2", "DSWA")
     assert list_missing_parts(dswa) == ["method 'safcf' needs a later version."]
     dswa.settings["optimizer"]["learning_rat"] = 1
@@ -336,7 +336,7 @@ def test_a_method_of_a_later_version_is_named_and_the_rest_still_checked(
 
 
 def test_a_row_becomes_runnable_the_day_its_method_is_registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(METHODS.own, "scaffold", FedAvg)
+    monkeypatch.setattr(METHODS, "own", {**METHODS.own, "scaffold": FedAvg})
     assert list_missing_parts(cell("safcf-table2", "Scaffold")) == []
 
 

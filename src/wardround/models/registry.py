@@ -182,7 +182,8 @@ def check_common(settings: ModelSettings, info: ModelInfo) -> None:
 
 def is_foreign(settings: ModelSettings) -> bool:
     """Whether the network is MONAI's or the user's."""
-    return settings.name.startswith(MONAI_PREFIX) or is_user_network(settings.name)
+    name = settings.name
+    return name not in MODELS and (name.startswith(MONAI_PREFIX) or is_user_network(name))
 
 
 def find_foreign_class(name: str) -> type[nn.Module]:
