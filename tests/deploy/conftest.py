@@ -7,7 +7,7 @@ from pathlib import Path
 from pytest import MonkeyPatch, TempPathFactory, fixture, importorskip
 
 from wardround.deploy.kits import Kit, read_kit
-from wardround.deploy.nvflare.processes import Processes, free_ports
+from wardround.deploy.processes import Processes, free_ports
 from wardround.deploy.project import Project
 
 
@@ -32,7 +32,7 @@ def project() -> Project:
 def kits(project: Project, tmp_path_factory: TempPathFactory) -> Path:
     """The kits of organiser, north and south, bound to loopback; look, but change a copy only."""
     importorskip("nvflare")
-    from wardround.deploy.nvflare.provisioning import provision
+    from wardround.deploy.provisioning import provision
 
     folder = tmp_path_factory.mktemp("kits")
     provision(project, folder, bind="127.0.0.1")

@@ -101,7 +101,7 @@ def test_a_kit_can_be_opened_anywhere(kits: Path, project: Project) -> None:
 
 
 def test_the_server_listens_where_it_should(kits: Path, project: Project, tmp_path: Path) -> None:
-    from wardround.deploy.nvflare.provisioning import provision
+    from wardround.deploy.provisioning import provision
 
     def server(folder: Path) -> dict[str, Any]:
         text = (folder / "organiser" / "flare" / "startup" / "fed_server.json").read_text()
@@ -163,7 +163,7 @@ def with_hospitals(project: Project, *names: str) -> Project:
 
 
 def test_one_more_hospital_leaves_the_others_as_they_are(made: Path, project: Project) -> None:
-    from wardround.deploy.nvflare.provisioning import provision
+    from wardround.deploy.provisioning import provision
 
     before = {name: contents(made / name) for name in ("organiser", "north", "south")}
     shutil.rmtree(made / "south")  # it was sent
@@ -180,7 +180,7 @@ def test_one_more_hospital_leaves_the_others_as_they_are(made: Path, project: Pr
 
 
 def test_a_lost_kit_is_made_anew_when_asked(made: Path, project: Project) -> None:
-    from wardround.deploy.nvflare.provisioning import provision
+    from wardround.deploy.provisioning import provision
 
     old = contents(made / "south")
     with raises(ConfigError, match="south exists already, and nothing is overwritten"):
@@ -204,7 +204,7 @@ def test_a_lost_kit_is_made_anew_when_asked(made: Path, project: Project) -> Non
 def test_another_project_or_place_is_refused(
     change: dict[str, Any], sentence: str, made: Path, project: Project
 ) -> None:
-    from wardround.deploy.nvflare.provisioning import provision
+    from wardround.deploy.provisioning import provision
 
     before = contents(made)
     with raises(ConfigError, match=sentence):
@@ -214,7 +214,7 @@ def test_another_project_or_place_is_refused(
 
 def test_what_lies_in_the_way_is_not_overwritten(tmp_path: Path, project: Project) -> None:
     importorskip("nvflare")
-    from wardround.deploy.nvflare.provisioning import provision
+    from wardround.deploy.provisioning import provision
 
     (tmp_path / "north").mkdir()
     (tmp_path / "north" / "thesis.txt").write_text("mine")
@@ -224,7 +224,7 @@ def test_what_lies_in_the_way_is_not_overwritten(tmp_path: Path, project: Projec
 
 
 def test_a_broken_authority_is_said(made: Path, project: Project) -> None:
-    from wardround.deploy.nvflare.provisioning import provision
+    from wardround.deploy.provisioning import provision
 
     (made / ".authority" / "ca.key").write_text("nothing")
     with raises(ConfigError, match="not a readable authority"):

@@ -23,14 +23,14 @@ from wardround.cli.runs import read_config, show_result
 from wardround.deploy.kits import Kit, find_organisers_kit, open_kit
 from wardround.deploy.live_file import describe_waiting, find_running, read_live
 from wardround.deploy.nvflare import require
-from wardround.deploy.nvflare.processes import Processes, is_port_open, wait_for_port
 from wardround.deploy.nvflare.session import Session
+from wardround.deploy.processes import Processes, is_port_open, wait_for_port
 from wardround.errors import ConfigError, WardroundError
 from wardround.tables import Table
 
 if TYPE_CHECKING:
     from wardround.config import Config
-    from wardround.deploy.nvflare.organising import Submission
+    from wardround.deploy.organising import Submission
 
 KitOption = Annotated[
     Path | None, typer.Option("--kit", help="The organiser's kit; default: the one nearby.", metavar="KIT")
@@ -54,7 +54,7 @@ def rehearse(
 ) -> None:
     """Run the whole deployment on this machine: a server and a process per hospital, with mutual TLS."""
     prepare(debug, quiet or json_)
-    from wardround.deploy.nvflare.rehearsal import rehearsal
+    from wardround.deploy.rehearsal import rehearsal
 
     checked = read_config(config, set_)
     say = make_speaker(quiet or json_)
@@ -75,8 +75,8 @@ def server(
 ) -> None:
     """Start the organiser's server and keep it running; hospitals connect to it."""
     prepare(debug, False)
-    from wardround.deploy.nvflare.preflight.connection import refuse_taken_ports
-    from wardround.deploy.nvflare.preflight.kit import refuse_broken
+    from wardround.deploy.preflight.connection import refuse_taken_ports
+    from wardround.deploy.preflight.kit import refuse_broken
 
     opened = open_kit(kit, "organiser")
     refuse_broken(opened)
@@ -132,7 +132,7 @@ def submit(
     """Submit a run to the running server; the hospitals that are connected take part."""
     prepare(debug, quiet or json_)
     from wardround.config_file import load_config
-    from wardround.deploy.nvflare import organising
+    from wardround.deploy import organising
 
     opened = find_organisers_kit(kit)
     if (config is None) == (resume is None):
@@ -320,9 +320,9 @@ def prepare(debug: bool, quiet: bool) -> None:
 
 def open_session(kit: Kit) -> Session:
     """A connection to the server; fails at once, not after a while, if nothing listens there."""
-    from wardround.deploy.nvflare.preflight import PreflightContext
-    from wardround.deploy.nvflare.preflight.connection import identify_listener
-    from wardround.deploy.nvflare.preflight.kit import refuse_broken
+    from wardround.deploy.preflight import PreflightContext
+    from wardround.deploy.preflight.connection import identify_listener
+    from wardround.deploy.preflight.kit import refuse_broken
 
     if kit.admin_port is not None and not is_port_open("127.0.0.1", kit.admin_port):
         raise WardroundError(

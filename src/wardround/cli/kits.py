@@ -20,8 +20,8 @@ from wardround.cli.hospitals import leaving_on_signals, make_speaker, prepare
 from wardround.deploy.kits import DATA, Kit, open_kit
 from wardround.deploy.ledger import NAME
 from wardround.deploy.nvflare import require
-from wardround.deploy.nvflare.preflight import Check, CheckFailed, PreflightContext, TrustFailed
-from wardround.deploy.nvflare.processes import Processes
+from wardround.deploy.preflight import Check, CheckFailed, PreflightContext, TrustFailed
+from wardround.deploy.processes import Processes
 from wardround.errors import ConfigError
 from wardround.tables import Table
 
@@ -64,8 +64,8 @@ def check_trust(kit: Kit) -> None:
 
     A server that does not run yet is no reason to end.
     """
-    from wardround.deploy.nvflare.preflight.connection import check_tls
-    from wardround.deploy.nvflare.preflight.kit import refuse_broken
+    from wardround.deploy.preflight.connection import check_tls
+    from wardround.deploy.preflight.kit import refuse_broken
 
     refuse_broken(kit)
     try:
@@ -164,7 +164,7 @@ def provision(
         )
     asked = projects.load_project(project)
     require()
-    from wardround.deploy.nvflare import authority, provisioning
+    from wardround.deploy import authority, provisioning
 
     before = {path.parent.name for path in output.glob("*/kit.json")}
     kits = provisioning.provision(asked, output, renew=renew or ())
@@ -210,8 +210,8 @@ def preflight(
     """Check that this machine is ready for its kit; name the first thing that is wrong and what to do."""
     configure_logging(debug, quiet=json_)
     require()
-    from wardround.deploy.nvflare.preflight.sequence import find_failed
-    from wardround.deploy.nvflare.preflight.sequence import preflight as look
+    from wardround.deploy.preflight.sequence import find_failed
+    from wardround.deploy.preflight.sequence import preflight as look
 
     checks = look(kit, data=data)
     wrong = find_failed(checks)

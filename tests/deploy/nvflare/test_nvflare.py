@@ -21,8 +21,8 @@ from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable, make_reply
 
-from wardround.deploy.nvflare import channel as channels
-from wardround.deploy.nvflare import controller, executor, processes, rejoin, session, shareable
+from wardround.deploy import mailbox, processes
+from wardround.deploy.nvflare import controller, executor, rejoin, session, shareable
 from wardround.deploy.nvflare.channel import FlareChannel, JobEnded
 from wardround.deploy.nvflare.controller import WardroundController
 from wardround.deploy.nvflare.executor import WardroundExecutor
@@ -348,7 +348,7 @@ def test_large_replies_take_turns_and_nobody_waits_for_the_dead() -> None:
         assert channel.mailbox.may_send(letters["north"])
         assert channel.mailbox.may_send(letters["north"])
         assert not channel.mailbox.may_send(letters["south"])
-        channel.mailbox._heard["north"] = time.monotonic() - channels.SILENT_SECONDS - 1
+        channel.mailbox._heard["north"] = time.monotonic() - mailbox.SILENT_SECONDS - 1
         assert channel.mailbox.may_send(letters["south"])
         channel.mailbox._heard["north"] = time.monotonic()
         assert not channel.mailbox.may_send(letters["north"])
@@ -410,7 +410,7 @@ def test_stop_reaches_an_experiment_that_begins_later(monkeypatch: pytest.Monkey
 
 def test_a_process_ends_with_its_parent(tmp_path: Path) -> None:
     child = (
-        "from wardround.deploy.nvflare.processes import end_with_parent; import time; end_with_parent(); "
+        "from wardround.deploy.processes import end_with_parent; import time; end_with_parent(); "
         "print('ready', flush=True); time.sleep(60)"
     )
     parent = (

@@ -26,7 +26,7 @@ from typing import Any
 import psutil
 import yaml
 
-from wardround.deploy.nvflare.processes import free_ports
+from wardround.deploy.processes import free_ports
 
 WARDROUND = [sys.executable, "-m", "wardround"]
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "COLUMNS": "200"}

@@ -29,8 +29,8 @@ from common import (
     until,
 )
 
+from wardround.deploy.authority import Authority, write_manifest
 from wardround.deploy.kits import open_kit
-from wardround.deploy.nvflare.authority import Authority, write_manifest
 from wardround.deploy.project import load_project
 
 NAMES = ["east", "north", "south", "west"]

@@ -41,17 +41,17 @@ import numpy as np
 import yaml
 
 from wardround.config_file import load_config
+from wardround.deploy import provisioning
+from wardround.deploy.authority import Authority, write_manifest
 from wardround.deploy.conducting import conduct
 from wardround.deploy.kits import Kit, read_kit
-from wardround.deploy.nvflare import provisioning
-from wardround.deploy.nvflare.authority import Authority, write_manifest
-from wardround.deploy.nvflare.preflight import CheckFailed, PreflightContext
-from wardround.deploy.nvflare.preflight.connection import check_tls
-from wardround.deploy.nvflare.processes import free_ports, wait_for_hospitals, wait_for_port
-from wardround.deploy.nvflare.provisioning import provision, put_certificate
 from wardround.deploy.nvflare.session import Session
 from wardround.deploy.nvflare.shareable import from_shareable, to_shareable
+from wardround.deploy.preflight import CheckFailed, PreflightContext
+from wardround.deploy.preflight.connection import check_tls
+from wardround.deploy.processes import free_ports, wait_for_hospitals, wait_for_port
 from wardround.deploy.project import Project
+from wardround.deploy.provisioning import provision, put_certificate
 from wardround.deploy.site import Site
 from wardround.deploy.site_file import SiteFile
 from wardround.deploy.wire import Parcel

@@ -21,7 +21,7 @@ from wardround.deploy.conducting import conduct, find_rehearsed_pictures
 from wardround.deploy.kits import KIT
 from wardround.deploy.nvflare.channel import FlareChannel
 from wardround.deploy.nvflare.job import SLOT, jobs_folder, read_arguments
-from wardround.deploy.nvflare.processes import end_with_parent
+from wardround.deploy.processes import end_with_parent
 from wardround.reporting import write_report
 
 log = logging.getLogger(__name__)

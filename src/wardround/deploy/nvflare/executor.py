@@ -14,8 +14,8 @@ from nvflare.apis.shareable import ReservedHeaderKey, Shareable, make_reply
 from nvflare.apis.signal import Signal
 
 from wardround.deploy.nvflare.job import SLOT
-from wardround.deploy.nvflare.processes import end_with_parent
 from wardround.deploy.nvflare.shareable import clear_content, from_shareable, to_shareable
+from wardround.deploy.processes import end_with_parent
 from wardround.deploy.site import open_site
 
 SERVER = "server"  # as FLARE calls it

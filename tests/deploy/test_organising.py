@@ -11,7 +11,7 @@ from pytest import CaptureFixture, MonkeyPatch, importorskip, mark, raises
 
 importorskip("nvflare")
 
-from wardround.deploy.nvflare import organising
+from wardround.deploy import organising
 from wardround.errors import ConfigError, WardroundError
 
 

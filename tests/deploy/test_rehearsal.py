@@ -12,8 +12,8 @@ from pytest import CaptureFixture, MonkeyPatch, importorskip
 
 importorskip("nvflare")
 
-from wardround.deploy.nvflare.processes import _find_processes
-from wardround.deploy.nvflare.rehearsal import claim_folder
+from wardround.deploy.processes import _find_processes
+from wardround.deploy.rehearsal import claim_folder
 
 
 def test_a_rehearsal_gives_the_bytes_of_train_and_leaves_no_process(tmp_path: Path) -> None:

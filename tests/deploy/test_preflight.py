@@ -20,16 +20,16 @@ from wardround.data.phantom.cases import PhantomSettings
 from wardround.data.phantom.files import write
 from wardround.deploy.kits import Kit, open_kit, read_kit
 from wardround.deploy.nvflare.job import REJOIN
-from wardround.deploy.nvflare.processes import Processes
+from wardround.deploy.processes import Processes
 from wardround.deploy.project import Project
 
 importorskip("nvflare")
 
-from wardround.deploy.nvflare import provisioning
-from wardround.deploy.nvflare.authority import Authority, write_manifest
-from wardround.deploy.nvflare.preflight import Check, CheckFailed, PreflightContext
-from wardround.deploy.nvflare.preflight.connection import check_tls
-from wardround.deploy.nvflare.preflight.sequence import find_failed, preflight
+from wardround.deploy import provisioning
+from wardround.deploy.authority import Authority, write_manifest
+from wardround.deploy.preflight import Check, CheckFailed, PreflightContext
+from wardround.deploy.preflight.connection import check_tls
+from wardround.deploy.preflight.sequence import find_failed, preflight
 
 TIMEOUT = 20.0  # none waits for it where all is well
 Copy = Callable[[str], Kit]

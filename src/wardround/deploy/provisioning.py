@@ -38,8 +38,7 @@ from nvflare.lighter.impl.static_file import StaticFileBuilder
 from nvflare.lighter.impl.workspace import WorkspaceBuilder
 from nvflare.lighter.provisioner import Provisioner
 
-from wardround.deploy.kits import Kit, check_private, read_kit
-from wardround.deploy.nvflare.authority import (
+from wardround.deploy.authority import (
     ADMIN,
     BACKDATED,
     Authority,
@@ -47,6 +46,7 @@ from wardround.deploy.nvflare.authority import (
     write_manifest,
     write_private,
 )
+from wardround.deploy.kits import Kit, check_private, read_kit
 from wardround.deploy.nvflare.job import CONTROLLER, EXECUTOR, REJOIN
 from wardround.deploy.project import Hospital, Project
 from wardround.deploy.site_file import render_template

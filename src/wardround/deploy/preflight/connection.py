@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 
 from wardround.deploy.kits import Kit
-from wardround.deploy.nvflare.preflight import NEW_KIT, CheckFailed, PreflightContext, TrustFailed
+from wardround.deploy.preflight import NEW_KIT, CheckFailed, PreflightContext, TrustFailed
 from wardround.errors import ConfigError
 
 FOR_REFUSAL = 0.3  # seconds in which a server that refuses our certificate says so

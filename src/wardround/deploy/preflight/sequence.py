@@ -22,9 +22,9 @@ from wardround.data.checking.check import check_quickly
 from wardround.data.checking.findings import format_split_counts
 from wardround.data.sources import list_cases
 from wardround.deploy.kits import open_kit
-from wardround.deploy.nvflare.preflight import TIMEOUT, Check, CheckFailed, PreflightContext, warn
-from wardround.deploy.nvflare.preflight.connection import check_name, check_own_port, check_port, check_tls
-from wardround.deploy.nvflare.preflight.kit import check_certificates, check_kit
+from wardround.deploy.preflight import TIMEOUT, Check, CheckFailed, PreflightContext, warn
+from wardround.deploy.preflight.connection import check_name, check_own_port, check_port, check_tls
+from wardround.deploy.preflight.kit import check_certificates, check_kit
 from wardround.deploy.site import choose_device
 from wardround.deploy.site_file import find_client, load_site
 from wardround.errors import WardroundError

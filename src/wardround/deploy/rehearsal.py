@@ -20,11 +20,11 @@ from wardround.config import Config
 from wardround.data.opening import open_federation
 from wardround.deploy.conducting import refuse_pooled
 from wardround.deploy.kits import Kit
-from wardround.deploy.nvflare.organising import Submission, make_paths_absolute, submit
-from wardround.deploy.nvflare.processes import Processes, Say, free_ports, wait_for_hospitals, wait_for_port
-from wardround.deploy.nvflare.provisioning import provision
 from wardround.deploy.nvflare.session import Session
+from wardround.deploy.organising import Submission, make_paths_absolute, submit
+from wardround.deploy.processes import Processes, Say, free_ports, wait_for_hospitals, wait_for_port
 from wardround.deploy.project import Hospital, Organiser, Project
+from wardround.deploy.provisioning import provision
 from wardround.engine.run_folder import check_folder
 from wardround.engine.transports.placement import place
 from wardround.errors import ConfigError

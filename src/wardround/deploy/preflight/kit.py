@@ -14,8 +14,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.x509.oid import NameOID
 
-from wardround.deploy.kits import Kit
-from wardround.deploy.nvflare.authority import (
+from wardround.deploy.authority import (
     ADMIN,
     MANIFEST_SCHEMA,
     SIGNATURE,
@@ -23,8 +22,9 @@ from wardround.deploy.nvflare.authority import (
     format_fingerprint,
     load_authority,
 )
+from wardround.deploy.kits import Kit
 from wardround.deploy.nvflare.job import REJOIN
-from wardround.deploy.nvflare.preflight import NEW_KIT, Check, CheckFailed, PreflightContext, warn
+from wardround.deploy.preflight import NEW_KIT, Check, CheckFailed, PreflightContext, warn
 from wardround.errors import ConfigError
 
 SOON = timedelta(days=14)

@@ -8,9 +8,9 @@ from pytest import CaptureFixture, MonkeyPatch, importorskip, raises
 
 importorskip("nvflare")
 
-from wardround.deploy.nvflare import authority
-from wardround.deploy.nvflare.provisioning import provision
+from wardround.deploy import authority
 from wardround.deploy.project import Project
+from wardround.deploy.provisioning import provision
 from wardround.errors import ConfigError
 
 

@@ -1,0 +1,178 @@
+"""Letters to hospitals and their replies, for channels that hospitals poll.
+
+A hospital asks for its letter, works, and sends a reply. A reply is accepted once, from the hospital that was
+asked, before the deadline; any other is a stray, with the reason.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import queue
+import threading
+import time
+import uuid
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from wardround.deploy.wire import Parcel
+
+REMEMBERED = 10_000  # closed letters, so that a late reply can be named
+SILENT_SECONDS = 10.0  # without a sign of life, before a hospital loses its turn to send
+MOST_STRAYS = 1000  # kept between two calls of `take_strays`
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Letter:
+    """One request on its way to one hospital."""
+
+    hospital: str
+    parcel: Parcel
+    deadline: float
+    id: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+
+@dataclass
+class ClosedLetter:
+    """A request whose reply is no longer awaited; reported: whether its late reply is among the strays."""
+
+    hospital: str
+    answered: bool
+    reported: bool = False
+
+
+class Mailbox:
+    """Open and closed letters, replies in order of arrival, and strays: replies that were not wanted.
+
+    on_close: called with the id of every letter that is closed.
+    """
+
+    def __init__(self, on_close: Callable[[str], None] = lambda letter_id: None) -> None:
+        self._on_close = on_close
+        self._lock = threading.Lock()
+        self._open: dict[str, Letter] = {}  # by letter id
+        self._closed: OrderedDict[str, ClosedLetter] = OrderedDict()
+        self._arrived: queue.SimpleQueue[tuple[Letter, Parcel | None]] = queue.SimpleQueue()
+        self._heard: dict[str, float] = {}
+        self._strays: deque[tuple[str, str]] = deque(maxlen=MOST_STRAYS)
+        self._sending = ""  # the letter whose large reply is on its way
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    # Hospitals
+
+    def note_alive(self, hospital: str) -> None:
+        with self._lock:
+            self._heard[hospital] = time.monotonic()
+
+    def alive(self) -> dict[str, float]:
+        """Seconds since each hospital was last heard from."""
+        now = time.monotonic()
+        with self._lock:
+            return {hospital: now - heard for hospital, heard in self._heard.items()}
+
+    def note_stray(self, hospital: str, why: str) -> None:
+        log.warning("%s: %s", hospital, why)
+        with self._lock:
+            self._strays.append((hospital, why))
+
+    def take_strays(self) -> list[tuple[str, str]]:
+        """The strays since the last call."""
+        with self._lock:
+            found = list(self._strays)
+            self._strays.clear()
+        return found
+
+    # Letters
+
+    def post(self, letters: Iterable[Letter]) -> None:
+        with self._lock:
+            self._open |= {letter.id: letter for letter in letters}
+
+    def find(self, hospital: str) -> Letter | None:
+        """The open letter to a hospital; a hospital that was restarted gets the same one again."""
+        now = time.monotonic()
+        with self._lock:
+            mine = (letter for letter in self._open.values() if letter.hospital == hospital)
+            return next((letter for letter in mine if letter.deadline > now), None)
+
+    def check(self, letter_id: str) -> Letter | None:
+        """The letter, if its reply is still wanted; one that is too late is a stray, once."""
+        with self._lock:
+            letter, closed = self._open.get(letter_id), self._closed.get(letter_id)
+            if letter is not None or closed is None or closed.answered or closed.reported:
+                return letter
+            closed.reported = True
+        self.note_stray(closed.hospital, "late: its reply was ready after the deadline")
+        return None
+
+    def may_send(self, letter_id: str) -> bool:
+        """Whether the large reply to this letter may come now; a silent hospital loses its turn.
+
+        A reply that is no longer wanted may try; FLARE then rejects it.
+        """
+        now = time.monotonic()
+        with self._lock:
+            current = self._open.get(self._sending)
+            free = current is None or now - self._heard.get(current.hospital, now) > SILENT_SECONDS
+            if letter_id in self._open and free:
+                self._sending = letter_id
+            return letter_id not in self._open or self._sending == letter_id
+
+    def close(self, letter_id: str, *, answered: bool = False) -> Letter | None:
+        """Stop waiting for a reply; the letter, if it was open."""
+        with self._lock:
+            letter = self._open.pop(letter_id, None)
+            if letter is None:
+                return None
+            self._closed[letter_id] = ClosedLetter(letter.hospital, answered)
+            while len(self._closed) > REMEMBERED:
+                self._closed.popitem(last=False)
+        self._on_close(letter_id)
+        return letter
+
+    def close_all(self) -> None:
+        for letter_id in list(self._open):
+            self.close(letter_id)
+
+    # Replies
+
+    def accept(self, hospital: str, letter_id: str, read: Callable[[], Parcel | None]) -> None:
+        """Take a reply in, or say why not; read: what it holds, None where it cannot be read."""
+        with self._lock:
+            letter = self._open.get(letter_id)
+            closed = self._closed.get(letter_id)
+        if letter is None:
+            self.refuse(hospital, closed)
+        elif letter.hospital != hospital:
+            self.note_stray(hospital, f"foreign: a reply to a request made to '{letter.hospital}'")
+        else:
+            reply = read()
+            if self.close(letter_id, answered=True) is None:
+                self.note_stray(hospital, "duplicate: this request was answered a moment ago")
+            else:
+                self._arrived.put((letter, reply))
+
+    def refuse(self, hospital: str, closed: ClosedLetter | None = None) -> None:
+        """Note a reply that is not wanted."""
+        if closed is None or closed.hospital != hospital:
+            self.note_stray(hospital, "unknown: a reply to no request of this run")
+        elif closed.answered:
+            self.note_stray(hospital, "duplicate: this request was answered before")
+        elif not closed.reported:
+            closed.reported = True
+            self.note_stray(hospital, "late: its reply came after the deadline")
+
+    def take(self, seconds: float) -> tuple[Letter, Parcel | None]:
+        """The next reply, if one arrives in time; else queue.Empty."""
+        return self._arrived.get(timeout=seconds)
+
+    def drop_arrived(self) -> None:
+        """Discard replies that came while their exchange was given up: a model each, which nobody reads."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                letter, _ = self._arrived.get_nowait()
+                self.note_stray(letter.hospital, "late: its reply came when the exchange was over")
