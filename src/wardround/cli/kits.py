@@ -17,9 +17,9 @@ from rich.markup import escape
 
 from wardround.cli.common import Debug, Json, app, configure_logging, err, out, print_table
 from wardround.cli.hospitals import leaving_on_signals, make_speaker, prepare
+from wardround.deploy import require
 from wardround.deploy.kits import DATA, Kit, open_kit
 from wardround.deploy.ledger import NAME
-from wardround.deploy.nvflare import require
 from wardround.deploy.preflight import Check, CheckFailed, PreflightContext, TrustFailed
 from wardround.deploy.processes import Processes
 from wardround.errors import ConfigError
