@@ -7,8 +7,8 @@ from pathlib import Path
 
 from pytest import MonkeyPatch, TempPathFactory, fixture, importorskip
 
+from wardround.child_process import ChildProcess
 from wardround.deploy.kits import Kit, read_kit
-from wardround.deploy.processes import Processes
 from wardround.deploy.project import Project
 
 
@@ -56,10 +56,10 @@ def copy_of(kits: Path, tmp_path: Path) -> Callable[[str], Kit]:
 def mine(kits: Path, tmp_path: Path, monkeypatch: MonkeyPatch) -> Path:
     """A copy of the kits, and nothing that would start."""
 
-    def refuse(self: Processes) -> None:
+    def refuse(self: ChildProcess, *_: object, **__: object) -> None:
         raise AssertionError("something was started")
 
-    monkeypatch.setattr(Processes, "_launch", refuse)
+    monkeypatch.setattr(ChildProcess, "__init__", refuse)
     monkeypatch.delenv("WARDROUND_KIT", raising=False)
     monkeypatch.setenv("WARDROUND_DATA", "")  # `join --data` sets it; monkeypatch puts it back
     folder = Path(shutil.copytree(kits, tmp_path / "kits"))
