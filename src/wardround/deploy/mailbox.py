@@ -16,11 +16,10 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from wardround.deploy import limits
 from wardround.deploy.wire import Parcel
 
-REMEMBERED = 10_000  # closed letters, so that a late reply can be named
 SILENT_SECONDS = 10.0  # without a sign of life, before a hospital loses its turn to send
-MOST_STRAYS = 1000  # kept between two calls of `take_strays`
 log = logging.getLogger(__name__)
 
 
@@ -56,7 +55,7 @@ class Mailbox:
         self._closed: OrderedDict[str, ClosedLetter] = OrderedDict()
         self._arrived: queue.SimpleQueue[tuple[Letter, Parcel | None]] = queue.SimpleQueue()
         self._heard: dict[str, float] = {}
-        self._strays: deque[tuple[str, str]] = deque(maxlen=MOST_STRAYS)
+        self._strays: deque[tuple[str, str]] = deque(maxlen=limits.STRAYS)
         self._sending = ""  # the letter whose large reply is on its way
 
     def __len__(self) -> int:
@@ -129,7 +128,7 @@ class Mailbox:
             if letter is None:
                 return None
             self._closed[letter_id] = ClosedLetter(letter.hospital, answered)
-            while len(self._closed) > REMEMBERED:
+            while len(self._closed) > limits.CLOSED_LETTERS:
                 self._closed.popitem(last=False)
         self._on_close(letter_id)
         return letter

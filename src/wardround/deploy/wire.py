@@ -35,18 +35,16 @@ from wardround.clients.traffic import (
     short,
 )
 from wardround.config import TrafficSettings
+from wardround.deploy import limits
 from wardround.errors import WardroundError
 from wardround.messages import Message
 from wardround.params import NoParams, Params
 from wardround.storage import DTYPES
 
 SCHEMA = "wardround-parcel-1"
-MAX_HEADER_CHARACTERS = 64 * 2**20
-MAX_DEPTH = 50
 Kind = Literal["request", "reply"]
 ADDRESS = ("kind", "run", "task", "round", "client", "request")
 TYPES = {short(dtype): dtype for dtype in DTYPES.values()}
-MAX_AXES = 64
 FIELDS = frozenset({"schema", *ADDRESS, "layout", "tensors", "scalars", "more", "sha256"})
 CARRIERS: dict[str, np.dtype[Any]] = {key: np.dtype("uint16" if key == "bfloat16" else key) for key in TYPES}
 
@@ -65,7 +63,7 @@ class Parcel:
     @classmethod
     def read(cls, text: str, arrays: Mapping[str, Array]) -> Parcel:
         """A parcel whose header came as text."""
-        if not isinstance(text, str) or len(text) > MAX_HEADER_CHARACTERS:
+        if not isinstance(text, str) or len(text) > limits.HEADER_CHARACTERS:
             raise ParcelError("the message's header is not text, or is longer than 64 MiB.")
         try:
             return cls(json.loads(text), arrays)
@@ -107,8 +105,8 @@ def compute_sha256(header: Mapping[str, Any], arrays: Mapping[str, Array]) -> st
 
 def as_plain(value: Any, where: str = "the header", depth: int = 0) -> Any:
     """The same value made of JSON's own types alone; anything else is refused by name."""
-    if depth > MAX_DEPTH:
-        raise ParcelError(f"{where} is nested more than {MAX_DEPTH} levels deep.")
+    if depth > limits.DEPTH:
+        raise ParcelError(f"{where} is nested more than {limits.DEPTH} levels deep.")
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):
@@ -351,7 +349,7 @@ def _read_entry(label: str, name: str, facts: Any) -> TensorEntry:
         raise ParcelError(f"tensor '{show(key)}' declares the unknown type {show(dtype)}.")
     if (
         not isinstance(shape, list)
-        or len(shape) > MAX_AXES
+        or len(shape) > limits.AXES
         or any(type(side) is not int or side < 0 for side in shape)
     ):
         raise ParcelError(f"tensor '{show(key)}' declares the invalid shape {show(shape)}.")
