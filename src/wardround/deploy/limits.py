@@ -1,7 +1,7 @@
 """Limits on everything that comes from another party, and why each is where it is.
 
-They bound the memory and time that a message can cost before it is trusted. This module imports nothing, so
-that the process with the network port can read it without PyTorch.
+They bound the memory and the time that a message can cost before it is trusted; every one is far above what
+the methods of this project send. This module imports nothing, so that a process without PyTorch can read it.
 """
 
 from __future__ import annotations
@@ -9,20 +9,33 @@ from __future__ import annotations
 # A message's header, which is JSON
 
 HEADER_CHARACTERS = 64 * 2**20  # the scores of about 100,000 cases, by far the longest honest header
+ITEMS = 4_000_000  # values and brackets in it; a list of empty lists needs 30 times its text in memory
 DEPTH = 50  # levels of nesting; a run's configuration has fewer than ten
+TEXT = 2**17  # characters of one text; names and reasons have a line, a settings file a few pages
+INTEGER = 2**64  # a whole number is smaller: Python's own have no end, and thousands of digits cost seconds
 
 # Its tensors
 
-AXES = 64  # as many as NumPy has
+TENSORS = 100_000  # FedLAW sends the models of all hospitals in one request: 100 of 1,000 tensors
+AXES = 8  # of a tensor; weights of a 3D convolution have five
+SIDE = 2**31  # length of an axis
+NUMBERS = 2**34  # in a tensor; sides are multiplied only after these three hold
 
-# A reply, and what a hospital says of itself
+# A reply
 
-REPLY_BYTES = 4 * 2**30  # as much as a reply may have whatever was registered; large networks have 1 GiB
-CASES = 10**7  # no hospital has more scans
+REPLY_BYTES = 4 * 2**30  # whatever was registered; large networks have 1 GiB
+REPLY_MODELS = 5  # a reply to "train", in models as registered: one, and what a method adds (SCAFFOLD: one)
+EXTRAS_BYTES = 64 * 2**20  # and beyond that: FedProto's means and counts, whatever the size of the model
+CASES = 10**7  # of a hospital, in registrations and counts; none has more scans
+STEPS = 10**9  # of local training in one round
+SECONDS = 10**8  # of a task: three years
 LOSS_TERMS = 1000  # of a training loss; losses have fewer than ten
+ROUNDS = 2**31  # a number beyond is no round
 
-# What is kept between two looks
+# What a run remembers of replies
 
-STRAYS = 1000  # unexpected replies, kept until the run's records take them
+STRAYS = 1000  # unexpected ones, until its records take them
 CLOSED_LETTERS = 10_000  # so that a late reply can be named
-ROUNDS = 2**31  # of a run; a number beyond is no round
+REASON = 2000  # characters of a hospital's own words that are kept
+
+# The network channel
