@@ -8,8 +8,8 @@ from __future__ import annotations
 
 # A message's header, which is JSON
 
-HEADER_CHARACTERS = 64 * 2**20  # the scores of about 100,000 cases, by far the longest honest header
-ITEMS = 4_000_000  # values and brackets in it; a list of empty lists needs 30 times its text in memory
+HEADER_CHARACTERS = 64 * 2**20  # the scores of some 100,000 cases, by far the longest honest header
+ITEMS = 2_000_000  # commas, colons and brackets in it: an empty list needs 20 times its text in memory
 DEPTH = 50  # levels of nesting; a run's configuration has fewer than ten
 TEXT = 2**17  # characters of one text; names and reasons have a line, a settings file a few pages
 INTEGER = 2**64  # a whole number is smaller: Python's own have no end, and thousands of digits cost seconds

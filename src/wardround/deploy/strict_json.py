@@ -62,10 +62,14 @@ def as_plain(value: Any, key: str | None = None, depth: int = 0) -> Any:
         return int(value)
     if isinstance(value, list | tuple) and depth <= limits.DEPTH:
         return [as_plain(item, key, depth + 1) for item in value]
-    if isinstance(value, Mapping) and depth <= limits.DEPTH and all(isinstance(name, str) for name in value):
-        return {as_plain(name, key): as_plain(item, name, depth + 1) for name, item in value.items()}
+    if isinstance(value, (dict, Mapping)) and depth <= limits.DEPTH and all(map(_is_name, value)):
+        return {str(name): as_plain(item, name, depth + 1) for name, item in value.items()}
     where = "the header" if key is None else f"'{show(key)}'"
     raise ValueError(f"{where} {_find_fault(value)}")
+
+
+def _is_name(key: Any) -> bool:
+    return isinstance(key, str) and len(key) <= limits.TEXT
 
 
 def _find_fault(value: Any) -> str:
@@ -74,8 +78,9 @@ def _find_fault(value: Any) -> str:
         return f"holds a text of more than {limits.TEXT:,} characters"
     if isinstance(value, int):
         return "holds an integer of more than 64 bits"
-    if isinstance(value, Mapping) and (odd := [key for key in value if not isinstance(key, str)]):
-        return f"has a key of type {type(odd[0]).__name__}; only text can be sent"
+    if isinstance(value, Mapping) and (odd := [name for name in value if not _is_name(name)]):
+        kind = "too many characters" if isinstance(odd[0], str) else f"type {type(odd[0]).__name__}"
+        return f"has a key of {kind}, which cannot be sent"
     if isinstance(value, list | tuple | Mapping):
         return f"is nested more than {limits.DEPTH} levels deep"
     return f"holds a {type(value).__name__}, which cannot be sent"
