@@ -4,7 +4,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from pytest import MonkeyPatch, fixture, importorskip, raises
 
@@ -23,7 +23,7 @@ class Worker:
     """Answers with the request backwards; endings: how often it dies first."""
 
     endings = 0
-    made: list[Any] = []
+    made: ClassVar[list[Any]] = []
 
     def __init__(self, kit: Any, environment: Any) -> None:
         self.alive = True

@@ -18,10 +18,11 @@ from types import TracebackType
 from typing import IO
 
 from wardround.child_process import ChildProcess, Line
+from wardround.deploy import limits
 from wardround.deploy.kits import KIT, Kit
 from wardround.deploy.processes import STEADY_MEMORY, claim_kit, open_log
 from wardround.deploy.rpc.client import CallRefused, Connection, Displaced, NoConnection, Request
-from wardround.deploy.rpc.service import BEAT_SECONDS, LARGEST, MessageError
+from wardround.deploy.rpc.service import BEAT_SECONDS, MessageError
 from wardround.errors import ConfigError, WardroundError
 
 log = logging.getLogger(__name__)
@@ -91,7 +92,7 @@ class Joining:
         self._spare: WorkerProcess | None = None
         self._held: dict[str, str] = {}  # letters that are being answered, and their jobs
         self._connected = threading.Event()
-        self._largest = LARGEST
+        self._largest = limits.REPLY_BYTES
         self._ended = threading.Event()
         self._displaced = False
         self._lock_file: IO[str] | None = None
@@ -119,7 +120,7 @@ class Joining:
         """What this hospital takes part with, in words; the process that looks stays for the first run."""
         self._spare = WorkerProcess(self.kit, self._environment)
         found = self._spare.check()
-        self._largest = min(LARGEST, int(found["largest"]))
+        self._largest = min(limits.REPLY_BYTES, int(found["largest"]))
         return str(found["ready"])
 
     # The connection
@@ -129,7 +130,7 @@ class Joining:
         self._connection = Connection(self.kit)
         beats = threading.Thread(target=self._beat, name="wardround-beat", daemon=True)
         beats.start()
-        while not self._displaced:
+        while not self._displaced and not self._ended.is_set():
             try:
                 if not self._connected.wait(RETRY_SECONDS) or len(self._held) >= MOST_HELD:
                     self._ended.wait(RETRY_SECONDS / 10)
@@ -138,10 +139,12 @@ class Joining:
                 if request is not None:
                     self._take(request)
             except Displaced:
-                break
+                self._displaced = True
             except (NoConnection, CallRefused, MessageError) as error:
                 log.info("waiting for a request: %s", error)
                 time.sleep(RETRY_SECONDS)
+        if not self._displaced:
+            return
         raise ConfigError(
             f"another process takes part as '{self.kit.name}' with this kit, so this one ends. If it is not "
             "yours, the kit was copied: tell the organiser at once."
@@ -162,6 +165,7 @@ class Joining:
                 self._end_workers(self._connection.beat())
             except Displaced:
                 self._displaced = True
+                self._connection.close()  # which ends the wait for a request
                 return
             except (NoConnection, CallRefused, MessageError) as error:
                 log.info("the organiser does not answer: %s", error)

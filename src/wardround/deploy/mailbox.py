@@ -17,12 +17,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
+from wardround.deploy import limits
+
 Content = TypeVar("Content")
 Answered = TypeVar("Answered")
 
-REMEMBERED = 10_000  # closed letters, so that a late reply can be named
 SILENT_SECONDS = 10.0  # without a sign of life, before a hospital loses its turn to send
-MOST_STRAYS = 1000  # kept between two calls of `take_strays`
 log = logging.getLogger(__name__)
 
 
@@ -58,7 +58,7 @@ class Mailbox(Generic[Content, Answered]):
         self._closed: OrderedDict[str, ClosedLetter] = OrderedDict()
         self._arrived: queue.SimpleQueue[tuple[Letter[Content], Answered | None]] = queue.SimpleQueue()
         self._heard: dict[str, float] = {}
-        self._strays: deque[tuple[str, str]] = deque(maxlen=MOST_STRAYS)
+        self._strays: deque[tuple[str, str]] = deque(maxlen=limits.STRAYS)
         self._sending = ""  # the letter whose large reply is on its way
 
     def __len__(self) -> int:
@@ -131,7 +131,7 @@ class Mailbox(Generic[Content, Answered]):
             if letter is None:
                 return None
             self._closed[letter_id] = ClosedLetter(letter.hospital, answered)
-            while len(self._closed) > REMEMBERED:
+            while len(self._closed) > limits.CLOSED_LETTERS:
                 self._closed.popitem(last=False)
         self._on_close(letter_id)
         return letter

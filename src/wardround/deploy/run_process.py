@@ -20,9 +20,9 @@ from typing import Any
 
 from wardround.child_process import Line, connect, listen
 from wardround.config_file import load_config
+from wardround.deploy import limits
 from wardround.deploy.conducting import conduct, find_rehearsed_pictures
 from wardround.deploy.parcel_file import read_parcel, write_parcel
-from wardround.deploy.rpc.service import LARGEST
 from wardround.deploy.wire import Parcel, ParcelError
 from wardround.reporting import write_report
 
@@ -83,7 +83,7 @@ class PipeChannel:
         path = self._folder / f"{letter}.request"
         write_parcel(path, parcel)
         seconds = deadline - time.monotonic()
-        facts = {"hospital": hospital, "letter": letter, "path": str(path), "limit": LARGEST}
+        facts = {"hospital": hospital, "letter": letter, "path": str(path), "limit": limits.REPLY_BYTES}
         self._send({"post": {**facts, "seconds": seconds}})
 
     def _next(self, deadline: float) -> Line | None:
@@ -100,7 +100,7 @@ class PipeChannel:
         path = Path(line["path"])
         try:
             if hospital is not None:
-                return read_parcel(path, LARGEST)
+                return read_parcel(path, limits.REPLY_BYTES)
             self._note_stray(str(line["hospital"]), "late: its reply came when the exchange was over")
         except ParcelError as error:
             self._note_stray(str(hospital), f"unreadable: {error}")

@@ -15,6 +15,7 @@ importorskip("grpc")
 
 import grpc
 
+from wardround.deploy import limits
 from wardround.deploy.kits import Kit
 from wardround.deploy.mailbox import Letter
 from wardround.deploy.project import Project
@@ -249,7 +250,7 @@ def test_a_reply_that_stalls_ends_with_its_letter(
 def test_one_hospital_cannot_take_all_calls(
     server: HospitalServer, kits: dict[str, Kit], tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(servers, "MOST_CALLS_OF_ONE", 2)
+    monkeypatch.setattr(limits, "CALLS_OF_ONE", 2)
     with connected(kits["north"]) as north, connected(kits["south"]) as south:
         waiting = [threading.Thread(target=north.wait, args=([], tmp_path, 100)) for _ in range(2)]
         for thread in waiting:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from wardround.deploy import limits
 from wardround.deploy.kits import Kit
 from wardround.deploy.rpc.service import (
     DISPLACED,
@@ -31,7 +32,6 @@ from wardround.version import __version__
 import grpc  # isort: skip  # after service, which quiets it
 
 CALL_SECONDS = 10.0
-MOST_JOBS = 1000  # that a server may name
 FINAL = (
     grpc.StatusCode.NOT_FOUND,
     grpc.StatusCode.RESOURCE_EXHAUSTED,
@@ -41,7 +41,7 @@ FINAL = (
 )
 OPTIONS = [
     ("grpc.max_receive_message_length", MESSAGE_BYTES),
-    ("grpc.max_metadata_size", 4096),
+    ("grpc.max_metadata_size", limits.METADATA_BYTES),
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.initial_reconnect_backoff_ms", 1_000),
@@ -92,7 +92,7 @@ class Connection:
     def beat(self) -> list[str]:
         """Give a sign of life; returns the runs in progress."""
         jobs = self._ask("Beat", {}, CALL_SECONDS).get("jobs")
-        if not isinstance(jobs, list) or len(jobs) > MOST_JOBS:
+        if not isinstance(jobs, list) or len(jobs) > limits.JOBS:
             raise MessageError("'jobs' is not a list of runs")
         return [str(job) for job in jobs]
 
@@ -153,6 +153,8 @@ def translate_errors() -> Iterator[None]:
     """gRPC's errors as ours."""
     try:
         yield
+    except ValueError:  # of gRPC, after `close`
+        raise NoConnection("the connection was closed") from None
     except grpc.RpcError as error:
         code, details = error.code(), str(error.details() or "")
         if code == grpc.StatusCode.FAILED_PRECONDITION and details == DISPLACED:

@@ -20,12 +20,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+from wardround.deploy import limits
 from wardround.deploy.kits import Kit
 from wardround.deploy.mailbox import Letter, Mailbox
 from wardround.deploy.rpc.service import (
     DISPLACED,
     INSTANCE,
-    LARGEST,
     MESSAGE_BYTES,
     METHODS,
     PREFLIGHT,
@@ -48,18 +48,13 @@ from cryptography import x509
 from cryptography.x509.oid import NameOID
 
 log = logging.getLogger(__name__)
-MOST_CONNECTIONS = 500  # below the usual 1,024 descriptors of a process
-HANDSHAKE_SECONDS = 5  # for a connection to prove who it is
-IDLE_SECONDS = 60  # without a call
-MOST_CALLS = 300  # at the same time
-MOST_CALLS_OF_ONE = 6
 OPTIONS = [
-    ("grpc.max_allowed_incoming_connections", MOST_CONNECTIONS),
-    ("grpc.server_handshake_timeout_ms", HANDSHAKE_SECONDS * 1000),
-    ("grpc.max_connection_idle_ms", IDLE_SECONDS * 1000),
-    ("grpc.max_concurrent_streams", 16),
+    ("grpc.max_allowed_incoming_connections", limits.CONNECTIONS),
+    ("grpc.server_handshake_timeout_ms", limits.HANDSHAKE_SECONDS * 1000),
+    ("grpc.max_connection_idle_ms", limits.IDLE_SECONDS * 1000),
+    ("grpc.max_concurrent_streams", limits.STREAMS),
     ("grpc.max_receive_message_length", MESSAGE_BYTES),
-    ("grpc.max_metadata_size", 4096),
+    ("grpc.max_metadata_size", limits.METADATA_BYTES),
     ("grpc.keepalive_time_ms", 15_000),  # notices a connection that died silently
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.so_reuseport", 0),  # a second server on the port is an error
@@ -110,8 +105,8 @@ class HospitalServer(grpc.GenericRpcHandler):  # type: ignore[misc]
         credentials = grpc.ssl_server_credentials(
             [pair], kit.authority.read_bytes(), require_client_auth=True
         )
-        pool = ThreadPoolExecutor(MOST_CALLS, thread_name_prefix="wardround-call")
-        server = grpc.server(pool, options=OPTIONS, maximum_concurrent_rpcs=MOST_CALLS)
+        pool = ThreadPoolExecutor(limits.CALLS, thread_name_prefix="wardround-call")
+        server = grpc.server(pool, options=OPTIONS, maximum_concurrent_rpcs=limits.CALLS)
         server.add_generic_rpc_handlers((self,))
         try:
             server.add_secure_port(f"{kit.listen}:{kit.port}", credentials)
@@ -227,7 +222,7 @@ class HospitalServer(grpc.GenericRpcHandler):  # type: ignore[misc]
 
     def _count(self, hospital: str, change: int) -> None:
         with self._changed:
-            if change > 0 and self._calls[hospital] >= MOST_CALLS_OF_ONE:
+            if change > 0 and self._calls[hospital] >= limits.CALLS_OF_ONE:
                 raise Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many calls at the same time")
             self._calls[hospital] += change
 
@@ -258,8 +253,12 @@ class HospitalServer(grpc.GenericRpcHandler):  # type: ignore[misc]
 
     def _wait(self, hospital: str, request: bytes, context: Any) -> Iterator[bytes]:
         held = decode(request).get("held")
-        if not isinstance(held, list) or len(held) > 100 or not all(isinstance(one, str) for one in held):
-            raise MessageError("'held' is not a list of at most 100 letters")
+        if (
+            not isinstance(held, list)
+            or len(held) > limits.HELD
+            or not all(isinstance(one, str) for one in held)
+        ):
+            raise MessageError(f"'held' is not a list of at most {limits.HELD} letters")
         found = self._find(hospital, held, context)
         if found is None:
             yield encode({})
@@ -298,7 +297,7 @@ class HospitalServer(grpc.GenericRpcHandler):  # type: ignore[misc]
             mailbox.note_stray(hospital, f"failed: {read_text(info, 'failed', 300)}")
             mailbox.accept(hospital, letter_id, lambda: None)
             return {}
-        num_bytes = read_count(info, "bytes", LARGEST)
+        num_bytes = read_count(info, "bytes", limits.REPLY_BYTES)
         if num_bytes > letter.content.limit:
             mailbox.note_stray(hospital, f"too large: a reply of {num_bytes:,} bytes")
             mailbox.accept(hospital, letter_id, lambda: None)

@@ -19,6 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from wardround.deploy import limits
 from wardround.errors import WardroundError
 
 # grpc is told before it is imported: what it has to say is for its developers
@@ -31,12 +32,9 @@ PREFLIGHT = "preflight"  # the instance of a call that only looks
 DISPLACED = "displaced"
 UNKNOWN_INSTANCE = "say hello first"
 
-INFO_BYTES = 10_000
-CHUNK_BYTES = 2**20
-MESSAGE_BYTES = CHUNK_BYTES + 2**16
+MESSAGE_BYTES = limits.CHUNK_BYTES + 2**16
 BEAT_SECONDS = 2.0
 WAIT_SECONDS = 20.0
-LARGEST = 4 * 2**30
 
 
 class MessageError(WardroundError):
@@ -49,8 +47,8 @@ def encode(info: Mapping[str, Any]) -> bytes:
 
 def decode(content: bytes) -> dict[str, Any]:
     """The fields of a message; anything else is refused."""
-    if len(content) > INFO_BYTES:
-        raise MessageError(f"a message of {len(content):,} bytes, at most {INFO_BYTES:,} are allowed")
+    if len(content) > limits.INFO_BYTES:
+        raise MessageError(f"a message of {len(content):,} bytes, at most {limits.INFO_BYTES:,} are allowed")
     try:
         info = json.loads(content)
     except (ValueError, RecursionError):
@@ -77,7 +75,7 @@ def read_count(info: Mapping[str, Any], key: str, most: int) -> int:
 def read_chunks(path: Path) -> Iterator[bytes]:
     """A file in pieces."""
     with path.open("rb") as file:
-        while chunk := file.read(CHUNK_BYTES):
+        while chunk := file.read(limits.CHUNK_BYTES):
             yield chunk
 
 
