@@ -103,7 +103,7 @@ def end_with_input() -> None:
 
     def watch() -> None:
         with contextlib.suppress(OSError, ValueError):
-            while sys.stdin.buffer.raw.read(1024):
+            while os.read(0, 1024):
                 pass
         os.kill(os.getpid(), signal.SIGTERM)
 
