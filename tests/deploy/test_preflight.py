@@ -473,6 +473,12 @@ def test_a_plain_server(north: Kit) -> None:
     assert found.name == "encryption" and "does not speak TLS" in found.found
 
 
+def test_a_server_that_hangs_up_at_once(north: Kit) -> None:
+    with listening(north.port, lambda connection: connection.recv(4096) and None):
+        found = wrong(preflight(north.folder, timeout=TIMEOUT))
+    assert found.name == "encryption" and "before either side had proved who it is" in found.found
+
+
 def test_a_silent_server(north: Kit) -> None:
     with listening(north.port, lambda connection: threading.Event().wait(1.0) and None):
         found = wrong(preflight(north.folder, timeout=0.3))
