@@ -252,6 +252,17 @@ def test_an_added_file_is_refused_by_name(name: str, north: Kit) -> None:
         refuse_broken(north)
 
 
+def test_a_kit_that_python_would_import_from_is_refused(north: Kit, monkeypatch: MonkeyPatch) -> None:
+    """Custom networks are looked for in the current folder, and child processes inherit it."""
+    refuse_broken(north)
+    monkeypatch.chdir(north.state)
+    assert f"Python would look for modules in the kit ({north.state})" in wrong(preflight(north.folder)).found
+    monkeypatch.chdir(north.folder.parent)
+    monkeypatch.syspath_prepend(north.folder)
+    with raises(ConfigError, match="Start wardround in another folder.*PYTHONPATH"):
+        refuse_broken(north)
+
+
 @mark.parametrize("name", ["kit.json", "keys/own.key", "keys"])
 def test_a_link_in_the_place_of_a_file_is_refused(name: str, north: Kit, tmp_path: Path) -> None:
     path = (north.folder / name).rename(tmp_path / "moved")
