@@ -113,9 +113,9 @@ def serving(kit: Kit, hello: Callable[[bytes, Any], bytes] | None = None, **said
 def reissue(kit: Kit, kits: Path, project: Project, *, start: datetime) -> None:
     """Give a kit a certificate that begins at `start` and is good for ten days, rightly signed."""
     authority = Authority.open(kits / ".authority", project, "127.0.0.1")
-    name, hosts = (kit.server, [kit.server]) if kit.role == "organiser" else (kit.name, [])
+    name, host = (kit.server, kit.server) if kit.role == "organiser" else (kit.name, None)
     valid = timedelta(days=10)
-    issued = authority.issue(name, "x", role=kit.role, valid=valid, hosts=hosts, start=start)
+    issued = authority.issue(name, "x", role=kit.role, valid=valid, host=host, start=start)
     provisioning.put_certificate(kit, *issued, authority)
     write_manifest(kit, authority)
 

@@ -119,12 +119,11 @@ def make_kit(project: Project, authority: Authority, name: str, target: Path) ->
 def issue_certificate(
     kit: Kit, project: Project, authority: Authority
 ) -> tuple[x509.Certificate, rsa.RSAPrivateKey]:
-    """The organiser's is for its host, and for this machine so that a rehearsal needs no name."""
+    """The organiser's is for its host, a hospital's for its name."""
     valid = timedelta(days=project.valid_days) + BACKDATED
     if kit.role == "organiser":
-        hosts = dict.fromkeys((kit.server, "localhost", LOOPBACK))
         organisation = project.organiser.organisation
-        issued = authority.issue(kit.server, organisation, role="organiser", valid=valid, hosts=hosts)
+        issued = authority.issue(kit.server, organisation, role="organiser", valid=valid, host=kit.server)
     else:
         hospital = next(hospital for hospital in project.hospitals if hospital.name == kit.name)
         issued = authority.issue(kit.name, hospital.certified_organisation, role="hospital", valid=valid)

@@ -88,11 +88,7 @@ def read_manifest(kit: Kit) -> tuple[dict[str, str], x509.Certificate]:
 def refuse_path_inside(kit: Kit) -> None:
     """Nothing is imported from a kit: no folder that Python looks in, nor the current one, is inside it."""
     inside = kit.folder.resolve()
-    for folder in map(Path, ("", *sys.path)):
-        try:
-            place = folder.resolve()
-        except OSError:  # the current folder was deleted
-            continue
+    for place in (Path(folder).resolve() for folder in ("", *sys.path)):
         if place.is_relative_to(inside):
             raise CheckFailed(
                 f"Python would look for modules in the kit ({place}).",
