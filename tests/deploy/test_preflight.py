@@ -22,7 +22,7 @@ from pytest import CaptureFixture, MonkeyPatch, fixture, importorskip, mark, rai
 from wardround.data.phantom.cases import PhantomSettings
 from wardround.data.phantom.files import write
 from wardround.deploy.kits import Kit, open_kit, read_kit
-from wardround.deploy.processes import Processes
+from wardround.deploy.processes import claim_kit
 from wardround.deploy.project import Project
 
 importorskip("grpc")
@@ -582,9 +582,7 @@ def test_the_server_names_a_port_that_is_taken_and_gives_its_kit_free(
         code, _, err = call(monkeypatch, capsys, "server", str(mine / "organiser"))
 
     assert code == 2 and f"port {port} is taken by another program here. Find it with: ss -ltnp" in err
-    free = Processes(mine / "organiser", "server")
-    free._lock()
-    free._unlock()
+    claim_kit(open_kit(mine / "organiser")).close()
 
 
 def test_a_state_that_is_a_file_is_said(

@@ -76,14 +76,14 @@ def server(
     """Start the organiser's server and keep it running; hospitals connect to it."""
     prepare(debug, False)
     from wardround.deploy.preflight.kit import refuse_broken
-    from wardround.deploy.server import Server
+    from wardround.deploy.server import OrganiserServer
 
     opened = open_kit(kit, "organiser")
     refuse_broken(opened)
     say = make_speaker(False)
     log_to_kit(opened, "server")
     end_with_input()
-    with leaving_on_signals(), Server(opened, say) as running:
+    with leaving_on_signals(), OrganiserServer(opened, say) as running:
         say(
             f"project '{opened.project}' is listening on port {opened.port}. Next: wardround submit CONFIG "
             f"--kit {kit}. Ctrl-C ends."

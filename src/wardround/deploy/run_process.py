@@ -114,7 +114,7 @@ class PipeChannel:
             self._strays.append((hospital, why))
 
 
-class Run:
+class ConductedRun:
     """One run; what the server sends goes to its channel, or stops it."""
 
     def __init__(self, first: Line, send: Callable[[Mapping[str, Any]], None]) -> None:
@@ -163,7 +163,7 @@ def write_run_report(folder: Path) -> None:
 def main() -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     requests, send = connect()
-    run = Run(next(requests), send)
+    run = ConductedRun(next(requests), send)
     listen(requests, run.take)
     run.conduct()
     return 0
