@@ -310,6 +310,13 @@ BAD = {
     "too many cases": (changed(more={"num_examples": 10**6}), "registered"),
     "no count": (changed(more={"num_examples": "many"}), "whole number"),
     "no seconds": (changed(more={"seconds": None}), "cannot be read"),
+    "endless seconds": (changed(more={"seconds": float("inf")}), "seconds is inf, not between 0 and 1e+08"),
+    "seconds before the start": (changed(more={"seconds": -1.0}), "seconds is -1.0, not between"),
+    "seconds as truth": (changed(more={"seconds": True}), "seconds is True, not a number"),
+    "half a step": (changed(more={"num_steps": 1.5}), "num_steps is 1.5, not a whole number"),
+    "steps beyond counting": (changed(more={"num_steps": 10**12}), "num_steps is 1000000000000, not between"),
+    "a loss of NaN": (changed(more={"loss": {"total": float("nan")}}), "loss 'total' is nan, not between"),
+    "a loss of text": (changed(more={"loss": {"total": "1.0"}}), "loss 'total' is 1.0, not a number"),
     "endless loss": (changed(more={"loss": {str(n): 0.0 for n in range(2000)}}), "1000 terms"),
     "other run": (changed(run="0" * 16), "the message's run is"),
     "other schema": (changed(schema="wardround-parcel-0"), "schema"),
@@ -376,7 +383,7 @@ def test_a_reply_over_the_cap_is_refused(tmp_path: Path, monkeypatch: MonkeyPatc
 
     def large(loop: Loopback, name: str, parcel: Parcel) -> Iterator[tuple[str, Parcel]]:
         reply = loop.answer(name, parcel)
-        yield name, loopback.sealed(reply, more={"padding": "x" * 3_000_000})
+        yield name, loopback.sealed(reply, more={"padding": ["x" * 100_000] * 30})
 
     monkeypatch.setattr(limits, "REPLY_BYTES", 2_000_000)
     loop.faults[("north", "train", 1)] = large
