@@ -140,7 +140,7 @@ class MemoryStore:
         if not newest:
             return
         if sync_state.rewinds:
-            known = int(StoredTensors(newest[-1][1]).metadata.get("rewinds", 0))
+            known = self._count_rewinds(newest[-1][1])
             if missed := sync_state.rewinds[known:]:
                 self.rewind(min(missed))
         if sync_state.best is not None and not self._path("best", sync_state.best).exists():
@@ -196,24 +196,42 @@ class MemoryStore:
                 if number >= round:
                     path.unlink()
 
+    def _count_rewinds(self, path: Path) -> int:
+        """How many rewinds came before a file."""
+        try:
+            return int(StoredTensors(path).metadata.get("rewinds", 0))
+        except (CheckpointError, ValueError) as error:
+            number = read_number(path)
+            advice = f"Remove it, and resume the run with --from-round {number} or an earlier round."
+            raise CheckpointError(f"{self._without_folder(error, path)} {advice}") from None
+
     def _read(self, path: Path) -> dict[str, Any]:
         try:
             memory = load_memory(path, ONLY_TRAINING, checked=path in self._checked)
         except CheckpointError as error:
-            number = int(path.stem.split("-", 1)[1])
+            number = read_number(path)
             advice = (
-                f" The run can continue after round {number} or before it: --resume --from-round {number}."
+                f"The run can continue after round {number} or before it: --resume --from-round {number}."
             )
-            raise CheckpointError(f"{error}{advice if number >= 0 else ''}") from None
+            raise CheckpointError(f"{self._without_folder(error, path)} {advice}") from None
         self._checked.add(path)
         return memory
+
+    def _without_folder(self, error: Exception, path: Path) -> str:
+        """The reason as a hospital may tell the organiser, who has to act upon it: without paths."""
+        return str(error).replace(str(path), f"{path.name} of client '{self.folder.name}'")
 
     def _path(self, kind: str, round: int) -> Path:
         return self.folder / f"{kind}-{round:05d}.safetensors"
 
     def _files(self, kind: str) -> list[tuple[int, Path]]:
         found = self.folder.glob(f"{kind}-*.safetensors")
-        return sorted((int(path.stem.removeprefix(f"{kind}-")), path) for path in found)
+        return sorted((read_number(path), path) for path in found)
+
+
+def read_number(path: Path) -> int:
+    """The round in a file's name; -1 is the set-up before the first."""
+    return int(path.stem.split("-", 1)[1])
 
 
 def open_stores(clients: Path) -> list[MemoryStore]:
@@ -353,7 +371,7 @@ class Checkpoints:
         except CheckpointError as error:
             whole = next((number for number in reversed(self.kept()) if self._is_whole(number)), None)
             advice = (
-                "No other round that is kept is whole: bring the file back from a copy, or start a new run."
+                "No other kept round is whole: bring the file back from a copy, or start a new run."
                 if whole is None
                 else f"Round {whole} is whole; continue after it with: "
                 f"wardround train {self._run} --resume --from-round {whole}"
@@ -395,7 +413,7 @@ class Checkpoints:
 
 def list_indexed(folder: Path) -> list[int]:
     """Rounds that have an index, in order."""
-    return sorted(int(path.stem.removeprefix("round-")) for path in folder.glob("round-*.json"))
+    return sorted(read_number(path) for path in folder.glob("round-*.json"))
 
 
 def read_any_index(path: Path) -> dict[str, Any]:
