@@ -199,6 +199,9 @@ def remote_config(folder: Path, **changes: Any) -> Config:
     return load_config(settings(folder, **{"deadline": 20.0, **changes}))
 
 
-def conducted(channel: Loopback, folder: Path, *, resume: bool = False, **changes: Any) -> Outcome:
+def conducted(
+    channel: Loopback, folder: Path, *, resume: bool = False, from_round: int | None = None, **changes: Any
+) -> Outcome:
     """A whole run over the channel."""
-    return conduct(channel, remote_config(folder, **changes), names=sorted(channel.sites), resume=resume)
+    config, names = remote_config(folder, **changes), sorted(channel.sites)
+    return conduct(channel, config, names=names, resume=resume, from_round=from_round)

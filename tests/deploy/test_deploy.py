@@ -274,6 +274,25 @@ def test_memory_of_hospitals_follows_a_resumed_run(tmp_path: Path) -> None:
     assert result(tmp_path / "run")["params_sha256"] == result(tmp_path / "whole")["params_sha256"]
 
 
+def test_a_hospital_whose_memory_is_damaged_leaves_the_round_until_the_run_goes_back(tmp_path: Path) -> None:
+    changes = {"rounds": 4, **method("scaffold"), **SHORT}
+    loop, folder = Loopback(tmp_path / "sites"), tmp_path / "run"
+    conducted(loop, folder, **changes)
+    whole = result(folder)["params_sha256"]
+    path = loop.memory("north").folder / "memory-00002.safetensors"
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    loop.sites = {name: loop.opened(name) for name in loop.sites}
+
+    conducted(loop, folder, resume=True, from_round=3, **changes)
+    reason = records(folder)[3]["lost"]["train/north"]
+    assert "memory-00002.safetensors of client 'north' is damaged" in reason and "--from-round 2" in reason
+    assert live(folder)["first_round"] == 3
+
+    conducted(loop, folder, resume=True, from_round=2, **changes)
+    assert result(folder)["params_sha256"] == whole
+    assert [record["lost"] for record in records(folder)] == [{}] * 4
+
+
 def test_a_hospital_that_is_away_when_a_run_is_resumed_may_still_come_back(tmp_path: Path) -> None:
     loop, folder = Loopback(tmp_path / "sites"), tmp_path / "run"
     loop.faults[("north", "train", 2)] = loopback.killed
