@@ -69,7 +69,7 @@ def test_what_a_method_sends_is_within_the_limits(
         base = sent.optional_params
         parcel = pack(found.message, **address, traffic=SMALLEST, base=base)
         unpack(parcel, **address, base=base, **bound_reply(task, registration))
-        specs = [*registration.tensors.values(), *registration.kept.values()]
+        specs = registration.tensors.values()
         model_bytes = sum(torch.Size(shape).numel() * dtype.itemsize for shape, dtype in specs)
         tensor_bytes = sum(group.num_bytes for group in found.message.tensors().values())
         if task == "train":  # no more than half of what is allowed, leaving the fixed allowance aside
@@ -128,6 +128,11 @@ def refuse(call: Callable[[], Any], sentence: str, most: int) -> None:
         assert tracemalloc.get_traced_memory()[1] < most
     finally:
         tracemalloc.stop()
+
+
+def test_what_a_hospital_says_it_keeps_allows_it_nothing() -> None:
+    keeping = Registration("north", 8, tensors=NORTH.tensors, kept={"x": ((2**31, 4), torch.float32)})
+    assert bound_reply("train", keeping) == bound_reply("train", NORTH)
 
 
 def test_only_the_reply_to_train_may_be_compressed(bomb: Any) -> None:

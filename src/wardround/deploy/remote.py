@@ -308,8 +308,8 @@ def bound_reply(task: str, registration: Registration | None) -> dict[str, Any]:
         return {"largest": min(limits.HEADER_CHARACTERS, limits.REPLY_BYTES), "expected": {}}
     if task != "train":  # these are not compressed, so they cost no more memory than they have bytes
         return {"largest": limits.REPLY_BYTES}
-    specs = [*registration.tensors.values(), *registration.kept.values()]
-    model = sum(math.prod(shape) * dtype.itemsize for shape, dtype in specs)
+    # not `kept`, which a hospital can say what it likes of: only `tensors` were compared with our network
+    model = sum(math.prod(shape) * dtype.itemsize for shape, dtype in registration.tensors.values())
     room = limits.REPLY_MODELS * model + limits.EXTRAS_BYTES
     return {
         "largest": min(room + limits.HEADER_CHARACTERS, limits.REPLY_BYTES),
