@@ -170,9 +170,14 @@ def submit(
     *,
     resume: bool = False,
     overwrite: bool = False,
+    from_round: int | None = None,
     kits: Path | None = None,
 ) -> Submission:
-    """Submit a run to the server. kits: of all hospitals, where they are on this machine (a rehearsal)."""
+    """Submit a run to the server.
+
+    from_round: resume after this round, not the last; kits: of all hospitals, where they are on this machine
+    (a rehearsal).
+    """
     refuse_pooled(config)
     check_folder(config, resume, overwrite)
     args = {
@@ -180,6 +185,7 @@ def submit(
         "names": sorted(names),
         "resume": resume,
         "overwrite": overwrite,
+        "from_round": from_round,
         "kits": None if kits is None else str(kits.absolute()),
     }
     write_json(config.folder / HOSPITALS, sorted(names))

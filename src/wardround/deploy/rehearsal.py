@@ -35,7 +35,9 @@ LOOPBACK = "127.0.0.1"
 
 
 @contextmanager
-def rehearsal(config: Config, *, resume: bool, overwrite: bool, say: Say) -> Iterator[Submission]:
+def rehearsal(
+    config: Config, *, resume: bool, overwrite: bool, say: Say, from_round: int | None = None
+) -> Iterator[Submission]:
     """Start everything, submit the run, and end everything with the block."""
     refuse_pooled(config)
     check_folder(config, resume, overwrite)
@@ -54,7 +56,8 @@ def rehearsal(config: Config, *, resume: bool, overwrite: bool, say: Say) -> Ite
         queue = JobQueue(organiser)
         wait_for_hospitals(queue.connected, names, START_SECONDS, say)
         folder = organiser.folder.parent
-        yield submit(queue, config, names, resume=resume, overwrite=overwrite, kits=folder)
+        how = {"resume": resume, "overwrite": overwrite, "from_round": from_round}
+        yield submit(queue, config, names, kits=folder, **how)
 
 
 def claim_folder(run: Path) -> IO[str]:
