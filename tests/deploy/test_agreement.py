@@ -72,8 +72,10 @@ def test_a_rehearsal_over_one_file_has_the_bytes_of_train(tmp_path: Path, pictur
     path = tmp_path / "federation.yaml"
     plain = {"sources": [{"path": "scans"}], "labels": {"lesion": [1]}, "splits": SPLITS}
     path.write_text(yaml.safe_dump(plain))
-    changes = {**QUICK, "data": {"federation": str(path)}}
-    rules = {name: RULES.model_copy(update={"data": path}) for name in ("east", "north")}
+    other = {"ratios": [0.25, 0.25, 0.5]}  # of the run; a rehearsed hospital has them in its site.yaml
+    changes = {**QUICK, "data": {"federation": str(path), "splits": other}}
+    site = RULES.model_copy(update={"data": path, "splits": SplitSettings.model_validate(other)})
+    rules = dict.fromkeys(("east", "north"), site)
     here = run(tmp_path / "train", **changes)
     conducted(Loopback(tmp_path / "sites", ("east", "north"), **rules), tmp_path / "run", **changes)
     there = json.loads((tmp_path / "run" / "result.json").read_text())

@@ -26,6 +26,7 @@ from wardround.settings import Settings, refuse_boolean
 from wardround.text import format_bytes, format_size, parse_size
 
 LIMITED = ("model", "method", "objective")  # sections whose numbers decide how much is built
+REPEATED = ("depth", "layers", "blocks")  # in the name of a number of layers
 DEEPEST = 8  # sections inside each other that are looked at; no setting of ours has as many
 LARGEST = 2**63  # a refusal repeats no longer number
 
@@ -37,6 +38,7 @@ class Resources(Settings):
     memory: int | None = Field(128 * 10**9, ge=1)
     parameters: int | None = Field(200 * 10**6, ge=1)
     filters: int | None = Field(4096, ge=1)
+    layers: int | None = Field(128, ge=1)
     kernel: int | None = Field(16, ge=1)
     voxels: int | None = Field(200 * 10**6, ge=1)
     batch: int | None = Field(256, ge=1)
@@ -47,10 +49,7 @@ class Resources(Settings):
     _bytes = field_validator("memory", mode="before")(
         lambda value: None if value is None else parse_size(value)
     )
-    _numbers = field_validator(
-        "threads", "parameters", "filters", "kernel", "voxels", "batch", "epochs", "steps", "seconds",
-        mode="before",
-    )(refuse_boolean)  # fmt: skip
+    _numbers = field_validator("*", mode="before")(refuse_boolean)
 
     @classmethod
     def unlimited(cls) -> Resources:
@@ -74,7 +73,8 @@ class Resources(Settings):
         """Why a number of the network, the method or the objective is refused, or None; before parsing."""
         for section in LIMITED:
             for place, number in list_numbers(values.get(section), section):
-                reason = self.over_limit("filters", place, number)
+                is_depth = section == "model" and any(word in place for word in REPEATED)
+                reason = self.over_limit("layers" if is_depth else "filters", place, number)
                 if reason is not None:
                     return reason
         return None
@@ -96,6 +96,13 @@ class Resources(Settings):
             if reason is not None:
                 return reason
         return None
+
+    def refuses_scans(self, config: Config, federation: Federation) -> str | None:
+        """Why scans are not prepared as the run asks, or None; how the hospital prepares its own is free."""
+        shape = federation.prepared_shape
+        if not config.data.prepare or shape is None:
+            return None
+        return self.over_limit("voxels", "the voxels of a scan with this data.prepare", math.prod(shape))
 
     # A task
 

@@ -221,6 +221,7 @@ class Site:
         if config.compute.threads is not None:
             set_threads(config.compute.threads)
         federation = open_own_federation(config, self._site, self.name)
+        refuse(resources.refuses_scans(config, federation))
         federation.prepare_clients()
         refuse(resources.refuses_network(config, federation))
         host = Host(
