@@ -54,7 +54,7 @@ def test_a_setting_over_its_limit_is_refused_with_both(setting: str, tmp_path: P
 @mark.parametrize(
     ("section", "content", "place"),
     [
-        ("model", {"base_filters": 10**9}, "model.base_filters"),
+        ("model", {"base_filters": 129}, "model.base_filters"),
         ("model", {"base_filters": "1_000_000"}, "model.base_filters"),
         ("model", {"variational": {"channels": 1e12}}, "model.variational.channels"),
         ("model", {"arguments": {"channels": [8, [16, 10**5]]}}, "model.arguments.channels.1.1"),
@@ -66,7 +66,8 @@ def test_a_number_that_would_build_something_huge_is_refused_before_it_is_parsed
     section: str, content: dict[str, Any], place: str
 ) -> None:
     reason = Resources().refuses_numbers({section: content})
-    assert reason is not None and reason.startswith(f"{place} is ") and "(resources.filters" in reason
+    limit = "filters" if place == "model.base_filters" else "width"
+    assert reason is not None and reason.startswith(f"{place} is ") and f"(resources.{limit} " in reason
 
 
 def test_a_network_of_a_thousand_layers_is_refused_before_it_is_parsed() -> None:
@@ -83,8 +84,8 @@ def test_settings_without_end_are_not_followed() -> None:
 
 
 def test_a_network_that_is_too_large_is_refused_without_being_built(tmp_path: Path) -> None:
-    huge = config(tmp_path, model={"name": "unet2d", "base_filters": 4096, "levels": 8})
-    reason = Resources().refuses_network(huge, cases(64, 64))  # 18 TB, if it had numbers
+    huge = config(tmp_path, model={"name": "unet2d", "base_filters": 128, "levels": 8})
+    reason = Resources().refuses_network(huge, cases(64, 64))  # 32 GB, if it had numbers
     assert reason is not None and reason.startswith("the number of parameters of network 'unet2d' is ")
 
 

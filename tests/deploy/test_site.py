@@ -364,7 +364,7 @@ def test_a_network_that_is_allowed_but_too_large_is_refused_before_it_is_built(
 ) -> None:
     monkeypatch.setattr("wardround.deploy.site.Host", None)
     site = Site("north", SiteFile(data=scans), tmp_path / "state")
-    wide = ask_for(model={"base_filters": 4096, "levels": 8})
+    wide = ask_for(model={"base_filters": 128, "levels": 8})
     assert "the number of parameters of network 'unet2d' is" in refusal(site.answer(wide))
 
 

@@ -37,7 +37,8 @@ class Resources(Settings):
     threads: int | None = Field(64, ge=1)
     memory: int | None = Field(128 * 10**9, ge=1)
     parameters: int | None = Field(200 * 10**6, ge=1)
-    filters: int | None = Field(4096, ge=1)
+    filters: int | None = Field(128, ge=1)
+    width: int | None = Field(4096, ge=1)
     layers: int | None = Field(128, ge=1)
     kernel: int | None = Field(16, ge=1)
     voxels: int | None = Field(200 * 10**6, ge=1)
@@ -73,8 +74,7 @@ class Resources(Settings):
         """Why a number of the network, the method or the objective is refused, or None; before parsing."""
         for section in LIMITED:
             for place, number in list_numbers(values.get(section), section):
-                is_depth = section == "model" and any(word in place for word in REPEATED)
-                reason = self.over_limit("layers" if is_depth else "filters", place, number)
+                reason = self.over_limit(find_limit(place), place, number)
                 if reason is not None:
                     return reason
         return None
@@ -129,7 +129,7 @@ class Resources(Settings):
         name = f"network '{config.model.name}'"
         return (
             self.over_limit("parameters", f"the number of parameters of {name}", count_parameters(model))
-            or self.over_limit("filters", f"the widest layer of {name}", widest_layer(model))
+            or self.over_limit("width", f"the widest layer of {name}", widest_layer(model))
             or self.over_limit("kernel", f"the largest kernel of {name}", largest_kernel(model))
             or self._memory_refused(config, federation, model)
         )
@@ -170,6 +170,12 @@ def widest_layer(model: nn.Module) -> int:
 def largest_kernel(model: nn.Module) -> int:
     """The longest side of a convolution's kernel."""
     return max((max(p.shape[2:]) for p in model.parameters() if p.ndim in (4, 5)), default=0)
+
+
+def find_limit(place: str) -> str:
+    """The limit of a number, by the name of its setting."""
+    is_depth = place.startswith("model.") and any(word in place for word in REPEATED)
+    return "filters" if place == "model.base_filters" else "layers" if is_depth else "width"
 
 
 def prepared_size(prepare: Mapping[str, Any] | None) -> Sequence[int] | None:
