@@ -131,6 +131,10 @@ ALONE = {
         {"optimizer": {"name": "sgd", "learning_rate": 1.0, "weight_decay": 1.0}},
         "optimizer.weight_decay let a task forget all but its last steps",
     ),
+    "weights that forget half": (
+        {"optimizer": {"name": "adamw", "learning_rate": 1.0, "weight_decay": 0.5}, "batch_size": 32},
+        "which may have fewer than 10 cases",
+    ),
     "a pull to the old model": (
         {"method": {"name": "fedprox", "mu": 100.0}, "optimizer": {"name": "sgd", "learning_rate": 0.01}},
         "optimizer.weight_decay and method.mu let a task forget",

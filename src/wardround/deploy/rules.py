@@ -192,21 +192,21 @@ class Rules:
 
     def _steps_refused(self, config: Config) -> str | None:
         """Too few cases in a step, or in those last steps that alone count."""
-        size, least = config.batch_size, self.site.min_cases
-        if size < self.site.min_batch:
+        least = self.site.min_cases
+        if config.batch_size < self.site.min_batch:
             return (
-                f"batch_size is {size}, but a training step has at least {self.site.min_batch} cases at this "
-                "hospital (min_batch in its site.yaml)"
+                f"batch_size is {config.batch_size}, but a training step has at least "
+                f"{self.site.min_batch} cases at this hospital (min_batch in its site.yaml)"
             )
         name = PULLS.get(str(config.method.get("name")))
         pull = config.optimizer.weight_decay + (getattr(build_method(config), name) if name else 0.0)
-        forgotten = config.optimizer.learning_rate * pull  # share of what is known, in every step
-        if forgotten * least <= size:
+        forgotten = config.optimizer.learning_rate * pull  # share of what was learned, in every step
+        if forgotten * least <= 1:  # the last batch of an epoch may be a single case
             return None
         settings = "optimizer.weight_decay" + (f" and method.{name}" if name else "")
         return (
             f"with this optimizer.learning_rate, {settings} let a task forget all but its last steps, which "
-            f"have fewer than {least} cases (min_cases in its site.yaml). Set them lower"
+            f"may have fewer than {least} cases (min_cases in its site.yaml). Set them lower"
         )
 
     def _means_refused(self, config: Config) -> str | None:

@@ -244,7 +244,7 @@ LIMITS = {
     "layers": "or blocks, where a setting says how many",
     "kernel": "longest side of a convolution",
     "voxels": "of a patch, or of a scan prepared as the run asks",
-    "batch": "cases at once, in training or evaluation",
+    "batch": "cases at once, in training or evaluation, and passes of one case",
     "epochs": "in one training task",
     "steps": "in one training task",
     "seconds": "one task; it ends at the next step",
