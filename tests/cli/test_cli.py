@@ -322,9 +322,7 @@ def test_a_damaged_checkpoint_is_one_sentence_and_an_earlier_round_continues(
     state.write_bytes(state.read_bytes()[:-1])
 
     code, _, err = call(monkeypatch, capsys, "train", str(tmp_path / "run"), "--resume", "--quiet")
-    advice = (
-        f"Round 1 is whole; continue after it with: wardround train {tmp_path}/run --resume --from-round 1"
-    )
+    advice = "Round 1 is whole; continue after it with --resume --from-round 1."
     assert code == 2 and "Traceback" not in err
     told = "".join(err.split())  # lines are broken where the terminal ends
     assert f"{state} is damaged".replace(" ", "") in told and told.endswith(advice.replace(" ", ""))

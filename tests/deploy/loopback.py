@@ -14,6 +14,7 @@ from helpers import settings
 from wardround.config import Config
 from wardround.config_file import load_config
 from wardround.deploy.conducting import conduct
+from wardround.deploy.resources import Resources
 from wardround.deploy.site import Site
 from wardround.deploy.site_file import SiteFile
 from wardround.deploy.wire import Parcel, compute_sha256
@@ -21,7 +22,16 @@ from wardround.engine.checkpoint import MemoryStore
 from wardround.engine.outcome import Outcome
 
 NAMES = ("east", "north", "south")
-RULES = SiteFile(data="phantom", case_names="keep", tasks=("all",))
+# Everything allowed, as in a rehearsal: the hospitals of tests have fewer cases than real ones may.
+RULES = SiteFile(
+    data="phantom",
+    case_names="keep",
+    tasks=("all",),
+    networks=("all",),
+    min_cases=0,
+    min_batch=1,
+    resources=Resources.unlimited(),
+)
 
 
 class Killed(BaseException):

@@ -334,7 +334,7 @@ def test_a_damaged_file_is_refused_with_the_round_that_is_whole(
         checkpoints_of(copied).check()
 
     if kind in ("state", "memory"):
-        told = f"Round 5 is whole; continue after it with: wardround train {copied} --resume --from-round 5"
+        told = "Round 5 is whole; continue after it with --resume --from-round 5."
         assert str(refused.value).endswith(told)
 
 

@@ -41,7 +41,7 @@ def place_at_organiser(config: Config, kit: Kit) -> Config:
     data = config.data
     if data.federation is not None and not data.federation.exists():
         kept = data.model_dump(mode="json", include={"prepare", "splits", "patch", "foreground"})
-        data = type(data).model_validate({"hospitals": True, **kept})
+        data = type(data).read({"hospitals": True, **kept}, "data.")
     changes = {"data": data, "output": kit.runs / file_name(config.name)}
     return make_paths_absolute(config.model_copy(update=changes))
 

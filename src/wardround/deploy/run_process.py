@@ -85,9 +85,7 @@ class PipeChannel:
         write_parcel(path, parcel)
         seconds = deadline - time.monotonic()
         is_small = parcel.header["task"] in NUMBERS_ONLY
-        limit = (
-            2 * limits.HEADER_CHARACTERS if is_small else limits.REPLY_BYTES
-        )  # of the file: with its header
+        limit = 2 * limits.HEADER_CHARACTERS if is_small else limits.REPLY_BYTES
         facts = {"hospital": hospital, "letter": letter, "path": str(path), "limit": limit}
         self._send({"post": {**facts, "seconds": seconds}})
 

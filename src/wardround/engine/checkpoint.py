@@ -373,8 +373,7 @@ class Checkpoints:
             advice = (
                 "No other kept round is whole: bring the file back from a copy, or start a new run."
                 if whole is None
-                else f"Round {whole} is whole; continue after it with: "
-                f"wardround train {self._run} --resume --from-round {whole}"
+                else f"Round {whole} is whole; continue after it with --resume --from-round {whole}."
             )
             raise CheckpointError(f"{error} {advice}") from None
 

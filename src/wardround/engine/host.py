@@ -194,6 +194,7 @@ class Host:
                 reply,
                 num_examples=client.num_examples,
                 num_steps=fitted.num_steps if fitted else 0,
+                num_trained=fitted.num_examples if fitted else 0,
                 seconds=time.perf_counter() - started,
                 loss=dict(fitted.loss) if fitted else {},
             )
