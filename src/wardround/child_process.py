@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import IO, Any
 
 END_SECONDS = 10.0  # for a child to end by itself
 
@@ -28,22 +28,29 @@ Line = dict[str, Any]
 class ChildProcess:
     """`python -m module`, and the thread that reads its lines.
 
-    environment: variables beside our own; quiet: what it writes to standard error is dropped.
+    environment: variables beside our own; quiet: what it writes to standard error is dropped; log: a file
+    for it instead.
     """
 
     def __init__(
-        self, module: str, environment: Mapping[str, str] | None = None, *, quiet: bool = False
+        self,
+        module: str,
+        environment: Mapping[str, str] | None = None,
+        *,
+        quiet: bool = False,
+        log: IO[bytes] | None = None,
     ) -> None:
         paths = os.pathsep.join(path for path in sys.path if path)
         self._process = subprocess.Popen(
             [sys.executable, "-m", module],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL if quiet else None,
+            stderr=subprocess.DEVNULL if quiet else log,
             text=True,
             start_new_session=True,  # Ctrl-C is the parent's to handle
             env={**os.environ, "PYTHONPATH": paths, **(environment or {})},
         )
+        self._sending = threading.Lock()
         self._answers: queue.Queue[Line | None] = queue.Queue()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -57,7 +64,7 @@ class ChildProcess:
 
     def send(self, request: Mapping[str, Any]) -> None:
         assert self._process.stdin is not None
-        with contextlib.suppress(OSError):  # `receive` will say that it ended
+        with contextlib.suppress(OSError, ValueError), self._sending:  # `receive` will say that it ended
             self._process.stdin.write(json.dumps(request) + "\n")
             self._process.stdin.flush()
 
@@ -121,3 +128,18 @@ def connect() -> tuple[Iterator[Line], Callable[[Mapping[str, Any]], None]]:
         answers.flush()
 
     return (json.loads(line) for line in sys.stdin), answer
+
+
+def listen(requests: Iterator[Line], take: Callable[[Line], None]) -> None:
+    """Pass on the parent's requests from a thread of their own.
+
+    Where there are no more, the parent has gone, or wants this process to end: it ends at once, whatever it
+    does. Files are written atomically.
+    """
+
+    def read() -> None:
+        for request in requests:
+            take(request)
+        os._exit(0)
+
+    threading.Thread(target=read, name="wardround-parent", daemon=True).start()

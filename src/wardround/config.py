@@ -147,7 +147,7 @@ class TrafficSettings(Settings):
     """
 
     upload: Literal["full", "float16", "delta", "delta_float16"] = "full"
-    compress: Literal["none", "zlib"] = Field("none", description="zlib: lossless, for every reply")
+    compress: Literal["none", "zlib"] = Field("none", description="zlib: lossless, for replies to `train`")
 
     @property
     def is_lossy(self) -> bool:

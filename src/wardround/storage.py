@@ -13,7 +13,7 @@ import os
 import struct
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -35,6 +35,7 @@ DTYPES = {
     "BOOL": torch.bool,
 }
 MAX_HEADER_BYTES = 100_000_000  # the limit of the format itself
+MAX_AXES = 64  # as many as NumPy has
 
 
 def save_tensors(
@@ -49,31 +50,54 @@ def tensor_bytes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> 
 
 
 def tensor_parts(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> Iterator[bytes | memoryview]:
-    """The safetensors format piece by piece, each tensor from its own memory: large models are not copied.
+    """A safetensors file piece by piece, each tensor from its own memory: large models are not copied."""
+    kinds = {dtype: kind for kind, dtype in DTYPES.items()}
+    arrays = {}
+    for name, tensor in tensors.items():
+        plain = tensor.detach().cpu().contiguous()
+        raw = plain.reshape(-1).view(torch.uint8).numpy() if plain.numel() else np.empty(0, np.uint8)
+        arrays[name] = StoredArray(kinds[plain.dtype], tuple(plain.shape), plain.element_size(), raw)
+    return array_parts(arrays, metadata)
+
+
+class StoredArray(NamedTuple):
+    """What a file says of a tensor, and its bytes; kind: as the format calls its type, width: of a number."""
+
+    kind: str
+    shape: tuple[int, ...]
+    width: int
+    raw: np.ndarray[Any, np.dtype[np.uint8]]
+
+
+def array_parts(
+    arrays: Mapping[str, StoredArray], metadata: Mapping[str, str]
+) -> Iterator[bytes | memoryview]:
+    """The safetensors format piece by piece.
 
     Eight bytes of header length, the header as JSON, then all values; wide types first, so that every
     tensor starts at a multiple of its element size.
     """
-    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    names = sorted(plain, key=lambda name: -plain[name].element_size())
-    kinds = {dtype: kind for kind, dtype in DTYPES.items()}
+    names = sorted(arrays, key=lambda name: -arrays[name].width)
     header: dict[str, Any] = {"__metadata__": dict(metadata)}
     place = 0
     for name in names:
-        tensor = plain[name]
-        end = place + tensor.numel() * tensor.element_size()
-        header[name] = {
-            "dtype": kinds[tensor.dtype],
-            "shape": list(tensor.shape),
-            "data_offsets": [place, end],
-        }
-        place = end
+        kind, shape, _, raw = arrays[name]
+        header[name] = {"dtype": kind, "shape": list(shape), "data_offsets": [place, place + raw.nbytes]}
+        place += raw.nbytes
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     yield struct.pack("<Q", len(text)) + text
     for name in names:
-        if plain[name].numel():
-            yield plain[name].reshape(-1).view(torch.uint8).numpy().data
+        if arrays[name].raw.size:
+            yield arrays[name].raw.data
+
+
+def _read_entry(entry: Any) -> tuple[torch.dtype, tuple[int, ...], int, int]:
+    """Type, shape, start and end of a tensor, as the file's header declares them."""
+    shape, (start, end) = entry["shape"], entry["data_offsets"]
+    if len(shape) > MAX_AXES or not all(type(n) is int and 0 <= n < 2**63 for n in (*shape, start, end)):
+        raise ValueError("a tensor with an impossible shape or place")  # before sides are multiplied
+    return DTYPES[entry["dtype"]], tuple(shape), start, end
 
 
 class StoredTensors(Mapping[str, Tensor]):
@@ -85,14 +109,11 @@ class StoredTensors(Mapping[str, Tensor]):
             (length,) = struct.unpack("<Q", self._read(0, 8))
             if length > MAX_HEADER_BYTES:
                 raise ValueError("header too long")
-            header = json.loads(self._read(8, length))
+            header = dict(json.loads(self._read(8, length)))
             self.metadata: dict[str, str] = header.pop("__metadata__", {})
             self._data_start = 8 + length
-            self._entries: dict[str, tuple[torch.dtype, tuple[int, ...], int, int]] = {
-                name: (DTYPES[entry["dtype"]], tuple(entry["shape"]), *entry["data_offsets"])
-                for name, entry in header.items()
-            }
-        except (ValueError, KeyError, TypeError, struct.error) as error:
+            self._entries = {name: _read_entry(entry) for name, entry in header.items()}
+        except (ValueError, KeyError, TypeError, RecursionError, struct.error) as error:
             raise CheckpointError(f"{self._label()} is not a readable tensor file ({error}).") from None
 
     def _label(self) -> str:

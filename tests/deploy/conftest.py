@@ -1,23 +1,26 @@
-"""Kits made once for all tests of deployment, on ports nobody else has."""
+"""Kits made once for all tests of deployment, on a port nobody else has."""
 
 import shutil
+import socket
 from collections.abc import Callable
 from pathlib import Path
 
 from pytest import MonkeyPatch, TempPathFactory, fixture, importorskip
 
+from wardround.child_process import ChildProcess
 from wardround.deploy.kits import Kit, read_kit
-from wardround.deploy.processes import Processes, free_ports
 from wardround.deploy.project import Project
 
 
 def project_of(*hospitals: str, name: str = "demo") -> Project:
-    """A project on this machine, on ports of its own."""
-    port, admin_port = free_ports(2)
+    """A project on this machine, on a port of its own."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = int(probe.getsockname()[1])
     return Project.model_validate(
         {
             "project": name,
-            "organiser": {"host": "localhost", "port": port, "admin_port": admin_port},
+            "organiser": {"host": "localhost", "port": port},
             "hospitals": list(hospitals),
         }
     )
@@ -31,7 +34,7 @@ def project() -> Project:
 @fixture(scope="session")
 def kits(project: Project, tmp_path_factory: TempPathFactory) -> Path:
     """The kits of organiser, north and south, bound to loopback; look, but change a copy only."""
-    importorskip("nvflare")
+    importorskip("cryptography")
     from wardround.deploy.provisioning import provision
 
     folder = tmp_path_factory.mktemp("kits")
@@ -53,10 +56,10 @@ def copy_of(kits: Path, tmp_path: Path) -> Callable[[str], Kit]:
 def mine(kits: Path, tmp_path: Path, monkeypatch: MonkeyPatch) -> Path:
     """A copy of the kits, and nothing that would start."""
 
-    def refuse(self: Processes) -> None:
+    def refuse(self: ChildProcess, *_: object, **__: object) -> None:
         raise AssertionError("something was started")
 
-    monkeypatch.setattr(Processes, "_launch", refuse)
+    monkeypatch.setattr(ChildProcess, "__init__", refuse)
     monkeypatch.delenv("WARDROUND_KIT", raising=False)
     monkeypatch.setenv("WARDROUND_DATA", "")  # `join --data` sets it; monkeypatch puts it back
     folder = Path(shutil.copytree(kits, tmp_path / "kits"))

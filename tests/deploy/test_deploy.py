@@ -16,7 +16,7 @@ from pytest import LogCaptureFixture, MonkeyPatch, TempPathFactory, fixture, mar
 import wardround as wr
 from deploy import loopback
 from deploy.loopback import Killed, Loopback, changed, conducted, remote_config, spoilt
-from wardround.deploy import conducting, remote
+from wardround.deploy import conducting, limits, remote
 from wardround.deploy.conducting import conduct
 from wardround.deploy.live_file import Live
 from wardround.deploy.remote import Remote
@@ -378,7 +378,7 @@ def test_a_reply_over_the_cap_is_refused(tmp_path: Path, monkeypatch: MonkeyPatc
         reply = loop.answer(name, parcel)
         yield name, loopback.sealed(reply, more={"padding": "x" * 3_000_000})
 
-    monkeypatch.setattr(remote, "LARGEST", 2_000_000)
+    monkeypatch.setattr(limits, "REPLY_BYTES", 2_000_000)
     loop.faults[("north", "train", 1)] = large
     conducted(loop, folder, rounds=1, **SHORT)
     assert "at most 2,000,000 are allowed" in records(folder)[0]["refused"]["train/north"]

@@ -11,7 +11,7 @@ import yaml
 from helpers import call
 from pytest import CaptureFixture, MonkeyPatch, fixture, importorskip, mark, raises
 
-from wardround.deploy.kits import Kit, find_organisers_kit, open_kit
+from wardround.deploy.kits import SIGNED, Kit, find_organisers_kit, open_kit
 from wardround.deploy.project import Project, load_project, render_template
 from wardround.deploy.site_file import load_site
 from wardround.errors import ConfigError
@@ -33,7 +33,6 @@ def test_the_example_is_a_project(tmp_path: Path) -> None:
 
     assert [hospital.name for hospital in project.hospitals] == ["north", "south"]
     assert [hospital.certified_organisation for hospital in project.hospitals] == ["north", "South_Trust"]
-    assert project.organiser.local_port == 8003
 
 
 @mark.parametrize(
@@ -53,7 +52,6 @@ def test_the_example_is_a_project(tmp_path: Path) -> None:
         ({"organiser": {"host": "https://x.org"}}, "organiser.host: 'https://x.org' is not a host"),
         ({"organiser": {"host": "x.org:8002"}}, "is not a host"),
         ({"organiser": {"host": "x.org", "port": 0}}, "organiser.port is 0; it must be"),
-        ({"organiser": {"host": "x", "port": 9, "admin_port": 9}}, "port and admin_port are both 9"),
         ({"organiser": {"hst": "x.org"}}, "organiser.host is missing"),
         ({"organiser": {"host": "x", "organisation": "St. Mary"}}, "'St. Mary' is not a valid organisation"),
         ({"valid_day": 3}, "valid_day is not a setting. Did you mean 'valid_days'?"),
@@ -74,10 +72,10 @@ def test_a_mistake_in_the_project_is_named(change: dict[str, Any], sentence: str
 
 
 def test_keys_and_their_folders_are_for_the_owner_alone(kits: Path) -> None:
-    private = [*kits.rglob("*.key"), *kits.rglob("*.pem"), *kits.rglob("kit.json")]
+    private = [*kits.rglob("*.key"), *kits.rglob("*.crt"), *kits.rglob("kit.json")]
     closed = [kits / ".authority", *kits.glob("*/"), *{path.parent for path in private}]
 
-    assert len(list(kits.rglob("*.key"))) == 5  # authority, server, administrator, two hospitals
+    assert len(list(kits.rglob("*.key"))) == 4  # authority, organiser, two hospitals
     assert {stat.S_IMODE(path.stat().st_mode) for path in private} == {0o600}
     assert {stat.S_IMODE(path.stat().st_mode) for path in closed} == {0o700}
 
@@ -96,58 +94,50 @@ def test_a_kit_can_be_opened_anywhere(kits: Path, project: Project) -> None:
         for path, content in contents(kits / name).items():
             assert str(kits).encode() not in content and b"/tmp" not in content, path
     load_site(kits / "north" / "site.yaml")
-    assert open_kit(kits / "organiser").admin_port == project.organiser.admin_port
-    assert open_kit(kits / "north").admin_port is None
+    assert open_kit(kits / "organiser").listen == "127.0.0.1" and open_kit(kits / "north").listen is None
 
 
-def test_the_server_listens_where_it_should(kits: Path, project: Project, tmp_path: Path) -> None:
+def test_a_kit_holds_keys_rules_and_nothing_of_an_engine(kits: Path) -> None:
+    def names(name: str) -> list[str]:
+        return sorted(path.relative_to(kits / name).as_posix() for path in (kits / name).rglob("*"))
+
+    both = ["README.txt", "keys", "keys/authority.crt", "keys/own.crt", "keys/own.key", "kit.json", "logs"]
+    both += ["manifest.json", "state"]
+    assert names("north") == sorted([*both, "site.yaml"])
+    assert names("organiser") == sorted([*both, "runs"])
+    assert list(json.loads((kits / "north" / "manifest.json").read_text())["files"]) == list(SIGNED)
+    for name in ("organiser", "north"):
+        assert "pip install 'wardround[hospitals]==" in (kits / name / "README.txt").read_text()
+
+
+def test_the_server_listens_where_it_should(project: Project, tmp_path: Path) -> None:
     from wardround.deploy.provisioning import provision
 
-    def server(folder: Path) -> dict[str, Any]:
-        text = (folder / "organiser" / "flare" / "startup" / "fed_server.json").read_text()
-        return dict(json.loads(text)["servers"][0])
+    provision(project, tmp_path)
 
-    rehearsed = server(kits)
-    assert rehearsed["service"]["target"] == f"127.0.0.1:{project.organiser.port}"
-    assert rehearsed["admin_host"] == "127.0.0.1" and rehearsed["connection_security"] == "mtls"
-
-    real = project.model_copy(
-        update={"organiser": project.organiser.model_copy(update={"host": "organiser.example.org"})}
-    )
-    provision(real, tmp_path)
-    assert server(tmp_path)["service"]["target"] == f"organiser.example.org:{project.organiser.port}"
-    assert server(tmp_path)["admin_host"] == "127.0.0.1"
+    assert open_kit(tmp_path / "organiser").listen == "0.0.0.0"
     with raises(ConfigError, match="bind is '10.0.0.1'"):
-        provision(real, tmp_path, bind="10.0.0.1")
+        provision(project, tmp_path, bind="10.0.0.1")
 
 
-def test_hospitals_send_no_logs_and_run_no_foreign_code(kits: Path) -> None:
-    allowed = ["WardroundController", "WardroundExecutor"]
-    for name in ("organiser", "north"):
-        local = kits / name / "flare" / "local"
-        resources = json.loads((local / "resources.json").read_text())
-        rights = json.loads((local / "authorization.json").read_text())["permissions"]
-        assert [path.rsplit(".", 1)[1] for path in resources["class_allow_list"]] == allowed
-        assert resources["class_list_enforcement_mode"] == "enforce"
-        assert list(rights) == ["project_admin"]
-        assert rights["project_admin"]["byoc"] == rights["project_admin"]["shell_commands"] == "none"
-        assert not [item for item in resources["components"] if "log" in item["path"].rsplit(".")[-1].lower()]
-        console = json.loads((local / "log_config.json").read_text())["loggers"]["root"]["handlers"]
-        assert "consoleHandler" not in console
-    assert resources["allow_log_streaming"] is False
-    assert "operate" not in rights["project_admin"]
-
-
-def test_only_the_organiser_may_serve(kits: Path) -> None:
+def test_a_certificate_says_who_may_serve_and_who_may_connect(kits: Path) -> None:
     from cryptography import x509
-    from cryptography.x509.oid import ExtendedKeyUsageOID
+    from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-    def uses(path: Path) -> list[Any]:
-        certificate = x509.load_pem_x509_certificate(path.read_bytes())
-        return list(certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value)
+    def read(name: str) -> tuple[list[Any], str, int]:
+        certificate = x509.load_pem_x509_certificate((kits / name / "keys" / "own.crt").read_bytes())
+        subject = [
+            certificate.subject.get_attributes_for_oid(kind)[0].value
+            for kind in (NameOID.COMMON_NAME, NameOID.ORGANIZATIONAL_UNIT_NAME)
+        ]
+        others = [
+            item for item in certificate.extensions if isinstance(item.value, x509.SubjectAlternativeName)
+        ]
+        uses = list(certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value)
+        return subject, uses, len(others)
 
-    assert ExtendedKeyUsageOID.SERVER_AUTH in uses(kits / "organiser" / "flare" / "startup" / "server.crt")
-    assert uses(kits / "north" / "flare" / "startup" / "client.crt") == [ExtendedKeyUsageOID.CLIENT_AUTH]
+    assert read("organiser") == (["localhost", "organiser"], [ExtendedKeyUsageOID.SERVER_AUTH], 1)
+    assert read("north") == (["north", "hospital"], [ExtendedKeyUsageOID.CLIENT_AUTH], 0)
 
 
 # Provisioning again
@@ -172,9 +162,7 @@ def test_one_more_hospital_leaves_the_others_as_they_are(made: Path, project: Pr
 
     assert [kit.name for kit in kits] == ["organiser", "north", "east"]
     assert contents(made / "north") == before["north"] and contents(made / "organiser") == before["organiser"]
-    assert (made / "east" / "flare" / "startup" / "rootCA.pem").read_bytes() == before["north"][
-        "flare/startup/rootCA.pem"
-    ]
+    assert contents(made / "east")["keys/authority.crt"] == before["north"]["keys/authority.crt"]
     assert len({kit.project_id for kit in kits}) == 1
     assert not (made / "south").exists()
 
@@ -191,7 +179,7 @@ def test_a_lost_kit_is_made_anew_when_asked(made: Path, project: Project) -> Non
 
     shutil.rmtree(made / "south")
     provision(project, made, bind="127.0.0.1", renew=["south"])
-    assert contents(made / "south")["flare/startup/client.crt"] != old["flare/startup/client.crt"]
+    assert contents(made / "south")["keys/own.crt"] != old["keys/own.crt"]
 
 
 @mark.parametrize(
@@ -213,7 +201,7 @@ def test_another_project_or_place_is_refused(
 
 
 def test_what_lies_in_the_way_is_not_overwritten(tmp_path: Path, project: Project) -> None:
-    importorskip("nvflare")
+    importorskip("cryptography")
     from wardround.deploy.provisioning import provision
 
     (tmp_path / "north").mkdir()
@@ -253,8 +241,10 @@ def test_what_is_no_kit_is_said_kindly(kits: Path, tmp_path: Path) -> None:
     [
         ("", "cannot be read"),
         ("[]", "cannot be read"),
-        ('{"schema": "wardround-kit-9"}', "this wardround reads wardround-kit-1"),
-        ('{"schema": "wardround-kit-1"}', "cannot be read"),
+        ('{"schema": "wardround-kit-9"}', "this wardround reads wardround-kit-2"),
+        ('{"schema": "wardround-kit-2"}', "cannot be read"),
+        ("[" * 9000, "cannot be read"),
+        (" " * 10_000 + "{}", "cannot be read"),
     ],
 )
 def test_a_damaged_kit_json_is_said(text: str, sentence: str, copy_of: Callable[[str], Kit]) -> None:
@@ -266,9 +256,36 @@ def test_a_damaged_kit_json_is_said(text: str, sentence: str, copy_of: Callable[
 
 def test_a_key_that_others_can_read_is_refused(copy_of: Callable[[str], Kit]) -> None:
     kit = copy_of("organiser")
-    (kit.admin / "startup" / "client.key").chmod(0o644)
+    kit.own_key.chmod(0o644)
     with raises(ConfigError, match=r"may read \(mode 644\). Close it: chmod -R go-rwx"):
         open_kit(kit.folder)
+
+
+@mark.parametrize("part", ["", "state", "site.yaml"])
+def test_a_kit_that_others_can_change_is_refused(part: str, copy_of: Callable[[str], Kit]) -> None:
+    kit = copy_of("north")
+    (kit.folder / part).chmod(0o770)
+    with raises(ConfigError, match=r"can be changed by others on this machine \(mode 770\)"):
+        open_kit(kit.folder)
+
+
+def test_a_kit_of_an_older_version_is_made_again_by_the_same_authority(made: Path, project: Project) -> None:
+    from wardround.deploy.provisioning import provision
+
+    file = made / ".authority" / "project.json"  # as the older version wrote it
+    file.write_text(json.dumps({**json.loads(file.read_text()), "admin_port": 8003}))
+    old = {"schema": "wardround-kit-1", "name": "north", "admin_port": 8003}
+    (made / "north" / "kit.json").write_text(json.dumps(old))
+    again = "north was made by an older version of wardround.* wardround provision PROJECT --renew north"
+    with raises(ConfigError, match=again):
+        open_kit(made / "north")
+    with raises(ConfigError, match=again):
+        provision(with_hospitals(project, "north", "south", "east"), made, bind="127.0.0.1")
+    assert not (made / "east").exists()
+
+    (made / "north").rename(made / "north-old")
+    provision(project, made, bind="127.0.0.1", renew=["north"])
+    assert open_kit(made / "north").project_id == open_kit(made / "south").project_id
 
 
 # The command
@@ -277,7 +294,7 @@ def test_a_key_that_others_can_read_is_refused(copy_of: Callable[[str], Kit]) ->
 def test_provision_prints_kits_and_what_to_do(
     tmp_path: Path, monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
 ) -> None:
-    importorskip("nvflare")
+    importorskip("cryptography")
     code, out, err = call(monkeypatch, capsys, "provision", "--example")
     assert (code, out, err) == (0, render_template(), "")
     (tmp_path / "project.yaml").write_text(out)
@@ -295,25 +312,38 @@ def test_provision_prints_kits_and_what_to_do(
     assert code == 2 and "give a project.yaml" in err
 
 
-def test_without_the_engine_the_command_says_how_to_get_it(
+def test_without_the_extra_the_command_says_how_to_get_it(
     tmp_path: Path, monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
 ) -> None:
     (tmp_path / "project.yaml").write_text(render_template())
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     code, _, err = call(monkeypatch, capsys, "provision", str(tmp_path / "project.yaml"))
-    assert code == 2 and "this needs NVIDIA FLARE: pip install 'wardround[nvflare]'" in err
+    assert code == 2 and "this needs gRPC and cryptography: pip install 'wardround[hospitals]'" in err
 
 
 # Opening
 
 
-@mark.parametrize("port", [0, 99999, True, "8002"])
-def test_a_kit_with_an_impossible_port_is_refused(port: Any, mine: Path) -> None:
-    file = mine / "north" / "kit.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), "port": port}))
+@mark.parametrize(
+    ("name", "change"),
+    [
+        ("north", {"port": 0}),
+        ("north", {"port": 99999}),
+        ("north", {"port": True}),
+        ("north", {"port": "8002"}),
+        ("north", {"role": ["hospital"]}),
+        ("north", {"server": "a\u001b[2J"}),
+        ("north", {"listen": "0.0.0.0"}),
+        ("organiser", {"listen": None}),
+        ("organiser", {"listen": "10.0.0.7"}),
+    ],
+)
+def test_a_kit_with_an_impossible_value_is_refused(name: str, change: dict[str, Any], mine: Path) -> None:
+    file = mine / name / "kit.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **change}))
 
     with raises(ConfigError, match="an invalid value"):
-        open_kit(mine / "north")
+        open_kit(mine / name)
 
 
 def test_a_wrong_wardround_kit_is_not_passed_over(mine: Path, monkeypatch: MonkeyPatch) -> None:

@@ -1,7 +1,6 @@
 """submit: hospitals that are not connected, runs that are still going, what a program reads."""
 
 import json
-from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -9,25 +8,23 @@ from typing import Any, cast
 from helpers import call, config
 from pytest import CaptureFixture, MonkeyPatch, importorskip, mark, raises
 
-importorskip("nvflare")
+importorskip("grpc")
 
 from wardround.deploy import organising
-from wardround.errors import ConfigError, WardroundError
+from wardround.errors import ConfigError
 
 
 class Line:
-    """The organiser's line to a server that is not there; answers: whether the run's process does."""
+    """The queue of a server that is not there; state: of every job."""
 
-    def __init__(self, *names: str, answers: bool = True) -> None:
-        self.kit, self._names, self._answers = Path("kits/organiser"), names, answers
+    def __init__(self, *names: str, state: str = "running") -> None:
+        self.kit, self._names, self._state = SimpleNamespace(folder=Path("kits/organiser")), names, state
 
     def connected(self) -> dict[str, float]:
         return dict.fromkeys(self._names, 1.0)
 
-    def command(self, job: str, topic: str) -> dict[str, Any]:
-        if not self._answers:
-            raise WardroundError("no such run")
-        return {}
+    def find_state(self, job: str) -> str:
+        return self._state
 
 
 def test_hospitals_are_named_once_and_by_a_name_that_is_there(tmp_path: Path) -> None:
@@ -53,7 +50,7 @@ def test_a_run_that_goes_on_is_not_begun_again(state: str, tmp_path: Path) -> No
 
     with raises(ConfigError, match="run 'long' is in progress. See it with: wardround status --watch"):
         organising.refuse_running(cast(Any, Line()), plain)
-    organising.refuse_running(cast(Any, Line(answers=False)), plain)  # its process was killed
+    organising.refuse_running(cast(Any, Line(state="ended")), plain)  # its process was killed
 
 
 def test_submit_detached_with_json_prints_one_object(
@@ -62,7 +59,7 @@ def test_submit_detached_with_json_prints_one_object(
     from wardround.cli import hospitals
 
     (tmp_path / "run.yaml").write_text("name: polyps\ndata: {hospitals: true}\n")
-    monkeypatch.setattr(hospitals, "open_session", lambda kit: nullcontext(Line("north")))
+    monkeypatch.setattr(hospitals, "open_queue", lambda kit: Line("north"))
     monkeypatch.setattr(organising, "submit", lambda *_, **__: SimpleNamespace(job="j1"))
 
     code, out, err = call(

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from pytest import mark, raises
+from pytest import LogCaptureFixture, mark, raises
 
 from wardround.deploy.project import load_project
 from wardround.deploy.site_file import load_site
@@ -69,6 +69,18 @@ def test_a_careless_project_is_one_sentence_in_our_words(
 
     assert words in found
     assert not any(jargon in found for jargon in ("tuple", "Tuple", "dictionary", "instance of"))
+
+
+def test_a_key_that_is_no_longer_used_is_said_and_passed_over(
+    tmp_path: Path, caplog: LogCaptureFixture
+) -> None:
+    path = tmp_path / "project.yaml"
+    path.write_text(SMALLEST.replace("org}", "org, admin_port: 8003}"))
+
+    assert load_project(path).organiser.port == 8002
+    assert caplog.messages == [
+        f"{path}: organiser.admin_port is no longer used and was ignored; delete the line."
+    ]
 
 
 def test_a_bomb_of_aliases_does_not_go_off(tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ def packed(traffic: TrafficSettings | None = None, base: Params | None = None) -
 
 
 def opened(parcel: Parcel, **changes: Any) -> tuple[Message, dict[str, Any]]:
-    return unpack(parcel, **{**ADDRESS, "largest": LARGE, **changes})
+    return unpack(parcel, **{**ADDRESS, "largest": LARGE, "unpacked": LARGE, **changes})
 
 
 def tampered(
@@ -253,7 +253,7 @@ MUTATIONS: dict[str, tuple[Any, str]] = {
     "complex": (change_array(lambda a: a.astype(np.complex64)), "has type complex64, which cannot be sent"),
     "subclass": (change_array(lambda a: np.ma.masked_array(a)), "of type MaskedArray, not a NumPy array"),
     "list": (change_array(lambda a: [1.0]), "of type list, not a NumPy array"),
-    "huge declared size": (change_tensor("shape", [2**40, 2**40]), "but its array has"),
+    "huge declared size": (change_tensor("shape", [2**17, 2**17]), "but its array has"),
     "coding": (change_tensor("coding", "rot13"), "unknown coding 'rot13'"),
     "coding of another type": (change_tensor("coding", "float16:float32"), "unknown coding 'float16:float32'"),
     "coding of an extra": (change_tensor("coding", "float16:float32", "extras/control/w"), "unknown coding"),
@@ -339,13 +339,12 @@ def test_a_small_parcel_that_declares_much_is_refused_before_it_is_unpacked() ->
     sent = Message(Params({"w": torch.zeros(1_000_000)}))
     parcel = pack(sent, **ADDRESS, traffic=TrafficSettings(compress="zlib"))
     assert parcel.num_bytes < 100_000
-    with raises(ParcelError, match=r"has 4000000 bytes unpacked, at most 1,000,000 are allowed"):
-        opened(parcel, largest=1_000_000)
-    huge = tampered(parcel, change_tensor("shape", [2**63] * 64))
-    with raises(ParcelError, match="bytes unpacked, at most"):
-        opened(huge)
-    with raises(ParcelError, match="declares the invalid shape"):
-        opened(tampered(parcel, change_tensor("shape", [2**63] * 65)))
+    with raises(ParcelError, match=r"has 4,000,000 bytes unpacked, at most 1,000,000 are allowed"):
+        opened(parcel, unpacked=1_000_000)
+    with raises(
+        ParcelError, match="'params/w' is compressed or recoded; only that of a reply to 'train' may"
+    ):
+        opened(parcel, unpacked=0)
 
 
 def test_a_bomb_that_declares_little_is_refused() -> None:
@@ -390,7 +389,7 @@ def test_a_site_refuses_what_is_not_finite_and_a_server_leaves_it_to_its_gate() 
 
 
 def test_a_header_that_is_no_json_object_is_refused() -> None:
-    for text in ("{", "[" * 100_000, '{"a": ' + "1" * 5000 + "}", "\x00"):
+    for text in ("{", "\x00", '{"a": 1} {'):
         with raises(ParcelError, match="not readable JSON"):
             Parcel.read(text, {})
     for text in ("[]", "3", "null", '"x"'):

@@ -1,4 +1,4 @@
-"""rehearse, server, submit, status, stop: the organiser's commands for real hospitals, on NVIDIA FLARE."""
+"""rehearse, server, submit, status, stop: the organiser's commands for real hospitals."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
-from functools import partial
+from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
@@ -20,11 +20,11 @@ from rich.markup import escape
 from wardround.cli.common import Debug, Json, Quiet, Set, app, configure_logging, err, out, print_table
 from wardround.cli.progress import show_rounds, stop_at_round_end
 from wardround.cli.runs import read_config, show_result
+from wardround.deploy import require
+from wardround.deploy.job_queue import JobQueue
 from wardround.deploy.kits import Kit, find_organisers_kit, open_kit
 from wardround.deploy.live_file import describe_waiting, find_running, read_live
-from wardround.deploy.nvflare import require
-from wardround.deploy.nvflare.session import Session
-from wardround.deploy.processes import Processes, is_port_open, wait_for_port
+from wardround.deploy.processes import LOG_BYTES, end_with_input
 from wardround.errors import ConfigError, WardroundError
 from wardround.tables import Table
 
@@ -75,37 +75,20 @@ def server(
 ) -> None:
     """Start the organiser's server and keep it running; hospitals connect to it."""
     prepare(debug, False)
-    from wardround.deploy.preflight.connection import refuse_taken_ports
     from wardround.deploy.preflight.kit import refuse_broken
+    from wardround.deploy.server import Server
 
     opened = open_kit(kit, "organiser")
     refuse_broken(opened)
     say = make_speaker(False)
-    ports = partial(refuse_taken_ports, opened)
-    with leaving_on_signals(), Processes(opened.folder, "server", say=say, check=ports) as processes:
-        say(f"starting the server of project '{opened.project}', at most 60 s")
-        wait_for_port("127.0.0.1", opened.port, 60, processes)
-        with Session(opened.folder) as session:
-            say(f"listening on port {opened.port}. Next: wardround submit CONFIG --kit {kit}. Ctrl-C ends.")
-            watch_hospitals(session.connected, processes.ended.wait, say)
-        raise typer.Exit(1)
-
-
-def watch_hospitals(
-    connected: Callable[[], dict[str, float]], ended: Callable[[float], bool], say: Callable[[str], None]
-) -> None:
-    """A line for every hospital that comes or goes, until the server ends."""
-    known: set[str] = set()
-    while not ended(5.0):
-        try:
-            here = {name for name, seconds in connected().items() if seconds < 30}
-        except WardroundError:
-            continue
-        for name in sorted(here - known):
-            say(f"{name} is connected")
-        for name in sorted(known - here):
-            say(f"{name} has not been heard from for half a minute")
-        known = here
+    log_to_kit(opened, "server")
+    end_with_input()
+    with leaving_on_signals(), Server(opened, say) as running:
+        say(
+            f"project '{opened.project}' is listening on port {opened.port}. Next: wardround submit CONFIG "
+            f"--kit {kit}. Ctrl-C ends."
+        )
+        running.serve()
 
 
 @app.command()
@@ -144,22 +127,22 @@ def submit(
         checked = organising.place_at_organiser(load_config(Path(str(config)), set_ or []), opened)
         organising.refuse_second(checked, opened, overwrite)
     say = make_speaker(quiet or json_)
-    with open_session(opened) as session:
-        organising.refuse_running(session, checked)
-        asked = None if hospitals is None else organising.parse_hospitals(hospitals)
-        again = resume is not None
-        names = organising.choose_hospitals(session, checked, asked, resume=again)
-        submission = organising.submit(session, checked, names, resume=again, overwrite=overwrite)
-        say(f"hospitals: {', '.join(names)}")
-        say(f"run '{checked.name}' was submitted; its files are in {checked.folder}")
-        if detach and json_:
-            facts = {"run": checked.name, "folder": str(checked.folder), "job": submission.job}
-            out.print_json(json.dumps({**facts, "hospitals": names}))
-            return
-        if detach:
-            say(f"watch it with: wardround status --watch --kit {opened.folder}")
-            return
-        state = watch_run(submission, opened, quiet or json_, say)
+    queue = open_queue(opened)
+    organising.refuse_running(queue, checked)
+    asked = None if hospitals is None else organising.parse_hospitals(hospitals)
+    again = resume is not None
+    names = organising.choose_hospitals(queue, checked, asked, resume=again)
+    submission = organising.submit(queue, checked, names, resume=again, overwrite=overwrite)
+    say(f"hospitals: {', '.join(names)}")
+    say(f"run '{checked.name}' was submitted; its files are in {checked.folder}")
+    if detach and json_:
+        facts = {"run": checked.name, "folder": str(checked.folder), "job": submission.job}
+        out.print_json(json.dumps({**facts, "hospitals": names}))
+        return
+    if detach:
+        say(f"watch it with: wardround status --watch --kit {opened.folder}")
+        return
+    state = watch_run(submission, opened, quiet or json_, say)
     finish(checked, state, json_, f"wardround submit --resume {checked.folder.name} --kit {opened.folder}")
 
 
@@ -186,15 +169,10 @@ def status(
     """Show which hospitals are connected, all runs, and what the one in progress waits for."""
     prepare(debug, json_)
     opened = find_organisers_kit(kit)
-    session: Session | None = None
-    trouble = ""
-    try:
-        session = open_session(opened)
-    except WardroundError as error:
-        trouble = str(error)
     try:
         while True:
-            facts = collect_state(opened, session, trouble)
+            facts = collect_state(opened)
+            trouble = "" if facts["server"] == "running" else str(facts["server"])
             if json_:
                 out.print_json(json.dumps(facts))
             else:
@@ -205,23 +183,24 @@ def status(
             time.sleep(3.0)
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
-    finally:
-        if session is not None:
-            session.close()
     if trouble:
         raise typer.Exit(1)
 
 
-def collect_state(kit: Kit, session: Session | None, trouble: str) -> dict[str, Any]:
+def collect_state(kit: Kit) -> dict[str, Any]:
     """Server, hospitals and runs, as plain values."""
-    hospitals = {} if session is None else session.connected()
+    trouble, hospitals = "", dict[str, float]()
+    try:
+        hospitals = open_queue(kit).connected()
+    except WardroundError as error:
+        trouble = str(error)
     return {
         "server": trouble or "running",
         "hospitals": [
             {"hospital": name, "heard of": f"{seconds:.0f} s ago"}
             for name, seconds in sorted(hospitals.items())
         ],
-        "runs": list_runs(kit, session),
+        "runs": list_runs(kit),
     }
 
 
@@ -243,16 +222,16 @@ def show_state(facts: dict[str, Any], trouble: str, *, clear: bool) -> None:
         out.print("No run yet.")
 
 
-def list_runs(kit: Kit, session: Session | None) -> list[dict[str, Any]]:
+def list_runs(kit: Kit) -> list[dict[str, Any]]:
     """Every run of the organiser: its state, how far it is, and what it waits for."""
-    rows = []
+    rows, queue = [], JobQueue(kit)
     for path in sorted(kit.runs.glob("*/live.json")):
         facts = read_live(path.parent)
         if facts is None:
             continue
         state, name = str(facts["state"]), path.parent.name
         now = [describe_waiting(facts) or str(facts.get("reason") or ""), *describe_absent(facts)]
-        if state in GOING and not is_still_running(session, str(facts.get("job"))):
+        if state in GOING and not is_still_running(queue, str(facts.get("job"))):
             state, now = "interrupted", [f"continue it with: wardround submit --resume {name}"]
         rounds = int(facts.get("rounds") or 0)
         rows.append(
@@ -267,15 +246,9 @@ def list_runs(kit: Kit, session: Session | None) -> list[dict[str, Any]]:
     return rows
 
 
-def is_still_running(session: Session | None, job: str) -> bool:
-    """Whether the run's process still answers; live.json cannot tell that it was killed."""
-    if session is None:
-        return False
-    try:
-        session.command(job, "status")
-    except WardroundError:
-        return False
-    return True
+def is_still_running(queue: JobQueue, job: str) -> bool:
+    """Whether the run's process is still there; live.json cannot tell that it was killed."""
+    return queue.is_server_running() and queue.find_state(job) != "ended"
 
 
 def describe_absent(facts: dict[str, Any]) -> list[str]:
@@ -296,11 +269,7 @@ def stop(
     prepare(debug, False)
     opened = find_organisers_kit(kit)
     name, facts = find_running(opened, run)
-    with open_session(opened) as session:
-        if now:
-            session.abort(facts["job"])
-        else:
-            session.command(facts["job"], "stop")
+    open_queue(opened).ask(str(facts["job"]), "abort" if now else "stop")
     when = "at once; the last whole round is safe" if now else "after this round, with a checkpoint"
     out.print(
         f"Run '{escape(name)}' stops {when}. Continue it with: "
@@ -312,32 +281,30 @@ def stop(
 
 
 def prepare(debug: bool, quiet: bool) -> None:
-    """Set up logging, the engine's own only with --debug; raise where the engine is missing."""
+    """Set up logging; raise where the extra is missing."""
     configure_logging(debug, quiet)
     require()
-    logging.getLogger("nvflare").setLevel(logging.WARNING if debug else logging.CRITICAL)
 
 
-def open_session(kit: Kit) -> Session:
-    """A connection to the server; fails at once, not after a while, if nothing listens there."""
-    from wardround.deploy.preflight import PreflightContext
-    from wardround.deploy.preflight.connection import identify_listener
+def open_queue(kit: Kit) -> JobQueue:
+    """The queue of a server that runs; fails at once, not after a while, if none does."""
     from wardround.deploy.preflight.kit import refuse_broken
 
-    if kit.admin_port is not None and not is_port_open("127.0.0.1", kit.admin_port):
-        raise WardroundError(
-            f"no server of this kit is running on this machine (127.0.0.1 port {kit.admin_port}). Start it: "
-            f"wardround server {kit.folder}"
-        )
+    queue = JobQueue(kit)
+    queue.require_server()
     refuse_broken(kit)
-    port = kit.admin_port or kit.port
-    trouble = identify_listener(PreflightContext(kit), port)
-    if trouble:
-        raise ConfigError(
-            f"what listens on 127.0.0.1 port {port} is not the server of project '{kit.project}' "
-            f"({trouble}). Is it the kit of another project?"
-        )
-    return Session(kit.folder)
+    return queue
+
+
+def log_to_kit(kit: Kit, name: str) -> None:
+    """What the network process refuses goes into a file of the kit, with the caller's name."""
+    kit.logs.mkdir(parents=True, exist_ok=True)
+    handler = RotatingFileHandler(kit.logs / f"{name}-calls.log", maxBytes=LOG_BYTES, backupCount=2)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    logger = logging.getLogger("wardround.deploy")
+    logger.setLevel(logging.INFO)
+    logger.addHandler(handler)
+    logger.propagate = False
 
 
 def make_speaker(hidden: bool) -> Callable[[str], None]:

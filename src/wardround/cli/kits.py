@@ -1,14 +1,11 @@
-"""join, provision, preflight: kits of a federation, whether a machine is ready for its kit, and taking part.
-
-join runs on NVIDIA FLARE, at a hospital.
-"""
+"""join, provision, preflight: kits of a federation, and taking part with one."""
 
 from __future__ import annotations
 
 import json
-import os
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,12 +13,12 @@ import typer
 from rich.markup import escape
 
 from wardround.cli.common import Debug, Json, app, configure_logging, err, out, print_table
-from wardround.cli.hospitals import leaving_on_signals, make_speaker, prepare
+from wardround.cli.hospitals import leaving_on_signals, log_to_kit, make_speaker, prepare
+from wardround.deploy import require
 from wardround.deploy.kits import DATA, Kit, open_kit
 from wardround.deploy.ledger import NAME
-from wardround.deploy.nvflare import require
 from wardround.deploy.preflight import Check, CheckFailed, PreflightContext, TrustFailed
-from wardround.deploy.processes import Processes
+from wardround.deploy.processes import end_with_input
 from wardround.errors import ConfigError
 from wardround.tables import Table
 
@@ -39,24 +36,19 @@ def join(
 ) -> None:
     """Take part as a hospital: connect to the organiser and answer what site.yaml allows."""
     prepare(debug, False)
-    from wardround.deploy.site import choose_device, describe_data, read_site_of
+    from wardround.deploy.joining import Joining
 
     opened = open_kit(kit, "hospital")
-    if data is not None:
-        os.environ[DATA] = str(data.absolute())
+    environment = {} if data is None else {DATA: str(data.absolute())}
     say = make_speaker(False)
-    rules = read_site_of(opened)
-    choose_device(rules)
-    say(describe_data(rules, opened.name))
     check_trust(opened)
-    with leaving_on_signals(), Processes(opened.folder, "client", again=True, say=say) as processes:
+    log_to_kit(opened, "join")
+    end_with_input()
+    with leaving_on_signals(), Joining(opened, environment, say) as hospital:
+        say(hospital.check())
         say(f"'{opened.name}' connects to {opened.server}:{opened.port}, outbound only. Ctrl-C ends.")
-        line = ConnectionWatch(opened)
-        news = watch_ledger(opened.state / NAME)
-        while True:
-            for text in (*line.news(processes.child.pid if processes.child else None), *next(news)):
-                say(text)
-            time.sleep(1.0)
+        show_ledger(opened.state / NAME, say)
+        hospital.serve()
 
 
 def check_trust(kit: Kit) -> None:
@@ -76,42 +68,16 @@ def check_trust(kit: Kit) -> None:
         return
 
 
-class ConnectionWatch:
-    """Reports when the connection to the organiser is made or lost; a single observation does not count."""
+def show_ledger(path: Path, say: Callable[[str], None]) -> None:
+    """Say a line for every message that leaves, from a thread of its own."""
 
-    def __init__(self, kit: Kit) -> None:
-        self._kit = kit
-        self._where = f"{kit.server}:{kit.port}"
-        self._said: bool | None = None
-        self._last = False
-        self._same = self._looks = 0  # looks that saw the same in a row; looks in all
+    def watch() -> None:
+        for lines in watch_ledger(path):
+            for line in lines:
+                say(line)
+            time.sleep(1.0)
 
-    def news(self, process: int | None) -> list[str]:
-        """Called every second; process: the one that holds the connection."""
-        here = process is not None and is_connected(process, self._kit.port)
-        self._same = self._same + 1 if here == self._last else 1
-        self._last = here
-        self._looks += 1
-        is_sure = self._same >= 3 and (here or self._said is not None)
-        is_late = not here and self._said is None and self._looks >= 10  # or it is refused again and again
-        if here == self._said or not (is_sure or is_late):
-            return []
-        first, self._said = self._said is None, here
-        if here:
-            return [f"connected to {self._where}"]
-        no = "no connection yet" if first else "connection lost"
-        return [f"{no} to {self._where}; retrying. Why: wardround preflight {self._kit.folder}"]
-
-
-def is_connected(process: int, port: int) -> bool:
-    """Whether a process has an open connection to this port somewhere; sends nothing."""
-    import psutil
-
-    try:
-        found = psutil.Process(process).net_connections("tcp")
-    except (psutil.Error, OSError):
-        return False
-    return any(one.status == "ESTABLISHED" and one.raddr and one.raddr.port == port for one in found)
+    threading.Thread(target=watch, name="wardround-ledger", daemon=True).start()
 
 
 def watch_ledger(path: Path) -> Iterator[list[str]]:

@@ -2,13 +2,14 @@
 
 A lossy choice rounds in every kind of run, simulated or at hospitals, so that its price shows in the scores.
 Only the model of a reply to "train" is recoded; integer buffers, `extras` and tensors that float16 cannot
-hold stay as they are.
+hold stay as they are. Only replies to "train" are compressed, since their size is known before: the server
+never unpacks more than was registered.
 """
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,6 +22,7 @@ from wardround.messages import Message
 from wardround.params import Params
 
 Array = np.ndarray[Any, np.dtype[Any]]
+PIECE = 2**18  # bytes taken in and given out at a time in decompression
 
 
 @dataclass(frozen=True)
@@ -119,7 +121,7 @@ def count_wire_bytes(
         for name in group:
             one = Params({name: group[name]})
             array = as_array(encode(one, base, settings)[0][name] if recoded else one[name])
-            small = compress_array(array) if settings.compress == "zlib" else None
+            small = compress_array(array) if settings.compress == "zlib" and task == "train" else None
             total += array.nbytes if small is None else small.nbytes
     return total
 
@@ -152,13 +154,34 @@ def compress_array(array: Array) -> Array | None:
 
 def decompress_array(small: Array, dtype: np.dtype[Any], count: int) -> Array:
     """`count` numbers back; never more memory than they need, and a ValueError if there are not as many."""
-    size = count * dtype.itemsize
-    unpacker = zlib.decompressobj()
-    try:
-        planes = unpacker.decompress(small.tobytes(), size + 1)
-    except zlib.error:
-        raise ValueError("its bytes cannot be decompressed") from None
-    if len(planes) != size or not unpacker.eof or unpacker.unused_data:
-        raise ValueError(f"it does not decompress to the {size} bytes it declares")
-    numbers = np.frombuffer(planes, dtype=np.uint8).reshape(dtype.itemsize, -1).T.copy(order="C")
+    size, place = count * dtype.itemsize, 0
+    numbers = np.empty((count, dtype.itemsize), dtype=np.uint8)
+    for piece in _decompress(small, size):
+        while len(piece):  # a plane is a column
+            plane, row = divmod(place, count)
+            part = piece[: count - row]
+            numbers[row : row + len(part), plane] = part
+            piece, place = piece[len(part) :], place + len(part)
     return numbers.reshape(-1).view(dtype)
+
+
+def _decompress(small: Array, size: int) -> Iterator[Array]:
+    """The bytes in pieces; a ValueError as soon as there is one more than `size`, or too few at the end."""
+    unpacker, done = zlib.decompressobj(), 0
+    wrong = ValueError(f"it does not decompress to the {size} bytes it declares")
+    for start in range(0, small.size, PIECE):
+        given = small[start : start + PIECE].tobytes()
+        if unpacker.eof:
+            raise wrong
+        is_full = False
+        while (given or is_full) and not unpacker.eof:
+            try:
+                piece = unpacker.decompress(given, PIECE)
+            except zlib.error:
+                raise ValueError("its bytes cannot be decompressed") from None
+            done, given, is_full = done + len(piece), unpacker.unconsumed_tail, len(piece) == PIECE
+            if done > size:
+                raise wrong
+            yield np.frombuffer(piece, dtype=np.uint8)
+    if done != size or not unpacker.eof or unpacker.unused_data:
+        raise wrong

@@ -12,22 +12,22 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from wardround.deploy.kits import Kit
+from wardround.deploy.kits import SIGNED, Kit, Role
 from wardround.deploy.project import Project
 from wardround.errors import ConfigError
 from wardround.files import write_bytes, write_json
 
-ADMIN = "organiser@wardround.internal"  # the engine wants its administrator's name to look like an address
-MANIFEST_SCHEMA = "wardround-manifest-1"
+MANIFEST_SCHEMA = "wardround-manifest-2"
 AUTHORITY_DAYS = 3650
 BACKDATED = timedelta(hours=1)  # a hospital's clock may be a little behind
+PURPOSES = {"hospital": ExtendedKeyUsageOID.CLIENT_AUTH, "organiser": ExtendedKeyUsageOID.SERVER_AUTH}
 SIGNATURE = padding.PSS(mgf=padding.MGF1(hashes.SHA256()), salt_length=padding.PSS.DIGEST_LENGTH)
 
 
@@ -49,7 +49,6 @@ class Authority:
             "project": project.project,
             "host": project.organiser.host,
             "port": project.organiser.port,
-            "admin_port": project.organiser.local_port,
             "bind": bind,
         }
         if not folder.exists():
@@ -101,32 +100,33 @@ class Authority:
         name: str,
         organisation: str,
         *,
-        use: Literal["server", "client"],
+        role: Role,
         valid: timedelta,
         hosts: Iterable[str] = (),
-        role: str | None = None,
         start: datetime | None = None,
     ) -> tuple[x509.Certificate, rsa.RSAPrivateKey]:
-        """A key and its certificate; use: whether its owner may serve, or only connect."""
+        """A key and its certificate: a hospital may connect and never serve, the organiser the reverse.
+
+        hosts: where the organiser is reached. A hospital has no name but its common name.
+        """
         key = rsa.generate_private_key(65537, 2048)
-        parts = {NameOID.COMMON_NAME: name, NameOID.ORGANIZATION_NAME: organisation}
-        if role is not None:
-            parts[NameOID.UNSTRUCTURED_NAME] = role  # where the engine looks for it
+        parts = {
+            NameOID.COMMON_NAME: name,
+            NameOID.ORGANIZATION_NAME: organisation,
+            NameOID.ORGANIZATIONAL_UNIT_NAME: role,
+        }
         subject = x509.Name([x509.NameAttribute(kind, text) for kind, text in parts.items()])
-        purposes = [ExtendedKeyUsageOID.CLIENT_AUTH]
-        if use == "server":
-            purposes.append(ExtendedKeyUsageOID.SERVER_AUTH)
         uses = x509.KeyUsage(True, False, True, False, False, False, False, False, False)
-        names = [as_general_name(host) for host in (tuple(hosts) or (name,))]
         certificate = (
             start_certificate(subject, self.certificate.subject, key.public_key(), self.key, valid, start)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(uses, critical=True)
-            .add_extension(x509.ExtendedKeyUsage(purposes), critical=False)
-            .add_extension(x509.SubjectAlternativeName(names), critical=False)
-            .sign(self.key, hashes.SHA256())
+            .add_extension(x509.ExtendedKeyUsage([PURPOSES[role]]), critical=False)
         )
-        return certificate, key
+        names = [as_general_name(host) for host in hosts]
+        if names:
+            certificate = certificate.add_extension(x509.SubjectAlternativeName(names), critical=False)
+        return certificate.sign(self.key, hashes.SHA256()), key
 
     def sign(self, content: bytes) -> str:
         return base64.b64encode(self.key.sign(content, SIGNATURE, hashes.SHA256())).decode()
@@ -176,7 +176,7 @@ def format_fingerprint(certificate: x509.Certificate) -> str:
 
 def load_authority(kit: Kit) -> x509.Certificate:
     """The certificate of the project's authority, as the kit has it."""
-    return x509.load_pem_x509_certificate((kit.startup / "rootCA.pem").read_bytes())
+    return x509.load_pem_x509_certificate(kit.authority.read_bytes())
 
 
 def read_issued(folder: Path) -> tuple[x509.Certificate, list[str]]:
@@ -196,13 +196,8 @@ def write_private(path: Path, content: bytes) -> None:
 
 
 def write_manifest(kit: Kit, authority: Authority) -> None:
-    """Checksums of all that must not change, signed; keys are checked against their certificates instead."""
-    own = (kit.site_file, kit.folder / "manifest.json")
-    files = {
-        path.relative_to(kit.folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in sorted(kit.folder.rglob("*"))
-        if path.is_file() and path.suffix != ".key" and path not in own
-    }
+    """Checksums of all that must not change, signed; the key is checked against its certificate instead."""
+    files = {name: hashlib.sha256((kit.folder / name).read_bytes()).hexdigest() for name in SIGNED}
     signature = authority.sign(encode_manifest(kit.project_id, kit.name, files))
     manifest = {"schema": MANIFEST_SCHEMA, "files": files, "signature": signature}
     write_json(kit.folder / "manifest.json", manifest)

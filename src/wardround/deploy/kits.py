@@ -2,29 +2,35 @@
 
     kits/north/               kits/organiser/
       kit.json                  kit.json          which project, who, where the organiser is
-      manifest.json             manifest.json     checksums of what follows, signed by the project's authority
+      manifest.json             manifest.json     checksums of what is signed by the project's authority
+      README.txt                README.txt
       site.yaml                                   the hospital's own rules, never sent
-      flare/                    flare/            the engine's workspace: startup/ local/ transfer/
-                                admin/            what the organiser's commands prove themselves with
+      keys/                     keys/             own.crt, own.key, authority.crt
       state/                    state/            what wardround keeps here
+      logs/                     logs/             log files of its processes
                                 runs/             one folder a run
 
-Keys are for their owner only; a kit whose keys others can read is refused.
+Keys are for their owner only; a kit whose key others can read, or that others can change, is refused. Nothing
+in a kit is code: no module is imported from it and no part of it is put on a path.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import stat
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from wardround.errors import ConfigError
+from wardround.text import clipped
 
-SCHEMA = "wardround-kit-1"
+SCHEMA, OLDER = "wardround-kit-2", "wardround-kit-1"
+LARGEST = 10_000  # bytes of kit.json
+EVERYWHERE, LOOPBACK = "0.0.0.0", "127.0.0.1"
+SIGNED = ("README.txt", "keys/authority.crt", "keys/own.crt", "kit.json")  # what the manifest names
 # environment variables that tell an engine's processes where things are
 KIT, SITE, DATA = "WARDROUND_KIT", "WARDROUND_SITE", "WARDROUND_DATA"
 Role = Literal["hospital", "organiser"]
@@ -32,7 +38,7 @@ Role = Literal["hospital", "organiser"]
 
 @dataclass(frozen=True)
 class Kit:
-    """A participant's folder; version: of the wardround that made it; admin_port: the organiser's alone."""
+    """A participant's folder; version: of the wardround that made it; listen: the organiser's alone."""
 
     folder: Path
     name: str
@@ -42,23 +48,28 @@ class Kit:
     server: str
     port: int
     version: str
-    admin_port: int | None = None
+    listen: str | None = None
 
     @property
-    def flare(self) -> Path:
-        return self.folder / "flare"
+    def own_certificate(self) -> Path:
+        return self.folder / "keys" / "own.crt"
 
     @property
-    def startup(self) -> Path:
-        return self.flare / "startup"
+    def own_key(self) -> Path:
+        return self.folder / "keys" / "own.key"
 
     @property
-    def admin(self) -> Path:
-        return self.folder / "admin"
+    def authority(self) -> Path:
+        """The certificate of the project's authority."""
+        return self.folder / "keys" / "authority.crt"
 
     @property
     def state(self) -> Path:
         return self.folder / "state"
+
+    @property
+    def logs(self) -> Path:
+        return self.folder / "logs"
 
     @property
     def runs(self) -> Path:
@@ -67,13 +78,6 @@ class Kit:
     @property
     def site_file(self) -> Path:
         return self.folder / "site.yaml"
-
-    @property
-    def keys(self) -> Iterator[Path]:
-        """Every private key in the kit."""
-        for part in (self.startup, self.admin / "startup"):
-            if part.is_dir():
-                yield from sorted(part.glob("*.key"))
 
     def as_dict(self) -> dict[str, Any]:
         """What kit.json says."""
@@ -87,7 +91,7 @@ class Kit:
             "port": self.port,
             "wardround": self.version,
         }
-        return plain if self.admin_port is None else {**plain, "admin_port": self.admin_port}
+        return plain if self.listen is None else {**plain, "listen": self.listen}
 
 
 def open_kit(path: str | Path, role: Role | None = None) -> Kit:
@@ -118,34 +122,52 @@ def read_kit(folder: Path) -> Kit:
         hint = f"It holds the kits {inside}; give one of them." if inside else "It has no kit.json."
         raise ConfigError(f"{folder} is not a kit. {hint}")
     try:
-        values = json.loads(file.read_text(encoding="utf-8"))
+        with file.open("rb") as opened:
+            values = json.loads(opened.read(LARGEST))
+        if values["schema"] == OLDER:
+            raise ConfigError(
+                f"{folder} was made by an older version of wardround. The organiser makes it again, with the "
+                "same authority: move it away, then run wardround provision PROJECT --renew "
+                f"{clipped(str(values.get('name', folder.name)), 48)}"
+            )
         if values["schema"] != SCHEMA:
             raise ConfigError(
                 f"{file} says {values['schema']!r}, this wardround reads {SCHEMA}. "
                 "Use the version of wardround that the organiser uses."
             )
         keys = ("name", "role", "project", "project_id", "server", "port", "wardround")
-        kit = replace(Kit(folder, *(values[key] for key in keys)), admin_port=values.get("admin_port"))
-    except (ValueError, KeyError, TypeError, OSError) as error:
+        kit = replace(Kit(folder, *(values[key] for key in keys)), listen=values.get("listen"))
+    except (ValueError, KeyError, TypeError, OSError, RecursionError) as error:
         reason = f"{type(error).__name__}: {error}"
         raise ConfigError(f"{file} cannot be read ({reason}). Unpack the kit again.") from None
     texts = (kit.name, kit.project, kit.project_id, kit.server, kit.version)
-    sound = all(isinstance(text, str) and text for text in texts) and kit.role in ("hospital", "organiser")
-    ports = [kit.port] if kit.admin_port is None else [kit.port, kit.admin_port]
-    if not sound or not all(type(port) is int and 1 <= port <= 65535 for port in ports):
+    listens = {"hospital": (None,), "organiser": (EVERYWHERE, LOOPBACK)}
+    if (
+        not all(isinstance(text, str) and text.isprintable() and text for text in texts)
+        or not isinstance(kit.role, str)
+        or kit.listen not in listens.get(kit.role, ())
+        or type(kit.port) is not int
+        or not 1 <= kit.port <= 65535
+    ):
         raise ConfigError(f"{file} has an invalid value. Unpack the kit again.")
     return kit
 
 
 def check_private(kit: Kit) -> None:
-    """Refuse keys that anyone but their owner may read: whoever has a key is that participant."""
-    for key in kit.keys:
-        mode = stat.S_IMODE(key.stat().st_mode)
-        if mode & 0o077:
-            raise ConfigError(
-                f"{key} is a private key that others on this machine may read (mode {mode:03o}). "
-                f"Close it: chmod -R go-rwx {kit.folder}"
-            )
+    """Refuse a key that anyone but its owner may read, and a kit that others may change.
+
+    Whoever has a key is that participant; whoever can write site.yaml makes the hospital's rules.
+    """
+    parts = (kit.folder, kit.folder / "keys", kit.state, kit.site_file, kit.folder / "kit.json")
+    refused = [(kit.own_key, 0o077, "is a private key that others on this machine may read")]
+    refused += [(part, 0o022, "can be changed by others on this machine") for part in parts]
+    for path, bits, sentence in refused:
+        with contextlib.suppress(FileNotFoundError):
+            mode = stat.S_IMODE(path.stat().st_mode)
+            if mode & bits:
+                raise ConfigError(
+                    f"{path} {sentence} (mode {mode:03o}). Close it: chmod -R go-rwx {kit.folder}"
+                )
 
 
 def find_organisers_kit(path: Path | None) -> Kit:

@@ -15,21 +15,23 @@ import uuid
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
-from wardround.deploy.wire import Parcel
+from wardround.deploy import limits
 
-REMEMBERED = 10_000  # closed letters, so that a late reply can be named
+Content = TypeVar("Content")
+Answered = TypeVar("Answered")
+
 SILENT_SECONDS = 10.0  # without a sign of life, before a hospital loses its turn to send
-MOST_STRAYS = 1000  # kept between two calls of `take_strays`
 log = logging.getLogger(__name__)
 
 
 @dataclass
-class Letter:
-    """One request on its way to one hospital."""
+class Letter(Generic[Content]):
+    """One request on its way to one hospital; content: what the channel carries."""
 
     hospital: str
-    parcel: Parcel
+    content: Content
     deadline: float
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
 
@@ -43,7 +45,7 @@ class ClosedLetter:
     reported: bool = False
 
 
-class Mailbox:
+class Mailbox(Generic[Content, Answered]):
     """Open and closed letters, replies in order of arrival, and strays: replies that were not wanted.
 
     on_close: called with the id of every letter that is closed.
@@ -52,11 +54,11 @@ class Mailbox:
     def __init__(self, on_close: Callable[[str], None] = lambda letter_id: None) -> None:
         self._on_close = on_close
         self._lock = threading.Lock()
-        self._open: dict[str, Letter] = {}  # by letter id
+        self._open: dict[str, Letter[Content]] = {}  # by letter id
         self._closed: OrderedDict[str, ClosedLetter] = OrderedDict()
-        self._arrived: queue.SimpleQueue[tuple[Letter, Parcel | None]] = queue.SimpleQueue()
+        self._arrived: queue.SimpleQueue[tuple[Letter[Content], Answered | None]] = queue.SimpleQueue()
         self._heard: dict[str, float] = {}
-        self._strays: deque[tuple[str, str]] = deque(maxlen=MOST_STRAYS)
+        self._strays: deque[tuple[str, str]] = deque(maxlen=limits.STRAYS)
         self._sending = ""  # the letter whose large reply is on its way
 
     def __len__(self) -> int:
@@ -88,18 +90,18 @@ class Mailbox:
 
     # Letters
 
-    def post(self, letters: Iterable[Letter]) -> None:
+    def post(self, letters: Iterable[Letter[Content]]) -> None:
         with self._lock:
             self._open |= {letter.id: letter for letter in letters}
 
-    def find(self, hospital: str) -> Letter | None:
+    def find(self, hospital: str) -> Letter[Content] | None:
         """The open letter to a hospital; a hospital that was restarted gets the same one again."""
         now = time.monotonic()
         with self._lock:
             mine = (letter for letter in self._open.values() if letter.hospital == hospital)
             return next((letter for letter in mine if letter.deadline > now), None)
 
-    def check(self, letter_id: str) -> Letter | None:
+    def check(self, letter_id: str) -> Letter[Content] | None:
         """The letter, if its reply is still wanted; one that is too late is a stray, once."""
         with self._lock:
             letter, closed = self._open.get(letter_id), self._closed.get(letter_id)
@@ -122,14 +124,14 @@ class Mailbox:
                 self._sending = letter_id
             return letter_id not in self._open or self._sending == letter_id
 
-    def close(self, letter_id: str, *, answered: bool = False) -> Letter | None:
+    def close(self, letter_id: str, *, answered: bool = False) -> Letter[Content] | None:
         """Stop waiting for a reply; the letter, if it was open."""
         with self._lock:
             letter = self._open.pop(letter_id, None)
             if letter is None:
                 return None
             self._closed[letter_id] = ClosedLetter(letter.hospital, answered)
-            while len(self._closed) > REMEMBERED:
+            while len(self._closed) > limits.CLOSED_LETTERS:
                 self._closed.popitem(last=False)
         self._on_close(letter_id)
         return letter
@@ -140,8 +142,8 @@ class Mailbox:
 
     # Replies
 
-    def accept(self, hospital: str, letter_id: str, read: Callable[[], Parcel | None]) -> None:
-        """Take a reply in, or say why not; read: what it holds, None where it cannot be read."""
+    def admit(self, hospital: str, letter_id: str) -> Letter[Content] | None:
+        """The open letter that this hospital may answer; any other reply is a stray."""
         with self._lock:
             letter = self._open.get(letter_id)
             closed = self._closed.get(letter_id)
@@ -150,11 +152,20 @@ class Mailbox:
         elif letter.hospital != hospital:
             self.note_stray(hospital, f"foreign: a reply to a request made to '{letter.hospital}'")
         else:
-            reply = read()
-            if self.close(letter_id, answered=True) is None:
-                self.note_stray(hospital, "duplicate: this request was answered a moment ago")
-            else:
-                self._arrived.put((letter, reply))
+            return letter
+        return None
+
+    def accept(self, hospital: str, letter_id: str, read: Callable[[], Answered | None]) -> bool:
+        """Take a reply in, or say why not; read: what it holds, None where it cannot be read."""
+        letter = self.admit(hospital, letter_id)
+        if letter is None:
+            return False
+        reply = read()
+        if self.close(letter_id, answered=True) is None:
+            self.note_stray(hospital, "duplicate: this request was answered a moment ago")
+            return False
+        self._arrived.put((letter, reply))
+        return True
 
     def refuse(self, hospital: str, closed: ClosedLetter | None = None) -> None:
         """Note a reply that is not wanted."""
@@ -166,7 +177,7 @@ class Mailbox:
             closed.reported = True
             self.note_stray(hospital, "late: its reply came after the deadline")
 
-    def take(self, seconds: float) -> tuple[Letter, Parcel | None]:
+    def take(self, seconds: float) -> tuple[Letter[Content], Answered | None]:
         """The next reply, if one arrives in time; else queue.Empty."""
         return self._arrived.get(timeout=seconds)
 

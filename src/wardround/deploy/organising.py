@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import shutil
 import time
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
@@ -13,19 +11,17 @@ from typing import Any
 from wardround.config import Config
 from wardround.config_file import load_config, resolve
 from wardround.deploy.conducting import refuse_pooled
+from wardround.deploy.job_queue import JobQueue
 from wardround.deploy.kits import Kit
 from wardround.deploy.live_file import FINAL, follow, is_past_registering, read_live
-from wardround.deploy.nvflare.job import jobs_folder, write_job
-from wardround.deploy.nvflare.session import DONE, Session
 from wardround.engine.outcome import Listener
 from wardround.engine.run_folder import check_folder
-from wardround.errors import ConfigError, WardroundError
+from wardround.errors import ConfigError
 from wardround.files import file_name, write_json
 from wardround.text import suggest
 
 HOSPITALS = "hospitals.json"  # in the run folder: who was asked to take part
-ASK_SECONDS = 3.0  # between questions to the server whether the job's process is still there
-MOST_UNANSWERED = 2  # questions in a row
+ASK_SECONDS = 1.0  # between two looks whether the run's process is still there
 
 
 def make_paths_absolute(config: Config) -> Config:
@@ -62,57 +58,40 @@ def refuse_second(config: Config, kit: Kit, overwrite: bool) -> None:
 class Submission:
     """A run submitted to the server."""
 
-    def __init__(self, session: Session, config: Config, job: str) -> None:
+    def __init__(self, queue: JobQueue, config: Config, job: str) -> None:
         self.config = config
         self.job = job
-        self._session = session
-        self._asked = time.monotonic()
-        self._unanswered = 0
-        self._stop_wanted = False
+        self._queue = queue
+        self._looked = time.monotonic()
 
     def follow(self, listener: Listener | None, say: Callable[[str], None] = lambda line: None) -> str:
         """Show it until it is done or stopped."""
         return follow(self.config, self.job, listener, ended=self._ended, say=say)
 
     def stop(self) -> None:
-        """Let the run end after this round, with a checkpoint; before the first one, at once.
-
-        The request goes out with the next poll: a process that is just starting would miss it.
-        """
-        self._stop_wanted = True
-
-    def _pass_on_stop(self) -> None:
+        """Let the run end after this round, with a checkpoint; before the first one, at once."""
         facts = read_live(self.config.folder)
         if facts is None or facts.get("job") != self.job or not is_past_registering(facts):
             raise KeyboardInterrupt  # there is no round to finish
-        with contextlib.suppress(WardroundError):  # busy: asked again with the next poll
-            self._session.command(self.job, "stop")
-            self._stop_wanted = False
+        self._queue.ask(self.job, "stop")
 
     def _ended(self) -> str | None:
-        if self._stop_wanted:
-            self._pass_on_stop()
-        if time.monotonic() - self._asked < ASK_SECONDS:
+        if time.monotonic() - self._looked < ASK_SECONDS:
             return None
-        self._asked = time.monotonic()
-        try:
-            state = self._session.job_state(self.job)
-        except WardroundError as error:  # once may be chance: a busy server
-            self._unanswered += 1
-            if self._unanswered < MOST_UNANSWERED:
-                return None
-            reason = str(error).rstrip(".")
-            return f"{reason}. The last whole round is safe; continue with --resume."
-        self._unanswered = 0
-        if not state.startswith(DONE):
+        self._looked = time.monotonic()
+        if not self._queue.is_server_running():
+            return (
+                f"the organiser's server has ended ({self._queue.kit.folder}). The last whole round is safe; "
+                "continue with --resume."
+            )
+        if self._queue.find_state(self.job) != "ended":
             return None
-        time.sleep(1.0)  # the last line of a run that ended well may come a moment later
         facts = read_live(self.config.folder)
         if facts is not None and facts.get("job") == self.job and facts["state"] in FINAL:
             return None
         return (
-            f"the run's process on the server ended ({state.lower()}); the last whole round is safe. Look at "
-            "flare/log.txt in the organiser's kit, then continue with --resume."
+            "the run's process on the server ended; the last whole round is safe. Look at logs/run.log in "
+            "the organiser's kit, then continue with --resume."
         )
 
 
@@ -125,18 +104,18 @@ def parse_hospitals(text: str) -> list[str]:
 
 
 def choose_hospitals(
-    session: Session, config: Config, asked: Sequence[str] | None, *, resume: bool
+    queue: JobQueue, config: Config, asked: Sequence[str] | None, *, resume: bool
 ) -> list[str]:
     """The hospitals named; of a run that is resumed its own; else those that are connected."""
     file = config.folder / HOSPITALS
     if asked:
         names = sorted(asked)
         if not resume:  # after a crash they may be on their way back
-            refuse_unknown(names, session.connected())
+            refuse_unknown(names, queue.connected())
     elif resume and file.exists():
         names = json.loads(file.read_text(encoding="utf-8"))
     else:
-        names = sorted(session.connected())
+        names = sorted(queue.connected())
     if len(names) < config.min_clients:
         here = f"connected: {', '.join(names)}" if names else "no hospital is connected"
         raise ConfigError(
@@ -145,16 +124,16 @@ def choose_hospitals(
     return names
 
 
-def refuse_running(session: Session, config: Config) -> None:
+def refuse_running(queue: JobQueue, config: Config) -> None:
     """A second job for a run in progress would wait silently, and then be refused."""
     facts = read_live(config.folder)
     if facts is None or facts.get("state") in FINAL:
         return
-    try:
-        session.command(str(facts.get("job")), "status")
-    except WardroundError:  # live.json cannot tell that its process was killed
+    if (
+        queue.find_state(str(facts.get("job"))) == "ended"
+    ):  # live.json cannot tell that its process was killed
         return
-    name, kit = config.folder.name, session.kit
+    name, kit = config.folder.name, queue.kit.folder
     raise ConfigError(
         f"run '{name}' is in progress. See it with: wardround status --watch --kit {kit}; end it first with: "
         f"wardround stop {name} --kit {kit}"
@@ -173,7 +152,7 @@ def refuse_unknown(names: Sequence[str], connected: Collection[str]) -> None:
 
 
 def submit(
-    session: Session,
+    queue: JobQueue,
     config: Config,
     names: Sequence[str],
     *,
@@ -192,10 +171,7 @@ def submit(
         "kits": None if kits is None else str(kits.absolute()),
     }
     write_json(config.folder / HOSPITALS, sorted(names))
-    written = write_job(jobs_folder(session.kit), name=config.name, args=args)
-    job = session.submit(written)
-    shutil.rmtree(written)  # the server has its copy
-    return Submission(session, config, job)
+    return Submission(queue, config, queue.submit(args))
 
 
 def load_stored_config(kit: Kit, name: str) -> Config:

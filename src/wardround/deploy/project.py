@@ -12,6 +12,7 @@ certificate, in its federation.yaml, in folders and in the results.
 from __future__ import annotations
 
 import ipaddress
+import logging
 import re
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ from wardround.data.roles import NOT_HOSPITALS
 from wardround.errors import ConfigError
 from wardround.settings import Settings, refuse_boolean, shown
 from wardround.yaml_file import read_yaml
+
+log = logging.getLogger(__name__)
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,47}")
 NAME_RULE = "up to 48 letters a-z, digits, - and _, with a letter or digit in front"
@@ -61,19 +64,14 @@ def is_host(value: str) -> bool:
 
 
 class Organiser(Settings):
-    """The machine hospitals connect to.
-
-    port: the one port that must be open on it; admin_port: where `wardround submit` and `status` talk to
-    the server, on the organiser's machine alone; left out, the port after `port`.
-    """
+    """The machine hospitals connect to; port: the one port that must be open on it."""
 
     host: str
-    port: int = Field(8002, ge=1, le=65534)
-    admin_port: int | None = Field(None, ge=1, le=65535)
+    port: int = Field(8002, ge=1, le=65535)
     organisation: str = "organiser"
 
     _organisation = field_validator("organisation")(check_organisation)
-    _numbers = field_validator("port", "admin_port", mode="before")(refuse_boolean)
+    _numbers = field_validator("port", mode="before")(refuse_boolean)
 
     @field_validator("host")
     @classmethod
@@ -84,16 +82,6 @@ class Organiser(Settings):
                 f"at most {LONGEST_HOST} characters, without port or https://"
             )
         return value
-
-    @model_validator(mode="after")
-    def two_ports(self) -> Organiser:
-        if self.admin_port == self.port:
-            raise ValueError(f"port and admin_port are both {self.port}; they must differ")
-        return self
-
-    @property
-    def local_port(self) -> int:
-        return self.admin_port if self.admin_port is not None else self.port + 1
 
 
 class Hospital(Settings):
@@ -169,7 +157,12 @@ def load_project(path: Path) -> Project:
         raise ConfigError(
             f"{path} does not exist. Write one with: wardround provision --example > {path.name}"
         )
-    return Project.read(read_yaml(path, "project: my-project", largest=10**6), f"{path}: ")
+    values = read_yaml(path, "project: my-project", largest=10**6)
+    organiser = values.get("organiser")
+    if isinstance(organiser, dict) and "admin_port" in organiser:
+        del organiser["admin_port"]
+        log.warning(f"{path}: organiser.admin_port is no longer used and was ignored; delete the line.")
+    return Project.read(values, f"{path}: ")
 
 
 def render_template() -> str:
@@ -182,7 +175,6 @@ project: my-project
 organiser:
   host: organiser.example.org   # name or IPv4 address of the organiser's machine, as the hospitals see it
   port: 8002                    # the only port to open; hospitals connect to it, nobody connects to them
-  # admin_port: 8003            # for the organiser's own commands, on the organiser's machine alone
   organisation: Example         # letters, digits and _
 
 hospitals:                      # a name is the same everywhere: kit, certificate, results

@@ -1,7 +1,7 @@
 """The whole deployment on one machine: a server and one process for each hospital, with mutual TLS.
 
     <run>/rehearsal/kits/            made again every time; a hospital's state stays for --resume
-      organiser/ north/ east/ ...    logs in flare/, what each hospital remembers and sent in state/
+      organiser/ north/ east/ ...    logs in logs/, what each hospital remembers and sent in state/
 
 Everything listens on 127.0.0.1 alone.
 """
@@ -19,10 +19,10 @@ import yaml
 from wardround.config import Config
 from wardround.data.opening import open_federation
 from wardround.deploy.conducting import refuse_pooled
+from wardround.deploy.job_queue import JobQueue
 from wardround.deploy.kits import Kit
-from wardround.deploy.nvflare.session import Session
 from wardround.deploy.organising import Submission, make_paths_absolute, submit
-from wardround.deploy.processes import Processes, Say, free_ports, wait_for_hospitals, wait_for_port
+from wardround.deploy.processes import KitProcess, Say, free_ports, wait_for_hospitals, wait_for_port
 from wardround.deploy.project import Hospital, Organiser, Project
 from wardround.deploy.provisioning import provision
 from wardround.engine.run_folder import check_folder
@@ -46,18 +46,15 @@ def rehearsal(config: Config, *, resume: bool, overwrite: bool, say: Say) -> Ite
         kits = make_fresh_kits(config, names, keep=resume)
         organiser, hospitals = kits[0], kits[1:]
         say(f"starting a server and {len(hospitals)} hospitals on this machine")
-        server = stack.enter_context(Processes(organiser.folder, "server", say=say))
-        started = [server]
-        for kit in hospitals:
-            client = Processes(kit.folder, "client", site=kit.site_file, again=True, say=say)
-            started.append(stack.enter_context(client))
+        server = stack.enter_context(KitProcess(organiser, "server"))
+        started = [server, *(stack.enter_context(KitProcess(kit, "join")) for kit in hospitals)]
         for each in started:
             stack.callback(each.ask_to_end)  # all, before any is waited for
         wait_for_port(LOOPBACK, organiser.port, START_SECONDS, server)
-        session = stack.enter_context(Session(organiser.folder))
-        wait_for_hospitals(session.connected, names, START_SECONDS, say)
+        queue = JobQueue(organiser)
+        wait_for_hospitals(queue.connected, names, START_SECONDS, say)
         folder = organiser.folder.parent
-        yield submit(session, config, names, resume=resume, overwrite=overwrite, kits=folder)
+        yield submit(queue, config, names, resume=resume, overwrite=overwrite, kits=folder)
 
 
 def claim_folder(run: Path) -> IO[str]:
@@ -89,11 +86,11 @@ def make_fresh_kits(config: Config, names: list[str], *, keep: bool) -> list[Kit
             kept.mkdir(parents=True, exist_ok=True)
             state.rename(kept / name)
     shutil.rmtree(folder / "kits", ignore_errors=True)
-    port, admin_port = free_ports(2)
+    (port,) = free_ports(1)
     try:
         project = Project(
             project="rehearsal",
-            organiser=Organiser(host=LOOPBACK, port=port, admin_port=admin_port),
+            organiser=Organiser(host=LOOPBACK, port=port),
             hospitals=tuple(Hospital(name=name) for name in names),
             valid_days=30,
         )

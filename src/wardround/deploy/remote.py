@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from wardround.clients import Answer, Registration, SyncState
 from wardround.config import Config
+from wardround.deploy import limits
 from wardround.deploy.agreement import DataFacts, make_hospital_config
 from wardround.deploy.live_file import Live
 from wardround.deploy.wire import Parcel, ParcelError, pack, unpack
@@ -28,9 +29,6 @@ from wardround.messages import Message, Reply
 
 log = logging.getLogger(__name__)
 AWAY_SECONDS = 20.0  # without a sign of life, before a hospital is no longer asked
-LARGEST = 4 * 2**30  # bytes of one reply
-MOST_CASES = 10**7  # of a hospital
-MOST_TERMS = 1000  # of a training loss
 WAITING_STEP = 0.2
 REGISTRATIONS = "registrations.json"
 STATISTICS = ("running_mean", "running_var")  # as torch calls those of every norm layer
@@ -125,8 +123,8 @@ class Remote:
     def _enter(self, name: str, said: Mapping[str, Any]) -> None:
         facts = DataFacts.model_validate(said["facts"])
         entry = Registration.from_dict({**said["registration"], "client": name})
-        if max(entry.num_train, entry.num_val, entry.num_test) > MOST_CASES:
-            raise ValueError(f"more than {MOST_CASES} cases")
+        if max(entry.num_train, entry.num_val, entry.num_test) > limits.CASES:
+            raise ValueError(f"more than {limits.CASES} cases")
         self._registered[name], self.facts[name] = entry, facts
 
     def _remember_those_away(self, troubles: dict[str, str]) -> None:
@@ -220,7 +218,12 @@ class Remote:
         about: dict[str, Any] = {"kind": "reply", "run": self._run, "task": task, "round": round}
         try:
             message, more = unpack(
-                parcel, **about, request=request, client=name, largest=LARGEST, base=sent.optional_params
+                parcel,
+                **about,
+                request=request,
+                client=name,
+                largest=limits.REPLY_BYTES,
+                base=sent.optional_params,
             )
             for key in ("failure", "refused"):
                 if more.get(key) is not None:
@@ -235,8 +238,8 @@ class Remote:
                 loss={str(term): float(value) for term, value in dict(more["loss"]).items()},
                 num_bytes=parcel.num_bytes,
             )
-            if len(answer.loss) > MOST_TERMS:
-                raise ValueError(f"a loss of more than {MOST_TERMS} terms")
+            if len(answer.loss) > limits.LOSS_TERMS:
+                raise ValueError(f"a loss of more than {limits.LOSS_TERMS} terms")
             check_usable(task, sent, answer)
             return answer
         except ParcelError as error:

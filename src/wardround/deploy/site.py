@@ -20,6 +20,7 @@ from wardround.clients import Answer, SyncState
 from wardround.config import TrafficSettings
 from wardround.data.serving.loading import federation_of
 from wardround.data.settings import DataSettings
+from wardround.deploy import limits
 from wardround.deploy.agreement import collect_facts, localise_config, open_own_federation
 from wardround.deploy.kits import DATA, KIT, SITE, Kit, open_kit
 from wardround.deploy.ledger import Ledger
@@ -37,7 +38,6 @@ log = logging.getLogger(__name__)
 
 REQUESTS, ANSWERED = "requests.txt", "answered"
 REQUEST = re.compile(r"[0-9a-f]{16,64}")
-MOST_ROUNDS = 2**31
 
 
 class Refused(WardroundError):
@@ -254,7 +254,7 @@ def is_named(about: Mapping[str, str]) -> bool:
 
 
 def _round(value: Any) -> int:
-    is_count = isinstance(value, int) and not isinstance(value, bool) and -1 <= value < MOST_ROUNDS
+    is_count = isinstance(value, int) and not isinstance(value, bool) and -1 <= value < limits.ROUNDS
     return value if is_count else -1
 
 

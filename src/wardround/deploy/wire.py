@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from wardround.clients.gate import content_complaint
+from wardround.clients.gate import Spec, content_complaint
 from wardround.clients.traffic import (
     CODINGS,
     Array,
@@ -35,18 +35,17 @@ from wardround.clients.traffic import (
     short,
 )
 from wardround.config import TrafficSettings
+from wardround.deploy import limits
+from wardround.deploy.strict_json import as_plain, is_shape, parse_json, show
 from wardround.errors import WardroundError
 from wardround.messages import Message
 from wardround.params import NoParams, Params
 from wardround.storage import DTYPES
 
 SCHEMA = "wardround-parcel-1"
-MAX_HEADER_CHARACTERS = 64 * 2**20
-MAX_DEPTH = 50
 Kind = Literal["request", "reply"]
 ADDRESS = ("kind", "run", "task", "round", "client", "request")
 TYPES = {short(dtype): dtype for dtype in DTYPES.values()}
-MAX_AXES = 64
 FIELDS = frozenset({"schema", *ADDRESS, "layout", "tensors", "scalars", "more", "sha256"})
 CARRIERS: dict[str, np.dtype[Any]] = {key: np.dtype("uint16" if key == "bfloat16" else key) for key in TYPES}
 
@@ -65,12 +64,10 @@ class Parcel:
     @classmethod
     def read(cls, text: str, arrays: Mapping[str, Array]) -> Parcel:
         """A parcel whose header came as text."""
-        if not isinstance(text, str) or len(text) > MAX_HEADER_CHARACTERS:
-            raise ParcelError("the message's header is not text, or is longer than 64 MiB.")
         try:
-            return cls(json.loads(text), arrays)
-        except (ValueError, RecursionError):
-            raise ParcelError("the message's header is not readable JSON.") from None
+            return cls(parse_json(text), arrays)
+        except ValueError as error:
+            raise ParcelError(f"the message's header {error}.") from None
 
     @property
     def text(self) -> str:
@@ -105,35 +102,13 @@ def compute_sha256(header: Mapping[str, Any], arrays: Mapping[str, Array]) -> st
     return digest.hexdigest()
 
 
-def as_plain(value: Any, where: str = "the header", depth: int = 0) -> Any:
-    """The same value made of JSON's own types alone; anything else is refused by name."""
-    if depth > MAX_DEPTH:
-        raise ParcelError(f"{where} is nested more than {MAX_DEPTH} levels deep.")
-    if value is None or isinstance(value, bool):
-        return value
-    if isinstance(value, str):
-        return str(value)
-    if isinstance(value, float):
-        return float(value)
-    if isinstance(value, int):
-        if abs(value) >= 2**64:
-            raise ParcelError(f"{where} holds an integer of more than 64 bits.")
-        return int(value)
-    if isinstance(value, list | tuple):
-        return [as_plain(item, where, depth + 1) for item in value]
-    if isinstance(value, Mapping):
-        odd = next((key for key in value if not isinstance(key, str)), None)
-        if odd is not None:
-            raise ParcelError(f"{where} has a key of type {type(odd).__name__}; only text can be sent.")
-        return {str(key): as_plain(item, f"'{show(key)}'", depth + 1) for key, item in value.items()}
-    raise ParcelError(f"{where} holds a {type(value).__name__}, which cannot be sent.")
-
-
-def show(value: Any) -> str:
-    """An untrusted value for a message: short, on one line, printable characters only."""
-    text = ascii(value)
-    text = text[1:-1] if isinstance(value, str) else text
-    return text if len(text) <= 80 else text[:77] + "..."
+def make_plain(header: Any) -> dict[str, Any]:
+    """The header made of JSON's own types alone and within the limits."""
+    try:
+        plain: dict[str, Any] = as_plain(header)
+    except ValueError as error:
+        raise ParcelError(f"{error}.") from None
+    return plain
 
 
 def pack(
@@ -154,6 +129,7 @@ def pack(
     more: facts beside the message. traffic: applies to replies only; base: the model the request held.
     """
     settings = (traffic if kind == "reply" else None) or TrafficSettings()
+    compress = settings.compress == "zlib" and task == "train"
     tensors: dict[str, dict[str, Any]] = {}
     arrays: dict[str, Array] = {}
     for label, group in message.tensors().items():
@@ -161,7 +137,7 @@ def pack(
         for name in group:  # one at a time, so that no second model lies beside the parcel
             one, key = Params({name: group[name]}), array_key(label, name)
             carried, codings = encode(one, base, settings) if recoded else (one, {})
-            arrays[key], tensors[key] = _pack_tensor(name, carried[name], settings.compress == "zlib")
+            arrays[key], tensors[key] = _pack_tensor(name, carried[name], compress)
             if name in codings:
                 tensors[key]["coding"] = codings[name]
     header = {
@@ -177,7 +153,7 @@ def pack(
         "scalars": dict(message.scalars),
         "more": dict(more or {}),
     }
-    plain = as_plain(header)
+    plain = make_plain(header)
     return Parcel(plain | {"sha256": compute_sha256(plain, arrays)}, arrays)
 
 
@@ -186,6 +162,8 @@ def _pack_tensor(name: str, tensor: Tensor, compress: bool) -> tuple[Array, dict
     dtype = short(tensor.dtype)
     if dtype not in TYPES:
         raise ParcelError(f"tensor '{name}' has type {dtype}, which cannot be sent.")
+    if not is_shape(list(tensor.shape)):
+        raise ParcelError(f"tensor '{name}' has the shape {show(tuple(tensor.shape))}, which cannot be sent.")
     array = as_array(tensor)
     facts: dict[str, Any] = {"dtype": dtype, "shape": list(tensor.shape)}
     small = compress_array(array) if compress else None
@@ -211,10 +189,15 @@ class TensorEntry(NamedTuple):
         return math.prod(self.shape)
 
     @property
+    def spec(self) -> Spec:
+        """Shape and type when decoded."""
+        coding = CODINGS.get(self.code)
+        return self.shape, TYPES[self.dtype] if coding is None else coding.restored
+
+    @property
     def num_bytes(self) -> int:
         """Bytes it needs when decoded."""
-        coding = CODINGS.get(self.code)
-        return self.num_numbers * (TYPES[self.dtype] if coding is None else coding.restored).itemsize
+        return self.num_numbers * self.spec[1].itemsize
 
 
 def unpack(
@@ -227,23 +210,26 @@ def unpack(
     client: str | None = None,
     request: str | None = None,
     largest: int,
+    unpacked: int = 0,
+    expected: Mapping[str, Spec] | None = None,
     base: Params | None = None,
     finite: bool = False,
 ) -> tuple[Message, dict[str, Any]]:
     """The message and the facts beside it, or a ParcelError that says what is wrong.
 
-    kind to request: what the parcel must say of itself; None compares nothing. largest: bytes it may have, on
-    the way and unpacked. base: the model the request held, for replies that are differences to it. finite:
-    refuse NaN and infinities (a server leaves that to its gate).
+    kind to request: what the parcel must say of itself; None compares nothing. largest: bytes it may have on
+    the way. unpacked: bytes that its compressed and recoded tensors may need, by default none. expected: the
+    tensors its params may hold, None for any. base: the model the request held, for replies that are
+    differences to it. finite: refuse NaN and infinities (a server leaves that to its gate).
     """
-    expected = dict(zip(ADDRESS, (kind, run, task, round, client, request), strict=True))
     header = _check_header(parcel)
-    _check_address(header, expected)
+    _check_address(header, dict(zip(ADDRESS, (kind, run, task, round, client, request), strict=True)))
     _check_size(parcel, largest)
     entries = list(_read_entries(header, parcel.arrays, base))
-    room = sum(entry.num_bytes for entry in entries)
-    if room > largest:  # a small message must not claim much memory
-        raise ParcelError(f"the message has {show(room)} bytes unpacked, at most {largest:,} are allowed.")
+    _check_room(entries, unpacked)
+    if expected is not None:
+        for entry in entries:
+            _check_expected(entry, expected)
     if header["sha256"] != compute_sha256(header, parcel.arrays):
         raise ParcelError("the message was changed in transit: its SHA-256 does not match its content.")
     message = _build_message(header, entries, parcel.arrays, base)
@@ -262,8 +248,7 @@ def _check_header(parcel: Parcel) -> dict[str, Any]:
             f"the message has the schema '{show(schema)}', this wardround reads '{SCHEMA}'. "
             "Install the same version at both ends."
         )
-    header: dict[str, Any] = as_plain(parcel.header)
-    return header
+    return make_plain(parcel.header)
 
 
 def _check_address(header: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
@@ -284,6 +269,8 @@ def _check_size(parcel: Parcel, largest: int) -> None:
     """Arrays are numeric NumPy arrays and, with the header, not too large. No element is read."""
     if not isinstance(parcel.arrays, Mapping):
         raise ParcelError("the message's arrays are not a dictionary by name.")
+    if len(parcel.arrays) > limits.TENSORS:
+        raise ParcelError(f"the message has more than {limits.TENSORS:,} tensors.")
     for key, array in parcel.arrays.items():
         if not isinstance(key, str):
             raise ParcelError(f"the message has an array whose name is {show(key)}, not text.")
@@ -291,8 +278,10 @@ def _check_size(parcel: Parcel, largest: int) -> None:
             raise ParcelError(f"'{show(key)}' is of type {type(array).__name__}, not a NumPy array.")
         if array.dtype not in CARRIERS.values():
             raise ParcelError(f"array '{show(key)}' has type {show(str(array.dtype))}, which cannot be sent.")
-    if parcel.num_bytes > largest:
-        raise ParcelError(f"the message has {parcel.num_bytes:,} bytes, at most {largest:,} are allowed.")
+    num_bytes = sum(array.nbytes for array in parcel.arrays.values())
+    num_bytes += len(parcel.text) if num_bytes <= largest else 0
+    if num_bytes > largest:
+        raise ParcelError(f"the message has {num_bytes:,} bytes, at most {largest:,} are allowed.")
 
 
 def _read_entries(
@@ -325,7 +314,7 @@ def _read_entries(
 def _read_layout(layout: Any) -> Iterator[tuple[str, str]]:
     """(group, tensor) in order, from [[group, [tensor, ...]], ...]."""
     groups = []
-    for entry in layout if isinstance(layout, list) else [None]:
+    for entry in layout if isinstance(layout, list) and len(layout) <= limits.TENSORS else [None]:
         match entry:
             case [str(label), [*names]] if label == "params" or label.startswith("extras/"):
                 groups.append(label)
@@ -349,11 +338,7 @@ def _read_entry(label: str, name: str, facts: Any) -> TensorEntry:
     dtype, shape = facts["dtype"], facts["shape"]
     if not isinstance(dtype, str) or dtype not in TYPES:
         raise ParcelError(f"tensor '{show(key)}' declares the unknown type {show(dtype)}.")
-    if (
-        not isinstance(shape, list)
-        or len(shape) > MAX_AXES
-        or any(type(side) is not int or side < 0 for side in shape)
-    ):
+    if not is_shape(shape):
         raise ParcelError(f"tensor '{show(key)}' declares the invalid shape {show(shape)}.")
     if facts.get("compress", "zlib") != "zlib":
         raise ParcelError(f"tensor '{show(key)}' has the unknown compression {show(facts['compress'])}.")
@@ -387,6 +372,32 @@ def _check_coding(entry: TensorEntry, base: Params | None) -> None:
     sent = base.spec(entry.name) if base is not None and entry.name in base else None
     if coding.needs_base and sent != (entry.shape, coding.restored):
         raise ParcelError(f"{place} is a difference, but no such tensor was sent with the request.")
+
+
+def _check_room(entries: Iterable[TensorEntry], unpacked: int) -> None:
+    """A small message must not claim much memory."""
+    grown = [entry for entry in entries if entry.is_compressed or entry.code]
+    if grown and not unpacked:
+        key = show(grown[0].key)
+        raise ParcelError(f"tensor '{key}' is compressed or recoded; only that of a reply to 'train' may be.")
+    room = sum(entry.num_bytes for entry in grown)
+    if room > unpacked:
+        raise ParcelError(f"the message has {room:,} bytes unpacked, at most {unpacked:,} are allowed.")
+
+
+def _check_expected(entry: TensorEntry, expected: Mapping[str, Spec]) -> None:
+    """A tensor of the params is one of those expected; what is missing is for the gate to say."""
+    if entry.label != "params":
+        return
+    wanted = expected.get(entry.name)
+    if wanted is None:
+        raise ParcelError(f"tensor '{show(entry.name)}' was never registered.")
+    (shape, dtype), (wanted_shape, wanted_dtype) = entry.spec, wanted
+    if shape != wanted_shape:
+        raise ParcelError(f"tensor '{show(entry.name)}' has shape {shape}, registered {wanted_shape}.")
+    if dtype != wanted_dtype:
+        types = f"{short(dtype)}, registered {short(wanted_dtype)}"
+        raise ParcelError(f"tensor '{show(entry.name)}' has type {types}.")
 
 
 def _build_message(

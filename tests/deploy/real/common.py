@@ -26,6 +26,8 @@ from typing import Any
 import psutil
 import yaml
 
+from wardround.deploy.job_queue import JobQueue
+from wardround.deploy.kits import read_kit
 from wardround.deploy.processes import free_ports
 
 WARDROUND = [sys.executable, "-m", "wardround"]
@@ -274,14 +276,14 @@ class Deployment:
         self.organiser = self.kits / "organiser"
         self.commands: list[Command] = []
         self.joined: dict[str, Command] = {}
-        self.port, self.admin_port = free_ports(2)
+        (self.port,) = free_ports(1)
         self._server: Command | None = None
 
     def __enter__(self) -> Deployment:
         # what is started behind an `&` ignores Ctrl-C, and so would all our commands
         signal.signal(signal.SIGINT, signal.default_int_handler)
         project = self.folder / "project.yaml"
-        where = {"host": "localhost", "port": self.port, "admin_port": self.admin_port}
+        where = {"host": "localhost", "port": self.port}
         facts = {"project": "real", "organiser": where, "hospitals": self.names, "valid_days": 2}
         project.write_text(yaml.safe_dump(facts))
         made = self.run("provision", project, "-o", self.kits)
@@ -395,19 +397,16 @@ class Deployment:
             raise Failed(f"submit of '{name}' ended with {code}: {command.text[-800:]}")
         return self.live(name)
 
-    def heard(self, run: str) -> dict[str, float]:
-        """Of each hospital, the seconds since its job process gave a sign of life."""
-        from wardround.deploy.nvflare.session import Session
-
-        with Session(self.organiser) as session:
-            return dict(session.command(self.live(run)["job"], "status")["alive"])
+    def heard(self) -> dict[str, float]:
+        """Of each hospital, the seconds since it gave a sign of life."""
+        return JobQueue(read_kit(self.organiser)).connected()
 
     def job_processes(self, name: str) -> list[psutil.Process]:
         """Job processes of a hospital, the ones that train."""
-        return [process for process in self.joined[name].tree() if "worker_process" in command_line(process)]
+        return [process for process in self.joined[name].tree() if "deploy.worker" in command_line(process)]
 
     def server_jobs(self) -> list[psutil.Process]:
-        return [process for process in self.server.tree() if "runner_process" in command_line(process)]
+        return [process for process in self.server.tree() if "deploy.run_process" in command_line(process)]
 
     def ledger_holds(self, name: str) -> bool:
         return self.run("egress", "verify", self.kits / name).returncode == 0

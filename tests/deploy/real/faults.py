@@ -135,8 +135,8 @@ class Disturbed(Deployment):
 
 def put_behind(kit: Path, port: int, other: int, authority: Authority) -> None:
     """Let a kit connect to another port of the same machine, and sign that."""
-    for file in (kit / "kit.json", kit / "flare" / "startup" / "fed_client.json"):
-        file.write_text(file.read_text().replace(str(port), str(other)))
+    file = kit / "kit.json"
+    file.write_text(file.read_text().replace(str(port), str(other)))
     write_manifest(open_kit(kit, "hospital"), authority)
 
 
@@ -171,7 +171,7 @@ def hospital(checks: Checks, hospitals: Deployment) -> None:
     checks.check(third - closed < 5, "and after the deadline", seconds=round(third - closed, 1))
     (job,) = hospitals.job_processes("north")
     job.suspend()  # round 3 lasts until west is back, however fast this machine is
-    until(lambda: hospitals.heard("hospital").get("west", 60) < 4, 50, "west is back", 1.0)
+    until(lambda: hospitals.heard().get("west", 60) < 4, 50, "west is back", 1.0)
     checks.check(True, "west's job process is heard of again", seconds=round(time.monotonic() - closed, 1))
     job.resume()
     hospitals.wait_done(command, "hospital", 400)

@@ -46,7 +46,9 @@ class FlareChannel(WFCommSpec):  # type: ignore[misc]
         self, refresh: Callable[[], None] = lambda: None, ended: Callable[[], bool] = lambda: False
     ) -> None:
         self.controller: Any = None
-        self.mailbox = Mailbox(delete_msg_root)  # arrays that FLARE still holds ready for fetching
+        self.mailbox = Mailbox[Parcel, Parcel](
+            delete_msg_root
+        )  # arrays that FLARE still holds ready for fetching
         self._refresh = refresh
         self._ended = ended
         self._newcomer = threading.Event()
@@ -84,7 +86,7 @@ class FlareChannel(WFCommSpec):  # type: ignore[misc]
                 self.mailbox.close(letter_id)
             self.mailbox.drop_arrived()
 
-    def _next(self, deadline: float) -> tuple[Letter, Parcel | None] | None:
+    def _next(self, deadline: float) -> tuple[Letter[Parcel], Parcel | None] | None:
         """The next reply, or None at the deadline."""
         while True:
             if self._ended():
@@ -119,13 +121,13 @@ class FlareChannel(WFCommSpec):  # type: ignore[misc]
         letter = self.mailbox.find(client.name)
         if letter is None:
             return "", "", None
-        shareable = to_shareable(letter.parcel)
+        shareable = to_shareable(letter.content)
         shareable.set_header(ReservedHeaderKey.TASK_ID, letter.id)
         shareable.set_header(ReservedHeaderKey.MSG_ROOT_ID, letter.id)
         shareable.set_header(ReservedHeaderKey.MSG_ROOT_TTL, max(1.0, letter.deadline - time.monotonic()))
         return TASK, letter.id, shareable
 
-    def process_task_check(self, task_id: str, fl_ctx: FLContext) -> Letter | None:
+    def process_task_check(self, task_id: str, fl_ctx: FLContext) -> Letter[Parcel] | None:
         """A hospital has its reply ready and asks whether it is still wanted."""
         return self.mailbox.check(task_id)
 

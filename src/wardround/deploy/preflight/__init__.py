@@ -1,7 +1,7 @@
 """Whether a machine is ready to use its kit: the checks, by what they look at, and here what they share.
 
-`sequence.preflight` runs them all; the light commands (`status`, `stop`) use kit.py and connection.py alone,
-which import neither torch nor the engine.
+`sequence.preflight` runs them all; commands that check before they start use kit.py and connection.py alone,
+which do not import torch.
 """
 
 from __future__ import annotations
@@ -42,13 +42,17 @@ class TrustFailed(CheckFailed):
 
 @dataclass
 class PreflightContext:
-    """What the checks share; clock: what the server said the time is, less what it is here."""
+    """What the checks share; clock: what the server said the time is, less what it is here.
+
+    server_version: of the wardround there.
+    """
 
     kit: Kit
     data: Path | None = None
     now: datetime = field(default_factory=lambda: datetime.now(UTC))
     timeout: float = TIMEOUT
     clock: timedelta | None = None
+    server_version: str | None = None
 
 
 def warn(found: str, todo: str = "") -> Check:

@@ -1,19 +1,35 @@
-"""The way to the organiser: name, port, TLS in both directions, and the organiser's own ports."""
+"""The way to the organiser: name, port, TLS in both directions, its answer, and the organiser's own port."""
 
 from __future__ import annotations
 
-import contextlib
+import json
 import socket
 import ssl
 import threading
-from datetime import UTC, datetime, timedelta
-from email.utils import parsedate_to_datetime
+from datetime import UTC, datetime
+from typing import Any
 
-from wardround.deploy.kits import Kit
+import grpc
+
+from wardround.deploy.kits import LOOPBACK, Kit
 from wardround.deploy.preflight import NEW_KIT, CheckFailed, PreflightContext, TrustFailed
 from wardround.errors import ConfigError
+from wardround.text import clipped
+from wardround.version import __version__
 
 FOR_REFUSAL = 0.3  # seconds in which a server that refuses our certificate says so
+HELLO = "/wardround.Hospitals/Hello"
+LARGEST_ANSWER = 10_000  # bytes
+LATEST = 32_503_680_000  # seconds since 1970: the year 3000
+OPTIONS = [
+    ("grpc.max_receive_message_length", LARGEST_ANSWER),
+    ("grpc.max_metadata_size", LARGEST_ANSWER),
+    ("grpc.enable_retries", 0),
+    ("grpc.enable_http_proxy", 0),  # the way that the checks before it have tried
+    ("grpc.service_config_disable_resolution", 1),
+    ("grpc.use_local_subchannel_pool", 1),
+]
+REFUSALS = (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED)
 SAME_KITS = (
     "Check that your kit and the server are of the same project. If they are, a device on the way opens "
     "encrypted connections: ask your network department to let this one through unopened."
@@ -65,20 +81,21 @@ def check_port(context: PreflightContext) -> str:
 
 
 def check_tls(context: PreflightContext) -> str:
-    """Both sides prove who they are."""
+    """Both sides prove who they are, and what answers is this project's server."""
     kit = context.kit
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # checks chain and host name
     tls.minimum_version = ssl.TLSVersion.TLSv1_2
-    tls.load_verify_locations(kit.startup / "rootCA.pem")
-    tls.load_cert_chain(kit.startup / "client.crt", kit.startup / "client.key")
+    tls.set_alpn_protocols(["h2"])
+    tls.load_verify_locations(kit.authority)
+    tls.load_cert_chain(kit.own_certificate, kit.own_key)
     where = f"{kit.server} port {kit.port}"
     try:
         with (
             socket.create_connection((kit.server, kit.port), timeout=context.timeout) as plain,
             tls.wrap_socket(plain, server_hostname=kit.server) as connection,
         ):
-            context.clock = read_clock_difference(probe_server(connection, where, context))
-            return f"{connection.version()}, the server proved to be {kit.server} and accepts our certificate"
+            await_refusal(connection, where)
+            version, is_grpc = connection.version(), connection.selected_alpn_protocol() == "h2"
     except ssl.SSLCertVerificationError as error:
         raise explain_distrust(where, error) from None
     except ssl.SSLError as error:
@@ -93,50 +110,84 @@ def check_tls(context: PreflightContext) -> str:
             f"{where} closed the connection ({error.strerror or error}).",
             "Ask the organiser whether the server runs; look for a firewall or proxy on the way.",
         ) from None
+    if not is_grpc:
+        raise not_wardround(where, "it does not speak HTTP/2")
+    say_hello(context, where)
+    return f"{version}, the server proved to be {kit.server} and accepts our certificate"
 
 
-def probe_server(connection: ssl.SSLSocket, where: str, context: PreflightContext) -> bytes:
-    """What the server says to a request it does not know; empty if it listens and says nothing.
+def await_refusal(connection: ssl.SSLSocket, where: str) -> None:
+    """Raise if the server does not accept our certificate.
 
     A server checks our certificate after the handshake has ended for us, so a refusal comes now.
     """
-    answer = b""
+    connection.settimeout(FOR_REFUSAL)
     try:
-        connection.settimeout(FOR_REFUSAL)  # first: writing to a closed connection would lose the reason
-        with contextlib.suppress(TimeoutError):
-            connection.recv(1)
-        connection.settimeout(context.timeout)
-        host = context.kit.server
-        connection.sendall(f"GET / HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
-        while b"\r\n\r\n" not in answer and len(answer) < 65536:
-            part = connection.recv(4096)
-            if not part:
-                break
-            answer += part
+        is_open = bool(connection.recv(1))
     except TimeoutError:
-        return answer
+        return
     except (ssl.SSLEOFError, ConnectionError):
-        answer = b""
-    if not answer:
+        is_open = False
+    if not is_open:
         raise TrustFailed(
             f"the server at {where} closed the connection when it saw our certificate: it does not "
             "accept it.",
-            SAME_KITS,
+            f"{SAME_KITS} Check the clocks here and there too: the certificate may have expired there.",
         )
-    return answer
 
 
-def read_clock_difference(answer: bytes) -> timedelta | None:
-    """How far ahead the server's clock is, if its answer says the time."""
-    for line in answer.decode("latin-1").split("\r\n"):
-        key, _, value = line.partition(":")
-        if key.strip().lower() == "date":
-            try:
-                told = parsedate_to_datetime(value.strip())
-            except ValueError:
-                return None
-            return told.replace(tzinfo=told.tzinfo or UTC) - datetime.now(UTC)
-    return None
+def say_hello(context: PreflightContext, where: str) -> None:
+    """Ask the server for its project, version and time; keep the last two."""
+    kit = context.kit
+    parts = (kit.authority, kit.own_key, kit.own_certificate)
+    credentials = grpc.ssl_channel_credentials(*(part.read_bytes() for part in parts))
+    try:
+        with grpc.secure_channel(f"{kit.server}:{kit.port}", credentials, OPTIONS) as channel:
+            answer = channel.unary_unary(HELLO)(
+                json.dumps({"wardround": __version__}).encode(),
+                timeout=context.timeout,
+                metadata=[("wardround-instance", "preflight")],
+            )
+    except grpc.RpcError as error:
+        raise explain_failed_call(where, error, context.timeout) from None
+    found = read_answer(answer)
+    if found is None:
+        raise not_wardround(where, "its answer cannot be read")
+    if found["project"] != kit.project_id:
+        raise TrustFailed(f"the server at {where} is the server of another project.", SAME_KITS)
+    context.clock = datetime.fromtimestamp(found["time"], UTC) - datetime.now(UTC)
+    context.server_version = found["wardround"]
+
+
+def read_answer(answer: bytes) -> dict[str, Any] | None:
+    """What the server said, if it is what it should be."""
+    try:
+        values = json.loads(answer)
+        time, version, project = values["time"], values["wardround"], values["project"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+    is_time = isinstance(time, int | float) and not isinstance(time, bool) and 0 <= time < LATEST
+    is_text = all(isinstance(text, str) and 0 < len(text) <= 64 for text in (version, project))
+    return values if is_time and is_text else None
+
+
+def explain_failed_call(where: str, error: grpc.RpcError, timeout: float) -> CheckFailed:
+    code, details = error.code(), clipped(str(error.details()), 200)
+    if code in REFUSALS:
+        return TrustFailed(f"the server at {where} refuses this kit ({details}).", SAME_KITS)
+    if code == grpc.StatusCode.DEADLINE_EXCEEDED:
+        return CheckFailed(
+            f"{where} accepts our certificate but did not answer within {timeout:g} s.",
+            "Ask the organiser whether the server is busy or hangs (its log is in logs/ of its kit).",
+        )
+    return not_wardround(where, f"{code.name.lower().replace('_', ' ')}: {details}")
+
+
+def not_wardround(where: str, reason: str) -> CheckFailed:
+    return CheckFailed(
+        f"{where} does not answer as the server of wardround does ({reason}).",
+        "Ask the organiser whether it runs wardround server, and of which version.",
+    )
 
 
 def explain_distrust(where: str, error: ssl.SSLCertVerificationError) -> CheckFailed:
@@ -178,44 +229,40 @@ def explain_refusal(where: str, error: ssl.SSLError) -> CheckFailed:
 
 
 def check_own_port(context: PreflightContext) -> str:
-    """The organiser's two ports are free, or this project's server has them."""
+    """The organiser's port is free, or this kit's server has it."""
     kit = context.kit
-    ports = [port for port in (kit.port, kit.admin_port) if port is not None]
-    taken = [port for port in ports if not is_free(port)]
-    for port in taken:
-        trouble = identify_listener(context, port)
-        if trouble:
-            raise CheckFailed(
-                f"port {port} is taken by another program ({trouble}).",
-                f"Find it with: ss -ltnp | grep :{port}",
-            )
-    if taken:
-        return f"this project's server is running on port {' and '.join(map(str, taken))}"
-    return f"port {' and '.join(map(str, ports))} free"
-
-
-def refuse_taken_ports(kit: Kit) -> None:
-    """The server's two ports must be free: beside another program it would start and never be reached."""
-    for port in (kit.port, kit.admin_port):
-        try:
-            if port is None or is_free(port):
-                continue
-        except CheckFailed as wrong:
-            raise ConfigError(f"{wrong.found} {wrong.todo}") from None
-        raise ConfigError(
-            f"port {port} is taken by another program here. Find it with: ss -ltnp | grep :{port}; end it, "
-            "then start the server again."
+    if is_free(kit):
+        return f"port {kit.port} is free"
+    trouble = identify_listener(context)
+    if trouble:
+        raise CheckFailed(
+            f"port {kit.port} is taken by another program ({trouble}).",
+            f"Find it with: ss -ltnp | grep :{kit.port}",
         )
+    return f"this project's server is running on port {kit.port}"
 
 
-def is_free(port: int) -> bool:
+def refuse_taken_port(kit: Kit) -> None:
+    """The server's port must be free: beside another program it would start and never be reached."""
+    try:
+        if is_free(kit):
+            return
+    except CheckFailed as wrong:
+        raise ConfigError(f"{wrong.found} {wrong.todo}") from None
+    raise ConfigError(
+        f"port {kit.port} is taken by another program here. Find it with: ss -ltnp | grep :{kit.port}; end "
+        "it, then start the server again."
+    )
+
+
+def is_free(kit: Kit) -> bool:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server does
         try:
-            probe.bind(("127.0.0.1", port))
+            probe.bind((kit.listen or LOOPBACK, kit.port))
         except PermissionError:
             raise CheckFailed(
-                f"port {port} cannot be used by this account.",
+                f"port {kit.port} cannot be used by this account.",
                 "Ports below 1024 need root rights; take a higher one in project.yaml, and make new kits.",
             ) from None
         except OSError:
@@ -223,19 +270,23 @@ def is_free(port: int) -> bool:
     return True
 
 
-def identify_listener(context: PreflightContext, port: int) -> str:
-    """Why what listens on a port is not this project's server; empty if it is."""
-    admin = context.kit.admin / "startup"
+def identify_listener(context: PreflightContext) -> str:
+    """Why what listens on the organiser's port is not the server of its kit; empty if it is.
+
+    The organiser's certificate is for serving only, so none is shown here.
+    """
+    kit = context.kit
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    tls.check_hostname = False  # it is asked for at 127.0.0.1
-    tls.load_verify_locations(context.kit.startup / "rootCA.pem")
-    tls.load_cert_chain(admin / "client.crt", admin / "client.key")
+    tls.minimum_version = ssl.TLSVersion.TLSv1_3  # in which a server proves itself first
+    tls.set_alpn_protocols(["h2"])
+    tls.load_verify_locations(kit.authority)
     try:
         with (
-            socket.create_connection(("127.0.0.1", port), timeout=context.timeout) as plain,
-            tls.wrap_socket(plain),
+            socket.create_connection((LOOPBACK, kit.port), timeout=context.timeout) as plain,
+            tls.wrap_socket(plain, server_hostname=kit.server) as connection,
         ):
-            return ""
+            own = ssl.PEM_cert_to_DER_cert(kit.own_certificate.read_text(encoding="ascii"))
+            return "" if connection.getpeercert(binary_form=True) == own else "it has another certificate"
     except TimeoutError:
         return "it does not speak TLS"
     except OSError as error:

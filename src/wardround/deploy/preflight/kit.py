@@ -15,114 +15,122 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.x509.oid import NameOID
 
 from wardround.deploy.authority import (
-    ADMIN,
     MANIFEST_SCHEMA,
     SIGNATURE,
     encode_manifest,
     format_fingerprint,
     load_authority,
 )
-from wardround.deploy.kits import Kit
-from wardround.deploy.nvflare.job import REJOIN
+from wardround.deploy.kits import SIGNED, Kit
 from wardround.deploy.preflight import NEW_KIT, Check, CheckFailed, PreflightContext, warn
 from wardround.errors import ConfigError
 
 SOON = timedelta(days=14)
+AGAIN = "Unpack the kit again, or ask the organiser for a new one."
+LARGEST = 100_000  # bytes of a file that came with the kit
+# What its owner and wardround write; nothing of it is signed, and nothing of it is code.
+OWN = {
+    "hospital": frozenset({"site.yaml", "state", "logs"}),
+    "organiser": frozenset({"state", "logs", "runs"}),
+}
+# What operating systems and editors leave behind; wardround reads none of it.
+HARMLESS = frozenset({".DS_Store", "Thumbs.db", "desktop.ini", "site.yaml~", ".site.yaml.swp"})
 
 
-def check_kit(context: PreflightContext) -> Check | str:
-    """All files are there and as they were signed; a changed file in local/ is the owner's responsibility."""
+def check_kit(context: PreflightContext) -> str:
+    """All files are there and as they were signed, and there is no other."""
     kit = context.kit
-    again = "Unpack the kit again, or ask the organiser for a new one."
-    try:
-        manifest = json.loads((kit.folder / "manifest.json").read_text(encoding="utf-8"))
-        if manifest["schema"] != MANIFEST_SCHEMA:
-            raise ValueError(f"schema {manifest['schema']!r}")
-        files, signature = dict(manifest["files"]), base64.b64decode(manifest["signature"])
-        authority = load_authority(kit)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckFailed(
-            f"{kit.folder} is not complete: manifest.json or rootCA.pem cannot be read "
-            f"({shorten_error(error)}).",
-            again,
-        ) from None
-    public = authority.public_key()
-    assert isinstance(public, rsa.RSAPublicKey)
-    try:
-        public.verify(signature, encode_manifest(kit.project_id, kit.name, files), SIGNATURE, hashes.SHA256())
-    except InvalidSignature:
-        raise CheckFailed(
-            f"{kit.folder}/manifest.json is not signed by the project's authority.", again
-        ) from None
-    changed = []
-    for name, digest in files.items():
+    refuse_others(kit)
+    files, authority = read_manifest(kit)
+    for name in (*SIGNED, "keys/own.key"):
         file = kit.folder / name
         if not file.is_file():
-            raise CheckFailed(f"{file} is missing.", again)
-        if hashlib.sha256(file.read_bytes()).hexdigest() != digest:
-            changed.append(name)
-    grave = [name for name in changed if "/local/" not in name and name != "README.txt"]
-    if grave:
-        raise CheckFailed(f"{kit.folder / grave[0]} is not as it was signed.", again)
-    keys = {key.relative_to(kit.folder).as_posix() for key in kit.keys}
-    lost = {name.removesuffix(".crt") + ".key" for name in files if name.endswith(".crt")} - keys
-    if lost:
-        raise CheckFailed(f"{kit.folder / min(lost)} is missing.", again)
-    refuse_older(kit)
-    if changed:
-        names = ", ".join(changed)
-        return warn(f"changed since the kit was made: {names}", "Check that this change is yours.")
+            raise CheckFailed(f"{file} is missing.", AGAIN)
+        if name in files and hashlib.sha256(file.read_bytes()).hexdigest() != files[name]:
+            raise CheckFailed(f"{file} is not as it was signed.", AGAIN)
     return (
         f"{kit.role} '{kit.name}' of project '{kit.project}', {len(files)} files as signed; "
         f"authority {format_fingerprint(authority)}"
     )
 
 
-def refuse_older(kit: Kit) -> None:
-    """Refuse a kit with the path of a class that has moved since: the engine would end in a traceback."""
+def read_manifest(kit: Kit) -> tuple[dict[str, str], x509.Certificate]:
+    """The checksums that the project's authority signed, and the authority."""
     try:
-        values = json.loads((kit.flare / "local" / "resources.json").read_text(encoding="utf-8"))
-        paths = [str(component["path"]) for component in values["components"]]
-    except (OSError, ValueError, KeyError, TypeError):
-        return  # changed by its owner; the check of the files has said so
-    for path in paths:
-        if path.startswith("wardround.") and path != REJOIN:
-            raise CheckFailed(
-                f"{kit.folder} was made by an older version of wardround: it names {path}, which this "
-                "version does not have.",
-                "Move it away and run wardround provision again: wardround provision PROJECT --renew "
-                f"{kit.name}",
-            )
+        manifest = json.loads((kit.folder / "manifest.json").read_bytes())
+        if manifest["schema"] != MANIFEST_SCHEMA:
+            raise ValueError(f"schema {manifest['schema']!r}")
+        files, signature = dict(manifest["files"]), base64.b64decode(manifest["signature"])
+        authority = load_authority(kit)
+        public = authority.public_key()
+        if not isinstance(public, rsa.RSAPublicKey):
+            raise ValueError("the authority has a key of another kind")
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise CheckFailed(
+            f"{kit.folder} is not complete: manifest.json or keys/authority.crt cannot be read "
+            f"({shorten_error(error)}).",
+            AGAIN,
+        ) from None
+    try:
+        public.verify(signature, encode_manifest(kit.project_id, kit.name, files), SIGNATURE, hashes.SHA256())
+    except InvalidSignature:
+        raise CheckFailed(
+            f"{kit.folder}/manifest.json is not signed by the project's authority.", AGAIN
+        ) from None
+    if sorted(files) != sorted(SIGNED):
+        raise CheckFailed(f"{kit.folder}/manifest.json does not name the files of a kit.", AGAIN)
+    return files, authority
+
+
+def refuse_others(kit: Kit) -> None:
+    """Name what the manifest does not: an added file, a folder, or a link in the place of a signed file."""
+    expected = {*SIGNED, "manifest.json", "keys/own.key"}
+    for folder in (kit.folder, kit.folder / "keys"):
+        try:
+            found = sorted(folder.iterdir())
+        except OSError as error:
+            raise CheckFailed(f"{folder} cannot be read ({error.strerror}).", AGAIN) from None
+        for path in found:
+            name = path.relative_to(kit.folder).as_posix()
+            if name in OWN[kit.role]:
+                continue
+            if path.is_symlink():
+                raise CheckFailed(f"{path} is a link, and a kit has none.", AGAIN)
+            is_known = path.is_dir() if name == "keys" else path.is_file() and name in expected
+            if not is_known and not (path.is_file() and path.name in HARMLESS):
+                raise CheckFailed(
+                    f"{path} is not part of the kit: it is not in the signed manifest.",
+                    "Move it out of the kit. Your own files, such as federation.yaml, go elsewhere: name "
+                    "their place in site.yaml or with --data.",
+                )
+            if path.is_file() and path.stat().st_size > LARGEST:
+                raise CheckFailed(f"{path} is larger than any file of a kit.", AGAIN)
 
 
 def check_certificates(context: PreflightContext) -> Check | str:
-    """Each certificate comes from the project's authority, fits its key and its owner, and is valid now."""
+    """The certificate comes from the project's authority, fits its key and its owner, and is valid now."""
     kit, authority = context.kit, load_authority(context.kit)
-    if kit.role == "hospital":
-        pairs = [(kit.startup / "client.crt", kit.name)]
-    else:
-        pairs = [(kit.startup / "server.crt", kit.server), (kit.admin / "startup" / "client.crt", ADMIN)]
-    ends = [check_dates(kit.startup / "rootCA.pem", authority, context.now)]
-    for path, owner in pairs:
-        try:
-            certificate = x509.load_pem_x509_certificate(path.read_bytes())
-            key = serialization.load_pem_private_key(path.with_suffix(".key").read_bytes(), password=None)
-        except (OSError, ValueError, TypeError) as error:
-            raise CheckFailed(
-                f"{path} or its key cannot be read ({shorten_error(error)}).", NEW_KIT
-            ) from None
-        try:
-            certificate.verify_directly_issued_by(authority)
-        except (ValueError, TypeError, InvalidSignature):
-            raise CheckFailed(
-                f"{path} was not issued by this project's authority (rootCA.pem).", NEW_KIT
-            ) from None
-        if certificate.public_key() != key.public_key():
-            raise CheckFailed(f"{path.with_suffix('.key')} is not the key of {path.name}.", NEW_KIT)
-        names = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
-        if [name.value for name in names] != [owner]:
-            raise CheckFailed(f"{path} is the certificate of {names[0].value!r}, not of '{owner}'.", NEW_KIT)
-        ends.append(check_dates(path, certificate, context.now))
+    path, owner = kit.own_certificate, kit.name if kit.role == "hospital" else kit.server
+    ends = [check_dates(kit.authority, authority, context.now)]
+    try:
+        certificate = x509.load_pem_x509_certificate(path.read_bytes())
+        key = serialization.load_pem_private_key(kit.own_key.read_bytes(), password=None)
+    except (OSError, ValueError, TypeError) as error:
+        raise CheckFailed(f"{path} or its key cannot be read ({shorten_error(error)}).", NEW_KIT) from None
+    try:
+        certificate.verify_directly_issued_by(authority)
+    except (ValueError, TypeError, InvalidSignature):
+        raise CheckFailed(
+            f"{path} was not issued by this project's authority (authority.crt).", NEW_KIT
+        ) from None
+    if certificate.public_key() != key.public_key():
+        raise CheckFailed(f"{kit.own_key} is not the key of {path.name}.", NEW_KIT)
+    for kind, expected in ((NameOID.COMMON_NAME, owner), (NameOID.ORGANIZATIONAL_UNIT_NAME, kit.role)):
+        names = [name.value for name in certificate.subject.get_attributes_for_oid(kind)]
+        if names != [expected]:
+            found = ", ".join(repr(name) for name in names) or "nobody"
+            raise CheckFailed(f"{path} is the certificate of {found}, not of '{expected}'.", NEW_KIT)
+    ends.append(check_dates(path, certificate, context.now))
     left = min(ends) - context.now
     if left < SOON:
         return warn(f"valid for {left.days} more days, until {min(ends):%Y-%m-%d}", NEW_KIT)

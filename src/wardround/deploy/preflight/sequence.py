@@ -28,20 +28,20 @@ from wardround.deploy.preflight.kit import check_certificates, check_kit
 from wardround.deploy.site import choose_device
 from wardround.deploy.site_file import find_client, load_site
 from wardround.errors import WardroundError
+from wardround.text import clipped
 from wardround.version import __version__
 
 LARGEST_DRIFT = timedelta(minutes=5)
 ENOUGH_DISK = 5_000_000_000
 # what this version of wardround was tested with: from, up to but without
-TESTED = {"torch": ((2, 6), (3,)), "nvflare": ((2, 9), (2, 10))}
+TESTED = {"torch": ((2, 6), (3,)), "grpcio": ((1, 66), (2,))}
 
 
 # This machine: clock, disk, versions, device, and the hospital's data
 
 
 def check_clock(context: PreflightContext) -> Check | str:
-    if context.clock is None:
-        return "within the dates of the certificates; the server does not report the time"
+    assert context.clock is not None  # the server's answer has it
     seconds = context.clock.total_seconds()
     if abs(context.clock) > LARGEST_DRIFT:
         ahead = "ahead of" if seconds < 0 else "behind"
@@ -68,14 +68,16 @@ def check_versions(context: PreflightContext) -> Check | str:
         try:
             found[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
-            raise CheckFailed(f"{name} is not installed.", "pip install 'wardround[nvflare]'") from None
+            raise CheckFailed(f"{name} is not installed.", "pip install 'wardround[hospitals]'") from None
         if not first <= parse_version(found[name]) < end:
             tested = f"{'.'.join(map(str, first))} up to, not including, {'.'.join(map(str, end))}"
             odd.append(f"{name} {found[name]} was not tested ({tested})")
-    if parse_version(context.kit.version)[:2] != parse_version(__version__)[:2]:
-        odd.append(f"wardround is {__version__} here and {context.kit.version} where the kit was made")
+    server = clipped(context.server_version or context.kit.version)
+    if parse_version(server)[:2] != parse_version(__version__)[:2]:
+        place = "at the server" if context.server_version else "where the kit was made"
+        odd.append(f"wardround is {__version__} here and {server} {place}")
     if odd:
-        return warn("; ".join(odd), f"pip install 'wardround[nvflare]=={context.kit.version}'")
+        return warn("; ".join(odd), f"pip install 'wardround[hospitals]=={server}'")
     return ", ".join(f"{name} {version}" for name, version in found.items())
 
 

@@ -1,0 +1,238 @@
+"""A hospital that takes part: the connection to the organiser, and one process for each run.
+
+    wardround join             this module: the connection, the queue of work, no model and no scan
+      '-- deploy.worker        one for each run: reads scans, trains, keeps the ledger
+
+Nothing listens at a hospital, not even on 127.0.0.1.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import IO
+
+from wardround.child_process import ChildProcess, Line
+from wardround.deploy import limits
+from wardround.deploy.kits import KIT, Kit
+from wardround.deploy.processes import STEADY_MEMORY, claim_kit, open_log
+from wardround.deploy.rpc.client import CallRefused, Connection, Displaced, NoConnection, Request
+from wardround.deploy.rpc.service import BEAT_SECONDS, MessageError
+from wardround.errors import ConfigError, WardroundError
+
+log = logging.getLogger(__name__)
+Say = Callable[[str], None]
+MOST_TRIES = 3  # of a request whose process ends
+MOST_HELD = 8  # requests at the same time, of different runs
+SEND_SECONDS = 3600.0  # for a reply; the organiser's deadline is usually shorter
+RETRY_SECONDS = 1.0
+FIRST_WORD_SECONDS = 10.0  # without a connection, before that is said
+
+
+class WorkerEnded(WardroundError):
+    """The process that answers requests has ended."""
+
+
+class WorkerProcess:
+    """The process that answers requests of one run."""
+
+    def __init__(self, kit: Kit, environment: Mapping[str, str]) -> None:
+        with open_log(kit, "worker") as file:
+            variables = {**STEADY_MEMORY, **environment, KIT: str(kit.folder)}
+            self._child = ChildProcess("wardround.deploy.worker", variables, log=file)
+        self._kit = kit
+        self._turn = threading.Lock()  # one request at a time
+
+    def check(self) -> Line:
+        """What this hospital takes part with; raises where it cannot."""
+        found = self._child.ask({"check": str(self._kit.folder)})
+        if found is None:
+            raise ConfigError(
+                f"the process that trains ended while starting. See {self._kit.logs / 'worker.log'}"
+            )
+        if "wrong" in found:
+            raise ConfigError(str(found["wrong"]))
+        return found
+
+    def answer(self, request: Path, largest: int) -> tuple[Path | None, str]:
+        """The file of the reply; or None, and why there is none. Raises where the process ends meanwhile."""
+        reply = request.with_suffix(".reply")
+        facts = {"request": str(request), "reply": str(reply), "largest": largest}
+        with self._turn:
+            found = self._child.ask(facts)
+        if found is None:
+            raise WorkerEnded(f"its process ended (exit code {self._child.exit_code()})")
+        return (reply, "") if "reply" in found else (None, str(found["failed"]))
+
+    def is_alive(self) -> bool:
+        return self._child.is_alive()
+
+    def end(self) -> None:
+        self._child.kill()
+
+
+class Joining:
+    """Takes part from `__enter__` to `__exit__`; `serve` is its loop.
+
+    environment: variables for the processes that train. say: receives one line for every event.
+    """
+
+    def __init__(self, kit: Kit, environment: Mapping[str, str], say: Say = lambda line: None) -> None:
+        self.kit = kit
+        self._environment = environment
+        self._say = say
+        self._folder = kit.state / "exchange"
+        self._lock = threading.Lock()
+        self._workers: dict[str, WorkerProcess] = {}  # by job
+        self._spare: WorkerProcess | None = None
+        self._held: dict[str, str] = {}  # letters that are being answered, and their jobs
+        self._connected = threading.Event()
+        self._largest = limits.REPLY_BYTES
+        self._ended = threading.Event()
+        self._displaced = False
+        self._lock_file: IO[str] | None = None
+        self._connection: Connection | None = None
+
+    def __enter__(self) -> Joining:
+        self._lock_file = claim_kit(self.kit)
+        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.mkdir(parents=True)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ended.set()
+        for worker in [*self._workers.values(), *([self._spare] if self._spare else [])]:
+            worker.end()
+        if self._connection is not None:
+            self._connection.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+        if self._lock_file is not None:
+            self._lock_file.close()
+
+    def check(self) -> str:
+        """What this hospital takes part with, in words; the process that looks stays for the first run."""
+        self._spare = WorkerProcess(self.kit, self._environment)
+        found = self._spare.check()
+        self._largest = min(limits.REPLY_BYTES, int(found["largest"]))
+        return str(found["ready"])
+
+    # The connection
+
+    def serve(self) -> None:
+        """Connect, and answer requests until another process takes part with this kit."""
+        self._connection = Connection(self.kit)
+        beats = threading.Thread(target=self._beat, name="wardround-beat", daemon=True)
+        beats.start()
+        while not self._displaced and not self._ended.is_set():
+            try:
+                if not self._connected.wait(RETRY_SECONDS) or len(self._held) >= MOST_HELD:
+                    self._ended.wait(RETRY_SECONDS / 10)
+                    continue
+                request = self._connection.wait(list(self._held), self._folder, self._largest)
+                if request is not None:
+                    self._take(request)
+            except Displaced:
+                self._displaced = True
+            except (NoConnection, CallRefused, MessageError) as error:
+                log.info("waiting for a request: %s", error)
+                time.sleep(RETRY_SECONDS)
+        if not self._displaced:
+            return
+        raise ConfigError(
+            f"another process takes part as '{self.kit.name}' with this kit, so this one ends. If it is not "
+            "yours, the kit was copied: tell the organiser at once."
+        )
+
+    def _beat(self) -> None:
+        """Say hello when there is a connection, then give signs of life; say when it is lost."""
+        assert self._connection is not None
+        where, since = f"{self.kit.server}:{self.kit.port}", time.monotonic()
+        is_connected: bool | None = None
+        while not self._ended.is_set():
+            try:
+                if not is_connected:
+                    self._connection.hello()
+                    self._say(f"connected to {where}")
+                    is_connected = True
+                    self._connected.set()
+                self._end_workers(self._connection.beat())
+            except Displaced:
+                self._displaced = True
+                self._connection.close()  # which ends the wait for a request
+                return
+            except (NoConnection, CallRefused, MessageError) as error:
+                log.info("the organiser does not answer: %s", error)
+                self._connected.clear()
+                if is_connected or (is_connected is None and time.monotonic() - since > FIRST_WORD_SECONDS):
+                    no = "connection lost" if is_connected else "no connection yet"
+                    self._say(f"{no} to {where}; retrying. Why: wardround preflight {self.kit.folder}")
+                    is_connected = False
+            self._ended.wait(BEAT_SECONDS if is_connected else RETRY_SECONDS)
+
+    # The work
+
+    def _take(self, request: Request) -> None:
+        with self._lock:
+            self._held[request.letter] = request.job
+        threading.Thread(target=self._answer, args=(request,), name="wardround-answer", daemon=True).start()
+
+    def _answer(self, request: Request) -> None:
+        try:
+            reply, failed = self._work(request)
+            self._send(request, reply, failed)
+        finally:
+            for path in (request.path, request.path.with_suffix(".reply")):
+                path.unlink(missing_ok=True)
+            with self._lock:
+                self._held.pop(request.letter, None)
+
+    def _work(self, request: Request) -> tuple[Path | None, str]:
+        """The reply; a process that ends meanwhile is started again, which finds the run as it left it."""
+        failed = ""
+        for _ in range(MOST_TRIES):
+            try:
+                return self._find_worker(request.job).answer(request.path, self._largest)
+            except WorkerEnded as error:
+                failed = str(error)
+                log.warning("%s", failed)
+        return None, failed
+
+    def _send(self, request: Request, reply: Path | None, failed: str) -> None:
+        """Send a reply, again and again while the connection is away and the organiser may still want it."""
+        assert self._connection is not None
+        deadline = time.monotonic() + SEND_SECONDS
+        while time.monotonic() < deadline and not self._ended.is_set():
+            try:
+                self._connection.answer(request, reply, failed, SEND_SECONDS)
+                return
+            except NoConnection as error:
+                log.info("a reply waits for the connection: %s", error)
+                time.sleep(RETRY_SECONDS)
+            except (CallRefused, Displaced) as error:
+                log.warning("a reply was not taken: %s", error)
+                return
+
+    def _find_worker(self, job: str) -> WorkerProcess:
+        with self._lock:
+            worker = self._workers.get(job)
+            if worker is None or not worker.is_alive():
+                spare, self._spare = self._spare, None
+                usable = spare is not None and spare.is_alive()
+                worker = spare if spare is not None and usable else WorkerProcess(self.kit, self._environment)
+                self._workers[job] = worker
+            return worker
+
+    def _end_workers(self, jobs: list[str]) -> None:
+        """End the processes of runs that are over."""
+        with self._lock:
+            over = [job for job in self._workers if job not in {*jobs, *self._held.values()}]
+            workers = [self._workers.pop(job) for job in over]
+        for worker in workers:
+            worker.end()

@@ -1,0 +1,358 @@
+"""The organiser's port: the only place where anything from a hospital arrives.
+
+This process reads a few fields of JSON and streams replies into files of a bounded size; what is in them is
+for the run's own process to read. A call is refused, and logged with the name in the caller's certificate,
+unless it is one of four methods, from a hospital's certificate, from the process of that hospital that said
+hello last, and about a request that this hospital was sent.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from wardround.deploy import limits
+from wardround.deploy.kits import Kit
+from wardround.deploy.mailbox import Letter, Mailbox
+from wardround.deploy.rpc.service import (
+    DISPLACED,
+    INSTANCE,
+    MESSAGE_BYTES,
+    METHODS,
+    PREFLIGHT,
+    SERVICE,
+    UNKNOWN_INSTANCE,
+    WAIT_SECONDS,
+    MessageError,
+    decode,
+    encode,
+    read_chunks,
+    read_count,
+    read_text,
+    write_chunks,
+)
+from wardround.errors import ConfigError
+from wardround.version import __version__
+
+import grpc  # isort: skip  # after service, which quiets it
+from cryptography import x509
+from cryptography.x509.oid import NameOID
+
+log = logging.getLogger(__name__)
+OPTIONS = [
+    ("grpc.max_allowed_incoming_connections", limits.CONNECTIONS),
+    ("grpc.server_handshake_timeout_ms", limits.HANDSHAKE_SECONDS * 1000),
+    ("grpc.max_connection_idle_ms", limits.IDLE_SECONDS * 1000),
+    ("grpc.max_concurrent_streams", limits.STREAMS),
+    ("grpc.max_receive_message_length", MESSAGE_BYTES),
+    ("grpc.max_metadata_size", limits.METADATA_BYTES),
+    ("grpc.keepalive_time_ms", 15_000),  # notices a connection that died silently
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.so_reuseport", 0),  # a second server on the port is an error
+]
+
+
+@dataclass(frozen=True)
+class RequestFile:
+    """A request that waits for its hospital; limit: bytes of the reply."""
+
+    path: Path
+    limit: int
+
+
+class Refusal(Exception):
+    """A call that is not answered; the reason reaches the caller and the log."""
+
+    def __init__(self, code: grpc.StatusCode, reason: str) -> None:
+        super().__init__(reason)
+        self.code = code
+
+
+Mail = Mailbox[RequestFile, Path]
+Handler = Callable[[str, Any, Any], Any]
+
+
+class HospitalServer(grpc.GenericRpcHandler):  # type: ignore[misc]
+    """The service. exchange: the folder where replies are written."""
+
+    def __init__(self, kit: Kit, exchange: Path) -> None:
+        self._kit = kit
+        self._exchange = exchange
+        self._changed = threading.Condition()
+        self._jobs: dict[str, Mail] = {}
+        self._heard: dict[str, float] = {}
+        self._instances: dict[str, str] = {}
+        self._calls: Counter[str] = Counter()
+        self._receiving: dict[str, Any] = {}  # call by letter
+        self._server: grpc.Server | None = None
+        self._stopping = False
+
+    # Starting and ending
+
+    def start(self) -> None:
+        """Listen; a port that is taken is an error."""
+        kit = self._kit
+        pair = (kit.own_key.read_bytes(), kit.own_certificate.read_bytes())
+        credentials = grpc.ssl_server_credentials(
+            [pair], kit.authority.read_bytes(), require_client_auth=True
+        )
+        pool = ThreadPoolExecutor(limits.CALLS, thread_name_prefix="wardround-call")
+        server = grpc.server(pool, options=OPTIONS, maximum_concurrent_rpcs=limits.CALLS)
+        server.add_generic_rpc_handlers((self,))
+        try:
+            server.add_secure_port(f"{kit.listen}:{kit.port}", credentials)
+        except RuntimeError:
+            raise ConfigError(
+                f"{kit.listen} port {kit.port} cannot be opened: another program may use it."
+            ) from None
+        server.start()
+        self._server = server
+
+    def stop(self) -> None:
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+        if self._server is not None:
+            self._server.stop(grace=1.0).wait()
+
+    # Runs
+
+    def open_job(self, job: str) -> Mail:
+        """Letters of a run, until it is closed."""
+        mailbox = Mail(self._end_receiving)
+        with self._changed:
+            self._jobs[job] = mailbox
+        return mailbox
+
+    def close_job(self, job: str) -> None:
+        with self._changed:
+            mailbox = self._jobs.pop(job, None)
+            self._changed.notify_all()
+        if mailbox is not None:
+            mailbox.close_all()
+
+    def post(self, job: str, letters: list[Letter[RequestFile]]) -> None:
+        with self._changed:
+            self._jobs[job].post(letters)
+            self._changed.notify_all()
+
+    def alive(self) -> dict[str, float]:
+        """Seconds since each hospital was last heard from."""
+        now = time.monotonic()
+        return {hospital: now - heard for hospital, heard in self._heard.copy().items()}
+
+    # Every call
+
+    def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
+        """The handler of a method; an unknown one is refused by name."""
+        name = str(details.method).removeprefix(f"/{SERVICE}/")
+        metadata = dict(details.invocation_metadata or ())
+        instance = str(metadata.get(INSTANCE, ""))[:64]
+        handlers: dict[str, tuple[Any, Handler]] = {
+            "Hello": (grpc.unary_unary_rpc_method_handler, self._hello),
+            "Beat": (grpc.unary_unary_rpc_method_handler, self._beat),
+            "Wait": (grpc.unary_stream_rpc_method_handler, self._wait),
+            "Answer": (grpc.stream_unary_rpc_method_handler, self._answer),
+        }
+        assert tuple(handlers) == METHODS
+        if name not in handlers:
+            return grpc.unary_unary_rpc_method_handler(self._unknown(str(details.method)[:100]))
+        kind, handler = handlers[name]
+        guard = self._stream if name == "Wait" else self._single
+        return kind(guard(name, instance, handler))
+
+    def _single(self, method: str, instance: str, handler: Handler) -> Callable[[Any, Any], bytes]:
+        def call(request: Any, context: Any) -> bytes:
+            with self._admit(method, instance, context) as hospital:
+                return encode(handler(hospital, request, context))
+            raise AssertionError  # abort raises
+
+        return call
+
+    def _stream(self, method: str, instance: str, handler: Handler) -> Callable[[Any, Any], Iterator[bytes]]:
+        def call(request: Any, context: Any) -> Iterator[bytes]:
+            with self._admit(method, instance, context) as hospital:
+                yield from handler(hospital, request, context)
+
+        return call
+
+    def _unknown(self, method: str) -> Callable[[Any, Any], NoReturn]:
+        def call(request: Any, context: Any) -> NoReturn:
+            log.warning("%s: refused: there is no method %s", describe_caller(context), ascii(method))
+            context.abort(grpc.StatusCode.UNIMPLEMENTED, "there is no such method")
+            raise AssertionError
+
+        return call
+
+    @contextmanager
+    def _admit(self, method: str, instance: str, context: Any) -> Iterator[str]:
+        """Who calls, if the call is in order; a refusal ends it."""
+        hospital = ""
+        try:
+            hospital = identify(context)
+            self._count(hospital, 1)
+            try:
+                self._check_instance(hospital, method, instance)
+                if instance != PREFLIGHT:
+                    self._heard[hospital] = time.monotonic()
+                yield hospital
+            finally:
+                self._count(hospital, -1)
+        except Refusal as refusal:
+            code, reason = refusal.code, str(refusal)
+        except MessageError as error:
+            code, reason = grpc.StatusCode.INVALID_ARGUMENT, str(error)
+        except OSError as error:  # a full disk, a file that was removed
+            code, reason = grpc.StatusCode.INTERNAL, "the organiser's disk could not be used"
+            log.error("%s: %s", hospital, error)
+        else:
+            return
+        who = hospital or describe_caller(context)
+        log.warning("%s: %s refused: %s", who, method, reason)
+        context.abort(code, reason)
+
+    def _count(self, hospital: str, change: int) -> None:
+        with self._changed:
+            if change > 0 and self._calls[hospital] >= limits.CALLS_OF_ONE:
+                raise Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many calls at the same time")
+            self._calls[hospital] += change
+
+    def _check_instance(self, hospital: str, method: str, instance: str) -> None:
+        """One process of a hospital at a time: the one that said hello last."""
+        if method == "Hello":
+            return
+        known = self._instances.get(hospital)
+        if known is None:
+            raise Refusal(grpc.StatusCode.UNAUTHENTICATED, UNKNOWN_INSTANCE)
+        if known != instance:
+            raise Refusal(grpc.StatusCode.FAILED_PRECONDITION, DISPLACED)
+
+    # The four methods
+
+    def _hello(self, hospital: str, request: bytes, context: Any) -> dict[str, Any]:
+        read_text(decode(request), "wardround")
+        instance = str(dict(context.invocation_metadata()).get(INSTANCE, ""))
+        if instance != PREFLIGHT:
+            if len(instance) != 32 or not instance.isalnum():
+                raise MessageError(f"'{INSTANCE}' is not 32 letters and digits")
+            self._instances[hospital] = instance
+        return {"time": time.time(), "wardround": __version__, "project": self._kit.project_id}
+
+    def _beat(self, hospital: str, request: bytes, context: Any) -> dict[str, Any]:
+        decode(request)
+        return {"jobs": sorted(self._jobs)}
+
+    def _wait(self, hospital: str, request: bytes, context: Any) -> Iterator[bytes]:
+        held = decode(request).get("held")
+        if (
+            not isinstance(held, list)
+            or len(held) > limits.HELD
+            or not all(isinstance(one, str) for one in held)
+        ):
+            raise MessageError(f"'held' is not a list of at most {limits.HELD} letters")
+        found = self._find(hospital, held, context)
+        if found is None:
+            yield encode({})
+            return
+        job, letter = found
+        size = letter.content.path.stat().st_size
+        yield encode({"job": job, "letter": letter.id, "bytes": size})
+        yield from read_chunks(letter.content.path)
+
+    def _find(self, hospital: str, held: list[str], context: Any) -> tuple[str, Letter[RequestFile]] | None:
+        """The next letter to a hospital, as soon as there is one; None after a while.
+
+        held: letters it has. A letter that was lost on the way, or with its process, is not among them and
+        is sent again.
+        """
+        deadline = time.monotonic() + WAIT_SECONDS
+        with self._changed:
+            while not self._stopping and context.is_active() and time.monotonic() < deadline:
+                for job, mailbox in self._jobs.items():
+                    letter = mailbox.find(hospital)
+                    if letter is not None and letter.id not in held:
+                        return job, letter
+                self._changed.wait(1.0)
+        return None
+
+    def _answer(self, hospital: str, chunks: Iterator[bytes], context: Any) -> dict[str, Any]:
+        info = decode(next(chunks, b""))
+        job, letter_id = read_text(info, "job"), read_text(info, "letter")
+        mailbox = self._jobs.get(job)
+        if mailbox is None:
+            raise Refusal(grpc.StatusCode.NOT_FOUND, "this run is not in progress")
+        letter = mailbox.admit(hospital, letter_id)
+        if letter is None:
+            raise Refusal(grpc.StatusCode.NOT_FOUND, "this reply is not wanted, or no longer")
+        if "failed" in info:
+            mailbox.note_stray(hospital, f"failed: {read_text(info, 'failed', 300)}")
+            mailbox.accept(hospital, letter_id, lambda: None)
+            return {}
+        num_bytes = read_count(info, "bytes", limits.REPLY_BYTES)
+        if num_bytes > letter.content.limit:
+            mailbox.note_stray(hospital, f"too large: a reply of {num_bytes:,} bytes")
+            mailbox.accept(hospital, letter_id, lambda: None)
+            raise Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, f"at most {letter.content.limit:,} bytes")
+        self._receive(hospital, mailbox, letter, num_bytes, chunks, context)
+        return {}
+
+    def _receive(
+        self,
+        hospital: str,
+        mailbox: Mail,
+        letter: Letter[RequestFile],
+        num_bytes: int,
+        chunks: Any,
+        context: Any,
+    ) -> None:
+        with self._changed:
+            if letter.id in self._receiving:
+                raise Refusal(grpc.StatusCode.ALREADY_EXISTS, "a reply to this request is on its way")
+            self._receiving[letter.id] = context
+        path = self._exchange / f"{secrets.token_hex(16)}.reply"
+        try:
+            write_chunks(path, (chunk[:MESSAGE_BYTES] for chunk in chunks), num_bytes)
+        finally:
+            with self._changed:
+                self._receiving.pop(letter.id, None)
+        if not mailbox.accept(hospital, letter.id, lambda: path):
+            path.unlink(missing_ok=True)
+
+    def _end_receiving(self, letter_id: str) -> None:
+        """A reply that is no longer wanted is not received to its end."""
+        call = self._receiving.get(letter_id)
+        if call is not None:
+            with suppress(Exception):
+                call.cancel()
+
+
+def identify(context: Any) -> str:
+    """The hospital whose certificate the caller proved to have."""
+    subject = read_subject(context)
+    names = [str(part.value) for part in subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
+    units = [str(part.value) for part in subject.get_attributes_for_oid(NameOID.ORGANIZATIONAL_UNIT_NAME)]
+    if units != ["hospital"] or len(names) != 1:
+        raise Refusal(grpc.StatusCode.PERMISSION_DENIED, "this certificate is not a hospital's")
+    return names[0]
+
+
+def read_subject(context: Any) -> x509.Name:
+    facts: Mapping[str, Any] = context.auth_context()
+    (pem,) = facts["x509_pem_cert"]  # TLS has verified it
+    return x509.load_pem_x509_certificate(pem).subject
+
+
+def describe_caller(context: Any) -> str:
+    try:
+        return read_subject(context).rfc4514_string()[:100]
+    except (KeyError, ValueError):
+        return "an unknown caller"

@@ -1,0 +1,173 @@
+"""The organiser's process for one run: the experiment, with the hospitals at the other end of a pipe.
+
+`wardround server` starts it. It has no network of its own: requests and replies are files in the kit, which
+the server streams to and from hospitals.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import queue
+import secrets
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from wardround.child_process import Line, connect, listen
+from wardround.config_file import load_config
+from wardround.deploy import limits
+from wardround.deploy.conducting import conduct, find_rehearsed_pictures
+from wardround.deploy.parcel_file import read_parcel, write_parcel
+from wardround.deploy.wire import Parcel, ParcelError
+from wardround.reporting import write_report
+
+log = logging.getLogger(__name__)
+
+
+class PipeChannel:
+    """Parcels by way of the server's process. folder: where both keep them; send: a line to the server."""
+
+    def __init__(self, folder: Path, send: Callable[[Mapping[str, Any]], None]) -> None:
+        self._folder = folder
+        self._send = send
+        self._lock = threading.Lock()
+        self._arrived: queue.SimpleQueue[Line] = queue.SimpleQueue()
+        self._heard: dict[str, float] = {}
+        self._strays: list[tuple[str, str]] = []
+
+    def take(self, line: Line) -> None:
+        """A line from the server: who is alive and what was not wanted, or a reply."""
+        if "letter" in line:
+            self._arrived.put(line)
+            return
+        now = time.monotonic()
+        with self._lock:
+            self._heard = {name: now - seconds for name, seconds in line.get("alive", {}).items()}
+            self._strays += [(str(name), str(why)) for name, why in line.get("strays", [])]
+
+    def alive(self) -> dict[str, float]:
+        now = time.monotonic()
+        with self._lock:
+            return {name: now - heard for name, heard in self._heard.items()}
+
+    def strays(self) -> list[tuple[str, str]]:
+        with self._lock:
+            found, self._strays = self._strays, []
+        return found
+
+    def exchange(self, requests: Mapping[str, Parcel], deadline: float) -> Iterator[tuple[str, Parcel]]:
+        """Send each hospital its parcel; yield (hospital, reply) as they come, until all answered or the
+        deadline (of time.monotonic) passes. What is left then is cancelled."""
+        waiting = {secrets.token_hex(16): hospital for hospital in requests}
+        letters = list(waiting)
+        try:
+            for letter, hospital in waiting.items():
+                self._post(letter, hospital, requests[hospital], deadline)
+            while waiting and (line := self._next(deadline)) is not None:
+                hospital_or_none = waiting.pop(str(line["letter"]), None)
+                parcel = self._read(hospital_or_none, line)
+                if hospital_or_none is not None and parcel is not None:
+                    yield hospital_or_none, parcel
+                    del parcel
+        finally:
+            self._send({"close": letters})
+            for letter in letters:
+                (self._folder / f"{letter}.request").unlink(missing_ok=True)
+
+    def _post(self, letter: str, hospital: str, parcel: Parcel, deadline: float) -> None:
+        path = self._folder / f"{letter}.request"
+        write_parcel(path, parcel)
+        seconds = deadline - time.monotonic()
+        facts = {"hospital": hospital, "letter": letter, "path": str(path), "limit": limits.REPLY_BYTES}
+        self._send({"post": {**facts, "seconds": seconds}})
+
+    def _next(self, deadline: float) -> Line | None:
+        """The next reply, or None at the deadline."""
+        try:
+            return self._arrived.get(timeout=max(0.0, deadline - time.monotonic()))
+        except queue.Empty:
+            return None
+
+    def _read(self, hospital: str | None, line: Line) -> Parcel | None:
+        """A reply; one that cannot be read, or that belongs to an exchange that was given up, is a stray."""
+        if line.get("path") is None:
+            return None  # the server has said why
+        path = Path(line["path"])
+        try:
+            if hospital is not None:
+                return read_parcel(path, limits.REPLY_BYTES)
+            self._note_stray(str(line["hospital"]), "late: its reply came when the exchange was over")
+        except ParcelError as error:
+            self._note_stray(str(hospital), f"unreadable: {error}")
+        finally:
+            path.unlink(missing_ok=True)  # a memory map keeps its content
+        return None
+
+    def _note_stray(self, hospital: str, why: str) -> None:
+        log.warning("%s: %s", hospital, why)
+        with self._lock:
+            self._strays.append((hospital, why))
+
+
+class Run:
+    """One run; what the server sends goes to its channel, or stops it."""
+
+    def __init__(self, first: Line, send: Callable[[Mapping[str, Any]], None]) -> None:
+        self.job = str(first["job"])
+        self.channel = PipeChannel(Path(first["exchange"]), send)
+        self._arguments: dict[str, Any] = json.loads(Path(first["arguments"]).read_text(encoding="utf-8"))
+        self._experiment: Any = None
+        self._is_stopping = False
+
+    def take(self, line: Line) -> None:
+        if "stop" in line:
+            self._is_stopping = True
+            self._begin(self._experiment)
+        else:
+            self.channel.take(line)
+
+    def conduct(self) -> None:
+        arguments = self._arguments
+        config, kits = load_config(arguments["config"]), arguments.get("kits")
+        conduct(
+            self.channel,
+            config,
+            names=arguments["names"],
+            resume=arguments.get("resume", False),
+            overwrite=arguments.get("overwrite", False),
+            job=self.job,
+            pictures_at=partial(find_rehearsed_pictures, Path(kits), config.folder) if kits else None,
+            on_experiment=self._begin,
+            on_done=write_run_report,
+        )
+
+    def _begin(self, experiment: Any) -> None:
+        self._experiment = experiment
+        if self._is_stopping and experiment is not None:
+            experiment.stop_requested = True
+
+
+def write_run_report(folder: Path) -> None:
+    """Write report.html; a run that is done stays done if that fails."""
+    try:
+        write_report([folder])
+    except Exception:  # the run is done and safe; the reason is logged in full
+        log.warning("the report could not be written; try: wardround report %s", folder, exc_info=True)
+
+
+def main() -> int:
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    requests, send = connect()
+    run = Run(next(requests), send)
+    listen(requests, run.take)
+    run.conduct()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

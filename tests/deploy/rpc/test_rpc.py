@@ -1,0 +1,316 @@
+"""The channel to hospitals: who may call what, and that nothing else is answered."""
+
+import logging
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from pytest import LogCaptureFixture, MonkeyPatch, TempPathFactory, fixture, importorskip, mark, raises
+
+importorskip("grpc")
+
+import grpc
+
+from wardround.deploy import limits
+from wardround.deploy.kits import Kit
+from wardround.deploy.mailbox import Letter
+from wardround.deploy.project import Project
+from wardround.deploy.provisioning import provision
+from wardround.deploy.rpc import server as servers
+from wardround.deploy.rpc.client import CallRefused, Connection, Displaced, NoConnection
+from wardround.deploy.rpc.server import HospitalServer, RequestFile
+from wardround.deploy.rpc.service import METHODS, MessageError, decode, encode, read_count, read_text
+
+
+def project_kits(folder: Path, *hospitals: str, port: int | None = None) -> dict[str, Kit]:
+    if port is None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = int(probe.getsockname()[1])
+    organiser = {"host": "localhost", "port": port}
+    project = Project.model_validate({"project": "rpc", "organiser": organiser, "hospitals": list(hospitals)})
+    return {kit.name: kit for kit in provision(project, folder, bind="127.0.0.1")}
+
+
+def calling(
+    kit: Kit | None, method: str, content: bytes, *, trusts: Kit | None = None, seconds: float = 5.0
+) -> Any:
+    """A call of any method with a kit's certificate, or without one."""
+    pair = () if kit is None else (kit.own_key.read_bytes(), kit.own_certificate.read_bytes())
+    believed = trusts or kit
+    assert believed is not None
+    credentials = grpc.ssl_channel_credentials(believed.authority.read_bytes(), *pair)
+    with grpc.secure_channel(f"localhost:{believed.port}", credentials) as channel:
+        return channel.unary_unary(method)(content, timeout=seconds)
+
+
+@fixture(scope="module")
+def kits(tmp_path_factory: TempPathFactory) -> dict[str, Kit]:
+    return project_kits(tmp_path_factory.mktemp("rpc"), "north", "south")
+
+
+@fixture
+def server(kits: dict[str, Kit], tmp_path: Path) -> Iterator[HospitalServer]:
+    with serving(kits["organiser"], tmp_path) as running:
+        yield running
+
+
+@contextmanager
+def serving(kit: Kit, folder: Path) -> Iterator[HospitalServer]:
+    (folder / "exchange").mkdir()
+    running = HospitalServer(kit, folder / "exchange")
+    running.start()
+    try:
+        yield running
+    finally:
+        running.stop()
+
+
+@contextmanager
+def connected(kit: Kit) -> Iterator[Connection]:
+    connection = Connection(kit)
+    try:
+        connection.hello()
+        yield connection
+    finally:
+        connection.close()
+
+
+def post(
+    server: HospitalServer, folder: Path, hospital: str = "north", job: str = "job-1", **more: Any
+) -> Letter[RequestFile]:
+    """A request of 3 MiB, or of the given content, for a hospital."""
+    path = folder / f"{hospital}-{job}.request"
+    path.write_bytes(more.get("content", b"abc" * 2**20))
+    letter = Letter(
+        hospital, RequestFile(path, more.get("limit", 10**7)), time.monotonic() + more.get("seconds", 60)
+    )
+    server.post(job, [letter])
+    return letter
+
+
+def test_a_request_reaches_its_hospital_alone_and_the_reply_comes_back(
+    server: HospitalServer, kits: dict[str, Kit], tmp_path: Path
+) -> None:
+    mailbox = server.open_job("job-1")
+    letter = post(server, tmp_path)
+    with connected(kits["north"]) as north:
+        request = north.wait([], tmp_path, 10**7)
+        assert request is not None and (request.job, request.letter) == ("job-1", letter.id)
+        assert request.path.read_bytes() == b"abc" * 2**20
+        reply = tmp_path / "reply"
+        reply.write_bytes(b"xyz" * 2**19)
+        north.answer(request, reply)
+
+    found, path = mailbox.take(5)
+    assert found is letter and path is not None and path.read_bytes() == reply.read_bytes()
+    assert set(server.alive()) == {"north"} and mailbox.take_strays() == []
+
+
+def test_a_letter_that_is_held_is_not_sent_again_and_a_new_process_gets_it(
+    server: HospitalServer, kits: dict[str, Kit], tmp_path: Path, monkeypatch: MonkeyPatch
+) -> None:
+    monkeypatch.setattr(servers, "WAIT_SECONDS", 0.3)
+    server.open_job("job-1")
+    letter = post(server, tmp_path)
+    with connected(kits["north"]) as north, connected(kits["south"]) as south:
+        assert south.wait([], tmp_path, 10**7) is None
+        assert north.wait([letter.id], tmp_path, 10**7) is None
+        request = north.wait([], tmp_path, 10**7)
+    assert request is not None and request.letter == letter.id
+
+
+def test_there_are_four_methods_and_an_unknown_one_is_logged_with_the_callers_name(
+    server: HospitalServer, kits: dict[str, Kit], caplog: LogCaptureFixture
+) -> None:
+    assert METHODS == ("Hello", "Beat", "Wait", "Answer")
+    foreign = [
+        "/wardround.Hospitals/Shell",
+        "/wardround.Hospitals/",
+        "/wardround.Organiser/Beat",
+        "/admin/sys.shell",
+        "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
+        "/grpc.health.v1.Health/Check",
+    ]
+    for method in foreign:
+        with raises(grpc.RpcError) as refused:
+            calling(kits["north"], method, b"{}")
+        assert refused.value.code() == grpc.StatusCode.UNIMPLEMENTED
+    said = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert len(said) == len(foreign) and all("CN=north" in line for line in said)
+
+
+def test_a_call_without_a_hospitals_certificate_of_this_project_is_refused(
+    server: HospitalServer, kits: dict[str, Kit], tmp_path: Path
+) -> None:
+    others = project_kits(tmp_path / "other", "north", port=kits["north"].port)
+    organiser = kits["organiser"]
+    for who in (others["north"], organiser, None):
+        with raises(grpc.RpcError) as refused:
+            calling(who, "/wardround.Hospitals/Hello", b"{}", trusts=kits["north"], seconds=2)
+        assert refused.value.code() == grpc.StatusCode.UNAVAILABLE  # of TLS itself
+
+
+def test_a_process_says_hello_first_and_the_one_that_said_it_last_is_heard(
+    server: HospitalServer, kits: dict[str, Kit], tmp_path: Path
+) -> None:
+    first, second = Connection(kits["north"]), Connection(kits["north"])
+    with raises(NoConnection, match="say hello first"):
+        first.beat()
+    first.hello()
+    assert first.beat() == []
+    second.hello()
+    for call in (first.beat, lambda: first.wait([], tmp_path, 100)):
+        with raises(Displaced):
+            call()
+    assert second.beat() == []
+
+
+def test_preflight_displaces_nobody(server: HospitalServer, kits: dict[str, Kit]) -> None:
+    with connected(kits["north"]) as north:
+        looking = Connection(kits["north"], "preflight")
+        facts = looking.hello()
+        assert abs(facts["time"] - time.time()) < 5 and facts["project"] == kits["north"].project_id
+        with raises(Displaced):
+            looking.beat()
+        north.beat()
+
+
+def test_replies_that_are_not_wanted_are_refused_by_name(
+    server: HospitalServer, kits: dict[str, Kit], tmp_path: Path
+) -> None:
+    mailbox = server.open_job("job-1")
+    letter = post(server, tmp_path, limit=100)
+    reply = tmp_path / "reply"
+    reply.write_bytes(b"x" * 101)
+    with connected(kits["north"]) as north, connected(kits["south"]) as south:
+        request = north.wait([], tmp_path, 10**7)
+        assert request is not None
+        with raises(CallRefused, match="not wanted"):
+            south.answer(request, reply)
+        with raises(CallRefused, match="at most 100 bytes"):
+            north.answer(request, reply)
+        with raises(CallRefused, match="not wanted"):
+            north.answer(request, reply)
+        server.close_job("job-1")
+        with raises(CallRefused, match="not in progress"):
+            north.answer(request, reply)
+    assert mailbox.take_strays() == [
+        ("south", "foreign: a reply to a request made to 'north'"),
+        ("north", "too large: a reply of 101 bytes"),
+        ("north", "duplicate: this request was answered before"),
+    ]
+    assert mailbox.take(1) == (letter, None) and list((tmp_path / "exchange").iterdir()) == []
+
+
+@mark.parametrize("sent", [b"x" * 50, b"x" * 200], ids=["less", "more"])
+def test_a_reply_of_another_size_than_announced_leaves_no_file(
+    sent: bytes, server: HospitalServer, kits: dict[str, Kit], tmp_path: Path
+) -> None:
+    mailbox = server.open_job("job-1")
+    letter = post(server, tmp_path)
+    with connected(kits["north"]) as north:
+        call = north._channel.stream_unary("/wardround.Hospitals/Answer")
+        first = encode({"job": "job-1", "letter": letter.id, "bytes": 100})
+        with raises(grpc.RpcError) as refused:
+            call(iter([first, sent]), metadata=north._metadata, timeout=5)
+    assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT and "announced" in refused.value.details()
+    assert len(mailbox) == 1 and list((tmp_path / "exchange").iterdir()) == []
+
+
+def test_a_reply_that_stalls_ends_with_its_letter(
+    server: HospitalServer, kits: dict[str, Kit], tmp_path: Path
+) -> None:
+    mailbox = server.open_job("job-1")
+    letter = post(server, tmp_path)
+    stalled = threading.Event()
+
+    def parts() -> Iterator[bytes]:
+        yield encode({"job": "job-1", "letter": letter.id, "bytes": 100})
+        yield b"x"
+        stalled.wait(10)
+
+    with connected(kits["north"]) as north:
+        call = north._channel.stream_unary("/wardround.Hospitals/Answer")
+        future = call.future(parts(), metadata=north._metadata, timeout=20)
+        deadline = time.monotonic() + 5
+        while not list((tmp_path / "exchange").iterdir()) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        mailbox.close(letter.id)
+        with raises(grpc.RpcError):
+            future.result(timeout=5)
+        stalled.set()
+    assert list((tmp_path / "exchange").iterdir()) == []
+
+
+def test_one_hospital_cannot_take_all_calls(
+    server: HospitalServer, kits: dict[str, Kit], tmp_path: Path, monkeypatch: MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "CALLS_OF_ONE", 2)
+    with connected(kits["north"]) as north, connected(kits["south"]) as south:
+        waiting = [threading.Thread(target=north.wait, args=([], tmp_path, 100)) for _ in range(2)]
+        for thread in waiting:
+            thread.start()
+        time.sleep(0.3)
+        with raises(CallRefused, match="too many calls"):
+            north.beat()
+        assert south.beat() == []
+        server.stop()
+        for thread in waiting:
+            thread.join(5)
+
+
+def test_connections_that_prove_nothing_are_capped_and_dropped(
+    kits: dict[str, Kit], tmp_path: Path, monkeypatch: MonkeyPatch
+) -> None:
+    changed = {"grpc.max_allowed_incoming_connections": 20, "grpc.server_handshake_timeout_ms": 1000}
+    monkeypatch.setattr(servers, "OPTIONS", list((dict(servers.OPTIONS) | changed).items()))
+    organiser = kits["organiser"]
+    with serving(organiser, tmp_path):
+        idle = [socket.create_connection(("127.0.0.1", organiser.port)) for _ in range(60)]
+        for connection in idle:
+            connection.settimeout(5)
+            assert connection.recv(1) == b""  # closed by the server
+            connection.close()
+        with connected(kits["north"]) as north:
+            assert north.beat() == []
+
+
+def test_a_request_from_a_server_that_lies_is_bounded(kits: dict[str, Kit], tmp_path: Path) -> None:
+    from wardround.deploy.rpc.client import receive
+
+    def streams(info: dict[str, Any], *chunks: bytes) -> Iterator[bytes]:
+        return iter([encode(info), *chunks])
+
+    about = {"job": "j", "letter": "l"}
+    with raises(MessageError, match="from 0 to 100"):
+        receive(streams({**about, "bytes": 101}), tmp_path, 100)
+    with raises(MessageError, match="more than the 3 bytes"):
+        receive(streams({**about, "bytes": 3}, b"ab", b"cd"), tmp_path, 100)
+    with raises(MessageError, match="less than were announced"):
+        receive(streams({**about, "bytes": 3}, b"ab"), tmp_path, 100)
+    with raises(MessageError, match="'job' is not text"):
+        receive(streams({**about, "job": "a\n" * 9, "bytes": 3}), tmp_path, 100)
+    assert receive(streams({}), tmp_path, 100) is None and list(tmp_path.iterdir()) == []
+
+
+@mark.parametrize(
+    "content", [b"", b"[]", b"1", b"nul", b"\xff", b"[" * 9999, b"{" * 9999, b'"' + b"x" * 10_000 + b'"']
+)
+def test_what_is_not_a_small_json_object_is_refused(content: bytes) -> None:
+    with raises(MessageError):
+        decode(content)
+
+
+def test_fields_have_types_and_limits() -> None:
+    assert read_text({"a": "b"}, "a") == "b" and read_count({"a": 3}, "a", 3) == 3
+    for value in (None, 3, "x" * 101, "a\x00b"):
+        with raises(MessageError):
+            read_text({"a": value}, "a")
+    for number in (None, True, -1, 4, 2.0, "3"):
+        with raises(MessageError):
+            read_count({"a": number}, "a", 3)

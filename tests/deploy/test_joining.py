@@ -1,0 +1,127 @@
+"""A hospital takes part: requests in, replies out, processes that end are started again."""
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+from pytest import MonkeyPatch, fixture, importorskip, raises
+
+importorskip("grpc")
+
+from wardround.deploy import joining
+from wardround.deploy.joining import Joining, WorkerEnded
+from wardround.deploy.kits import read_kit
+from wardround.deploy.mailbox import Letter
+from wardround.deploy.rpc.client import Connection
+from wardround.deploy.rpc.server import HospitalServer, RequestFile
+from wardround.errors import ConfigError
+
+
+class Worker:
+    """Answers with the request backwards; endings: how often it dies first."""
+
+    endings = 0
+    made: ClassVar[list[Any]] = []
+
+    def __init__(self, kit: Any, environment: Any) -> None:
+        self.alive = True
+        Worker.made.append(self)
+
+    def answer(self, request: Path, largest: int) -> tuple[Path | None, str]:
+        if Worker.endings:
+            Worker.endings -= 1
+            self.alive = False
+            raise WorkerEnded("its process ended (exit code -9)")
+        reply = request.with_suffix(".reply")
+        reply.write_bytes(request.read_bytes()[::-1])
+        return reply, ""
+
+    def is_alive(self) -> bool:
+        return self.alive
+
+    def end(self) -> None:
+        self.alive = False
+
+
+class Federation:
+    """A server, and one hospital that takes part in a thread."""
+
+    def __init__(self, kits: Path, folder: Path) -> None:
+        self.folder = folder
+        (folder / "exchange").mkdir()
+        self.server = HospitalServer(read_kit(kits / "organiser"), folder / "exchange")
+        self.server.start()
+        self.said: list[str] = []
+        self.hospital = Joining(read_kit(kits / "north"), {}, self.said.append)
+        self.error: Exception | None = None
+        self.hospital.__enter__()
+        self.thread = threading.Thread(target=self._serve, daemon=True)
+        self.thread.start()
+
+    def _serve(self) -> None:
+        try:
+            self.hospital.serve()
+        except ConfigError as error:
+            self.error = error
+
+    def ask(self, job: str, content: bytes) -> bytes | None:
+        mailbox = self.server._jobs.get(job) or self.server.open_job(job)
+        path = self.folder / "request"
+        path.write_bytes(content)
+        self.server.post(job, [Letter("north", RequestFile(path, 1000), time.monotonic() + 30)])
+        _, found = mailbox.take(20)
+        self.strays = mailbox.take_strays()
+        return None if found is None else found.read_bytes()
+
+    def close(self) -> None:
+        self.server.stop()
+        self.hospital.__exit__(None, None, None)
+
+
+@fixture
+def federation(mine: Path, tmp_path: Path, monkeypatch: MonkeyPatch) -> Iterator[Federation]:
+    monkeypatch.setattr(joining, "WorkerProcess", Worker)
+    monkeypatch.setattr(joining, "BEAT_SECONDS", 0.1)
+    Worker.endings, Worker.made = 0, []
+    made = Federation(mine, tmp_path)
+    yield made
+    made.close()
+
+
+def test_each_run_has_a_process_until_it_is_over(federation: Federation) -> None:
+    assert federation.ask("first", b"abc") == b"cba"
+    assert federation.ask("first", b"abcd") == b"dcba"
+    assert federation.ask("second", b"x") == b"x"
+    assert len(Worker.made) == 2 and all(worker.alive for worker in Worker.made)
+    federation.server.close_job("first")
+    deadline = time.monotonic() + 10
+    while Worker.made[0].alive and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert [worker.alive for worker in Worker.made] == [False, True]
+    assert "connected to localhost" in federation.said[0]
+    assert list((federation.hospital.kit.state / "exchange").iterdir()) == []
+
+
+def test_a_process_that_ends_is_started_again_with_the_same_request(federation: Federation) -> None:
+    Worker.endings = 2
+    assert federation.ask("first", b"abc") == b"cba" and len(Worker.made) == 3
+    Worker.endings = 3
+    assert federation.ask("first", b"abc") is None
+    assert federation.strays == [("north", "failed: its process ended (exit code -9)")]
+    assert federation.ask("first", b"abc") == b"cba"
+
+
+def test_a_process_that_was_displaced_ends_and_says_why(federation: Federation) -> None:
+    assert federation.ask("first", b"abc") == b"cba"
+    second = Connection(federation.hospital.kit)
+    second.hello()
+    federation.thread.join(20)
+    assert federation.error is not None and "another process takes part as 'north'" in str(federation.error)
+    second.close()
+
+
+def test_a_kit_takes_part_once_on_a_machine(federation: Federation) -> None:
+    with raises(ConfigError, match="already running on this machine"):
+        Joining(federation.hospital.kit, {}).__enter__()
