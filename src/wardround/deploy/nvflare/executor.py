@@ -14,6 +14,7 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import ReservedHeaderKey, Shareable, make_reply
 from nvflare.apis.signal import Signal
 
+from wardround.deploy.kits import SITE
 from wardround.deploy.nvflare.job import SERVER, SLOT
 from wardround.deploy.nvflare.shareable import clear_content, from_shareable, to_shareable
 from wardround.deploy.site import Site
@@ -21,8 +22,7 @@ from wardround.deploy.site_file import load_site
 from wardround.errors import ConfigError, WardroundError
 from wardround.files import file_name
 
-# environment variables of FLARE's client
-RULES, STATE = "WARDROUND_SITE", "WARDROUND_STATE"
+STATE = "WARDROUND_STATE"  # environment variable of FLARE's client, beside SITE
 LARGE = 16 * 2**20
 TURN_SECONDS = 0.1
 log = logging.getLogger(__name__)
@@ -34,10 +34,10 @@ def open_site(name: str) -> Site:
     Several clients of one machine may share the environment: `{site}` in the path of the rules stands for
     the client's name, and each has a folder of its own for its memory.
     """
-    rules, state = os.environ.get(RULES), os.environ.get(STATE)
+    rules, state = os.environ.get(SITE), os.environ.get(STATE)
     if not rules or not state:
         raise ConfigError(
-            f"{RULES if not rules else STATE} is not set. Set {RULES} to this hospital's site.yaml and "
+            f"{SITE if not rules else STATE} is not set. Set {SITE} to this hospital's site.yaml and "
             f"{STATE} to a folder that only this account can read, then start FLARE's client again."
         )
     folder = Path(state) / file_name(name)

@@ -1,9 +1,9 @@
 """The job that a consortium submits to its own FLARE: names of classes and settings, never code.
 
-    FOLDER/meta.json                           which app goes where
-    FOLDER/server/config/run.json              the run, which hospitals do not get
-    FOLDER/server/config/config_fed_server.json
-    FOLDER/client/config/config_fed_client.json
+FOLDER/meta.json                           which app goes where
+FOLDER/server/config/run.json              the run, which hospitals do not get
+FOLDER/server/config/config_fed_server.json
+FOLDER/client/config/config_fed_client.json
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def write_job(folder: Path, config: Config, names: Sequence[str], *, resume: boo
     if SERVER in names:
         raise ConfigError(f"'{SERVER}' is FLARE's name for the server; it cannot be a hospital.")
     if len(names) < config.min_clients:
-        raise ConfigError(f"min_clients is {config.min_clients}, but only {len(names)} hospitals are named.")
+        raise ConfigError(f"min_clients is {config.min_clients}, but {len(names)} hospitals are named.")
     meta = {
         "name": file_name(config.name),
         "min_clients": config.min_clients,
@@ -66,7 +66,9 @@ def read_arguments(app: Path) -> dict[str, Any]:
         if not is_sound or not isinstance(resume, bool) or not isinstance(config, dict):
             raise ValueError("a value has the wrong type")
     except (OSError, ValueError, LookupError, TypeError) as error:
-        raise ConfigError(f"{file} cannot be used ({error}). Write the job with: wardround flare-job") from None
+        raise ConfigError(
+            f"{file} cannot be used ({error}). Write the job with: wardround flare-job"
+        ) from None
     return values
 
 
