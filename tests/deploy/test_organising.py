@@ -41,6 +41,14 @@ def test_hospitals_are_named_once_and_by_a_name_that_is_there(tmp_path: Path) ->
     assert organising.choose_hospitals(line, plain, ["west"], resume=True) == ["west"]  # on its way back
 
 
+def test_splits_of_cases_that_are_at_hospitals_are_refused_before_anything_is_sent(tmp_path: Path) -> None:
+    data = {"federation": str(tmp_path / "federation.yaml"), "splits": {"by": "kfold"}}
+    kit = cast(Any, SimpleNamespace(runs=tmp_path / "runs"))
+
+    with raises(ConfigError, match="splits are each hospital's own decision. Leave data.splits out"):
+        organising.place_at_organiser(config(tmp_path, data=data), kit)
+
+
 @mark.parametrize("state", ["waiting", "working", "starting"])
 def test_a_run_that_goes_on_is_not_begun_again(state: str, tmp_path: Path) -> None:
     plain = config(tmp_path / "long")
