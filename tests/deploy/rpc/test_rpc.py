@@ -264,6 +264,35 @@ def test_one_hospital_cannot_take_all_calls(
             thread.join(5)
 
 
+def test_calls_that_send_nothing_count_against_their_hospital(
+    server: HospitalServer, kits: dict[str, Kit], monkeypatch: MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "CALLS_OF_ONE", 2)
+    silence = threading.Event()
+
+    def nothing() -> Iterator[bytes]:
+        silence.wait(10)
+        yield from ()
+
+    with connected(kits["north"]) as north, connected(kits["south"]) as south:
+        calls = [
+            north._channel.stream_unary(f"/wardround.Hospitals/{method}").future(
+                nothing(), metadata=north._metadata, timeout=10
+            )
+            for method in ("Hello", "Beat", "Answer", "Shell")
+        ]
+        with raises(grpc.RpcError) as refused:
+            calls[2].result()
+        assert refused.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+        with raises(grpc.RpcError) as unknown:
+            calls[3].result()
+        assert unknown.value.code() == grpc.StatusCode.UNIMPLEMENTED
+        with raises(CallRefused, match="too many calls"):
+            north.beat()
+        assert south.beat() == []
+        silence.set()
+
+
 def test_connections_that_prove_nothing_are_capped_and_dropped(
     kits: dict[str, Kit], tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
