@@ -14,22 +14,24 @@ from wardround.deploy import joining
 from wardround.deploy.joining import Joining, WorkerEnded
 from wardround.deploy.kits import read_kit
 from wardround.deploy.mailbox import Letter
-from wardround.deploy.rpc.client import Connection
+from wardround.deploy.rpc.client import Connection, Request
 from wardround.deploy.rpc.server import HospitalServer, RequestFile
 from wardround.errors import ConfigError
 
 
 class Worker:
-    """Answers with the request backwards; endings: how often it dies first."""
+    """Answers with the request backwards; endings: how often it dies first; may_answer: until then it works."""
 
     endings = 0
+    may_answer = threading.Event()
     made: ClassVar[list[Any]] = []
 
     def __init__(self, kit: Any, environment: Any) -> None:
         self.alive = True
         Worker.made.append(self)
 
-    def answer(self, request: Path, largest: int) -> tuple[Path | None, str]:
+    def answer(self, request: Path, largest: int, seconds: float | None) -> tuple[Path | None, str]:
+        assert Worker.may_answer.wait(20)
         if Worker.endings:
             Worker.endings -= 1
             self.alive = False
@@ -85,6 +87,7 @@ def federation(mine: Path, tmp_path: Path, monkeypatch: MonkeyPatch) -> Iterator
     monkeypatch.setattr(joining, "WorkerProcess", Worker)
     monkeypatch.setattr(joining, "BEAT_SECONDS", 0.1)
     Worker.endings, Worker.made = 0, []
+    Worker.may_answer.set()
     made = Federation(mine, tmp_path)
     yield made
     made.close()
@@ -111,6 +114,43 @@ def test_a_process_that_ends_is_started_again_with_the_same_request(federation: 
     assert federation.ask("first", b"abc") is None
     assert federation.strays == [("north", "failed: its process ended (exit code -9)")]
     assert federation.ask("first", b"abc") == b"cba"
+
+
+def test_a_server_with_many_runs_does_not_make_a_hospital_start_many_processes(
+    federation: Federation,
+) -> None:
+    for number in range(6):
+        assert federation.ask(f"run-{number}", b"abc") == b"cba"
+    assert [worker.alive for worker in Worker.made] == [False, False, True, True, True, True]
+
+    Worker.may_answer.clear()
+    boxes = [federation.server.open_job(f"run-{number}") for number in range(2, 8)]
+    for number in range(2, 8):
+        post = Letter("north", RequestFile(federation.folder / "request", 1000), time.monotonic() + 30)
+        federation.server.post(f"run-{number}", [post])
+    refused = [box.take(20) for box in boxes[4:]]
+    assert [reply for _, reply in refused] == [None, None] and len(Worker.made) == 6
+    assert "at most 4 runs at the same time" in boxes[5].take_strays()[0][1]
+    Worker.may_answer.set()
+    assert all(box.take(20)[1] is not None for box in boxes[:4])
+
+
+def test_a_request_that_is_being_answered_is_not_taken_twice(mine: Path, monkeypatch: MonkeyPatch) -> None:
+    monkeypatch.setattr(joining, "WorkerProcess", Worker)
+    Worker.made = []
+    Worker.may_answer.clear()
+    with Joining(read_kit(mine / "north"), {}) as hospital:
+        hospital._connection = Connection(hospital.kit)
+        paths = [hospital.kit.state / "exchange" / f"{number}.request" for number in range(20)]
+        for path in paths:
+            path.touch()
+            hospital._take(Request("job", "the-same", path))
+        assert [path.exists() for path in paths] == [True] + 19 * [False]
+        answering = [thread for thread in threading.enumerate() if thread.name == "wardround-answer"]
+        assert len(answering) == 1 and list(hospital._held) == ["the-same"]
+        hospital._ended.set()
+        Worker.may_answer.set()
+        answering[0].join(10)
 
 
 def test_a_process_that_was_displaced_ends_and_says_why(federation: Federation) -> None:

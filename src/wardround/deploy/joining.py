@@ -28,14 +28,20 @@ from wardround.errors import ConfigError, WardroundError
 log = logging.getLogger(__name__)
 Say = Callable[[str], None]
 MOST_TRIES = 3  # of a request whose process ends
-MOST_HELD = 8  # requests at the same time, of different runs
+MOST_HELD = 8  # requests at the same time
+MOST_WORKERS = 4  # processes that train: as many runs as a server has at the same time
 SEND_SECONDS = 3600.0  # for a reply; the organiser's deadline is usually shorter
 RETRY_SECONDS = 1.0
+GRACE_SECONDS = 60.0  # for a task to end by itself when its time is up
 FIRST_WORD_SECONDS = 10.0  # without a connection, before that is said
 
 
 class WorkerEnded(WardroundError):
     """The process that answers requests has ended."""
+
+
+class TooManyRuns(WardroundError):
+    """All processes that train are at work."""
 
 
 class WorkerProcess:
@@ -59,12 +65,21 @@ class WorkerProcess:
             raise ConfigError(str(found["wrong"]))
         return found
 
-    def answer(self, request: Path, largest: int) -> tuple[Path | None, str]:
-        """The file of the reply; or None, and why there is none. Raises where the process ends meanwhile."""
+    def answer(self, request: Path, largest: int, seconds: float | None) -> tuple[Path | None, str]:
+        """The file of the reply; or None, and why there is none. Raises where the process ends meanwhile.
+
+        seconds: for the task; the site itself keeps them between steps, so a little more are given here.
+        """
         reply = request.with_suffix(".reply")
         facts = {"request": str(request), "reply": str(reply), "largest": largest}
         with self._turn:
-            found = self._child.ask(facts)
+            self._child.send(facts)
+            try:
+                deadline = None if seconds is None else time.monotonic() + seconds + GRACE_SECONDS
+                found = self._child.receive(deadline)
+            except TimeoutError:
+                self.end()
+                return None, "its task took too long (resources.seconds in its site.yaml)"
         if found is None:
             raise WorkerEnded(f"its process ended (exit code {self._child.exit_code()})")
         return (reply, "") if "reply" in found else (None, str(found["failed"]))
@@ -93,6 +108,7 @@ class Joining:
         self._held: dict[str, str] = {}  # letters that are being answered, and their jobs
         self._connected = threading.Event()
         self._largest = limits.REPLY_BYTES
+        self._seconds: float | None = None
         self._ended = threading.Event()
         self._displaced = False
         self._lock_file: IO[str] | None = None
@@ -121,6 +137,7 @@ class Joining:
         self._spare = WorkerProcess(self.kit, self._environment)
         found = self._spare.check()
         self._largest = min(limits.REPLY_BYTES, int(found["largest"]))
+        self._seconds = found["seconds"]
         return str(found["ready"])
 
     # The connection
@@ -142,6 +159,9 @@ class Joining:
                 self._displaced = True
             except (NoConnection, CallRefused, MessageError) as error:
                 log.info("waiting for a request: %s", error)
+                time.sleep(RETRY_SECONDS)
+            except OSError as error:
+                log.error("a request could not be stored: %s", error)
                 time.sleep(RETRY_SECONDS)
         if not self._displaced:
             return
@@ -180,7 +200,12 @@ class Joining:
 
     def _take(self, request: Request) -> None:
         with self._lock:
-            self._held[request.letter] = request.job
+            is_held = request.letter in self._held
+            self._held.setdefault(request.letter, request.job)
+        if is_held:  # a server that repeats itself must not pile up work
+            log.warning("a request that is being answered came again and was dropped")
+            request.path.unlink(missing_ok=True)
+            return
         threading.Thread(target=self._answer, args=(request,), name="wardround-answer", daemon=True).start()
 
     def _answer(self, request: Request) -> None:
@@ -198,7 +223,10 @@ class Joining:
         failed = ""
         for _ in range(MOST_TRIES):
             try:
-                return self._find_worker(request.job).answer(request.path, self._largest)
+                return self._find_worker(request.job).answer(request.path, self._largest, self._seconds)
+            except TooManyRuns as error:
+                log.warning("a request was refused: %s", error)
+                return None, str(error)
             except WorkerEnded as error:
                 failed = str(error)
                 log.warning("%s", failed)
@@ -220,14 +248,24 @@ class Joining:
                 return
 
     def _find_worker(self, job: str) -> WorkerProcess:
+        """The process of a run; a new one may take the place of the one that has been idle for longest."""
         with self._lock:
-            worker = self._workers.get(job)
+            worker = self._workers.pop(job, None)
             if worker is None or not worker.is_alive():
+                self._make_room()
                 spare, self._spare = self._spare, None
                 usable = spare is not None and spare.is_alive()
                 worker = spare if spare is not None and usable else WorkerProcess(self.kit, self._environment)
-                self._workers[job] = worker
+            self._workers[job] = worker  # last, so that the first is the one used longest ago
             return worker
+
+    def _make_room(self) -> None:
+        if len(self._workers) < MOST_WORKERS:
+            return
+        idle = next((job for job in self._workers if job not in self._held.values()), None)
+        if idle is None:
+            raise TooManyRuns(f"this hospital takes part in at most {MOST_WORKERS} runs at the same time")
+        self._workers.pop(idle).end()
 
     def _end_workers(self, jobs: list[str]) -> None:
         """End the processes of runs that are over."""

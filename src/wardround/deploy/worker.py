@@ -30,7 +30,8 @@ def check(kit: Path, send: Send) -> None:
         site = read_site_of(opened)
         choose_device(site)
         words = describe_data(site, opened.name)
-        send({"ready": words, "largest": site.largest_message})
+        limit = site.resources.seconds
+        send({"ready": words, "largest": site.largest_message, "seconds": limit})
     except WardroundError as error:
         send({"wrong": str(error)})
 

@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -27,7 +28,7 @@ import psutil
 import yaml
 
 from wardround.deploy.job_queue import JobQueue
-from wardround.deploy.kits import read_kit
+from wardround.deploy.kits import Kit, read_kit
 from wardround.deploy.processes import free_ports
 
 WARDROUND = [sys.executable, "-m", "wardround"]
@@ -266,10 +267,14 @@ def described(processes: Sequence[psutil.Process]) -> str:
 
 
 class Deployment:
-    """A server and hospitals on this machine, each started by its own command from its own kit."""
+    """A server and hospitals on this machine, each started by its own command from its own kit.
 
-    def __init__(self, names: Sequence[str], keep: bool = False) -> None:
+    guests: hospitals that have a kit, and are not started or asked to take part.
+    """
+
+    def __init__(self, names: Sequence[str], keep: bool = False, guests: Sequence[str] = ()) -> None:
         self.names = sorted(names)
+        self.guests = sorted(guests)
         self.keep = keep
         self.folder = Path(tempfile.mkdtemp(prefix="wardround-real-")).resolve()
         self.kits = self.folder / "kits"
@@ -284,12 +289,12 @@ class Deployment:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         project = self.folder / "project.yaml"
         where = {"host": "localhost", "port": self.port}
-        facts = {"project": "real", "organiser": where, "hospitals": self.names, "valid_days": 2}
-        project.write_text(yaml.safe_dump(facts))
+        facts = {"project": "real", "organiser": where, "hospitals": [*self.names, *self.guests]}
+        project.write_text(yaml.safe_dump({**facts, "valid_days": 2}))
         made = self.run("provision", project, "-o", self.kits)
         if made.returncode != 0:
             raise Failed(f"no kits: {made.stderr[-500:]}")
-        for name in self.names:
+        for name in [*self.names, *self.guests]:
             rules = {
                 "data": "phantom",
                 "device": "cpu",
@@ -364,8 +369,11 @@ class Deployment:
         file.write_text(yaml.safe_dump(config))
         return file
 
-    def submit(self, config: dict[str, Any], *more: str) -> Command:
-        everybody = ["--hospitals", ",".join(self.names)]
+    def kit(self, name: str) -> Kit:
+        return read_kit(self.kits / name)
+
+    def submit(self, config: dict[str, Any], *more: str, names: Sequence[str] = ()) -> Command:
+        everybody = ["--hospitals", ",".join(names or self.names)]
         name = f"submit-{config['name']}"
         return self.start(
             name, "submit", self.config(config), "--kit", self.organiser, "--quiet", *everybody, *more
@@ -416,3 +424,46 @@ class Deployment:
 
     def ledger_holds(self, name: str) -> bool:
         return self.run("egress", "verify", self.kits / name).returncode == 0
+
+
+class Beside:
+    """Runs of the four hospitals, one after the other as long as the block lasts; found: each one's SHA-256."""
+
+    def __init__(self, hospitals: Deployment, config: dict[str, Any]) -> None:
+        self.found: list[str] = []
+        self.rounds = 0
+        self._hospitals, self._config = hospitals, config
+        self._done = threading.Event()
+        self._trouble = ""
+        self._thread = threading.Thread(target=self._work, daemon=True)
+
+    def __enter__(self) -> Beside:
+        self._thread.start()
+        first = self._hospitals.run_folder(f"{self._config['name']}-0")
+        until(lambda: records(first) or self._trouble, START_SECONDS, "the run beside has begun")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self._thread.join()
+        if self._trouble:
+            raise Failed(self._trouble)
+
+    def _work(self) -> None:
+        try:
+            while not self._done.is_set():
+                config = {**self._config, "name": f"{self._config['name']}-{len(self.found)}"}
+                self._hospitals.wait_done(self._hospitals.submit(config), config["name"], 900)
+                folder = self._hospitals.run_folder(config["name"])
+                self.found.append(fingerprint(folder))
+                self.rounds += len(records(folder))
+        except Exception as error:
+            self._trouble = f"the run beside: {error}"
+
+    def check(self, checks: Checks, expected: str) -> None:
+        """After the block: every run gave the expected parameters."""
+        checks.check(
+            bool(self.found) and set(self.found) == {expected},
+            f"{len(self.found)} runs beside: {self.found[0][:12]}, with train {expected[:12]}",
+            rounds=self.rounds,
+        )

@@ -20,10 +20,19 @@ from wardround.deploy.kits import Kit
 from wardround.deploy.mailbox import Letter
 from wardround.deploy.project import Project
 from wardround.deploy.provisioning import provision
+from wardround.deploy.rpc import client as clients
 from wardround.deploy.rpc import server as servers
 from wardround.deploy.rpc.client import CallRefused, Connection, Displaced, NoConnection
 from wardround.deploy.rpc.server import HospitalServer, RequestFile
-from wardround.deploy.rpc.service import METHODS, MessageError, decode, encode, read_count, read_text
+from wardround.deploy.rpc.service import (
+    METHODS,
+    MessageError,
+    decode,
+    encode,
+    read_chunks,
+    read_count,
+    read_text,
+)
 
 
 def project_kits(folder: Path, *hospitals: str, port: int | None = None) -> dict[str, Kit]:
@@ -264,6 +273,35 @@ def test_one_hospital_cannot_take_all_calls(
             thread.join(5)
 
 
+def test_calls_that_send_nothing_count_against_their_hospital(
+    server: HospitalServer, kits: dict[str, Kit], monkeypatch: MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "CALLS_OF_ONE", 2)
+    silence = threading.Event()
+
+    def nothing() -> Iterator[bytes]:
+        silence.wait(10)
+        yield from ()
+
+    with connected(kits["north"]) as north, connected(kits["south"]) as south:
+        calls = [
+            north._channel.stream_unary(f"/wardround.Hospitals/{method}").future(
+                nothing(), metadata=north._metadata, timeout=10
+            )
+            for method in ("Hello", "Beat", "Answer", "Shell")
+        ]
+        with raises(grpc.RpcError) as refused:
+            calls[2].result()
+        assert refused.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+        with raises(grpc.RpcError) as unknown:
+            calls[3].result()
+        assert unknown.value.code() == grpc.StatusCode.UNIMPLEMENTED
+        with raises(CallRefused, match="too many calls"):
+            north.beat()
+        assert south.beat() == []
+        silence.set()
+
+
 def test_connections_that_prove_nothing_are_capped_and_dropped(
     kits: dict[str, Kit], tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
@@ -283,19 +321,40 @@ def test_connections_that_prove_nothing_are_capped_and_dropped(
 def test_a_request_from_a_server_that_lies_is_bounded(kits: dict[str, Kit], tmp_path: Path) -> None:
     from wardround.deploy.rpc.client import receive
 
-    def streams(info: dict[str, Any], *chunks: bytes) -> Iterator[bytes]:
-        return iter([encode(info), *chunks])
-
-    about = {"job": "j", "letter": "l"}
+    about: dict[str, Any] = {"job": "j", "letter": "l"}
     with raises(MessageError, match="from 0 to 100"):
-        receive(streams({**about, "bytes": 101}), tmp_path, 100)
+        receive({**about, "bytes": 101}, iter([]), tmp_path, 100)
     with raises(MessageError, match="more than the 3 bytes"):
-        receive(streams({**about, "bytes": 3}, b"ab", b"cd"), tmp_path, 100)
+        receive({**about, "bytes": 3}, iter([b"ab", b"cd"]), tmp_path, 100)
     with raises(MessageError, match="less than were announced"):
-        receive(streams({**about, "bytes": 3}, b"ab"), tmp_path, 100)
+        receive({**about, "bytes": 3}, iter([b"ab"]), tmp_path, 100)
     with raises(MessageError, match="'job' is not text"):
-        receive(streams({**about, "job": "a\n" * 9, "bytes": 3}), tmp_path, 100)
-    assert receive(streams({}), tmp_path, 100) is None and list(tmp_path.iterdir()) == []
+        receive({**about, "job": "a\n" * 9, "bytes": 3}, iter([]), tmp_path, 100)
+    assert receive({}, iter([]), tmp_path, 100) is None and list(tmp_path.iterdir()) == []
+
+
+@mark.parametrize("slowest", [10**6, 10**9], ids=["slow", "too slow"])
+def test_a_large_request_may_take_its_time_but_not_any_time(
+    slowest: int, server: HospitalServer, kits: dict[str, Kit], tmp_path: Path, monkeypatch: MonkeyPatch
+) -> None:
+    def slow(path: Path) -> Iterator[bytes]:
+        for chunk in read_chunks(path):
+            time.sleep(0.4)
+            yield chunk
+
+    monkeypatch.setattr(servers, "read_chunks", slow)
+    for name, value in (("WAIT_SECONDS", 0.3), ("CALL_SECONDS", 0.3), ("SLOWEST", slowest)):
+        monkeypatch.setattr(clients, name, value)
+    server.open_job("job-1")
+    post(server, tmp_path)
+    north = Connection(kits["north"])
+    north.hello(5)
+    if slowest == 10**6:
+        assert north.wait([], tmp_path, 10**7) is not None
+    else:
+        with raises(NoConnection):
+            north.wait([], tmp_path, 10**7)
+    north.close()
 
 
 @mark.parametrize(

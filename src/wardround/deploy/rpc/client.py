@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import secrets
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -32,6 +33,7 @@ from wardround.version import __version__
 import grpc  # isort: skip  # after service, which quiets it
 
 CALL_SECONDS = 10.0
+SLOWEST = 50_000  # bytes a second of a request; a slower one is given up and asked for again
 FINAL = (
     grpc.StatusCode.NOT_FOUND,
     grpc.StatusCode.RESOURCE_EXHAUSTED,
@@ -104,11 +106,12 @@ class Connection:
         """
         call = self._method(self._channel.unary_stream, "Wait")
         with translate_errors():
-            chunks = call(
-                encode({"held": list(held)}), metadata=self._metadata, timeout=WAIT_SECONDS + CALL_SECONDS
-            )
+            chunks = call(encode({"held": list(held)}), metadata=self._metadata)
             try:
-                return receive(chunks, folder, largest)
+                with cancel_after(WAIT_SECONDS + CALL_SECONDS, chunks):
+                    info = decode(next(chunks, b""))
+                with cancel_after(CALL_SECONDS + read_size(info, largest) / SLOWEST, chunks):
+                    return receive(info, chunks, folder, largest)
             finally:
                 chunks.cancel()
 
@@ -138,15 +141,29 @@ class Connection:
         return kind(f"/{SERVICE}/{name}")
 
 
-def receive(chunks: Iterator[bytes], folder: Path, largest: int) -> Request | None:
-    """Write a request into the folder as it arrives."""
-    info = decode(next(chunks, b""))
+def read_size(info: dict[str, Any], largest: int) -> int:
+    return read_count(info, "bytes", largest) if "job" in info else 0
+
+
+def receive(info: dict[str, Any], chunks: Iterator[bytes], folder: Path, largest: int) -> Request | None:
+    """Write a request into the folder as it arrives; info: what was said of it."""
     if "job" not in info:
         return None
     job, letter = read_text(info, "job"), read_text(info, "letter")
     path = folder / f"{secrets.token_hex(16)}.request"
-    write_chunks(path, chunks, read_count(info, "bytes", largest))
+    write_chunks(path, chunks, read_size(info, largest))
     return Request(job, letter, path)
+
+
+@contextmanager
+def cancel_after(seconds: float, call: Any) -> Iterator[None]:
+    timer = threading.Timer(seconds, call.cancel)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 @contextmanager

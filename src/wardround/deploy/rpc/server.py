@@ -79,7 +79,7 @@ class Refusal(Exception):
 
 
 Mail = Mailbox[RequestFile, Path]
-Handler = Callable[[str, Any, Any], Any]
+Handler = Callable[[str, Iterator[bytes], Any], Any]  # hospital, what it sends, the call
 
 
 class HospitalServer(grpc.GenericRpcHandler):  # type: ignore[misc]
@@ -158,18 +158,20 @@ class HospitalServer(grpc.GenericRpcHandler):  # type: ignore[misc]
         name = str(details.method).removeprefix(f"/{SERVICE}/")
         metadata = dict(details.invocation_metadata or ())
         instance = str(metadata.get(INSTANCE, ""))[:64]
-        handlers: dict[str, tuple[Any, Handler]] = {
-            "Hello": (grpc.unary_unary_rpc_method_handler, self._hello),
-            "Beat": (grpc.unary_unary_rpc_method_handler, self._beat),
-            "Wait": (grpc.unary_stream_rpc_method_handler, self._wait),
-            "Answer": (grpc.stream_unary_rpc_method_handler, self._answer),
+        handlers: dict[str, Handler] = {
+            "Hello": self._hello,
+            "Beat": self._beat,
+            "Wait": self._wait,
+            "Answer": self._answer,
         }
         assert tuple(handlers) == METHODS
+        # As streams, even where one message comes: gRPC would wait for it before the call is admitted, and
+        # calls that never send one would take all threads.
         if name not in handlers:
-            return grpc.unary_unary_rpc_method_handler(refuse_unknown(str(details.method)[:100]))
-        kind, handler = handlers[name]
-        guard = self._stream if name == "Wait" else self._single
-        return kind(guard(name, instance, handler))
+            return grpc.stream_unary_rpc_method_handler(refuse_unknown(str(details.method)[:100]))
+        if name == "Wait":
+            return grpc.stream_stream_rpc_method_handler(self._stream(name, instance, handlers[name]))
+        return grpc.stream_unary_rpc_method_handler(self._single(name, instance, handlers[name]))
 
     def _single(self, method: str, instance: str, handler: Handler) -> Callable[[Any, Any], bytes]:
         def call(request: Any, context: Any) -> bytes:
@@ -231,8 +233,8 @@ class HospitalServer(grpc.GenericRpcHandler):  # type: ignore[misc]
 
     # The four methods
 
-    def _hello(self, hospital: str, request: bytes, context: Any) -> dict[str, Any]:
-        read_text(decode(request), "wardround")
+    def _hello(self, hospital: str, chunks: Iterator[bytes], context: Any) -> dict[str, Any]:
+        read_text(decode(next(chunks, b"")), "wardround")
         instance = str(dict(context.invocation_metadata()).get(INSTANCE, ""))
         if instance != PREFLIGHT:
             if len(instance) != 32 or not instance.isalnum():
@@ -240,12 +242,12 @@ class HospitalServer(grpc.GenericRpcHandler):  # type: ignore[misc]
             self._instances[hospital] = instance
         return {"time": time.time(), "wardround": __version__, "project": self._kit.project_id}
 
-    def _beat(self, hospital: str, request: bytes, context: Any) -> dict[str, Any]:
-        decode(request)
+    def _beat(self, hospital: str, chunks: Iterator[bytes], context: Any) -> dict[str, Any]:
+        decode(next(chunks, b""))
         return {"jobs": sorted(self._jobs)}
 
-    def _wait(self, hospital: str, request: bytes, context: Any) -> Iterator[bytes]:
-        held = decode(request).get("held")
+    def _wait(self, hospital: str, chunks: Iterator[bytes], context: Any) -> Iterator[bytes]:
+        held = decode(next(chunks, b"")).get("held")
         if (
             not isinstance(held, list)
             or len(held) > limits.HELD

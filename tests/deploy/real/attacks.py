@@ -1,0 +1,810 @@
+"""Attacks with valid certificates and without: each refused, logged with the sender's name, and without effect.
+
+    python tests/deploy/real/attacks.py [--only hospital,connections,organiser,local,kits] [--keep]
+
+hospital: from a hospital with a valid kit, while four others train; connections: thousands of them;
+organiser: a modified server that speaks to a real `wardround join`; local: a process without a certificate;
+kits: with added files and links. About five minutes. The run beside the attacks must end with the SHA-256
+that `wardround train` gives.
+"""
+
+from __future__ import annotations
+
+import logging
+import pickle
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import psutil
+from common import (
+    Beside,
+    Checks,
+    Command,
+    Deployment,
+    Failed,
+    fingerprint,
+    records,
+    settings,
+    since,
+    trained,
+    until,
+)
+from hostile import Caller, HostileServer, connect_tls
+from parcels import HOSTILE_REPLIES, HOSTILE_REQUESTS, Bomb, as_file, find_request, read_reply
+
+from wardround.deploy import limits
+from wardround.deploy.joining import MOST_WORKERS
+from wardround.deploy.rpc.service import INSTANCE, METHODS, SERVICE, encode
+from wardround.deploy.site import Site
+from wardround.deploy.site_file import SiteFile
+
+NAMES = ["east", "north", "south", "west"]
+ROGUE = "hospital-05"
+SECONDS = 5.0  # in which others must have been heard from, whatever is attempted
+TOPICS = [
+    "sys.shell",
+    "sys.info",
+    "sys.show_config",
+    "sys.report_env",
+    "sys.report_resources",
+    "show_stats",
+    "show_errors",
+    "reset_errors",
+    "deploy",
+    "start",
+    "start_app",
+    "delete_run",
+    "shutdown",
+    "restart",
+    "abort",
+    "abort_app",
+    "abort_task",
+    "abort_all",
+    "get_clients",
+    "set_timeout",
+    "configure_job_log",
+    "configure_site_log",
+    "check_job",
+    "clone_job",
+    "submit_job",
+    "delete_job",
+    "download_job",
+    "list_jobs",
+    "get_job_meta",
+    "app_command",
+    "cat",
+    "grep",
+    "head",
+    "ls",
+    "pwd",
+    "tail",
+    "get_task",
+    "submit_update",
+    "submit_result",
+    "register",
+    "quit",
+    "heartbeat",
+    "sync_runner",
+    "end_run",
+    "job_failure",
+    "cell_info",
+    "cells",
+    "routes",
+    "peers",
+    "conns",
+    "stop",
+    "ping",
+    "route",
+    "speed_test",
+    "report_root",
+    "config_vars",
+    "process_info",
+    "heartbeat_cell",
+    "stress",
+    "msg_stats",
+    "show_cells",
+    "bcast",
+    "stream",
+    "data",
+    "ack",
+    "blob",
+    "file_stream",
+    "aux",
+    "fire_forget",
+    "cmd",
+    "login",
+    "challenge",
+    "cert_login",
+    "token_login",
+    "sm_cert",
+    "sm_session",
+    "download",
+    "object_dl",
+    "upload_from_folder",
+    "pull_job",
+    "push_folder",
+    "reload_decomposers",
+]
+SERVICES = [
+    SERVICE,
+    "admin",
+    "server_command",
+    "client_command",
+    "task",
+    "cellnet.channel",
+    "streaming",
+    "aux_communication",
+]
+TRAVERSALS = [
+    "../../kit.json",
+    "/etc/passwd",
+    "..",
+    "../queue/x.json",
+    "a/../../b",
+    "..\\..\\x",
+    "%2e%2e%2f",
+    "north\x00",
+]
+
+
+MOVING = (
+    "state/exchange",
+    "state/queue",
+    "state/server",
+    "state/process",
+    "logs",
+    "runs",
+)  # while runs go on
+
+
+class LogTail:
+    """What a log file has gained since a moment."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._start = path.stat().st_size if path.exists() else 0
+
+    def lines(self, *words: str) -> list[str]:
+        content = self._path.read_bytes()[self._start :] if self._path.exists() else b""
+        lines = content.decode(errors="replace").splitlines()
+        return [line for line in lines if all(word in line for word in words)]
+
+
+def files_of(folder: Path, *but: str) -> dict[str, tuple[int, int]]:
+    """Every file with its size and time, except in these subfolders."""
+    found = {}
+    for path in folder.rglob("*"):
+        name = path.relative_to(folder).as_posix()
+        if path.is_file() and not name.startswith(but):
+            facts = path.stat()
+            found[name] = (facts.st_size, facts.st_mtime_ns)
+    return found
+
+
+class Stage:
+    """The deployment, and what is looked at after every attack."""
+
+    def __init__(self, checks: Checks, hospitals: Deployment) -> None:
+        self.checks, self.hospitals = checks, hospitals
+        self.organiser = hospitals.kit("organiser")
+        self.rogue = hospitals.kit(ROGUE)
+        self.calls = hospitals.organiser / "logs" / "server-calls.log"
+        self.mark = hospitals.folder / "code-ran"
+
+    def server(self) -> psutil.Process:
+        return psutil.Process(self.hospitals.server.process.pid)
+
+    @contextmanager
+    def attack(self, name: str, logged: int = 1, *words: str) -> Iterator[dict[str, Any]]:
+        """One line: what was refused, the log lines with the sender's name, the others' last sign of life."""
+        tail, began, facts = LogTail(self.calls), time.monotonic(), dict[str, Any]()
+        kept = files_of(self.hospitals.organiser, *MOVING)
+        yield facts
+        good = bool(facts.pop("ok"))
+        lines = tail.lines(ROGUE, *words)
+        heard = max(age for who, age in self.hospitals.heard().items() if who in NAMES)
+        same = kept == files_of(self.hospitals.organiser, *MOVING)
+        if not same:
+            facts["changed"] = "files of the organiser's kit"
+        if self.mark.exists():
+            facts["code"] = "RAN"
+        holds = good and len(lines) >= logged and heard < SECONDS and same and not self.mark.exists()
+        facts |= {"logged": len(lines), "others_heard": round(heard, 1), "seconds": since(began)}
+        self.checks.check(holds, name, **facts)
+
+
+# From a hospital with a valid kit
+
+
+def attack_as_hospital(stage: Stage) -> None:
+    with Caller(stage.rogue) as rogue:
+        rogue.hello()
+        call_foreign_methods(stage, rogue)
+        answer_for_others(stage, rogue)
+        send_code(stage, rogue)
+        send_traversals(stage, rogue)
+        send_too_much(stage, rogue)
+        call_in_parallel(stage, rogue)
+    displace(stage)
+    answer_with_attacks(stage)
+
+
+def call_foreign_methods(stage: Stage, rogue: Caller) -> None:
+    paths = [f"/{service}/{topic}" for service in SERVICES for topic in TOPICS]
+    paths += [f"/{SERVICE}/{name.lower()}" for name in METHODS] + [
+        "//",
+        f"/{SERVICE}/",
+        "/grpc.health.v1.Health/Check",
+    ]
+    with stage.attack("every method name of FLARE, in eight services", len(paths), "no method") as facts:
+        body = encode({"topic": "sys.shell", "cmd": f"touch {stage.mark}", "REQUIRE_AUTHZ": "false"})
+        said = Counter(rogue.call(path, body).code for path in paths)
+        facts |= {"ok": said == {"UNIMPLEMENTED": len(paths)}, "refused": dict(said)}
+
+
+def open_letter(stage: Stage) -> tuple[str, str]:
+    """The job and an open letter of the run beside, which only its hospital should know."""
+    exchange, waiting = stage.organiser.state / "exchange", stage.organiser.state / "queue"
+    letter = until(lambda: next((p.stem for p in exchange.glob("*.request")), None), 60, "a request is open")
+    return next(path.stem for path in waiting.glob("*.running")), letter
+
+
+def answer_for_others(stage: Stage, rogue: Caller) -> None:
+    with stage.attack("messages that name another hospital", 0) as facts:
+        named = dict.fromkeys(
+            ("hospital", "to", "from", "origin", "destination", "client", "target"), "north"
+        )
+        _, found = rogue.stream("Wait", iter([encode({"held": [], **named})]), 3.0)
+        beat = rogue.call("Beat", encode({**named, "alive": ["north"]}))
+        facts |= {"ok": not found and beat.code == "OK", "requests_of_others": len(found)}
+    with stage.attack("a reply to another hospital's request", 20, "foreign") as facts:
+        said: Counter[str] = Counter()
+        for _ in range(20):
+            job, letter = open_letter(stage)
+            said[rogue.answer({"job": job, "letter": letter}, b"x" * 100).code] += 1
+        facts |= {"ok": said == {"NOT_FOUND": 20}, "refused": dict(said)}
+    with stage.attack("1,000 guessed letters", 1000, "not wanted") as facts:
+        job, _ = open_letter(stage)
+        said = Counter(
+            rogue.answer({"job": job, "letter": secrets.token_hex(16)}, b"x").code for _ in range(1000)
+        )
+        facts |= {"ok": said == {"NOT_FOUND": 1000}, "refused": dict(said)}
+
+
+def send_code(stage: Stage, rogue: Caller) -> None:
+    bomb = pickle.dumps(Bomb(stage.mark))
+    with stage.attack("a pickle as every message", len(METHODS), "refused") as facts:
+        said = {method: rogue.call(method, bomb, bomb).code for method in METHODS}
+        facts |= {"ok": set(said.values()) == {"INVALID_ARGUMENT"}, "refused": dict(Counter(said.values()))}
+
+
+def send_traversals(stage: Stage, rogue: Caller) -> None:
+    with stage.attack(
+        "paths in every field: job, letter, wardround, held, metadata", 3 * len(TRAVERSALS)
+    ) as facts:
+        said: Counter[str] = Counter()
+        job, letter = open_letter(stage)
+        for path in TRAVERSALS:
+            said[rogue.answer({"job": path, "letter": letter}, b"x").code] += 1
+            said[rogue.answer({"job": job, "letter": path}, b"x").code] += 1
+            said[
+                rogue.call("Answer", encode({"job": path, "letter": path, "bytes": path, "file": path})).code
+            ] += 1
+            rogue.call("Hello", encode({"wardround": path}))  # a version is only text
+            rogue.call("Wait", encode({"held": [path]}), seconds=0.3)
+            said[rogue.call("Beat", b"{}", metadata=((INSTANCE, path.replace("\x00", "")),)).code] += 1
+        refused = {"NOT_FOUND", "INVALID_ARGUMENT", "FAILED_PRECONDITION"}
+        facts |= {"ok": set(said) <= refused, "refused": dict(said)}
+
+
+def send_too_much(stage: Stage, rogue: Caller) -> None:
+    server = stage.server()
+    before = server.memory_info().rss
+    with stage.attack("metadata of 20 kB and 1 MB", 0) as facts:
+        said = [
+            rogue.call("Beat", b"{}", metadata=(*rogue.metadata, ("x", "a" * size))).code
+            for size in (20_000, 10**6)
+        ]
+        facts |= {"ok": "OK" not in said, "refused": said}
+    with stage.attack("messages of 2 MB and 64 MB", 0) as facts:
+        said = [
+            rogue.call(method, b" " * size).code for method in METHODS for size in (2 * 10**6, 64 * 10**6)
+        ]
+        facts |= {"ok": "OK" not in said, "refused": dict(Counter(said))}
+    with (
+        stage.attack("256 MB compressed to 250 kB", 0) as facts,
+        Caller(stage.rogue, rogue.metadata[0][1], compression=grpc.Compression.Gzip) as bomber,
+    ):
+        said = [bomber.call(method, b" " * 2**28, seconds=30).code for method in ("Hello", "Answer")]
+        grown = (server.memory_info().rss - before) / 2**20
+        facts |= {"ok": "OK" not in said and grown < 100, "refused": said, "server_grew_mib": round(grown)}
+
+
+def call_in_parallel(stage: Stage, rogue: Caller) -> None:
+    with stage.attack("200 parallel calls", 150, "too many calls") as facts, ThreadPoolExecutor(200) as pool:
+        callers = [Caller(stage.rogue, rogue.metadata[0][1]) for _ in range(20)]
+        work = [
+            pool.submit(callers[n % 20].call, "Wait", encode({"held": []}), seconds=4) for n in range(200)
+        ]
+        said = Counter(one.result().code for one in work)
+        for caller in callers:
+            caller.channel.close()
+        admitted = said["OK"] + said["DEADLINE_EXCEEDED"]
+        facts |= {
+            "ok": admitted <= limits.CALLS_OF_ONE,
+            "refused": dict(said),
+            "threads": stage.server().num_threads(),
+        }
+    with stage.attack("350 calls that never send their message", 300, "too many calls") as facts:
+        callers = [Caller(stage.rogue, rogue.metadata[0][1]) for _ in range(25)]
+        calls = [caller.open_silently(METHODS[n % 4], 4) for caller in callers for n in range(14)]
+        time.sleep(2)
+        with Caller(stage.hospitals.kit("north"), "preflight") as other:
+            said_other = other.hello()
+        for call in calls:
+            call.cancel()
+        for caller in callers:
+            caller.channel.close()
+        facts |= {"ok": said_other.code == "OK", "another_hospitals_hello": said_other.code}
+    with stage.attack("3,000 calls opened and cancelled at once", 0) as facts:
+        for _ in range(3000):
+            rogue.open_silently("Answer", 0.01).cancel()
+        facts["ok"] = True
+
+
+def displace(stage: Stage) -> None:
+    """A second process with a copied kit: the first must end and say so."""
+    hospitals = stage.hospitals
+    first = hospitals.join(ROGUE)
+    until(lambda: "connected to" in first.text, 60, "the first process connects")
+    copy = Path(
+        shutil.copytree(
+            hospitals.kits / ROGUE, hospitals.folder / "copied", ignore=shutil.ignore_patterns("process.lock")
+        )
+    )
+    with stage.attack("a second process with the same kit", 1, "displaced") as facts:
+        second = hospitals.start("copied", "join", copy)
+        code = first.wait(60)
+        facts |= {"ok": code == 2 and "another process takes part" in first.text, "first_ended_with": code}
+    second.kill()
+
+
+def answer_with_attacks(stage: Stage) -> None:
+    """A run with two hospitals, one of which answers each round's request with another attack."""
+    hospitals, checks = stage.hospitals, stage.checks
+    rules = SiteFile.model_validate({"data": "phantom", "tasks": ["all"]})
+    site = Site(ROGUE, rules, hospitals.folder / "rogue-state")
+    config = settings(
+        "duel",
+        rounds=len(HOSTILE_REPLIES),
+        min_clients=1,
+        deadline=10.0,
+        data={"phantom": {"hospitals": 5, "size": 16, "cases": 8}},
+        evaluate={"metrics": ["dice"], "overlays": 0, "every": 100},
+    )
+    command = hospitals.submit(config, names=["west", ROGUE])
+    largest = {"run": 0.0, "server": 0.0}
+    done = threading.Event()
+
+    def watch() -> None:
+        while not done.wait(0.1):
+            for process, kind in [
+                (stage.server(), "server"),
+                *((job, "run") for job in hospitals.server_jobs()),
+            ]:
+                try:
+                    largest[kind] = max(largest[kind], process.memory_info().rss / 2**20)
+                except psutil.Error:
+                    continue
+
+    watching = threading.Thread(target=watch, daemon=True)
+    watching.start()
+    sent: dict[int, str] = {}
+    held: list[str] = []
+    tail = LogTail(stage.calls)
+    with Caller(stage.rogue) as rogue:
+        rogue.hello()
+        while command.is_running:
+            rogue.call("Beat", b"{}")
+            found = rogue.wait(2.0, held)
+            if found is None:
+                continue
+            info, content = found
+            held.append(str(info["letter"]))
+            parcel = find_request(content, hospitals.folder)
+            reply = site.answer(parcel)
+            number, task = int(parcel.header["round"]), parcel.header["task"]
+            if task != "train":
+                rogue.answer(info, as_file(reply, hospitals.folder))
+                continue
+            name, attack = HOSTILE_REPLIES[number]
+            sent[number] = name
+            attack(rogue, info, reply, hospitals.folder, stage.mark)
+    done.set()
+    watching.join()
+    code = command.wait(60)
+    lines = records(hospitals.run_folder("duel"))
+    for record in lines:
+        name = sent.get(record["round"] - 1, "nothing")
+        told = {**record["refused"], **record["lost"]}.get(f"train/{ROGUE}", "")
+        strays = [text for text in record.get("stray", []) if text.startswith(ROGUE)]
+        why = " ".join(str(strays[-1] if strays else told).split())[:130]
+        trained_by = list(record["loss"])
+        checks.check(bool(told) and trained_by == ["west"], f"reply: {name}", said=why)
+    facts = {f"{kind}_mib": round(value) for kind, value in largest.items()}
+    checks.check(
+        code == 0
+        and len(lines) == len(HOSTILE_REPLIES)
+        and not stage.mark.exists()
+        and largest["run"] < 1000,
+        "the run with hostile replies ends, its other hospital in every round",
+        refused_in_log=len(tail.lines(ROGUE)),
+        **facts,
+    )
+
+
+# Connections
+
+
+def attack_connections(stage: Stage) -> None:
+    server = stage.server()
+    server.rlimit(psutil.RLIMIT_NOFILE, (1024, 1024))
+    base = server.num_fds()
+    with stage.attack("687 idle connections without a certificate, 1,024 descriptors", 0) as facts:
+        idle = [socket.create_connection(("127.0.0.1", stage.organiser.port)) for _ in range(687)]
+        time.sleep(1)
+        most = server.num_fds()
+        facts |= measure_recovery(stage, base, most)
+        for each in idle:
+            each.close()
+    for count in (2000,):
+        with stage.attack(f"{count:,} connections with a valid certificate", 0) as facts:
+            kept, failed, most = [], 0, 0
+            for number in range(count):
+                try:
+                    kept.append(connect_tls(stage.rogue, 1.0))
+                except OSError:
+                    failed += 1
+                if number % 50 == 0:
+                    most = max(most, server.num_fds())
+            held = max(stage.hospitals.heard()[name] for name in NAMES)
+            for each in kept:
+                each.close()
+            facts |= measure_recovery(stage, base, most)
+            facts |= {"turned_away": failed, "heard_meanwhile": round(held, 1)}
+            facts["ok"] = facts["ok"] and held < SECONDS
+
+
+def measure_recovery(stage: Stage, base: int, most: int) -> dict[str, Any]:
+    """Seconds until another hospital can connect anew, and until descriptors are what they were."""
+    began = time.monotonic()
+
+    def hello() -> bool:
+        with Caller(stage.hospitals.kit("north"), "preflight") as other:
+            return other.hello().code == "OK"
+
+    until(hello, 30, "another hospital can connect", 0.2)
+    connected = since(began)
+    until(lambda: stage.server().num_fds() < base + 60, 90, "connections are dropped", 0.2)
+    facts = {"descriptors": [base, most], "new_connection_after": connected, "dropped_after": since(began)}
+    return {"ok": most < 1000 and connected < 10, **facts}
+
+
+# From a modified organiser's server
+
+
+def attack_as_organiser(stage: Stage) -> None:
+    """`north` is the real one, with rules; its server says anything."""
+    hospitals, checks = stage.hospitals, stage.checks
+    join = hospitals.joined["north"]
+    kit = hospitals.kit("north")
+    allowed = kit.site_file.read_text()
+    kit.site_file.write_text("data: phantom\ndevice: cpu\ntasks: [train, evaluate]\nmin_cases: 10\n")
+    worker_log, join_log = kit.logs / "worker.log", kit.logs / "join-calls.log"
+    with HostileServer(stage.organiser, "north") as server:
+        until(lambda: server.num_waits, 60, "the hospital comes to the other server")
+        outside = files_of(
+            hospitals.folder,
+            "kits/north",
+            "kits/east",
+            "kits/south",
+            "kits/west",
+            "submit",
+            "east",
+            "south",
+            "west",
+            "north",
+            "server",
+        )
+        own = files_of(kit.folder, "state", "logs")
+        for name, stream, words in HOSTILE_STREAMS:
+            tail, began = LogTail(join_log), time.monotonic()
+            server.send(stream)
+            try:
+                line = until(lambda: tail.lines(words), 45, f"{name}: {words}")[0]
+                checks.check(join.is_running, f"stream: {name}", said=line[24:150], seconds=since(began))
+            except Failed as error:
+                checks.check(False, f"stream: {name}", said=str(error), log=tail.lines()[-2:])
+        for name, make, words in HOSTILE_REQUESTS:
+            began = time.monotonic()
+            info, content = server.ask(make(hospitals.folder, stage.mark))
+            said = str(info.get("failed") or read_reply(content, hospitals.folder))
+            holds = words in said and join.is_running and not stage.mark.exists()
+            checks.check(holds, f"request: {name}", said=said[:150], seconds=since(began))
+        pile_up(stage, server, join)
+        say_anything(stage, server, join)
+        checks.check(
+            outside
+            == files_of(
+                hospitals.folder,
+                "kits/north",
+                "kits/east",
+                "kits/south",
+                "kits/west",
+                "submit",
+                "east",
+                "south",
+                "west",
+                "north",
+                "server",
+            )
+            and own == files_of(kit.folder, "state", "logs"),
+            "no file was written or changed outside the hospital's state and logs",
+        )
+        lines = LogTail(worker_log)
+        lines._start = 0
+        kit.site_file.write_text(allowed)
+        checks.check(
+            bool(lines.lines("refused")),
+            "the hospital's log names the refusals",
+            lines=len(lines.lines("refused")),
+        )
+
+
+def endless() -> Iterator[bytes]:
+    """A byte a second of a request of 1 MB."""
+    yield encode({"job": "job", "letter": "trickle", "bytes": 10**5})
+    while True:
+        yield b"x"
+        time.sleep(0.5)
+
+
+def said_of(num_bytes: Any, *chunks: bytes, **more: Any) -> Any:
+    return lambda: [
+        encode({"job": "job", "letter": secrets.token_hex(8), "bytes": num_bytes, **more}),
+        *chunks,
+    ]
+
+
+HOSTILE_STREAMS: list[tuple[str, Any, str]] = [
+    ("announces 4 GB", said_of(4 * 2**30), "from 0 to"),
+    ("announces a negative number", said_of(-1), "from 0 to"),
+    ("announces a text", said_of("10"), "from 0 to"),
+    ("sends more than it announced", said_of(10, b"x" * 2**20), "more than the 10 bytes"),
+    ("sends less than it announced", said_of(10**6, b"x"), "less than were announced"),
+    ("a chunk of 8 MB", said_of(8 * 2**20, b"x" * 8 * 2**20), "waiting for a request"),
+    ("garbage instead of a description", lambda: [secrets.token_bytes(5000)], "not JSON"),
+    ("nested brackets", lambda: [b"[" * 9999], "not JSON"),
+    ("a description of 1 MB", lambda: [b" " * 2**20], "at most 10,000"),
+    ("nothing at all", list, "not JSON"),
+    ("a path as the run", said_of(10, b"x" * 10, job="../\x00"), "'job' is not text"),
+    ("a letter of 200 characters", said_of(10, b"x" * 10, letter="x" * 200), "'letter' is not text"),
+    ("an endless trickle", endless, "waiting for a request"),
+]
+
+
+def pile_up(stage: Stage, server: HostileServer, join: Command) -> None:
+    """Sixty runs at once, and one letter a hundred times."""
+    content = HOSTILE_REQUESTS[0][1](stage.hospitals.folder, stage.mark)
+    server.jobs = [f"run-{number}" for number in range(60)]
+    for job in server.jobs:
+        server.post(content, job=job)
+    most = watch_workers(stage, server, 60)
+    stage.checks.check(
+        most <= MOST_WORKERS + 1 and join.is_running, "60 runs at once", processes=most, allowed=MOST_WORKERS
+    )
+    server.jobs = []
+    for _ in range(100):
+        server.post(content, letter="same")
+    most = watch_workers(stage, server, 5)
+    exchange = stage.hospitals.kit("north").state / "exchange"
+    stage.checks.check(
+        most <= MOST_WORKERS + 1 and len(list(exchange.iterdir())) <= 20,
+        "one letter 100 times",
+        processes=most,
+    )
+
+
+def watch_workers(stage: Stage, server: HostileServer, answers: int, seconds: float = 90) -> int:
+    """The most processes that train, until so many answers came."""
+    most, came, deadline = 0, 0, time.monotonic() + seconds
+    while came < answers and time.monotonic() < deadline:
+        most = max(most, len(stage.hospitals.job_processes("north")))
+        while not server.answers.empty():
+            server.answers.get()
+            came += 1
+        time.sleep(0.05)
+    return most
+
+
+def say_anything(stage: Stage, server: HostileServer, join: Command) -> None:
+    """Hostile answers to the two small calls."""
+    log = LogTail(stage.hospitals.kit("north").logs / "join-calls.log")
+    answers = [b"", b"[]", b"{", b"\xff" * 100, pickle.dumps(Bomb(stage.mark)), b'{"jobs": 3}', b'{"jobs": [' + b'"x",' * 2000 + b'"x"]}',
+               b'{"jobs": [{"deploy": "x"}]}', b" " * 10**6]  # fmt: skip
+    for answer in answers:
+        server.beat = server.hello = answer
+        time.sleep(2.5)
+    server.beat = server.hello = None
+    beats = server.num_beats
+    until(lambda: server.num_beats > beats + 1, 30, "the hospital goes on")
+    said = len(log.lines("does not answer"))
+    stage.checks.check(
+        join.is_running and said > 0, f"{len(answers)} hostile answers to Beat and Hello", logged=said
+    )
+
+
+# From a local process without a certificate
+
+
+def attack_locally(stage: Stage) -> None:
+    hospitals, checks = stage.hospitals, stage.checks
+    for name in NAMES:
+        found = sockets_of(hospitals.joined[name].tree())
+        checks.check(
+            not found,
+            f"no process of {name} listens",
+            processes=len(hospitals.joined[name].tree()),
+            sockets=found,
+        )
+    found = sockets_of(hospitals.server.tree())
+    port = stage.organiser.port
+    expected = [f"tcp {port}"]
+    checks.check(
+        found == expected,
+        "the server listens on one TCP port and nothing else",
+        sockets=found,
+    )
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as plain:
+        plain.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(9))
+        answer = plain.recv(1000)
+    checks.check(answer[:1] in (b"", b"\x15"), "which answers nothing but TLS", answer=answer[:20])
+    hospitals.folder.chmod(0o755)
+    hospitals.kits.chmod(0o755)
+    for name in ("organiser", "north"):
+        kit = hospitals.kits / name
+        modes = {oct(path.stat().st_mode & 0o777) for path in (kit, *kit.glob("keys"), *kit.glob("keys/*"))}
+        checks.check(modes <= {"0o700", "0o600"}, f"keys of {name} are its owner's", modes=sorted(modes))
+        tries = [f"cat {kit}/keys/own.key", f"ls {kit}", f"touch {kit}/state/queue/x.json", f"touch {kit}/state/x",
+                 f"echo 'tasks: all' >> {kit}/site.yaml", f"cat {kit}/state/egress.jsonl"]  # fmt: skip
+        codes = [subprocess.run(["/bin/sh", "-c", line], user=65534, group=65534, extra_groups=[], capture_output=True).returncode for line in tries]  # fmt: skip
+        checks.check(
+            all(codes), f"another account cannot read or command the kit of {name}", tried=len(codes)
+        )
+
+
+def sockets_of(processes: list[psutil.Process]) -> list[str]:
+    """Everything a local process could connect or send to."""
+    found = []
+    for process in processes:
+        try:
+            for each in process.net_connections("inet"):
+                if each.status == psutil.CONN_LISTEN or each.type == socket.SOCK_DGRAM:
+                    found.append(f"{'tcp' if each.type == socket.SOCK_STREAM else 'udp'} {each.laddr.port}")
+            found += [f"unix {each.laddr}" for each in process.net_connections("unix") if each.laddr]
+        except psutil.NoSuchProcess:
+            continue
+    return found
+
+
+# Kits
+
+
+def attack_with_kits(stage: Stage) -> None:
+    code = f"import os\nos.system('touch {stage.mark}')\n"
+    for role, name in (("join", "north"), ("server", "organiser")):
+        for what, change in KIT_CHANGES.items():
+            folder = stage.hospitals.folder / "kit-copies" / f"{name}-{what.replace(' ', '-')}"
+            shutil.copytree(
+                stage.hospitals.kits / name, folder, ignore=shutil.ignore_patterns("exchange", "runs")
+            )
+            change(folder, code)
+            began = time.monotonic()
+            done = stage.hospitals.run(role, folder)
+            said = " ".join((done.stdout + done.stderr).split())
+            holds = done.returncode == 2 and "Traceback" not in said and not stage.mark.exists()
+            stage.checks.check(
+                holds,
+                f"{role}: a kit with {what}",
+                said=said.replace(str(folder), "KIT")[:140],
+                seconds=since(began),
+            )
+
+
+def add(name: str) -> Any:
+    def change(kit: Path, code: str) -> None:
+        (kit / name).parent.mkdir(parents=True, exist_ok=True)
+        (kit / name).write_text(code)
+
+    return change
+
+
+def link(name: str) -> Any:
+    def change(kit: Path, code: str) -> None:
+        target = kit.parent / f"{kit.name}-target"
+        (kit / name).rename(target)
+        (kit / name).symlink_to(target)
+
+    return change
+
+
+KIT_CHANGES: dict[str, Any] = {
+    "a module torch.py": add("torch.py"),
+    "sitecustomize.py": add("sitecustomize.py"),
+    "a folder custom": add("custom/evil.py"),
+    "a file among its keys": add("keys/extra.py"),
+    "a link for its certificate": link("keys/own.crt"),
+    "a link for its keys": link("keys"),
+    "a link for kit.json": link("kit.json"),
+    "a changed README.txt": add("README.txt"),
+}
+
+
+def list_topics(checks: Checks) -> None:
+    checks.note("what each process answers:")
+    checks.note(f"  wardround server: {', '.join(f'/{SERVICE}/{name}' for name in METHODS)}")
+    checks.note(
+        "  a run's process, wardround join, and the processes that train: nothing; they have no socket that listens"
+    )
+
+
+def main() -> None:
+    beside = settings("beside", rounds=12, data={"phantom": {"hospitals": 4, "size": 32, "cases": 24}})
+    logging.getLogger("wardround").setLevel(logging.ERROR)
+    with Checks(__doc__) as checks, Deployment(NAMES, checks.options.keep, [ROGUE]) as hospitals:
+        list_topics(checks)
+        stage = Stage(checks, hospitals)
+        expected = trained(hospitals.folder, beside)
+        if checks.wants("kits"):
+            with checks.part("kits with added files and links"):
+                attack_with_kits(stage)
+        hospitals.serve()
+        hospitals.join_all()
+        with Beside(hospitals, beside) as runs:
+            for part, work in PARTS.items():
+                if checks.wants(part):
+                    with checks.part(f"from {part}"):
+                        work(stage)
+        runs.check(checks, expected)
+        said = hospitals.server.text
+        checks.check(
+            "Traceback" not in said, "the server's output has no traceback", lines=len(said.splitlines())
+        )
+        if checks.wants("organiser"):
+            hospitals.server.signal(signal.SIGTERM)
+            hospitals.server.wait(30)
+            with checks.part("from a modified organiser's server"):
+                attack_as_organiser(stage)
+            hospitals.serve()
+            hospitals.wait_connected(NAMES)
+            hospitals.wait_done(hospitals.submit({**beside, "name": "after"}), "after", 900)
+            found = fingerprint(hospitals.run_folder("after"))
+            checks.check(found == expected, f"a run afterwards: {found[:12]}, with train {expected[:12]}")
+
+
+PARTS = {"local": attack_locally, "hospital": attack_as_hospital, "connections": attack_connections}
+
+if __name__ == "__main__":
+    main()
