@@ -17,7 +17,7 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from wardround.clients.traffic import Array
 from wardround.deploy.nvflare.job import CHUNK_BYTES
-from wardround.deploy.strict_json import is_shape, parse_json
+from wardround.deploy.strict_json import is_shape, parse_json, show
 from wardround.deploy.wire import Parcel, ParcelError
 
 HEADER = "wardround"
@@ -67,8 +67,10 @@ def join_arrays(pieces: dict[str, Array], plan: list[dict[str, Any]]) -> dict[st
     arrays: dict[str, Array] = {}
     for entry in plan:
         keys, shape = entry["pieces"], entry["shape"]
+        if not is_shape(shape):  # before its sides are multiplied
+            raise ValueError(f"an array of the shape {show(shape)}")
         first = pieces[keys[0]]
-        if not is_shape(shape) or math.prod(shape) != sum(pieces[key].size for key in keys):
+        if math.prod(shape) != sum(pieces[key].size for key in keys):
             raise ValueError("its pieces do not add up to its arrays")
         if len(keys) == 1:
             arrays[str(entry["name"])] = pieces.pop(keys[0]).reshape(shape)
