@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +17,8 @@ from wardround.config_file import load_config
 from wardround.deploy.conducting import conduct
 from wardround.deploy.nvflare.channel import FlareChannel
 from wardround.deploy.nvflare.job import SLOT, read_arguments
+from wardround.deploy.run_process import write_run_report
 from wardround.errors import WardroundError
-from wardround.reporting import write_report
-
-log = logging.getLogger(__name__)
-
-
-def write_run_report(folder: Path) -> None:
-    """Write report.html; a run that is done stays done if that fails."""
-    try:
-        write_report([folder])
-    except Exception:  # the run is done and safe; the reason is logged in full
-        log.warning("the report could not be written; try: wardround report %s", folder, exc_info=True)
 
 
 class WardroundController(Controller):  # type: ignore[misc]
