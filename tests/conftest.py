@@ -11,6 +11,7 @@ def pytest_configure(config: Config) -> None:
     """All tests run on the CPU, whose bytes are promised, but those of the GPU: `pytest -m gpu`."""
     if config.option.markexpr != "gpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    os.environ["GRPC_VERBOSITY"] = "NONE"  # before any test imports it
 
 
 def pytest_collection_modifyitems(items: list[Item]) -> None:

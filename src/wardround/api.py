@@ -117,14 +117,15 @@ def run(
     overrides: Sequence[str] = (),
     resume: bool = False,
     overwrite: bool = False,
+    from_round: int | None = None,
     listener: Listener | None = None,
 ) -> Result:
     """Train as a configuration says (a YAML file, a dictionary or a Config) and test the result.
 
     data: cases of each client instead of the `data:` section: a PyTorch `Dataset` or a list of
     `(image, label)` arrays, or a mapping with `train`, `val` and `test` of these; overrides: settings on top,
-    as `--set` has them; resume, overwrite: what to do with a run folder that exists; listener: is told how
-    the run goes.
+    as `--set` has them; resume, overwrite: what to do with a run folder that exists; from_round: resume after
+    this round, one of the last `checkpoint.keep`; listener: is told how the run goes.
 
     >>> import numpy as np
     >>> cases = [(np.random.rand(16, 16), np.eye(16, dtype=int)) for _ in range(10)]
@@ -139,4 +140,4 @@ def run(
         federation = open_in_memory(data, config.seed)
     checked = load_config(config, overrides)
     experiment = Experiment(checked, listener=listener, federation=federation)
-    return Result(checked, experiment.run(resume=resume, overwrite=overwrite))
+    return Result(checked, experiment.run(resume=resume, overwrite=overwrite, from_round=from_round))

@@ -23,7 +23,8 @@ from wardround.files import try_lock, write_text
 log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.2
-MAY_DIFFER = ("output", "name", "compute", "deadline", "retries")  # a resumed run may change these
+# A resumed run may change these.
+MAY_DIFFER = ("output", "name", "compute", "deadline", "retries", "checkpoint")
 
 Stage = Literal["new", "unfinished", "done"]
 Runs = Mapping[str, Mapping[str, Any]]

@@ -154,6 +154,14 @@ class TrafficSettings(Settings):
         return self.upload in ("float16", "delta_float16")
 
 
+class CheckpointSettings(Settings):
+    """What stays on the disk for `--resume`."""
+
+    keep: int = Field(
+        3, ge=1, le=10, description="rounds that can be resumed; clients keep their memory of one more"
+    )
+
+
 class Config(Settings):
     """One run."""
 
@@ -176,6 +184,7 @@ class Config(Settings):
     evaluate: EvaluateSettings = EvaluateSettings()
     compute: ComputeSettings = ComputeSettings()
     traffic: TrafficSettings = TrafficSettings()
+    checkpoint: CheckpointSettings = CheckpointSettings()
     trackers: tuple[Literal["tensorboard", "mlflow"], ...] = Field(
         (), description="who else keeps the numbers; each needs its extra, for example wardround[mlflow]"
     )

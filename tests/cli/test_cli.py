@@ -314,6 +314,24 @@ def test_a_run_that_failed_before_its_first_checkpoint_can_simply_be_started_aga
     assert call(monkeypatch, capsys, "train", str(config_file), "--quiet")[0] == 0
 
 
+def test_a_damaged_checkpoint_is_one_sentence_and_an_earlier_round_continues(
+    config_file: Path, tmp_path: Path, monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
+) -> None:
+    assert call(monkeypatch, capsys, "train", str(config_file), "--quiet")[0] == 0
+    state = tmp_path / "run/checkpoints/round-00002.safetensors"
+    state.write_bytes(state.read_bytes()[:-1])
+
+    code, _, err = call(monkeypatch, capsys, "train", str(tmp_path / "run"), "--resume", "--quiet")
+    advice = "Round 1 is whole; continue after it with --resume --from-round 1."
+    assert code == 2 and "Traceback" not in err
+    told = "".join(err.split())  # lines are broken where the terminal ends
+    assert f"{state} is damaged".replace(" ", "") in told and told.endswith(advice.replace(" ", ""))
+
+    words = ["train", str(tmp_path / "run"), "--resume", "--from-round", "1", "--quiet"]
+    assert call(monkeypatch, capsys, *words)[0] == 0
+    assert len((tmp_path / "run/records.jsonl").read_text().splitlines()) == 2
+
+
 def test_a_full_disk_is_one_sentence(
     config_file: Path, monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
 ) -> None:

@@ -222,7 +222,6 @@ def test_showing_and_what_status_needs_import_neither_torch_nor_the_engine(tmp_p
         "from wardround.cli import app\n"
         "from wardround.deploy import live_file\n"
         "from wardround.deploy import processes\n"
-        "from wardround.deploy.nvflare import session\n"
         "from wardround.deploy.preflight import connection, kit\n"
         "app(sys.argv[1:], standalone_mode=False)\n"
         "sys.exit(str({'torch', 'nvflare'} & set(sys.modules) or ''))\n"

@@ -2,8 +2,6 @@
 
 import importlib.util
 import json
-import os
-import socket
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
@@ -12,8 +10,6 @@ import yaml
 from helpers import call, settings
 from pytest import CaptureFixture, MonkeyPatch, fixture, importorskip, mark
 
-from wardround.cli import kits
-from wardround.deploy.kits import Kit
 from wardround.files import write_json, write_text
 
 COMMANDS = ("rehearse", "provision", "preflight", "server", "join", "submit", "status", "stop")
@@ -39,13 +35,13 @@ def elsewhere(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
 
 @fixture
 def engine() -> None:
-    importorskip("nvflare")
+    importorskip("grpc")
 
 
 def put_kit(folder: Path, role: str, **more: Any) -> Path:
     """As much of a kit as these commands look at."""
     facts = {
-        "schema": "wardround-kit-1",
+        "schema": "wardround-kit-2",
         "project": "demo",
         "project_id": "ab12",
         "name": folder.name,
@@ -53,6 +49,7 @@ def put_kit(folder: Path, role: str, **more: Any) -> Path:
         "server": "127.0.0.1",
         "port": 8002,
         "wardround": "0.1.0",
+        **({"listen": "127.0.0.1"} if role == "organiser" else {}),
         **more,
     }
     write_json(folder / "kit.json", facts)
@@ -62,10 +59,7 @@ def put_kit(folder: Path, role: str, **more: Any) -> Path:
 @fixture
 def organiser(tmp_path: Path) -> Path:
     """An organiser's kit whose server does not run."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = int(probe.getsockname()[1])
-    return put_kit(tmp_path / "kits" / "organiser", "organiser", admin_port=port)
+    return put_kit(tmp_path / "kits" / "organiser", "organiser")
 
 
 def put_run(kit: Path, name: str, state: str, **facts: Any) -> Path:
@@ -100,14 +94,14 @@ def test_without_the_engine_a_command_says_how_to_get_it(
     find = importlib.util.find_spec
 
     def without(name: str, package: str | None = None) -> ModuleSpec | None:
-        return None if name == "nvflare" else find(name, package)
+        return None if name == "grpc" else find(name, package)
 
     monkeypatch.setattr(importlib.util, "find_spec", without)
     Path("project.yaml").write_text(PROJECT)
 
     code, _, err = call(monkeypatch, capsys, command, *NEEDS_ENGINE[command])
 
-    assert (code, err) == (2, "error this needs NVIDIA FLARE: pip install 'wardround[nvflare]'\n")
+    assert (code, err) == (2, "error this needs gRPC and cryptography: pip install 'wardround[hospitals]'\n")
 
 
 @mark.usefixtures("engine")
@@ -138,7 +132,7 @@ class TestKits:
     def test_a_key_that_others_may_read_is_refused(
         self, tmp_path: Path, monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
     ) -> None:
-        key = put_kit(tmp_path / "north", "hospital") / "flare" / "startup" / "client.key"
+        key = put_kit(tmp_path / "north", "hospital") / "keys" / "own.key"
         write_text(key, "secret")
         key.chmod(0o644)
 
@@ -153,15 +147,6 @@ class TestKits:
         code, _, err = call(monkeypatch, capsys, command, *NEEDS_ENGINE[command])
 
         assert code == 2 and "Name it with --kit, for example --kit kits/organiser." in err
-
-    def test_cases_that_are_not_the_hospitals_stop_it_before_it_connects(
-        self, tmp_path: Path, monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
-    ) -> None:
-        write_text(put_kit(tmp_path / "north", "hospital") / "site.yaml", "data: there.yaml\n")
-
-        code, _, err = call(monkeypatch, capsys, "join", "north")
-
-        assert code == 2 and "there.yaml" in err
 
     def test_provision_without_a_project_shows_how_to_begin(
         self, monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
@@ -269,48 +254,3 @@ def test_rehearse_refuses_what_hospitals_could_not_do(
 
     assert code == 2 and "pools all cases in one place" in err
     assert not (tmp_path / "run" / "rehearsal").exists()
-
-
-class TestLine:
-    """Whether a hospital is connected, as `join` tells it."""
-
-    def line(self, tmp_path: Path) -> kits.ConnectionWatch:
-        return kits.ConnectionWatch(
-            Kit(tmp_path / "north", "north", "hospital", "demo", "ab12", "far", 8002, "0.1.0")
-        )
-
-    def heard(self, line: kits.ConnectionWatch, looks: str, monkeypatch: MonkeyPatch) -> list[str]:
-        """What is said over some looks: + for a connection, - for none."""
-        said = []
-        for look in looks:
-            monkeypatch.setattr(kits, "is_connected", lambda process, port, here=look == "+": here)
-            said += line.news(1)
-        return [text.partition(";")[0] for text in said]
-
-    def test_is_told_once_when_it_is_there(self, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
-        assert self.heard(self.line(tmp_path), "--" + 20 * "+", monkeypatch) == ["connected to far:8002"]
-
-    def test_is_told_when_it_does_not_come_goes_and_comes_back(
-        self, tmp_path: Path, monkeypatch: MonkeyPatch
-    ) -> None:
-        said = self.heard(self.line(tmp_path), 15 * "-" + 5 * "+" + 5 * "-" + 5 * "+", monkeypatch)
-
-        assert said == [
-            "no connection yet to far:8002",
-            "connected to far:8002",
-            "connection lost to far:8002",
-            "connected to far:8002",
-        ]
-
-    def test_a_connection_that_is_refused_at_once_does_not_count(
-        self, tmp_path: Path, monkeypatch: MonkeyPatch
-    ) -> None:
-        assert self.heard(self.line(tmp_path), 6 * "--+", monkeypatch) == ["no connection yet to far:8002"]
-
-    def test_is_seen_in_the_process_without_a_word_to_anybody(self) -> None:
-        importorskip("psutil")
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            port = server.getsockname()[1]
-            assert not kits.is_connected(os.getpid(), port)
-            with socket.create_connection(("127.0.0.1", port)):
-                assert kits.is_connected(os.getpid(), port)

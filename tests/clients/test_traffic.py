@@ -1,6 +1,7 @@
 """Uploads in fewer bytes: lossless ones to the bit, lossy ones with the error they promise."""
 
 import math
+import tracemalloc
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +15,7 @@ from pytest import mark, raises
 
 from wardround.clients.traffic import (
     CODINGS,
+    PIECE,
     as_array,
     as_received,
     compress_array,
@@ -155,6 +157,15 @@ def test_the_bytes_of_the_records_are_those_of_the_parcel(upload: str, compress:
     )
 
 
+def test_only_replies_to_train_are_compressed() -> None:
+    reply, settings = (
+        Message(extras={"bank": Params({"x": torch.zeros(1000)})}),
+        TrafficSettings(compress="zlib"),
+    )
+    sizes = {task: count_wire_bytes(reply, None, settings, task) for task in ("train", "contribute")}
+    assert sizes["train"] < 100 and sizes["contribute"] == 4000
+
+
 def test_each_option_sends_fewer_bytes_and_the_default_measures_nothing() -> None:
     base = Params({"w": torch.randn(200, 100, generator=torch.Generator().manual_seed(0))})
     reply = Message(base * (1 + 1e-5))
@@ -188,6 +199,26 @@ def test_compression_gives_every_byte_back(content: bytes, dtype: Any, repeats: 
     if small is not None:
         assert small.nbytes < array.nbytes
         assert decompress_array(small, array.dtype, array.size).tobytes() == array.tobytes()
+
+
+@mark.parametrize("count", [PIECE // 4 - 1, PIECE // 4, PIECE, PIECE + 3])
+def test_arrays_of_several_pieces_come_back(count: int) -> None:
+    random = np.random.default_rng(0).integers(0, 2**31, count, dtype=np.int32)
+    for array in (np.zeros(count, np.int32), np.where(np.arange(count) % 3, 0, random).astype(np.int32)):
+        small = compress_array(array)
+        assert small is not None
+        assert decompress_array(small, array.dtype, count).tobytes() == array.tobytes()
+
+
+def test_an_array_is_decompressed_in_its_own_room() -> None:
+    small = compress_array(np.zeros(2**22, np.float32))
+    assert small is not None
+    tracemalloc.start()
+    try:
+        decompress_array(small, np.dtype(np.float32), 2**22)
+        assert tracemalloc.get_traced_memory()[1] < 2**24 + 2**21  # one copy, and a few pieces
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_bomb_is_not_unpacked_beyond_what_it_declares() -> None:

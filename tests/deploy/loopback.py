@@ -14,6 +14,7 @@ from helpers import settings
 from wardround.config import Config
 from wardround.config_file import load_config
 from wardround.deploy.conducting import conduct
+from wardround.deploy.resources import Resources
 from wardround.deploy.site import Site
 from wardround.deploy.site_file import SiteFile
 from wardround.deploy.wire import Parcel, compute_sha256
@@ -21,7 +22,16 @@ from wardround.engine.checkpoint import MemoryStore
 from wardround.engine.outcome import Outcome
 
 NAMES = ("east", "north", "south")
-RULES = SiteFile(data="phantom", case_names="keep", tasks=("all",))
+# Everything allowed, as in a rehearsal: the hospitals of tests have fewer cases than real ones may.
+RULES = SiteFile(
+    data="phantom",
+    case_names="keep",
+    tasks=("all",),
+    networks=("all",),
+    min_cases=0,
+    min_batch=1,
+    resources=Resources.unlimited(),
+)
 
 
 class Killed(BaseException):
@@ -199,6 +209,9 @@ def remote_config(folder: Path, **changes: Any) -> Config:
     return load_config(settings(folder, **{"deadline": 20.0, **changes}))
 
 
-def conducted(channel: Loopback, folder: Path, *, resume: bool = False, **changes: Any) -> Outcome:
+def conducted(
+    channel: Loopback, folder: Path, *, resume: bool = False, from_round: int | None = None, **changes: Any
+) -> Outcome:
     """A whole run over the channel."""
-    return conduct(channel, remote_config(folder, **changes), names=sorted(channel.sites), resume=resume)
+    config, names = remote_config(folder, **changes), sorted(channel.sites)
+    return conduct(channel, config, names=names, resume=resume, from_round=from_round)

@@ -14,6 +14,7 @@ from pytest import TempPathFactory, fixture, mark, raises
 from deploy.loopback import RULES, Loopback, conducted, remote_config
 from wardround.clients import Registration
 from wardround.config_file import load_config
+from wardround.data.federation_file import SplitSettings
 from wardround.data.phantom import files as phantom_files
 from wardround.data.phantom.cases import PhantomSettings
 from wardround.deploy.agreement import (
@@ -71,8 +72,10 @@ def test_a_rehearsal_over_one_file_has_the_bytes_of_train(tmp_path: Path, pictur
     path = tmp_path / "federation.yaml"
     plain = {"sources": [{"path": "scans"}], "labels": {"lesion": [1]}, "splits": SPLITS}
     path.write_text(yaml.safe_dump(plain))
-    changes = {**QUICK, "data": {"federation": str(path)}}
-    rules = {name: RULES.model_copy(update={"data": path}) for name in ("east", "north")}
+    other = {"ratios": [0.25, 0.25, 0.5]}  # of the run; a rehearsed hospital has them in its site.yaml
+    changes = {**QUICK, "data": {"federation": str(path), "splits": other}}
+    site = RULES.model_copy(update={"data": path, "splits": SplitSettings.model_validate(other)})
+    rules = dict.fromkeys(("east", "north"), site)
     here = run(tmp_path / "train", **changes)
     conducted(Loopback(tmp_path / "sites", ("east", "north"), **rules), tmp_path / "run", **changes)
     there = json.loads((tmp_path / "run" / "result.json").read_text())
@@ -155,10 +158,24 @@ def test_hospitals_get_no_path_and_no_machine_of_the_organiser(tmp_path: Path, p
     assert not {"device", "workers", "resident"} & set(asked["compute"])
 
 
-def test_a_list_of_splits_does_not_travel(tmp_path: Path) -> None:
-    data = {"hospitals": True, "splits": {"by": "file", "file": "splits.csv"}}
-    with raises(ConfigError, match="data.splits.file"):
-        make_hospital_config(remote_config(tmp_path, data=data))
+def test_splits_do_not_travel(tmp_path: Path, pictures: Path) -> None:
+    path = at_home(tmp_path / "data", pictures, "east", "east").data
+    asked = remote_config(tmp_path, data={"federation": str(path), "splits": SPLITS})
+    assert "splits" not in make_hospital_config(asked)["data"]
+    with raises(ConfigError, match="splits are each hospital's own decision. Leave data.splits out"):
+        remote_config(tmp_path, data={"hospitals": True, "splits": SPLITS})
+
+
+def test_a_hospital_splits_its_cases_by_its_own_rules(tmp_path: Path, pictures: Path) -> None:
+    site = at_home(tmp_path / "data", pictures, "east", "east")
+    asked = make_hospital_config(remote_config(tmp_path, data={"hospitals": True}))
+    config = localise_config(asked, device="cpu", threads=1)
+    one_case = {"by": "ratios", "ratios": [0.1, 0.0, 0.9]}
+    wanted = config.model_copy(update={"data": config.data.model_copy(update={"splits": one_case})})
+    more = SplitSettings(ratios=(0.75, 0.0, 0.25))
+    for rules, expected in ((site, (4, 2, 2)), (site.model_copy(update={"splits": more}), (6, 0, 2))):
+        found = open_own_federation(wanted, rules, "east").load("east")
+        assert (len(found.train), len(found.val), len(found.test)) == expected
 
 
 def test_a_configuration_without_sections_is_refused() -> None:

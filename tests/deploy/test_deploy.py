@@ -274,6 +274,25 @@ def test_memory_of_hospitals_follows_a_resumed_run(tmp_path: Path) -> None:
     assert result(tmp_path / "run")["params_sha256"] == result(tmp_path / "whole")["params_sha256"]
 
 
+def test_a_hospital_whose_memory_is_damaged_leaves_the_round_until_the_run_goes_back(tmp_path: Path) -> None:
+    changes = {"rounds": 4, **method("scaffold"), **SHORT}
+    loop, folder = Loopback(tmp_path / "sites"), tmp_path / "run"
+    conducted(loop, folder, **changes)
+    whole = result(folder)["params_sha256"]
+    path = loop.memory("north").folder / "memory-00002.safetensors"
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    loop.sites = {name: loop.opened(name) for name in loop.sites}
+
+    conducted(loop, folder, resume=True, from_round=3, **changes)
+    reason = records(folder)[3]["lost"]["train/north"]
+    assert "memory-00002.safetensors of client 'north' is damaged" in reason and "--from-round 2" in reason
+    assert live(folder)["first_round"] == 3
+
+    conducted(loop, folder, resume=True, from_round=2, **changes)
+    assert result(folder)["params_sha256"] == whole
+    assert [record["lost"] for record in records(folder)] == [{}] * 4
+
+
 def test_a_hospital_that_is_away_when_a_run_is_resumed_may_still_come_back(tmp_path: Path) -> None:
     loop, folder = Loopback(tmp_path / "sites"), tmp_path / "run"
     loop.faults[("north", "train", 2)] = loopback.killed
@@ -310,6 +329,13 @@ BAD = {
     "too many cases": (changed(more={"num_examples": 10**6}), "registered"),
     "no count": (changed(more={"num_examples": "many"}), "whole number"),
     "no seconds": (changed(more={"seconds": None}), "cannot be read"),
+    "endless seconds": (changed(more={"seconds": float("inf")}), "seconds is inf, not between 0 and 1e+08"),
+    "seconds before the start": (changed(more={"seconds": -1.0}), "seconds is -1.0, not between"),
+    "seconds as truth": (changed(more={"seconds": True}), "seconds is True, not a number"),
+    "half a step": (changed(more={"num_steps": 1.5}), "num_steps is 1.5, not a whole number"),
+    "steps beyond counting": (changed(more={"num_steps": 10**12}), "num_steps is 1000000000000, not between"),
+    "a loss of NaN": (changed(more={"loss": {"total": float("nan")}}), "loss 'total' is nan, not between"),
+    "a loss of text": (changed(more={"loss": {"total": "1.0"}}), "loss 'total' is 1.0, not a number"),
     "endless loss": (changed(more={"loss": {str(n): 0.0 for n in range(2000)}}), "1000 terms"),
     "other run": (changed(run="0" * 16), "the message's run is"),
     "other schema": (changed(schema="wardround-parcel-0"), "schema"),
@@ -376,7 +402,7 @@ def test_a_reply_over_the_cap_is_refused(tmp_path: Path, monkeypatch: MonkeyPatc
 
     def large(loop: Loopback, name: str, parcel: Parcel) -> Iterator[tuple[str, Parcel]]:
         reply = loop.answer(name, parcel)
-        yield name, loopback.sealed(reply, more={"padding": "x" * 3_000_000})
+        yield name, loopback.sealed(reply, more={"padding": ["x" * 100_000] * 30})
 
     monkeypatch.setattr(limits, "REPLY_BYTES", 2_000_000)
     loop.faults[("north", "train", 1)] = large
@@ -466,6 +492,7 @@ ABSURD = {
     "fewer cases than none": said(registration={"num_train": -1}),
     "more cases than people": said(registration={"num_train": 10**12}),
     "tensors of text": said(registration={"tensors": {"x": "y"}}),
+    "a tensor of 5,000 sides": said(registration={"tensors": {"x": [[2**62] * 5000, "F32"]}}),
     "a type that is none": said(registration={"tensors": {"x": [[1], ["F32"]]}}),
 }
 

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -120,6 +120,31 @@ def test_a_process_that_was_displaced_ends_and_says_why(federation: Federation) 
     federation.thread.join(20)
     assert federation.error is not None and "another process takes part as 'north'" in str(federation.error)
     second.close()
+
+
+def test_a_connection_that_does_not_come_goes_and_comes_back_is_told(
+    federation: Federation, monkeypatch: MonkeyPatch
+) -> None:
+    monkeypatch.setattr(joining, "RETRY_SECONDS", 0.1)
+    assert federation.ask("first", b"abc") == b"cba"
+    federation.server.stop()
+    wait_until(lambda: len(federation.said) == 2)
+    federation.server = HospitalServer(federation.server._kit, federation.folder / "exchange")
+    federation.server.start()
+    wait_until(lambda: len(federation.said) == 3)
+    assert [line.partition(" to ")[0] for line in federation.said] == [
+        "connected",
+        "connection lost",
+        "connected",
+    ]
+    assert federation.ask("first", b"abc") == b"cba"
+
+
+def wait_until(claim: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not claim():
+        assert time.monotonic() < deadline, "it did not come to pass"
+        time.sleep(0.02)
 
 
 def test_a_kit_takes_part_once_on_a_machine(federation: Federation) -> None:

@@ -3,6 +3,8 @@
 import json
 import shutil
 import stat
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -138,6 +140,23 @@ def test_a_certificate_says_who_may_serve_and_who_may_connect(kits: Path) -> Non
 
     assert read("organiser") == (["localhost", "organiser"], [ExtendedKeyUsageOID.SERVER_AUTH], 1)
     assert read("north") == (["north", "hospital"], [ExtendedKeyUsageOID.CLIENT_AUTH], 0)
+
+
+def test_opening_a_kit_imports_little() -> None:
+    """`status` and `stop` open one."""
+    code = (
+        "import sys\n"
+        "def held(*names): return [name for name in names if name in sys.modules]\n"
+        "from wardround.deploy import kits\n"
+        "assert not held('torch', 'nvflare', 'grpc', 'cryptography'), held('torch', 'nvflare', 'grpc')\n"
+        "from wardround.deploy.preflight import kit\n"
+        "assert not held('torch', 'nvflare', 'grpc'), held('torch', 'nvflare', 'grpc')\n"
+        "from wardround.deploy.preflight import connection\n"
+        "assert not held('torch', 'nvflare'), held('torch', 'nvflare')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+
+    assert done.returncode == 0, done.stderr
 
 
 # Provisioning again

@@ -11,25 +11,24 @@ from helpers import config
 
 from wardround.deploy import live_file
 from wardround.deploy.organising import Submission
-from wardround.errors import WardroundError
 
 
 class Server:
-    """Answers as a session does; the first `deaf` requests to stop are not heard."""
+    """Answers as the queue of a server does."""
 
-    def __init__(self, live: Path, deaf: int = 0) -> None:
-        self.live, self.deaf, self.asked = live, deaf, 0
+    def __init__(self, live: Path) -> None:
+        self.live, self.asked = live, 0
 
-    def command(self, job: str, topic: str) -> dict[str, Any]:
-        assert (job, topic) == ("job", "stop")
+    def ask(self, job: str, what: str) -> None:
+        assert (job, what) == ("job", "stop")
         self.asked += 1
-        if self.asked <= self.deaf:
-            raise WardroundError("the server is busy")
         write(self.live, state="stopped", round=1, task="train")
-        return {}
 
-    def job_state(self, job: str) -> str:
-        return "RUNNING"
+    def is_server_running(self) -> bool:
+        return True
+
+    def find_state(self, job: str) -> str:
+        return "running"
 
 
 def write(live: Path, **facts: Any) -> None:
@@ -43,8 +42,8 @@ def live(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "run" / "live.json"
 
 
-def submission(live: Path, **how: Any) -> tuple[Submission, Server]:
-    server = Server(live, **how)
+def submission(live: Path) -> tuple[Submission, Server]:
+    server = Server(live)
     followed = Submission(server, config(live.parent), "job")  # type: ignore[arg-type]
     followed.stop()
     return followed, server
@@ -54,12 +53,6 @@ def test_a_round_that_goes_on_is_finished(live: Path) -> None:
     write(live, state="waiting", round=1, task="train")
     followed, server = submission(live)
     assert followed.follow(None) == "stopped" and server.asked == 1
-
-
-def test_a_request_that_was_not_heard_is_repeated(live: Path) -> None:
-    write(live, state="waiting", round=1, task="train")
-    followed, server = submission(live, deaf=3)
-    assert followed.follow(None) == "stopped" and server.asked == 4
 
 
 @pytest.mark.parametrize("facts", [None, {"state": "starting"}, {"state": "waiting", "task": "register"}])

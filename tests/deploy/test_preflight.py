@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import shutil
 import socket
 import ssl
@@ -21,7 +22,7 @@ from pytest import CaptureFixture, MonkeyPatch, fixture, importorskip, mark, rai
 from wardround.data.phantom.cases import PhantomSettings
 from wardround.data.phantom.files import write
 from wardround.deploy.kits import Kit, open_kit, read_kit
-from wardround.deploy.processes import Processes
+from wardround.deploy.processes import claim_kit
 from wardround.deploy.project import Project
 
 importorskip("grpc")
@@ -31,7 +32,7 @@ import grpc
 from wardround.deploy import provisioning
 from wardround.deploy.authority import Authority, write_manifest
 from wardround.deploy.preflight import Check, CheckFailed, PreflightContext, TrustFailed
-from wardround.deploy.preflight.connection import check_tls
+from wardround.deploy.preflight.connection import check_tls, read_answer
 from wardround.deploy.preflight.kit import refuse_broken
 from wardround.deploy.preflight.sequence import find_failed, preflight
 from wardround.errors import ConfigError
@@ -113,9 +114,9 @@ def serving(kit: Kit, hello: Callable[[bytes, Any], bytes] | None = None, **said
 def reissue(kit: Kit, kits: Path, project: Project, *, start: datetime) -> None:
     """Give a kit a certificate that begins at `start` and is good for ten days, rightly signed."""
     authority = Authority.open(kits / ".authority", project, "127.0.0.1")
-    name, hosts = (kit.server, [kit.server]) if kit.role == "organiser" else (kit.name, [])
+    name, host = (kit.server, kit.server) if kit.role == "organiser" else (kit.name, None)
     valid = timedelta(days=10)
-    issued = authority.issue(name, "x", role=kit.role, valid=valid, hosts=hosts, start=start)
+    issued = authority.issue(name, "x", role=kit.role, valid=valid, host=host, start=start)
     provisioning.put_certificate(kit, *issued, authority)
     write_manifest(kit, authority)
 
@@ -249,6 +250,17 @@ def test_an_added_file_is_refused_by_name(name: str, north: Kit) -> None:
     added = north.folder / ("custom" if name.startswith("custom") else name)
     assert found.name == "kit" and f"{added} is not part of the kit" in found.found
     with raises(ConfigError, match="Move it out of the kit"):
+        refuse_broken(north)
+
+
+def test_a_kit_that_python_would_import_from_is_refused(north: Kit, monkeypatch: MonkeyPatch) -> None:
+    """Custom networks are looked for in the current folder, and child processes inherit it."""
+    refuse_broken(north)
+    monkeypatch.chdir(north.state)
+    assert f"Python would look for modules in the kit ({north.state})" in wrong(preflight(north.folder)).found
+    monkeypatch.chdir(north.folder.parent)
+    monkeypatch.syspath_prepend(north.folder)
+    with raises(ConfigError, match="Start wardround in another folder.*PYTHONPATH"):
         refuse_broken(north)
 
 
@@ -424,19 +436,23 @@ def test_the_server_of_another_project(north: Kit, organiser: Kit) -> None:
         check_tls(PreflightContext(north, timeout=TIMEOUT))
 
 
-@mark.parametrize(
-    "answer",
-    [b"", b"[]", b"{}", b"[" * 9000, b"\xff", b"0" * 100_000]
-    + [
-        json.dumps({"time": wrong, "wardround": "1", "project": "x"}).encode()
-        for wrong in (True, -1, 1e300, "1", None)
-    ]
-    + [json.dumps({"time": 1, "wardround": wrong, "project": "x"}).encode() for wrong in ("1" * 65, 1, "")],
-    ids=range(14),
-)
+@mark.parametrize("answer", [b"[]", b"0" * 100_000], ids=["no object", "too large"])
 def test_an_answer_that_is_none(answer: bytes, north: Kit, organiser: Kit) -> None:
     with serving(organiser, lambda request, context: answer):
         assert "does not answer as the server of wardround does (" in refusal(north)
+
+
+def test_every_value_of_an_answer_is_checked() -> None:
+    good = {"time": 1.5, "wardround": "1.0", "project": "ab12"}
+    assert read_answer(json.dumps(good).encode()) == good
+    for change in (
+        *({"time": value} for value in (True, -1, 1e300, math.nan, "1", None, [])),
+        *({"wardround": value} for value in ("1" * 65, 1, "")),
+        {"project": None},
+    ):
+        assert read_answer(json.dumps(good | change).encode()) is None, change
+    for answer in (b"", b"{}", b"[" * 9000, b"\xff", b"0"):
+        assert read_answer(answer) is None, answer
 
 
 def test_a_server_that_does_not_answer(north: Kit, organiser: Kit) -> None:
@@ -471,6 +487,12 @@ def test_a_plain_server(north: Kit) -> None:
     with listening(north.port, plain):
         found = wrong(preflight(north.folder, timeout=TIMEOUT))
     assert found.name == "encryption" and "does not speak TLS" in found.found
+
+
+def test_a_server_that_hangs_up_at_once(north: Kit) -> None:
+    with listening(north.port, lambda connection: connection.recv(4096) and None):
+        found = wrong(preflight(north.folder, timeout=TIMEOUT))
+    assert found.name == "encryption" and "before either side had proved who it is" in found.found
 
 
 def test_a_silent_server(north: Kit) -> None:
@@ -560,9 +582,7 @@ def test_the_server_names_a_port_that_is_taken_and_gives_its_kit_free(
         code, _, err = call(monkeypatch, capsys, "server", str(mine / "organiser"))
 
     assert code == 2 and f"port {port} is taken by another program here. Find it with: ss -ltnp" in err
-    free = Processes(mine / "organiser", "server")
-    free._lock()
-    free._unlock()
+    claim_kit(open_kit(mine / "organiser")).close()
 
 
 def test_a_state_that_is_a_file_is_said(

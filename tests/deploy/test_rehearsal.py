@@ -8,12 +8,14 @@ from pathlib import Path
 
 import psutil
 import yaml
-from helpers import call, run, settings
+from helpers import call, config, run, settings
 from pytest import CaptureFixture, MonkeyPatch, importorskip
 
 importorskip("grpc")
 
-from wardround.deploy.rehearsal import claim_folder
+from wardround.deploy.rehearsal import claim_folder, render_site
+from wardround.deploy.resources import Resources
+from wardround.deploy.site_file import load_site
 
 
 def test_a_rehearsal_gives_the_bytes_of_train_and_leaves_no_process(tmp_path: Path) -> None:
@@ -22,10 +24,10 @@ def test_a_rehearsal_gives_the_bytes_of_train_and_leaves_no_process(tmp_path: Pa
         "evaluate": {"metrics": ["dice"], "overlays": 0, "calibrate": False},
     }
     alone = run(tmp_path / "train", **small)
-    config = tmp_path / "run.yaml"
-    config.write_text(yaml.safe_dump(settings(tmp_path / "run", **small, deadline=60.0)))
+    file = tmp_path / "run.yaml"
+    file.write_text(yaml.safe_dump(settings(tmp_path / "run", **small, deadline=60.0)))
     done = subprocess.run(
-        [sys.executable, "-m", "wardround", "rehearse", str(config), "--json"],
+        [sys.executable, "-m", "wardround", "rehearse", str(file), "--json"],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
@@ -50,6 +52,15 @@ def find_processes(folder: Path) -> list[int]:
         if process.status() != psutil.STATUS_ZOMBIE and any(word.startswith(str(folder)) for word in words):
             found.append(process.pid)
     return found
+
+
+def test_a_rehearsed_hospital_allows_everything_and_splits_as_the_run_does(tmp_path: Path) -> None:
+    path = tmp_path / "site.yaml"
+    data = {"federation": "scans/federation.yaml", "splits": {"by": "kfold", "fold": 1}}
+    path.write_text(render_site(config(tmp_path / "run", data=data), "north"))
+    site = load_site(path)
+    assert site.splits is not None and (site.splits.by, site.splits.fold) == ("kfold", 1)
+    assert (site.min_cases, site.min_batch, site.resources) == (0, 1, Resources.unlimited())
 
 
 def test_a_second_rehearsal_in_a_folder_leaves_the_first_alone(

@@ -26,11 +26,11 @@ def rules(**settings: Any) -> Rules:
 # Requests
 
 
-def test_by_default_everything_but_the_personal_model_may_be_asked_for(tmp_path: Path) -> None:
+def test_by_default_no_mean_images_and_no_personal_model_may_be_asked_for(tmp_path: Path) -> None:
     for task in site_file.TASKS:
         refused = rules().refuses_request(task, config=config(tmp_path), bytes=10**9)
-        assert (refused is None) == (task != "personal_model")
-    assert rules(tasks="all").refuses_request("personal_model") is None
+        assert (refused is None) == (task not in ("contribute", "personal_model"))
+        assert rules(tasks="all").refuses_request(task) is None
 
 
 def test_a_task_outside_the_list_is_refused_by_name() -> None:
@@ -51,6 +51,8 @@ def test_a_task_outside_the_list_is_refused_by_name() -> None:
         ({"objectives": ["dice"]}, {"method": {"name": "fedevi"}}, "objective 'evidential'"),
         ({"runs": ["prostate-*"]}, {"name": "tiny"}, "run 'tiny'"),
         ({}, {"model": {"name": "mine.nets:Net"}}, "network 'mine.nets:Net'"),
+        ({}, {"model": {"name": "monai:SegResNet"}}, "network 'monai:SegResNet'"),
+        ({"networks": "all"}, {"model": {"name": "mine.nets:Net"}}, "network 'mine.nets:Net'"),
         ({}, {"method": {"name": "mine.rules:Mine"}}, "method 'mine.rules:Mine'"),
         ({}, {"objective": {"name": "mine.losses:Mine"}}, "objective 'mine.losses:Mine'"),
         ({}, {"evaluate": {"metrics": ["dice", "mine.scores:odd"]}}, "metric 'mine.scores:odd'"),
@@ -75,7 +77,9 @@ def test_a_run_outside_the_lists_is_refused_by_name(
         ({"networks": ["unet2d"]}, {}),
         ({"objectives": ["evidential"]}, {"method": {"name": "fedevi"}}),
         ({"runs": ["prostate-*"]}, {"name": "prostate-3"}),
-        ({}, {"model": {"name": "monai:SegResNet"}}),
+        ({"networks": "all"}, {"model": {"name": "monai:SegResNet"}}),
+        ({"networks": ["own", "monai:SegResNet"]}, {"model": {"name": "monai:SegResNet"}}),
+        ({"networks": ["own", "monai:SegResNet"]}, {"model": {"name": "gelan"}}),
         ({"networks": ["mine.nets:Net"]}, {"model": {"name": "mine.nets:Net"}}),
         ({"networks": ["all", "mine.nets:Net"]}, {"model": {"name": "mine.nets:Net"}}),
         ({"networks": ["all", "mine.nets:Net"]}, {"model": {"name": "unet3d"}}),
@@ -101,6 +105,89 @@ def test_settings_are_judged_alike_before_and_after_they_are_parsed(tmp_path: Pa
     checked = config(tmp_path, method={"name": "fedevi"})
     assert list_choices(checked) == list_choices(resolve(checked))
     assert list_choices(checked)["objective"] == "evidential"
+
+
+# What could leave one case alone
+
+
+def test_which_cases_train_is_never_the_organisers_choice() -> None:
+    reason = rules().refuses_request("train", config={"data": {"splits": {"ratios": [0.01, 0, 0.99]}}})
+    assert reason is not None and reason.startswith("the run sets data.splits")
+    assert rules().refuses_request("train", config={"data": {"splits": None}}) is None
+
+
+@mark.parametrize("split", ["train", "names", None, ["val"]])
+def test_scores_of_single_cases_leave_for_validation_and_test_alone(split: Any) -> None:
+    asked = Message(scalars={"split": split, "metrics": ["dice"]})
+    reason = rules().refuses_rows("evaluate", asked)
+    assert reason is not None and "is not allowed at this hospital (rows in its site.yaml)" in reason
+    assert rules().refuses_rows("evaluate", Message(scalars={"split": "test"})) is None
+    assert (rules(rows="train").refuses_rows("evaluate", asked) is None) == (split == "train")
+
+
+ALONE = {
+    "a batch of one": ({"batch_size": 1}, "batch_size is 1, but a training step has at least 2 cases"),
+    "weights that forget": (
+        {"optimizer": {"name": "sgd", "learning_rate": 1.0, "weight_decay": 1.0}},
+        "optimizer.weight_decay let a task forget all but its last steps",
+    ),
+    "weights that forget half": (
+        {"optimizer": {"name": "adamw", "learning_rate": 1.0, "weight_decay": 0.5}, "batch_size": 32},
+        "which may have fewer than 10 cases",
+    ),
+    "a pull to the old model": (
+        {"method": {"name": "fedprox", "mu": 100.0}, "optimizer": {"name": "sgd", "learning_rate": 0.01}},
+        "optimizer.weight_decay and method.mu let a task forget",
+    ),
+    "means of a few": (
+        {"method": {"name": "fedmix"}, "objective": {"name": "dice_bce"}},
+        "method.group is 5, but a mean image of this hospital has 10 cases or more",
+    ),
+    "spectra of one": ({"method": {"name": "feddg"}}, "method 'feddg' sends spectra of single images"),
+}
+
+
+@mark.parametrize("way", ALONE)
+def test_settings_that_leave_a_handful_of_cases_behind_an_answer_are_refused(
+    way: str, tmp_path: Path
+) -> None:
+    changes, words = ALONE[way]
+    reason = rules().refuses_run(config(tmp_path, **changes))
+    assert reason is not None and words in reason and "in its site.yaml" in reason
+    assert rules(min_cases=0, min_batch=1).refuses_run(config(tmp_path, **changes)) is None
+
+
+@mark.parametrize(
+    "changes",
+    [
+        {"optimizer": {"name": "sgd", "learning_rate": 0.1, "weight_decay": 1e-2}},
+        {"method": {"name": "fedprox", "mu": 1.0}, "optimizer": {"learning_rate": 0.1}},
+        {"method": {"name": "fedbr"}},
+        {"method": {"name": "fedmix", "group": 10}, "objective": {"name": "dice_bce"}},
+    ],
+)
+def test_usual_settings_are_not_refused(changes: dict[str, Any], tmp_path: Path) -> None:
+    assert rules().refuses_run(config(tmp_path, **changes)) is None
+
+
+def test_a_method_that_sends_single_spectra_runs_where_it_is_named(tmp_path: Path) -> None:
+    asked = config(tmp_path, method={"name": "feddg"})
+    assert rules(methods=["all", "feddg"]).refuses_run(asked) is None
+
+
+def test_a_model_that_a_few_chosen_cases_trained_does_not_leave() -> None:
+    reason = rules().too_few_behind(3)
+    assert reason is not None and "on fewer than 10 cases" in reason and "3" not in reason
+    assert rules().too_few_behind(10) is None and rules().too_few_behind(0) is None
+
+
+def test_the_hospitals_own_number_of_threads_is_not_limited(tmp_path: Path) -> None:
+    asked = config(tmp_path, compute={"threads": 100})
+    assert "compute.threads is 100" in str(rules().refuses_run(asked))
+    assert rules(threads=100).refuses_run(asked) is None
+
+
+# Sizes and hours
 
 
 def test_a_request_over_the_cap_is_refused_with_both_sizes() -> None:
@@ -183,17 +270,17 @@ def test_numbers_do_not_run_out() -> None:
 
 def test_a_scalar_that_may_not_leave_refuses_the_reply_by_name() -> None:
     site = rules(scalars=["P", "loss/*", "calibrate/*"])
-    assert site.refuses_reply("train", Message(scalars={"P": 1.0}), 10, 5) is None
-    reason = site.refuses_reply("train", Message(scalars={"P": 1.0, "Q": 2.0}), 10, 5)
+    assert site.refuses_reply("train", Message(scalars={"P": 1.0}), 10, 30) is None
+    reason = site.refuses_reply("train", Message(scalars={"P": 1.0, "Q": 2.0}), 10, 30)
     assert reason == "the answer holds 'Q', which may not leave this hospital (scalars in its site.yaml)"
     cases = Message(scalars={"cases": ROWS})
-    assert site.refuses_reply("calibrate", cases, 10, 5) is None
-    assert site.refuses_reply("evaluate", cases, 10, 5) is not None
+    assert site.refuses_reply("calibrate", cases, 10, 30) is None
+    assert site.refuses_reply("evaluate", cases, 10, 30) is not None
 
 
 def test_registering_is_not_a_matter_of_scalars() -> None:
     sent = Message(scalars={"registration": {}, "facts": {}})
-    assert rules(scalars=[]).refuses_reply("register", sent, 10, 5) is None
+    assert rules(scalars=[]).refuses_reply("register", sent, 10, 30) is None
 
 
 def test_training_losses_are_only_shown_so_they_are_left_out() -> None:
@@ -211,7 +298,7 @@ def test_too_few_cases_tell_the_minimum_and_not_the_number() -> None:
 
 
 def test_an_answer_over_the_cap_does_not_leave() -> None:
-    reason = rules(largest_message="1 MB").refuses_reply("train", Message(), 2_000_000, 5)
+    reason = rules(largest_message="1 MB").refuses_reply("train", Message(), 2_000_000, 30)
     assert reason is not None and reason.startswith("the answer has 2.0 MB")
 
 

@@ -11,7 +11,7 @@ import torch
 from pytest import fixture
 
 from wardround.deploy.parcel_file import read_parcel, write_parcel
-from wardround.deploy.run_process import PipeChannel, Run
+from wardround.deploy.run_process import ConductedRun, PipeChannel
 from wardround.deploy.wire import Parcel, pack
 from wardround.messages import Message
 from wardround.params import Params
@@ -107,7 +107,9 @@ def test_stop_reaches_an_experiment_that_begins_later(tmp_path: Path) -> None:
 
     (tmp_path / "job.json").write_text("{}")
     lines: list[Any] = []
-    run = Run({"job": "j", "exchange": str(tmp_path), "arguments": str(tmp_path / "job.json")}, lines.append)
+    run = ConductedRun(
+        {"job": "j", "exchange": str(tmp_path), "arguments": str(tmp_path / "job.json")}, lines.append
+    )
     run.take({"stop": True})
     experiment = Experiment()
     run._begin(experiment)

@@ -7,20 +7,26 @@ import pickle
 import secrets
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
-from helpers import params
+import yaml
+from helpers import params, spoil
 from pytest import MonkeyPatch, TempPathFactory, fixture, mark, raises
 
 from deploy.loopback import RULES, Loopback, conducted, remote_config, sealed
 from wardround.clients import SyncState
+from wardround.data.phantom import files as phantom_files
+from wardround.data.phantom.cases import PhantomSettings
 from wardround.deploy import ledger
 from wardround.deploy.agreement import make_hospital_config
 from wardround.deploy.ledger import LedgerError
+from wardround.deploy.resources import Resources
 from wardround.deploy.site import Site, choose_device
 from wardround.deploy.site_file import SiteFile
 from wardround.deploy.wire import Parcel, pack, unpack
@@ -273,7 +279,7 @@ def test_an_unknown_task_is_told(opened: Callable[..., Site]) -> None:
     [
         ("data", {"federation": "/etc/passwd", "phantom": {}}, "data.federation"),
         ("data", {"folders": {"path": "/etc", "size": [8, 8]}}, "data.folders"),
-        ("data", {"splits": {"by": "file", "file": "/etc/passwd"}}, "data.splits.file"),
+        ("data", {"splits": {"by": "file", "file": "/etc/passwd"}}, "data.splits"),
         ("model", {"weights": "/etc/passwd"}, "model.weights"),
     ],
 )
@@ -284,8 +290,101 @@ def test_no_path_of_the_organiser_is_opened(
     config = asked.header["more"]["config"]
     config = {**config, section: {**config[section], **content}}
     reply = site.answer(sealed(asked, more={"config": config}))
-    assert "failure" in more_of(reply)
+    assert {"failure", "refused"} & set(more_of(reply)) and not reply.arrays
     assert words in caplog.text
+
+
+# An organiser who wants one scan
+
+
+@fixture(scope="module")
+def scans(tmp_path_factory: TempPathFactory) -> Path:
+    """The federation.yaml of a hospital with 16 pictures, 12 of them to train on."""
+    folder: Path = tmp_path_factory.mktemp("hospital")
+    phantom_files.write(PhantomSettings(hospitals=2, size=16, cases=16), folder / "scans", "png", 1)
+    path = folder / "federation.yaml"
+    splits = {"by": "ratios", "ratios": [0.75, 0.125, 0.125]}
+    path.write_text(
+        yaml.safe_dump({"sources": [{"path": "scans"}], "labels": {"lesion": [1]}, "splits": splits})
+    )
+    return path
+
+
+def ask_for(task: str = "train", split: str = "val", **sections: Any) -> Parcel:
+    """A request for real cases in which sections of the configuration are as a modified organiser likes."""
+    changes = {"data": {"hospitals": True}, "batch_size": 4}
+    model = build_model(remote_config(Path("nowhere")))
+    message = Message(params=Params.of(model), scalars={"split": split, "metrics": ["dice"]})
+    asked = request(task, 0, message, changes=changes)
+    config = asked.header["more"]["config"]
+    for name, content in sections.items():
+        config[name] = {**config[name], **content} if isinstance(content, dict) else content
+    return sealed(asked, more={"config": config})
+
+
+ONE_CASE = {"splits": {"by": "ratios", "ratios": [0.01, 0.0, 0.99]}}
+ONE_KERNEL = {
+    "name": "monai:UNet", "base_filters": None, "levels": None, "norm": None, "dropout": None,
+    "arguments": {"channels": [1, 1], "strides": [1], "kernel_size": 31},
+}  # fmt: skip
+ONE_STEP = {"name": "sgd", "learning_rate": 1.0, "weight_decay": 1.0}
+WAYS = {
+    "one training case": ({"data": ONE_CASE}, "the run sets data.splits"),
+    "one huge kernel": ({"model": ONE_KERNEL}, "network 'monai:UNet' is not allowed"),
+    "one huge layer": ({"model": {"base_filters": 10**6}}, "model.base_filters is 1,000,000, but at most"),
+    "one case in a step": ({"batch_size": 1}, "batch_size is 1, but a training step"),
+    "one step that counts": ({"optimizer": ONE_STEP}, "let a task forget all but its last steps"),
+    "training cases one by one": ({"task": "evaluate", "split": "train"}, "evaluation of split 'train'"),
+    "all of it": (
+        {"data": ONE_CASE, "model": ONE_KERNEL, "batch_size": 1, "optimizer": ONE_STEP},
+        "is not allowed at this hospital",
+    ),
+}
+
+
+@mark.parametrize("way", WAYS)
+def test_no_way_to_one_scan_is_open_under_default_rules(way: str, scans: Path, tmp_path: Path) -> None:
+    asked, words = WAYS[way]
+    site = Site("north", SiteFile(data=scans), tmp_path / "state")
+    assert words in refusal(site.answer(ask_for(**asked)))
+    (line,) = ledger.read(tmp_path / "state" / "egress.jsonl")
+    assert words in line["refused"] and line["tensors"] == {}
+
+
+def test_an_honest_run_is_answered_under_default_rules(scans: Path, tmp_path: Path) -> None:
+    site = Site("north", SiteFile(data=scans), tmp_path / "state")
+    for task in ("register", "train", "evaluate"):
+        assert not {"refused", "failure"} & set(more_of(site.answer(ask_for(task))))
+    few = Site("north", SiteFile(data=scans, splits=ONE_CASE["splits"]), tmp_path / "few")
+    assert "at least 10 training cases" in refusal(few.answer(ask_for()))
+
+
+def test_a_network_that_is_allowed_but_too_large_is_refused_before_it_is_built(
+    scans: Path, tmp_path: Path, monkeypatch: MonkeyPatch
+) -> None:
+    monkeypatch.setattr("wardround.deploy.site.Host", None)
+    site = Site("north", SiteFile(data=scans), tmp_path / "state")
+    wide = ask_for(model={"base_filters": 128, "levels": 8})
+    assert "the number of parameters of network 'unet2d' is" in refusal(site.answer(wide))
+
+
+def test_a_model_trained_on_a_few_chosen_cases_stays(
+    scans: Path, tmp_path: Path, monkeypatch: MonkeyPatch
+) -> None:
+    spoil(monkeypatch, "north", lambda answer: replace(answer, num_trained=3))
+    site = Site("north", SiteFile(data=scans), tmp_path / "state")
+    assert "fewer than 10 cases" in refusal(site.answer(ask_for()))
+
+
+def test_a_task_that_takes_too_long_ends_at_the_next_step(
+    scans: Path, tmp_path: Path, monkeypatch: MonkeyPatch
+) -> None:
+    ticks = iter(range(100))
+    clock = SimpleNamespace(monotonic=lambda: 0.6 * next(ticks))
+    monkeypatch.setattr("wardround.deploy.site.time", clock)
+    site = Site("north", SiteFile(data=scans, resources=Resources(seconds=1)), tmp_path / "state")
+    assert "a task may take at most 1 seconds" in refusal(site.answer(ask_for()))
+    assert next(ticks) == 4  # the start, two of three steps, the end
 
 
 # Nothing is executed

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from helpers import params
-from pytest import MonkeyPatch, fixture, mark, raises
+from helpers import params, run, settings
+from pytest import MonkeyPatch, TempPathFactory, fixture, mark, raises
 
+import wardround as wr
 from wardround.clients import SyncState
 from wardround.engine.checkpoint import (
     Checkpoints,
@@ -19,9 +23,9 @@ from wardround.engine.checkpoint import (
     save_memory,
     unpack,
 )
-from wardround.errors import CheckpointError
+from wardround.errors import CheckpointError, ConfigError
 from wardround.params import Params
-from wardround.storage import StoredTensors
+from wardround.storage import StoredTensors, save_tensors
 
 
 @fixture
@@ -153,8 +157,6 @@ def test_packing_and_unpacking_is_the_identity() -> None:
 
 
 def test_a_memory_file_of_another_kind_is_refused(tmp_path: Path) -> None:
-    from wardround.storage import save_tensors
-
     save_tensors(tmp_path / "x.safetensors", {"w": torch.ones(1)}, {})
     with raises(CheckpointError, match="not a wardround memory file"):
         load_memory(tmp_path / "x.safetensors")
@@ -196,7 +198,223 @@ def test_what_only_training_needs_is_read_when_it_is_looked_at(
         assert store.load()[name].sha256() == wanted.sha256()
 
 
+def test_memories_of_the_rounds_that_are_kept_stay(tmp_path: Path) -> None:
+    for keep in (1, 3):
+        store = MemoryStore(tmp_path / str(keep), keep=keep)
+        for number in range(6):
+            store.save(number, {"round": number})
+        for done in range(6 - keep, 6):  # the server's last round is 5 while the sixth is under way
+            assert store.list_before(done)[0].name == f"memory-{done - 1:05d}.safetensors"
+        assert len(list(store.folder.iterdir())) == keep + 1
+
+
+def test_a_memory_that_changed_on_the_disk_is_refused_by_name(store: MemoryStore) -> None:
+    store.save(4, {"value": torch.ones(3)})
+    flip(store.folder / "memory-00004.safetensors")
+    with raises(CheckpointError) as refused:
+        MemoryStore(store.folder).load()
+    assert str(refused.value) == (
+        "memory-00004.safetensors of client 'north' is damaged: its bytes do not match its SHA-256. "
+        "The run can continue after round 4 or before it: --resume --from-round 4."
+    )
+
+
+def test_a_memory_that_cannot_say_when_it_was_written_is_not_dropped_silently(store: MemoryStore) -> None:
+    """Whether the server took it back is unknown: the hospital decides, and is told how."""
+    store.save(3, {"value": 3})
+    store.save(4, {"value": 4})
+    path = store.folder / "memory-00004.safetensors"
+    path.write_bytes(path.read_bytes()[:90])
+    told = r"memory-00004\.safetensors of client 'north' .* Remove it, and resume the run with --from-round 4"
+    with raises(CheckpointError, match=told):
+        MemoryStore(store.folder).follow(SyncState((4,)))
+    path.unlink()
+    assert done(store, 4, SyncState((4,))) == 3
+
+
 def test_an_empty_memory_writes_no_file(tmp_path: Path) -> None:
     MemoryStore(tmp_path).save(0, {})
 
     assert list(tmp_path.iterdir()) == []
+
+
+# Rounds that are kept
+
+ROUNDS = 6
+CHANGES: dict[str, Any] = {"rounds": ROUNDS, "optimizer": {"learning_rate": 0.01, "state": "keep"}}
+NEWEST = ("checkpoints/round-00006.safetensors", "clients/north/memory-00005.safetensors")
+
+
+def changes(method: str) -> dict[str, Any]:
+    return {**CHANGES, "method": {"name": method}}
+
+
+@fixture(scope="module")
+def finished(tmp_path_factory: TempPathFactory) -> Callable[[str], Path]:
+    """The folder of a run of six rounds, made once a method."""
+    folder = tmp_path_factory.mktemp("finished")
+
+    def find(method: str) -> Path:
+        if not (folder / method).exists():
+            run(folder / method, **changes(method))
+        return folder / method
+
+    return find
+
+
+@fixture
+def copied(tmp_path: Path, finished: Callable[[str], Path]) -> Path:
+    return shutil.copytree(finished("scaffold"), tmp_path / "run")
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) * 3 // 4] ^= 4
+    path.write_bytes(content)
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-5])
+
+
+def checkpoints_of(folder: Path) -> Checkpoints:
+    return Checkpoints(folder / "checkpoints")
+
+
+def assert_same_run(folder: Path, whole: Path) -> None:
+    one, other = wr.Result.load(folder), wr.Result.load(whole)
+    assert one.params_sha256 == other.params_sha256
+    assert one.summary["test"] == other.summary["test"]
+    assert (folder / "cases.csv").read_text() == (whole / "cases.csv").read_text()
+    timed = ("seconds", "exchanges")
+    timeless = [[{k: v for k, v in r.items() if k not in timed} for r in run.records] for run in (one, other)]
+    assert timeless[0] == timeless[1]
+
+
+@mark.parametrize(("method", "number"), [("scaffold", 4), ("scaffold", 5), ("ditto", 4)])
+def test_every_round_that_is_kept_continues_to_the_same_bytes(
+    method: str, number: int, tmp_path: Path, finished: Callable[[str], Path]
+) -> None:
+    folder = shutil.copytree(finished(method), tmp_path / "run")
+    assert checkpoints_of(folder).kept() == [4, 5, 6]
+
+    wr.run(settings(folder, **changes(method)), resume=True, from_round=number)
+
+    assert_same_run(folder, finished(method))
+    assert checkpoints_of(folder).check() == 6
+
+
+def test_a_crash_while_going_back_leaves_the_earlier_round(
+    copied: Path, finished: Callable[[str], Path]
+) -> None:
+    checkpoints_of(copied).rewind(4)  # the first of its steps, and no other
+    with raises(CheckpointError, match="does not keep round 6; --from-round can be 4"):
+        checkpoints_of(copied).check(6)
+    wr.run(settings(copied, **changes("scaffold")), resume=True)
+    assert_same_run(copied, finished("scaffold"))
+
+
+@mark.parametrize("damage", [flip, truncate, Path.unlink])
+@mark.parametrize("kind", ["state", "memory", "best", "best memory"])
+def test_a_damaged_file_is_refused_with_the_round_that_is_whole(
+    kind: str, damage: Callable[[Path], None], copied: Path
+) -> None:
+    index = checkpoints_of(copied).read_index()
+    files = {
+        "state": NEWEST[0],
+        "memory": NEWEST[1],
+        "best": f"checkpoints/{index['best_file']}",
+        "best memory": next(name for name in index["files"] if name.startswith("clients/north/best")),
+    }
+    assert set(files.values()) <= index["files"].keys()
+    assert len(index["files"]) == 2 + 3 * 2
+    damage(copied / files[kind])
+
+    with raises(CheckpointError, match=files[kind]) as refused:
+        checkpoints_of(copied).check()
+
+    if kind in ("state", "memory"):
+        told = "Round 5 is whole; continue after it with --resume --from-round 5."
+        assert str(refused.value).endswith(told)
+
+
+def test_damage_stops_a_resume_before_anything_changes(copied: Path, finished: Callable[[str], Path]) -> None:
+    for name in NEWEST:
+        flip(copied / name)
+    before = {path: path.read_bytes() for path in copied.rglob("*-0*")}
+    before |= {copied / name: (copied / name).read_bytes() for name in ("records.jsonl", "result.json")}
+    with raises(CheckpointError, match=r"round-00006\.safetensors is damaged"):
+        wr.run(settings(copied, **changes("scaffold")), resume=True)
+    assert {path: path.read_bytes() for path in before} == before
+
+    wr.run(settings(copied, **changes("scaffold")), resume=True, from_round=5)
+    assert_same_run(copied, finished("scaffold"))
+
+
+def test_only_an_older_round_is_whole(copied: Path) -> None:
+    (copied / NEWEST[0]).unlink()
+    flip(copied / "clients/south/memory-00004.safetensors")
+    for asked in (None, 5):
+        with raises(CheckpointError, match="Round 4 is whole"):
+            checkpoints_of(copied).check(asked)
+    truncate(copied / "checkpoints/round-00004.safetensors")
+    with raises(CheckpointError, match="No other kept round is whole"):
+        checkpoints_of(copied).check()
+
+
+@mark.parametrize("damage", [flip, truncate, Path.unlink])
+def test_a_damaged_index_has_a_copy(damage: Callable[[Path], None], copied: Path) -> None:
+    damage(copied / "checkpoints/latest.json")
+    with raises(CheckpointError, match=r"latest\.json .* Round 6 is whole"):
+        wr.run(settings(copied, **changes("scaffold")), resume=True)
+    again = wr.run(settings(copied, **changes("scaffold")), resume=True, from_round=6)
+    assert again.status == "done" and checkpoints_of(copied).check() == 6
+
+    damage(copied / "checkpoints/round-00005.json")
+    with raises(CheckpointError, match=r"00005|does not keep round 5"):
+        checkpoints_of(copied).check(5)
+    assert checkpoints_of(copied).check() == 6
+
+
+def test_damaged_rewinds_are_refused(tmp_path: Path) -> None:
+    Checkpoints(tmp_path).add_rewind(12)
+    path = tmp_path / "rewinds.json"
+    path.write_text(path.read_text().replace("12", "13"))
+    with raises(CheckpointError, match=r"rewinds\.json is damaged: .* bring it back from a copy"):
+        Checkpoints(tmp_path).rewinds()
+
+
+def test_a_round_that_is_not_kept_cannot_be_chosen(copied: Path) -> None:
+    for number in (3, 7, -1):
+        with raises(CheckpointError, match=rf"does not keep round {number}; --from-round can be 4, 5, 6"):
+            wr.run(settings(copied, **changes("scaffold")), resume=True, from_round=number)
+    with raises(ConfigError, match="add --resume"):
+        wr.run(settings(copied, **changes("scaffold")), from_round=5)
+
+
+def test_one_round_may_be_enough(tmp_path: Path) -> None:
+    run(tmp_path / "run", **{**changes("scaffold"), "rounds": 3}, checkpoint={"keep": 1})
+    index = checkpoints_of(tmp_path / "run").read_index()
+    found = sorted(path.name for path in (tmp_path / "run/checkpoints").iterdir())
+    assert found == sorted([index["best_file"], "latest.json", "round-00003.json", "round-00003.safetensors"])
+    assert len(list((tmp_path / "run/clients/north").glob("memory-*"))) == 2
+
+
+def test_a_folder_of_an_earlier_version_resumes(copied: Path, finished: Callable[[str], Path]) -> None:
+    """It had one round, no checksums, and a plain list of rewinds."""
+    for path in copied.rglob("*-0*.safetensors"):
+        stored = StoredTensors(path)
+        plain = {"format": "wardround-memory-1", "tree": stored.metadata["tree"], "rewinds": "0"}
+        save_tensors(path, {name: stored[name] for name in stored}, plain)
+    checkpoints = copied / "checkpoints"
+    index = json.loads((checkpoints / "round-00005.json").read_text())
+    earlier = {key: value for key, value in index.items() if key not in ("files", "sha256")}
+    (checkpoints / "latest.json").write_text(json.dumps(earlier))
+    (checkpoints / "rewinds.json").write_text("[]")
+    for path in checkpoints.glob("round-*.json"):
+        path.unlink()
+
+    wr.run(settings(copied, **changes("scaffold")), resume=True)
+
+    assert_same_run(copied, finished("scaffold"))
+    assert checkpoints_of(copied).kept() == [5, 6]

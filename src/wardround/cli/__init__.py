@@ -23,6 +23,7 @@ from wardround.cli import (  # noqa: F401, each adds its commands to the app
     data,
     egress,
     export,
+    flare,
     hospitals,
     kits,
     models,

@@ -37,6 +37,9 @@ KitOption = Annotated[
 ]
 GOING = ("starting", "waiting", "working")
 Resume = Annotated[bool, typer.Option("--resume", help="Continue from the last checkpoint.")]
+FromRound = Annotated[
+    int | None, typer.Option("--from-round", help="With --resume: continue after this earlier round.")
+]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an earlier run.")]
 
 
@@ -47,6 +50,7 @@ def rehearse(
     ],
     set_: Set = None,
     resume: Resume = False,
+    from_round: FromRound = None,
     overwrite: Overwrite = False,
     json_: Json = False,
     quiet: Quiet = False,
@@ -61,7 +65,7 @@ def rehearse(
     with (
         leaving_on_signals(),
         show_rounds(quiet or json_) as screen,
-        rehearsal(checked, resume=resume, overwrite=overwrite, say=say) as submission,
+        rehearsal(checked, resume=resume, overwrite=overwrite, say=say, from_round=from_round) as submission,
         stop_at_round_end(submission.stop),
     ):
         state = submission.follow(screen, say)
@@ -76,14 +80,14 @@ def server(
     """Start the organiser's server and keep it running; hospitals connect to it."""
     prepare(debug, False)
     from wardround.deploy.preflight.kit import refuse_broken
-    from wardround.deploy.server import Server
+    from wardround.deploy.server import OrganiserServer
 
     opened = open_kit(kit, "organiser")
     refuse_broken(opened)
     say = make_speaker(False)
     log_to_kit(opened, "server")
     end_with_input()
-    with leaving_on_signals(), Server(opened, say) as running:
+    with leaving_on_signals(), OrganiserServer(opened, say) as running:
         say(
             f"project '{opened.project}' is listening on port {opened.port}. Next: wardround submit CONFIG "
             f"--kit {kit}. Ctrl-C ends."
@@ -106,6 +110,7 @@ def submit(
         str | None,
         typer.Option("--hospitals", metavar="A,B", help="Who takes part; default: those connected now."),
     ] = None,
+    from_round: FromRound = None,
     overwrite: Overwrite = False,
     detach: Annotated[bool, typer.Option("--detach", help="Do not wait for the end.")] = False,
     json_: Json = False,
@@ -132,7 +137,9 @@ def submit(
     asked = None if hospitals is None else organising.parse_hospitals(hospitals)
     again = resume is not None
     names = organising.choose_hospitals(queue, checked, asked, resume=again)
-    submission = organising.submit(queue, checked, names, resume=again, overwrite=overwrite)
+    submission = organising.submit(
+        queue, checked, names, resume=again, overwrite=overwrite, from_round=from_round
+    )
     say(f"hospitals: {', '.join(names)}")
     say(f"run '{checked.name}' was submitted; its files are in {checked.folder}")
     if detach and json_:

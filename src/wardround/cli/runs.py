@@ -34,6 +34,9 @@ def train(
     config: Annotated[Path, typer.Argument(help="A YAML file, or the folder of a run to resume.")],
     set_: Set = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue from the last checkpoint.")] = False,
+    from_round: Annotated[
+        int | None, typer.Option("--from-round", help="With --resume: continue after this earlier round.")
+    ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier run.")] = False,
     open_: Annotated[bool, typer.Option("--open", help="Live view of the run in the browser.")] = False,
     page: Annotated[bool, typer.Option("--report/--no-report", help="Write report.html at the end.")] = True,
@@ -51,7 +54,7 @@ def train(
     with show_live_view(checked.folder, open_), show_rounds(quiet or json_) as screen:
         experiment = Experiment(checked, listener=screen)
         with stop_at_round_end(lambda: setattr(experiment, "stop_requested", True)):
-            outcome = experiment.run(resume=resume, overwrite=overwrite)
+            outcome = experiment.run(resume=resume, overwrite=overwrite, from_round=from_round)
     result = Result(checked, outcome)
     if outcome.status == "done" and page:
         write_page(checked.folder)

@@ -52,14 +52,15 @@ class SyncState:
 class Answer:
     """A client's answer, not yet checked; or why there is none (`failure`).
 
-    refused: why it may not be used, found by the transport; num_bytes: what travelled, unless that is the
-    message as it is.
+    num_trained: cases that the training of this task went through, 0 if there was none; refused: why it may
+    not be used, found by the transport; num_bytes: what travelled, unless that is the message as it is.
     """
 
     client: str
     message: Message = field(default_factory=Message)
     num_examples: Any = 0
     num_steps: Any = 0
+    num_trained: int = 0
     seconds: float = 0.0
     loss: Mapping[str, float] = field(default_factory=dict)
     failure: str | None = None

@@ -37,7 +37,8 @@ class Federation:
     every client's cases, where that is to be done once; labels: class name -> its values in the files, in the
     order of classes; channels: their names; prepare: what is done to a file before training;
     summarise_scans: what the training scans were like, once they are prepared; first_images: one file of
-    every case, where there are files on this machine; units: of distances, where the cases do not say.
+    every case, where there are files on this machine; units: of distances, where the cases do not say;
+    prepared_shape: of the first scan once it is prepared, estimated.
     """
 
     names: Sequence[str]
@@ -56,6 +57,7 @@ class Federation:
     summarise_scans: Callable[[], ScanSummary] | None = None
     first_images: Callable[[], Iterable[Path]] | None = None
     units: str | None = None
+    prepared_shape: tuple[int, ...] | None = None
 
     def load(self, name: str) -> ClientData:
         """All cases of one client; the pooled one has everybody's, without their test cases."""

@@ -65,6 +65,11 @@ class DataSettings(Settings):
                 f"{' and '.join(named)} are both given, but cases come from one. Keep that alone, "
                 f"for example data: {{{named[-1]}: ...}}"
             )
+        if self.splits is not None and self.hospitals:
+            raise ValueError(
+                "splits are each hospital's own decision. Leave data.splits out, and let hospitals set them "
+                "in federation.yaml or site.yaml"
+            )
         for name in ("prepare", "splits", "patch"):
             if getattr(self, name) is not None and self.federation is None and not self.hospitals:
                 raise ValueError(f"{name} needs real data: set data.federation to a federation.yaml")

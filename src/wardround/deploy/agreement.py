@@ -6,6 +6,7 @@ how scans are prepared, the usual shape. The organiser holds all of them against
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +28,8 @@ from wardround.engine.networks import network_for
 from wardround.errors import ClientError, ConfigError
 from wardround.methods import build_method, build_objective
 from wardround.params import Params
+
+log = logging.getLogger(__name__)
 
 SAME = {
     "dimensions": "the number of dimensions",
@@ -80,13 +83,14 @@ class DataFacts(BaseModel):
 
 
 def make_hospital_config(config: Config) -> dict[str, Any]:
-    """The configuration as hospitals get it: no path and no machine of the organiser's."""
+    """The configuration as hospitals get it: no path, no machine and no splits of the organiser's."""
     plain = resolve(config)
     data, compute = config.data, plain["compute"]
-    refuse_split_file(plain["data"])
     if data.federation is not None or data.hospitals:
+        if data.splits is not None:
+            log.warning("data.splits is not sent: every hospital splits its cases by its own rules.")
         kept = {"hospitals": True}
-        kept |= {name: plain["data"][name] for name in ("prepare", "splits", "patch", "foreground")}
+        kept |= {name: plain["data"][name] for name in ("prepare", "patch", "foreground")}
     else:
         kept = {"phantom": plain["data"]["phantom"]}
     plain["data"] = kept | {"proxy": data.proxy}  # a name: whose cases are at the organiser
@@ -96,15 +100,6 @@ def make_hospital_config(config: Config) -> dict[str, Any]:
     plain["trackers"] = []
     plain["output"] = None
     return plain
-
-
-def refuse_split_file(data: Any) -> None:
-    splits = data.get("splits") if isinstance(data, Mapping) else None
-    if isinstance(splits, Mapping) and splits.get("file") is not None:
-        raise ConfigError(
-            "data.splits.file names a file, which is not the same on every hospital's machine. Let hospitals "
-            "set splits in their own federation.yaml, or split by ratios."
-        )
 
 
 def localise_config(asked: Mapping[str, Any], *, device: str, threads: int | None) -> Config:
@@ -117,7 +112,6 @@ def localise_config(asked: Mapping[str, Any], *, device: str, threads: int | Non
         if not isinstance(section, Mapping):
             raise ConfigError(f"the organiser's configuration has no section '{name}'.")
     data, model, compute = (dict(section or {}) for section in sections.values())
-    refuse_split_file(data)
     if data.get("federation") is not None:
         raise ConfigError("the organiser's configuration sets data.federation, a place on its own machine.")
     if model.get("weights") is not None:
@@ -146,7 +140,9 @@ def open_own_federation(config: Config, site: SiteFile, name: str) -> Federation
             f"this run asks for synthetic cases, but site '{name}' has real ones. For those, set data: "
             "{hospitals: true}."
         )
-    settings = config.data.model_copy(update={"federation": source, "hospitals": False, "proxy": None})
+    splits = None if site.splits is None else site.splits.model_dump(exclude_unset=True)
+    own = {"federation": source, "hospitals": False, "proxy": None, "splits": splits}
+    settings = config.data.model_copy(update=own)
     inside = find_client(site, federation_of(source, settings, config.seed).names, name)
     found = federation_of(source, settings, config.seed, config.compute.resident, only=inside)
     renamed = replace(found, names=[name], counts={name: found.counts[inside]})

@@ -8,7 +8,7 @@ import ipaddress
 import json
 import os
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -102,12 +102,12 @@ class Authority:
         *,
         role: Role,
         valid: timedelta,
-        hosts: Iterable[str] = (),
+        host: str | None = None,
         start: datetime | None = None,
     ) -> tuple[x509.Certificate, rsa.RSAPrivateKey]:
         """A key and its certificate: a hospital may connect and never serve, the organiser the reverse.
 
-        hosts: where the organiser is reached. A hospital has no name but its common name.
+        host: where the organiser is reached. A hospital has no name but its common name.
         """
         key = rsa.generate_private_key(65537, 2048)
         parts = {
@@ -123,9 +123,9 @@ class Authority:
             .add_extension(uses, critical=True)
             .add_extension(x509.ExtendedKeyUsage([PURPOSES[role]]), critical=False)
         )
-        names = [as_general_name(host) for host in hosts]
-        if names:
-            certificate = certificate.add_extension(x509.SubjectAlternativeName(names), critical=False)
+        if host is not None:
+            names = x509.SubjectAlternativeName([as_general_name(host)])
+            certificate = certificate.add_extension(names, critical=False)
         return certificate.sign(self.key, hashes.SHA256()), key
 
     def sign(self, content: bytes) -> str:

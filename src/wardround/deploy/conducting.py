@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -15,6 +14,7 @@ from wardround.data.roles import NOT_HOSPITALS, PROXY
 from wardround.deploy.agreement import agree_on_federation, check_networks
 from wardround.deploy.live_file import Live
 from wardround.deploy.remote import Channel, Remote
+from wardround.engine.checkpoint import Checkpoints
 from wardround.engine.experiment import Experiment
 from wardround.engine.host import Host
 from wardround.engine.judging.pictures import PICTURES
@@ -33,6 +33,7 @@ def conduct(
     names: Sequence[str],
     resume: bool = False,
     overwrite: bool = False,
+    from_round: int | None = None,
     job: str = "",
     pictures_at: Callable[[str], Path] | None = None,
     on_experiment: Callable[[Experiment], None] | None = None,
@@ -51,7 +52,7 @@ def conduct(
             refuse_pooled(config)
             check_names(names)
             run = run_id(folder, resume)
-            live.say(run=run, first_round=count_rounds_done(folder) if resume else 0)
+            live.say(run=run, first_round=count_rounds_done(folder, from_round) if resume else 0)
             remote = Remote(
                 channel,
                 config,
@@ -70,7 +71,7 @@ def conduct(
             experiment = Experiment(config, hospitals=remote, federation=federation)
             if on_experiment is not None:
                 on_experiment(experiment)
-            outcome = experiment.run(resume=resume, overwrite=overwrite)
+            outcome = experiment.run(resume=resume, overwrite=overwrite, from_round=from_round)
             remote.strays()  # counted, though no round reports them any more
             if outcome.status == "done" and on_done is not None:
                 on_done(folder)
@@ -98,8 +99,9 @@ def check_names(names: Sequence[str]) -> None:
             raise ConfigError(f"'{name}' cannot be the name of a hospital.")
 
 
-def count_rounds_done(folder: Path) -> int:
-    return int(json.loads((folder / "checkpoints" / "latest.json").read_text(encoding="utf-8"))["round"])
+def count_rounds_done(folder: Path, from_round: int | None) -> int:
+    """The round that a resumed run continues after, all of its files whole."""
+    return Checkpoints(folder / "checkpoints").check(from_round)
 
 
 def refuse_pooled(config: Config) -> None:

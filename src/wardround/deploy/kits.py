@@ -162,7 +162,7 @@ def check_private(kit: Kit) -> None:
     refused = [(kit.own_key, 0o077, "is a private key that others on this machine may read")]
     refused += [(part, 0o022, "can be changed by others on this machine") for part in parts]
     for path, bits, sentence in refused:
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             mode = stat.S_IMODE(path.stat().st_mode)
             if mode & bits:
                 raise ConfigError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -16,7 +17,7 @@ from wardround.deploy.kits import Kit
 from wardround.deploy.live_file import FINAL, follow, is_past_registering, read_live
 from wardround.engine.outcome import Listener
 from wardround.engine.run_folder import check_folder
-from wardround.errors import ConfigError
+from wardround.errors import ConfigError, WardroundError
 from wardround.files import file_name, write_json
 from wardround.text import suggest
 
@@ -40,7 +41,7 @@ def place_at_organiser(config: Config, kit: Kit) -> Config:
     data = config.data
     if data.federation is not None and not data.federation.exists():
         kept = data.model_dump(mode="json", include={"prepare", "splits", "patch", "foreground"})
-        data = type(data).model_validate({"hospitals": True, **kept})
+        data = type(data).read({"hospitals": True, **kept}, "data.")
     changes = {"data": data, "output": kit.runs / file_name(config.name)}
     return make_paths_absolute(config.model_copy(update=changes))
 
@@ -63,19 +64,30 @@ class Submission:
         self.job = job
         self._queue = queue
         self._looked = time.monotonic()
+        self._stop_wanted = False
 
     def follow(self, listener: Listener | None, say: Callable[[str], None] = lambda line: None) -> str:
         """Show it until it is done or stopped."""
         return follow(self.config, self.job, listener, ended=self._ended, say=say)
 
     def stop(self) -> None:
-        """Let the run end after this round, with a checkpoint; before the first one, at once."""
+        """Let the run end after this round, with a checkpoint; before the first one, at once.
+
+        The request goes out with the next look: this may be called in the middle of anything.
+        """
+        self._stop_wanted = True
+
+    def _pass_on_stop(self) -> None:
         facts = read_live(self.config.folder)
         if facts is None or facts.get("job") != self.job or not is_past_registering(facts):
             raise KeyboardInterrupt  # there is no round to finish
-        self._queue.ask(self.job, "stop")
+        self._stop_wanted = False
+        with contextlib.suppress(WardroundError):  # it has just ended
+            self._queue.ask(self.job, "stop")
 
     def _ended(self) -> str | None:
+        if self._stop_wanted:
+            self._pass_on_stop()
         if time.monotonic() - self._looked < ASK_SECONDS:
             return None
         self._looked = time.monotonic()
@@ -158,9 +170,14 @@ def submit(
     *,
     resume: bool = False,
     overwrite: bool = False,
+    from_round: int | None = None,
     kits: Path | None = None,
 ) -> Submission:
-    """Submit a run to the server. kits: of all hospitals, where they are on this machine (a rehearsal)."""
+    """Submit a run to the server.
+
+    from_round: resume after this round, not the last; kits: of all hospitals, where they are on this machine
+    (a rehearsal).
+    """
     refuse_pooled(config)
     check_folder(config, resume, overwrite)
     args = {
@@ -168,6 +185,7 @@ def submit(
         "names": sorted(names),
         "resume": resume,
         "overwrite": overwrite,
+        "from_round": from_round,
         "kits": None if kits is None else str(kits.absolute()),
     }
     write_json(config.folder / HOSPITALS, sorted(names))

@@ -63,7 +63,7 @@ class KitProcess:
         environment = {**STEADY_MEMORY, **os.environ, ENDS_WITH_INPUT: "1", "COLUMNS": "200"}
         with open_log(kit, role) as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "wardround", role, str(kit.folder)],
+                [sys.executable, "-P", "-m", "wardround", role, str(kit.folder)],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,

@@ -119,12 +119,11 @@ def make_kit(project: Project, authority: Authority, name: str, target: Path) ->
 def issue_certificate(
     kit: Kit, project: Project, authority: Authority
 ) -> tuple[x509.Certificate, rsa.RSAPrivateKey]:
-    """The organiser's is for its host, and for this machine so that a rehearsal needs no name."""
+    """The organiser's is for its host, a hospital's for its name."""
     valid = timedelta(days=project.valid_days) + BACKDATED
     if kit.role == "organiser":
-        hosts = dict.fromkeys((kit.server, "localhost", LOOPBACK))
         organisation = project.organiser.organisation
-        issued = authority.issue(kit.server, organisation, role="organiser", valid=valid, hosts=hosts)
+        issued = authority.issue(kit.server, organisation, role="organiser", valid=valid, host=kit.server)
     else:
         hospital = next(hospital for hospital in project.hospitals if hospital.name == kit.name)
         issued = authority.issue(kit.name, hospital.certified_organisation, role="hospital", valid=valid)
@@ -156,12 +155,13 @@ by the one account that runs wardround, and tell the organiser at once if it was
 
   1. pip install 'wardround[hospitals]=={kit.version}'
   2. Read site.yaml and change it to your rules. It is never sent.
-  3. wardround preflight . --data ../federation.yaml
-  4. wardround join . --data ../federation.yaml
+  3. cd ..   (wardround runs outside its kit)
+  4. wardround preflight {kit.name} --data federation.yaml
+  5. wardround join {kit.name} --data federation.yaml
 
 Keep no other file in this folder: a kit with an added or changed file is refused.
 Connections: outbound TCP to {kit.server}, port {kit.port} (TLS, both sides prove who they are). Nothing
-connects to this machine. What left it is listed in state/egress.jsonl: wardround egress show .
+connects to this machine. What left it is listed in state/egress.jsonl: wardround egress show {kit.name}
 """
 
 
@@ -170,9 +170,10 @@ def render_organiser_readme(kit: Kit) -> str:
 This is the organiser's kit of the project '{kit.project}'. It runs on {kit.server}.
 
   1. pip install 'wardround[hospitals]=={kit.version}'
-  2. wardround preflight .
-  3. wardround server .
-  4. wardround submit run.yaml
+  2. cd ..   (wardround runs outside its kit)
+  3. wardround preflight {kit.name}
+  4. wardround server {kit.name}
+  5. wardround submit run.yaml
 
 Open TCP port {kit.port} for the hospitals; no other port is used. Your own commands go through files in
 this folder. It holds a private key: keep it readable by the account that runs wardround alone, and keep no

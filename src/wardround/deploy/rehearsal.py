@@ -25,6 +25,7 @@ from wardround.deploy.organising import Submission, make_paths_absolute, submit
 from wardround.deploy.processes import KitProcess, Say, free_ports, wait_for_hospitals, wait_for_port
 from wardround.deploy.project import Hospital, Organiser, Project
 from wardround.deploy.provisioning import provision
+from wardround.deploy.resources import Resources
 from wardround.engine.run_folder import check_folder
 from wardround.engine.transports.placement import place
 from wardround.errors import ConfigError
@@ -35,7 +36,9 @@ LOOPBACK = "127.0.0.1"
 
 
 @contextmanager
-def rehearsal(config: Config, *, resume: bool, overwrite: bool, say: Say) -> Iterator[Submission]:
+def rehearsal(
+    config: Config, *, resume: bool, overwrite: bool, say: Say, from_round: int | None = None
+) -> Iterator[Submission]:
     """Start everything, submit the run, and end everything with the block."""
     refuse_pooled(config)
     check_folder(config, resume, overwrite)
@@ -54,7 +57,9 @@ def rehearsal(config: Config, *, resume: bool, overwrite: bool, say: Say) -> Ite
         queue = JobQueue(organiser)
         wait_for_hospitals(queue.connected, names, START_SECONDS, say)
         folder = organiser.folder.parent
-        yield submit(queue, config, names, resume=resume, overwrite=overwrite, kits=folder)
+        yield submit(
+            queue, config, names, resume=resume, overwrite=overwrite, from_round=from_round, kits=folder
+        )
 
 
 def claim_folder(run: Path) -> IO[str]:
@@ -108,15 +113,22 @@ def make_fresh_kits(config: Config, names: list[str], *, keep: bool) -> list[Kit
 
 
 def render_site(config: Config, name: str) -> str:
-    """The rules of a rehearsed hospital: its own cases, and everything allowed, names of cases included."""
+    """The rules of a rehearsed hospital: its own cases, and everything allowed, names of cases included.
+
+    The cases are the organiser's own, and so are their splits.
+    """
     data = "phantom" if config.data.federation is None else str(config.data.federation)
     rules = {
         "data": data,
         "client": None if data == "phantom" else name,
+        "splits": config.data.splits,
         "device": config.compute.device,
         "tasks": ["all"],
         "networks": ["all", *([config.model.name] if ":" in config.model.name else [])],
         "case_names": "keep",
+        "min_cases": 0,
+        "min_batch": 1,
+        "resources": Resources.unlimited().model_dump(),
         "largest_message": "16 GB",
     }
     return yaml.safe_dump(rules, sort_keys=False)

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import secrets
+import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,6 +21,7 @@ from wardround.config import Config
 from wardround.deploy import limits
 from wardround.deploy.agreement import DataFacts, make_hospital_config
 from wardround.deploy.live_file import Live
+from wardround.deploy.strict_json import show
 from wardround.deploy.wire import Parcel, ParcelError, pack, unpack
 from wardround.engine.judging.calibration import fit_temperature, pooled_quantiles, summarise_test
 from wardround.engine.judging.evaluation import gather
@@ -31,6 +35,7 @@ log = logging.getLogger(__name__)
 AWAY_SECONDS = 20.0  # without a sign of life, before a hospital is no longer asked
 WAITING_STEP = 0.2
 REGISTRATIONS = "registrations.json"
+NUMBERS_ONLY = ("register", "evaluate", "calibrate", "pictures")  # tasks whose replies have no model
 STATISTICS = ("running_mean", "running_var")  # as torch calls those of every norm layer
 
 
@@ -81,7 +86,7 @@ class Remote:
         self._resumes = resumes
         self._spilling = Spilling(exchange)
         self._registered: dict[str, Registration] = {}
-        self._strays: list[tuple[str, str]] = []
+        self._strays: deque[tuple[str, str]] = deque(maxlen=limits.STRAYS)
         self._gone: dict[str, str] = {}
 
     # Registration
@@ -125,6 +130,10 @@ class Remote:
         entry = Registration.from_dict({**said["registration"], "client": name})
         if max(entry.num_train, entry.num_val, entry.num_test) > limits.CASES:
             raise ValueError(f"more than {limits.CASES} cases")
+        shapes = [shape for group in (entry.tensors, entry.kept) for shape, _ in group.values()]
+        fit = all(len(shape) <= limits.AXES and max(shape, default=0) <= limits.SIDE for shape in shapes)
+        if len(shapes) > limits.TENSORS or not fit:
+            raise ValueError("too many tensors, or one with too many or too long sides")
         self._registered[name], self.facts[name] = entry, facts
 
     def _remember_those_away(self, troubles: dict[str, str]) -> None:
@@ -222,24 +231,14 @@ class Remote:
                 **about,
                 request=request,
                 client=name,
-                largest=limits.REPLY_BYTES,
                 base=sent.optional_params,
+                **bound_reply(task, self._registered.get(name)),
             )
             for key in ("failure", "refused"):
                 if more.get(key) is not None:
                     words = f"the hospital refuses: {more[key]}" if key == "refused" else str(more[key])
-                    return Answer(name, failure=words[:2000])
-            answer = Answer(
-                name,
-                message,
-                num_examples=more["num_examples"],
-                num_steps=more["num_steps"],
-                seconds=float(more["seconds"]),
-                loss={str(term): float(value) for term, value in dict(more["loss"]).items()},
-                num_bytes=parcel.num_bytes,
-            )
-            if len(answer.loss) > limits.LOSS_TERMS:
-                raise ValueError(f"a loss of more than {limits.LOSS_TERMS} terms")
+                    return Answer(name, failure=make_printable(words))
+            answer = Answer(name, message, num_bytes=parcel.num_bytes, **read_facts(more))
             check_usable(task, sent, answer)
             return answer
         except ParcelError as error:
@@ -278,7 +277,7 @@ class Remote:
 
     def strays(self) -> list[tuple[str, str]]:
         found = [*self._strays, *self._channel.strays()]
-        self._strays = []
+        self._strays.clear()
         if found:
             self._live.facts["stray"] += len(found)
         return found
@@ -292,6 +291,56 @@ class Remote:
 
 def describe_error(error: Exception) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())[:300]
+
+
+def make_printable(words: str) -> str:
+    """A hospital's own words on one line, as far as they are kept."""
+    kept = words[: limits.REASON]
+    return "".join(letter if letter.isprintable() else " " for letter in kept)
+
+
+# What a reply may hold, known before it is unpacked
+
+
+def bound_reply(task: str, registration: Registration | None) -> dict[str, Any]:
+    """For `unpack`: bytes on the way, bytes unpacked, and the params that a client's reply may have."""
+    if task in NUMBERS_ONLY or registration is None:
+        return {"largest": min(limits.HEADER_CHARACTERS, limits.REPLY_BYTES), "expected": {}}
+    if task != "train":  # these are not compressed, so they cost no more memory than they have bytes
+        return {"largest": limits.REPLY_BYTES}
+    # not `kept`, which a hospital can say what it likes of: only `tensors` were compared with our network
+    model = sum(math.prod(shape) * dtype.itemsize for shape, dtype in registration.tensors.values())
+    room = limits.REPLY_MODELS * model + limits.EXTRAS_BYTES
+    return {
+        "largest": min(room + limits.HEADER_CHARACTERS, limits.REPLY_BYTES),
+        "unpacked": min(room, limits.REPLY_BYTES),
+        "expected": registration.tensors,
+    }
+
+
+def read_facts(more: Mapping[str, Any]) -> dict[str, Any]:
+    """Counts, seconds and losses beside a reply; a ValueError names one that is not inside its limits."""
+    loss = more["loss"]
+    if not isinstance(loss, dict) or len(loss) > limits.LOSS_TERMS:
+        raise ValueError(f"a loss is not an object of at most {limits.LOSS_TERMS} terms")
+    largest = sys.float_info.max  # so that infinities are refused, and NaN is nowhere between
+    return {
+        "num_examples": read_number("num_examples", more["num_examples"], 0, limits.CASES, int),
+        "num_steps": read_number("num_steps", more["num_steps"], 0, limits.STEPS, int),
+        "seconds": float(read_number("seconds", more["seconds"], 0, limits.SECONDS, int | float)),
+        "loss": {
+            term: float(read_number(f"loss '{show(term)}'", value, -largest, largest, int | float))
+            for term, value in loss.items()
+        },
+    }
+
+
+def read_number(name: str, value: Any, least: float, most: float, kind: Any) -> Any:
+    if isinstance(value, bool) or not isinstance(value, kind):
+        raise ValueError(f"{name} is {show(value)}, not a {'whole ' if kind is int else ''}number")
+    if not least <= value <= most:
+        raise ValueError(f"{name} is {value}, not between {least:g} and {most:g}")
+    return value
 
 
 def check_usable(task: str, sent: Message, answer: Answer) -> None:

@@ -14,15 +14,17 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from wardround.config import Config
-from wardround.deploy.site_file import ALWAYS, TASKS, SiteFile, quiet_minutes
+from wardround.deploy.site_file import ALL, ALWAYS, OWN, TASKS, SiteFile, quiet_minutes
 from wardround.messages import Message
-from wardround.methods import METHODS, OBJECTIVES
+from wardround.methods import METHODS, OBJECTIVES, build_method
 from wardround.metrics import METRICS
 from wardround.models import MODELS
 from wardround.models.foreign_networks import MONAI_PREFIX
 from wardround.text import format_bytes
 
 LONGEST = 200  # characters of a name that a refusal repeats
+# Settings that pull a model back in every step: so much of what earlier steps learned is forgotten.
+PULLS = {"fedprox": "mu", "fednova": "mu", "feddyn": "alpha"}
 
 
 class Rules:
@@ -50,8 +52,23 @@ class Rules:
             self._too_early(now or self._clock())
             or self.too_large("request", bytes)
             or self._task_refused(task)
-            or (None if config is None else self._config_refused(list_choices(config)))
+            or (None if config is None else self._config_refused(config))
         )
+
+    def refuses_run(self, config: Config) -> str | None:
+        """Why a run with these settings, now parsed, is not taken part in, or None."""
+        resources = self.site.resources
+        if self.site.threads is not None:  # then the organiser's number does not count
+            resources = resources.model_copy(update={"threads": None})
+        return resources.refuses_config(config) or self._steps_refused(config) or self._means_refused(config)
+
+    def refuses_rows(self, task: str, message: Message) -> str | None:
+        """Why the cases of this split are not scored one by one, or None."""
+        split = message.scalars.get("split")
+        if task != "evaluate" or split in self.site.rows:
+            return None
+        asked = str(split)[:LONGEST]
+        return f"evaluation of split '{asked}' is not allowed at this hospital (rows in its site.yaml)"
 
     def refuses_reply(self, task: str, message: Message, num_bytes: int, num_train: int) -> str | None:
         """Why this answer does not leave, or None; num_train: the hospital's training cases."""
@@ -69,6 +86,15 @@ class Rules:
             return None
         return (
             f"this hospital takes part only with at least {self.site.min_cases} training cases "
+            "(min_cases in its site.yaml)"
+        )
+
+    def too_few_behind(self, num_trained: int) -> str | None:
+        """Why a model that this many cases trained does not leave, or None; 0: nothing was trained."""
+        if not num_trained or num_trained >= self.site.min_cases:
+            return None
+        return (
+            f"the model would have been trained on fewer than {self.site.min_cases} cases of this hospital "
             "(min_cases in its site.yaml)"
         )
 
@@ -137,22 +163,74 @@ class Rules:
             return None
         return f"task '{task[:LONGEST]}' is not allowed at this hospital (tasks in its site.yaml)"
 
-    def _config_refused(self, names: Mapping[str, str]) -> str | None:
+    def _config_refused(self, config: Config | Mapping[str, Any]) -> str | None:
+        names = list_choices(config)
         run, network = names["run"], names["network"]
-        if "all" not in self.site.runs and not any(fnmatchcase(run, pattern) for pattern in self.site.runs):
+        if ALL not in self.site.runs and not any(fnmatchcase(run, pattern) for pattern in self.site.runs):
             return f"run '{run}' is not allowed at this hospital (runs in its site.yaml)"
-        ours = {
-            "method": names["method"] in METHODS.own,
-            "objective": names["objective"] in OBJECTIVES.own,
-            "network": network in MODELS or network.startswith(MONAI_PREFIX),
-        }
-        chosen = [(kind, names[kind], is_ours) for kind, is_ours in ours.items()]
-        chosen += [("metric", name, name in METRICS.own) for name in names["metrics"].split()]
-        for kind, name, is_ours in chosen:
-            allowed = getattr(self.site, f"{kind}s")
-            if name not in allowed and not ("all" in allowed and is_ours):
+        chosen = [  # and the words that allow it where its name does not stand
+            ("method", names["method"], [ALL] if names["method"] in METHODS.own else []),
+            ("objective", names["objective"], [ALL] if names["objective"] in OBJECTIVES.own else []),
+            ("network", network, words_for_network(network)),
+            *(("metric", name, [ALL] if name in METRICS.own else []) for name in names["metrics"].split()),
+        ]
+        for kind, name, words in chosen:
+            if not {name, *words} & set(getattr(self.site, f"{kind}s")):
                 return f"{kind} '{name}' is not allowed at this hospital ({kind}s in its site.yaml)"
-        return None
+        values = config.model_dump() if isinstance(config, Config) else config
+        return self._splits_refused(values) or self.site.resources.refuses_numbers(values)
+
+    @staticmethod
+    def _splits_refused(values: Mapping[str, Any]) -> str | None:
+        data = values.get("data")
+        if not isinstance(data, Mapping) or data.get("splits") is None:
+            return None
+        return (
+            "the run sets data.splits, but which cases train is this hospital's own decision (splits in its "
+            "federation.yaml or site.yaml). Leave it out, and ask the hospital for what you need"
+        )
+
+    def _steps_refused(self, config: Config) -> str | None:
+        """Too few cases in a step, or in those last steps that alone count."""
+        least = self.site.min_cases
+        if config.batch_size < self.site.min_batch:
+            return (
+                f"batch_size is {config.batch_size}, but a training step has at least "
+                f"{self.site.min_batch} cases at this hospital (min_batch in its site.yaml)"
+            )
+        name = PULLS.get(str(config.method.get("name")))
+        pull = config.optimizer.weight_decay + (getattr(build_method(config), name) if name else 0.0)
+        forgotten = config.optimizer.learning_rate * pull  # share of what was learned, in every step
+        if forgotten * least <= 1:  # the last batch of an epoch may be a single case
+            return None
+        settings = "optimizer.weight_decay" + (f" and method.{name}" if name else "")
+        return (
+            f"with this optimizer.learning_rate, {settings} let a task forget all but its last steps, which "
+            f"may have fewer than {least} cases (min_cases in its site.yaml). Set them lower"
+        )
+
+    def _means_refused(self, config: Config) -> str | None:
+        """Means of too few cases, which a method collects before its first round."""
+        method, name, least = build_method(config), config.method.get("name"), self.site.min_cases
+        group = getattr(method, "group", 1)
+        if "contribute" not in method.tasks or group >= least:
+            return None
+        if group == 1:
+            if name in self.site.methods:
+                return None
+            return (
+                f"method '{name}' sends spectra of single images, which this hospital allows only where the "
+                "method is named (methods in its site.yaml)"
+            )
+        return (
+            f"method.group is {group}, but a mean image of this hospital has {least} cases or more behind it "
+            "(min_cases in its site.yaml)"
+        )
+
+
+def words_for_network(name: str) -> list[str]:
+    """The words of `networks` that allow this one."""
+    return [OWN, ALL] if name in MODELS else [ALL] if name.startswith(MONAI_PREFIX) else []
 
 
 def list_choices(config: Config | Mapping[str, Any]) -> dict[str, str]:

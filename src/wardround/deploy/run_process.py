@@ -23,6 +23,7 @@ from wardround.config_file import load_config
 from wardround.deploy import limits
 from wardround.deploy.conducting import conduct, find_rehearsed_pictures
 from wardround.deploy.parcel_file import read_parcel, write_parcel
+from wardround.deploy.remote import NUMBERS_ONLY
 from wardround.deploy.wire import Parcel, ParcelError
 from wardround.reporting import write_report
 
@@ -83,7 +84,9 @@ class PipeChannel:
         path = self._folder / f"{letter}.request"
         write_parcel(path, parcel)
         seconds = deadline - time.monotonic()
-        facts = {"hospital": hospital, "letter": letter, "path": str(path), "limit": limits.REPLY_BYTES}
+        is_small = parcel.header["task"] in NUMBERS_ONLY
+        limit = 2 * limits.HEADER_CHARACTERS if is_small else limits.REPLY_BYTES
+        facts = {"hospital": hospital, "letter": letter, "path": str(path), "limit": limit}
         self._send({"post": {**facts, "seconds": seconds}})
 
     def _next(self, deadline: float) -> Line | None:
@@ -114,7 +117,7 @@ class PipeChannel:
             self._strays.append((hospital, why))
 
 
-class Run:
+class ConductedRun:
     """One run; what the server sends goes to its channel, or stops it."""
 
     def __init__(self, first: Line, send: Callable[[Mapping[str, Any]], None]) -> None:
@@ -140,6 +143,7 @@ class Run:
             names=arguments["names"],
             resume=arguments.get("resume", False),
             overwrite=arguments.get("overwrite", False),
+            from_round=arguments.get("from_round"),
             job=self.job,
             pictures_at=partial(find_rehearsed_pictures, Path(kits), config.folder) if kits else None,
             on_experiment=self._begin,
@@ -163,7 +167,7 @@ def write_run_report(folder: Path) -> None:
 def main() -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     requests, send = connect()
-    run = Run(next(requests), send)
+    run = ConductedRun(next(requests), send)
     listen(requests, run.take)
     run.conduct()
     return 0

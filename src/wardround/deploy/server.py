@@ -22,6 +22,7 @@ from wardround.child_process import ChildProcess, Line
 from wardround.deploy.job_queue import JobQueue
 from wardround.deploy.kits import KIT, Kit
 from wardround.deploy.mailbox import Letter
+from wardround.deploy.preflight.connection import refuse_taken_port
 from wardround.deploy.processes import STEADY_MEMORY, claim_kit, open_log
 from wardround.deploy.rpc.server import HospitalServer, RequestFile
 
@@ -86,7 +87,7 @@ class RunningJob:
             self.child.send({"stop": True})
 
 
-class Server:
+class OrganiserServer:
     """Listens from `__enter__` to `__exit__`; `serve` is its loop."""
 
     def __init__(self, kit: Kit, say: Say = lambda line: None) -> None:
@@ -100,13 +101,18 @@ class Server:
         self._published = 0.0
         self._lock: IO[str] | None = None
 
-    def __enter__(self) -> Server:
+    def __enter__(self) -> OrganiserServer:
         self._lock = claim_kit(self.kit)
-        self._queue.clear()
-        shutil.rmtree(self._exchange, ignore_errors=True)
-        self._exchange.mkdir(parents=True)
-        self._hospitals.start()
-        self._publish()
+        try:
+            refuse_taken_port(self.kit)
+            self._queue.clear()
+            shutil.rmtree(self._exchange, ignore_errors=True)
+            self._exchange.mkdir(parents=True)
+            self._hospitals.start()
+            self._publish()
+        except BaseException:
+            self._lock.close()
+            raise
         return self
 
     def __exit__(

@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import re
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,12 @@ REQUEST = re.compile(r"[0-9a-f]{16,64}")
 
 class Refused(WardroundError):
     """A request this hospital does not answer."""
+
+
+def refuse(reason: str | None) -> None:
+    """Refuse, where there is a reason to."""
+    if reason is not None:
+        raise Refused(reason)
 
 
 def open_site() -> Site:
@@ -88,6 +95,7 @@ class Site:
         self._ledger = Ledger(state / "egress.jsonl")
         self._hosts: dict[str, Host] = {}  # the present run's alone
         self._seen: dict[str, dict[str, str]] = {}
+        self._begun = 0.0  # when the present task began
 
     def answer(self, parcel: Parcel) -> Parcel:
         """Do what is asked for, if the rules allow it."""
@@ -153,11 +161,10 @@ class Site:
             raise Refused("the request has no configuration of its run")
         if not is_named({"run": run, "request": request}):
             raise Refused("the request has no valid id of its own or of its run")
-        reason = self._rules.refuses_request(task, config=config, bytes=_num_bytes(parcel))
-        if reason is not None:
-            raise Refused(reason)
+        refuse(self._rules.refuses_request(task, config=config, bytes=_num_bytes(parcel)))
         largest = self._site.largest_message
         opened = unpack(parcel, kind="request", client=self.name, largest=largest, finite=True)
+        refuse(self._rules.refuses_rows(task, opened[0]))
         if self._load_requests(run).get(request) == ANSWERED:
             raise Refused("this request was answered before (a replay)")
         return opened
@@ -203,23 +210,39 @@ class Site:
         key = json.dumps([run, asked], sort_keys=True)
         if key not in self._hosts:
             self._hosts.clear()
-            config = localise_config(asked, device=self._site.device, threads=self._site.threads)
-            if config.compute.threads is not None:
-                set_threads(config.compute.threads)
-            federation = open_own_federation(config, self._site, self.name)
-            federation.prepare_clients()
-            host = Host(config, self._folder(run), [self.name], federation=federation, durable=True)
-            reason = self._rules.too_few(host.client(self.name).num_examples)
-            if reason is not None:  # said before any work is done
-                raise Refused(reason)
-            self._hosts[key] = host
+            self._hosts[key] = self._open_host(run, asked)
         return self._hosts[key]
+
+    def _open_host(self, run: str, asked: Mapping[str, Any]) -> Host:
+        """The same, opened now; what is too large is refused before it is built."""
+        rules, resources = self._rules, self._site.resources
+        config = localise_config(asked, device=self._site.device, threads=self._site.threads)
+        refuse(rules.refuses_run(config))
+        if config.compute.threads is not None:
+            set_threads(config.compute.threads)
+        federation = open_own_federation(config, self._site, self.name)
+        refuse(resources.refuses_scans(config, federation))
+        federation.prepare_clients()
+        refuse(resources.refuses_network(config, federation))
+        host = Host(
+            config, self._folder(run), [self.name], self._keep_time, federation=federation, durable=True
+        )
+        num_train = host.client(self.name).num_examples
+        refuse(rules.too_few(num_train) or resources.refuses_steps(config, num_train))
+        return host
+
+    def _keep_time(self, *_: Any) -> None:
+        """Refuse a task that takes too long; called with every training step, and at its end."""
+        refuse(self._site.resources.too_long(time.monotonic() - self._begun))
 
     # Going out
 
     def _run_task(self, host: Host, task: str, round: int, message: Message, sync_state: SyncState) -> Answer:
         if task != "register":
-            return host.run(self.name, task, round, message, sync_state)
+            self._begun = time.monotonic()
+            answer = host.run(self.name, task, round, message, sync_state)
+            self._keep_time()
+            return answer
         registration = host.register(self.name).as_dict()
         scalars = {"registration": registration, "facts": collect_facts(host.federation)}
         return Answer(self.name, Message(scalars=scalars), num_examples=host.client(self.name).num_examples)
@@ -231,9 +254,8 @@ class Site:
             names = [name for split in (data.train, data.val, data.test) for name in split.names]
             return Message(), {"failure": self._rules.redact(answer.failure, names)}
         message = self._rules.filter_message(task, answer.message)
-        reason = self._rules.refuses_reply(task, message, 0, len(data.train))
-        if reason is not None:
-            raise Refused(reason)
+        refuse(self._rules.refuses_reply(task, message, 0, len(data.train)))
+        refuse(self._rules.too_few_behind(answer.num_trained))
         return message, {
             "num_examples": answer.num_examples,
             "num_steps": answer.num_steps,

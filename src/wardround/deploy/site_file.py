@@ -13,6 +13,8 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
+from wardround.data.federation_file import SplitSettings
+from wardround.deploy.resources import Resources
 from wardround.errors import ConfigError
 from wardround.methods import METHODS, OBJECTIVES
 from wardround.metrics import METRICS
@@ -22,7 +24,7 @@ from wardround.settings import Settings, refuse_boolean
 from wardround.text import format_bytes, parse_size, suggest
 from wardround.yaml_file import commented, dumped, read_yaml
 
-ALL = ("all",)
+ALL, OWN = "all", "own"
 PHANTOM = "phantom"
 # What a hospital can be asked for, and what the answer holds.
 TASKS = {
@@ -37,6 +39,7 @@ TASKS = {
     "pictures": "nothing leaves; pictures of test cases are written to this hospital's own folder",
     "personal_model": "the hospital's own model, for tests at the others",
 }
+ON_REQUEST = ("contribute", "personal_model")  # tasks that a hospital allows by name, or with all
 ALWAYS = frozenset({"register"})  # names and shapes of tensors, numbers of cases: what taking part means
 DAY = 24 * 60  # minutes
 
@@ -50,21 +53,25 @@ class SiteFile(Settings):
     version: Literal[1] = 1
     data: Literal["phantom"] | Path = Path("federation.yaml")
     client: str | None = Field(None, min_length=1)
+    splits: SplitSettings | None = None
     device: str = "auto"
     threads: int | None = Field(None, ge=1)
-    tasks: tuple[str, ...] = tuple(task for task in TASKS if task != "personal_model")
-    methods: tuple[str, ...] = ALL
-    networks: tuple[str, ...] = ALL
-    objectives: tuple[str, ...] = ALL
-    metrics: tuple[str, ...] = ALL
-    runs: tuple[str, ...] = ALL
+    tasks: tuple[str, ...] = tuple(task for task in TASKS if task not in ON_REQUEST)
+    methods: tuple[str, ...] = (ALL,)
+    networks: tuple[str, ...] = (OWN,)
+    objectives: tuple[str, ...] = (ALL,)
+    metrics: tuple[str, ...] = (ALL,)
+    runs: tuple[str, ...] = (ALL,)
     largest_message: int = Field(2 * 10**9, ge=1)
-    scalars: tuple[str, ...] = ALL
+    scalars: tuple[str, ...] = (ALL,)
+    rows: tuple[Literal["train", "val", "test"], ...] = ("val", "test")
     case_names: Literal["number", "keep"] = "number"
-    min_cases: int = Field(0, ge=0)
+    min_cases: int = Field(10, ge=0)
+    min_batch: int = Field(2, ge=1)
+    resources: Resources = Resources()
     quiet_hours: tuple[str, ...] = ()
 
-    _numbers = field_validator("version", "threads", "min_cases", mode="before")(refuse_boolean)
+    _numbers = field_validator("version", "threads", "min_cases", "min_batch", mode="before")(refuse_boolean)
     _bytes = field_validator("largest_message", mode="before")(parse_size)
 
     @field_validator("data", mode="before")
@@ -75,7 +82,7 @@ class SiteFile(Settings):
         return value
 
     @field_validator(
-        "tasks", "methods", "networks", "objectives", "metrics", "runs", "scalars", mode="before"
+        "tasks", "methods", "networks", "objectives", "metrics", "runs", "scalars", "rows", mode="before"
     )
     @classmethod
     def listed(cls, value: Any) -> Any:
@@ -94,7 +101,7 @@ class SiteFile(Settings):
             "metrics": METRICS.own,
         }
         own = registries.get(info.field_name or "")
-        there = [*([*TASKS, *ALWAYS] if own is None else own), "all"]
+        there = [*([*TASKS, *ALWAYS] if own is None else own), ALL]
         for name in names:
             if name not in there and (own is None or not is_import_path(name)):
                 raise ValueError(f"'{name}' is unknown.{suggest(name, there)}")
@@ -104,9 +111,9 @@ class SiteFile(Settings):
     @classmethod
     def known_network(cls, names: tuple[str, ...]) -> tuple[str, ...]:
         for name in names:
-            if name not in (*MODELS, *ALL) and not is_import_path(name):
+            if name not in (*MODELS, OWN, ALL) and not is_import_path(name):
                 raise ValueError(
-                    f"'{name}' is not a network.{suggest(name, [*MODELS, *ALL])} Write MONAI's as "
+                    f"'{name}' is not a network.{suggest(name, [*MODELS, OWN, ALL])} Write MONAI's as "
                     "monai:SegResNet, your own as package.module:Class"
                 )
         return names
@@ -191,15 +198,20 @@ COMMENTS = {
     "this file. The word phantom stands for synthetic cases, for rehearsals.",
     "client": "Which client of federation.yaml this hospital is; null: the only one there, or the one with\n"
     "this hospital's name.",
+    "splits": "Settings laid over the splits of federation.yaml, such as {by: kfold, fold: 1}; null: none.\n"
+    "Which cases train is decided here and there alone: a run that sets data.splits is refused.",
     "device": "auto, cpu, cuda or cuda:0.",
-    "threads": "Processor threads for training; null: all of them.",
+    "threads": "Processor threads for training; null: what the run asks for, else all of them.",
     "tasks": "What may be asked for: all, or any of these, and what the answer holds.\n{tasks}\n"
-    "Taking part at all shows the organiser how many training, validation and test cases there are.",
+    "Taking part at all shows the organiser how many training, validation and test cases there are.\n"
+    "The two that are not in the list send more than a trained model: from mean images of several\n"
+    "runs, single ones can be computed.",
     "methods": "Federated methods: all (wardround's), or a list such as [fedavg, fedprox]. Other code\n"
     "of this machine runs only if it is named, as package.module:Class. See: wardround methods",
-    "networks": "Networks: all (wardround's and MONAI's), or a list such as [unet3d, monai:SegResNet]. A\n"
-    "custom network is code on this machine and runs only if it is named here,\n"
-    "as package.module:Class; [all, package.module:Class] allows it beside the others.",
+    "networks": "Networks: own (wardround's), all (MONAI's too), or a list such as [own, monai:SegResNet].\n"
+    "A network made for it copies scans into its weights: MONAI's take such shapes by their\n"
+    "arguments. A custom network is code on this machine and runs only if it is named here, as\n"
+    "package.module:Class; [own, package.module:Class] allows it beside the others.",
     "objectives": "Training objectives: all (wardround's), or a list. See: wardround objectives",
     "metrics": "Metrics of evaluations: all (wardround's), or a list such as [dice, hd95].",
     "runs": "Names of runs to take part in: all, or a list of patterns such as [prostate-*].",
@@ -207,22 +219,59 @@ COMMENTS = {
     "scalars": "Numbers and tables that may leave beside the model: all, or a list of patterns such as\n"
     "[loss/*, evaluate/cases]: a name alone, or task/name. An answer that holds another one is\n"
     "refused; a training loss (loss/...) that is not allowed is left out, for it is only shown.",
+    "rows": "Splits whose cases may be scored one by one, a row for each. With train, the organiser sees\n"
+    "how well the model knows each training case.",
     "case_names": "number: tables of scores leave with case-0001, case-0002 ... instead of the names of\n"
     "cases, in the alphabetical order of the names of the split. keep: with their names.",
-    "min_cases": "With fewer training cases than this, the hospital does not take part: a model trained\n"
-    "on a handful of cases may give them away. The organiser is told the minimum, not the number.",
+    "min_cases": "Least number of training cases behind whatever leaves: a model trained on a handful gives\n"
+    "them away. With fewer, the hospital does not take part. A training task goes through at least as\n"
+    "many, a mean image has as many behind it, and settings under which only the last few steps of a\n"
+    "task count are refused. The organiser is told the minimum, not the number.",
+    "min_batch": "Least number of cases in one training step (batch_size). A higher one protects single\n"
+    "cases better; volumes are usually trained on with 2.",
+    "resources": "How much of this machine a run may take; null: no limit.",
     "quiet_hours": 'Times of day, on this machine\'s clock, at which requests are refused: ["22:00-06:00"].\n'
     "A task that started before may still finish and be sent.",
+}
+
+
+LIMITS = {
+    "threads": "processor threads that a run may ask for",
+    "memory": "for training, as estimated before it starts, beside the cases",
+    "parameters": "of the network",
+    "filters": "of its first layer: the more, the more of a scan fits into them",
+    "width": "of its widest layer; no number in model, method or objective may be higher",
+    "layers": "or blocks, where a setting says how many",
+    "kernel": "longest side of a convolution",
+    "voxels": "of a patch, or of a scan prepared as the run asks",
+    "batch": "cases at once, in training or evaluation, and passes of one case",
+    "epochs": "in one training task",
+    "steps": "in one training task",
+    "seconds": "one task; it ends at the next step",
 }
 
 
 def render_template(name: str) -> str:
     """A site.yaml with all defaults written out and explained."""
     plain = SiteFile().model_dump(mode="json")
-    plain["largest_message"] = format_bytes(SiteFile().largest_message).replace(".0 ", " ")
+    plain["largest_message"] = short_size(SiteFile().largest_message)
     tasks = "\n".join(f"  {task}: {what}" for task, what in TASKS.items())
     parts = [commented(ABOUT.format(name=name)) + "version: 1\n"]
     for key, comment in COMMENTS.items():
-        value = "all" if plain[key] == list(ALL) else plain[key]
-        parts.append(commented(comment.replace("{tasks}", tasks)) + dumped(key, value).removesuffix("...\n"))
+        is_word = isinstance(plain[key], list) and plain[key] in ([ALL], [OWN])
+        value = plain[key][0] if is_word else plain[key]
+        lines = render_limits() if key == "resources" else dumped(key, value).removesuffix("...\n")
+        parts.append(commented(comment.replace("{tasks}", tasks)) + lines)
     return "\n".join(parts)
+
+
+def render_limits() -> str:
+    """The resources, each with its meaning behind it."""
+    plain = Resources().model_dump(mode="json")
+    values = {key: short_size(plain[key]) if key == "memory" else plain[key] for key in plain}
+    lines = [f"  {f'{key}: {value}':<24}# {LIMITS[key]}\n" for key, value in values.items()]
+    return "resources:\n" + "".join(lines)
+
+
+def short_size(count: int) -> str:
+    return format_bytes(count).replace(".0 ", " ")

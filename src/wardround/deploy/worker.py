@@ -35,7 +35,7 @@ def check(kit: Path, send: Send) -> None:
         send({"wrong": str(error)})
 
 
-class Worker:
+class HospitalWorker:
     """Answers requests; the site is opened with the first of them, so that its rules are those of now."""
 
     def __init__(self, send: Send) -> None:
@@ -63,7 +63,7 @@ def main() -> int:
     requests, send = connect()
     lines: queue.SimpleQueue[Line] = queue.SimpleQueue()
     listen(requests, lines.put)
-    worker = Worker(send)
+    worker = HospitalWorker(send)
     while True:
         line = lines.get()
         if "check" in line:

@@ -28,7 +28,7 @@ from wardround.engine.run_folder import RunFolder
 from wardround.engine.trackers import open_trackers
 from wardround.engine.transports.local import open_transport
 from wardround.engine.transports.placement import Placement, check_participation, choose_present, place
-from wardround.errors import TooFewClients, WardroundError
+from wardround.errors import ConfigError, TooFewClients, WardroundError
 from wardround.files import write_json
 from wardround.machine import cores
 from wardround.messages import Message, ServerState
@@ -70,8 +70,13 @@ class Experiment:
             self._names.append(PROXY)
         check_participation(config, self.method, self.federation, self._names)
 
-    def run(self, *, resume: bool = False, overwrite: bool = False) -> Outcome:
-        """Do all rounds that are left, then the test; everything lands in the run folder."""
+    def run(self, *, resume: bool = False, overwrite: bool = False, from_round: int | None = None) -> Outcome:
+        """Do all rounds that are left, then the test; everything lands in the run folder.
+
+        from_round: resume after this round, one of those that are kept, and drop what came later.
+        """
+        if from_round is not None and not resume:
+            raise ConfigError("--from-round chooses the round that --resume continues after; add --resume.")
         self.folder.open(resume=resume, overwrite=overwrite)
         for warning in self._method_warnings:  # the objective's were logged with the configuration
             log.warning("%s", warning)
@@ -88,7 +93,7 @@ class Experiment:
             try:
                 clients = self._register_clients(egress)
                 self.folder.write_left_out(self.federation)
-                return self._run_rounds(clients, egress, resume)
+                return self._run_rounds(clients, egress, resume, from_round)
             finally:
                 self._transport.close()
                 egress.close()
@@ -135,13 +140,15 @@ class Experiment:
 
     # Rounds
 
-    def _first_state(self, clients: Clients, resume: bool) -> tuple[ServerState, Progress]:
+    def _first_state(
+        self, clients: Clients, resume: bool, from_round: int | None
+    ) -> tuple[ServerState, Progress]:
         checkpoints = self.folder.checkpoints
         if resume:
-            facts, params, memory = checkpoints.load()
-            done = int(facts["round"])
+            done = checkpoints.check(from_round)
+            facts, params, memory = checkpoints.load(from_round)
+            self.folder.rewind(done)
             self._rewind(clients, done)
-            self.folder.rewind_records(done)
             progress = Progress.from_dict(facts)
             announce_best(clients, progress)
             log.info("resuming after round %d of %d", done, self.config.rounds)
@@ -164,9 +171,11 @@ class Experiment:
             write_json(self.folder.path / "start_weights.json", match.as_dict())
             log.log(logging.WARNING if match.left else logging.INFO, "%s", match.sentence())
 
-    def _run_rounds(self, clients: Clients, egress: Egress, resume: bool) -> Outcome:
+    def _run_rounds(self, clients: Clients, egress: Egress, resume: bool, from_round: int | None) -> Outcome:
         config = self.config
-        state, progress = self._first_state(clients, resume)  # held nowhere else, so that it can go
+        state, progress = self._first_state(
+            clients, resume, from_round
+        )  # held nowhere else, so that it can go
         judge = Judge(config, self.folder, clients, self._transport, f"{config.name}: {self.method.title}")
         self.listener.on_start(config, state.round)
         tracking = open_trackers(config.trackers, self.folder.path, resolve(config), state.round)
@@ -205,12 +214,10 @@ class Experiment:
         self, state: ServerState, record: Mapping[str, Any], egress: Egress, progress: Progress
     ) -> None:
         """Bring a round to the disk; the checkpoint comes last, since a resumed run trusts it."""
-        checkpoints = self.folder.checkpoints
         egress.flush()
         append_lines(self.folder.records, [record])
         self._transport.settle()
-        checkpoints.save(state.round, state.params, state.memory, progress.as_dict())
-        checkpoints.remove_other_best(progress.best_file)
+        self.folder.checkpoints.save(state.round, state.params, state.memory, progress.as_dict())
 
     def _test(
         self, judge: Judge, clients: Clients, egress: Egress, state: ServerState, progress: Progress

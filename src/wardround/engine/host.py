@@ -105,6 +105,7 @@ class Host:
             ) from None
         apply(self.bench.compute)
         self._clients: dict[str, Client] = {}
+        self._stores: dict[str, MemoryStore] = {}
 
     # Registration and bookkeeping
 
@@ -141,7 +142,11 @@ class Host:
         return self._folder / file_name(name)
 
     def store(self, name: str) -> MemoryStore:
-        return MemoryStore(self.folder(name), durable=self._durable)
+        """The client's memory; the same object every time, which knows what it has checked."""
+        if name not in self._stores:
+            keep = self.config.checkpoint.keep
+            self._stores[name] = MemoryStore(self.folder(name), durable=self._durable, keep=keep)
+        return self._stores[name]
 
     # Tasks
 
@@ -189,6 +194,7 @@ class Host:
                 reply,
                 num_examples=client.num_examples,
                 num_steps=fitted.num_steps if fitted else 0,
+                num_trained=fitted.num_examples if fitted else 0,
                 seconds=time.perf_counter() - started,
                 loss=dict(fitted.loss) if fitted else {},
             )

@@ -20,7 +20,7 @@ from wardround.config import Config
 from wardround.config_file import load_config, resolve
 from wardround.data.federation import Federation
 from wardround.data.preparing.record import PREPARATION, Preparation
-from wardround.engine.checkpoint import Checkpoints
+from wardround.engine.checkpoint import Checkpoints, open_stores
 from wardround.engine.judging.evaluation import Evaluation
 from wardround.engine.judging.result_tables import read_units
 from wardround.engine.outcome import Outcome, Progress
@@ -32,6 +32,9 @@ from wardround.messages import ServerState
 from wardround.training.device import Compute, choose_device
 from wardround.version import __version__
 
+MAY_DIFFER = (
+    "output", "name", "compute", "deadline", "retries", "checkpoint", "trackers", "min_clients",
+)  # fmt: skip
 LOCK = ".lock"  # in every folder of a run
 RUN_ENTRIES = (
     "config.yaml", "environment.json", "preparation.json", "setup.json", "left_out.json", "records.jsonl",
@@ -46,7 +49,7 @@ class RunFolder:
     def __init__(self, config: Config) -> None:
         self.config = config
         self.path = config.folder
-        self.checkpoints = Checkpoints(self.path / "checkpoints")
+        self.checkpoints = Checkpoints(self.path / "checkpoints", keep=config.checkpoint.keep)
         self.clients = self.path / "clients"
         self.exchange = self.path / "exchange"
         self.records = self.path / "records.jsonl"
@@ -87,8 +90,16 @@ class RunFolder:
         for path in (self.records, self.egress):
             write_text(path, "")
 
-    def rewind_records(self, done: int) -> None:
-        """Drop the lines of rounds that a resumed run will do again."""
+    def rewind(self, done: int) -> None:
+        """Drop what came after so many rounds: checkpoints, memories of clients here, lines of records.
+
+        The pointer to the checkpoint is first: a crash after it leaves a run that resumes from there.
+        """
+        self.checkpoints.rewind(done)
+        for store in open_stores(self.clients):
+            store.rewind(done)
+        if done < self.config.rounds:
+            (self.path / "result.json").unlink(missing_ok=True)  # of a run that was done, or stopped
         keep_lines(self.records, lambda line: line["round"] <= done)
         keep_lines(self.egress, lambda line: line["round"] <= done and line["phase"] == "round")
 
@@ -151,10 +162,11 @@ class RunFolder:
 
 def check_folder(config: Config, resume: bool, overwrite: bool) -> None:
     """Refuse to resume what is not there, and to replace what is."""
-    exists = Checkpoints(config.folder / "checkpoints").exists()
+    checkpoints = Checkpoints(config.folder / "checkpoints")
+    exists = checkpoints.exists()
     if resume and overwrite:
         raise ConfigError("--resume continues a run and --overwrite replaces it; give one of them.")
-    if resume and not exists:
+    if resume and not checkpoints.kept():
         raise CheckpointError(f"{config.folder} has no checkpoint to resume. Leave --resume out.")
     if resume:
         check_same(config, config.folder / "config.yaml")
@@ -177,7 +189,7 @@ def check_same(config: Config, path: Path) -> None:
     """A resumed run must be the same run."""
     before, now = resolve(load_config(path)), resolve(config)
     for key in now:
-        if key in ("output", "name", "compute", "deadline", "retries", "trackers", "min_clients"):
+        if key in MAY_DIFFER:
             continue
         if (found := find_difference(before[key], now[key], key)) is not None:
             name, was, is_now = found

@@ -152,11 +152,15 @@ def estimate_disk(
             kept += optimizer_bytes(config.optimizer, Params.trainable(model).num_bytes)
         state, memory = everything, 2 * kept
     trainers = sum(1 for client in clients if client.train)
-    server = 2 * state + 2 * everything  # the new checkpoint is whole before the old one goes; so is the best
+    keep = min(config.checkpoint.keep, config.rounds)
+    server = (keep + 1) * (
+        state + everything
+    )  # a new file is whole before an old one goes; each may be the best
     exchange = (1 + trainers) * everything if placement.workers > 1 else 0
     folder = config.folder.absolute()
     place = next(path for path in (folder, *folder.parents) if path.exists())
-    return server + exchange + 3 * memory * trainers // 2, shutil.disk_usage(place).free
+    memories = (keep + 2) * memory * trainers // 2  # one more than rounds kept, and that of the best model
+    return server + exchange + memories, shutil.disk_usage(place).free
 
 
 # Time

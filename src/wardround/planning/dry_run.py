@@ -17,7 +17,7 @@ import torch
 
 from wardround.clients import Clients
 from wardround.clients.client import run_to_completion
-from wardround.config import Config
+from wardround.config import CheckpointSettings, Config
 from wardround.data.cases import Case, ClientData, TensorSplit
 from wardround.data.federation import Federation, ScanSummary
 from wardround.data.roles import NOT_HOSPITALS, POOLED, PROXY
@@ -74,7 +74,14 @@ def do_dry_run(
     compute = config.compute.model_copy(update={"device": device})
     if compute.compile in ("auto", "inductor", "full"):  # compiling takes a minute
         compute = compute.model_copy(update={"compile": "off"})
-    config = config.model_copy(update={"local_epochs": 1, "compute": compute, "min_clients": 1})
+    config = config.model_copy(
+        update={
+            "local_epochs": 1,
+            "compute": compute,
+            "min_clients": 1,
+            "checkpoint": CheckpointSettings(keep=1),
+        }
+    )
     cases = make_random_federation(federation, shape, config.batch_size)
     with tempfile.TemporaryDirectory(prefix="wardround-plan-") as folder, silence_logs():
         return DryRunner(config, cases, Path(folder)).run(steps, budget)

@@ -148,12 +148,14 @@ def read_params(folder: Path, config: Config) -> tuple[Params, int, list[str]]:
     checkpoints = Checkpoints(folder / "checkpoints")
     if not checkpoints.exists():
         raise CheckpointError(f"{folder} has no model yet (there is no checkpoint). Train it first.")
-    facts, params, _ = checkpoints.load()
+    facts = checkpoints.read_index()
     done, warnings = int(facts["round"]), []
     if done == 0:
         raise CheckpointError(f"{folder} has only the untrained model; let it finish its first round.")
     if config.evaluate.model == "best" and facts["best_file"] is not None:
         params, done = checkpoints.load_best(facts["best_file"]), int(facts["best_round"])
+    else:
+        _, params, _ = checkpoints.load()
     status = read_status(folder)
     if status != "done":
         said = "was stopped" if status == "stopped" else "is not finished"

@@ -1,35 +1,44 @@
-"""The FLARE adapter without its processes; one slow test starts them all."""
+"""The FLARE adapter without FLARE's processes; one slow test runs a job in FLARE's simulator."""
 
 import json
 import os
-import shutil
-import signal
 import subprocess
 import sys
 import threading
 import time
-from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers import config, run
 
 pytest.importorskip("nvflare")
 
 from nvflare.apis.client import Client
-from nvflare.apis.fl_constant import ReturnCode
+from nvflare.apis.event_type import EventType
+from nvflare.apis.fl_constant import ReservedKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable, make_reply
 
-from wardround.deploy import mailbox, processes
-from wardround.deploy.nvflare import controller, executor, rejoin, session, shareable
+from wardround.config_file import load_config
+from wardround.deploy import mailbox
+from wardround.deploy.ledger import verify
+from wardround.deploy.nvflare import shareable
 from wardround.deploy.nvflare.channel import FlareChannel, JobEnded
 from wardround.deploy.nvflare.controller import WardroundController
 from wardround.deploy.nvflare.executor import WardroundExecutor
-from wardround.deploy.nvflare.job import ARGUMENTS, CONTROLLER, EXECUTOR, TASK, read_arguments, write_job
+from wardround.deploy.nvflare.job import (
+    ARGUMENTS,
+    CONTROLLER,
+    EXECUTOR,
+    TASK,
+    place_on_server,
+    read_arguments,
+    write_job,
+)
 from wardround.deploy.nvflare.shareable import from_shareable, to_shareable
 from wardround.deploy.wire import Parcel
-from wardround.errors import ConfigError, WardroundError
+from wardround.errors import ConfigError
 
 CTX = FLContext()
 
@@ -79,6 +88,8 @@ def test_a_parcel_without_arrays_travels() -> None:
     [
         lambda plan, pieces: plan[0].update(shape=[7]),
         lambda plan, pieces: plan[0].update(shape=[10**12, 10**12]),
+        lambda plan, pieces: plan[0].update(shape=[2**30] * 9),
+        lambda plan, pieces: plan[0].update(shape=[-2, -3]),
         lambda plan, pieces: plan[0].update(pieces=["9"]),
         lambda plan, pieces: plan[0].update(pieces=[]),
         lambda plan, pieces: plan[0].pop("name"),
@@ -122,8 +133,7 @@ class Site:
 
 
 @pytest.fixture
-def worker(monkeypatch: pytest.MonkeyPatch) -> WardroundExecutor:
-    monkeypatch.setattr(executor, "end_with_parent", lambda: None)
+def worker() -> WardroundExecutor:
     made = WardroundExecutor()
     made._site = Site()
     return made
@@ -141,38 +151,119 @@ def test_the_executor_never_raises_and_tells_no_secrets(worker: WardroundExecuto
     assert worker.execute(TASK, Shareable(), CTX, None).get_return_code() != ReturnCode.OK
 
 
+def start(name: str) -> WardroundExecutor:
+    made, context = WardroundExecutor(), FLContext()
+    context.set_prop(ReservedKey.IDENTITY_NAME, name, private=False, sticky=False)
+    made.handle_event(EventType.START_RUN, context)
+    return made
+
+
+def test_clients_of_one_machine_have_rules_and_memory_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, cases in (("north", 3), ("east", 5)):
+        (tmp_path / f"{name}.yaml").write_text(f"data: phantom\nmin_cases: {cases}\n")
+    monkeypatch.setenv("WARDROUND_SITE", str(tmp_path / "{site}.yaml"))
+    monkeypatch.setenv("WARDROUND_STATE", str(tmp_path / "state"))
+    north, east = start("north")._site, start("east")._site
+    assert north is not None and east is not None
+    assert (north.name, north._site.min_cases, east._site.min_cases) == ("north", 3, 5)
+    assert {path.name for path in (tmp_path / "state").iterdir()} == {"north", "east"}
+    assert (tmp_path / "state" / "north").stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.parametrize("missing", ["WARDROUND_SITE", "WARDROUND_STATE"])
+def test_a_client_without_rules_refuses_in_one_sentence(
+    missing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("WARDROUND_SITE", str(tmp_path / "site.yaml"))
+    monkeypatch.setenv("WARDROUND_STATE", str(tmp_path))
+    monkeypatch.delenv(missing)
+    made = start("north")
+    [record] = caplog.records
+    assert record.getMessage().startswith(f"wardround takes no part in this job: {missing} is not set.")
+    assert record.exc_info is None
+    answer = made.execute(TASK, to_shareable(parcel()), CTX, None)
+    assert answer.get_return_code() == ReturnCode.EXECUTION_EXCEPTION
+
+
 # The job
 
 
-def test_a_job_names_classes_and_carries_no_code(tmp_path: Path) -> None:
-    args = {"config": {"name": "{x} $y"}, "names": ["north"], "resume": False}
-    job = write_job(tmp_path, name="my run", args=args)
+def write_tiny(folder: Path, *names: str, **changes: object) -> Path:
+    write_job(folder / "job", config(folder / "run", **changes), names or ("north", "east"))
+    return folder / "job"
+
+
+def test_the_run_is_in_the_servers_app_alone_and_no_code_travels(tmp_path: Path) -> None:
+    job = write_tiny(tmp_path)
     files = {str(path.relative_to(job)) for path in job.rglob("*") if path.is_file()}
     assert files == {
         "meta.json",
-        "app/config/config_fed_server.json",
-        "app/config/config_fed_client.json",
-        f"app/config/{ARGUMENTS}",
+        "server/config/config_fed_server.json",
+        f"server/config/{ARGUMENTS}",
+        "client/config/config_fed_client.json",
     }
-    server = json.loads((job / "app/config/config_fed_server.json").read_text())
-    hospital = json.loads((job / "app/config/config_fed_client.json").read_text())
+    server = json.loads((job / "server/config/config_fed_server.json").read_text())
+    hospital = json.loads((job / "client/config/config_fed_client.json").read_text())
     assert server["workflows"][0]["path"] == CONTROLLER
     assert hospital["executors"][0]["executor"]["path"] == EXECUTOR
-    assert json.loads((job / "meta.json").read_text())["deploy_map"] == {"app": ["@ALL"]}
-    assert read_arguments(job / "app", tmp_path) == args
-    assert not any("north" in path.read_text() for path in job.rglob("*.json"))  # it goes to everybody
+    meta = json.loads((job / "meta.json").read_text())
+    assert meta["deploy_map"] == {"server": ["server"], "client": ["north", "east"]}
+    arguments = read_arguments(job / "server")
+    assert (arguments["names"], arguments["resume"]) == (["north", "east"], False)
+    assert load_config(arguments["config"]).folder == tmp_path / "run"
 
 
-def test_a_job_from_elsewhere_is_refused(tmp_path: Path) -> None:
-    job = write_job(tmp_path, name="run", args={})
-    (job / "app/config" / ARGUMENTS).write_text('{"number": "../../secret"}')
-    with pytest.raises(ConfigError, match="not written by wardround submit"):
-        read_arguments(job / "app", tmp_path)
+def test_flare_accepts_the_job(tmp_path: Path) -> None:
+    from nvflare.fuel.utils.zip_utils import zip_directory_to_bytes
+    from nvflare.private.fed.server.job_meta_validator import JobMetaValidator
+
+    job = write_tiny(tmp_path)
+    valid, error, meta = JobMetaValidator().validate("job", zip_directory_to_bytes("", str(job)))
+    assert valid, error
+    assert "byoc" not in meta
 
 
-def test_arguments_that_are_not_json_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="plain JSON"):
-        write_job(tmp_path, name="run", args={"path": tmp_path})
+def test_a_job_that_cannot_run_is_refused_when_it_is_written(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="named twice"):
+        write_tiny(tmp_path, "north", "north")
+    with pytest.raises(ConfigError, match="name for the server"):
+        write_tiny(tmp_path, "server")
+    with pytest.raises(ConfigError, match="min_clients is 2"):
+        write_tiny(tmp_path, "north", min_clients=2)
+    with pytest.raises(ConfigError, match="pools all cases"):
+        write_tiny(tmp_path, method={"name": "centralised"})
+    assert not (tmp_path / "job").exists()
+    write_tiny(tmp_path)
+    with pytest.raises(ConfigError, match="exists already"):
+        write_tiny(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "[]", '{"names": "a", "resume": false, "config": {}}', '{"names": []}']
+)
+def test_a_job_from_elsewhere_is_refused(text: str, tmp_path: Path) -> None:
+    job = write_tiny(tmp_path)
+    (job / "server/config" / ARGUMENTS).write_text(text)
+    with pytest.raises(ConfigError, match="wardround flare-job"):
+        read_arguments(job / "server")
+
+
+def test_paths_are_those_of_the_servers_machine(tmp_path: Path) -> None:
+    tiny = config(tmp_path / "run")
+    assert place_on_server(tiny, Path("/srv/run")).folder == Path("/srv/run")
+    with pytest.raises(ConfigError, match="output is 'runs/x'"):
+        place_on_server(tiny, Path("runs/x"))
+    with pytest.raises(ConfigError, match="Name it with --output"):
+        place_on_server(tiny.model_copy(update={"output": None}), None)
+
+
+def test_cases_of_a_federation_file_stay_at_the_hospitals(tmp_path: Path) -> None:
+    real = {"federation": "centres/federation.yaml", "patch": [32, 32]}
+    placed = place_on_server(config(tmp_path / "run", data=real), None)
+    assert placed.data.hospitals
+    assert (placed.data.federation, placed.data.patch) == (None, (32, 32))
 
 
 def test_the_named_classes_exist() -> None:
@@ -391,8 +482,7 @@ def test_a_list_of_hospitals_that_cannot_be_renewed_is_no_reason_to_stop() -> No
     assert list(FlareChannel(refresh=refuse).exchange({"north": parcel()}, soon(0))) == []
 
 
-def test_stop_reaches_an_experiment_that_begins_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(controller, "end_with_parent", lambda: None)
+def test_stop_reaches_an_experiment_that_begins_later() -> None:
     made = WardroundController()
     assert made._command("wardround.status", None, CTX) == {"alive": {}, "stopping": False}
     assert made._command("wardround.stop", {}, CTX)["stopping"]
@@ -405,236 +495,41 @@ def test_stop_reaches_an_experiment_that_begins_later(monkeypatch: pytest.Monkey
     assert experiment.stop_requested
 
 
-# Processes
+# In FLARE
 
-
-def test_a_process_ends_with_its_parent(tmp_path: Path) -> None:
-    child = (
-        "from wardround.deploy.processes import end_with_parent; import time; end_with_parent(); "
-        "print('ready', flush=True); time.sleep(60)"
-    )
-    parent = (
-        "import os, subprocess, sys\n"
-        "os.environ['WARDROUND_PARENT'] = str(os.getpid())\n"
-        f"child = subprocess.Popen([sys.executable, '-c', {child!r}], stdout=subprocess.PIPE, "
-        "start_new_session=True)\n"
-        "child.stdout.readline(); print(child.pid, flush=True); child.wait()\n"
-    )
-    with subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        pid = int(process.stdout.readline())
-        process.send_signal(signal.SIGKILL)
-        process.wait(timeout=60)
-    import psutil
-
-    deadline = time.monotonic() + 60
-    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
-        assert time.monotonic() < deadline, "the child outlived its parent"
-        time.sleep(0.1)
-
-
-def test_a_kit_runs_once_on_a_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes.Processes, "_launch", lambda self: None)
-    (tmp_path / "flare" / "startup").mkdir(parents=True)
-    with processes.Processes(tmp_path, "client"), pytest.raises(ConfigError, match="already running"):
-        processes.Processes(tmp_path, "client").start()
-    with processes.Processes(tmp_path, "client"):
-        pass
-
-
-def test_something_that_is_no_kit_is_said(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="has no flare/startup folder"):
-        processes.Processes(tmp_path, "server").start()
-
-
-def test_a_process_that_ends_is_started_again_with_growing_pauses(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "flare" / "startup").mkdir(parents=True)
-    launched = []
-
-    def launch(self: processes.Processes) -> None:
-        launched.append(time.monotonic())
-        self.child = subprocess.Popen([sys.executable, "-S", "-c", "raise SystemExit(7)"])
-
-    monkeypatch.setattr(processes.Processes, "_launch", launch)
-    said = []
-    with processes.Processes(tmp_path, "client", again=True, say=said.append):
-        deadline = time.monotonic() + 60
-        while len(launched) < 2 and time.monotonic() < deadline:
-            time.sleep(0.05)
-    assert len(launched) >= 2
-    assert "exit code 7" in said[0]
-    assert "again in 1 s" in said[0]
-
-
-def test_a_server_that_ended_is_said_at_once(tmp_path: Path) -> None:
-    made = processes.Processes(tmp_path, "server")
-    made.ended.set()
-    with pytest.raises(WardroundError, match="ended while starting"):
-        processes.wait_for_port("127.0.0.1", 1, 30, made)
-    with pytest.raises(WardroundError, match="did not open within 0 s"):
-        processes.wait_for_port("127.0.0.1", 1, 0)
-
-
-def test_waiting_for_hospitals_says_for_whom() -> None:
-    said = []
-    assert processes.wait_for_hospitals(lambda: {"north": 0.1, "x": 1}, ["north"], 5, said.append) == [
-        "north"
-    ]
-    assert said == []
-    with pytest.raises(WardroundError, match=r"only 1 of 2 hospitals .* missing: south"):
-        processes.wait_for_hospitals(lambda: ["north"], ["north", "south"], 0, said.append)
-    assert said[0].startswith("waiting for south until ")
-    assert processes.wait_for_hospitals(lambda: ["north"], ["north", "south"], 0, at_least=1) == ["north"]
-
-
-# The organiser's line
-
-
-def test_a_session_without_the_admin_part_or_a_server_says_so(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="organiser's kit"):
-        session.Session(tmp_path)
-    with pytest.raises(WardroundError, match="another project"), session._explained("host:1"):
-        raise type("AuthenticationError", (Exception,), {})("no")
-    with pytest.raises(WardroundError, match="wardround server"), session._explained("host:1"):
-        raise type("NoConnection", (Exception,), {})("no")
-
-
-# Hospitals that come back
-
-
-class Reply:
-    def __init__(self, body: object) -> None:
-        self.body = body
-
-    def get_header(self, key: str, default: object = None) -> object:
-        return default
-
-
-class Job:
-    job_id, run_aborted = "job-1", False
-
-    def __init__(self) -> None:
-        self.meta: dict[object, object] = {}
-
-    def get_application(self, name: str, fl_ctx: FLContext) -> bytes:
-        return b"the app"
-
-
-class Engine:
-    """Stands for FLARE's server: one running job, and hospitals that say what they run."""
-
-    def __init__(self, running: list[str]) -> None:
-        self.lock = threading.Lock()
-        self.job = Job()
-        self.old, self.new = Client("north", "old"), Client("north", "new")
-        self.run_processes = {}
-        self.run_processes["job-1"] = {rejoin.RunProcessKey.PARTICIPANTS: {"old": self.old}}
-        self.job_runner = type("Runner", (), {"running_jobs": {"job-1": self.job}})()
-        self.server = self
-        self.admin_server = self
-        self.running = running
-        self.sent: list[str] = []
-        self.started: list[str] = []
-
-    def get_client_from_name(self, name: str) -> Client:
-        return self.new
-
-    def send_requests_and_get_reply_dict(self, requests, timeout_secs: float):
-        [(token, message)] = requests.items()
-        self.sent.append(message.topic)
-        state = {"running_jobs": [{"job_id": job} for job in self.running]}
-        return {token: Reply(json.dumps(state))}
-
-    def new_context(self) -> FLContext:
-        return FLContext()
-
-    def check_client_resources(self, job: Job, needs: dict, fl_ctx: FLContext) -> dict:
-        return dict.fromkeys(needs, (True, "slot"))
-
-    def start_client_job(self, job: Job, sites: dict, fl_ctx: FLContext) -> list:
-        self.started += sites
-        return []
-
-
-@pytest.fixture
-def no_security(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rejoin, "set_message_security_data", lambda message, job, fl_ctx: None)
-
-
-def looked_after(engine: Engine) -> Engine:
-    component = rejoin.RejoinMonitor()
-    component._engine = engine
-    component._look_after("north")
-    return engine
-
-
-def test_a_returned_hospital_gets_the_job_under_its_new_token(no_security: None) -> None:
-    engine = looked_after(Engine(running=[]))
-    assert engine.started == ["north"]
-    assert engine.run_processes["job-1"][rejoin.RunProcessKey.PARTICIPANTS] == {"new": engine.new}
-
-
-def test_a_hospital_that_runs_the_job_is_left_alone(no_security: None) -> None:
-    engine = looked_after(Engine(running=["job-1"]))
-    assert engine.started == []
-    assert len(engine.sent) == 1
-
-
-def test_a_job_that_is_over_is_not_started_again(no_security: None) -> None:
-    engine = Engine(running=[])
-    engine.run_processes["job-1"][rejoin.RunProcessKey.PROCESS_FINISHED] = True
-    assert looked_after(engine).started == []
-    engine = Engine(running=[])
-    engine.job.run_aborted = True
-    assert looked_after(engine).started == []
-
-
-def test_environment_names_the_kit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "flare" / "startup").mkdir(parents=True)
-    seen = {}
-
-    class Child:
-        pid, returncode = os.getpid(), 0
-
-    def start(command: list[str], **options: object) -> Child:
-        seen.update(options["env"])
-        return Child()
-
-    monkeypatch.setattr(subprocess, "Popen", start)
-    processes.Processes(tmp_path, "client", site=tmp_path / "site.yaml")._launch()
-    assert seen[processes.KIT] == str(tmp_path)
-    assert seen[processes.SITE] == str(tmp_path / "site.yaml")
-    assert seen[processes.PARENT] == str(os.getpid())
-
-
-# Everything at once
+SIMULATOR = """
+import sys
+from nvflare.private.fed.app.simulator.simulator_runner import SimulatorRunner
+if __name__ == "__main__":
+    job, workspace, clients = sys.argv[1:]
+    sys.exit(SimulatorRunner(job, workspace=workspace, clients=clients, n_clients=2, threads=2).run())
+"""
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("default")  # of what the engine uses to talk
-def test_server_and_hospitals_start_come_back_and_leave_nothing(kits: Path, tmp_path: Path) -> None:
-    import psutil
-
-    folder = Path(shutil.copytree(kits, tmp_path / "kits"))
-    port = json.loads((folder / "organiser" / "kit.json").read_text())["port"]
-    with ExitStack() as stack:
-        server = stack.enter_context(processes.Processes(folder / "organiser", "server"))
-        north = stack.enter_context(processes.Processes(folder / "north", "client", again=True))
-        stack.enter_context(processes.Processes(folder / "south", "client", again=True))
-        processes.wait_for_port("127.0.0.1", port, 60, server)
-        line = stack.enter_context(session.Session(folder / "organiser"))
-        processes.wait_for_hospitals(line.connected, ["north", "south"], 60)
-        with pytest.raises(WardroundError):
-            line.command("no-such-job", "status")
-        assert north.child is not None
-        first = north.child.pid
-        os.kill(first, signal.SIGKILL)
-        deadline = time.monotonic() + 90
-        while north.child.pid == first or line.connected()["north"] > 3:
-            assert time.monotonic() < deadline, "north did not come back"
-            time.sleep(0.2)
-        pids = [process.child.pid for process in (server, north) if process.child is not None]
-    assert not any(psutil.pid_exists(pid) for pid in pids)
-    assert processes._find_processes((folder / "north").resolve()) == []
+def test_a_job_in_flares_simulator_gives_the_bytes_of_train(tmp_path: Path) -> None:
+    data = {"phantom": {"hospitals": 2, "size": 16, "cases": 24}}
+    expected = run(tmp_path / "alone", data=data).params_sha256
+    job = write_tiny(tmp_path, data=data, deadline=120.0)
+    (tmp_path / "workspace" / "local").mkdir(parents=True)
+    allowed = {"class_allow_list": [CONTROLLER, EXECUTOR]}
+    (tmp_path / "workspace" / "local" / "resources.json").write_text(json.dumps(allowed))
+    (tmp_path / "site.yaml").write_text("data: phantom\ntasks: [all]\n")
+    (tmp_path / "simulate.py").write_text(SIMULATOR)
+    done = subprocess.run(
+        [sys.executable, "simulate.py", str(job), str(tmp_path / "workspace"), "north,east"],
+        cwd=tmp_path,
+        env={
+            **os.environ,
+            "WARDROUND_SITE": str(tmp_path / "site.yaml"),
+            "WARDROUND_STATE": str(tmp_path / "state"),
+        },
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stdout[-3000:]
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert result["params_sha256"] == expected
+    for name in ("north", "east"):
+        assert verify(tmp_path / "state" / name / "egress.jsonl").ok

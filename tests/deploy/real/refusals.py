@@ -129,7 +129,7 @@ def prepared(folder: Path) -> Place:
         Project.model_validate(values | {"project": "another"}), folder / "others", bind=LOOPBACK
     )
     for kit in (*kits[1:], *others[1:]):
-        rules = {"data": "phantom", "tasks": ["all"], **RULES[kit.name]}
+        rules = {"data": "phantom", "tasks": ["all"], "min_cases": 0, **RULES[kit.name]}
         kit.site_file.write_text(yaml.safe_dump(rules))
     authority = Authority.open(folder / "kits" / ".authority", Project.model_validate(values), LOOPBACK)
     return Place(
@@ -442,7 +442,7 @@ class Channel:
     """Two hospitals; `change` gets each reply to a training request of the first, and the one before it."""
 
     def __init__(self, folder: Path, change: Callable[[Parcel, Parcel], Parcel]) -> None:
-        rules = SiteFile.model_validate({"data": "phantom", "tasks": "all"})
+        rules = SiteFile.model_validate({"data": "phantom", "tasks": "all", "min_cases": 0})
         self.sites = {name: Site(name, rules, folder / name) for name in ("east", "north")}
         self.requests: list[Parcel] = []
         self._change = change
@@ -497,7 +497,7 @@ def replayed_reply(place: Place) -> str:
 
 def at_the_hospital(place: Place, change: Callable[[Parcel], Parcel]) -> str:
     """What a hospital answers to a request that was made from one it has seen."""
-    rules = SiteFile.model_validate({"data": "phantom", "tasks": "all"})
+    rules = SiteFile.model_validate({"data": "phantom", "tasks": "all", "min_cases": 0})
     reply = Site("east", rules, place.scratch("asked") / "east").answer(change(request_of(place)))
     words = reply.header["more"].get("refused")
     if not words or reply.arrays:

@@ -76,6 +76,7 @@ def federation_of(
         prepare=data.file.prepare,
         summarise_scans=data.look_back,
         first_images=lambda: (entry.images[0] for entry in data.listing.entries),
+        prepared_shape=data.prepared_shape,
     )
 
 
@@ -100,7 +101,8 @@ class RealData:
         self.dimensions = len(first.shape)
         self.in_channels = len(self.file.channels) or first.channels
         self._check_numbers()
-        self.default_patch = choose_patch([estimate_shape(first, self.file.prepare)])
+        self.prepared_shape = estimate_shape(first, self.file.prepare)
+        self.default_patch = choose_patch([self.prepared_shape])
         self._preparer = Preparer(self.cache, self.file, self.in_channels, self.dimensions)
 
     @property

@@ -46,9 +46,8 @@ class FlareChannel(WFCommSpec):  # type: ignore[misc]
         self, refresh: Callable[[], None] = lambda: None, ended: Callable[[], bool] = lambda: False
     ) -> None:
         self.controller: Any = None
-        self.mailbox = Mailbox[Parcel, Parcel](
-            delete_msg_root
-        )  # arrays that FLARE still holds ready for fetching
+        # FLARE holds the arrays of a letter ready for fetching until it is told to drop them
+        self.mailbox = Mailbox[Parcel, Parcel](delete_msg_root)
         self._refresh = refresh
         self._ended = ended
         self._newcomer = threading.Event()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +15,10 @@ from nvflare.apis.signal import Signal
 from nvflare.apis.wf_comm_spec import WFCommSpec
 
 from wardround.config_file import load_config
-from wardround.deploy.conducting import conduct, find_rehearsed_pictures
-from wardround.deploy.kits import KIT
+from wardround.deploy.conducting import conduct
 from wardround.deploy.nvflare.channel import FlareChannel
-from wardround.deploy.nvflare.job import SLOT, jobs_folder, read_arguments
-from wardround.deploy.processes import end_with_parent
+from wardround.deploy.nvflare.job import SLOT, read_arguments
+from wardround.errors import WardroundError
 from wardround.reporting import write_report
 
 log = logging.getLogger(__name__)
@@ -40,12 +37,10 @@ class WardroundController(Controller):  # type: ignore[misc]
 
     def __init__(self) -> None:
         super().__init__()
-        self.args: dict[str, Any] = {}  # of the run, see `job.write_job`
         self.experiment: Any = None
         self._stop_asked = False
         self._abort: Signal | None = None
         self.channel = FlareChannel(self._renew, self._is_ended)
-        end_with_parent()
 
     def set_communicator(self, communicator: WFCommSpec) -> None:
         communicator.controller = self  # FLARE keeps it as a listener
@@ -59,26 +54,23 @@ class WardroundController(Controller):  # type: ignore[misc]
             self._engine.register_app_command(f"wardround.{command}", self._command)
 
     def stop_controller(self, fl_ctx: FLContext) -> None:
-        """Tell the server at once that the job is over; this process takes some seconds more to exit, and
-        `RejoinMonitor` would take the hospitals that have left for lost."""
-        self._engine.update_job_run_status()
+        """Nothing to release: the run ends with `control_flow`."""
 
     def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
         self._abort = abort_signal
-        app = Path(fl_ctx.get_prop(FLContextKey.APP_ROOT))
-        self.args = read_arguments(app, jobs_folder(Path(os.environ[KIT])))
-        self.conduct(fl_ctx.get_job_id())
+        try:
+            self.conduct(Path(fl_ctx.get_prop(FLContextKey.APP_ROOT)), fl_ctx.get_job_id())
+        except WardroundError as error:
+            self.system_panic(str(error), fl_ctx)
 
-    def conduct(self, job: str) -> None:
-        config, kits = load_config(self.args["config"]), self.args.get("kits")
+    def conduct(self, app: Path, job: str) -> None:
+        arguments = read_arguments(app)
         conduct(
             self.channel,
-            config,
-            names=self.args["names"],
-            resume=self.args.get("resume", False),
-            overwrite=self.args.get("overwrite", False),
+            load_config(arguments["config"]),
+            names=arguments["names"],
+            resume=arguments["resume"],
             job=job,
-            pictures_at=partial(find_rehearsed_pictures, Path(kits), config.folder) if kits else None,
             on_experiment=self._begin,
             on_done=write_run_report,
         )

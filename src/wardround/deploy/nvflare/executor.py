@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
-from typing import Any
+from pathlib import Path
 
 from nvflare.apis.event_type import EventType
 from nvflare.apis.executor import Executor
@@ -13,15 +14,35 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import ReservedHeaderKey, Shareable, make_reply
 from nvflare.apis.signal import Signal
 
-from wardround.deploy.nvflare.job import SLOT
+from wardround.deploy.kits import SITE
+from wardround.deploy.nvflare.job import SERVER, SLOT
 from wardround.deploy.nvflare.shareable import clear_content, from_shareable, to_shareable
-from wardround.deploy.processes import end_with_parent
-from wardround.deploy.site import open_site
+from wardround.deploy.site import Site
+from wardround.deploy.site_file import load_site
+from wardround.errors import ConfigError, WardroundError
+from wardround.files import file_name
 
-SERVER = "server"  # as FLARE calls it
+STATE = "WARDROUND_STATE"  # environment variable of FLARE's client, beside SITE
 LARGE = 16 * 2**20
 TURN_SECONDS = 0.1
 log = logging.getLogger(__name__)
+
+
+def open_site(name: str) -> Site:
+    """The site of a FLARE client; the environment names its rules and the folder for memory and ledger.
+
+    Several clients of one machine may share the environment: `{site}` in the path of the rules stands for
+    the client's name, and each has a folder of its own for its memory.
+    """
+    rules, state = os.environ.get(SITE), os.environ.get(STATE)
+    if not rules or not state:
+        raise ConfigError(
+            f"{SITE if not rules else STATE} is not set. Set {SITE} to this hospital's site.yaml and "
+            f"{STATE} to a folder that only this account can read, then start FLARE's client again."
+        )
+    folder = Path(state) / file_name(name)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return Site(name, load_site(Path(rules.replace("{site}", file_name(name)))), folder)
 
 
 def wait_for_turn(fl_ctx: FLContext, letter: str, abort_signal: Signal) -> None:
@@ -43,26 +64,25 @@ class WardroundExecutor(Executor):  # type: ignore[misc]
 
     def __init__(self) -> None:
         super().__init__()
-        self._site: Any = None
-        end_with_parent()
+        self._site: Site | None = None
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        """Open the site once: models and data stay warm for the whole job."""
         if event_type == EventType.START_RUN:
-            self._open()
-
-    def _open(self) -> Any:
-        """The site, opened once: models and data stay warm for the whole job."""
-        if self._site is None:
-            self._site = open_site()
-        return self._site
+            try:
+                self._site = open_site(fl_ctx.get_identity_name())
+            except (WardroundError, OSError) as error:
+                log.error("wardround takes no part in this job: %s", error)
 
     def execute(
         self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal
     ) -> Shareable:
+        if self._site is None:  # the reason is in the log
+            return make_reply(ReturnCode.EXECUTION_EXCEPTION, headers={"reason": "no rules"})
         try:
             request = from_shareable(shareable)
             clear_content(shareable)  # FLARE keeps this object until the answer is sent
-            reply = self._open().answer(request)
+            reply = self._site.answer(request)
             del request
             if reply.num_bytes >= LARGE:
                 wait_for_turn(fl_ctx, shareable.get_header(ReservedHeaderKey.TASK_ID), abort_signal)

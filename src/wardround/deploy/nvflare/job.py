@@ -1,20 +1,28 @@
-"""The job that FLARE carries to the hospitals: names of classes and settings, never code."""
+"""The job that a consortium submits to its own FLARE: names of classes and settings, never code.
+
+FOLDER/meta.json                           which app goes where
+FOLDER/server/config/run.json              the run, which hospitals do not get
+FOLDER/server/config/config_fed_server.json
+FOLDER/client/config/config_fed_client.json
+"""
 
 from __future__ import annotations
 
 import json
-import re
-import secrets
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from wardround.config import Config
+from wardround.config_file import resolve
+from wardround.deploy.conducting import check_names, refuse_pooled
 from wardround.errors import ConfigError
-from wardround.files import file_name, write_json, write_text
+from wardround.files import file_name, write_json
 
 CONTROLLER = "wardround.deploy.nvflare.controller.WardroundController"
 EXECUTOR = "wardround.deploy.nvflare.executor.WardroundExecutor"
-REJOIN = "wardround.deploy.nvflare.rejoin.RejoinMonitor"  # part of the server, not of a job
+SERVER = "server"  # as FLARE calls it
+CLIENT = "client"
 TASK = "wardround"  # the only task name FLARE sees; ours stands in the parcel's header
 POLL_SECONDS = 0.1
 ARGUMENTS = "run.json"
@@ -22,39 +30,64 @@ CHUNK_BYTES = 16 * 2**20  # arrays are fetched in pieces of about this size
 SLOT = "wardround.slot"  # a hospital asks before it sends a large reply
 
 
-def write_job(folder: Path, *, name: str, args: Mapping[str, Any]) -> Path:
-    """A job folder for FLARE: for every connected hospital; one is enough to start.
+def write_job(folder: Path, config: Config, names: Sequence[str], *, resume: bool = False) -> None:
+    """Write the job of a run. names: the sites that take part, as FLARE calls them.
 
-    args: what the run needs on the server (names, resume, the configuration), plain JSON. They stay beside
-    the job, on the organiser's machine; the job, which goes to every hospital, has only their number.
+    The sites are named one by one because FLARE allows no second app beside one for all sites.
     """
+    if folder.exists():
+        raise ConfigError(f"{folder} exists already, and nothing is overwritten. Give another with -o.")
+    refuse_pooled(config)
+    check_names(names)
+    if SERVER in names:
+        raise ConfigError(f"'{SERVER}' is FLARE's name for the server; it cannot be a hospital.")
+    if len(names) < config.min_clients:
+        raise ConfigError(f"min_clients is {config.min_clients}, but {len(names)} hospitals are named.")
+    meta = {
+        "name": file_name(config.name),
+        "min_clients": config.min_clients,
+        "resource_spec": {},
+        "deploy_map": {SERVER: [SERVER], CLIENT: list(names)},
+    }
+    write_json(folder / SERVER / "config" / "config_fed_server.json", make_server_config())
+    arguments = {"config": resolve(config), "names": list(names), "resume": resume}
+    write_json(folder / SERVER / "config" / ARGUMENTS, arguments)
+    write_json(folder / CLIENT / "config" / "config_fed_client.json", make_client_config())
+    write_json(folder / "meta.json", meta)
+
+
+def read_arguments(app: Path) -> dict[str, Any]:
+    """What `write_job` put into the server's app; app: where FLARE unpacked it."""
+    file = app / "config" / ARGUMENTS
     try:
-        text = json.dumps(dict(args), indent=2)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"job '{name}': its arguments are not plain JSON ({error}).") from None
-    number = secrets.token_hex(8)
-    write_text(folder / f"{number}.json", text)
-    job = folder / number
-    meta = {"min_clients": 1, "resource_spec": {}, "deploy_map": {"app": ["@ALL"]}}
-    write_json(job / "meta.json", {"name": file_name(name), **meta})
-    write_json(job / "app" / "config" / "config_fed_server.json", make_server_config())
-    write_json(job / "app" / "config" / "config_fed_client.json", make_client_config())
-    write_json(job / "app" / "config" / ARGUMENTS, {"number": number})
-    return job
-
-
-def read_arguments(app: Path, folder: Path) -> dict[str, Any]:
-    """The arguments of a job. app: where FLARE unpacked it; folder: where the organiser wrote it."""
-    number = str(json.loads((app / "config" / ARGUMENTS).read_text())["number"])
-    if not re.fullmatch("[0-9a-f]{16}", number):
-        raise ConfigError("this job was not written by wardround submit.")
-    values: dict[str, Any] = json.loads((folder / f"{number}.json").read_text())
+        values: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        names, resume, config = values["names"], values["resume"], values["config"]
+        is_sound = isinstance(names, list) and all(isinstance(name, str) for name in names)
+        if not is_sound or not isinstance(resume, bool) or not isinstance(config, dict):
+            raise ValueError("a value has the wrong type")
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise ConfigError(
+            f"{file} cannot be used ({error}). Write the job with: wardround flare-job"
+        ) from None
     return values
 
 
-def jobs_folder(kit: Path) -> Path:
-    """Where the organiser writes jobs."""
-    return kit / "state" / "jobs"
+def place_on_server(config: Config, output: Path | None) -> Config:
+    """The run as the server's machine sees it: its paths are there, cases are at the hospitals."""
+    data, output = config.data, output or config.output
+    if data.federation is not None and data.proxy is None:
+        kept = data.model_dump(mode="json", include={"prepare", "splits", "patch", "foreground"})
+        data = type(data).model_validate({"hospitals": True, **kept})
+    if output is None:
+        raise ConfigError("the run needs a folder on the FLARE server's machine. Name it with --output.")
+    paths = {"output": output, "data.federation": data.federation, "model.weights": config.model.weights}
+    for key, path in paths.items():
+        if path is not None and not path.is_absolute():
+            raise ConfigError(
+                f"{key} is '{path}', but FLARE's processes start in folders of their own. Give the whole "
+                "path on the FLARE server's machine, from /."
+            )
+    return config.model_copy(update={"data": data, "output": output})
 
 
 def make_server_config() -> dict[str, Any]:

@@ -17,6 +17,7 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from wardround.clients.traffic import Array
 from wardround.deploy.nvflare.job import CHUNK_BYTES
+from wardround.deploy.strict_json import is_shape, parse_json
 from wardround.deploy.wire import Parcel, ParcelError
 
 HEADER = "wardround"
@@ -34,7 +35,7 @@ def from_shareable(shareable: Shareable) -> Parcel:
     """The parcel in what FLARE received, which is emptied; ValueError if there is none."""
     try:
         model = FLModelUtils.from_shareable(shareable)
-        text, plan, pieces = model.meta[HEADER], json.loads(model.meta[PIECES]), model.params
+        text, plan, pieces = model.meta[HEADER], parse_json(model.meta[PIECES]), model.params
     except Exception as error:  # whatever FLARE stumbles over in foreign content
         raise ValueError(f"no parcel inside ({type(error).__name__})") from None
     if not isinstance(pieces, dict) or not all(isinstance(piece, np.ndarray) for piece in pieces.values()):
@@ -65,9 +66,9 @@ def join_arrays(pieces: dict[str, Array], plan: list[dict[str, Any]]) -> dict[st
     """The arrays joined again; pieces are removed from the dictionary one by one."""
     arrays: dict[str, Array] = {}
     for entry in plan:
-        keys, shape = entry["pieces"], tuple(int(length) for length in entry["shape"])
+        keys, shape = entry["pieces"], entry["shape"]
         first = pieces[keys[0]]
-        if math.prod(shape) != sum(pieces[key].size for key in keys):
+        if not is_shape(shape) or math.prod(shape) != sum(pieces[key].size for key in keys):
             raise ValueError("its pieces do not add up to its arrays")
         if len(keys) == 1:
             arrays[str(entry["name"])] = pieces.pop(keys[0]).reshape(shape)

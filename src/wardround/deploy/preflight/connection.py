@@ -24,6 +24,7 @@ LATEST = 32_503_680_000  # seconds since 1970: the year 3000
 OPTIONS = [
     ("grpc.max_receive_message_length", LARGEST_ANSWER),
     ("grpc.max_metadata_size", LARGEST_ANSWER),
+    ("grpc.compression_enabled_algorithms_bitset", 1),  # none: some versions inflate before they measure
     ("grpc.enable_retries", 0),
     ("grpc.enable_http_proxy", 0),  # the way that the checks before it have tried
     ("grpc.service_config_disable_resolution", 1),
@@ -98,6 +99,11 @@ def check_tls(context: PreflightContext) -> str:
             version, is_grpc = connection.version(), connection.selected_alpn_protocol() == "h2"
     except ssl.SSLCertVerificationError as error:
         raise explain_distrust(where, error) from None
+    except ssl.SSLEOFError:
+        raise CheckFailed(
+            f"{where} closed the connection before either side had proved who it is.",
+            "Ask the organiser whether the server is overloaded; look for a firewall or proxy on the way.",
+        ) from None
     except ssl.SSLError as error:
         raise explain_refusal(where, error) from None
     except TimeoutError:

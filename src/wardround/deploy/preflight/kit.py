@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import shlex
+import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -40,6 +42,7 @@ HARMLESS = frozenset({".DS_Store", "Thumbs.db", "desktop.ini", "site.yaml~", ".s
 def check_kit(context: PreflightContext) -> str:
     """All files are there and as they were signed, and there is no other."""
     kit = context.kit
+    refuse_path_inside(kit)
     refuse_others(kit)
     files, authority = read_manifest(kit)
     for name in (*SIGNED, "keys/own.key"):
@@ -80,6 +83,18 @@ def read_manifest(kit: Kit) -> tuple[dict[str, str], x509.Certificate]:
     if sorted(files) != sorted(SIGNED):
         raise CheckFailed(f"{kit.folder}/manifest.json does not name the files of a kit.", AGAIN)
     return files, authority
+
+
+def refuse_path_inside(kit: Kit) -> None:
+    """Nothing is imported from a kit: no folder that Python looks in, nor the current one, is inside it."""
+    inside = kit.folder.resolve()
+    for place in (Path(folder).resolve() for folder in ("", *sys.path)):
+        if place.is_relative_to(inside):
+            raise CheckFailed(
+                f"Python would look for modules in the kit ({place}).",
+                f"Start wardround in another folder, for example with cd {shlex.quote(str(inside.parent))}; "
+                "PYTHONPATH must not name the kit either.",
+            )
 
 
 def refuse_others(kit: Kit) -> None:

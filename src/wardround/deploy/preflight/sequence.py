@@ -34,7 +34,7 @@ from wardround.version import __version__
 LARGEST_DRIFT = timedelta(minutes=5)
 ENOUGH_DISK = 5_000_000_000
 # what this version of wardround was tested with: from, up to but without
-TESTED = {"torch": ((2, 6), (3,)), "grpcio": ((1, 66), (2,))}
+TESTED = {"torch": ((2, 6), (3,)), "grpcio": ((1, 66, 2), (2,))}
 
 
 # This machine: clock, disk, versions, device, and the hospital's data

@@ -41,6 +41,7 @@ FINAL = (
 )
 OPTIONS = [
     ("grpc.max_receive_message_length", MESSAGE_BYTES),
+    ("grpc.compression_enabled_algorithms_bitset", 1),  # none: a small message cannot become a large one
     ("grpc.max_metadata_size", limits.METADATA_BYTES),
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),

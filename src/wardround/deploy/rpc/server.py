@@ -54,6 +54,7 @@ OPTIONS = [
     ("grpc.max_connection_idle_ms", limits.IDLE_SECONDS * 1000),
     ("grpc.max_concurrent_streams", limits.STREAMS),
     ("grpc.max_receive_message_length", MESSAGE_BYTES),
+    ("grpc.compression_enabled_algorithms_bitset", 1),  # none: a small message cannot become a large one
     ("grpc.max_metadata_size", limits.METADATA_BYTES),
     ("grpc.keepalive_time_ms", 15_000),  # notices a connection that died silently
     ("grpc.keepalive_timeout_ms", 10_000),
@@ -165,7 +166,7 @@ class HospitalServer(grpc.GenericRpcHandler):  # type: ignore[misc]
         }
         assert tuple(handlers) == METHODS
         if name not in handlers:
-            return grpc.unary_unary_rpc_method_handler(self._unknown(str(details.method)[:100]))
+            return grpc.unary_unary_rpc_method_handler(refuse_unknown(str(details.method)[:100]))
         kind, handler = handlers[name]
         guard = self._stream if name == "Wait" else self._single
         return kind(guard(name, instance, handler))
@@ -182,14 +183,6 @@ class HospitalServer(grpc.GenericRpcHandler):  # type: ignore[misc]
         def call(request: Any, context: Any) -> Iterator[bytes]:
             with self._admit(method, instance, context) as hospital:
                 yield from handler(hospital, request, context)
-
-        return call
-
-    def _unknown(self, method: str) -> Callable[[Any, Any], NoReturn]:
-        def call(request: Any, context: Any) -> NoReturn:
-            log.warning("%s: refused: there is no method %s", describe_caller(context), ascii(method))
-            context.abort(grpc.StatusCode.UNIMPLEMENTED, "there is no such method")
-            raise AssertionError
 
         return call
 
@@ -333,6 +326,17 @@ class HospitalServer(grpc.GenericRpcHandler):  # type: ignore[misc]
         if call is not None:
             with suppress(Exception):
                 call.cancel()
+
+
+def refuse_unknown(method: str) -> Callable[[Any, Any], NoReturn]:
+    """The handler of a method that there is not."""
+
+    def call(request: Any, context: Any) -> NoReturn:
+        log.warning("%s: refused: there is no method %s", describe_caller(context), ascii(method))
+        context.abort(grpc.StatusCode.UNIMPLEMENTED, "there is no such method")
+        raise AssertionError
+
+    return call
 
 
 def identify(context: Any) -> str:
