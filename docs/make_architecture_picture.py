@@ -43,7 +43,7 @@ WAYS = [
         [
             ("deploy: remote", "one request\na hospital"),
             ("deploy: wire", "pack, hash,\nbound sizes"),
-            ("deploy/nvflare", "carry it, mutual\nTLS, no code"),
+            ("deploy/rpc", "carry it, mutual\nTLS, no code"),
             ("deploy: rules", "site.yaml says\nyes or no"),
             ("deploy: site", "engine/host does\nthe task"),
             ("deploy: ledger", "write down what\nleaves, reply"),

@@ -1,6 +1,6 @@
-"""The organiser's side: `Clients.ask` over a federated engine.
+"""The organiser's side: `Clients.ask` over a channel to hospitals.
 
-`Remote` is a transport like those of the engine; an engine adapter provides the `Channel`.
+`Remote` is a transport like those of the engine; `run_process` and `nvflare` provide the `Channel`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ STATISTICS = ("running_mean", "running_var")  # as torch calls those of every no
 
 
 class Channel(Protocol):
-    """How parcels reach hospitals; every federated engine provides one."""
+    """How parcels reach hospitals, over our own connection or a federated engine."""
 
     def alive(self) -> Mapping[str, float]:
         """Every hospital that was heard from, and how many seconds ago."""
