@@ -200,6 +200,26 @@ def example(tmp_path: Path, monkeypatch: MonkeyPatch) -> ModuleType:
     return load(tmp_path / "documented_test.py", monkeypatch)
 
 
+def test_every_claim_about_security_names_a_test_that_exists() -> None:
+    text = (ROOT / "docs" / "explanation" / "security.md").read_text(encoding="utf-8")
+    rows = [line for line in text.splitlines() if line.startswith("| ") and "shown by" not in line]
+    claims = [row for row in rows if row.count("|") == 5]
+    file, names, missing = Path(), 0, []
+    for row in claims:
+        shown = re.findall(r"`([^`]+)`", row.rsplit("|", 2)[1])
+        missing += [] if shown else [row]
+        for name in shown:
+            where, _, test = name.partition("::")
+            if where:
+                folder = ROOT if where.startswith("tests/") else ROOT / "tests" / "deploy"
+                file = folder / where
+            if not file.is_file() or (test and f"def {test}(" not in file.read_text(encoding="utf-8")):
+                missing.append(name)
+            names += 1
+
+    assert not missing and len(claims) > 25 and names > 50
+
+
 def test_the_example_of_a_new_method_is_the_file_itself() -> None:
     method, _ = python_blocks(ROOT / "docs/how-to/add-a-method.md")
 

@@ -47,7 +47,7 @@ class RunningJob:
         with open_log(kit, "run") as file:
             environment = {**STEADY_MEMORY, KIT: str(kit.folder)}
             self.child = ChildProcess("wardround.deploy.run_process", environment, log=file)
-        self.child.send({"job": job, "arguments": str(arguments), "exchange": str(exchange)})
+        self.child.send({"job": job, "arguments": str(arguments), "exchange": str(exchange / job)})
         threads = (self._carry_out, self._bring_in)
         for work in threads:
             threading.Thread(target=work, name=f"wardround-{job}", daemon=True).start()

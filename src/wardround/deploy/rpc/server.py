@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+import shutil
 import threading
 import time
 from collections import Counter
@@ -83,7 +84,7 @@ Handler = Callable[[str, Iterator[bytes], Any], Any]  # hospital, what it sends,
 
 
 class HospitalServer(grpc.GenericRpcHandler):  # type: ignore[misc]
-    """The service. exchange: the folder where replies are written."""
+    """The service. exchange: the folder where replies are written, in a folder for each job."""
 
     def __init__(self, kit: Kit, exchange: Path) -> None:
         self._kit = kit
@@ -130,6 +131,7 @@ class HospitalServer(grpc.GenericRpcHandler):  # type: ignore[misc]
     def open_job(self, job: str) -> Mail:
         """Letters of a run, until it is closed."""
         mailbox = Mail(self._end_receiving)
+        (self._exchange / job).mkdir(exist_ok=True)
         with self._changed:
             self._jobs[job] = mailbox
         return mailbox
@@ -140,6 +142,7 @@ class HospitalServer(grpc.GenericRpcHandler):  # type: ignore[misc]
             self._changed.notify_all()
         if mailbox is not None:
             mailbox.close_all()
+            shutil.rmtree(self._exchange / job, ignore_errors=True)
 
     def post(self, job: str, letters: list[Letter[RequestFile]]) -> None:
         with self._changed:
@@ -297,30 +300,25 @@ class HospitalServer(grpc.GenericRpcHandler):  # type: ignore[misc]
             mailbox.note_stray(hospital, f"too large: a reply of {num_bytes:,} bytes")
             mailbox.accept(hospital, letter_id, lambda: None)
             raise Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, f"at most {letter.content.limit:,} bytes")
-        self._receive(hospital, mailbox, letter, num_bytes, chunks, context)
+        path = self._exchange / job / f"{secrets.token_hex(16)}.reply"
+        self._receive(path, letter, num_bytes, chunks, context)
+        if not mailbox.accept(hospital, letter_id, lambda: path):
+            path.unlink(missing_ok=True)
         return {}
 
     def _receive(
-        self,
-        hospital: str,
-        mailbox: Mail,
-        letter: Letter[RequestFile],
-        num_bytes: int,
-        chunks: Any,
-        context: Any,
+        self, path: Path, letter: Letter[RequestFile], num_bytes: int, chunks: Iterator[bytes], context: Any
     ) -> None:
+        """Write a reply as it arrives; one at a time for each letter."""
         with self._changed:
             if letter.id in self._receiving:
                 raise Refusal(grpc.StatusCode.ALREADY_EXISTS, "a reply to this request is on its way")
             self._receiving[letter.id] = context
-        path = self._exchange / f"{secrets.token_hex(16)}.reply"
         try:
-            write_chunks(path, (chunk[:MESSAGE_BYTES] for chunk in chunks), num_bytes)
+            write_chunks(path, chunks, num_bytes)
         finally:
             with self._changed:
                 self._receiving.pop(letter.id, None)
-        if not mailbox.accept(hospital, letter.id, lambda: path):
-            path.unlink(missing_ok=True)
 
     def _end_receiving(self, letter_id: str) -> None:
         """A reply that is no longer wanted is not received to its end."""
