@@ -118,7 +118,7 @@ def job_process(kit: Path) -> int | None:
     """FLARE's process of the job at the server: it carries the kit, and its command line says what it is."""
     for entry in Path("/proc").iterdir():
         try:
-            if not entry.name.isdigit() or b"runner_process" not in (entry / "cmdline").read_bytes():
+            if not entry.name.isdigit() or b"deploy.run_process" not in (entry / "cmdline").read_bytes():
                 continue
             if f"WARDROUND_KIT={kit}".encode() in (entry / "environ").read_bytes().split(b"\0"):
                 return int(entry.name)
@@ -136,7 +136,7 @@ def processor(kits: Path) -> dict[str, float]:
             kit = next((mark.decode() for mark in marks if mark.startswith(b"WARDROUND_KIT=")), "")
             if not kit.startswith(f"WARDROUND_KIT={kits}/"):
                 continue
-            name = "job" if b"runner_process" in (entry / "cmdline").read_bytes() else Path(kit).name
+            name = "job" if b"deploy.run_process" in (entry / "cmdline").read_bytes() else Path(kit).name
             times = (entry / "stat").read_text().rpartition(")")[2].split()
         except OSError:
             continue

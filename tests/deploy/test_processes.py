@@ -45,6 +45,17 @@ def is_running(pid: int) -> bool:
     return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
+def test_the_processes_with_a_network_have_no_torch() -> None:
+    code = (
+        "import sys\n"
+        "import wardround.cli, wardround.cli.hospitals, wardround.cli.kits\n"
+        "import wardround.deploy.server, wardround.deploy.joining, wardround.deploy.preflight.kit\n"
+        "print(sorted({'torch', 'numpy', 'nvflare'} & set(sys.modules)))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout == "[]\n", done.stderr
+
+
 def test_a_server_that_ended_is_said_at_once(tmp_path: Path) -> None:
     class Ended:
         log = tmp_path / "server.log"

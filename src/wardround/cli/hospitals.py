@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 KitOption = Annotated[
     Path | None, typer.Option("--kit", help="The organiser's kit; default: the one nearby.", metavar="KIT")
 ]
-GOING = ("starting", "waiting", "working")
+GOING = ("queued", "starting", "waiting", "working")
 Resume = Annotated[bool, typer.Option("--resume", help="Continue from the last checkpoint.")]
 FromRound = Annotated[
     int | None, typer.Option("--from-round", help="With --resume: continue after this earlier round.")

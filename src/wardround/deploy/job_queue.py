@@ -42,15 +42,18 @@ class JobQueue:
 
     # The organiser's commands
 
-    def submit(self, arguments: Mapping[str, Any]) -> str:
-        """Queue a run; arguments: plain JSON. Returns the job's id; ids sort by time."""
-        job = f"{time.strftime('%Y%m%d%H%M%S', time.gmtime())}-{secrets.token_hex(4)}"
+    @staticmethod
+    def make_id() -> str:
+        """An id for a job; ids sort by time."""
+        return f"{time.strftime('%Y%m%d%H%M%S', time.gmtime())}-{secrets.token_hex(4)}"
+
+    def submit(self, job: str, arguments: Mapping[str, Any]) -> None:
+        """Queue a run; arguments: plain JSON."""
         try:
             text = json.dumps(dict(arguments), indent=2)
         except (TypeError, ValueError) as error:
             raise ConfigError(f"the run's arguments are not plain JSON ({error}).") from None
         write_parts(self.folder / f"{job}.json", [text.encode()])
-        return job
 
     def find_state(self, job: str) -> JobState:
         if (self.folder / f"{job}.running").exists():

@@ -113,7 +113,11 @@ def follow(
     while True:
         facts = read_live(folder)
         mine = facts if facts is not None and facts.get("job") == job else None
-        if mine is not None and mine["state"] not in ("starting", "failed") and is_past_registering(mine):
+        if (
+            mine is not None
+            and mine["state"] not in ("queued", "starting", "failed")
+            and is_past_registering(mine)
+        ):
             records = read_lines(folder / "records.jsonl")
             if not started and listener is not None:
                 shown = max(0, min(len(records), int(mine.get("first_round") or 0)))

@@ -14,7 +14,7 @@ from wardround.config_file import load_config, resolve
 from wardround.deploy.conducting import refuse_pooled
 from wardround.deploy.job_queue import JobQueue
 from wardround.deploy.kits import Kit
-from wardround.deploy.live_file import FINAL, follow, is_past_registering, read_live
+from wardround.deploy.live_file import FINAL, Live, follow, is_past_registering, read_live
 from wardround.engine.outcome import Listener
 from wardround.engine.run_folder import check_folder
 from wardround.errors import ConfigError, WardroundError
@@ -189,7 +189,10 @@ def submit(
         "kits": None if kits is None else str(kits.absolute()),
     }
     write_json(config.folder / HOSPITALS, sorted(names))
-    return Submission(queue, config, queue.submit(args))
+    job = queue.make_id()
+    Live(config.folder / "live.json", job=job, rounds=config.rounds).say(state="queued")
+    queue.submit(job, args)
+    return Submission(queue, config, job)
 
 
 def load_stored_config(kit: Kit, name: str) -> Config:

@@ -83,6 +83,11 @@ def refuse_to_replace(folder: Path, names: Iterable[str]) -> None:
             )
 
 
+def choose_address(project: Project, authority: Authority) -> str:
+    """Where the server listens: a host that only this machine reaches needs no other address."""
+    return LOOPBACK if authority.facts["bind"] or project.organiser.host == LOOPBACK else EVERYWHERE
+
+
 def make_kit(project: Project, authority: Authority, name: str, target: Path) -> None:
     """One kit, built in the authority's private folder and moved into place when complete."""
     is_organiser = name == ORGANISER
@@ -95,7 +100,7 @@ def make_kit(project: Project, authority: Authority, name: str, target: Path) ->
         server=project.organiser.host,
         port=project.organiser.port,
         version=__version__,
-        listen=(authority.facts["bind"] or EVERYWHERE) if is_organiser else None,
+        listen=choose_address(project, authority) if is_organiser else None,
     )
     try:
         put_certificate(kit, *issue_certificate(kit, project, authority), authority)
