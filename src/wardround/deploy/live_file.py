@@ -23,6 +23,7 @@ if TYPE_CHECKING:  # `status` must stay quick: these need torch
 
 LOOK_SECONDS = 0.3
 FINAL = ("done", "stopped", "failed")
+UNBEGUN = ("queued", "starting", "failed")  # of these no round is shown
 
 
 def read_live(folder: Path) -> dict[str, Any] | None:
@@ -113,11 +114,7 @@ def follow(
     while True:
         facts = read_live(folder)
         mine = facts if facts is not None and facts.get("job") == job else None
-        if (
-            mine is not None
-            and mine["state"] not in ("queued", "starting", "failed")
-            and is_past_registering(mine)
-        ):
+        if mine is not None and mine["state"] not in UNBEGUN and is_past_registering(mine):
             records = read_lines(folder / "records.jsonl")
             if not started and listener is not None:
                 shown = max(0, min(len(records), int(mine.get("first_round") or 0)))
