@@ -10,6 +10,7 @@ reads. Audit hooks in all of these processes list what is opened, removed, start
 from __future__ import annotations
 
 import json
+import logging
 import os
 import random
 import signal
@@ -20,11 +21,12 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import common
-from common import Checks, Deployment, fingerprint, settings, since, trained, until
+from common import Beside, Checks, Deployment, settings, since, trained, until
 from hostile import Caller, HostileServer
 from parcels import as_file, request, sealed
 
@@ -204,7 +206,7 @@ def fuzz_hospital(checks: Checks, hospitals: Deployment) -> None:
         until(lambda: server.answers.qsize() >= sent["request"], 120, "every request is answered", 0.05)
         answers: Counter[str] = Counter()
         while not server.answers.empty():
-            info, reply = server.answers.get()
+            info, _ = server.answers.get()
             answers["failed" if "failed" in info else "reply"] += 1
         checks.check(
             join.is_running and answers.total() == COUNT,
@@ -216,7 +218,7 @@ def fuzz_hospital(checks: Checks, hospitals: Deployment) -> None:
         while sent["stream"] < COUNT:
             info = {"job": "job", "letter": "0" * 32, "bytes": 10}
             chunks = [mutate.content(b"x" * 10) for _ in range(mutate.random.randint(0, 3))]
-            server.send(lambda first=mutate.message(info), rest=chunks: [first, *rest])  # type: ignore[misc]
+            server.send(partial(list, [mutate.message(info), *chunks]))
             sent["stream"] += 1
             until(lambda: server.queued < 20, 120, "the hospital goes on", 0.002)
         checks.check(join.is_running, f"hospital: {COUNT:,} descriptions of requests", seconds=since(began))
@@ -396,9 +398,8 @@ def audited(hospitals: Deployment, name: str, start: Callable[[], Any]) -> Any:
 
 
 def main() -> None:
-    beside = settings(
-        "beside", rounds=40, local_epochs=2, data={"phantom": {"hospitals": 4, "size": 32, "cases": 12}}
-    )
+    beside = settings("beside", rounds=12, data={"phantom": {"hospitals": 4, "size": 32, "cases": 24}})
+    logging.getLogger("wardround").setLevel(logging.ERROR)
     paths = [str(HERE / "audit_hook"), str(Path(wardround.__file__).parents[1])]
     common.ENVIRONMENT["PYTHONPATH"] = os.pathsep.join(paths)
     with Checks(__doc__) as checks, Deployment(NAMES, checks.options.keep, [ROGUE]) as hospitals:
@@ -406,22 +407,13 @@ def main() -> None:
         expected = trained(hospitals.folder, beside)
         audited(hospitals, "server", hospitals.serve)
         for name in NAMES:
-            audited(hospitals, name, lambda name=name: hospitals.join(name))  # type: ignore[misc]
+            audited(hospitals, name, partial(hospitals.join, name))
         hospitals.wait_connected(NAMES)
         start = time.time()
         if checks.wants("server"):
-            run = hospitals.submit(beside)
-            until(lambda: common.records(hospitals.run_folder("beside")), 120, "the run beside has begun")
-            with checks.part("the server"):
+            with Beside(hospitals, beside) as runs, checks.part("the server"):
                 fuzz_server(checks, hospitals)
-            rounds = len(common.records(hospitals.run_folder("beside")))
-            hospitals.wait_done(run, "beside", 900)
-            found = fingerprint(hospitals.run_folder("beside"))
-            checks.check(
-                found == expected,
-                f"the run beside: {found[:12]}, with train {expected[:12]}",
-                rounds_during=rounds,
-            )
+            runs.check(checks, expected)
         if checks.wants("job"):
             with checks.part("the run's process"):
                 fuzz_job(checks, hospitals)

@@ -9,9 +9,28 @@ import os
 import sys
 import time
 
-FILES = ["open", "os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.link", "os.symlink", "os.truncate", "os.chmod", "os.chown"]
+FILES = [
+    "open",
+    "os.remove",
+    "os.rename",
+    "os.rmdir",
+    "os.mkdir",
+    "os.link",
+    "os.symlink",
+    "os.truncate",
+    "os.chmod",
+    "os.chown",
+]
 STARTS = ["subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.fork", "os.forkpty", "pty.spawn"]
-CODE = ["exec", "compile", "ctypes.dlopen", "pickle.find_class", "socket.bind", "socket.connect", "socket.sendto"]
+CODE = [
+    "exec",
+    "compile",
+    "ctypes.dlopen",
+    "pickle.find_class",
+    "socket.bind",
+    "socket.connect",
+    "socket.sendto",
+]
 EVENTS = frozenset(["shutil.rmtree", "os.listdir", "os.scandir", *FILES, *STARTS, *CODE])
 
 
