@@ -548,7 +548,7 @@ def pile_up(stage: Stage, server: HostileServer, join: Command) -> None:
     server.jobs = []
     for _ in range(100):
         server.post(content, letter="same")
-    most = watch_workers(stage, server, 5)
+    most = watch_workers(stage, server, 1)
     exchange = stage.hospitals.kit("north").state / "exchange"
     stage.checks.check(
         most <= MOST_WORKERS + 1 and len(list(exchange.iterdir())) <= 20,
