@@ -36,7 +36,7 @@ from wardround.deploy.wire import Parcel
 
 COUNT = 10_000
 NAMES = ["east", "north", "south", "west"]
-ROGUE = "hospital-05"
+ROGUE, WAITING = "hospital-05", "hospital-06"
 HERE = Path(__file__).parent
 PATHS = [
     "../../../etc/passwd",
@@ -127,7 +127,6 @@ class Mutator:
 
 def fuzz_server(checks: Checks, hospitals: Deployment) -> None:
     """Four methods, each from a thread of its own, with a valid certificate."""
-    kit = hospitals.kit(ROGUE)
     said: dict[str, Counter[str]] = {method: Counter() for method in METHODS}
     valid: dict[str, dict[str, Any]] = {
         "Hello": {"wardround": "0.1.0"},
@@ -136,14 +135,18 @@ def fuzz_server(checks: Checks, hospitals: Deployment) -> None:
         "Answer": {"job": "20260101000000-00000000", "letter": "0" * 32, "bytes": 10},
     }
     instance = "f" * 32
-    with Caller(kit, instance) as caller:
-        caller.hello()
+    kits = {method: hospitals.kit(WAITING if method == "Wait" else ROGUE) for method in METHODS}
+    for kit in kits.values():
+        with Caller(kit, instance) as caller:
+            caller.hello()
 
     def work(method: str) -> None:
         mutate, metadata = Mutator(hash(METHODS.index(method))), (("wardround-instance", instance),)
-        with Caller(kit, instance) as caller:
+        with Caller(kits[method], instance) as caller:
             while said[method].total() < COUNT:
                 info = dict(valid[method])
+                if method == "Wait" and mutate.random.random() < 0.97:
+                    info = {"held": 7}  # a valid one waits, and few may at the same time
                 if method == "Answer":
                     running = [path.stem for path in (hospitals.organiser / "state/queue").glob("*.running")]
                     letters = [
@@ -159,7 +162,7 @@ def fuzz_server(checks: Checks, hospitals: Deployment) -> None:
                 seconds = 0.02 if method == "Wait" else 5.0
                 found = caller.call(method, *messages, seconds=seconds, metadata=chosen)
                 if found.code == "RESOURCE_EXHAUSTED" and "calls" in found.text:
-                    time.sleep(0.05)  # refused before it was read: does not count
+                    time.sleep(0.01)  # refused before it was read: does not count
                     continue
                 said[method][found.code] += 1
 
@@ -402,7 +405,7 @@ def main() -> None:
     logging.getLogger("wardround").setLevel(logging.ERROR)
     paths = [str(HERE / "audit_hook"), str(Path(wardround.__file__).parents[1])]
     common.ENVIRONMENT["PYTHONPATH"] = os.pathsep.join(paths)
-    with Checks(__doc__) as checks, Deployment(NAMES, checks.options.keep, [ROGUE]) as hospitals:
+    with Checks(__doc__) as checks, Deployment(NAMES, checks.options.keep, [ROGUE, WAITING]) as hospitals:
         (hospitals.folder / "audit").mkdir()
         expected = trained(hospitals.folder, beside)
         audited(hospitals, "server", hospitals.serve)

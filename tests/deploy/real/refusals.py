@@ -521,6 +521,7 @@ def refuse_in_a_run(place: Place, report: Report) -> None:
     live = hospitals.wait_done(submitted, "refusals", 5)
     record = records(hospitals.run_folder("refusals"))[0]
     told = {**record["lost"], **{f"register/{name}": why for name, why in live["away"].items()}}
+    told["train/east"] += " ".join(text for text in record.get("stray", []) if text.startswith("east"))
     expected = {
         ("east", "train"): "largest_message",
         ("south", "train"): "task 'train' is not allowed",
@@ -530,8 +531,9 @@ def refuse_in_a_run(place: Place, report: Report) -> None:
         report.add(f"{name}, {task}", seen.seconds(task, name), told.get(f"{task}/{name}", ""), words)
         lines = (hospitals.kit(name).state / "egress.jsonl").read_text().splitlines()
         own = [entry for entry in map(json.loads, lines) if entry["task"] == task]
-        silent = bool(own) and all(entry.get("refused") and not entry["tensors"] for entry in own)
-        report.checks.check(silent, f"{name}: its ledger shows the refusal and no tensor")
+        silent = all(entry.get("refused") and not entry["tensors"] for entry in own)
+        is_listed = bool(own) or name == "east"  # which did not even receive the request
+        report.checks.check(silent and is_listed, f"{name}: its ledger shows no tensor", refusals=len(own))
     report.checks.check(list(record["loss"]) == ["north"], "the hospital that allows it trained")
 
 
