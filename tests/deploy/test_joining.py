@@ -153,6 +153,13 @@ def test_a_request_that_is_being_answered_is_not_taken_twice(mine: Path, monkeyp
         answering[0].join(10)
 
 
+def test_a_request_larger_than_the_rules_allow_is_declined_at_once(federation: Federation) -> None:
+    federation.hospital._largest = 100
+    assert federation.ask("first", bytes(101)) is None
+    assert "may have at most 100 B (largest_message" in federation.strays[0][1]
+    assert Worker.made == [] and federation.ask("first", b"abc") == b"cba"
+
+
 def test_a_process_that_was_displaced_ends_and_says_why(federation: Federation) -> None:
     assert federation.ask("first", b"abc") == b"cba"
     second = Connection(federation.hospital.kit)

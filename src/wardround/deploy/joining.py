@@ -21,7 +21,14 @@ from wardround.child_process import ChildProcess, Line
 from wardround.deploy import limits
 from wardround.deploy.kits import KIT, Kit
 from wardround.deploy.processes import STEADY_MEMORY, claim_kit, open_log
-from wardround.deploy.rpc.client import CallRefused, Connection, Displaced, NoConnection, Request
+from wardround.deploy.rpc.client import (
+    CallRefused,
+    Connection,
+    Displaced,
+    NoConnection,
+    Request,
+    RequestTooLarge,
+)
 from wardround.deploy.rpc.service import BEAT_SECONDS, MessageError
 from wardround.errors import ConfigError, WardroundError
 
@@ -157,6 +164,9 @@ class Joining:
                     self._take(request)
             except Displaced:
                 self._displaced = True
+            except RequestTooLarge as error:
+                log.warning("a request was refused: %s", error)
+                self._send(error.request, None, str(error))
             except (NoConnection, CallRefused, MessageError) as error:
                 log.info("waiting for a request: %s", error)
                 time.sleep(RETRY_SECONDS)

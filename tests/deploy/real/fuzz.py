@@ -10,6 +10,7 @@ reads. Audit hooks in all of these processes list what is opened, removed, start
 from __future__ import annotations
 
 import json
+import logging
 import os
 import random
 import signal
@@ -20,11 +21,12 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import common
-from common import Checks, Deployment, fingerprint, settings, since, trained, until
+from common import Beside, Checks, Deployment, settings, since, trained, until
 from hostile import Caller, HostileServer
 from parcels import as_file, request, sealed
 
@@ -34,7 +36,7 @@ from wardround.deploy.wire import Parcel
 
 COUNT = 10_000
 NAMES = ["east", "north", "south", "west"]
-ROGUE = "hospital-05"
+ROGUE, WAITING = "hospital-05", "hospital-06"
 HERE = Path(__file__).parent
 PATHS = [
     "../../../etc/passwd",
@@ -125,7 +127,6 @@ class Mutator:
 
 def fuzz_server(checks: Checks, hospitals: Deployment) -> None:
     """Four methods, each from a thread of its own, with a valid certificate."""
-    kit = hospitals.kit(ROGUE)
     said: dict[str, Counter[str]] = {method: Counter() for method in METHODS}
     valid: dict[str, dict[str, Any]] = {
         "Hello": {"wardround": "0.1.0"},
@@ -134,14 +135,18 @@ def fuzz_server(checks: Checks, hospitals: Deployment) -> None:
         "Answer": {"job": "20260101000000-00000000", "letter": "0" * 32, "bytes": 10},
     }
     instance = "f" * 32
-    with Caller(kit, instance) as caller:
-        caller.hello()
+    kits = {method: hospitals.kit(WAITING if method == "Wait" else ROGUE) for method in METHODS}
+    for kit in kits.values():
+        with Caller(kit, instance) as caller:
+            caller.hello()
 
     def work(method: str) -> None:
         mutate, metadata = Mutator(hash(METHODS.index(method))), (("wardround-instance", instance),)
-        with Caller(kit, instance) as caller:
+        with Caller(kits[method], instance) as caller:
             while said[method].total() < COUNT:
                 info = dict(valid[method])
+                if method == "Wait" and mutate.random.random() < 0.97:
+                    info = {"held": 7}  # a valid one waits, and few may at the same time
                 if method == "Answer":
                     running = [path.stem for path in (hospitals.organiser / "state/queue").glob("*.running")]
                     letters = [
@@ -157,7 +162,7 @@ def fuzz_server(checks: Checks, hospitals: Deployment) -> None:
                 seconds = 0.02 if method == "Wait" else 5.0
                 found = caller.call(method, *messages, seconds=seconds, metadata=chosen)
                 if found.code == "RESOURCE_EXHAUSTED" and "calls" in found.text:
-                    time.sleep(0.05)  # refused before it was read: does not count
+                    time.sleep(0.01)  # refused before it was read: does not count
                     continue
                 said[method][found.code] += 1
 
@@ -204,7 +209,7 @@ def fuzz_hospital(checks: Checks, hospitals: Deployment) -> None:
         until(lambda: server.answers.qsize() >= sent["request"], 120, "every request is answered", 0.05)
         answers: Counter[str] = Counter()
         while not server.answers.empty():
-            info, reply = server.answers.get()
+            info, _ = server.answers.get()
             answers["failed" if "failed" in info else "reply"] += 1
         checks.check(
             join.is_running and answers.total() == COUNT,
@@ -216,7 +221,7 @@ def fuzz_hospital(checks: Checks, hospitals: Deployment) -> None:
         while sent["stream"] < COUNT:
             info = {"job": "job", "letter": "0" * 32, "bytes": 10}
             chunks = [mutate.content(b"x" * 10) for _ in range(mutate.random.randint(0, 3))]
-            server.send(lambda first=mutate.message(info), rest=chunks: [first, *rest])  # type: ignore[misc]
+            server.send(partial(list, [mutate.message(info), *chunks]))
             sent["stream"] += 1
             until(lambda: server.queued < 20, 120, "the hospital goes on", 0.002)
         checks.check(join.is_running, f"hospital: {COUNT:,} descriptions of requests", seconds=since(began))
@@ -396,32 +401,22 @@ def audited(hospitals: Deployment, name: str, start: Callable[[], Any]) -> Any:
 
 
 def main() -> None:
-    beside = settings(
-        "beside", rounds=40, local_epochs=2, data={"phantom": {"hospitals": 4, "size": 32, "cases": 12}}
-    )
+    beside = settings("beside", rounds=12, data={"phantom": {"hospitals": 4, "size": 32, "cases": 24}})
+    logging.getLogger("wardround").setLevel(logging.ERROR)
     paths = [str(HERE / "audit_hook"), str(Path(wardround.__file__).parents[1])]
     common.ENVIRONMENT["PYTHONPATH"] = os.pathsep.join(paths)
-    with Checks(__doc__) as checks, Deployment(NAMES, checks.options.keep, [ROGUE]) as hospitals:
+    with Checks(__doc__) as checks, Deployment(NAMES, checks.options.keep, [ROGUE, WAITING]) as hospitals:
         (hospitals.folder / "audit").mkdir()
         expected = trained(hospitals.folder, beside)
         audited(hospitals, "server", hospitals.serve)
         for name in NAMES:
-            audited(hospitals, name, lambda name=name: hospitals.join(name))  # type: ignore[misc]
+            audited(hospitals, name, partial(hospitals.join, name))
         hospitals.wait_connected(NAMES)
         start = time.time()
         if checks.wants("server"):
-            run = hospitals.submit(beside)
-            until(lambda: common.records(hospitals.run_folder("beside")), 120, "the run beside has begun")
-            with checks.part("the server"):
+            with Beside(hospitals, beside) as runs, checks.part("the server"):
                 fuzz_server(checks, hospitals)
-            rounds = len(common.records(hospitals.run_folder("beside")))
-            hospitals.wait_done(run, "beside", 900)
-            found = fingerprint(hospitals.run_folder("beside"))
-            checks.check(
-                found == expected,
-                f"the run beside: {found[:12]}, with train {expected[:12]}",
-                rounds_during=rounds,
-            )
+            runs.check(checks, expected)
         if checks.wants("job"):
             with checks.part("the run's process"):
                 fuzz_job(checks, hospitals)

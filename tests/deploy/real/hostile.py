@@ -97,12 +97,14 @@ class Caller:
 
 
 def connect_tls(kit: Kit, seconds: float = 5.0) -> ssl.SSLSocket:
-    """A connection with the kit's certificate on which nothing is said."""
+    """A connection with the kit's certificate, as far as HTTP/2, without a call."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     context.set_alpn_protocols(["h2"])
     context.load_cert_chain(kit.own_certificate, kit.own_key)
-    return context.wrap_socket(socket.create_connection(("127.0.0.1", kit.port), timeout=seconds))
+    made = context.wrap_socket(socket.create_connection(("127.0.0.1", kit.port), timeout=seconds))
+    made.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0]))
+    return made
 
 
 # An organiser's server that was modified

@@ -11,12 +11,13 @@ import time
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from common import settings
-from hostile import Caller
+from hostile import Caller, Said
 
 from wardround.config_file import load_config
 from wardround.deploy.agreement import make_hospital_config
@@ -78,10 +79,15 @@ def raw_file(header: dict[str, Any] | bytes, numbers: bytes = b"") -> bytes:
     return struct.pack("<Q", len(text)) + text + numbers
 
 
+@cache
+def compress_zeros() -> bytes:
+    return zlib.compress(bytes(2**30))
+
+
 def zlib_bomb(parcel: Parcel) -> Parcel:
     """1 MB that becomes 1 GB."""
     key = next(iter(parcel.header["tensors"]), "params/a")
-    packed = np.frombuffer(zlib.compress(bytes(2**30), 9), np.uint8)
+    packed = np.frombuffer(compress_zeros(), np.uint8)
     declared = {"dtype": "float32", "shape": [2**28], "compress": "zlib"}
     name = key.partition("/")[2]
     return sealed(parcel, {key: packed}, tensors={key: declared}, layout=[[key.partition("/")[0], [name]]])
@@ -89,16 +95,16 @@ def zlib_bomb(parcel: Parcel) -> Parcel:
 
 # Replies of a hospital. Each: (caller, what the request said, an honest reply, a folder, the mark)
 
-Attack = Callable[[Caller, dict[str, Any], Parcel, Path, Path], Any]
+Attack = Callable[[Caller, dict[str, Any], Parcel, Path, Path], Said]
 
 
 def plainly(make: Callable[[Parcel, Path, Path], bytes]) -> Attack:
     """Send these bytes in the usual way."""
 
-    def attack(rogue: Caller, info: dict[str, Any], reply: Parcel, folder: Path, mark: Path) -> None:
+    def attack(rogue: Caller, info: dict[str, Any], reply: Parcel, folder: Path, mark: Path) -> Said:
         content = make(reply, folder, mark)
         chunks = [content[start : start + 2**20] for start in range(0, len(content), 2**20)]
-        rogue.answer(info, *chunks)
+        return rogue.answer(info, *chunks)
 
     return attack
 
@@ -130,13 +136,13 @@ def renamed(reply: Parcel, folder: Path, mark: Path) -> bytes:
 
 
 def lie(num_bytes: int, sent: int) -> Attack:
-    def attack(rogue: Caller, info: dict[str, Any], reply: Parcel, folder: Path, mark: Path) -> None:
-        rogue.answer(info, b"x" * sent, num_bytes=num_bytes)
+    def attack(rogue: Caller, info: dict[str, Any], reply: Parcel, folder: Path, mark: Path) -> Said:
+        return rogue.answer(info, b"x" * sent, num_bytes=num_bytes)
 
     return attack
 
 
-def stall(rogue: Caller, info: dict[str, Any], reply: Parcel, folder: Path, mark: Path) -> None:
+def stall(rogue: Caller, info: dict[str, Any], reply: Parcel, folder: Path, mark: Path) -> Said:
     """A byte at a time until the organiser has enough."""
 
     def parts() -> Iterator[bytes]:
@@ -145,12 +151,13 @@ def stall(rogue: Caller, info: dict[str, Any], reply: Parcel, folder: Path, mark
             yield b"x"
             time.sleep(0.2)
 
-    rogue.stream("Answer", parts(), 60)
+    return rogue.stream("Answer", parts(), 60)[0]
 
 
 def announce(number: Any) -> Attack:
-    def attack(rogue: Caller, info: dict[str, Any], reply: Parcel, folder: Path, mark: Path) -> None:
-        rogue.call("Answer", encode({"job": info["job"], "letter": info["letter"], "bytes": number}))
+    def attack(rogue: Caller, info: dict[str, Any], reply: Parcel, folder: Path, mark: Path) -> Said:
+        first = encode({"job": info["job"], "letter": info["letter"], "bytes": number})
+        return rogue.call("Answer", first)
 
     return attack
 
@@ -220,8 +227,7 @@ HOSTILE_REQUESTS: list[tuple[str, Make, str]] = [
     ("a metric by import path", asking(changes={"evaluate": {"metrics": [CODE]}}), "metric 'os:system' is not allowed"),
     ("a file as weights", asking(changes={"model": {"weights": "/etc/passwd"}}), "model.weights"),
     ("a file as federation", asking(changes={"data": {"federation": "/etc/passwd"}}), "data.federation"),
-    ("a file of splits", asking(changes={"data": {"splits": "/etc/passwd"}}), "splits"),
-    ("real cases of a site with synthetic ones", asking(changes={"data": {"hospitals": True, "phantom": None}}), "synthetic"),
+    ("a file of splits", asking(changes={"data": {"splits": "/etc/passwd"}}), "stays in the hospital's log"),
     ("one training case", asking(changes={"data": {"phantom": {"hospitals": 4, "size": 16, "cases": 4}}}), "at least"),
     ("an unknown setting with code", asking(changes={"custom": "import os"}), "custom"),
     ("without a configuration", resealed(more={}), "no configuration"),

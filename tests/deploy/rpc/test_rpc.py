@@ -330,8 +330,10 @@ def test_a_request_from_a_server_that_lies_is_bounded(kits: dict[str, Kit], tmp_
     from wardround.deploy.rpc.client import receive
 
     about: dict[str, Any] = {"job": "j", "letter": "l"}
-    with raises(MessageError, match="from 0 to 100"):
+    with raises(MessageError, match="has 101 B, .* at most 100 B"):
         receive({**about, "bytes": 101}, iter([]), tmp_path, 100)
+    with raises(MessageError, match="'bytes' is not a number"):
+        receive({**about, "bytes": 4 * 2**30 + 1}, iter([]), tmp_path, 100)
     with raises(MessageError, match="more than the 3 bytes"):
         receive({**about, "bytes": 3}, iter([b"ab", b"cd"]), tmp_path, 100)
     with raises(MessageError, match="less than were announced"):

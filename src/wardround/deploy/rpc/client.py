@@ -6,7 +6,7 @@ import ipaddress
 import secrets
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from wardround.deploy.rpc.service import (
     write_chunks,
 )
 from wardround.errors import WardroundError
+from wardround.text import format_bytes
 from wardround.version import __version__
 
 import grpc  # isort: skip  # after service, which quiets it
@@ -74,6 +75,17 @@ class Request:
     path: Path
 
 
+class RequestTooLarge(MessageError):
+    """A request larger than this hospital takes; the sentence is for the organiser."""
+
+    def __init__(self, request: Request, num_bytes: int, largest: int) -> None:
+        super().__init__(
+            f"the request has {format_bytes(num_bytes)}, but messages at this hospital may have at most "
+            f"{format_bytes(largest)} (largest_message in its site.yaml)"
+        )
+        self.request = request
+
+
 class Connection:
     """Calls of one process of a hospital; instance: what tells it from another one with the same kit."""
 
@@ -110,8 +122,7 @@ class Connection:
             try:
                 with cancel_after(WAIT_SECONDS + CALL_SECONDS, chunks):
                     info = decode(next(chunks, b""))
-                with cancel_after(CALL_SECONDS + read_size(info, largest) / SLOWEST, chunks):
-                    return receive(info, chunks, folder, largest)
+                return receive(info, chunks, folder, largest, SLOWEST)
             finally:
                 chunks.cancel()
 
@@ -141,18 +152,20 @@ class Connection:
         return kind(f"/{SERVICE}/{name}")
 
 
-def read_size(info: dict[str, Any], largest: int) -> int:
-    return read_count(info, "bytes", largest) if "job" in info else 0
-
-
-def receive(info: dict[str, Any], chunks: Iterator[bytes], folder: Path, largest: int) -> Request | None:
-    """Write a request into the folder as it arrives; info: what was said of it."""
+def receive(
+    info: dict[str, Any], chunks: Iterator[bytes], folder: Path, largest: int, slowest: float = 0.0
+) -> Request | None:
+    """Write a request into the folder as it arrives; info: what was said of it; slowest: bytes a second."""
     if "job" not in info:
         return None
-    job, letter = read_text(info, "job"), read_text(info, "letter")
     path = folder / f"{secrets.token_hex(16)}.request"
-    write_chunks(path, chunks, read_size(info, largest))
-    return Request(job, letter, path)
+    request = Request(read_text(info, "job"), read_text(info, "letter"), path)
+    num_bytes = read_count(info, "bytes", limits.REPLY_BYTES)
+    if num_bytes > largest:
+        raise RequestTooLarge(request, num_bytes, largest)
+    with cancel_after(CALL_SECONDS + num_bytes / slowest, chunks) if slowest else nullcontext():
+        write_chunks(path, chunks, num_bytes)
+    return request
 
 
 @contextmanager
