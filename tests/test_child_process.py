@@ -1,5 +1,6 @@
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -101,3 +102,26 @@ def test_a_module_that_is_not_there_is_a_child_that_ended(capfd: CaptureFixture[
     child.stop()
     assert capfd.readouterr().err == ""
     assert "no_such_module" not in sys.modules
+
+
+def test_a_child_whose_parent_was_killed_ends_without_a_word(tmp_path: Path) -> None:
+    (tmp_path / "kind_child.py").write_text(CHILD)
+    parent = (
+        "import os, signal\n"
+        "from wardround.child_process import ChildProcess\n"
+        "child = ChildProcess('kind_child')\n"
+        "child.ask({'number': 1})\n"
+        "child.send({'number': 2, 'sleep': 0.3})\n"
+        "print(child.pid, flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    with (tmp_path / "said.txt").open("w") as said:
+        done = subprocess.run(
+            [sys.executable, "-c", parent], env=environment, stderr=said, stdout=subprocess.PIPE, text=True
+        )
+    deadline = time.monotonic() + 20
+    while Path(f"/proc/{int(done.stdout)}/cmdline").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+
+    assert "Error" not in (tmp_path / "said.txt").read_text()

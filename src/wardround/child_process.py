@@ -124,8 +124,11 @@ def connect() -> tuple[Iterator[Line], Callable[[Mapping[str, Any]], None]]:
     os.dup2(2, 1)
 
     def answer(value: Mapping[str, Any]) -> None:
-        answers.write(json.dumps(dict(value)) + "\n")
-        answers.flush()
+        try:
+            answers.write(json.dumps(dict(value)) + "\n")
+            answers.flush()
+        except OSError:  # the parent was killed: nobody reads an answer, or a complaint
+            os._exit(1)
 
     return (json.loads(line) for line in sys.stdin), answer
 
