@@ -732,6 +732,8 @@ def main() -> None:
             hospitals.wait_done(hospitals.submit({**beside, "name": "after"}), "after", 900)
             found = fingerprint(hospitals.run_folder("after"))
             checks.check(found == expected, f"a run afterwards: {found[:12]}, with train {expected[:12]}")
+        for name in NAMES:
+            checks.check(hospitals.ledger_holds(name), f"the ledger of {name} verifies")
 
 
 PARTS = {"local": attack_locally, "hospital": attack_as_hospital, "connections": attack_connections}

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import random
 import signal
@@ -195,6 +196,7 @@ def fuzz_hospital(checks: Checks, hospitals: Deployment) -> None:
     sent: Counter[str] = Counter()
     base = [request(task) for task in ("register", "train", "evaluate", "calibrate")]
     with HostileServer(hospitals.kit("organiser"), "north") as server:
+        server.jobs = ["job", "other"]  # their processes stay
         until(lambda: server.num_waits, 60, "the hospital comes")
         began = time.monotonic()
         while sent["request"] < COUNT:
@@ -315,7 +317,7 @@ def fuzz_job(checks: Checks, hospitals: Deployment) -> None:
     began = time.monotonic()
     code = JOB.format(here=str(HERE), folder=str(folder), count=COUNT)
     environment = {**common.ENVIRONMENT, "WARDROUND_AUDIT": str(hospitals.folder / "audit" / "job")}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-P", "-c", code], env=environment, capture_output=True, text=True)
     ends = json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else {"error": done.stderr[-500:]}
     checks.check(
         sum(ends.values()) == COUNT if done.returncode == 0 else False,
@@ -330,30 +332,33 @@ def fuzz_job(checks: Checks, hospitals: Deployment) -> None:
 
 
 ROOTS = tuple({sys.prefix, sys.base_prefix, *sysconfig.get_paths().values(), str(Path(wardround.__file__).parents[1]),
-               str(Path(sys.prefix).resolve()), str(HERE), "/usr/lib", "/lib", "/proc", "/sys", "/etc/localtime", "/dev/null"})  # fmt: skip
+               str(Path(sys.prefix).resolve()), str(HERE), "/usr/lib", "/lib", "/proc", "/sys", "/etc/localtime"})  # fmt: skip
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-OURS = ("wardround.deploy.worker", "wardround.deploy.run_process")
+# Processes of ours; a run notes the machine's and its own version when it begins.
+OURS = ("wardround.deploy.worker", "wardround.deploy.run_process", "['uname', '-p']", "'rev-parse', 'HEAD']")
 
 
-def events_of(log: Path, start: float) -> Iterator[tuple[str, list[Any]]]:
+def events_of(log: Path, start: float, end: float = math.inf) -> Iterator[tuple[str, list[Any]]]:
     for line in log.read_text(errors="replace").splitlines():
         try:
             moment, _, event, arguments = json.loads(line)
         except ValueError:
             continue
-        if moment >= start:
+        if start <= moment < end:
             yield event, arguments
 
 
-def judge(event: str, arguments: list[Any], kit: Path) -> str | None:
-    """What an event was outside of; None where it belongs."""
+def judge(event: str, arguments: list[Any], kit: Path, usual: set[tuple[Any, ...]]) -> str | None:
+    """What an event was outside of; None where it belongs. usual: code that honest processes compile."""
     own = tuple(str(kit / name) for name in ("state", "logs", "runs"))
     path = os.path.normpath(str(arguments[0])) if arguments else ""
+    if event == "compile" and path.startswith("<"):
+        return None if tuple(arguments) in usual else f"{event} {arguments}"
     if event in ("exec", "compile", "ctypes.dlopen"):
-        inside = path.startswith(ROOTS) or path.startswith("<") or path in ("None", ".")
+        inside = path.startswith((*ROOTS, "<")) or path in ("None", ".")  # what is in <> was compiled before
         return None if inside else f"{event} {path}"
     if event == "subprocess.Popen":
-        return None if any(name in str(arguments[1]) for name in OURS) else f"{event} {arguments[:2]}"
+        return None if any(words in str(arguments[1]) for words in OURS) else f"{event} {arguments[:2]}"
     if event == "os.fork" or event.startswith(
         ("os.system", "os.exec", "os.posix", "pickle", "socket", "pty")
     ):
@@ -365,7 +370,7 @@ def judge(event: str, arguments: list[Any], kit: Path) -> str | None:
     )
     if not path.startswith("/"):
         return None if path.isdigit() else f"{event} {path}"
-    if path.startswith(own):
+    if path.startswith(own) or path == os.devnull:
         return None
     if not writes and (path.startswith((*ROOTS, str(kit))) or path in sys.path):
         return None
@@ -373,12 +378,19 @@ def judge(event: str, arguments: list[Any], kit: Path) -> str | None:
 
 
 def read_hooks(checks: Checks, hospitals: Deployment, start: float) -> None:
-    for log in sorted((hospitals.folder / "audit").iterdir()):
+    logs = sorted((hospitals.folder / "audit").iterdir())
+    honest = [log for log in logs if log.name in ("east", "south", "west")]
+    usual = {
+        tuple(arguments) for log in honest for event, arguments in events_of(log, 0) if event == "compile"
+    }
+    for log in logs:
+        usual |= {tuple(arguments) for event, arguments in events_of(log, 0, start) if event == "compile"}
+    for log in logs:
         kit = hospitals.kits / ("organiser" if log.name in ("server", "job") else log.name)
         kinds, outside = Counter[str](), Counter[str]()
         for event, arguments in events_of(log, start):
             kinds[event] += 1
-            found = judge(event, arguments, kit)
+            found = judge(event, arguments, kit, usual)
             if found is not None:
                 outside[found] += 1
         checks.check(not outside, f"hooks of {log.name}: nothing outside", **kinds)
