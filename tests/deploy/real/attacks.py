@@ -520,7 +520,8 @@ def said_of(num_bytes: Any, *chunks: bytes, **more: Any) -> Any:
 
 
 HOSTILE_STREAMS: list[tuple[str, Any, str]] = [
-    ("announces 4 GB", said_of(4 * 2**30), "from 0 to"),
+    ("announces 4 GB", said_of(4 * 2**30), "refused: the request has 4.3 GB"),
+    ("announces 5 GB", said_of(5 * 10**9), "from 0 to"),
     ("announces a negative number", said_of(-1), "from 0 to"),
     ("announces a text", said_of("10"), "from 0 to"),
     ("sends more than it announced", said_of(10, b"x" * 2**20), "more than the 10 bytes"),
