@@ -20,10 +20,7 @@ import subprocess
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +29,7 @@ import psutil
 from common import (
     Beside,
     Checks,
-    Command,
     Deployment,
-    Failed,
     fingerprint,
     records,
     settings,
@@ -42,18 +37,16 @@ from common import (
     trained,
     until,
 )
-from hostile import Caller, HostileServer, Said, connect_tls
-from parcels import HOSTILE_REPLIES, HOSTILE_REQUESTS, Bomb, as_file, compress_zeros, find_request, read_reply
+from hostile import Caller, Said, connect_tls
+from organiser_attacks import attack_as_organiser
+from parcels import HOSTILE_REPLIES, Bomb, as_file, compress_zeros, find_request
+from stage import NAMES, ROGUE, SECONDS, LogTail, Stage
 
 from wardround.deploy import limits
-from wardround.deploy.joining import MOST_WORKERS
 from wardround.deploy.rpc.service import INSTANCE, METHODS, SERVICE, encode
 from wardround.deploy.site import Site
 from wardround.deploy.site_file import SiteFile
 
-NAMES = ["east", "north", "south", "west"]
-ROGUE = "hospital-05"
-SECONDS = 5.0  # in which others must have been heard from, whatever is attempted
 TOPICS = """
 sys.shell sys.info sys.show_config sys.report_env sys.report_resources show_stats show_errors
 reset_errors deploy start start_app delete_run shutdown restart abort abort_app abort_task abort_all
@@ -85,72 +78,6 @@ TRAVERSALS = [
     "%2e%2e%2f",
     "north\x00",
 ]
-
-
-MOVING = (
-    "state/exchange",
-    "state/queue",
-    "state/server",
-    "state/process",
-    "logs",
-    "runs",
-)  # while runs go on
-
-
-class LogTail:
-    """What a log file has gained since a moment."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._start = path.stat().st_size if path.exists() else 0
-
-    def lines(self, *words: str) -> list[str]:
-        content = self._path.read_bytes()[self._start :] if self._path.exists() else b""
-        lines = content.decode(errors="replace").splitlines()
-        return [line for line in lines if all(word in line for word in words)]
-
-
-def files_of(folder: Path, *but: str) -> dict[str, tuple[int, int]]:
-    """Every file with its size and time, except in these subfolders."""
-    found = {}
-    for path in folder.rglob("*"):
-        name = path.relative_to(folder).as_posix()
-        if path.is_file() and not name.startswith(but):
-            facts = path.stat()
-            found[name] = (facts.st_size, facts.st_mtime_ns)
-    return found
-
-
-class Stage:
-    """The deployment, and what is looked at after every attack."""
-
-    def __init__(self, checks: Checks, hospitals: Deployment) -> None:
-        self.checks, self.hospitals = checks, hospitals
-        self.organiser = hospitals.kit("organiser")
-        self.rogue = hospitals.kit(ROGUE)
-        self.calls = hospitals.organiser / "logs" / "server-calls.log"
-        self.mark = hospitals.folder / "code-ran"
-
-    def server(self) -> psutil.Process:
-        return psutil.Process(self.hospitals.server.process.pid)
-
-    @contextmanager
-    def attack(self, name: str, logged: int = 1, *words: str) -> Iterator[dict[str, Any]]:
-        """One line: what was refused, the log lines with the sender's name, the others' last sign of life."""
-        tail, began, facts = LogTail(self.calls), time.monotonic(), dict[str, Any]()
-        kept = files_of(self.hospitals.organiser, *MOVING)
-        yield facts
-        good = bool(facts.pop("ok"))
-        lines = tail.lines(ROGUE, *words)
-        heard = max(age for who, age in self.hospitals.heard().items() if who in NAMES)
-        same = kept == files_of(self.hospitals.organiser, *MOVING)
-        if not same:
-            facts["changed"] = "files of the organiser's kit"
-        if self.mark.exists():
-            facts["code"] = "RAN"
-        holds = good and len(lines) >= logged and heard < SECONDS and same and not self.mark.exists()
-        facts |= {"logged": len(lines), "others_heard": round(heard, 1), "seconds": since(began)}
-        self.checks.check(holds, name, **facts)
 
 
 # From a hospital with a valid kit
@@ -431,161 +358,6 @@ def measure_recovery(stage: Stage, base: int, most: int) -> dict[str, Any]:
     until(lambda: stage.server().num_fds() < base + 60, 90, "connections are dropped", 0.2)
     facts = {"descriptors": [base, most], "new_connection_after": connected, "dropped_after": since(began)}
     return {"ok": most < 1000 and connected < 10, **facts}
-
-
-# From a modified organiser's server
-
-
-def attack_as_organiser(stage: Stage) -> None:
-    """`north` is the real one, with rules; its server says anything."""
-    hospitals, checks = stage.hospitals, stage.checks
-    join = hospitals.joined["north"]
-    kit = hospitals.kit("north")
-    allowed = kit.site_file.read_text()
-    kit.site_file.write_text("data: phantom\ndevice: cpu\ntasks: [train, evaluate]\nmin_cases: 10\n")
-    worker_log, join_log = kit.logs / "worker.log", kit.logs / "join-calls.log"
-    with HostileServer(stage.organiser, "north") as server:
-        until(lambda: server.num_waits, 60, "the hospital comes to the other server")
-        outside = files_of(
-            hospitals.folder,
-            "kits/north",
-            "kits/east",
-            "kits/south",
-            "kits/west",
-            "submit",
-            "east",
-            "south",
-            "west",
-            "north",
-            "server",
-        )
-        own = files_of(kit.folder, "state", "logs")
-        for name, stream, words in HOSTILE_STREAMS:
-            tail, began = LogTail(join_log), time.monotonic()
-            server.send(stream)
-            try:
-                line = until(partial(tail.lines, words), 45, f"{name}: {words}")[0]
-                checks.check(join.is_running, f"stream: {name}", said=line[24:150], seconds=since(began))
-            except Failed as error:
-                checks.check(False, f"stream: {name}", said=str(error), log=tail.lines()[-2:])
-        for name, make, words in HOSTILE_REQUESTS:
-            began = time.monotonic()
-            info, content = server.ask(make(hospitals.folder, stage.mark))
-            said = str(info.get("failed") or read_reply(content, hospitals.folder))
-            holds = words in said and join.is_running and not stage.mark.exists()
-            checks.check(holds, f"request: {name}", said=said[:150], seconds=since(began))
-        pile_up(stage, server, join)
-        say_anything(stage, server, join)
-        checks.check(
-            outside
-            == files_of(
-                hospitals.folder,
-                "kits/north",
-                "kits/east",
-                "kits/south",
-                "kits/west",
-                "submit",
-                "east",
-                "south",
-                "west",
-                "north",
-                "server",
-            )
-            and own == files_of(kit.folder, "state", "logs"),
-            "no file was written or changed outside the hospital's state and logs",
-        )
-        lines = LogTail(worker_log)
-        lines._start = 0
-        kit.site_file.write_text(allowed)
-        checks.check(
-            bool(lines.lines("refused")),
-            "the hospital's log names the refusals",
-            lines=len(lines.lines("refused")),
-        )
-
-
-def endless() -> Iterator[bytes]:
-    """A byte a second of a request of 1 MB."""
-    yield encode({"job": "job", "letter": "trickle", "bytes": 10**5})
-    while True:
-        yield b"x"
-        time.sleep(0.5)
-
-
-def said_of(num_bytes: Any, *chunks: bytes, **more: Any) -> Any:
-    return lambda: [
-        encode({"job": "job", "letter": secrets.token_hex(8), "bytes": num_bytes, **more}),
-        *chunks,
-    ]
-
-
-HOSTILE_STREAMS: list[tuple[str, Any, str]] = [
-    ("announces 4 GB", said_of(4 * 2**30), "refused: the request has 4.3 GB"),
-    ("announces 5 GB", said_of(5 * 10**9), "from 0 to"),
-    ("announces a negative number", said_of(-1), "from 0 to"),
-    ("announces a text", said_of("10"), "from 0 to"),
-    ("sends more than it announced", said_of(10, b"x" * 2**20), "more than the 10 bytes"),
-    ("sends less than it announced", said_of(10**6, b"x"), "less than were announced"),
-    ("a chunk of 8 MB", said_of(8 * 2**20, b"x" * 8 * 2**20), "waiting for a request"),
-    ("garbage instead of a description", lambda: [secrets.token_bytes(5000)], "not JSON"),
-    ("nested brackets", lambda: [b"[" * 9999], "not JSON"),
-    ("a description of 1 MB", lambda: [b" " * 2**20], "at most 10,000"),
-    ("nothing at all", list, "not JSON"),
-    ("a path as the run", said_of(10, b"x" * 10, job="../\x00"), "'job' is not text"),
-    ("a letter of 200 characters", said_of(10, b"x" * 10, letter="x" * 200), "'letter' is not text"),
-    ("an endless trickle", endless, "waiting for a request"),
-]
-
-
-def pile_up(stage: Stage, server: HostileServer, join: Command) -> None:
-    """Sixty runs at once, and one letter a hundred times."""
-    content = HOSTILE_REQUESTS[0][1](stage.hospitals.folder, stage.mark)
-    server.jobs = [f"run-{number}" for number in range(60)]
-    for job in server.jobs:
-        server.post(content, job=job)
-    most = watch_workers(stage, server, 60)
-    stage.checks.check(
-        most <= MOST_WORKERS + 1 and join.is_running, "60 runs at once", processes=most, allowed=MOST_WORKERS
-    )
-    server.jobs = []
-    for _ in range(100):
-        server.post(content, letter="same")
-    most = watch_workers(stage, server, 1)
-    exchange = stage.hospitals.kit("north").state / "exchange"
-    stage.checks.check(
-        most <= MOST_WORKERS + 1 and len(list(exchange.iterdir())) <= 20,
-        "one letter 100 times",
-        processes=most,
-    )
-
-
-def watch_workers(stage: Stage, server: HostileServer, answers: int, seconds: float = 90) -> int:
-    """The most processes that train, until so many answers came."""
-    most, came, deadline = 0, 0, time.monotonic() + seconds
-    while came < answers and time.monotonic() < deadline:
-        most = max(most, len(stage.hospitals.job_processes("north")))
-        while not server.answers.empty():
-            server.answers.get()
-            came += 1
-        time.sleep(0.05)
-    return most
-
-
-def say_anything(stage: Stage, server: HostileServer, join: Command) -> None:
-    """Hostile answers to the two small calls."""
-    log = LogTail(stage.hospitals.kit("north").logs / "join-calls.log")
-    answers = [b"", b"[]", b"{", b"\xff" * 100, pickle.dumps(Bomb(stage.mark)), b'{"jobs": 3}', b'{"jobs": [' + b'"x",' * 2000 + b'"x"]}',
-               b'{"jobs": [{"deploy": "x"}]}', b" " * 10**6]  # fmt: skip
-    for answer in answers:
-        server.beat = server.hello = answer
-        time.sleep(2.5)
-    server.beat = server.hello = None
-    beats = server.num_beats
-    until(lambda: server.num_beats > beats + 1, 30, "the hospital goes on")
-    said = len(log.lines("does not answer"))
-    stage.checks.check(
-        join.is_running and said > 0, f"{len(answers)} hostile answers to Beat and Hello", logged=said
-    )
 
 
 # From a local process without a certificate
