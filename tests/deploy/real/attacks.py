@@ -47,19 +47,33 @@ from wardround.deploy.rpc.service import INSTANCE, METHODS, SERVICE, encode
 from wardround.deploy.site import Site
 from wardround.deploy.site_file import SiteFile
 
+# names of channels, topics and commands in FLARE 2.9
 TOPICS = """
-sys.shell sys.info sys.show_config sys.report_env sys.report_resources show_stats show_errors
-reset_errors deploy start start_app delete_run shutdown restart abort abort_app abort_task abort_all
-get_clients set_timeout configure_job_log configure_site_log check_job clone_job submit_job
-delete_job download_job list_jobs get_job_meta app_command cat grep head ls pwd tail get_task
-submit_update submit_result register quit heartbeat sync_runner end_run job_failure cell_info cells
-routes peers conns stop ping route speed_test report_root config_vars process_info heartbeat_cell
-stress msg_stats show_cells bcast stream data ack blob file_stream aux fire_forget cmd login
-challenge cert_login token_login sm_cert sm_session download object_dl upload_from_folder pull_job
-push_folder reload_decomposers
+_commands _logout _net_manager abort abort_all abort_app abort_job abort_task ack add_study_site
+add_study_user admin admin_check_status app_command aux aux_command aux_communicate aux_communication
+aux_send bcast blob bulk_item bulk_test bye call cat cell_info cellnet.channel cells cert_login challenge
+change_root check_job check_resources check_status client_command client_sub_worker_command clone_job cmd
+comm_config comp_caller.call config_vars configure_job_log configure_site_log conns control.do_command
+data delete_job delete_run delete_workspace deploy deploy_app disable_client download download_job
+download_job_components echo edge_request enable_client end_run execute_result file file_stream
+fire_event fire_forget folder get_clients get_errors get_job_log get_job_meta get_run_info get_task grep
+handle_dead_job hci.download hci.upload hci_channel head heart_beat heartbeat heartbeat_cell
+info.reset_errors info.show_errors info.show_stats job_failure list_job list_jobs list_pools
+list_sessions list_studies login ls msg_stats multi_process_executor object_dl peers ping process_info
+pull_job push_folder pwd quit register register_study reload_decomposers remove_client remove_study
+remove_study_site remove_study_user report_env report_job_failure report_resources report_root
+report_version reset_errors resource_manager.report_resources restart return_only route routes
+scheduler.allocate_resource scheduler.cancel_resource scheduler.check_resource server_command
+server_parent_listener server_state set_timeout show_cells show_errors show_pool show_scopes show_stats
+show_study shutdown simulator_runner simulator_worker_init sm__ACK sm__CERT sm__DATA sm__ERROR sm__STREAM
+sm_cert sm_session speed speed_test start start_app start_route stop stop_cell stream stress submit_job
+submit_result submit_update sync_runner sys.configure_site_log sys.info sys.report_env
+sys.report_resources sys.report_version sys.shell sys.show_config sys_info tail task token_login
+train.abort train.abort_task train.check_status train.configure_job_log train.delete_run train.deploy
+train.get_scopes train.notify_job_status train.restart train.set_job_id train.shutdown train.start
+train.start_job update_run_status upload_from_folder url_use
 """
-SERVICES = [
-    SERVICE,
+FOREIGN = (
     "admin",
     "server_command",
     "client_command",
@@ -67,7 +81,7 @@ SERVICES = [
     "cellnet.channel",
     "streaming",
     "aux_communication",
-]
+)
 TRAVERSALS = [
     "../../kit.json",
     "/etc/passwd",
@@ -97,7 +111,7 @@ def attack_as_hospital(stage: Stage) -> None:
 
 
 def call_foreign_methods(stage: Stage, rogue: Caller) -> None:
-    paths = [f"/{service}/{topic}" for service in SERVICES for topic in TOPICS.split()]
+    paths = [f"/{service}/{topic}" for service in (SERVICE, *FOREIGN) for topic in TOPICS.split()]
     paths += [f"/{SERVICE}/{name.lower()}" for name in METHODS] + [
         "//",
         f"/{SERVICE}/",
