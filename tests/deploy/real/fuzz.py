@@ -22,12 +22,12 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import common
-from common import Beside, Checks, Deployment, settings, since, trained, until
+from common import Beside, Checks, Deployment, Failed, settings, since, trained, until
 from hostile import Caller, HostileServer
 from parcels import as_file, request, sealed
 
@@ -297,6 +297,7 @@ def read_as_run(folder: Path, count: int) -> str:
             channel.take({"letter": line["post"]["letter"], "hospital": "north", "path": str(path)})
 
     channel = PipeChannel(folder, send)
+    began = time.time()  # everything is imported
     expected = {name: params.spec(name) for name in params}
     for _ in range(count):
         found = list(channel.exchange({"north": honest}, time.monotonic() + 10))
@@ -308,24 +309,24 @@ def read_as_run(folder: Path, count: int) -> str:
             ends["taken"] += 1
         except ParcelError:
             ends["refused"] += 1
-    return json.dumps(ends)
+    return json.dumps([began, ends])
 
 
-def fuzz_job(checks: Checks, hospitals: Deployment) -> None:
+def fuzz_job(checks: Checks, hospitals: Deployment) -> float:
+    """Returns when its start-up was over."""
     folder = hospitals.organiser / "state" / "job-exchange"
     folder.mkdir()
     began = time.monotonic()
     code = JOB.format(here=str(HERE), folder=str(folder), count=COUNT)
     environment = {**common.ENVIRONMENT, "WARDROUND_AUDIT": str(hospitals.folder / "audit" / "job")}
     done = subprocess.run([sys.executable, "-P", "-c", code], env=environment, capture_output=True, text=True)
-    ends = json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else {"error": done.stderr[-500:]}
-    checks.check(
-        sum(ends.values()) == COUNT if done.returncode == 0 else False,
-        f"run's process: {COUNT:,} replies",
-        seconds=since(began),
-        **ends,
-    )
+    if done.returncode != 0:
+        raise Failed(f"the process ended: {done.stderr[-500:]}")
+    moment, ends = json.loads(done.stdout.splitlines()[-1])
+    holds = sum(ends.values()) == COUNT
+    checks.check(holds, f"run's process: {COUNT:,} replies", seconds=since(began), **ends)
     folder.rmdir()  # nothing is left in it
+    return float(moment)
 
 
 # What the hooks saw
@@ -348,12 +349,18 @@ def events_of(log: Path, start: float, end: float = math.inf) -> Iterator[tuple[
             yield event, arguments
 
 
+@cache
+def own_source() -> str:
+    return "\n".join(path.read_text() for path in Path(wardround.__file__).parent.rglob("*.py"))
+
+
 def judge(event: str, arguments: list[Any], kit: Path, usual: set[tuple[Any, ...]]) -> str | None:
     """What an event was outside of; None where it belongs. usual: code that honest processes compile."""
     own = tuple(str(kit / name) for name in ("state", "logs", "runs"))
     path = os.path.normpath(str(arguments[0])) if arguments else ""
     if event == "compile" and path.startswith("<"):
-        return None if tuple(arguments) in usual else f"{event} {arguments}"
+        is_shown = path == "<unknown>" and str(arguments[1]) in own_source()  # a line of a traceback of ours
+        return None if tuple(arguments) in usual or is_shown else f"{event} {arguments}"
     if event in ("exec", "compile", "ctypes.dlopen"):
         inside = path.startswith((*ROOTS, "<")) or path in ("None", ".")  # what is in <> was compiled before
         return None if inside else f"{event} {path}"
@@ -377,18 +384,20 @@ def judge(event: str, arguments: list[Any], kit: Path, usual: set[tuple[Any, ...
     return f"{event}{' for writing' if writes and event == 'open' else ''} {path}"
 
 
-def read_hooks(checks: Checks, hospitals: Deployment, start: float) -> None:
+def read_hooks(checks: Checks, hospitals: Deployment, start: float, job_start: float) -> None:
     logs = sorted((hospitals.folder / "audit").iterdir())
     honest = [log for log in logs if log.name in ("east", "south", "west")]
     usual = {
         tuple(arguments) for log in honest for event, arguments in events_of(log, 0) if event == "compile"
     }
+    starts = {log: job_start if log.name == "job" else start for log in logs}
     for log in logs:
-        usual |= {tuple(arguments) for event, arguments in events_of(log, 0, start) if event == "compile"}
+        before = events_of(log, 0, starts[log])
+        usual |= {tuple(arguments) for event, arguments in before if event == "compile"}
     for log in logs:
         kit = hospitals.kits / ("organiser" if log.name in ("server", "job") else log.name)
         kinds, outside = Counter[str](), Counter[str]()
-        for event, arguments in events_of(log, start):
+        for event, arguments in events_of(log, starts[log]):
             kinds[event] += 1
             found = judge(event, arguments, kit, usual)
             if found is not None:
@@ -424,20 +433,21 @@ def main() -> None:
         for name in NAMES:
             audited(hospitals, name, partial(hospitals.join, name))
         hospitals.wait_connected(NAMES)
-        start = time.time()
+        hospitals.wait_done(hospitals.submit({**beside, "name": "before"}), "before", 900)
+        start = job_start = time.time()
         if checks.wants("server"):
             with Beside(hospitals, beside) as runs, checks.part("the server"):
                 fuzz_server(checks, hospitals)
             runs.check(checks, expected)
         if checks.wants("job"):
             with checks.part("the run's process"):
-                fuzz_job(checks, hospitals)
+                job_start = fuzz_job(checks, hospitals)
         if checks.wants("hospital"):
             hospitals.server.signal(signal.SIGTERM)
             hospitals.server.wait(30)
             with checks.part("the hospital"):
                 fuzz_hospital(checks, hospitals)
-        read_hooks(checks, hospitals, start)
+        read_hooks(checks, hospitals, start, job_start)
 
 
 if __name__ == "__main__":
