@@ -99,6 +99,8 @@ def test_signs_of_life_grow_old(server: Server) -> None:
     time.sleep(0.05)
     assert 5.05 <= server.channel.alive()["north"] < 6.0
     assert server.channel.strays() == [("east", "late")]
+    server.channel.take({"letter": "a", "hospital": "east", "path": None, "strays": [["east", "failed: no"]]})
+    assert set(server.channel.alive()) == {"north"} and server.channel.strays() == [("east", "failed: no")]
 
 
 def test_stop_reaches_an_experiment_that_begins_later(tmp_path: Path) -> None:

@@ -42,14 +42,14 @@ class PipeChannel:
         self._strays: list[tuple[str, str]] = []
 
     def take(self, line: Line) -> None:
-        """A line from the server: who is alive and what was not wanted, or a reply."""
-        if "letter" in line:
-            self._arrived.put(line)
-            return
+        """A line from the server: who is alive, what was not wanted, or a reply."""
         now = time.monotonic()
         with self._lock:
-            self._heard = {name: now - seconds for name, seconds in line.get("alive", {}).items()}
+            if "alive" in line:
+                self._heard = {name: now - seconds for name, seconds in line["alive"].items()}
             self._strays += [(str(name), str(why)) for name, why in line.get("strays", [])]
+        if "letter" in line:
+            self._arrived.put(line)
 
     def alive(self) -> dict[str, float]:
         now = time.monotonic()

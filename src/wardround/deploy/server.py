@@ -73,8 +73,8 @@ class RunningJob:
                 letter, path = self._mailbox.take(1.0)
             except queue.Empty:
                 continue
-            found = None if path is None else str(path)
-            self.child.send({"letter": letter.id, "hospital": letter.hospital, "path": found})
+            found = {"letter": letter.id, "hospital": letter.hospital, "path": path and str(path)}
+            self.child.send({**found, "strays": self._mailbox.take_strays()})  # why there is none, in time
 
     def tell(self, alive: dict[str, float]) -> None:
         """Who is there, and which replies were not wanted."""

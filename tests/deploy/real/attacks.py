@@ -20,10 +20,7 @@ import subprocess
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +29,7 @@ import psutil
 from common import (
     Beside,
     Checks,
-    Command,
     Deployment,
-    Failed,
     fingerprint,
     records,
     settings,
@@ -42,31 +37,43 @@ from common import (
     trained,
     until,
 )
-from hostile import Caller, HostileServer, Said, connect_tls
-from parcels import HOSTILE_REPLIES, HOSTILE_REQUESTS, Bomb, as_file, find_request, read_reply
+from hostile import Caller, Said, connect_tls
+from organiser_attacks import attack_as_organiser
+from parcels import HOSTILE_REPLIES, Bomb, as_file, compress_zeros, find_request
+from stage import NAMES, ROGUE, SECONDS, LogTail, Stage
 
 from wardround.deploy import limits
-from wardround.deploy.joining import MOST_WORKERS
 from wardround.deploy.rpc.service import INSTANCE, METHODS, SERVICE, encode
 from wardround.deploy.site import Site
 from wardround.deploy.site_file import SiteFile
 
-NAMES = ["east", "north", "south", "west"]
-ROGUE = "hospital-05"
-SECONDS = 5.0  # in which others must have been heard from, whatever is attempted
+# names of channels, topics and commands in FLARE 2.9
 TOPICS = """
-sys.shell sys.info sys.show_config sys.report_env sys.report_resources show_stats show_errors
-reset_errors deploy start start_app delete_run shutdown restart abort abort_app abort_task abort_all
-get_clients set_timeout configure_job_log configure_site_log check_job clone_job submit_job
-delete_job download_job list_jobs get_job_meta app_command cat grep head ls pwd tail get_task
-submit_update submit_result register quit heartbeat sync_runner end_run job_failure cell_info cells
-routes peers conns stop ping route speed_test report_root config_vars process_info heartbeat_cell
-stress msg_stats show_cells bcast stream data ack blob file_stream aux fire_forget cmd login
-challenge cert_login token_login sm_cert sm_session download object_dl upload_from_folder pull_job
-push_folder reload_decomposers
+_commands _logout _net_manager abort abort_all abort_app abort_job abort_task ack add_study_site
+add_study_user admin admin_check_status app_command aux aux_command aux_communicate aux_communication
+aux_send bcast blob bulk_item bulk_test bye call cat cell_info cellnet.channel cells cert_login challenge
+change_root check_job check_resources check_status client_command client_sub_worker_command clone_job cmd
+comm_config comp_caller.call config_vars configure_job_log configure_site_log conns control.do_command
+data delete_job delete_run delete_workspace deploy deploy_app disable_client download download_job
+download_job_components echo edge_request enable_client end_run execute_result file file_stream
+fire_event fire_forget folder get_clients get_errors get_job_log get_job_meta get_run_info get_task grep
+handle_dead_job hci.download hci.upload hci_channel head heart_beat heartbeat heartbeat_cell
+info.reset_errors info.show_errors info.show_stats job_failure list_job list_jobs list_pools
+list_sessions list_studies login ls msg_stats multi_process_executor object_dl peers ping process_info
+pull_job push_folder pwd quit register register_study reload_decomposers remove_client remove_study
+remove_study_site remove_study_user report_env report_job_failure report_resources report_root
+report_version reset_errors resource_manager.report_resources restart return_only route routes
+scheduler.allocate_resource scheduler.cancel_resource scheduler.check_resource server_command
+server_parent_listener server_state set_timeout show_cells show_errors show_pool show_scopes show_stats
+show_study shutdown simulator_runner simulator_worker_init sm__ACK sm__CERT sm__DATA sm__ERROR sm__STREAM
+sm_cert sm_session speed speed_test start start_app start_route stop stop_cell stream stress submit_job
+submit_result submit_update sync_runner sys.configure_site_log sys.info sys.report_env
+sys.report_resources sys.report_version sys.shell sys.show_config sys_info tail task token_login
+train.abort train.abort_task train.check_status train.configure_job_log train.delete_run train.deploy
+train.get_scopes train.notify_job_status train.restart train.set_job_id train.shutdown train.start
+train.start_job update_run_status upload_from_folder url_use
 """
-SERVICES = [
-    SERVICE,
+FOREIGN = (
     "admin",
     "server_command",
     "client_command",
@@ -74,7 +81,7 @@ SERVICES = [
     "cellnet.channel",
     "streaming",
     "aux_communication",
-]
+)
 TRAVERSALS = [
     "../../kit.json",
     "/etc/passwd",
@@ -85,72 +92,6 @@ TRAVERSALS = [
     "%2e%2e%2f",
     "north\x00",
 ]
-
-
-MOVING = (
-    "state/exchange",
-    "state/queue",
-    "state/server",
-    "state/process",
-    "logs",
-    "runs",
-)  # while runs go on
-
-
-class LogTail:
-    """What a log file has gained since a moment."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._start = path.stat().st_size if path.exists() else 0
-
-    def lines(self, *words: str) -> list[str]:
-        content = self._path.read_bytes()[self._start :] if self._path.exists() else b""
-        lines = content.decode(errors="replace").splitlines()
-        return [line for line in lines if all(word in line for word in words)]
-
-
-def files_of(folder: Path, *but: str) -> dict[str, tuple[int, int]]:
-    """Every file with its size and time, except in these subfolders."""
-    found = {}
-    for path in folder.rglob("*"):
-        name = path.relative_to(folder).as_posix()
-        if path.is_file() and not name.startswith(but):
-            facts = path.stat()
-            found[name] = (facts.st_size, facts.st_mtime_ns)
-    return found
-
-
-class Stage:
-    """The deployment, and what is looked at after every attack."""
-
-    def __init__(self, checks: Checks, hospitals: Deployment) -> None:
-        self.checks, self.hospitals = checks, hospitals
-        self.organiser = hospitals.kit("organiser")
-        self.rogue = hospitals.kit(ROGUE)
-        self.calls = hospitals.organiser / "logs" / "server-calls.log"
-        self.mark = hospitals.folder / "code-ran"
-
-    def server(self) -> psutil.Process:
-        return psutil.Process(self.hospitals.server.process.pid)
-
-    @contextmanager
-    def attack(self, name: str, logged: int = 1, *words: str) -> Iterator[dict[str, Any]]:
-        """One line: what was refused, the log lines with the sender's name, the others' last sign of life."""
-        tail, began, facts = LogTail(self.calls), time.monotonic(), dict[str, Any]()
-        kept = files_of(self.hospitals.organiser, *MOVING)
-        yield facts
-        good = bool(facts.pop("ok"))
-        lines = tail.lines(ROGUE, *words)
-        heard = max(age for who, age in self.hospitals.heard().items() if who in NAMES)
-        same = kept == files_of(self.hospitals.organiser, *MOVING)
-        if not same:
-            facts["changed"] = "files of the organiser's kit"
-        if self.mark.exists():
-            facts["code"] = "RAN"
-        holds = good and len(lines) >= logged and heard < SECONDS and same and not self.mark.exists()
-        facts |= {"logged": len(lines), "others_heard": round(heard, 1), "seconds": since(began)}
-        self.checks.check(holds, name, **facts)
 
 
 # From a hospital with a valid kit
@@ -170,7 +111,7 @@ def attack_as_hospital(stage: Stage) -> None:
 
 
 def call_foreign_methods(stage: Stage, rogue: Caller) -> None:
-    paths = [f"/{service}/{topic}" for service in SERVICES for topic in TOPICS.split()]
+    paths = [f"/{service}/{topic}" for service in (SERVICE, *FOREIGN) for topic in TOPICS.split()]
     paths += [f"/{SERVICE}/{name.lower()}" for name in METHODS] + [
         "//",
         f"/{SERVICE}/",
@@ -322,6 +263,7 @@ def answer_with_attacks(stage: Stage) -> None:
         data={"phantom": {"hospitals": 5, "size": 16, "cases": 8}},
         evaluate={"metrics": ["dice"], "overlays": 0, "every": 100},
     )
+    compress_zeros()  # takes seconds, which the rounds do not wait
     command = hospitals.submit(config, names=["west", ROGUE])
     largest = {"run": 0.0, "server": 0.0}
     done = threading.Event()
@@ -371,7 +313,7 @@ def answer_with_attacks(stage: Stage) -> None:
         told = {**record["refused"], **record["lost"]}.get(f"train/{ROGUE}", "")
         strays = [text for text in record.get("stray", []) if "unreadable" in text]
         why = str(strays[-1] if strays else told) if said.code == "OK" else f"{said.code}: {said.text}"
-        holds = bool(told) and list(record["loss"]) == ["west"]
+        holds = bool(said.code and told) and list(record["loss"]) == ["west"]
         checks.check(holds, f"reply: {name}", said=" ".join(why.split())[:130])
     facts = {f"{kind}_mib": round(value) for kind, value in largest.items()}
     checks.check(
@@ -430,160 +372,6 @@ def measure_recovery(stage: Stage, base: int, most: int) -> dict[str, Any]:
     until(lambda: stage.server().num_fds() < base + 60, 90, "connections are dropped", 0.2)
     facts = {"descriptors": [base, most], "new_connection_after": connected, "dropped_after": since(began)}
     return {"ok": most < 1000 and connected < 10, **facts}
-
-
-# From a modified organiser's server
-
-
-def attack_as_organiser(stage: Stage) -> None:
-    """`north` is the real one, with rules; its server says anything."""
-    hospitals, checks = stage.hospitals, stage.checks
-    join = hospitals.joined["north"]
-    kit = hospitals.kit("north")
-    allowed = kit.site_file.read_text()
-    kit.site_file.write_text("data: phantom\ndevice: cpu\ntasks: [train, evaluate]\nmin_cases: 10\n")
-    worker_log, join_log = kit.logs / "worker.log", kit.logs / "join-calls.log"
-    with HostileServer(stage.organiser, "north") as server:
-        until(lambda: server.num_waits, 60, "the hospital comes to the other server")
-        outside = files_of(
-            hospitals.folder,
-            "kits/north",
-            "kits/east",
-            "kits/south",
-            "kits/west",
-            "submit",
-            "east",
-            "south",
-            "west",
-            "north",
-            "server",
-        )
-        own = files_of(kit.folder, "state", "logs")
-        for name, stream, words in HOSTILE_STREAMS:
-            tail, began = LogTail(join_log), time.monotonic()
-            server.send(stream)
-            try:
-                line = until(partial(tail.lines, words), 45, f"{name}: {words}")[0]
-                checks.check(join.is_running, f"stream: {name}", said=line[24:150], seconds=since(began))
-            except Failed as error:
-                checks.check(False, f"stream: {name}", said=str(error), log=tail.lines()[-2:])
-        for name, make, words in HOSTILE_REQUESTS:
-            began = time.monotonic()
-            info, content = server.ask(make(hospitals.folder, stage.mark))
-            said = str(info.get("failed") or read_reply(content, hospitals.folder))
-            holds = words in said and join.is_running and not stage.mark.exists()
-            checks.check(holds, f"request: {name}", said=said[:150], seconds=since(began))
-        pile_up(stage, server, join)
-        say_anything(stage, server, join)
-        checks.check(
-            outside
-            == files_of(
-                hospitals.folder,
-                "kits/north",
-                "kits/east",
-                "kits/south",
-                "kits/west",
-                "submit",
-                "east",
-                "south",
-                "west",
-                "north",
-                "server",
-            )
-            and own == files_of(kit.folder, "state", "logs"),
-            "no file was written or changed outside the hospital's state and logs",
-        )
-        lines = LogTail(worker_log)
-        lines._start = 0
-        kit.site_file.write_text(allowed)
-        checks.check(
-            bool(lines.lines("refused")),
-            "the hospital's log names the refusals",
-            lines=len(lines.lines("refused")),
-        )
-
-
-def endless() -> Iterator[bytes]:
-    """A byte a second of a request of 1 MB."""
-    yield encode({"job": "job", "letter": "trickle", "bytes": 10**5})
-    while True:
-        yield b"x"
-        time.sleep(0.5)
-
-
-def said_of(num_bytes: Any, *chunks: bytes, **more: Any) -> Any:
-    return lambda: [
-        encode({"job": "job", "letter": secrets.token_hex(8), "bytes": num_bytes, **more}),
-        *chunks,
-    ]
-
-
-HOSTILE_STREAMS: list[tuple[str, Any, str]] = [
-    ("announces 4 GB", said_of(4 * 2**30), "from 0 to"),
-    ("announces a negative number", said_of(-1), "from 0 to"),
-    ("announces a text", said_of("10"), "from 0 to"),
-    ("sends more than it announced", said_of(10, b"x" * 2**20), "more than the 10 bytes"),
-    ("sends less than it announced", said_of(10**6, b"x"), "less than were announced"),
-    ("a chunk of 8 MB", said_of(8 * 2**20, b"x" * 8 * 2**20), "waiting for a request"),
-    ("garbage instead of a description", lambda: [secrets.token_bytes(5000)], "not JSON"),
-    ("nested brackets", lambda: [b"[" * 9999], "not JSON"),
-    ("a description of 1 MB", lambda: [b" " * 2**20], "at most 10,000"),
-    ("nothing at all", list, "not JSON"),
-    ("a path as the run", said_of(10, b"x" * 10, job="../\x00"), "'job' is not text"),
-    ("a letter of 200 characters", said_of(10, b"x" * 10, letter="x" * 200), "'letter' is not text"),
-    ("an endless trickle", endless, "waiting for a request"),
-]
-
-
-def pile_up(stage: Stage, server: HostileServer, join: Command) -> None:
-    """Sixty runs at once, and one letter a hundred times."""
-    content = HOSTILE_REQUESTS[0][1](stage.hospitals.folder, stage.mark)
-    server.jobs = [f"run-{number}" for number in range(60)]
-    for job in server.jobs:
-        server.post(content, job=job)
-    most = watch_workers(stage, server, 60)
-    stage.checks.check(
-        most <= MOST_WORKERS + 1 and join.is_running, "60 runs at once", processes=most, allowed=MOST_WORKERS
-    )
-    server.jobs = []
-    for _ in range(100):
-        server.post(content, letter="same")
-    most = watch_workers(stage, server, 1)
-    exchange = stage.hospitals.kit("north").state / "exchange"
-    stage.checks.check(
-        most <= MOST_WORKERS + 1 and len(list(exchange.iterdir())) <= 20,
-        "one letter 100 times",
-        processes=most,
-    )
-
-
-def watch_workers(stage: Stage, server: HostileServer, answers: int, seconds: float = 90) -> int:
-    """The most processes that train, until so many answers came."""
-    most, came, deadline = 0, 0, time.monotonic() + seconds
-    while came < answers and time.monotonic() < deadline:
-        most = max(most, len(stage.hospitals.job_processes("north")))
-        while not server.answers.empty():
-            server.answers.get()
-            came += 1
-        time.sleep(0.05)
-    return most
-
-
-def say_anything(stage: Stage, server: HostileServer, join: Command) -> None:
-    """Hostile answers to the two small calls."""
-    log = LogTail(stage.hospitals.kit("north").logs / "join-calls.log")
-    answers = [b"", b"[]", b"{", b"\xff" * 100, pickle.dumps(Bomb(stage.mark)), b'{"jobs": 3}', b'{"jobs": [' + b'"x",' * 2000 + b'"x"]}',
-               b'{"jobs": [{"deploy": "x"}]}', b" " * 10**6]  # fmt: skip
-    for answer in answers:
-        server.beat = server.hello = answer
-        time.sleep(2.5)
-    server.beat = server.hello = None
-    beats = server.num_beats
-    until(lambda: server.num_beats > beats + 1, 30, "the hospital goes on")
-    said = len(log.lines("does not answer"))
-    stage.checks.check(
-        join.is_running and said > 0, f"{len(answers)} hostile answers to Beat and Hello", logged=said
-    )
 
 
 # From a local process without a certificate
@@ -732,6 +520,8 @@ def main() -> None:
             hospitals.wait_done(hospitals.submit({**beside, "name": "after"}), "after", 900)
             found = fingerprint(hospitals.run_folder("after"))
             checks.check(found == expected, f"a run afterwards: {found[:12]}, with train {expected[:12]}")
+        for name in NAMES:
+            checks.check(hospitals.ledger_holds(name), f"the ledger of {name} verifies")
 
 
 PARTS = {"local": attack_locally, "hospital": attack_as_hospital, "connections": attack_connections}

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import random
 import signal
@@ -21,12 +22,12 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import common
-from common import Beside, Checks, Deployment, settings, since, trained, until
+from common import Beside, Checks, Deployment, Failed, settings, since, trained, until
 from hostile import Caller, HostileServer
 from parcels import as_file, request, sealed
 
@@ -195,6 +196,7 @@ def fuzz_hospital(checks: Checks, hospitals: Deployment) -> None:
     sent: Counter[str] = Counter()
     base = [request(task) for task in ("register", "train", "evaluate", "calibrate")]
     with HostileServer(hospitals.kit("organiser"), "north") as server:
+        server.jobs = ["job", "other"]  # their processes stay
         until(lambda: server.num_waits, 60, "the hospital comes")
         began = time.monotonic()
         while sent["request"] < COUNT:
@@ -295,6 +297,7 @@ def read_as_run(folder: Path, count: int) -> str:
             channel.take({"letter": line["post"]["letter"], "hospital": "north", "path": str(path)})
 
     channel = PipeChannel(folder, send)
+    began = time.time()  # everything is imported
     expected = {name: params.spec(name) for name in params}
     for _ in range(count):
         found = list(channel.exchange({"north": honest}, time.monotonic() + 10))
@@ -306,54 +309,63 @@ def read_as_run(folder: Path, count: int) -> str:
             ends["taken"] += 1
         except ParcelError:
             ends["refused"] += 1
-    return json.dumps(ends)
+    return json.dumps([began, ends])
 
 
-def fuzz_job(checks: Checks, hospitals: Deployment) -> None:
+def fuzz_job(checks: Checks, hospitals: Deployment) -> float:
+    """Returns when its start-up was over."""
     folder = hospitals.organiser / "state" / "job-exchange"
     folder.mkdir()
     began = time.monotonic()
     code = JOB.format(here=str(HERE), folder=str(folder), count=COUNT)
     environment = {**common.ENVIRONMENT, "WARDROUND_AUDIT": str(hospitals.folder / "audit" / "job")}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
-    ends = json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else {"error": done.stderr[-500:]}
-    checks.check(
-        sum(ends.values()) == COUNT if done.returncode == 0 else False,
-        f"run's process: {COUNT:,} replies",
-        seconds=since(began),
-        **ends,
-    )
+    done = subprocess.run([sys.executable, "-P", "-c", code], env=environment, capture_output=True, text=True)
+    if done.returncode != 0:
+        raise Failed(f"the process ended: {done.stderr[-500:]}")
+    moment, ends = json.loads(done.stdout.splitlines()[-1])
+    holds = sum(ends.values()) == COUNT
+    checks.check(holds, f"run's process: {COUNT:,} replies", seconds=since(began), **ends)
     folder.rmdir()  # nothing is left in it
+    return float(moment)
 
 
 # What the hooks saw
 
 
 ROOTS = tuple({sys.prefix, sys.base_prefix, *sysconfig.get_paths().values(), str(Path(wardround.__file__).parents[1]),
-               str(Path(sys.prefix).resolve()), str(HERE), "/usr/lib", "/lib", "/proc", "/sys", "/etc/localtime", "/dev/null"})  # fmt: skip
+               str(Path(sys.prefix).resolve()), str(HERE), "/usr/lib", "/lib", "/proc", "/sys", "/etc/localtime"})  # fmt: skip
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-OURS = ("wardround.deploy.worker", "wardround.deploy.run_process")
+# Processes of ours; a run notes the machine's and its own version when it begins.
+OURS = ("wardround.deploy.worker", "wardround.deploy.run_process", "['uname', '-p']", "'rev-parse', 'HEAD']")
 
 
-def events_of(log: Path, start: float) -> Iterator[tuple[str, list[Any]]]:
+def events_of(log: Path, start: float, end: float = math.inf) -> Iterator[tuple[str, list[Any]]]:
     for line in log.read_text(errors="replace").splitlines():
         try:
             moment, _, event, arguments = json.loads(line)
         except ValueError:
             continue
-        if moment >= start:
+        if start <= moment < end:
             yield event, arguments
 
 
-def judge(event: str, arguments: list[Any], kit: Path) -> str | None:
-    """What an event was outside of; None where it belongs."""
+@cache
+def own_source() -> str:
+    return "\n".join(path.read_text() for path in Path(wardround.__file__).parent.rglob("*.py"))
+
+
+def judge(event: str, arguments: list[Any], kit: Path, usual: set[tuple[Any, ...]]) -> str | None:
+    """What an event was outside of; None where it belongs. usual: code that honest processes compile."""
     own = tuple(str(kit / name) for name in ("state", "logs", "runs"))
     path = os.path.normpath(str(arguments[0])) if arguments else ""
+    if event == "compile" and path.startswith("<"):
+        is_shown = path == "<unknown>" and str(arguments[1]) in own_source()  # a line of a traceback of ours
+        return None if tuple(arguments) in usual or is_shown else f"{event} {arguments}"
     if event in ("exec", "compile", "ctypes.dlopen"):
-        inside = path.startswith(ROOTS) or path.startswith("<") or path in ("None", ".")
+        inside = path.startswith((*ROOTS, "<")) or path in ("None", ".")  # what is in <> was compiled before
         return None if inside else f"{event} {path}"
     if event == "subprocess.Popen":
-        return None if any(name in str(arguments[1]) for name in OURS) else f"{event} {arguments[:2]}"
+        return None if any(words in str(arguments[1]) for words in OURS) else f"{event} {arguments[:2]}"
     if event == "os.fork" or event.startswith(
         ("os.system", "os.exec", "os.posix", "pickle", "socket", "pty")
     ):
@@ -365,20 +377,29 @@ def judge(event: str, arguments: list[Any], kit: Path) -> str | None:
     )
     if not path.startswith("/"):
         return None if path.isdigit() else f"{event} {path}"
-    if path.startswith(own):
+    if path.startswith(own) or path == os.devnull:
         return None
     if not writes and (path.startswith((*ROOTS, str(kit))) or path in sys.path):
         return None
     return f"{event}{' for writing' if writes and event == 'open' else ''} {path}"
 
 
-def read_hooks(checks: Checks, hospitals: Deployment, start: float) -> None:
-    for log in sorted((hospitals.folder / "audit").iterdir()):
+def read_hooks(checks: Checks, hospitals: Deployment, start: float, job_start: float) -> None:
+    logs = sorted((hospitals.folder / "audit").iterdir())
+    honest = [log for log in logs if log.name in ("east", "south", "west")]
+    usual = {
+        tuple(arguments) for log in honest for event, arguments in events_of(log, 0) if event == "compile"
+    }
+    starts = {log: job_start if log.name == "job" else start for log in logs}
+    for log in logs:
+        before = events_of(log, 0, starts[log])
+        usual |= {tuple(arguments) for event, arguments in before if event == "compile"}
+    for log in logs:
         kit = hospitals.kits / ("organiser" if log.name in ("server", "job") else log.name)
         kinds, outside = Counter[str](), Counter[str]()
-        for event, arguments in events_of(log, start):
+        for event, arguments in events_of(log, starts[log]):
             kinds[event] += 1
-            found = judge(event, arguments, kit)
+            found = judge(event, arguments, kit, usual)
             if found is not None:
                 outside[found] += 1
         checks.check(not outside, f"hooks of {log.name}: nothing outside", **kinds)
@@ -412,20 +433,21 @@ def main() -> None:
         for name in NAMES:
             audited(hospitals, name, partial(hospitals.join, name))
         hospitals.wait_connected(NAMES)
-        start = time.time()
+        hospitals.wait_done(hospitals.submit({**beside, "name": "before"}), "before", 900)
+        start = job_start = time.time()
         if checks.wants("server"):
             with Beside(hospitals, beside) as runs, checks.part("the server"):
                 fuzz_server(checks, hospitals)
             runs.check(checks, expected)
         if checks.wants("job"):
             with checks.part("the run's process"):
-                fuzz_job(checks, hospitals)
+                job_start = fuzz_job(checks, hospitals)
         if checks.wants("hospital"):
             hospitals.server.signal(signal.SIGTERM)
             hospitals.server.wait(30)
             with checks.part("the hospital"):
                 fuzz_hospital(checks, hospitals)
-        read_hooks(checks, hospitals, start)
+        read_hooks(checks, hospitals, start, job_start)
 
 
 if __name__ == "__main__":

@@ -169,7 +169,6 @@ HOSTILE_REPLIES: list[tuple[str, Attack]] = [
     ("announced with 4 GB and a byte", announce(4 * 2**30 + 1)),
     ("announced with less than it is", lie(100, 10**5)),
     ("announced with more than it is", lie(10**6, 10)),
-    ("a trickle of single bytes", stall),
     ("4,000 sides of 2^31 in its file", plainly(lambda reply, folder, mark: with_metadata(reply, {"params/a": {"dtype": "F32", "shape": SIDES, "data_offsets": [0, 4]}}))),
     ("4,000 sides of 2^31 in its header", changed(tensors={"params/a": {"dtype": "float32", "shape": SIDES}})),
     ("1 MB that zlib makes 1 GB", plainly(lambda reply, folder, mark: as_file(zlib_bomb(reply), folder))),
@@ -181,6 +180,7 @@ HOSTILE_REPLIES: list[tuple[str, Attack]] = [
     ("a changed byte", plainly(tampered)),
     ("NaN in a tensor", plainly(nan)),
     ("an unknown field with code", changed(decomposer="os.system")),
+    ("a trickle of single bytes", stall),  # until the deadline, so the last
 ]  # fmt: skip
 
 
@@ -232,6 +232,9 @@ HOSTILE_REQUESTS: list[tuple[str, Make, str]] = [
     ("an unknown setting with code", asking(changes={"custom": "import os"}), "custom"),
     ("without a configuration", resealed(more={}), "no configuration"),
     ("an id that is a path", asking(request="../../../x"), "no valid id"),
+    ("a run named as the ledger", asking(run="egress.jsonl"), "could not answer"),
+    ("a run named as the lock", asking(run="process.lock"), "could not answer"),
+    ("a run that is a path", asking(run="../../../x", client="south"), "expected 'north'"),
     ("an unknown schema", resealed(schema="x"), "schema"),
     ("a decomposer", resealed(decomposer="os.system"), "unknown field"),
     ("another hash", lambda folder, mark: as_file(replace(request("train"), header={**request("train").header, "sha256": "0" * 64}), folder), "SHA-256"),

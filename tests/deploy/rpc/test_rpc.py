@@ -310,6 +310,16 @@ def test_calls_that_send_nothing_count_against_their_hospital(
         silence.set()
 
 
+def test_a_message_that_grpc_refuses_is_logged_with_the_callers_name(
+    server: HospitalServer, kits: dict[str, Kit], caplog: LogCaptureFixture
+) -> None:
+    for method in METHODS:
+        with raises(grpc.RpcError) as refused:
+            calling(kits["north"], f"/wardround.Hospitals/{method}", b" " * 2_000_000)
+        assert refused.value.code() in (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAUTHENTICATED)
+    assert "north: Hello ended before all of it was received" in caplog.text
+
+
 def test_connections_that_prove_nothing_are_capped_and_dropped(
     kits: dict[str, Kit], tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:

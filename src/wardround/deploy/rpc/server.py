@@ -209,6 +209,9 @@ class HospitalServer(grpc.GenericRpcHandler):  # type: ignore[misc]
             code, reason = refusal.code, str(refusal)
         except MessageError as error:
             code, reason = grpc.StatusCode.INVALID_ARGUMENT, str(error)
+        except grpc.RpcError:  # the caller has gone, or gRPC itself refused a message that is too large
+            log.warning("%s: %s ended before all of it was received", hospital, method)
+            raise
         except OSError as error:  # a full disk, a file that was removed
             code, reason = grpc.StatusCode.INTERNAL, "the organiser's disk could not be used"
             log.error("%s: %s", hospital, error)

@@ -47,7 +47,7 @@ def install(path: str) -> None:
 
     def hook(event: str, arguments: tuple) -> None:
         if event in EVENTS:
-            chosen = arguments[1:2] if event == "compile" else arguments[:3]
+            chosen = arguments[1::-1] if event == "compile" else arguments[:3]  # the file, then the source
             line = [round(time.time(), 3), os.getpid(), event, [shown(value) for value in chosen]]
             os.write(target, (json.dumps(line) + "\n").encode())
 
