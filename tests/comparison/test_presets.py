@@ -12,6 +12,7 @@ from wardround.errors import ConfigError
 from wardround.papers import presets as papers
 
 DATA = ["data.phantom.hospitals=4", "data.phantom.size=32", "data.phantom.cases=8", "model.levels=3"]
+SHARES = {"dice", "iou", "precision", "sensitivity"}
 TWO = {"methods": ["FedAvg", "FedEvi"]}
 
 
@@ -31,7 +32,7 @@ def test_a_preset_brings_rows_and_seeds() -> None:
 def test_a_row_that_runs_another_method_says_so_and_has_no_printed_numbers(change: str) -> None:
     options = {"methods": ["FedAvg", "FedProx", "FedEvi"], "reference": "FedProx"}
     grid = planned("fedevi-table1", options, [*DATA, change])
-    printed = list_printed_values(papers.load("fedevi-table1"))
+    printed = list_printed_values(papers.load("fedevi-table1"), "px")
 
     labels = [row.label for row in grid.rows]
     assert labels[0] == "FedAvg (method.name=fedprox)" and labels[1].startswith("FedProx")
@@ -105,29 +106,46 @@ def test_mistakes_are_one_sentence(options: Any, overrides: Any, sentence: str) 
         planned("fedevi-table1", options, overrides)
 
 
-def test_printed_percent_become_shares_and_other_units_are_left_out() -> None:
+def test_printed_percent_become_shares() -> None:
     preset = papers.load("fedevi-table1")
-    printed = list_printed_values(preset)["FedAvg"]
+    printed = list_printed_values(preset, "mm")["FedAvg"]
     value = preset.published.rows["FedAvg"]["mean"]["dice"]
 
     assert printed["dice"]["mean"].mean == approx(value.mean / 100)
-    assert "hd95_pooled" not in printed  # in pixels
+
+
+@mark.parametrize(
+    ("name", "label", "lengths", "metrics", "sentence"),
+    [
+        ("fedevi-table1", "FedAvg", "px", {"hd95_pooled"}, "HD95 pooled in pixels of 384 x 384 images."),
+        ("fedevi-table1", "FedAvg", "mm", set(), "HD95 pooled left out: in px, ours in mm."),
+        ("aaw-table2", "FedAvg, T1", "mm", set(), "HD95 and ASSD left out: the paper does not give a unit."),
+    ],
+)
+def test_printed_distances_stand_beside_ours_or_the_note_says_why_not(
+    name: str, label: str, lengths: str, metrics: set[str], sentence: str
+) -> None:
+    preset = papers.load(name)
+
+    assert set(list_printed_values(preset, lengths)[label]) - SHARES == metrics
+    assert sentence in describe_published(preset, [label], ["Kvasir"], lengths, synthetic=False)
 
 
 def test_a_merged_test_set_stands_under_the_weighted_mean() -> None:
-    assert list(list_printed_values(papers.load("safcf-table2"))["FedAvg"]["dice"]) == ["weighted mean"]
+    assert list(list_printed_values(papers.load("safcf-table2"), "mm")["FedAvg"]["dice"]) == ["weighted mean"]
 
 
 def test_the_note_names_the_paper_and_what_cannot_be_compared() -> None:
-    note = describe_published(papers.load("fedevi-table1"), ["Kvasir"], synthetic=True)
+    labels = ["FedAvg, polyp", "FedEvi, polyp"]
+    note = describe_published(papers.load("fedevi-table4"), labels, ["Kvasir"], "px", synthetic=True)
 
-    assert "FedEvi" in note and "Table 1" in note and "left out: ETIS, ColonDB, ClinicDB" in note
+    assert "FedEvi" in note and "Table 4" in note and "left out: ETIS, ColonDB, ClinicDB." in note
     assert "cannot be compared" in note
 
 
 def test_every_preset_that_runs_something_can_be_planned() -> None:
     for name in papers.list_names():
         preset = papers.load(name)
-        list_printed_values(preset)
+        list_printed_values(preset, "mm")
         for cell in preset.list_runs():
             assert cell.datasets in preset.datasets

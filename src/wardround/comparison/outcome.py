@@ -149,7 +149,7 @@ class Comparison:
         if preset is not None:
             clients = {key.client for row in rows for part in row.scores(self.metrics[0]) for key in part}
             synthetic = any(is_synthetic(json.loads(row.data)) for row in rows if row.data)
-            notes.append(describe_published(preset, sorted(clients), synthetic))
+            notes.append(describe_published(preset, self.rows, sorted(clients), self.lengths, synthetic))
         return Sheet(
             title=self.name,
             rows=rows,
@@ -158,7 +158,7 @@ class Comparison:
             expected=expected,
             over=over,
             held_out=bool(facts["held_out"]),
-            published={} if preset is None else list_printed_values(preset),
+            published={} if preset is None else list_printed_values(preset, self.lengths),
             notes=notes,
             lengths=self.lengths,
         )

@@ -12,7 +12,7 @@ from wardround.comparison.grid import Row, check_settings
 from wardround.comparison.sweep import list_dotted
 from wardround.comparison.tables import MEAN, WEIGHTED
 from wardround.errors import ConfigError
-from wardround.metrics import METRICS
+from wardround.metrics import METRICS, PX
 from wardround.papers import presets as papers
 from wardround.tables import Spread
 from wardround.text import suggest
@@ -128,28 +128,66 @@ def choose_federation(preset: papers.PaperPreset, overrides: Sequence[str]) -> t
     return chosen, rest
 
 
-def list_printed_values(preset: papers.PaperPreset) -> dict[str, dict[str, dict[str, Spread]]]:
-    """label -> metric -> our column -> the printed number, as a share; other units are left out."""
+def list_printed_values(preset: papers.PaperPreset, lengths: str) -> dict[str, dict[str, dict[str, Spread]]]:
+    """label -> metric -> our column -> the printed number, in our unit; other units are left out.
+
+    lengths: what our distances are in.
+    """
     published = preset.published
     found: dict[str, dict[str, dict[str, Spread]]] = {}
     for label, columns in published.rows.items():
         for column, entries in columns.items():
             for metric in entries:
                 value = published.comparable(label, column, metric)
-                if value is None or metric not in METRICS or published.unit[metric] not in SHARES:
+                if value is None or metric not in METRICS or not has_our_unit(published, metric, lengths):
                     continue
                 place = found.setdefault(label, {}).setdefault(metric, {})
                 place[OURS.get(column, column)] = Spread(value.mean, value.sd)
     return found
 
 
-def describe_published(preset: papers.PaperPreset, columns: Sequence[str], synthetic: bool) -> str:
-    """What the caption says of the printed numbers: where they are from, and what to beware of."""
-    known = {MEAN, WEIGHTED, *columns}
-    unmatched = [name for name in preset.published.columns if OURS.get(name, name) not in known]
-    note = f"Published: {preset.paper}, {preset.table}."
+def has_our_unit(published: papers.PublishedTable, metric: str, lengths: str) -> bool:
+    return published.unit[metric] in (*SHARES, METRICS[metric].unit_in(lengths))
+
+
+def describe_published(
+    preset: papers.PaperPreset,
+    labels: Sequence[str],
+    clients: Sequence[str],
+    lengths: str,
+    synthetic: bool,
+) -> str:
+    """What the caption says of the printed numbers: where they are from, and what to beware of.
+
+    labels, clients: rows and clients of ours.
+    """
+    known = {MEAN, WEIGHTED, *clients}
+    printed = dict.fromkeys(column for label in labels for column in preset.published.rows.get(label, {}))
+    unmatched = [name for name in printed if OURS.get(name, name) not in known]
+    sentences = [f"Published: {preset.paper}, {preset.table}."]
     if unmatched:
-        note += f" Printed for other clients than ours and left out: {', '.join(unmatched)}."
+        sentences.append(f"Printed for other clients than ours and left out: {', '.join(unmatched)}.")
+    sentences += describe_distances(preset, lengths)
     if synthetic:
-        note += " Ours are on synthetic hospitals: the two cannot be compared."
-    return note
+        sentences.append("Ours are on synthetic hospitals: the two cannot be compared.")
+    return " ".join(sentences)
+
+
+def describe_distances(preset: papers.PaperPreset, lengths: str) -> list[str]:
+    """Which printed distances stand beside ours and in what, and why others do not."""
+    groups: dict[str, list[str]] = {}
+    for metric, unit in preset.published.unit.items():
+        if metric in METRICS and METRICS[metric].unit:
+            groups.setdefault(unit, []).append(metric)
+    sentences = []
+    for unit, metrics in groups.items():
+        names = " and ".join(METRICS[metric].label for metric in metrics)
+        if unit == "not said":
+            sentences.append(f"Published {names} left out: the paper does not give a unit.")
+        elif not has_our_unit(preset.published, metrics[0], lengths):
+            sentences.append(f"Published {names} left out: in {unit}, ours in {lengths}.")
+        elif unit == PX:
+            sizes = {federation.size for federation in preset.datasets.values() if federation.size}
+            shapes = " or ".join(" x ".join(map(str, size)) for size in sorted(sizes))
+            sentences.append(f"Published {names} in pixels of {shapes} images.")
+    return sentences

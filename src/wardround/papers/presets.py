@@ -115,7 +115,11 @@ class PublishedValue(Settings):
 
 
 def to_value(given: Any) -> Any:
-    return given if isinstance(given, Mapping) else {"mean": given}
+    """A number, or [mean, SD]."""
+    if isinstance(given, list):
+        mean, sd = given
+        return {"mean": mean, "sd": sd}
+    return {"mean": given}
 
 
 class PublishedTable(Settings):
@@ -123,7 +127,7 @@ class PublishedTable(Settings):
 
     columns: clients, or `mean` (over clients, all alike), `weighted mean` (by test cases), `merged test
     set` (all test cases pooled), `all clients` (one number, the averaging not said).
-    unit: of each metric; share is 0 to 1, percent 0 to 100.
+    unit: of each metric; share is 0 to 1, percent 0 to 100, `not said` where the paper gives none.
     cautions: what does not add up in the printed numbers.
     """
 
