@@ -143,6 +143,12 @@ def test_the_note_names_the_paper_and_what_cannot_be_compared() -> None:
     assert "cannot be compared" in note
 
 
+def test_the_note_of_a_table_of_validation_cases_says_so() -> None:
+    note = describe_published(papers.load("safcf-table11"), ["lam=0.5"], ["MSD Brain"], "mm", synthetic=False)
+
+    assert "Published numbers are of validation cases, ours of test cases." in note
+
+
 def test_every_preset_that_runs_something_can_be_planned() -> None:
     for name in papers.list_names():
         preset = papers.load(name)

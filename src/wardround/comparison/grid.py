@@ -20,7 +20,15 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from wardround.comparison.sweep import Point, Sweep, SweepAxis, apply_changes, parse_folds, parse_seeds
+from wardround.comparison.sweep import (
+    Point,
+    Sweep,
+    SweepAxis,
+    apply_changes,
+    describe_side_changes,
+    parse_folds,
+    parse_seeds,
+)
 from wardround.config import Config
 from wardround.config_file import load_config
 from wardround.data.opening import open_federation
@@ -34,6 +42,8 @@ from wardround.papers.presets import set_dotted
 from wardround.seeds import derive
 from wardround.tables import one_line
 from wardround.text import suggest
+
+log = logging.getLogger(__name__)
 
 MOST_CELLS = 5000
 
@@ -137,6 +147,14 @@ def label_row(axes: Sequence[SweepAxis], points: Sequence[Point]) -> str:
     return ", ".join(several) or (points[0].label if points else "")
 
 
+def note_side_changes(rows: Sequence[Row]) -> list[str]:
+    """For the captions: which rows change more than the table compares."""
+    found = describe_side_changes({row.label: (row.settings, row.changes) for row in rows})
+    for sentence in found:
+        log.warning("%s", sentence)
+    return found
+
+
 def find_method(settings: Mapping[str, Any]) -> str:
     return Row("", settings).method
 
@@ -216,7 +234,7 @@ def build_grid(
         folds=[fold for fold in chosen_folds if fold is not None],
         held_out=[group for group in left_out if group],
         preset=preset,
-        notes=notes,
+        notes=[*notes, *note_side_changes(rows)],
     )
 
 

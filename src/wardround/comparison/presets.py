@@ -79,22 +79,14 @@ def relabel(cell: papers.PresetRun, settings: Mapping[str, Any]) -> str:
     Such a row has no printed numbers: those are found by the paper's label.
     """
     stands_for = dict.fromkeys([*NAMES, *list_dotted(cell.changes)])
-    now = {key: get_dotted(settings, key) for key in stands_for}
-    changed = {key: value for key, value in now.items() if value != get_dotted(cell.settings, key)}
+    now = {key: papers.get_dotted(settings, key) for key in stands_for}
+    changed = {key: value for key, value in now.items() if value != papers.get_dotted(cell.settings, key)}
     shown = {
         key: "default" if value is None else value
         for key, value in changed.items()
         if value is not None or f"{key.partition('.')[0]}.name" not in changed  # settings of the old name
     }
     return f"{cell.label} ({papers.format_changes(shown)})" if shown else cell.label
-
-
-def get_dotted(settings: Mapping[str, Any], key: str) -> Any:
-    """What stands at a dotted name, or None."""
-    found: Any = settings
-    for part in key.split("."):
-        found = found.get(part) if isinstance(found, Mapping) else None
-    return found
 
 
 def find_obstacle(settings: dict[str, Any]) -> str:
@@ -168,6 +160,8 @@ def describe_published(
     if unmatched:
         sentences.append(f"Printed for other clients than ours and left out: {', '.join(unmatched)}.")
     sentences += describe_distances(preset, lengths)
+    if preset.published.cases != "test":
+        sentences.append(f"Published numbers are of {preset.published.cases} cases, ours of test cases.")
     if synthetic:
         sentences.append("Ours are on synthetic hospitals: the two cannot be compared.")
     return " ".join(sentences)

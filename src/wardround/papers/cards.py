@@ -85,7 +85,7 @@ def describe_partition(partition: Partition | None) -> str:
     """
     if partition is None:
         return "one a source"
-    facts = {"clients": partition.clients, "cases each": partition.cases, "for training": partition.train}
+    facts = {"clients": partition.clients, "cases a client": partition.cases, "for training": partition.train}
     return ", ".join([partition.rule, *(f"{number} {what}" for what, number in facts.items() if number)])
 
 
@@ -161,15 +161,34 @@ def list_remarks(preset: PaperPreset) -> dict[str, list[str]]:
     if data:
         dimensions = next(iter(preset.datasets.values())).dimensions
         lacking.append(
-            f"Data sets: {', '.join(data)}. None comes with wardround: lay out yours (wardround datasets) "
-            "and add --set data.federation=federation.yaml to wardround compare, or try synthetic hospitals "
-            f"with --set data.phantom.dimensions={dimensions}."
+            f"Data sets: {', '.join(data)}. None comes with wardround: lay out yours (wardround datasets "
+            "show NAME) and add --set data.federation=federation.yaml to wardround compare, or try synthetic "
+            f"hospitals with --set data.phantom.dimensions={dimensions}."
         )
     if not cells:
         lacking.append("Nothing: this table counts data, no run belongs to it.")
     headings = {
         "Missing": lacking,
-        "Notes": list(preset.published.notes),
+        "Notes": [*preset.published.notes, *list_readings(preset)],
         "Cautions": list(preset.published.cautions),
     }
     return {heading: sentences for heading, sentences in headings.items() if sentences}
+
+
+def list_readings(preset: PaperPreset) -> list[str]:
+    """What the settings of all runs mean where the paper leaves it open."""
+    objective, model = preset.settings.get("objective", {}), preset.settings.get("model", {})
+    found = []
+    if objective.get("contrast") == "guarded":
+        found.append(
+            "contrast: guarded puts the features through a sigmoid, takes the mean in place of the sum in "
+            "Eq. 6, and divides by at least 1 in Eq. 9; as printed the term swamps Dice and can change sign "
+            "(S4-S6)."
+        )
+    if model.get("stem") == "variational":
+        found.append(
+            "The paper prints no divergence term for the variational stem. Runs here have one "
+            "(model.variational.kl_weight: auto, 1 / training cases); without it: the row kl_weight=0 of "
+            "safcf-table4, or --set model.variational.kl_weight=0."
+        )
+    return found
