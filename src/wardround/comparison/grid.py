@@ -50,11 +50,17 @@ MOST_CELLS = 5000
 
 @dataclass(frozen=True)
 class Row:
-    """One row of the tables. settings: its configuration, before seed, fold and held-out clients."""
+    """One row of the tables. settings: its configuration, before seed, fold and held-out clients.
+
+    run_of: the row whose runs it is read off, where it has none of its own; after: at which round, None for
+    the end.
+    """
 
     label: str
     settings: Mapping[str, Any]
     changes: Mapping[str, Any] = field(default_factory=dict)
+    run_of: str | None = None
+    after: int | None = None
 
     @property
     def method(self) -> str:
@@ -111,7 +117,14 @@ class Grid:
             "folds": list(self.folds),
             "held_out": [list(group) for group in self.held_out],
             "rows": [
-                {"label": row.label, "method": row.method, "changes": dict(row.changes)} for row in self.rows
+                {
+                    "label": row.label,
+                    "method": row.method,
+                    "changes": dict(row.changes),
+                    "run_of": row.run_of,
+                    "after": row.after,
+                }
+                for row in self.rows
             ],
             "cells": [cell.as_dict() for cell in self.cells],
         }
@@ -200,12 +213,13 @@ def build_grid(
     chosen_folds: list[int | None] = [None] if num_folds is None else list(range(num_folds))
     hold_out = hold_out or HoldOut()
     left_out = list_held_out(first, hold_out)
-    number = len(rows) * len(chosen_seeds) * len(chosen_folds) * len(left_out)
+    trained = [row for row in rows if row.run_of is None]
+    number = len(trained) * len(chosen_seeds) * len(chosen_folds) * len(left_out)
     if number > MOST_CELLS:
         raise ConfigError(f"the comparison has {number} cells; the maximum is {MOST_CELLS}.")
 
     cells = []
-    for row in rows:
+    for row in trained:
         pinned = fix_patients(row.settings, first.seed)
         for seed, fold, held_out in itertools.product(chosen_seeds, chosen_folds, left_out):
             settings = copy.deepcopy(pinned)

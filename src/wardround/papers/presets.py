@@ -130,7 +130,7 @@ class PublishedTable(Settings):
     """A table as printed: label -> column -> metric -> value.
 
     columns: clients, or `mean` (over clients, all alike), `weighted mean` (by test cases), `merged test
-    set` (all test cases pooled), `all clients` (one number, the averaging not said).
+    set` (all test cases pooled), `all clients` (one number, the averaging not said; read as the mean).
     unit: of each metric; share is 0 to 1, percent 0 to 100, `not said` where the paper gives none.
     cases: which cases the numbers are of.
     cautions: what does not add up in the printed numbers.
@@ -156,9 +156,10 @@ class PublishedTable(Settings):
 
 @dataclass(frozen=True)
 class PresetRun:
-    """One run of a table. datasets: the name of its federation in the preset."""
+    """One run of a table. row: its row, whatever the point of the grid; datasets: its federation's name."""
 
     label: str
+    row: str
     changes: Mapping[str, Any]
     settings: dict[str, Any]
     datasets: str
@@ -205,7 +206,7 @@ class PaperPreset:
             if key != "datasets":
                 change_settings(settings, key, copy.deepcopy(value))
         settings["name"] = label if label == self.name else f"{self.name} {label}"
-        return PresetRun(label, changes, settings, chosen)
+        return PresetRun(label, row or label, changes, settings, chosen)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
