@@ -51,6 +51,10 @@ def test_the_quickstart_is_valid() -> None:
             "evaluate.metrics is 'dise'. Did you mean 'dice'?",
         ),
         ({"evaluate": {"select": "x"}}, "evaluate.select is 'x'. There are: dice, iou"),
+        (
+            {"rounds": 2, "evaluate": {"test_after": [1, 3]}},
+            "evaluate.test_after names round 3, but there are 2",
+        ),
         ({"optimizer": {"name": "adamm"}}, "optimizer.name is 'adamm'; it must be 'adam', 'adamw' or 'sgd'."),
         (
             {"data": {"phantom": {"hospital": 3}}},

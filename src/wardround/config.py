@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
@@ -77,6 +77,9 @@ class EvaluateSettings(Settings):
     metrics: tuple[str, ...] = ("dice", "hd95")
     select: str = "dice"
     model: Literal["best", "last"] = "best"
+    test_after: tuple[Annotated[int, Field(ge=1)], ...] = Field(
+        (), description="rounds whose model is tested too, into tested/round-<n>.csv; nothing is chosen by it"
+    )
     batch_size: int = Field(16, ge=1)
     tolerance: float = Field(
         1.0, gt=0, description="millimetres for surface Dice; pixels where files have no spacing"

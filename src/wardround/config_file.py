@@ -71,6 +71,12 @@ def parse(values: Mapping[str, Any], label: str = "") -> Config:
                 f"traffic.upload is {config.traffic.upload}, which rounds the mean squares that "
                 "model.bn_stats: pooled sends, until variances vanish. Use upload: delta or another bn_stats."
             )
+        late = [number for number in config.evaluate.test_after if number > config.rounds]
+        if late:
+            raise ConfigError(
+                f"evaluate.test_after names round {late[0]}, but there are {config.rounds}. Leave it out, or "
+                "raise rounds."
+            )
         method.check(config, objective)
         objective.check(config)
         for warning in objective.warnings(config):

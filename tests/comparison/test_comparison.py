@@ -23,6 +23,8 @@ from wardround import batch
 from wardround.api import Result
 from wardround.batch import find_stage, is_in_use
 from wardround.comparison import Comparison, compare
+from wardround.comparison.grid import Row, build_grid
+from wardround.comparison.presets import share_runs
 from wardround.comparison.run import plan_comparison, run_grid
 from wardround.config_file import load_config
 from wardround.errors import CheckpointError, ConfigError, WardroundError
@@ -58,6 +60,21 @@ class Seen:
 
 
 # A comparison
+
+
+def test_a_row_read_off_a_longer_run_has_the_numbers_of_a_run_of_its_own(quick: None, tmp_path: Path) -> None:
+    evaluate = {"metrics": ["dice"], "overlays": 0, "calibrate": False, "model": "last"}
+    rows = [
+        Row(f"{rounds} rounds", settings(Path("unused"), rounds=rounds, evaluate=evaluate))
+        for rounds in (1, 2)
+    ]
+    alone = run_grid(build_grid(rows), tmp_path / "alone")
+    shared = run_grid(build_grid(share_runs(rows)), tmp_path / "shared")
+
+    assert [cell.row for cell in alone.cells] == ["1 rounds", "2 rounds"]
+    assert [cell.row for cell in shared.cells] == ["2 rounds"]
+    assert shared.table().rows == alone.table().rows
+    assert shared.table().rows[0][1:] != shared.table().rows[1][1:]
 
 
 def test_a_comparison_gives_tables_statistics_and_results(quick: None, tmp_path: Path) -> None:

@@ -65,6 +65,30 @@ def test_a_mapping_has_a_label_and_replaces_what_it_names() -> None:
     assert row.settings["optimizer"] == {"learning_rate": 0.5}
 
 
+def test_a_row_with_another_network_keeps_stem_and_norm_and_drops_the_old_networks_own() -> None:
+    model = {"name": "synergynet", "norm": "instance", "stem": "variational", "arguments": {"heads": 4}}
+    changes = {"label": "mine", "model": {"name": "unet2d", "levels": 3}}
+    rows = list_rows(read_sweep({"model": model, "sweep": {"models": ["synergynet", changes]}}))
+
+    assert rows[0].settings["model"] == model
+    assert rows[1].settings["model"] == {
+        "name": "unet2d",
+        "norm": "instance",
+        "stem": "variational",
+        "levels": 3,
+    }
+
+
+def test_a_row_that_changes_more_than_the_table_compares_is_told(caplog: LogCaptureFixture) -> None:
+    other = {"label": "fedbn", "method": {"name": "fedbn"}, "model.norm": "batch"}
+    grid = grid_of({"methods": ["fedavg", other], "optimizer.learning_rate": [0.01, 0.1]})
+
+    sentence = "Row 'fedbn, learning_rate=0.01' also changes model.norm=batch; other rows do not."
+    assert sentence in grid.notes and sentence in caplog.text
+    assert len(grid.notes) == 2  # one for each learning rate, none for fedavg
+    assert not grid_of({"methods": ["fedavg", "local"], "objectives": ["dice", "dice_bce"]}).notes
+
+
 def test_a_name_keeps_the_settings_of_the_same_method_and_drops_those_of_others() -> None:
     grid = grid_of({"methods": ["fedavg", "fedevi"]}, method={"name": "fedevi", "delta": 3.0})
 

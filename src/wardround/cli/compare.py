@@ -214,7 +214,7 @@ class CellScreen(Cells):
             shown.add_column(escape(title), justify="right")
         if len(columns) != 1:
             shown.add_column("mean", justify="right")
-        for row in self.grid.rows:
+        for row in (row for row in self.grid.rows if row.run_of is None):
             shown.add_row(escape(row.label), *self.draw_row(row.label, columns))
         return shown
 

@@ -20,7 +20,15 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from wardround.comparison.sweep import Point, Sweep, SweepAxis, apply_changes, parse_folds, parse_seeds
+from wardround.comparison.sweep import (
+    Point,
+    Sweep,
+    SweepAxis,
+    apply_changes,
+    describe_side_changes,
+    parse_folds,
+    parse_seeds,
+)
 from wardround.config import Config
 from wardround.config_file import load_config
 from wardround.data.opening import open_federation
@@ -35,16 +43,24 @@ from wardround.seeds import derive
 from wardround.tables import one_line
 from wardround.text import suggest
 
+log = logging.getLogger(__name__)
+
 MOST_CELLS = 5000
 
 
 @dataclass(frozen=True)
 class Row:
-    """One row of the tables. settings: its configuration, before seed, fold and held-out clients."""
+    """One row of the tables. settings: its configuration, before seed, fold and held-out clients.
+
+    run_of: the row whose runs it is read off, where it has none of its own; after: at which round, None for
+    the end.
+    """
 
     label: str
     settings: Mapping[str, Any]
     changes: Mapping[str, Any] = field(default_factory=dict)
+    run_of: str | None = None
+    after: int | None = None
 
     @property
     def method(self) -> str:
@@ -101,7 +117,14 @@ class Grid:
             "folds": list(self.folds),
             "held_out": [list(group) for group in self.held_out],
             "rows": [
-                {"label": row.label, "method": row.method, "changes": dict(row.changes)} for row in self.rows
+                {
+                    "label": row.label,
+                    "method": row.method,
+                    "changes": dict(row.changes),
+                    "run_of": row.run_of,
+                    "after": row.after,
+                }
+                for row in self.rows
             ],
             "cells": [cell.as_dict() for cell in self.cells],
         }
@@ -135,6 +158,14 @@ def list_rows(sweep: Sweep) -> list[Row]:
 def label_row(axes: Sequence[SweepAxis], points: Sequence[Point]) -> str:
     several = [point.label for axis, point in zip(axes, points, strict=True) if len(axis.points) > 1]
     return ", ".join(several) or (points[0].label if points else "")
+
+
+def note_side_changes(rows: Sequence[Row]) -> list[str]:
+    """For the captions: which rows change more than the table compares."""
+    found = describe_side_changes({row.label: (row.settings, row.changes) for row in rows})
+    for sentence in found:
+        log.warning("%s", sentence)
+    return found
 
 
 def find_method(settings: Mapping[str, Any]) -> str:
@@ -182,12 +213,13 @@ def build_grid(
     chosen_folds: list[int | None] = [None] if num_folds is None else list(range(num_folds))
     hold_out = hold_out or HoldOut()
     left_out = list_held_out(first, hold_out)
-    number = len(rows) * len(chosen_seeds) * len(chosen_folds) * len(left_out)
+    trained = [row for row in rows if row.run_of is None]
+    number = len(trained) * len(chosen_seeds) * len(chosen_folds) * len(left_out)
     if number > MOST_CELLS:
         raise ConfigError(f"the comparison has {number} cells; the maximum is {MOST_CELLS}.")
 
     cells = []
-    for row in rows:
+    for row in trained:
         pinned = fix_patients(row.settings, first.seed)
         for seed, fold, held_out in itertools.product(chosen_seeds, chosen_folds, left_out):
             settings = copy.deepcopy(pinned)
@@ -216,7 +248,7 @@ def build_grid(
         folds=[fold for fold in chosen_folds if fold is not None],
         held_out=[group for group in left_out if group],
         preset=preset,
-        notes=notes,
+        notes=[*notes, *note_side_changes(rows)],
     )
 
 

@@ -12,7 +12,7 @@ comparison.json:
     version     1
     name, reference, metrics, select, preset, notes
     seeds, folds, held_out    the axes that are averaged over (held_out: groups of client names)
-    rows        [{label, method, changes}]
+    rows        [{label, method, changes, run_of, after}]        run_of, after: read off another row's run
     cells       [{name, folder, row, seed, fold, held_out}]      folder is relative to FOLDER
     failures    {cell name: sentence}                            of the last attempt
 """
@@ -46,6 +46,7 @@ from wardround.comparison.statistics import CaseKey
 from wardround.comparison.tables import cross_site_table, join_tables, score_table, significance_table
 from wardround.engine.judging.evaluation import Evaluation
 from wardround.engine.judging.result_tables import read_units
+from wardround.engine.run_folder import TESTED
 from wardround.errors import CheckpointError, ConfigError
 from wardround.files import write_json, write_text
 from wardround.metrics import METRICS, combine_units
@@ -107,6 +108,7 @@ class Comparison:
         self.facts = facts
         self.name = str(facts["name"])
         self.rows: list[str] = [row["label"] for row in facts["rows"]]
+        self._read_off = {row["label"]: (row.get("run_of"), row.get("after")) for row in facts["rows"]}
         self.metrics: list[str] = list(facts["metrics"])
         self.reference = str(facts["reference"])
         self.failures: dict[str, str] = dict(facts["failures"])
@@ -146,10 +148,10 @@ class Comparison:
         over = "seeds" if not facts["folds"] else "folds" if len(facts["seeds"]) == 1 else "seeds and folds"
         rows = [self._read_row(label) for label in self.rows]
         notes = list(facts["notes"])
+        clients = {key.client for row in rows for part in row.scores(self.metrics[0]) for key in part}
         if preset is not None:
-            clients = {key.client for row in rows for part in row.scores(self.metrics[0]) for key in part}
             synthetic = any(is_synthetic(json.loads(row.data)) for row in rows if row.data)
-            notes.append(describe_published(preset, sorted(clients), synthetic))
+            notes.append(describe_published(preset, self.rows, sorted(clients), self.lengths, synthetic))
         return Sheet(
             title=self.name,
             rows=rows,
@@ -158,7 +160,7 @@ class Comparison:
             expected=expected,
             over=over,
             held_out=bool(facts["held_out"]),
-            published={} if preset is None else list_printed_values(preset),
+            published={} if preset is None else list_printed_values(preset, clients, self.lengths),
             notes=notes,
             lengths=self.lengths,
         )
@@ -206,11 +208,12 @@ class Comparison:
 
     def _read_row(self, label: str) -> RowScores:
         groups: dict[ReplicateKey, list[StoredCell]] = {}
+        run_of, after = self._read_off[label]
         for cell in self.cells:
-            if cell.row == label:
+            if cell.row == (run_of or label):
                 groups.setdefault((cell.seed, cell.fold), []).append(cell)
         complete = {key: cells for key, cells in groups.items() if all(cell.is_done for cell in cells)}
-        replicates = {key: read_replicate(cells) for key, cells in complete.items()}
+        replicates = {key: read_replicate(cells, after) for key, cells in complete.items()}
         if not complete:
             failed = any(cell.name in self.failures for cells in groups.values() for cell in cells)
             return RowScores(label, {}, failed=failed)
@@ -255,12 +258,13 @@ class Comparison:
         }
 
 
-def read_replicate(cells: Sequence[StoredCell]) -> Replicate:
-    """One seed and fold from its runs: one, or one for each held-out client."""
+def read_replicate(cells: Sequence[StoredCell], after: int | None = None) -> Replicate:
+    """One seed and fold from its runs: one, or one for each held-out client; after: the round, or the end."""
+    file = "cases.csv" if after is None else TESTED.format(after)
     scores: dict[str, dict[CaseKey, float]] = {}
     seen: dict[str, dict[CaseKey, float]] = {}
     for cell in cells:
-        found = read_cases(cell.folder / "cases.csv")
+        found = read_cases(cell.folder / file)
         out = set(cell.held_out)
         unseen = select_clients(found, out.__contains__) if out else found
         for metric, values in unseen.items():

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
+import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ from wardround.comparison.grid import Row, check_settings
 from wardround.comparison.sweep import list_dotted
 from wardround.comparison.tables import MEAN, WEIGHTED
 from wardround.errors import ConfigError
-from wardround.metrics import METRICS
+from wardround.metrics import METRICS, PX
 from wardround.papers import presets as papers
 from wardround.tables import Spread
 from wardround.text import suggest
@@ -22,7 +24,12 @@ log = logging.getLogger(__name__)
 
 SHARES = ("share", "percent")  # what can stand beside our numbers, which are shares
 NAMES = ("method.name", "objective.name", "model.name")
-OURS = {"merged test set": WEIGHTED}  # all test cases pooled: every case counts the same
+OURS = {  # printed columns over clients
+    "mean": MEAN,
+    "weighted mean": WEIGHTED,
+    "merged test set": WEIGHTED,  # all test cases pooled: every case counts the same
+    "all clients": MEAN,  # the averaging is not said
+}
 
 
 def find_preset(source: Any) -> str | None:
@@ -40,7 +47,10 @@ def find_preset(source: Any) -> str | None:
 def list_preset_rows(
     preset: papers.PaperPreset, overrides: Sequence[str], only: Sequence[str] | None = None
 ) -> tuple[list[Row], list[int], list[str]]:
-    """The rows this version can run on the data that the overrides name, the paper's seeds, and notes."""
+    """The rows this version can run on the data that the overrides name, the paper's seeds, and notes.
+
+    only: labels, or rows, which stand for all their points of the grid.
+    """
     chosen, rest = choose_federation(preset, overrides)
     if not any(override.partition("=")[0].strip().split(".")[0] == "data" for override in rest):
         raise ConfigError(
@@ -48,7 +58,7 @@ def list_preset_rows(
             "with wardround. Name yours with --set data.federation=federation.yaml, or try synthetic data "
             f"with --set data.phantom.dimensions={preset.datasets[chosen].dimensions}."
         )
-    labels = [cell.label for cell in preset.list_runs()]
+    labels = list(dict.fromkeys(name for cell in preset.list_runs() for name in (cell.row, cell.label)))
     for label in only or ():
         if label not in labels:
             raise ConfigError(
@@ -56,7 +66,7 @@ def list_preset_rows(
             )
     rows, notes = [], []
     for cell in preset.list_runs():
-        if cell.datasets != chosen or (only is not None and cell.label not in only):
+        if cell.datasets != chosen or (only is not None and not {cell.label, cell.row} & set(only)):
             continue
         settings = copy.deepcopy(cell.settings)
         for override in rest:
@@ -70,7 +80,38 @@ def list_preset_rows(
         raise ConfigError(f"{preset.name}: nothing can be run. {' '.join(notes[:1])}".strip())
     for note in notes:
         log.warning("%s", note)
+    rows = share_runs(rows)
+    if any(row.run_of is not None for row in rows):
+        notes.append("Rows that differ in rounds alone are of one run, tested after each of them.")
     return rows, list(preset.datasets[chosen].seeds), notes
+
+
+def share_runs(rows: Sequence[Row]) -> list[Row]:
+    """Rows that differ in `rounds` alone, read off the longest run, which is tested after each of them.
+
+    A run that tests its best round, or whose learning rate depends on the number of rounds, is not shared.
+    """
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        settings = {key: value for key, value in row.settings.items() if key not in ("rounds", "name")}
+        alike = papers.get_dotted(settings, "evaluate.model") == "last"
+        alike = alike and papers.get_dotted(settings, "optimizer.schedule") is None
+        key = json.dumps(settings, sort_keys=True, default=str)
+        groups.setdefault(key if alike else row.label, []).append(row)
+    shared: dict[str, Row] = {}
+    for group in groups.values():
+        rounds = sorted({int(row.settings.get("rounds", 0)) for row in group})
+        longest = next(row for row in group if row.settings.get("rounds", 0) == rounds[-1])
+        for row in group:
+            own = int(row.settings.get("rounds", 0))
+            after = None if own == rounds[-1] else own
+            shared[row.label] = dataclasses.replace(row, run_of=longest.label, after=after)
+        if len(rounds) > 1:
+            settings = copy.deepcopy(dict(longest.settings))
+            papers.set_dotted(settings, "evaluate.test_after", rounds[:-1])
+            longest = dataclasses.replace(longest, settings=settings)
+        shared[longest.label] = longest
+    return [shared[row.label] for row in rows]
 
 
 def relabel(cell: papers.PresetRun, settings: Mapping[str, Any]) -> str:
@@ -79,22 +120,14 @@ def relabel(cell: papers.PresetRun, settings: Mapping[str, Any]) -> str:
     Such a row has no printed numbers: those are found by the paper's label.
     """
     stands_for = dict.fromkeys([*NAMES, *list_dotted(cell.changes)])
-    now = {key: get_dotted(settings, key) for key in stands_for}
-    changed = {key: value for key, value in now.items() if value != get_dotted(cell.settings, key)}
+    now = {key: papers.get_dotted(settings, key) for key in stands_for}
+    changed = {key: value for key, value in now.items() if value != papers.get_dotted(cell.settings, key)}
     shown = {
         key: "default" if value is None else value
         for key, value in changed.items()
         if value is not None or f"{key.partition('.')[0]}.name" not in changed  # settings of the old name
     }
     return f"{cell.label} ({papers.format_changes(shown)})" if shown else cell.label
-
-
-def get_dotted(settings: Mapping[str, Any], key: str) -> Any:
-    """What stands at a dotted name, or None."""
-    found: Any = settings
-    for part in key.split("."):
-        found = found.get(part) if isinstance(found, Mapping) else None
-    return found
 
 
 def find_obstacle(settings: dict[str, Any]) -> str:
@@ -128,28 +161,85 @@ def choose_federation(preset: papers.PaperPreset, overrides: Sequence[str]) -> t
     return chosen, rest
 
 
-def list_printed_values(preset: papers.PaperPreset) -> dict[str, dict[str, dict[str, Spread]]]:
-    """label -> metric -> our column -> the printed number, as a share; other units are left out."""
-    published = preset.published
+def match_columns(preset: papers.PaperPreset, clients: Iterable[str]) -> dict[str, str]:
+    """Printed column -> ours. Our clients are called as in the paper, or as their data set's card does."""
+    known = {name.casefold(): name for name in clients}
+    matched = dict(OURS)
+    for federation in preset.datasets.values():
+        for label, source in federation.clients.items():
+            for name in (label, source.client or source.dataset):
+                if name.casefold() in known:
+                    matched.setdefault(label, known[name.casefold()])
+    return matched
+
+
+def list_printed_values(
+    preset: papers.PaperPreset, clients: Iterable[str], lengths: str
+) -> dict[str, dict[str, dict[str, Spread]]]:
+    """label -> metric -> our column -> the printed number, in our unit; others are left out.
+
+    clients: ours; lengths: what our distances are in.
+    """
+    published, matched = preset.published, match_columns(preset, clients)
     found: dict[str, dict[str, dict[str, Spread]]] = {}
     for label, columns in published.rows.items():
         for column, entries in columns.items():
             for metric in entries:
                 value = published.comparable(label, column, metric)
-                if value is None or metric not in METRICS or published.unit[metric] not in SHARES:
+                if value is None or metric not in METRICS or not has_our_unit(published, metric, lengths):
                     continue
-                place = found.setdefault(label, {}).setdefault(metric, {})
-                place[OURS.get(column, column)] = Spread(value.mean, value.sd)
+                if column in matched:
+                    place = found.setdefault(label, {}).setdefault(metric, {})
+                    place[matched[column]] = Spread(value.mean, value.sd)
     return found
 
 
-def describe_published(preset: papers.PaperPreset, columns: Sequence[str], synthetic: bool) -> str:
-    """What the caption says of the printed numbers: where they are from, and what to beware of."""
-    known = {MEAN, WEIGHTED, *columns}
-    unmatched = [name for name in preset.published.columns if OURS.get(name, name) not in known]
-    note = f"Published: {preset.paper}, {preset.table}."
+def has_our_unit(published: papers.PublishedTable, metric: str, lengths: str) -> bool:
+    return published.unit[metric] in (*SHARES, METRICS[metric].unit_in(lengths))
+
+
+def describe_published(
+    preset: papers.PaperPreset,
+    labels: Sequence[str],
+    clients: Sequence[str],
+    lengths: str,
+    synthetic: bool,
+) -> str:
+    """What the caption says of the printed numbers: where they are from, and what to beware of.
+
+    labels, clients: rows and clients of ours.
+    """
+    matched = match_columns(preset, clients)
+    printed = dict.fromkeys(column for label in labels for column in preset.published.rows.get(label, {}))
+    unmatched = [name for name in printed if name not in matched]
+    sentences = [f"Published: {preset.paper}, {preset.table}."]
     if unmatched:
-        note += f" Printed for other clients than ours and left out: {', '.join(unmatched)}."
+        sentences.append(f"Printed for other clients than ours and left out: {', '.join(unmatched)}.")
+    if "all clients" in printed:
+        sentences.append("One printed number for all clients is read as their mean.")
+    sentences += describe_distances(preset, lengths)
+    if preset.published.cases != "test":
+        sentences.append(f"Published numbers are of {preset.published.cases} cases, ours of test cases.")
     if synthetic:
-        note += " Ours are on synthetic hospitals: the two cannot be compared."
-    return note
+        sentences.append("Ours are on synthetic hospitals: the two cannot be compared.")
+    return " ".join(sentences)
+
+
+def describe_distances(preset: papers.PaperPreset, lengths: str) -> list[str]:
+    """Which printed distances stand beside ours and in what, and why others do not."""
+    groups: dict[str, list[str]] = {}
+    for metric, unit in preset.published.unit.items():
+        if metric in METRICS and METRICS[metric].unit:
+            groups.setdefault(unit, []).append(metric)
+    sentences = []
+    for unit, metrics in groups.items():
+        names = " and ".join(METRICS[metric].label for metric in metrics)
+        if unit == "not said":
+            sentences.append(f"Published {names} left out: the paper does not give a unit.")
+        elif not has_our_unit(preset.published, metrics[0], lengths):
+            sentences.append(f"Published {names} left out: in {unit}, ours in {lengths}.")
+        elif unit == PX:
+            sizes = {federation.size for federation in preset.datasets.values() if federation.size}
+            shapes = " or ".join(" x ".join(map(str, size)) for size in sorted(sizes))
+            sentences.append(f"Published {names} in pixels of {shapes} images.")
+    return sentences

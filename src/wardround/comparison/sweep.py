@@ -11,7 +11,7 @@
 
 A name stands for a section with that name alone (`method: {name: fedevi}`); where the configuration itself
 names the same method, its settings are kept. A mapping has a `label` and any settings, sections or dotted
-names; each replaces what stood there.
+names; each replaces what stood there, but `model` keeps stem, norm and size where the row does not say them.
 
 What `--set` says holds in every row, also where a row replaces the section it stands in; a setting that a row
 says itself is the row's. A `--set` that could not hold is refused: one that a named method does not have, or
@@ -28,7 +28,7 @@ from typing import Any
 from wardround.config import Config
 from wardround.errors import ConfigError
 from wardround.methods import METHODS, OBJECTIVES
-from wardround.papers.presets import label_point, set_dotted
+from wardround.papers.presets import change_settings, format_changes, get_dotted, label_point
 from wardround.text import suggest
 
 SECTIONS = {"methods": "method", "objectives": "objective", "models": "model"}
@@ -169,14 +169,35 @@ def expand_name(section: str, name: str, settings: Mapping[str, Any]) -> dict[st
 
 
 def apply_changes(settings: Mapping[str, Any], changes: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """The settings with changes at dotted names; a whole section is replaced."""
+    """The settings with changes at dotted names; a whole section is replaced, `model` merged."""
     result = copy.deepcopy(dict(settings))
     for key, value in changes.items():
         try:
-            set_dotted(result, str(key), copy.deepcopy(value))
+            change_settings(result, str(key), copy.deepcopy(value))
         except (AttributeError, TypeError):
             raise ConfigError(f"{where}: '{key}' goes into a setting that is a single value.") from None
     return result
+
+
+def describe_side_changes(rows: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]]) -> list[str]:
+    """Sentences on rows that change what the table does not compare: FedBN with another norm.
+
+    rows: label -> its settings, its changes. What every row changes is compared, and so are methods,
+    objectives and the choice of a network.
+    """
+    changed = {label: set(list_dotted(changes)) for label, (_, changes) in rows.items()}
+    common = set.intersection(*changed.values()) if changed else set()
+    sentences = []
+    for label, keys in changed.items():
+        side = {}
+        for key in sorted(keys - common - {"model.name", "datasets"}):
+            value = get_dotted(rows[label][0], key)
+            others = [get_dotted(rows[other][0], key) for other in rows if key not in changed[other]]
+            if key.partition(".")[0] not in OWN_SETTINGS and any(value != other for other in others):
+                side[key] = value
+        if side:
+            sentences.append(f"Row '{label}' also changes {format_changes(side)}; other rows do not.")
+    return sentences
 
 
 # What --set says

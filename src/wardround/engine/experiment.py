@@ -190,6 +190,7 @@ class Experiment:
             exchanges = list(clients.exchanges)
             validation = judge.validate(state, progress)
             announce_best(clients, progress)
+            judge.test_round(state)
             seconds = time.perf_counter() - started
             progress.seconds += seconds
             record = round_record(

@@ -36,10 +36,11 @@ MAY_DIFFER = (
     "output", "name", "compute", "deadline", "retries", "checkpoint", "trackers", "min_clients",
 )  # fmt: skip
 LOCK = ".lock"  # in every folder of a run
+TESTED = "tested/round-{}.csv"  # the test of a round that `evaluate.test_after` names
 RUN_ENTRIES = (
     "config.yaml", "environment.json", "preparation.json", "setup.json", "left_out.json", "records.jsonl",
-    "egress.jsonl", "cases.csv", "calibration.json", "start_weights.json", "result.json", "overlays.png",
-    "report.html", "tensorboard", "mlflow.json", "checkpoints", "clients", "exchange",
+    "egress.jsonl", "cases.csv", "tested", "calibration.json", "start_weights.json", "result.json",
+    "overlays.png", "report.html", "tensorboard", "mlflow.json", "checkpoints", "clients", "exchange",
 )  # fmt: skip
 
 

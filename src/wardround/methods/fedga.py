@@ -9,8 +9,9 @@ Symbols: a_k aggregation weight; P_k, Q_k metric of client model and of global m
 validation cases, G_k = Q_k - P_k the gap; d first step, d_t that of round t from 0, R rounds, K clients.
 What leaves a client: its model, P_k and Q_k.
 
-Differs: `rule: code` is the released rule, G_k / max|G| with a step over K; the paper subtracts the mean
-gap and divides by the largest rest (`rule: paper`), which we clip at 0 too.
+Differs: `rule: code` is the released rule, G_k / max|G| with a step of d_t / 3 for its three clients, which
+we read as 1/K; the paper has no 1/K, subtracts the mean gap and divides by the largest rest (`rule: paper`),
+which we clip at 0 too.
 Differs: Q_k of the new model comes with the next round's reply. The weights are those of a second exchange.
 Differs: the metric is the loss; the released code prefers accuracy (here `metric: dice`, sign turned).
 """

@@ -6,8 +6,8 @@ from a boundary voxel a to the nearest one of B, and P and T the boundaries of p
 
     HD95   "max_directed": the larger of the 95th percentiles of d(p, T) and d(t, P)   (MONAI)
            "pooled": the 95th percentile of all d(p, T) and d(t, P) together           (medpy)
-    ASSD   "pooled": the mean of all d(p, T) and d(t, P) together                      (MONAI)
-           "mean_directed": the mean of the two directed means                         (medpy)
+    ASSD   "pooled": the mean of all d(p, T) and d(t, P) together        (MONAI, medpy from 0.5.2)
+           "mean_directed": the mean of the two directed means                (medpy up to 0.4)
     ASD    the mean of d(p, T) alone
     surface Dice   the share of all voxels of P and T whose distance is at most the tolerance
 

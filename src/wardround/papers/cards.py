@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import yaml
 
 from wardround.papers.presets import (
@@ -83,7 +85,7 @@ def describe_partition(partition: Partition | None) -> str:
     """
     if partition is None:
         return "one a source"
-    facts = {"clients": partition.clients, "cases each": partition.cases, "for training": partition.train}
+    facts = {"clients": partition.clients, "cases a client": partition.cases, "for training": partition.train}
     return ", ".join([partition.rule, *(f"{number} {what}" for what, number in facts.items() if number)])
 
 
@@ -98,14 +100,21 @@ def describe_federation(federation: PaperFederation) -> str:
     )
 
 
-def published_table(preset: PaperPreset) -> Table:
-    """The printed numbers, as wide as is readable."""
+def published_tables(preset: PaperPreset) -> list[Table]:
+    """The printed numbers, as wide as is readable; rows of other clients are a table of their own."""
     published = preset.published
-    metrics, columns = list(published.unit), list(published.columns)
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for label, row in published.rows.items():
+        groups.setdefault(tuple(name for name in published.columns if name in row), []).append(label)
+    return [published_table(published, labels, columns) for columns, labels in groups.items()]
+
+
+def published_table(published: PublishedTable, labels: Sequence[str], columns: Sequence[str]) -> Table:
+    metrics = list(published.unit)
     digits = {metric: count_decimals(published, metric) for metric in metrics}
 
     def text(label: str, column: str, metric: str) -> str:
-        value = published.rows[label].get(column, {}).get(metric)
+        value = published.rows[label][column].get(metric)
         if value is None:
             return ""
         spread = "" if value.sd is None else f" ± {value.sd:.{digits[metric]}f}"
@@ -113,13 +122,12 @@ def published_table(preset: PaperPreset) -> Table:
 
     units = ", ".join(f"{metric}: {unit}" for metric, unit in published.unit.items())
     if len(metrics) == 1:
-        rows = [[label, *(text(label, column, metrics[0]) for column in columns)] for label in published.rows]
+        rows = [[label, *(text(label, column, metrics[0]) for column in columns)] for label in labels]
         return Table("Published", ["run", *columns], rows, units)
     rows = [
         [label, column, *(text(label, column, metric) for metric in metrics)]
-        for label, entry in published.rows.items()
+        for label in labels
         for column in columns
-        if column in entry
     ]
     return Table("Published", ["run", "column", *metrics], rows, units)
 
@@ -139,7 +147,7 @@ def format_settings(preset: PaperPreset) -> str:
 
 def list_tables(preset: PaperPreset) -> list[Table]:
     """Data, runs and printed numbers; an empty one is left out."""
-    every = [federation_table(preset), run_table(preset), published_table(preset)]
+    every = [federation_table(preset), run_table(preset), *published_tables(preset)]
     return [table for table in every if table.rows]
 
 
@@ -153,15 +161,34 @@ def list_remarks(preset: PaperPreset) -> dict[str, list[str]]:
     if data:
         dimensions = next(iter(preset.datasets.values())).dimensions
         lacking.append(
-            f"Data sets: {', '.join(data)}. None comes with wardround: lay out yours (wardround datasets) "
-            "and add --set data.federation=federation.yaml to wardround compare, or try synthetic hospitals "
-            f"with --set data.phantom.dimensions={dimensions}."
+            f"Data sets: {', '.join(data)}. None comes with wardround: lay out yours (wardround datasets "
+            "show NAME) and add --set data.federation=federation.yaml to wardround compare, or try synthetic "
+            f"hospitals with --set data.phantom.dimensions={dimensions}."
         )
     if not cells:
         lacking.append("Nothing: this table counts data, no run belongs to it.")
     headings = {
         "Missing": lacking,
-        "Notes": list(preset.published.notes),
+        "Notes": [*preset.published.notes, *list_readings(preset)],
         "Cautions": list(preset.published.cautions),
     }
     return {heading: sentences for heading, sentences in headings.items() if sentences}
+
+
+def list_readings(preset: PaperPreset) -> list[str]:
+    """What the settings of all runs mean where the paper leaves it open."""
+    objective, model = preset.settings.get("objective", {}), preset.settings.get("model", {})
+    found = []
+    if objective.get("contrast") == "guarded":
+        found.append(
+            "contrast: guarded puts the features through a sigmoid, takes the mean in place of the sum in "
+            "Eq. 6, and divides by at least 1 in Eq. 9; as printed the term swamps Dice and can change sign "
+            "(S4-S6)."
+        )
+    if model.get("stem") == "variational":
+        found.append(
+            "The paper prints no divergence term for the variational stem. Runs here have one "
+            "(model.variational.kl_weight: auto, 1 / training cases); without it: the row kl_weight=0 of "
+            "safcf-table4, or --set model.variational.kl_weight=0."
+        )
+    return found

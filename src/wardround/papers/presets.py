@@ -6,8 +6,9 @@ configs/papers/<method>-table<N>.yaml is a configuration with three more keys:
     datasets  the federations of the table by name: clients, size, split, seeds; the first is the default
     sweep     rows: {label: {dotted setting: value}} and grid: {dotted setting: [values]}
 
-An override replaces what stands at its dotted name, a whole section too: `method: {name: fedavg}`. The
-name `datasets` chooses one of the federations. Every row meets every point of the grid; no rows at all
+An override replaces what stands at its dotted name, a whole section too: `method: {name: fedavg}`. Only
+`model` keeps what it does not say: another network has the stem and norm of the others. The name `datasets`
+chooses one of the federations. Every row meets every point of the grid; no rows at all
 (`rows: {}`) runs nothing, for tables that only count data.
 
 published.json holds the printed numbers under the same labels, with notes and cautions.
@@ -46,6 +47,7 @@ PAPERS = {
 
 PACKAGED = Path(__file__).parents[1] / "presets" / "papers"  # in an installed wheel
 CHECKOUT = Path(__file__).parents[3] / "configs" / "papers"  # in the repository
+OF_ONE_NETWORK = ("arguments", "features", "divisor", "weights")  # in `model`
 
 
 # What a preset file holds beside a configuration
@@ -54,10 +56,12 @@ CHECKOUT = Path(__file__).parents[3] / "configs" / "papers"  # in the repository
 class PaperSource(Settings):
     """The data of one client in a paper.
 
-    printed: cases the paper states; cases: those of them that can be used, where fewer.
+    dataset: name of its card (`wardround datasets`); client: what the card calls the client, where the set
+    has several; printed: cases the paper states; cases: those of them that can be used, where fewer.
     """
 
     dataset: str
+    client: str | None = None
     printed: int | None = Field(None, ge=1)
     cases: int | None = Field(None, ge=1)
     train: int | None = Field(None, ge=1)
@@ -115,20 +119,26 @@ class PublishedValue(Settings):
 
 
 def to_value(given: Any) -> Any:
-    return given if isinstance(given, Mapping) else {"mean": given}
+    """A number, or [mean, SD]."""
+    if isinstance(given, list):
+        mean, sd = given
+        return {"mean": mean, "sd": sd}
+    return {"mean": given}
 
 
 class PublishedTable(Settings):
     """A table as printed: label -> column -> metric -> value.
 
     columns: clients, or `mean` (over clients, all alike), `weighted mean` (by test cases), `merged test
-    set` (all test cases pooled), `all clients` (one number, the averaging not said).
-    unit: of each metric; share is 0 to 1, percent 0 to 100.
+    set` (all test cases pooled), `all clients` (one number, the averaging not said; read as the mean).
+    unit: of each metric; share is 0 to 1, percent 0 to 100, `not said` where the paper gives none.
+    cases: which cases the numbers are of.
     cautions: what does not add up in the printed numbers.
     """
 
     columns: tuple[str, ...]
     unit: dict[str, str]
+    cases: Literal["test", "validation"] = "test"
     rows: dict[str, dict[str, dict[str, Annotated[PublishedValue, BeforeValidator(to_value)]]]]
     notes: tuple[str, ...] = ()
     cautions: tuple[str, ...] = ()
@@ -146,9 +156,10 @@ class PublishedTable(Settings):
 
 @dataclass(frozen=True)
 class PresetRun:
-    """One run of a table. datasets: the name of its federation in the preset."""
+    """One run of a table. row: its row, whatever the point of the grid; datasets: its federation's name."""
 
     label: str
+    row: str
     changes: Mapping[str, Any]
     settings: dict[str, Any]
     datasets: str
@@ -193,9 +204,9 @@ class PaperPreset:
         settings = copy.deepcopy(self.settings)
         for key, value in changes.items():
             if key != "datasets":
-                set_dotted(settings, key, copy.deepcopy(value))
+                change_settings(settings, key, copy.deepcopy(value))
         settings["name"] = label if label == self.name else f"{self.name} {label}"
-        return PresetRun(label, changes, settings, chosen)
+        return PresetRun(label, row or label, changes, settings, chosen)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
@@ -223,12 +234,38 @@ class PaperPreset:
         }
 
 
+def change_settings(settings: dict[str, Any], key: str, value: Any) -> None:
+    """Lay a row's override over the settings: it replaces what stands there, but `model` is merged.
+
+    Stem, norm and size belong to a table, not to a network; what only the old network has is dropped.
+
+    >>> settings = {"model": {"name": "unet3d", "stem": "variational", "arguments": {"a": 1}}}
+    >>> change_settings(settings, "model", {"name": "gelan"})
+    >>> settings["model"]
+    {'name': 'gelan', 'stem': 'variational'}
+    """
+    before = settings.get("model")
+    if key == "model" and isinstance(value, Mapping) and isinstance(before, Mapping):
+        if value.get("name", before.get("name")) != before.get("name"):
+            before = {name: entry for name, entry in before.items() if name not in OF_ONE_NETWORK}
+        value = {**before, **value}
+    set_dotted(settings, key, value)
+
+
 def set_dotted(settings: dict[str, Any], key: str, value: Any) -> None:
     """Set what stands at a dotted name; missing sections are made."""
     *path, last = key.split(".")
     for part in path:
         settings = settings.setdefault(part, {})
     settings[last] = value
+
+
+def get_dotted(settings: Mapping[str, Any], key: str) -> Any:
+    """What stands at a dotted name, or None."""
+    found: Any = settings
+    for part in key.split("."):
+        found = found.get(part) if isinstance(found, Mapping) else None
+    return found
 
 
 def label_point(key: str, value: Any) -> str:
@@ -301,7 +338,8 @@ def list_missing_parts(cell: PresetRun) -> list[str]:
 
 def list_missing_data(preset: PaperPreset, cell: PresetRun) -> list[str]:
     """The data sets of a cell: none comes with wardround, each must be given with `data.federation`."""
-    return [source.dataset for source in preset.datasets[cell.datasets].clients.values()]
+    sources = preset.datasets[cell.datasets].clients.values()
+    return list(dict.fromkeys(source.dataset for source in sources))
 
 
 # Files

@@ -204,7 +204,8 @@ def estimate_time(
     validations = math.ceil(config.rounds / config.evaluate.every)
     round_ = most["train"] + files + dry_run.server * trainers * share + dry_run.checkpoint
     start = 3.0 if placement.workers > 1 else 1.0
-    total = start + config.rounds * round_ + validations * most["val"] + most["test"]
+    tests = 1 + len(config.evaluate.test_after)
+    total = start + config.rounds * round_ + validations * most["val"] + tests * most["test"]
     return Time(dry_run.step, round_, most["val"], most["test"], start, total)
 
 

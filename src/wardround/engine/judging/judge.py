@@ -14,7 +14,7 @@ from wardround.engine.judging.evaluation import Evaluation, gather
 from wardround.engine.judging.pictures import draw_overlays
 from wardround.engine.judging.result_tables import case_rows
 from wardround.engine.outcome import Outcome, Progress
-from wardround.engine.run_folder import RunFolder
+from wardround.engine.run_folder import TESTED, RunFolder
 from wardround.files import write_json, write_text
 from wardround.messages import Message, ServerState
 from wardround.metrics import METRICS
@@ -55,6 +55,16 @@ class Judge:
             progress.best_value, progress.best_round = value, done
             progress.best_file = self._folder.checkpoints.save_best(done, state.params)
         return validation
+
+    def test_round(self, state: ServerState) -> None:
+        """Test a round that `evaluate.test_after` names: its cases are written, nothing is chosen by them."""
+        settings = self._config.evaluate
+        if state.round not in settings.test_after:
+            return
+        test = self._evaluate(state.params, "test", settings.metrics, self.hospitals)
+        path = self._folder.path / TESTED.format(state.round)
+        path.parent.mkdir(exist_ok=True)
+        write_text(path, case_rows(test, settings.metrics).csv())
 
     # After the last round
 
