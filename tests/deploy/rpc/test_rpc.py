@@ -258,6 +258,9 @@ def test_a_reply_that_stalls_ends_with_its_letter(
         with raises(grpc.RpcError):
             future.result(timeout=5)
         stalled.set()
+        deadline = time.monotonic() + 5  # the server's thread ends a moment after the call
+        while left(tmp_path) and time.monotonic() < deadline:
+            time.sleep(0.02)
     assert left(tmp_path) == []
 
 
@@ -317,7 +320,11 @@ def test_a_message_that_grpc_refuses_is_logged_with_the_callers_name(
         with raises(grpc.RpcError) as refused:
             calling(kits["north"], f"/wardround.Hospitals/{method}", b" " * 2_000_000)
         assert refused.value.code() in (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAUTHENTICATED)
-    assert "north: Hello ended before all of it was received" in caplog.text
+    said = (
+        "ended before all of it was received",
+        "refused: a message that is not JSON",
+    )  # whichever is first
+    assert any(f"north: Hello {words}" in caplog.text for words in said)
 
 
 def test_connections_that_prove_nothing_are_capped_and_dropped(
