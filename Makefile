@@ -1,5 +1,6 @@
 # make demo   three synthetic hospitals, a table and a picture
 # make test   formatting, types and all tests
+# make coverage   the tests with their coverage, at least 90 %; half as long again
 # make slow   what takes minutes: large networks and every variant of an export
 # make gpu    what only a GPU can show
 # make hospitals   the deployment with real processes, on this machine: about half an hour
@@ -11,7 +12,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test slow gpu hospitals browser check format bench clean
+.PHONY: help install demo test coverage slow gpu hospitals browser check format bench clean
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -36,6 +37,9 @@ demo: $(VENV)/.installed
 	@$(BIN)/wardround demo
 
 test: check
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"
+
+coverage: $(VENV)/.installed-test
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow" --cov --cov-report=term:skip-covered --cov-fail-under=90
 
 slow: $(VENV)/.installed-test
