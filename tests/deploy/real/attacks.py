@@ -125,9 +125,9 @@ def call_foreign_methods(stage: Stage, rogue: Caller) -> None:
 
 def open_letter(stage: Stage) -> tuple[str, str]:
     """The job and an open letter of the run beside, which only its hospital should know."""
-    exchange, waiting = stage.organiser.state / "exchange", stage.organiser.state / "queue"
-    letter = until(lambda: next((p.stem for p in exchange.glob("*.request")), None), 60, "a request is open")
-    return next(path.stem for path in waiting.glob("*.running")), letter
+    exchange = stage.organiser.state / "exchange"
+    path = until(lambda: next(exchange.glob("*/*.request"), None), 60, "a request is open")
+    return path.parent.name, path.stem
 
 
 def answer_for_others(stage: Stage, rogue: Caller) -> None:

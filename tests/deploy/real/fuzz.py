@@ -151,7 +151,7 @@ def fuzz_server(checks: Checks, hospitals: Deployment) -> None:
                 if method == "Answer":
                     running = [path.stem for path in (hospitals.organiser / "state/queue").glob("*.running")]
                     letters = [
-                        path.stem for path in (hospitals.organiser / "state/exchange").glob("*.request")
+                        path.stem for path in (hospitals.organiser / "state/exchange").glob("*/*.request")
                     ]
                     info |= {"job": running[0]} if running and mutate.random.random() < 0.5 else {}
                     info |= {"letter": letters[0]} if letters and mutate.random.random() < 0.5 else {}
