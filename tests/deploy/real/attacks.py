@@ -253,7 +253,7 @@ def displace(stage: Stage) -> None:
 def answer_with_attacks(stage: Stage) -> None:
     """A run with two hospitals, one of which answers each round's request with another attack."""
     hospitals, checks = stage.hospitals, stage.checks
-    rules = SiteFile.model_validate({"data": "phantom", "tasks": ["all"]})
+    rules = SiteFile.model_validate({"data": "phantom", "tasks": ["all"], "min_cases": 0})
     site = Site(ROGUE, rules, hospitals.folder / "rogue-state")
     config = settings(
         "duel",

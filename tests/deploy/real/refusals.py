@@ -303,7 +303,7 @@ class Channel:
     """Two hospitals; `change` gets each reply to a training request of the first, and the one before it."""
 
     def __init__(self, folder: Path, change: Callable[[Parcel, Parcel], Parcel]) -> None:
-        rules = SiteFile.model_validate({"data": "phantom", "tasks": "all"})
+        rules = SiteFile.model_validate({"data": "phantom", "tasks": "all", "min_cases": 0})
         self.sites = {name: Site(name, rules, folder / name) for name in NAMES[:2]}
         self.requests: list[Parcel] = []
         self._change = change
@@ -353,7 +353,7 @@ def replayed_reply(place: Place) -> str:
 
 def at_the_hospital(place: Place, change: Callable[[Parcel], Parcel]) -> str:
     """What a hospital answers to a request that was made from one it has seen."""
-    rules = SiteFile.model_validate({"data": "phantom", "tasks": "all"})
+    rules = SiteFile.model_validate({"data": "phantom", "tasks": "all", "min_cases": 0})
     asked = change(place.request)
     reply = Site("east", rules, place.hospitals.folder / "scratch" / "asked" / "east").answer(asked)
     words = reply.header["more"].get("refused")
