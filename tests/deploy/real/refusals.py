@@ -81,7 +81,9 @@ class Place:
         named = project.model_copy(update={"project": "another"})
         self.others = {kit.name: kit for kit in provision(named, hospitals.folder / "others")}
         for name, rules in RULES.items():
-            text = yaml.safe_dump({"data": "phantom", "device": "cpu", "tasks": ["all"], **rules})
+            text = yaml.safe_dump(
+                {"data": "phantom", "device": "cpu", "tasks": ["all"], "min_cases": 0, **rules}
+            )
             hospitals.kit(name).site_file.write_text(text)
             self.others[name].site_file.write_text(text)
 
