@@ -14,10 +14,12 @@ import logging
 import math
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
 import sysconfig
+import tempfile
 import threading
 import time
 from collections import Counter
@@ -354,6 +356,10 @@ def own_source() -> str:
     return "\n".join(path.read_text() for path in Path(wardround.__file__).parent.rglob("*.py"))
 
 
+# When a process that trains starts: Python tries the folder for temporary files, PyTorch makes one of its own.
+STARTING = re.compile(rf"{re.escape(tempfile.gettempdir())}/([a-z0-9_]{{8}}|torchinductor_\w+)")
+
+
 def judge(event: str, arguments: list[Any], kit: Path, usual: set[tuple[Any, ...]]) -> str | None:
     """What an event was outside of; None where it belongs. usual: code that honest processes compile."""
     own = tuple(str(kit / name) for name in ("state", "logs", "runs"))
@@ -377,9 +383,9 @@ def judge(event: str, arguments: list[Any], kit: Path, usual: set[tuple[Any, ...
     )
     if not path.startswith("/"):
         return None if path.isdigit() else f"{event} {path}"
-    if path.startswith(own) or path == os.devnull:
+    if path.startswith(own) or path == os.devnull or STARTING.fullmatch(path):
         return None
-    if not writes and (path.startswith((*ROOTS, str(kit))) or path in sys.path):
+    if not writes and (path.startswith((*ROOTS, str(kit))) or path in (*sys.path, os.getcwd())):
         return None
     return f"{event}{' for writing' if writes and event == 'open' else ''} {path}"
 
