@@ -385,7 +385,7 @@ def judge(event: str, arguments: list[Any], kit: Path, usual: set[tuple[Any, ...
         return None if path.isdigit() else f"{event} {path}"
     if path.startswith(own) or path == os.devnull or STARTING.fullmatch(path):
         return None
-    if not writes and (path.startswith((*ROOTS, str(kit))) or path in (*sys.path, os.getcwd())):
+    if not writes and (path.startswith((*ROOTS, str(kit))) or path in (*sys.path, str(Path.cwd()))):
         return None
     return f"{event}{' for writing' if writes and event == 'open' else ''} {path}"
 
