@@ -4,7 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from pytest import MonkeyPatch, fixture, importorskip, raises
 
@@ -12,7 +12,7 @@ importorskip("grpc")
 
 from wardround.deploy import joining
 from wardround.deploy.joining import Joining, WorkerEnded
-from wardround.deploy.kits import read_kit
+from wardround.deploy.kits import Kit, read_kit
 from wardround.deploy.mailbox import Letter
 from wardround.deploy.rpc.client import Connection, Request
 from wardround.deploy.rpc.server import HospitalServer, RequestFile
@@ -30,7 +30,9 @@ class Worker:
         self.alive = True
         Worker.made.append(self)
 
-    def answer(self, request: Path, largest: int, seconds: float | None) -> tuple[Path | None, str]:
+    def answer(
+        self, request: Path, largest: int, seconds: float | None, is_wanted: Callable[[], bool]
+    ) -> tuple[Path | None, str]:
         assert Worker.may_answer.wait(20)
         if Worker.endings:
             Worker.endings -= 1
@@ -197,3 +199,46 @@ def wait_until(claim: Callable[[], bool]) -> None:
 def test_a_kit_takes_part_once_on_a_machine(federation: Federation) -> None:
     with raises(ConfigError, match="already running on this machine"):
         Joining(federation.hospital.kit, {}).__enter__()
+
+
+class Child:
+    """A process that answers when it is let; seen: the requests that reached it."""
+
+    def __init__(self, *_: object, **__: object) -> None:
+        self.seen: list[str] = []
+        self.go = threading.Event()
+
+    def is_alive(self) -> bool:
+        return True
+
+    def send(self, line: dict[str, str]) -> None:
+        self.seen.append(line["request"])
+        self.line = line
+
+    def receive(self, deadline: float | None = None) -> dict[str, str]:
+        self.go.wait(20)
+        Path(self.line["reply"]).write_bytes(b"done")
+        return {"reply": self.line["reply"]}
+
+
+def test_a_request_that_was_overtaken_while_it_waited_is_left(
+    copy_of: Callable[[str], Kit], tmp_path: Path, monkeypatch: MonkeyPatch
+) -> None:
+    monkeypatch.setattr(joining, "ChildProcess", Child)
+    kit = copy_of("north")
+    hospital = Joining(kit, {})
+    sent: list[str] = []
+    monkeypatch.setattr(Joining, "_send", lambda self, request, reply, failed: sent.append(request.letter))
+    for letter in ("1", "2", "3"):
+        path = tmp_path / f"{letter}.request"
+        path.write_bytes(b"")
+        hospital._take(Request("job", letter, path))
+        if letter == "1":  # it is being answered when the others come
+            wait_until(lambda: bool(hospital._workers) and bool(child_of(hospital).seen))
+    child_of(hospital).go.set()
+    wait_until(lambda: not hospital._held)
+    assert sent == ["1", "3"] and [Path(path).stem for path in child_of(hospital).seen] == ["1", "3"]
+
+
+def child_of(hospital: Joining) -> Child:
+    return cast(Child, hospital._workers["job"]._child)

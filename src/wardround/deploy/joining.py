@@ -47,6 +47,10 @@ class WorkerEnded(WardroundError):
     """The process that answers requests has ended."""
 
 
+class Superseded(WardroundError):
+    """The organiser has gone on to another request of the run, so this one is not wanted any more."""
+
+
 class TooManyRuns(WardroundError):
     """All processes that train are at work."""
 
@@ -72,14 +76,19 @@ class WorkerProcess:
             raise ConfigError(str(found["wrong"]))
         return found
 
-    def answer(self, request: Path, largest: int, seconds: float | None) -> tuple[Path | None, str]:
+    def answer(
+        self, request: Path, largest: int, seconds: float | None, is_wanted: Callable[[], bool]
+    ) -> tuple[Path | None, str]:
         """The file of the reply; or None, and why there is none. Raises where the process ends meanwhile.
 
         seconds: for the task; the site itself keeps them between steps, so a little more are given here.
+        is_wanted: asked when it is this request's turn, which may be long after it came.
         """
         reply = request.with_suffix(".reply")
         facts = {"request": str(request), "reply": str(reply), "largest": largest}
         with self._turn:
+            if not is_wanted():
+                raise Superseded("a newer request of the run has come")
             self._child.send(facts)
             try:
                 deadline = None if seconds is None else time.monotonic() + seconds + GRACE_SECONDS
@@ -113,6 +122,7 @@ class Joining:
         self._workers: dict[str, WorkerProcess] = {}  # by job
         self._spare: WorkerProcess | None = None
         self._held: dict[str, str] = {}  # letters that are being answered, and their jobs
+        self._newest: dict[str, str] = {}  # the last letter of each job
         self._connected = threading.Event()
         self._largest = limits.REPLY_BYTES
         self._seconds: float | None = None
@@ -211,6 +221,7 @@ class Joining:
     def _take(self, request: Request) -> None:
         with self._lock:
             is_held = request.letter in self._held
+            self._newest[request.job] = request.letter
             self._held.setdefault(request.letter, request.job)
         if is_held:  # a server that repeats itself must not pile up work
             log.warning("a request that is being answered came again and was dropped")
@@ -222,6 +233,8 @@ class Joining:
         try:
             reply, failed = self._work(request)
             self._send(request, reply, failed)
+        except Superseded as error:
+            log.info("a request was left: %s", error)
         finally:
             for path in (request.path, request.path.with_suffix(".reply")):
                 path.unlink(missing_ok=True)
@@ -233,7 +246,10 @@ class Joining:
         failed = ""
         for _ in range(MOST_TRIES):
             try:
-                return self._find_worker(request.job).answer(request.path, self._largest, self._seconds)
+                worker = self._find_worker(request.job)
+                return worker.answer(
+                    request.path, self._largest, self._seconds, lambda: self._is_newest(request)
+                )
             except TooManyRuns as error:
                 log.warning("a request was refused: %s", error)
                 return None, str(error)
@@ -241,6 +257,11 @@ class Joining:
                 failed = str(error)
                 log.warning("%s", failed)
         return None, failed
+
+    def _is_newest(self, request: Request) -> bool:
+        """A run asks one thing after the other: a newer request means that it no longer waits for this."""
+        with self._lock:
+            return self._newest.get(request.job) == request.letter
 
     def _send(self, request: Request, reply: Path | None, failed: str) -> None:
         """Send a reply, again and again while the connection is away and the organiser may still want it."""
@@ -282,5 +303,8 @@ class Joining:
         with self._lock:
             over = [job for job in self._workers if job not in {*jobs, *self._held.values()}]
             workers = [self._workers.pop(job) for job in over]
+            self._newest = {
+                job: letter for job, letter in self._newest.items() if job in {*jobs, *self._held.values()}
+            }
         for worker in workers:
             worker.end()
