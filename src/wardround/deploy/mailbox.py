@@ -6,7 +6,6 @@ asked, before the deadline; any other is a stray, with the reason.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import queue
 import threading
@@ -22,7 +21,6 @@ from wardround.deploy import limits
 Content = TypeVar("Content")
 Answered = TypeVar("Answered")
 
-SILENT_SECONDS = 10.0  # without a sign of life, before a hospital loses its turn to send
 log = logging.getLogger(__name__)
 
 
@@ -57,24 +55,12 @@ class Mailbox(Generic[Content, Answered]):
         self._open: dict[str, Letter[Content]] = {}  # by letter id
         self._closed: OrderedDict[str, ClosedLetter] = OrderedDict()
         self._arrived: queue.SimpleQueue[tuple[Letter[Content], Answered | None]] = queue.SimpleQueue()
-        self._heard: dict[str, float] = {}
         self._strays: deque[tuple[str, str]] = deque(maxlen=limits.STRAYS)
-        self._sending = ""  # the letter whose large reply is on its way
 
     def __len__(self) -> int:
         return len(self._open)
 
-    # Hospitals
-
-    def note_alive(self, hospital: str) -> None:
-        with self._lock:
-            self._heard[hospital] = time.monotonic()
-
-    def alive(self) -> dict[str, float]:
-        """Seconds since each hospital was last heard from."""
-        now = time.monotonic()
-        with self._lock:
-            return {hospital: now - heard for hospital, heard in self._heard.items()}
+    # Strays
 
     def note_stray(self, hospital: str, why: str) -> None:
         log.warning("%s: %s", hospital, why)
@@ -100,29 +86,6 @@ class Mailbox(Generic[Content, Answered]):
         with self._lock:
             mine = (letter for letter in self._open.values() if letter.hospital == hospital)
             return next((letter for letter in mine if letter.deadline > now), None)
-
-    def check(self, letter_id: str) -> Letter[Content] | None:
-        """The letter, if its reply is still wanted; one that is too late is a stray, once."""
-        with self._lock:
-            letter, closed = self._open.get(letter_id), self._closed.get(letter_id)
-            if letter is not None or closed is None or closed.answered or closed.reported:
-                return letter
-            closed.reported = True
-        self.note_stray(closed.hospital, "late: its reply was ready after the deadline")
-        return None
-
-    def may_send(self, letter_id: str) -> bool:
-        """Whether the large reply to this letter may come now; a silent hospital loses its turn.
-
-        A reply that is no longer wanted may try; FLARE then rejects it.
-        """
-        now = time.monotonic()
-        with self._lock:
-            current = self._open.get(self._sending)
-            free = current is None or now - self._heard.get(current.hospital, now) > SILENT_SECONDS
-            if letter_id in self._open and free:
-                self._sending = letter_id
-            return letter_id not in self._open or self._sending == letter_id
 
     def close(self, letter_id: str, *, answered: bool = False) -> Letter[Content] | None:
         """Stop waiting for a reply; the letter, if it was open."""
@@ -180,10 +143,3 @@ class Mailbox(Generic[Content, Answered]):
     def take(self, seconds: float) -> tuple[Letter[Content], Answered | None]:
         """The next reply, if one arrives in time; else queue.Empty."""
         return self._arrived.get(timeout=seconds)
-
-    def drop_arrived(self) -> None:
-        """Discard replies that came while their exchange was given up: a model each, which nobody reads."""
-        with contextlib.suppress(queue.Empty):
-            while True:
-                letter, _ = self._arrived.get_nowait()
-                self.note_stray(letter.hospital, "late: its reply came when the exchange was over")

@@ -21,10 +21,9 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable, make_reply
 
 from wardround.config_file import load_config
-from wardround.deploy import mailbox
 from wardround.deploy.ledger import verify
 from wardround.deploy.nvflare import shareable
-from wardround.deploy.nvflare.channel import FlareChannel, JobEnded
+from wardround.deploy.nvflare.channel import SILENT_SECONDS, FlareChannel, JobEnded
 from wardround.deploy.nvflare.controller import WardroundController
 from wardround.deploy.nvflare.executor import WardroundExecutor
 from wardround.deploy.nvflare.job import (
@@ -439,7 +438,7 @@ def test_large_replies_take_turns_and_nobody_waits_for_the_dead() -> None:
         assert channel.mailbox.may_send(letters["north"])
         assert channel.mailbox.may_send(letters["north"])
         assert not channel.mailbox.may_send(letters["south"])
-        channel.mailbox._heard["north"] = time.monotonic() - mailbox.SILENT_SECONDS - 1
+        channel.mailbox._heard["north"] = time.monotonic() - SILENT_SECONDS - 1
         assert channel.mailbox.may_send(letters["south"])
         channel.mailbox._heard["north"] = time.monotonic()
         assert not channel.mailbox.may_send(letters["north"])

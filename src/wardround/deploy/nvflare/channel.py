@@ -8,6 +8,7 @@ asks for its task a second time.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
 import threading
@@ -29,7 +30,57 @@ from wardround.deploy.nvflare.shareable import clear_content, from_shareable, to
 from wardround.deploy.wire import Parcel
 from wardround.errors import WardroundError
 
+SILENT_SECONDS = 10.0  # of a job process, which beats every two
 log = logging.getLogger(__name__)
+
+
+class FlareMailbox(Mailbox[Parcel, Parcel]):
+    """Letters over FLARE: its job processes give signs of life, ask before they send, and take turns."""
+
+    def __init__(self, on_close: Callable[[str], None]) -> None:
+        super().__init__(on_close)
+        self._heard: dict[str, float] = {}
+        self._sending = ""  # the letter whose large reply is on its way
+
+    def note_alive(self, hospital: str) -> None:
+        with self._lock:
+            self._heard[hospital] = time.monotonic()
+
+    def alive(self) -> dict[str, float]:
+        """Seconds since each hospital was last heard from."""
+        now = time.monotonic()
+        with self._lock:
+            return {hospital: now - heard for hospital, heard in self._heard.items()}
+
+    def check(self, letter_id: str) -> Letter[Parcel] | None:
+        """The letter, if its reply is still wanted; one that is too late is a stray, once."""
+        with self._lock:
+            letter, closed = self._open.get(letter_id), self._closed.get(letter_id)
+            if letter is not None or closed is None or closed.answered or closed.reported:
+                return letter
+            closed.reported = True
+        self.note_stray(closed.hospital, "late: its reply was ready after the deadline")
+        return None
+
+    def may_send(self, letter_id: str) -> bool:
+        """Whether the large reply to this letter may come now; a silent hospital loses its turn.
+
+        A reply that is no longer wanted may try; FLARE then rejects it.
+        """
+        now = time.monotonic()
+        with self._lock:
+            current = self._open.get(self._sending)
+            free = current is None or now - self._heard.get(current.hospital, now) > SILENT_SECONDS
+            if letter_id in self._open and free:
+                self._sending = letter_id
+            return letter_id not in self._open or self._sending == letter_id
+
+    def drop_arrived(self) -> None:
+        """Discard replies that came while their exchange was given up: a model each, which nobody reads."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                letter, _ = self._arrived.get_nowait()
+                self.note_stray(letter.hospital, "late: its reply came when the exchange was over")
 
 
 class JobEnded(WardroundError):
@@ -47,7 +98,7 @@ class FlareChannel(WFCommSpec):  # type: ignore[misc]
     ) -> None:
         self.controller: Any = None
         # FLARE holds the arrays of a letter ready for fetching until it is told to drop them
-        self.mailbox = Mailbox[Parcel, Parcel](delete_msg_root)
+        self.mailbox = FlareMailbox(delete_msg_root)
         self._refresh = refresh
         self._ended = ended
         self._newcomer = threading.Event()
