@@ -21,6 +21,15 @@ from wardround.deploy.wire import Parcel, compute_sha256
 from wardround.engine.checkpoint import MemoryStore
 from wardround.engine.outcome import Outcome
 
+# of a reply, for tests of parcels
+ADDRESS: dict[str, Any] = {
+    "kind": "reply",
+    "run": "ab12",
+    "request": "f00d",
+    "client": "north",
+    "task": "train",
+    "round": 3,
+}
 NAMES = ("east", "north", "south")
 # Everything allowed, as in a rehearsal: the hospitals of tests have fewer cases than real ones may.
 RULES = SiteFile(

@@ -74,7 +74,7 @@ class Federation:
         mailbox = self.server._jobs.get(job) or self.server.open_job(job)
         path = self.folder / "request"
         path.write_bytes(content)
-        self.server.post(job, [Letter("north", RequestFile(path, 1000), time.monotonic() + 30)])
+        self.server.post(job, Letter("north", RequestFile(path, 1000), time.monotonic() + 30))
         _, found = mailbox.take(20)
         self.strays = mailbox.take_strays()
         return None if found is None else found.read_bytes()
@@ -129,7 +129,7 @@ def test_a_server_with_many_runs_does_not_make_a_hospital_start_many_processes(
     boxes = [federation.server.open_job(f"run-{number}") for number in range(2, 8)]
     for number in range(2, 8):
         post = Letter("north", RequestFile(federation.folder / "request", 1000), time.monotonic() + 30)
-        federation.server.post(f"run-{number}", [post])
+        federation.server.post(f"run-{number}", post)
     refused = [box.take(20) for box in boxes[4:]]
     assert [reply for _, reply in refused] == [None, None] and len(Worker.made) == 6
     assert "at most 4 runs at the same time" in boxes[5].take_strays()[0][1]

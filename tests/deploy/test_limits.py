@@ -14,6 +14,7 @@ import torch
 from helpers import run
 from pytest import MonkeyPatch, fixture, mark, raises
 
+from deploy.loopback import ADDRESS
 from wardround.clients import Answer, Registration
 from wardround.config import TrafficSettings
 from wardround.deploy import limits
@@ -24,14 +25,6 @@ from wardround.messages import Message
 from wardround.methods import METHODS
 from wardround.params import Params
 
-ADDRESS: dict[str, Any] = {
-    "kind": "reply",
-    "run": "ab12",
-    "request": "f00d",
-    "client": "north",
-    "task": "train",
-    "round": 3,
-}
 SMALLEST = TrafficSettings(upload="delta_float16", compress="zlib")
 MODEL = Params({"w": torch.zeros(20, 30), "n": torch.tensor(4)})
 NORTH = Registration("north", 8, tensors={name: MODEL.spec(name) for name in MODEL})

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from pytest import fixture, mark, raises
 
+from deploy.loopback import ADDRESS
 from wardround.config import TrafficSettings
 from wardround.deploy import limits
 from wardround.deploy.parcel_file import read_parcel, write_parcel
@@ -23,14 +24,6 @@ from wardround.messages import Message
 from wardround.params import Params
 from wardround.storage import StoredTensors
 
-ADDRESS: dict[str, Any] = {
-    "kind": "reply",
-    "run": "ab12",
-    "request": "f00d",
-    "client": "north",
-    "task": "train",
-    "round": 3,
-}
 ROOM = {"largest": 10**8, "unpacked": 10**8}
 
 

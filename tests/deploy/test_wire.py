@@ -15,19 +15,12 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from pytest import fixture, mark, raises
 
+from deploy.loopback import ADDRESS
 from wardround.config import TrafficSettings
 from wardround.deploy.wire import SCHEMA, TYPES, Parcel, ParcelError, compute_sha256, pack, unpack
 from wardround.messages import Message
 from wardround.params import Params
 
-ADDRESS: dict[str, Any] = {
-    "kind": "reply",
-    "run": "ab12",
-    "request": "f00d",
-    "client": "north",
-    "task": "train",
-    "round": 3,
-}
 LARGE = 10**8
 ROUNDED = TrafficSettings(upload="delta_float16", compress="zlib")
 EXACT = TrafficSettings(upload="delta", compress="zlib")

@@ -64,7 +64,7 @@ class RunningJob:
     def _post(self, line: Line) -> None:
         content = RequestFile(Path(line["path"]), int(line["limit"]))
         deadline = time.monotonic() + float(line["seconds"])
-        self._hospitals.post(self.job, [Letter(line["hospital"], content, deadline, line["letter"])])
+        self._hospitals.post(self.job, Letter(line["hospital"], content, deadline, line["letter"]))
 
     def _bring_in(self) -> None:
         """Replies of hospitals, as long as the process lives."""

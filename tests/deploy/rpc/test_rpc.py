@@ -98,7 +98,7 @@ def post(
     letter = Letter(
         hospital, RequestFile(path, more.get("limit", 10**7)), time.monotonic() + more.get("seconds", 60)
     )
-    server.post(job, [letter])
+    server.post(job, letter)
     return letter
 
 

@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-import json
 import socket
 import ssl
 import threading
 from datetime import UTC, datetime
 from typing import Any
 
-import grpc
-
+from wardround.deploy import limits
 from wardround.deploy.kits import LOOPBACK, Kit
 from wardround.deploy.preflight import NEW_KIT, CheckFailed, PreflightContext, TrustFailed
+from wardround.deploy.rpc.service import INSTANCE, PREFLIGHT, SERVICE, MessageError, decode, encode
 from wardround.errors import ConfigError
 from wardround.text import clipped
 from wardround.version import __version__
 
+import grpc  # isort: skip  # after service, which quiets it
+
 FOR_REFUSAL = 0.3  # seconds in which a server that refuses our certificate says so
-HELLO = "/wardround.Hospitals/Hello"
-LARGEST_ANSWER = 10_000  # bytes
 LATEST = 32_503_680_000  # seconds since 1970: the year 3000
 OPTIONS = [
-    ("grpc.max_receive_message_length", LARGEST_ANSWER),
-    ("grpc.max_metadata_size", LARGEST_ANSWER),
+    ("grpc.max_receive_message_length", limits.INFO_BYTES),
+    ("grpc.max_metadata_size", limits.METADATA_BYTES),
     ("grpc.compression_enabled_algorithms_bitset", 1),  # none: some versions inflate before they measure
     ("grpc.enable_retries", 0),
     ("grpc.enable_http_proxy", 0),  # the way that the checks before it have tried
@@ -149,10 +148,10 @@ def say_hello(context: PreflightContext, where: str) -> None:
     credentials = grpc.ssl_channel_credentials(*(part.read_bytes() for part in parts))
     try:
         with grpc.secure_channel(f"{kit.server}:{kit.port}", credentials, OPTIONS) as channel:
-            answer = channel.unary_unary(HELLO)(
-                json.dumps({"wardround": __version__}).encode(),
+            answer = channel.unary_unary(f"/{SERVICE}/Hello")(
+                encode({"wardround": __version__}),
                 timeout=context.timeout,
-                metadata=[("wardround-instance", "preflight")],
+                metadata=[(INSTANCE, PREFLIGHT)],
             )
     except grpc.RpcError as error:
         raise explain_failed_call(where, error, context.timeout) from None
@@ -168,9 +167,9 @@ def say_hello(context: PreflightContext, where: str) -> None:
 def read_answer(answer: bytes) -> dict[str, Any] | None:
     """What the server said, if it is what it should be."""
     try:
-        values = json.loads(answer)
+        values = decode(answer)
         time, version, project = values["time"], values["wardround"], values["project"]
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (MessageError, KeyError):
         return None
     is_time = isinstance(time, int | float) and not isinstance(time, bool) and 0 <= time < LATEST
     is_text = all(isinstance(text, str) and 0 < len(text) <= 64 for text in (version, project))

@@ -144,10 +144,12 @@ class HospitalServer(grpc.GenericRpcHandler):  # type: ignore[misc]
             mailbox.close_all()
             shutil.rmtree(self._exchange / job, ignore_errors=True)
 
-    def post(self, job: str, letters: list[Letter[RequestFile]]) -> None:
+    def post(self, job: str, letter: Letter[RequestFile]) -> None:
+        """Hold a letter ready for its hospital; one of a job that is closed is dropped."""
         with self._changed:
-            self._jobs[job].post(letters)
-            self._changed.notify_all()
+            if job in self._jobs:
+                self._jobs[job].post([letter])
+                self._changed.notify_all()
 
     def alive(self) -> dict[str, float]:
         """Seconds since each hospital was last heard from."""
