@@ -263,6 +263,8 @@ def show(found: Any) -> None:
             if crossed is not None:
                 print_marked(crossed)
                 out.print()
+        print_marked(found.cost())
+        out.print()
         out.print(f"Report, tables, statistics and all runs: [bold]{escape(str(found.folder))}[/]")
     titles = {cell.name: cell.title for cell in found.cells}
     if found.failures:

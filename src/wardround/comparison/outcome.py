@@ -5,6 +5,8 @@
       cells/<name>/           an ordinary run folder for each cell; cells/<name>.yaml is its configuration
       table-<metric>.md .csv .tex
       cross-site-<metric>.md .csv .tex   where cells have evaluate.cross_site
+      table-cost.md .csv .tex            seconds and megabytes of a round
+      figures/*.png                      written with the report
       statistics.json         everything the tables say, with all digits
 
 comparison.json:
@@ -29,8 +31,10 @@ from typing import Any
 
 from wardround.api import Result
 from wardround.batch import read_status
+from wardround.comparison.costs import cost_table, measure_costs
 from wardround.comparison.grid import Grid, cell_title
 from wardround.comparison.presets import describe_published, list_printed_values
+from wardround.comparison.runs import Run, read_run
 from wardround.comparison.scores import (
     Replicate,
     ReplicateKey,
@@ -197,6 +201,20 @@ class Comparison:
                     runs.setdefault(cell.row, []).append(run)
         return cross_site_table(runs, chosen, f"{self.name}, cross-site", self.lengths) if runs else None
 
+    def cost(self) -> Table:
+        """Score, seconds and megabytes of a round, row by row."""
+        return cost_table(measure_costs(self.runs, self.sheet), self.sheet)
+
+    @cached_property
+    def runs(self) -> dict[str, list[Run]]:
+        """The finished runs of every row that has its own."""
+        found: dict[str, list[Run]] = {}
+        for label in self.rows:
+            cells = [cell for cell in self.cells if cell.row == label and cell.is_done]
+            if cells:
+                found[label] = [read_run(cell.folder, label) for cell in cells]
+        return found
+
     def _metric(self, name: str | None) -> str:
         chosen = self.metrics[0] if name is None else name
         if chosen not in self.metrics:
@@ -234,6 +252,8 @@ class Comparison:
             if crossed is not None:
                 self._write_tables(f"cross-site-{metric}", [crossed], crossed)
             everything["metrics"][metric] = self.numbers(metric)
+        cost = self.cost()
+        self._write_tables("table-cost", [cost], cost)
         write_json(self.folder / "statistics.json", everything)
 
     def _write_tables(self, name: str, tables: Sequence[Table], wide: Table) -> None:

@@ -6,7 +6,14 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 
-from wardround.comparison.groups import Headline, RunGroup, find_headline
+from wardround.comparison.costs import cost_table, measure_costs
+from wardround.comparison.groups import (
+    Headline,
+    RunGroup,
+    average_losses,
+    find_headline,
+    first_weights,
+)
 from wardround.comparison.runs import Run
 from wardround.comparison.scores import (
     RowScores,
@@ -20,7 +27,13 @@ from wardround.comparison.statistics import CaseKey
 from wardround.comparison.tables import score_table, significance_table
 from wardround.engine.judging.result_tables import client_table
 from wardround.metrics import METRICS
-from wardround.reporting.charts import draw_legend, line_chart, number_labels
+from wardround.reporting.charts import (
+    area_chart,
+    draw_legend,
+    line_chart,
+    number_labels,
+    scatter_chart,
+)
 from wardround.reporting.html import Html, details, join, name, plain, section, tag
 from wardround.reporting.sections import SUMS, case_label, has_regions, limits
 from wardround.reporting.strips import Spot, strip_chart
@@ -197,7 +210,7 @@ def describe_references(references: Sequence[RowSummary]) -> Html | None:
 
 
 def side_by_side_section(group: RunGroup, prefix: str) -> Html:
-    """All rows in one picture: their learning curves, and every case."""
+    """All rows in one picture: their learning curves, losses, weights, and every case."""
     sheet = group.sheet
     lengths = "" if sheet is None else sheet.lengths
     charts = [
@@ -218,8 +231,47 @@ def side_by_side_section(group: RunGroup, prefix: str) -> Html:
         title = capitalise(f"{group.tested}{what} of every case{' and region' * many}")
         chart = strip_chart(title, rows, within=limits(metric), worst=metric_loss(metric), class_="wide")
         charts += [chart, draw_legend(clients, places)]
+    charts += draw_training(group)
     lead = f"Learning curves of all rows, and their scores on every {group.tested}case (mean over seeds)."
     return section(f"{prefix}-beside", "Side by side", *charts, lead=lead) if charts else Html("")
+
+
+def draw_training(group: RunGroup) -> list[Html]:
+    """The training loss of all rows in one chart, and the aggregation weights of each in its own."""
+    losses, weights = average_losses(group.replicates), first_weights(group.replicates)
+    parts = []
+    if len(losses) > 1:
+        note = "Rows with different objectives minimise different things: compare shapes, not heights."
+        parts.append(line_chart("Training loss, mean over clients", losses, with_table=True, class_="wide"))
+        parts.append(tag("p", note, class_="table-note"))
+    if len(weights) > 1:
+        clients = sorted({client for series in weights.values() for client in series})
+        places = number_labels(clients)
+        charts = [
+            area_chart(f"Weights: {plain(label)}", series, places=places, with_table=False, with_legend=False)
+            for label, series in weights.items()
+        ]
+        which = " (the first seed)" * any(len(runs) > 1 for runs in group.replicates.values())
+        parts.append(tag("h4", f"Aggregation weights by round{which}"))
+        parts += [tag("div", charts, class_="charts"), draw_legend(clients, places)]
+    return parts
+
+
+def cost_section(group: RunGroup, prefix: str) -> Html:
+    """The score against the time of a round, and both with the traffic as a table."""
+    sheet = group.sheet
+    costs = measure_costs(group.replicates, sheet) if sheet is not None else []
+    if sheet is None or len(costs) < 2:
+        return Html("")
+    title = METRICS[group.metrics[0]].title_in(sheet.lengths)
+    spots = {cost.label: (cost.seconds.mean, cost.score.mean) for cost in costs}
+    axes = ("seconds a round", f"mean {group.tested}{title}")
+    chart = scatter_chart(
+        f"{title} against the time of a round", spots, axes=axes, within=limits(group.metrics[0])
+    )
+    table = retitle(cost_table(costs, sheet), "Time and traffic of a round")
+    lead = "What a row reaches, and what a round of it takes."
+    return section(f"{prefix}-cost", "Time and traffic", chart, table_html(table), lead=lead)
 
 
 def spots_of(row: RowScores, metric: str, places: Mapping[str, int]) -> list[Spot]:
