@@ -5,12 +5,25 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
 
-from wardround.cli.common import Json, JsonRows, app, configure_logging, out, print_rows, print_table
+from wardround.cli.common import (
+    Debug,
+    Json,
+    JsonRows,
+    Quiet,
+    Set,
+    app,
+    configure_logging,
+    out,
+    print_rows,
+    print_table,
+)
+from wardround.cli.compare import Names, parse_names, parse_seeds, run_shown, show_result
 
 papers_app = typer.Typer(name="papers", invoke_without_command=True)
 app.add_typer(papers_app)
@@ -92,3 +105,57 @@ def show(
         out.print(f"\n[bold]{escape(heading)}[/]")
         for sentence in sentences:
             out.print(f"- {escape(sentence)}")
+
+
+@papers_app.command()
+def run(
+    name: Annotated[str, typer.Argument(help="A preset, such as fedevi-table1.")],
+    data: Annotated[
+        list[str],
+        typer.Option(
+            metavar="FOLDER",
+            help="Where its data sets are, as published; or a federation.yaml of yours; or synthetic. "
+            "May be repeated.",
+        ),
+    ],
+    scale: Annotated[
+        str | None,
+        typer.Option(
+            metavar="0.1|rounds=0.1,size=0.5",
+            help="Reduce size, cases, rounds, epochs, filters, clients and seeds, or some of them.",
+        ),
+    ] = None,
+    methods: Names = None,
+    seeds: Annotated[str | None, typer.Option(metavar="3|1,2,3", help="How many, or which.")] = None,
+    jobs: Annotated[
+        int | None, typer.Option(help="Cells at a time; default one for each core, one on a GPU.")
+    ] = None,
+    set_: Set = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Output folder.")] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Rerun cells whose settings changed.")
+    ] = False,
+    json_: Json = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Run a table of a paper from a data folder to a report, printed numbers beside measured ones.
+
+    The paper's clients, image size, splits and seeds are applied; what differs is in the captions.
+    """
+    configure_logging(debug, quiet or json_)
+    from wardround.comparison.presets import plan_paper
+    from wardround.papers.presets import load
+    from wardround.papers.scaling import WHOLE, Scale
+
+    folder = output or Path("runs") / name
+    grid = plan_paper(
+        load(name),
+        data,
+        folder,
+        scale=WHOLE if scale is None else Scale.parse(scale),
+        only=parse_names("methods", methods),
+        seeds=parse_seeds(seeds),
+        overrides=set_ or (),
+    )
+    show_result(run_shown(grid, folder, jobs, overwrite, hidden=quiet or json_), as_json=json_)

@@ -62,7 +62,7 @@ def compare(
     Finished cells are not run again: after Ctrl-C or a crash, run the same command.
     """
     configure_logging(debug, quiet or json_)
-    options = {
+    options: Any = {
         "methods": parse_names("methods", methods),
         "objectives": parse_names("objectives", objectives),
         "models": parse_names("models", models),
@@ -73,8 +73,15 @@ def compare(
         "leave_one_out": leave_one_out,
         "overrides": set_ or (),
     }
-    found = run_shown(config, options, output, jobs, overwrite, hidden=quiet or json_)
-    if json_:
+    from wardround.comparison.run import plan_comparison
+
+    grid, folder = plan_comparison(config, options, output)
+    show_result(run_shown(grid, folder, jobs, overwrite, hidden=quiet or json_), as_json=json_)
+
+
+def show_result(found: Any, *, as_json: bool) -> None:
+    """Print the tables, write the page; exit code 1 if a cell failed."""
+    if as_json:
         out.print_json(json.dumps(as_dict(found)))
     else:
         show(found)
@@ -83,13 +90,10 @@ def compare(
         raise typer.Exit(1)
 
 
-def run_shown(
-    config: str, options: Any, output: Path | None, jobs: int | None, overwrite: bool, *, hidden: bool
-) -> Any:
+def run_shown(grid: Any, folder: Path, jobs: int | None, overwrite: bool, *, hidden: bool) -> Any:
     """Run the comparison with its progress shown; Ctrl-C and SIGTERM end the running cells."""
-    from wardround.comparison.run import plan_comparison, run_grid
+    from wardround.comparison.run import run_grid
 
-    grid, folder = plan_comparison(config, options, output)
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         with show_progress(hidden) as watch:

@@ -298,9 +298,9 @@ def read_replicate(cells: Sequence[StoredCell], after: int | None = None) -> Rep
 
 
 def drop_fold(settings: Any) -> Any:
-    """The data settings with the number of the fold left out: other folds have the same cases."""
+    """The data settings without the number of the fold or split: others have the same cases."""
     if isinstance(settings, Mapping):
-        return {key: drop_fold(value) for key, value in settings.items() if key != "fold"}
+        return {key: drop_fold(value) for key, value in settings.items() if key not in ("fold", "repeat")}
     return settings
 
 

@@ -20,6 +20,7 @@ from wardround.papers.presets import (
 )
 from wardround.tables import Table
 
+NORMALISED = {"zscore": "zero mean, unit variance", "maximum": "divided by the image's maximum"}
 TITLES = {"safcf": "SAFCF", "fsf3a": "FSF3A", "fedevi": "FedEvi", "aaw": "AAW"}
 
 
@@ -73,8 +74,7 @@ def describe_source(entry: tuple[str, PaperSource]) -> str:
     name, source = entry
     if source.train is not None:
         return f"{name} {source.train}/{source.validation}/{source.test}"
-    cases = source.cases or source.printed
-    return f"{name} {cases}" if cases else name
+    return f"{name} {source.size}" if source.size else name
 
 
 def describe_partition(partition: Partition | None) -> str:
@@ -95,7 +95,7 @@ def describe_federation(federation: PaperFederation) -> str:
     channels = "1 channel" if federation.channels == 1 else f"{federation.channels} channels"
     seeds = ", ".join(map(str, federation.seeds))
     return (
-        f"{federation.dimensions}D, {size}, {channels}, {federation.normalise}; "
+        f"{federation.dimensions}D, {size}, {channels}, {NORMALISED[federation.normalise]}; "
         f"labels: {federation.labels}; split {shares}, {federation.split_rule}; seeds {seeds}."
     )
 
