@@ -22,11 +22,13 @@ from wardround.comparison.scores import (
     Statistics,
     compute_statistics,
     metric_loss,
+    summarise_row,
 )
 from wardround.comparison.statistics import CaseKey
 from wardround.comparison.tables import score_table, significance_table
 from wardround.engine.judging.result_tables import client_table
 from wardround.metrics import METRICS
+from wardround.papers import presets as papers
 from wardround.reporting.charts import (
     area_chart,
     draw_legend,
@@ -40,6 +42,17 @@ from wardround.reporting.strips import Spot, strip_chart
 from wardround.reporting.tabular import table_html
 from wardround.tables import Interval, PValue, Table, shown
 
+FIGURES = {  # the section it is in, and what it is
+    "scores": ("beside", "scores of every client"),
+    "curves": ("beside", "learning curves"),
+    "losses": ("beside", "training losses"),
+    "weights": ("beside", "aggregation weights"),
+    "cost": ("cost", "score against time"),
+    "cases": ("panel", "the same cases"),
+    "uncertainty": ("panel", "their uncertainty"),
+    "features": ("panel", "their features"),
+}
+
 
 def result_section(group: RunGroup, prefix: str) -> Html:
     """The result: a sentence, figures, and a table for every metric."""
@@ -49,7 +62,8 @@ def result_section(group: RunGroup, prefix: str) -> Html:
         return section(f"{prefix}-result", "Result", *notices, waiting)
     tested = {metric: compute_statistics(sheet, metric) for metric in group.metrics}
     verdict = describe_result(sheet, tested[group.metrics[0]], group.methods, group.tested)
-    parts = [tag("p", verdict, class_="verdict"), draw_figures(group, sheet), *notices]
+    parts = [tag("p", verdict, class_="verdict"), point_to_figure(group, prefix), draw_figures(group, sheet)]
+    parts += notices
     if group.kind == "run" and group.runs[0].test is not None:
         title = capitalise(f"{group.tested}scores of each client")
         table = client_table(group.runs[0].test, group.metrics, title, sheet.lengths)
@@ -76,6 +90,19 @@ def capitalise(text: str) -> str:
 
 
 # Figures and notices
+
+
+def point_to_figure(group: RunGroup, prefix: str) -> Html | None:
+    """Where the picture is that a paper's figure shows, on this page and beside it."""
+    preset = papers.load(group.preset) if group.preset else None
+    if preset is None or not preset.figures:
+        return None
+    links = [
+        [", ", tag("a", FIGURES[kind][1], href=f"#{prefix}-{FIGURES[kind][0]}"), " (",
+         tag("code", f"figures/{kind}.png"), ")"]
+        for kind in preset.figures
+    ]  # fmt: skip
+    return tag("p", f"{preset.table} of the paper: ", [part for link in links for part in link][1:], ".")
 
 
 def draw_figures(group: RunGroup, sheet: Sheet) -> Html:
@@ -228,6 +255,10 @@ def side_by_side_section(group: RunGroup, prefix: str) -> Html:
         rows = {row.label: spots_of(row, metric, places) for row in sheet.rows if row.replicates}
         many = has_regions(key for row in sheet.rows for part in row.scores(metric) for key in part)
         what = METRICS[metric].title_in(lengths)
+        if group.preset and "scores" in papers.load(group.preset).figures:
+            means = {row.label: client_spots(row, metric, places) for row in sheet.rows if row.replicates}
+            title = capitalise(f"{group.tested}{what} of every client")
+            charts.append(strip_chart(title, means, worst=metric_loss(metric), class_="wide"))
         title = capitalise(f"{group.tested}{what} of every case{' and region' * many}")
         chart = strip_chart(title, rows, within=limits(metric), worst=metric_loss(metric), class_="wide")
         charts += [chart, draw_legend(clients, places)]
@@ -272,6 +303,12 @@ def cost_section(group: RunGroup, prefix: str) -> Html:
     table = retitle(cost_table(costs, sheet), "Time and traffic of a round")
     lead = "What a row reaches, and what a round of it takes."
     return section(f"{prefix}-cost", "Time and traffic", chart, table_html(table), lead=lead)
+
+
+def client_spots(row: RowScores, metric: str, places: Mapping[str, int]) -> list[Spot]:
+    """Every client once, its mean over cases and replicates."""
+    means = summarise_row(row, metric, list(places)).clients
+    return [Spot(means[client].mean, client, place) for client, place in places.items()]
 
 
 def spots_of(row: RowScores, metric: str, places: Mapping[str, int]) -> list[Spot]:
