@@ -27,7 +27,7 @@ from wardround.methods import METHODS
 from wardround.metrics import combine_units
 from wardround.tables import Table
 
-MOST_DETAILED = 24
+MOST_DETAILED = 24  # rows that are shown one by one
 
 Lines = dict[str, list[tuple[float, float]]]  # row -> (round, value)
 Curves = dict[str, Lines]  # by metric
@@ -39,9 +39,9 @@ class RunGroup:
 
     runs: those shown in detail; methods: of every row; sheet: the scores of all rows; cross_site: each
     client's own model at the other clients; curves: mean validation score over replicates; replicates: all
-    runs of every row. Of a comparison: the paper's preset it is of,
-    seeds, the number of its cells and of those done, and cell title -> reason of the failed ones;
-    is_sample: runs holds one cell of every row, and there are more.
+    runs of every row. Of a comparison: the paper's preset it is of, seeds, the number of its cells and of
+    those done, and cell title -> reason of the failed ones; is_sample: runs holds one cell of every row, and
+    there are more.
     """
 
     title: str
@@ -204,7 +204,8 @@ def average_rows(
 
 def first_weights(rows: Mapping[str, Sequence[Run]]) -> dict[str, Series]:
     """The aggregation weights of every row's first run, where its method has any."""
-    found = {label: runs[0].records.series("weights") for label, runs in rows.items() if runs}
+    first = {label: runs[0] for label, runs in list(rows.items())[:MOST_DETAILED] if runs}
+    found = {label: run.records.series("weights") for label, run in first.items()}
     return {label: series for label, series in found.items() if series}
 
 

@@ -1,4 +1,4 @@
-"""The sections about a group of runs: the result in words, figures and tables, and all rows side by side."""
+"""The sections about a group of runs: the result, all rows side by side, and what they cost."""
 
 from __future__ import annotations
 

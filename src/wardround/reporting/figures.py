@@ -14,6 +14,7 @@ import io
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 from wardround.comparison.costs import measure_costs
@@ -248,7 +249,7 @@ def draw_panel(group: RunGroup, layer: str) -> Any:
             draw_cell(axis, case.rows[label], layer)
         if line == 0:
             for axis, heading in zip(row, ["truth", *labels], strict=True):
-                axis.set_title(clipped(heading, 17), fontsize=8)
+                axis.set_title("\n".join(wrap(clipped(heading, 34), 17)), fontsize=8)
     add_key(figure, layer)
     return figure
 

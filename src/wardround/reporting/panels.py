@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from wardround.comparison.groups import RunGroup
+from wardround.comparison.groups import MOST_DETAILED, RunGroup
 from wardround.comparison.runs import Run
 from wardround.engine.judging.pictures import Picture
 from wardround.reporting.html import Child, Html, name, plain, section, tag
@@ -40,7 +40,7 @@ def collect_panel(rows: Mapping[str, Sequence[Run]], most: int = MOST_CASES) -> 
 
     A row that kept none, such as one with evaluate.overlays 0, is left out.
     """
-    kept = {label: index_panel(runs[0]) for label, runs in rows.items() if runs}
+    kept = {label: index_panel(runs[0]) for label, runs in list(rows.items())[:MOST_DETAILED] if runs}
     kept = {label: cases for label, cases in kept.items() if cases}
     if len(kept) < 2:
         return []
@@ -107,7 +107,7 @@ def draw_case(case: PanelCase, identifier: str) -> Html:
 def draw_row(parts: Sequence[Html], label: str, dice: Html | None = None) -> Html:
     """One column of a case: what it shows, and its pictures below each other."""
     caption = tag("figcaption", tag("span", name(label, 28), class_="case-name"), dice)
-    return tag("figure", caption, tag("div", *parts, class_="stack"), class_="case")
+    return tag("figure", tag("div", *parts, class_="stack"), caption, class_="case")
 
 
 def draw_layers(picture: Picture, scan: str, words: str) -> list[Html]:
