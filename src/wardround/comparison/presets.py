@@ -146,8 +146,6 @@ def plan_paper(
 
     places: folders, files federation.yaml, or `synthetic`; folder: of the comparison, which gets the lists.
     """
-    if not preset.list_runs():
-        raise ConfigError(f"{preset.name} is a table of data: nothing is run. See: wardround papers show")
     named = [override for override in overrides if override.partition("=")[0].strip() == "datasets"]
     names = [choose_federation(preset, named)[0]] if named else list(preset.datasets)
     federations, missing = prepare_data(preset, names, places, folder / "data", scale)

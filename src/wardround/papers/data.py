@@ -20,7 +20,7 @@ import logging
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -73,11 +73,15 @@ class FoundData:
 
 @dataclass(frozen=True)
 class PaperData:
-    """One federation, and how it differs from the paper's. path: its federation.yaml, None for phantoms."""
+    """One federation, and how it differs from the paper's.
+
+    path: its federation.yaml, None for phantoms; cases: of every client, before they are dealt.
+    """
 
     path: Path | None
     size: tuple[int, ...] | None
     notes: tuple[str, ...] = ()
+    cases: Mapping[str, int] = field(default_factory=dict)
 
 
 def prepare_data(
@@ -322,7 +326,7 @@ def write_federation(
     if federation.size is None and scaled is not None:
         notes.append(f"The paper gives no image size; {format_size(scaled)} here.")
     RealData(path, DataSettings(federation=path))  # refuses what cannot be dealt to so many clients
-    return PaperData(path, scaled, tuple(notes))
+    return PaperData(path, scaled, tuple(notes), Counter(entry.client for entry in found.entries))
 
 
 def count_cases(federation: PaperFederation, entries: Sequence[Entry]) -> list[str]:
