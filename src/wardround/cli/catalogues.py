@@ -148,14 +148,32 @@ def run(
     from wardround.papers.presets import load
     from wardround.papers.scaling import WHOLE, Scale
 
-    folder = output or Path("runs") / name
+    preset, folder = load(name), output or Path("runs") / name
+    reduced = WHOLE if scale is None else Scale.parse(scale)
+    if not preset.list_runs():
+        print_rows(count_data(preset, data, folder, reduced), json_)
+        return
     grid = plan_paper(
-        load(name),
+        preset,
         data,
         folder,
-        scale=WHOLE if scale is None else Scale.parse(scale),
+        scale=reduced,
         only=parse_names("methods", methods),
         seeds=parse_seeds(seeds),
         overrides=set_ or (),
     )
     show_result(run_shown(grid, folder, jobs, overwrite, hidden=quiet or json_), as_json=json_)
+
+
+def count_data(preset: Any, places: list[str], folder: Path, scale: Any) -> Any:
+    """A table that counts data, printed and counted, written as Markdown and CSV too."""
+    from wardround.files import write_text
+    from wardround.papers.cards import count_table
+    from wardround.papers.data import prepare_data
+
+    table = count_table(
+        preset, prepare_data(preset, list(preset.datasets), places, folder / "data", scale)[0]
+    )
+    write_text(folder / "table-images.md", table.markdown() + "\n")
+    write_text(folder / "table-images.csv", table.csv())
+    return table

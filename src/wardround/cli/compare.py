@@ -263,10 +263,10 @@ def show(found: Any) -> None:
             if len(found.rows) > 1:
                 print_marked(found.significance(metric))
                 out.print()
-            crossed = found.cross_site(metric)
-            if crossed is not None:
-                print_marked(crossed)
-                out.print()
+            for further in (found.published(metric), found.cross_site(metric)):
+                if further is not None:
+                    print_marked(further)
+                    out.print()
         print_marked(found.cost())
         out.print()
         out.print(f"Report, tables, statistics and all runs: [bold]{escape(str(found.folder))}[/]")

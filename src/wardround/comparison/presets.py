@@ -6,12 +6,13 @@ import copy
 import dataclasses
 import json
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from wardround.comparison.departures import Departures
 from wardround.comparison.grid import Grid, HoldOut, Row, build_grid, check_settings
+from wardround.comparison.statistics import mean
 from wardround.comparison.sweep import list_dotted
 from wardround.comparison.tables import MEAN, WEIGHTED
 from wardround.errors import ConfigError
@@ -146,8 +147,6 @@ def plan_paper(
 
     places: folders, files federation.yaml, or `synthetic`; folder: of the comparison, which gets the lists.
     """
-    if not preset.list_runs():
-        raise ConfigError(f"{preset.name} is a table of data: nothing is run. See: wardround papers show")
     named = [override for override in overrides if override.partition("=")[0].strip() == "datasets"]
     names = [choose_federation(preset, named)[0]] if named else list(preset.datasets)
     federations, missing = prepare_data(preset, names, places, folder / "data", scale)
@@ -268,10 +267,23 @@ def list_printed_values(
                 value = published.comparable(label, column, metric)
                 if value is None or metric not in METRICS or not has_our_unit(published, metric, lengths):
                     continue
-                if column in matched:
-                    place = found.setdefault(label, {}).setdefault(metric, {})
-                    place[matched[column]] = Spread(value.mean, value.sd)
-    return found
+                place = found.setdefault(label, {}).setdefault(metric, {})
+                place[matched.get(column, column)] = Spread(value.mean, value.sd)
+    ours = {*matched.values()}
+    return {
+        label: {metric: keep_comparable(values, ours) for metric, values in metrics.items()}
+        for label, metrics in found.items()
+    }
+
+
+def keep_comparable(printed: Mapping[str, Spread], ours: Collection[str]) -> dict[str, Spread]:
+    """What is printed of our columns; where that is nothing, the mean over the paper's clients.
+
+    >>> keep_comparable({"Kvasir": Spread(0.8), "ETIS": Spread(0.6)}, ["north", "mean"])
+    {'mean': Spread(mean=0.7, sd=None, rank=0, num_infinite=0)}
+    """
+    kept = {column: value for column, value in printed.items() if column in ours}
+    return kept or {MEAN: Spread(mean([value.mean for value in printed.values()]))}
 
 
 def has_our_unit(published: papers.PublishedTable, metric: str, lengths: str) -> bool:
@@ -294,7 +306,9 @@ def describe_published(
     unmatched = [name for name in printed if name not in matched]
     sentences = [f"Published: {preset.paper}, {preset.table}."]
     if unmatched:
-        sentences.append(f"Printed for other clients than ours and left out: {', '.join(unmatched)}.")
+        some = set(printed) & set(matched)
+        instead = "left out" if some else "their mean stands beside that of ours"
+        sentences.append(f"Printed for other clients than ours, {instead}: {', '.join(unmatched)}.")
     if "all clients" in printed:
         sentences.append("One printed number for all clients is read as their mean.")
     sentences += describe_distances(preset, lengths)

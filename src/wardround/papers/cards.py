@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import yaml
 
+from wardround.papers.data import PaperData
 from wardround.papers.presets import (
     PaperFederation,
     PaperPreset,
@@ -132,6 +133,22 @@ def published_table(published: PublishedTable, labels: Sequence[str], columns: S
         for column in columns
     ]
     return Table("Published", ["run", "column", *metrics], rows, units)
+
+
+def count_table(preset: PaperPreset, made: Mapping[str, PaperData]) -> Table:
+    """A table that counts data: what is printed, and what is there."""
+    rows = []
+    for label, columns in preset.published.rows.items():
+        for column, values in columns.items():
+            if column in made:
+                source = preset.datasets[column].clients.get(label)
+                have = made[column].cases
+                count = sum(have.values()) if source is None else have.get(source.key, 0)
+                printed = round(next(iter(values.values())).mean)
+                rows.append([label, column, printed, count, count - printed])
+    notes = dict.fromkeys(note for data in made.values() for note in data.notes)
+    heads = ["row", "column", "printed", "counted", "difference"]
+    return Table(f"{preset.name}: images", heads, rows, " ".join([*notes, *preset.published.notes]))
 
 
 def count_decimals(published: PublishedTable, metric: str) -> int:

@@ -17,9 +17,11 @@ from __future__ import annotations
 import csv
 import io
 import logging
+import shutil
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +39,8 @@ from wardround.data.federation_file import (
 )
 from wardround.data.listing import Entry, Labels
 from wardround.data.proposing.proposal import propose
+from wardround.data.serving.loading import RealData
+from wardround.data.settings import DataSettings
 from wardround.data.slices.cutting import FILE, cut
 from wardround.data.sources import list_cases
 from wardround.errors import ConfigError, DataError
@@ -69,11 +73,15 @@ class FoundData:
 
 @dataclass(frozen=True)
 class PaperData:
-    """One federation, and how it differs from the paper's. path: its federation.yaml, None for phantoms."""
+    """One federation, and how it differs from the paper's.
+
+    path: its federation.yaml, None for phantoms; cases: of every client, before they are dealt.
+    """
 
     path: Path | None
     size: tuple[int, ...] | None
     notes: tuple[str, ...] = ()
+    cases: Mapping[str, int] = field(default_factory=dict)
 
 
 def prepare_data(
@@ -94,9 +102,10 @@ def prepare_data(
     made: dict[str, PaperData] = {}
     missing = []
     stand_in = len({tuple(preset.datasets[name].clients) for name in names}) == 1
+    read = cache(read_own)
     for name in names:
         try:
-            found = find_data(preset.datasets[name], folders, out, stand_in=stand_in)
+            found = find_data(preset.datasets[name], folders, out, read, stand_in=stand_in)
             if SYNTHETIC not in places:  # those are made as few as wanted
                 found = replace(found, entries=limit_clients(found.entries, scale))
             made[name] = write_federation(name, preset.datasets[name], found, out, scale)
@@ -112,29 +121,36 @@ def make_synthetic(preset: PaperPreset, names: Sequence[str], out: Path, scale: 
     folder = out / SYNTHETIC
     if folder.exists():
         return folder
-    for name in names:
-        federation = preset.datasets[name]
-        sets: dict[str, dict[str, int]] = {}
+    sets: dict[str, dict[str, int]] = {}
+    sides: dict[str, tuple[int, ...]] = {}
+    for federation in (preset.datasets[name] for name in names):
         for source in federation.clients.values():
-            sets.setdefault(source.dataset, {})[source.key] = scale.count("cases", source.size or 100)
-        for dataset, clients in sets.items():
-            card = load_preset(dataset)
-            sides = scale.size(federation.size or card.prepare.size or ())
-            if federation.slices is not None:  # the paper counts slices
-                clients = dict.fromkeys(clients, scale.count("cases", 12))
-            write_dataset(card, folder, clients, [side + 8 for side in sides])
-    return folder
+            count = 12 if federation.slices is not None else source.size or 100  # of slices: volumes
+            sets.setdefault(source.dataset, {})[source.key] = scale.count("cases", count)
+            size = federation.size or load_preset(source.dataset).prepare.size or ()
+            sides[source.dataset] = tuple(side + 8 for side in scale.size(size))
+    partial = out / f"partial-{SYNTHETIC}"
+    shutil.rmtree(partial, ignore_errors=True)
+    for dataset, clients in sets.items():
+        write_dataset(load_preset(dataset), partial, clients, sides[dataset])
+    return partial.rename(folder)
 
 
 # Finding the cases
 
 
 def find_data(
-    federation: PaperFederation, folders: Sequence[Path], out: Path, *, stand_in: bool
+    federation: PaperFederation,
+    folders: Sequence[Path],
+    out: Path,
+    read: Callable[[Path], FoundData],
+    *,
+    stand_in: bool,
 ) -> FoundData:
     """The published sets of a federation, else other data in their place.
 
-    stand_in: whether data whose clients are none of the paper's may take their place.
+    read: reads a folder that is no published set; stand_in: whether data whose clients are none of the
+    paper's may take their place.
     """
     troubles: dict[str, str] = {}
     found: dict[str, FoundData] = {}
@@ -148,7 +164,7 @@ def find_data(
     if found:
         return join_sets(federation, found)
     for folder in folders:
-        own = read_own(folder)
+        own = read(folder)
         clients = match_clients(federation, sorted({entry.client for entry in own.entries}))
         if clients or (stand_in and len(folders) == 1):
             return stand_in_for(federation, own, clients)
@@ -309,7 +325,8 @@ def write_federation(
         path = cut_slices(path, out / f"{stem}-slices", cuts)
     if federation.size is None and scaled is not None:
         notes.append(f"The paper gives no image size; {format_size(scaled)} here.")
-    return PaperData(path, scaled, tuple(notes))
+    RealData(path, DataSettings(federation=path))  # refuses what cannot be dealt to so many clients
+    return PaperData(path, scaled, tuple(notes), Counter(entry.client for entry in found.entries))
 
 
 def count_cases(federation: PaperFederation, entries: Sequence[Entry]) -> list[str]:
