@@ -34,7 +34,7 @@ BRAIN = [
     *("--set", "optimizer.learning_rate=1e-3", "--set", "compute.precision=tf32"),
 ]
 PANCREAS = [
-    *("--scale", "rounds=0.1,size=0.25", "--set", "datasets=T1"),
+    *("--scale", "rounds=0.1,size=0.25", "--set", "datasets=T1", "--seeds", "42,43,44"),
     *("--set", "optimizer.learning_rate=1e-3", "--set", "compute.precision=tf32"),
 ]
 

@@ -17,10 +17,12 @@ def test_a_table_is_run_from_data_in_its_true_layout_to_the_report(
     tmp_path: Path, monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "out"
-    grid = plan_paper(load("safcf-table7"), ["synthetic"], folder, scale=Scale.parse("0.01"))
+    small, alone = Scale.parse("0.01"), ["compute.threads=1"]
+    grid = plan_paper(load("safcf-table7"), ["synthetic"], folder, scale=small, overrides=alone)
     for cell in grid.cells:  # in this process, so that the test need not wait for others to start
         wr.run(dict(cell.settings), overrides=[f"output={folder / 'cells' / cell.name}"])
     words = ["safcf-table7", "--data", "synthetic", "--scale", "0.01", "-o", str(folder), "--jobs", "1"]
+    words += ["--set", *alone]
     code, out, err = call(monkeypatch, capsys, "papers", "run", *words)
 
     assert code == 0 and "1 done" in err

@@ -18,7 +18,7 @@ DATA = {"federation": "x.yaml", "prepare": {"size": [384, 384]}, "splits": {"rat
 def sentences(**changes: Any) -> list[str]:
     found = Departures()
     found.add(PRINTED, FEDERATION, {**PRINTED, "data": DATA, **changes})
-    return found.sentences(WHOLE, 3, 3)
+    return found.sentences(WHOLE)
 
 
 def test_the_experiment_as_printed_needs_no_caption() -> None:

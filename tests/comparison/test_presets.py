@@ -230,7 +230,8 @@ def test_every_preset_that_runs_something_can_be_planned() -> None:
 @mark.parametrize("name", [name for name in papers.list_names() if papers.load(name).list_runs()])
 def test_every_preset_runs_from_data_in_its_true_layout_to_the_page(name: str, tmp_path: Path) -> None:
     preset = papers.load(name)
-    grid = plan_paper(preset, ["synthetic"], tmp_path, scale=Scale.parse("0.01"))
+    small, alone = Scale.parse("0.01"), ["compute.threads=1"]
+    grid = plan_paper(preset, ["synthetic"], tmp_path, scale=small, overrides=alone)
     assert len(grid.rows) == len(preset.list_runs())
     for cell in grid.cells:  # in this process: starting others takes longer than a cell
         wr.run(dict(cell.settings), overrides=[f"output={tmp_path / 'cells' / cell.name}"])

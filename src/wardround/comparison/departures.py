@@ -46,14 +46,12 @@ class Departures:
                 both[0][str(wanted)] = None
                 both[1][str(ours)] = None
 
-    def sentences(self, scale: Scale, seeds: int, printed_seeds: int) -> list[str]:
+    def sentences(self, scale: Scale) -> list[str]:
         """For the caption; nothing where all is as printed."""
         parts = [
             f"{WATCHED[key]} {', '.join(ours)} instead of {', '.join(printed)}"
             for key, (printed, ours) in self._found.items()
         ]
-        if seeds != printed_seeds:
-            parts.append(f"seeds {seeds} instead of {printed_seeds}")
         scaled = [f"Scaled to {scale}."] if scale.shares else []
         if not parts:
             return scaled

@@ -13,7 +13,7 @@ from typing import Any
 from wardround.comparison.departures import Departures
 from wardround.comparison.grid import Grid, HoldOut, Row, build_grid, check_settings
 from wardround.comparison.statistics import mean
-from wardround.comparison.sweep import list_dotted
+from wardround.comparison.sweep import list_dotted, parse_seeds
 from wardround.comparison.tables import MEAN, WEIGHTED
 from wardround.errors import ConfigError
 from wardround.metrics import METRICS, PX
@@ -104,7 +104,7 @@ def list_preset_rows(
         notes.append("Rows that differ in rounds alone are of one run, tested after each of them.")
     seeds = list(preset.datasets[next(iter(plan.federations))].seeds)
     kept = seeds[: plan.scale.count("seeds", len(seeds))]
-    notes += [*plan.notes, *departures.sentences(plan.scale, len(kept), len(seeds))]
+    notes += [*plan.notes, *departures.sentences(plan.scale)]
     return rows, kept, notes
 
 
@@ -155,10 +155,14 @@ def plan_paper(
         notes.insert(0, "Data: synthetic, in the layout of the paper's sets.")
     plan = PaperPlan(federations, scale, notes)
     rows, own_seeds, notes = list_preset_rows(preset, overrides, only, plan)
+    chosen = own_seeds if seeds is None else parse_seeds(seeds, own_seeds[0])
+    printed = preset.datasets[names[0]].seeds
+    if len(chosen) != len(printed):
+        notes.append(f"Seeds, each with a split of its own: {len(chosen)} instead of {len(printed)}.")
     return build_grid(
         rows,
         name=preset.name,
-        seeds=own_seeds if seeds is None else seeds,
+        seeds=chosen,
         hold_out=HoldOut(),
         preset=preset.name,
         notes=notes,

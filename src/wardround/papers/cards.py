@@ -178,11 +178,10 @@ def list_remarks(preset: PaperPreset) -> dict[str, list[str]]:
     ]
     data = list(dict.fromkeys(name for cell in cells for name in list_missing_data(preset, cell)))
     if data:
-        dimensions = next(iter(preset.datasets.values())).dimensions
         lacking.append(
-            f"Data sets: {', '.join(data)}. None comes with wardround: lay out yours (wardround datasets "
-            "show NAME) and add --set data.federation=federation.yaml to wardround compare, or try synthetic "
-            f"hospitals with --set data.phantom.dimensions={dimensions}."
+            f"Data sets: {', '.join(data)}. None comes with wardround: put yours below a folder (wardround "
+            f"datasets show NAME), then: wardround papers run {preset.name} --data FOLDER. Or --data "
+            "synthetic --scale 0.01, to see that it runs."
         )
     if not cells:
         lacking.append("Nothing: this table counts data, no run belongs to it.")
