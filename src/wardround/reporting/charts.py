@@ -403,7 +403,7 @@ def scatter_chart(
         facts = f"{plain(label, 40)}: {format_number(value)} at {format_number(at)}"
         where = {"x": format_percent(x.percent(at)), "y": format_percent(100 - y.percent(value))}
         drawn.append(tag("svg", draw_number(number), tag("title", facts), overflow="visible", **where))
-        icon = tag("svg", tag("g", draw_number(number), transform="translate(10 10)"), width="20",
+        icon = tag("svg", tag("g", draw_number(number), transform="translate(6 10)"), width="28",
                    height="20", aria_hidden="true", class_="swatch")  # fmt: skip
         entries.append(tag("li", icon, name(label, 40)))
         words.append(facts)
@@ -416,6 +416,6 @@ def scatter_chart(
 
 
 def draw_number(number: int) -> Html:
-    """A disc with a number in it."""
-    text = tag("text", str(number), dy="4", class_="disc-number")
-    return tag("g", tag("circle", r="9", class_=f"dot {choose_style(number - 1)}"), text)
+    """A disc and its number beside it."""
+    text = tag("text", str(number), x="8", dy="4", class_="disc-number")
+    return tag("g", tag("circle", r="5", class_=f"dot {choose_style(number - 1)}"), text)
