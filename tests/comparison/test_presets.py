@@ -244,3 +244,4 @@ def test_every_preset_runs_from_data_in_its_true_layout_to_the_page(name: str, t
         assert {row[0] for row in table.rows} <= set(preset.published.rows)
         assert {row[0] for row in table.rows} == {row.label for row in grid.rows} & set(preset.published.rows)
     assert "Scaled to 0.01" in write_report([tmp_path]).read_text(encoding="utf-8")
+    assert all((tmp_path / f"figures/{kind}.png").exists() for kind in preset.figures)
