@@ -444,10 +444,13 @@ def test_equal_constants_mean_an_equal_loss(name: str) -> None:
             has_previous=has_previous,
         )
         given.epoch, given.second_view = epoch, batch().image + 0.1
-        key = objective.constants(given)
-        assert key is not None
+        constants = objective.constants(given)
+        assert constants is not None
+        key = constants, tuple(objective.numbers(given).items())
         value = float(objective.loss(model, batch(), given).detach())
         assert found.setdefault(key, value) == value
+        given.numbers = {name: torch.tensor(number) for name, number in objective.numbers(given).items()}
+        assert float(objective.loss(model, batch(), given).detach()) == value  # as a graph finds them
 
 
 @pytest.mark.gpu

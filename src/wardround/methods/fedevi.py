@@ -103,7 +103,7 @@ class Evidential(Objective):
             only: Tensor = dice
             return only
         context.note("kl", kl)
-        loss: Tensor = dice + self.lam * self.annealing(context.round) * kl  # Eq. 11
+        loss: Tensor = dice + context.number("kl", self.numbers(context)["kl"]) * kl  # Eq. 11
         return loss
 
     def sample_losses(self, logits: Tensor, label: Tensor) -> Tensor:
@@ -130,7 +130,11 @@ class Evidential(Objective):
         return dice, kl.to(dice.dtype)
 
     def constants(self, context: Context) -> tuple[object, ...] | None:
-        return (self.annealing(context.round),)
+        return ()
+
+    def numbers(self, context: Context) -> dict[str, float]:
+        """The weight of the KL."""
+        return {"kl": self.lam * self.annealing(context.round)}
 
     def annealing(self, round: int) -> float:
         """min(1, r / anneal_rounds), r the number of the round from 1."""
