@@ -18,6 +18,7 @@ from rich.markup import escape
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 from wardround.cli import (  # noqa: F401, each adds its commands to the app
+    cache,
     catalogues,
     compare,
     data,

@@ -119,7 +119,7 @@ class Experiment:
             placement, compute = Placement(("cpu",), threads, "hospitals train"), choose(config.compute)
         else:
             placement = place(config, self.federation, self._names)
-            compute = choose_compute(config, self.federation, self._names)
+            compute = choose_compute(config, self.federation, self._names, run=self.folder.path)
         set_threads(placement.threads)
         if not resume:
             self.folder.write_environment(placement, compute)

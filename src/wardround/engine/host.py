@@ -92,7 +92,7 @@ class Host:
         travelling, heads = set(self.method.shared(model)), set(self.objective.local_names(model))
         self.shared = [name for name in model.state_dict() if name in travelling - heads]
         self.kept = [name for name in model.state_dict() if name not in travelling | heads]
-        compute = choose_compute(config, self.federation, self.names, model)
+        compute = choose_compute(config, self.federation, self.names, model, folder.parent)
         try:
             self.bench = Workbench(
                 model,

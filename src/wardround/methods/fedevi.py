@@ -42,7 +42,9 @@ from wardround.losses.evidential import (
     dirichlet_dice_loss,
     evidence,
     expected_probabilities,
+    fits_kernels,
     misleading_kl,
+    two_class_terms,
 )
 from wardround.losses.objective import Context, Objective, Smooth
 from wardround.losses.segmentation import Reduction, at_least_float32, matching_targets
@@ -111,6 +113,10 @@ class Evidential(Objective):
 
     def terms(self, logits: Tensor, label: Tensor, *, reduce: bool = True) -> tuple[Tensor, Tensor | None]:
         """The Dice (Eq. 9) and the mean KL (Eq. 10), or None where it has no weight."""
+        usual = (self.evidence, self.cap_kind, self.dice_mode) == ("exp", "smooth", "bayes")
+        if usual and self.lam and fits_kernels(logits, label):
+            how: dict[str, Any] = {"smooth": self.smooth, "reduction": self.reduction, "reduce": reduce}
+            return two_class_terms(logits, label, cap=self.cap, **how)
         logits = at_least_float32(logits)
         y = matching_targets(logits, label)
         e = self._evidence(logits)
