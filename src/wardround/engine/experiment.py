@@ -9,25 +9,29 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import torch
+
 from wardround.aggregation.mean import mean
 from wardround.aggregation.weights import by_samples
-from wardround.clients import Clients, Exchange, Transport
+from wardround.clients import Clients, Exchange, Snapshot, Transport
 from wardround.clients.gate import state_complaint
 from wardround.config import Config
 from wardround.config_file import resolve
 from wardround.data.federation import Federation
 from wardround.data.opening import open_federation
 from wardround.data.roles import NOT_HOSPITALS, POOLED, PROXY
+from wardround.engine.egress import Egress
 from wardround.engine.judging.judge import Judge
 from wardround.engine.judging.result_tables import detect_units
 from wardround.engine.memory_file import read_into_memory
 from wardround.engine.networks import choose_compute, network_for
 from wardround.engine.outcome import Listener, Outcome, Progress, SilentListener
-from wardround.engine.records import Egress, append_lines, describe_exchanges, missing_replies, round_record
+from wardround.engine.records import append_lines, describe_exchanges, missing_replies, round_record
 from wardround.engine.run_folder import RunFolder
 from wardround.engine.trackers import open_trackers
 from wardround.engine.transports.local import open_transport
 from wardround.engine.transports.placement import Placement, check_participation, choose_present, place
+from wardround.engine.write_behind import BackgroundWriter
 from wardround.errors import ConfigError, TooFewClients, WardroundError
 from wardround.files import write_json
 from wardround.machine import cores
@@ -39,6 +43,9 @@ from wardround.params import Params
 from wardround.training.device import choose, choose_device, set_threads
 
 log = logging.getLogger(__name__)
+
+LARGE = 256 * 2**20  # bytes of a checkpoint that a disk needs longer for than some rounds take
+MOST_LEFT_OUT = 10  # rounds from one such checkpoint to the next
 
 
 class Experiment:
@@ -62,6 +69,7 @@ class Experiment:
         self._hospitals = hospitals
         self.listener = listener or SilentListener()
         self.stop_requested = False
+        self._saved = 0  # the last round that has a checkpoint, or will have one
         choose_device(config.compute)  # refused before anything is written
         self._method_warnings = self.method.warnings(config, network_for(config, self.federation))
         self._warnings = [*build_objective(config).warnings(config), *self._method_warnings]
@@ -87,6 +95,7 @@ class Experiment:
             self._units = detect_units(self.federation)
             placement = self._place(resume)
             egress = Egress(self.folder.egress)
+            self._writer = BackgroundWriter()
             self._transport = self._hospitals or open_transport(
                 self.folder, self.federation, self._names, placement, self.listener.on_progress
             )
@@ -95,6 +104,7 @@ class Experiment:
                 self.folder.write_left_out(self.federation)
                 return self._run_rounds(clients, egress, resume, from_round)
             finally:
+                self._writer.close()  # also when the run ends with an error: completed rounds are kept
                 self._transport.close()
                 egress.close()
                 self.folder.remove_exchange()
@@ -146,8 +156,9 @@ class Experiment:
         checkpoints = self.folder.checkpoints
         if resume:
             done = checkpoints.check(from_round)
-            facts, params, memory = checkpoints.load(from_round)
+            facts, params, memory = checkpoints.load(from_round, self._gpu())
             self.folder.rewind(done)
+            self._saved = done
             self._rewind(clients, done)
             progress = Progress.from_dict(facts)
             announce_best(clients, progress)
@@ -162,8 +173,13 @@ class Experiment:
         state = replace(state, params=read_into_memory(state.params), memory=read_into_memory(state.memory))
         if clients.exchanges:  # what some methods exchange before the first round
             write_json(self.folder.path / "setup.json", describe_exchanges(clients.exchanges))
-        checkpoints.save(0, state.params, state.memory, Progress().as_dict())
+        self._writer.submit([part.write for part in self._snapshot(state, Progress())])
         return state, Progress()
+
+    def _gpu(self) -> torch.device | None:
+        """The GPU that messages and memories stay on, if there is one."""
+        device = choose_device(self.config.compute)
+        return device if self._hospitals is None and device.type == "cuda" else None
 
     def _report_start_weights(self, match: Match | None) -> None:
         """Write down which tensors began from a file, and say so where not all did."""
@@ -181,7 +197,7 @@ class Experiment:
         tracking = open_trackers(config.trackers, self.folder.path, resolve(config), state.round)
         while state.round < config.rounds:
             if self.stop_requested:
-                egress.flush()
+                self._save_last(state, progress)
                 outcome = Outcome("stopped", state, progress, units=self._units)
                 break
             started = time.perf_counter()
@@ -207,6 +223,7 @@ class Experiment:
             self.listener.on_record(record)
             tracking.on_record(record)
         else:
+            self._save_last(state, progress)
             outcome = self._test(judge, clients, egress, state, progress)
         tracking.on_end(self.folder.write_result(outcome))
         return outcome
@@ -214,11 +231,39 @@ class Experiment:
     def _save_round(
         self, state: ServerState, record: Mapping[str, Any], egress: Egress, progress: Progress
     ) -> None:
-        """Bring a round to the disk; the checkpoint comes last, since a resumed run trusts it."""
-        egress.flush()
-        append_lines(self.folder.records, [record])
-        self._transport.settle()
-        self.folder.checkpoints.save(state.round, state.params, state.memory, progress.as_dict())
+        """Have a round brought to the disk; the checkpoint comes last, since a resumed run trusts it."""
+        steps = [egress.take(), lambda: append_lines(self.folder.records, [record])]
+        snapshot = self._snapshot(state, progress)
+        if self._is_due(state.round, sum(part.num_bytes for part in snapshot)):
+            self._saved = state.round
+            steps += [part.write for part in snapshot]
+        self._writer.submit(steps)
+
+    def _snapshot(self, state: ServerState, progress: Progress) -> list[Snapshot]:
+        """What a checkpoint writes, in its order."""
+        checkpoints = self.folder.checkpoints
+        return [
+            self._transport.snapshot(state.round),
+            checkpoints.snapshot(state.round, state.params, state.memory, progress.as_dict()),
+        ]
+
+    def _is_due(self, round: int, num_bytes: int) -> bool:
+        """Whether a round gets a checkpoint.
+
+        A large one is left out while the last is still being written: writing the moments of every
+        client's optimizer can take longer than a round.
+        """
+        every = self.config.checkpoint.every
+        if every != "auto":
+            return round % every == 0
+        late = round - self._saved >= MOST_LEFT_OUT
+        return late or num_bytes < LARGE or self._hospitals is not None or not self._writer.is_busy()
+
+    def _save_last(self, state: ServerState, progress: Progress) -> None:
+        """Return when the last round is on the disk, with a checkpoint of its own."""
+        if self._saved != state.round:
+            self._writer.submit([part.write for part in self._snapshot(state, progress)])
+        self._writer.flush()
 
     def _test(
         self, judge: Judge, clients: Clients, egress: Egress, state: ServerState, progress: Progress
@@ -227,7 +272,7 @@ class Experiment:
         clients.begin_round(state.round, [])
         egress.round, egress.phase = state.round, "test"
         outcome = judge.test(state, progress, self._units)
-        egress.flush()
+        egress.take()()
         missing = missing_replies(clients.exchanges)
         outcome.troubles = {**missing["refused"], **missing["lost"]}
         return outcome
