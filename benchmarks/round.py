@@ -204,7 +204,8 @@ def our_seconds(
 def pfl_seconds(model: nn.Module, cases: Mapping[str, Any], device: torch.device, rounds: int) -> list[float]:
     """pfl-research's federated averaging of the same network and cases."""
     from pfl.aggregate.simulate import SimulatedBackend
-    from pfl.algorithm.federated_averaging import FederatedAveraging, NNAlgorithmParams
+    from pfl.algorithm.base import NNAlgorithmParams
+    from pfl.algorithm.federated_averaging import FederatedAveraging
     from pfl.callback.base import TrainingProcessCallback
     from pfl.data.dataset import Dataset
     from pfl.data.federated_dataset import FederatedDataset
@@ -235,8 +236,7 @@ def pfl_seconds(model: nn.Module, cases: Mapping[str, Any], device: torch.device
         )
         for name, own in cases.items()
     }
-    order = iter(lambda: NAMES[next(counter) % len(NAMES)], None)
-    counter = iter(range(10**9))
+    order = itertools.cycle(NAMES)
     times: list[float] = []
 
     class Stop(TrainingProcessCallback):
@@ -252,7 +252,7 @@ def pfl_seconds(model: nn.Module, cases: Mapping[str, Any], device: torch.device
         local_optimizer_create=lambda parameters, lr: torch.optim.Adam(parameters, lr=lr, fused=True),
         central_optimizer=torch.optim.SGD(network.parameters(), lr=1.0),
     )
-    federated = FederatedDataset(lambda name: users[name], order)
+    federated = FederatedDataset(lambda name: users[name], order.__next__)
     backend = SimulatedBackend(training_data=federated, val_data=federated)
     FederatedAveraging().run(
         algorithm_params=NNAlgorithmParams(

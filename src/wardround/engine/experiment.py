@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -70,6 +70,8 @@ class Experiment:
         self.listener = listener or SilentListener()
         self.stop_requested = False
         self._saved = 0  # the last round that has a checkpoint, or will have one
+        self._lines: list[Callable[[], None]] = []  # of completed rounds, not yet given to the writer
+        self._snapshot: list[Snapshot] = []  # of the last completed round, likewise
         choose_device(config.compute)  # refused before anything is written
         self._method_warnings = self.method.warnings(config, network_for(config, self.federation))
         self._warnings = [*build_objective(config).warnings(config), *self._method_warnings]
@@ -104,7 +106,9 @@ class Experiment:
                 self.folder.write_left_out(self.federation)
                 return self._run_rounds(clients, egress, resume, from_round)
             finally:
-                self._writer.close()  # also when the run ends with an error: completed rounds are kept
+                if self._snapshot:  # the run ends with an error: completed rounds are kept
+                    self._hand_over()
+                self._writer.close()
                 self._transport.close()
                 egress.close()
                 self.folder.remove_exchange()
@@ -173,7 +177,9 @@ class Experiment:
         state = replace(state, params=read_into_memory(state.params), memory=read_into_memory(state.memory))
         if clients.exchanges:  # what some methods exchange before the first round
             write_json(self.folder.path / "setup.json", describe_exchanges(clients.exchanges))
-        self._writer.submit([part.write for part in self._snapshot(state, Progress())])
+        self._snapshot = self._take_snapshot(state, Progress())
+        self._hand_over()
+        self._writer.flush()  # from here on there is something to resume
         return state, Progress()
 
     def _gpu(self) -> torch.device | None:
@@ -197,7 +203,8 @@ class Experiment:
         tracking = open_trackers(config.trackers, self.folder.path, resolve(config), state.round)
         while state.round < config.rounds:
             if self.stop_requested:
-                self._save_last(state, progress)
+                self._hand_over()
+                self._writer.flush()
                 outcome = Outcome("stopped", state, progress, units=self._units)
                 break
             started = time.perf_counter()
@@ -223,7 +230,8 @@ class Experiment:
             self.listener.on_record(record)
             tracking.on_record(record)
         else:
-            self._save_last(state, progress)
+            self._hand_over()
+            self._writer.flush()
             outcome = self._test(judge, clients, egress, state, progress)
         tracking.on_end(self.folder.write_result(outcome))
         return outcome
@@ -232,14 +240,17 @@ class Experiment:
         self, state: ServerState, record: Mapping[str, Any], egress: Egress, progress: Progress
     ) -> None:
         """Have a round brought to the disk; the checkpoint comes last, since a resumed run trusts it."""
-        steps = [egress.take(), lambda: append_lines(self.folder.records, [record])]
-        snapshot = self._snapshot(state, progress)
-        if self._is_due(state.round, sum(part.num_bytes for part in snapshot)):
+        self._lines += [egress.take(), lambda: append_lines(self.folder.records, [record])]
+        self._snapshot = self._take_snapshot(state, progress)
+        waiting = state.round - self._saved
+        if self._is_due(state.round, waiting):
             self._saved = state.round
-            steps += [part.write for part in snapshot]
-        self._writer.submit(steps)
+            self._hand_over()
+        elif waiting >= MOST_LEFT_OUT or not self._writer.is_busy():
+            self._writer.submit(self._lines)
+            self._lines = []
 
-    def _snapshot(self, state: ServerState, progress: Progress) -> list[Snapshot]:
+    def _take_snapshot(self, state: ServerState, progress: Progress) -> list[Snapshot]:
         """What a checkpoint writes, in its order."""
         checkpoints = self.folder.checkpoints
         return [
@@ -247,8 +258,8 @@ class Experiment:
             checkpoints.snapshot(state.round, state.params, state.memory, progress.as_dict()),
         ]
 
-    def _is_due(self, round: int, num_bytes: int) -> bool:
-        """Whether a round gets a checkpoint.
+    def _is_due(self, round: int, waiting: int) -> bool:
+        """Whether a round gets a checkpoint; waiting: rounds since the last one.
 
         A large one is left out while the last is still being written: writing the moments of every
         client's optimizer can take longer than a round.
@@ -256,14 +267,15 @@ class Experiment:
         every = self.config.checkpoint.every
         if every != "auto":
             return round % every == 0
-        late = round - self._saved >= MOST_LEFT_OUT
-        return late or num_bytes < LARGE or self._hospitals is not None or not self._writer.is_busy()
+        if waiting >= MOST_LEFT_OUT or self._hospitals is not None or not self._writer.is_busy():
+            return True
+        return sum(part.num_bytes for part in self._snapshot) < LARGE
 
-    def _save_last(self, state: ServerState, progress: Progress) -> None:
-        """Return when the last round is on the disk, with a checkpoint of its own."""
-        if self._saved != state.round:
-            self._writer.submit([part.write for part in self._snapshot(state, progress)])
-        self._writer.flush()
+    def _hand_over(self) -> None:
+        """Give the writer what it has not seen yet of completed rounds."""
+        steps = [*self._lines, *(part.write for part in self._snapshot)]
+        self._lines, self._snapshot = [], []
+        self._writer.submit(steps)
 
     def _test(
         self, judge: Judge, clients: Clients, egress: Egress, state: ServerState, progress: Progress

@@ -26,7 +26,8 @@ from wardround.training.learner import Learner, Loss
 log = logging.getLogger(__name__)
 
 MOST_GRAPHS = 12
-SMALL_NETWORK = 32 * 2**20  # bytes of gradients that the graph of each batch size may hold
+SMALL_NETWORK = 32 * 2**20  # bytes of gradients that the graph of each batch size may hold,
+SHARE_OF_GRADIENTS = 200  # or this part of the free memory
 WARM_UP_STEPS = 2  # eager ones, in which libraries choose their algorithms and inductor compiles
 
 Key = tuple[object, ...]
@@ -107,7 +108,8 @@ class StepGraphs:
         self._learner = learner
         self._capture = capture
         self._parameters = [p for p in learner.model.parameters() if p.requires_grad]
-        self._small = sum(p.nbytes for p in self._parameters) <= SMALL_NETWORK
+        room = max(SMALL_NETWORK, torch.cuda.mem_get_info(learner.device)[0] // SHARE_OF_GRADIENTS)
+        self._small = sum(p.nbytes for p in self._parameters) <= room
         self._captured: dict[Key, CapturedStep] = {}
         self._times: dict[Key, int] = {}  # each kind of step was taken
         self._names: set[str] = set()  # of tensors the objective keeps
