@@ -21,7 +21,7 @@ from wardround.comparison import run
 
 @fixture(autouse=True)
 def quick(monkeypatch: MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(batch, "launch", Here)
+    monkeypatch.setattr(batch, "ChildProcess", Here)
     monkeypatch.setattr(batch, "POLL_SECONDS", 0)
     yield
 
