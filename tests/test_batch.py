@@ -8,6 +8,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
 from helpers import run, settings
 from pytest import LogCaptureFixture, MonkeyPatch, fixture, mark, raises
@@ -126,6 +127,21 @@ def test_a_process_is_used_again_only_with_the_same_compute_settings(monkeypatch
 
     processes.kill()
     assert used[0] is used[1] is not used[2] and used[2] is used[3] is not used[4]
+
+
+def test_processes_share_the_gpus_unless_a_run_names_its_own(monkeypatch: MonkeyPatch) -> None:
+    monkeypatch.setattr(batch, "ChildProcess", Obedient)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    free, named = (load_config(plain(compute={"device": name})) for name in ("auto", "cuda:1"))
+
+    assert batch.list_gpus([free]) == ["0", "1"] and batch.list_gpus([free, named]) == []
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
+    processes = batch.Processes(batch.list_gpus([free]))
+    for name in "abc":
+        processes.begin(name, {"fails": False}, "cuda")
+    assert [process.gpu for process in processes.running] == ["4", "7", "4"]
+    processes.kill()
 
 
 class Obedient:

@@ -8,10 +8,11 @@ import os
 import signal
 import tempfile
 import time
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+import torch
 import yaml
 
 from wardround.api import Result
@@ -25,6 +26,7 @@ from wardround.files import try_lock, write_text
 log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.05
+VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
 # A resumed run may change these.
 MAY_DIFFER = ("output", "name", "compute", "deadline", "retries", "checkpoint")
 
@@ -73,7 +75,7 @@ def run_each(
     """
     configs = {name: load_config(settings) for name, settings in runs.items()}
     waiting, blocked = list(runs), set[str]()
-    processes = Processes()
+    processes = Processes(list_gpus(configs.values()) if jobs > 1 else [])
     try:
         while waiting or processes.running:
             for name in list(waiting):
@@ -114,15 +116,19 @@ def run_each(
 class RunProcess:
     """A process that does runs, one after the other.
 
-    compute: settings that all its runs have in common; name: the run it does now, None while it is idle.
+    compute: settings that all its runs have in common; gpu: the one it sees, None for all; name: the run it
+    does now, None while it is idle.
     """
 
-    def __init__(self, compute: str) -> None:
+    def __init__(self, compute: str, gpu: str | None = None) -> None:
         self.compute = compute
+        self.gpu = gpu
         self.name: str | None = None
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115, closed with the process
         # waiting threads must sleep, not spin: runs share the cores
         environment = {"OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE")}
+        if gpu is not None:
+            environment[VISIBLE_GPUS] = gpu
         self._child = ChildProcess("wardround.batch_process", environment, log=self._errors)
 
     def begin(self, name: str, request: Mapping[str, Any]) -> None:
@@ -156,10 +162,11 @@ class RunProcess:
 
 class Processes:
     """The processes of a batch. One is used again for runs with the same compute settings; after a failure a
-    fresh one takes the next run."""
+    fresh one takes the next run. gpus: dealt out in turn, if there are any to deal."""
 
-    def __init__(self) -> None:
+    def __init__(self, gpus: Sequence[str] = ()) -> None:
         self._processes: list[RunProcess] = []
+        self._gpus = gpus
 
     @property
     def running(self) -> list[RunProcess]:
@@ -171,7 +178,8 @@ class Processes:
         chosen = next((process for process in idle if process.compute == compute), None)
         if chosen is None:
             self.stop_idle()
-            chosen = RunProcess(compute)
+            taken = [process.gpu for process in self._processes]
+            chosen = RunProcess(compute, min(self._gpus, key=taken.count, default=None))
             self._processes.append(chosen)
         chosen.begin(name, request)
 
@@ -200,6 +208,16 @@ class Processes:
         for process in self._processes:
             process.kill()
         self._processes.clear()
+
+
+def list_gpus(configs: Iterable[Config]) -> list[str]:
+    """GPUs that processes share evenly, as CUDA names them; none if there is one, or a run names its own."""
+    devices = {config.compute.device for config in configs}
+    count = torch.cuda.device_count()
+    if count < 2 or not devices <= {"auto", "cuda"}:
+        return []
+    visible = os.environ.get(VISIBLE_GPUS)
+    return visible.split(",")[:count] if visible else [str(number) for number in range(count)]
 
 
 # One run

@@ -53,6 +53,8 @@ class Seen:
     def on_plan(self, grid: Any, stages: Any) -> None:
         self.stages = dict(stages)
 
+    def on_jobs(self, jobs: int, why: str) -> None: ...
+
     def on_rounds(self, name: str, done: int, rounds: int) -> None: ...
 
     def on_end(self, name: str, value: float | None, error: str | None) -> None:
