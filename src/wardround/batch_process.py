@@ -1,5 +1,5 @@
-"""A process that does several runs, one after the other: imports, CUDA's start and compiled kernels are paid
-once. `batch` starts it; every run in it gives what it gives in a process of its own.
+"""A process that does several runs, one after the other: imports, CUDA's start, compiled kernels and loading
+the same cases are paid once. `batch` starts it; every run gives what it gives in a process of its own.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import torch
 from wardround.child_process import Line, connect, listen
 from wardround.config import Config
 from wardround.config_file import load_config
+from wardround.data.opening import loaded_cases
 from wardround.engine.experiment import Experiment
 from wardround.engine.outcome import SilentListener
 from wardround.errors import explain
@@ -99,9 +100,17 @@ def unchanged_process() -> Iterator[None]:
         torch.set_rng_state(streams[0])
         np.random.set_state(streams[1])
         random.setstate(streams[2])
-        os.environ.clear()
-        os.environ.update(environment)
+        restore_environment(environment)
         release_memory()
+
+
+def restore_environment(before: Mapping[str, str]) -> None:
+    """Touch only what changed: other threads may be reading."""
+    for name in [name for name in os.environ if name not in before]:
+        del os.environ[name]
+    for name, value in before.items():
+        if os.environ.get(name) != value:
+            os.environ[name] = value
 
 
 def release_memory() -> None:
@@ -118,6 +127,7 @@ def main() -> None:
     waiting: queue.SimpleQueue[Line] = queue.SimpleQueue()
     listen(requests, waiting.put)
     logging.getLogger("wardround").setLevel(logging.ERROR)
+    loaded_cases.is_on = True
     gc.freeze()  # what is here now stays
     gc.enable()
     while True:

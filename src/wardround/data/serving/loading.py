@@ -77,6 +77,7 @@ def federation_of(
         summarise_scans=data.look_back,
         first_images=lambda: (entry.images[0] for entry in data.listing.entries),
         prepared_shape=data.prepared_shape,
+        version=data.describe_version,
     )
 
 
@@ -139,6 +140,12 @@ class RealData:
     def prepare(self, watch: Watch | None = None) -> dict[str, PreparedClient]:
         """Check and prepare the cases of all clients, unless that is done already."""
         return self._preparer.prepare_clients(self.listing, watch=watch)
+
+    def describe_version(self) -> str:
+        """What loaded cases depend on: files, splits, settings and shifts."""
+        files = self._preparer.compute_key(self.listing.entries)
+        shifts = [entry.columns.get("shift") for entry in self.listing.entries]
+        return f"{self.cache.folder} {files} {self.settings!r} {self.resident} {shifts}"
 
     # One client
 
