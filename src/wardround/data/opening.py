@@ -20,7 +20,7 @@ loaded_cases = LoadedCases()  # of this process; on where it does several runs
 
 def open_federation(settings: DataSettings, seed: int, resident: Residence = "auto") -> Federation:
     """The federation a run asks for, not loaded yet; resident: where loaded cases will be."""
-    found = loaded_cases.wrap(open_all(settings, seed, resident))
+    found = loaded_cases.wrap(open_all(settings, seed, resident), resident)
     if settings.proxy is None:
         return found
     if settings.proxy not in found.names:

@@ -15,6 +15,7 @@ from wardround.data.opening import open_federation
 from wardround.data.phantom import files
 from wardround.data.phantom.cases import PhantomSettings
 from wardround.data.serving import reuse
+from wardround.data.serving.resident import Residence
 from wardround.data.serving.reuse import LoadedCases
 from wardround.data.settings import DataSettings
 
@@ -48,10 +49,14 @@ def test_files_that_changed_are_loaded_again(tmp_path: Path) -> None:
     path = tmp_path / "federation.yaml"
     path.write_text(yaml.safe_dump({"sources": [{"path": "scans"}], "labels": {"lesion": [1]}}))
 
-    def load(**changes: Any) -> ClientData:
-        return open_federation(DataSettings.model_validate({"federation": path, **changes}), 1).load("north")
+    def load(resident: Residence = "auto", **changes: Any) -> ClientData:
+        opened = open_federation(DataSettings.model_validate({"federation": path, **changes}), 1, resident)
+        assert opened.summarise_scans is not None
+        assert opened.summarise_scans().shape == ((32, 32) if changes else (16, 16))
+        return opened.load("north")
 
     first = load()
+    assert load("disk") is load("disk") is not first
     assert load() is first and load(prepare={"size": [32, 32]}) is not first
     before, image = load(), next((tmp_path / "scans/north/images").iterdir())
     image.write_bytes(next((tmp_path / "scans/east/images").iterdir()).read_bytes())

@@ -145,7 +145,7 @@ class RealData:
         """What loaded cases depend on: files, splits, settings and shifts."""
         files = self._preparer.compute_key(self.listing.entries)
         shifts = [entry.columns.get("shift") for entry in self.listing.entries]
-        return f"{self.cache.folder} {files} {self.settings!r} {self.resident} {shifts}"
+        return f"{self.cache.folder} {files} {self.settings!r} {shifts}"
 
     # One client
 
