@@ -2,6 +2,7 @@
 
 import os
 import random
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -52,9 +53,20 @@ def serve(config: Path, *overrides: str, resume: bool = False) -> list[Any]:
     return lines
 
 
-def test_rounds_and_the_end_are_told(config: Path) -> None:
+def test_rounds_and_the_end_are_told_and_nothing_is_left_in_memory(
+    config: Path, monkeypatch: MonkeyPatch
+) -> None:
+    begun: list[Any] = []
+
+    class Watched(batch_process.Experiment):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            begun.append(weakref.ref(self))
+
+    monkeypatch.setattr(batch_process, "Experiment", Watched)
     assert serve(config) == [{"rounds": 0}, {"rounds": 1}, {"rounds": 2}, {"end": None, "reusable": True}]
     assert serve(config, resume=True) == [{"rounds": 2}, {"end": None, "reusable": True}]
+    assert len(begun) == 2 and not any(reference() for reference in begun)
 
 
 def test_a_process_is_not_used_again_after_a_failure_or_code_of_others(

@@ -51,21 +51,26 @@ class RoundCounter(SilentListener):
 
 
 def do_run(request: Line, send: Send) -> None:
-    """One run, as `wardround train` does it; its end is told, with the reason if it failed.
+    """One run; its end is told, with the reason if it failed.
 
     request: config, a YAML file; overrides, as `--set` has them; resume.
     """
     reason = None
     try:
         with unchanged_process():
-            config = load_config(request["config"], request["overrides"])
-            experiment = Experiment(config, listener=RoundCounter(send))
-            experiment.run(resume=request["resume"], overwrite=not request["resume"])
+            train(request, send)
     except Exception as error:
         log.debug("%s", request["config"], exc_info=True)
         reason = describe_error(error)
     # A failure may have broken more than its run, and code of others may remember what it likes.
     send({"end": reason, "reusable": reason is None and not imported_modules})
+
+
+def train(request: Line, send: Send) -> None:
+    """What `wardround train` does."""
+    config = load_config(request["config"], request["overrides"])
+    experiment = Experiment(config, listener=RoundCounter(send))
+    experiment.run(resume=request["resume"], overwrite=not request["resume"])
 
 
 def describe_error(error: Exception) -> str:
