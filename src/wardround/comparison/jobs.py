@@ -5,7 +5,7 @@
   cells share it, as far as its memory and the cores go; a large one fills it alone;
 - several GPUs: as many cells on each.
 
-Results do not depend on it.
+Results are the same bytes for any number with the same `compute.threads`, on a CPU.
 """
 
 from __future__ import annotations
