@@ -28,7 +28,7 @@ methods
 config_file
 engine
 api papers planning
-batch
+batch batch_process
 comparison
 reporting
 prediction

@@ -77,6 +77,7 @@ def federation_of(
         summarise_scans=data.look_back,
         first_images=lambda: (entry.images[0] for entry in data.listing.entries),
         prepared_shape=data.prepared_shape,
+        version=data.describe_version,
     )
 
 
@@ -142,6 +143,12 @@ class RealData:
         """Check and prepare the cases of all clients, unless that is done already."""
         self._prepared = self._preparer.prepare_clients(self.listing, watch=watch)
         return self._prepared
+
+    def describe_version(self) -> str:
+        """What loaded cases depend on: files, splits, settings and shifts."""
+        files = self._preparer.compute_key(self.listing.entries)
+        shifts = [entry.columns.get("shift") for entry in self.listing.entries]
+        return f"{self.cache.folder} {files} {self.settings!r} {shifts}"
 
     # One client
 
