@@ -44,7 +44,7 @@ from wardround.training.device import choose, choose_device, set_threads
 
 log = logging.getLogger(__name__)
 
-LARGE = 256 * 2**20  # bytes of a checkpoint that a disk needs longer for than some rounds take
+LARGE = 32 * 2**20  # bytes of a checkpoint that a disk may need longer for than a round takes
 MOST_LEFT_OUT = 10  # rounds from one such checkpoint to the next
 
 
@@ -65,7 +65,7 @@ class Experiment:
         self.config = config
         self.method = build_method(config)
         self.folder = RunFolder(config)
-        self.federation = federation or open_federation(config.data, config.seed)
+        self.federation = federation or open_federation(config.data, config.seed, config.compute.resident)
         self._hospitals = hospitals
         self.listener = listener or SilentListener()
         self.stop_requested = False

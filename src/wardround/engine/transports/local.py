@@ -35,9 +35,8 @@ def open_transport(
     """Clients where the placement has them, with an empty folder for messages on their way."""
     exchange = folder.clear_exchange()
     if placement.workers == 1:
-        given = federation if folder.config.data.in_memory else None  # else a host opens its own
         room = Room(placement.room)
-        host = Host(folder.config, folder.clients, names, on_progress, given, room=room)
+        host = Host(folder.config, folder.clients, names, on_progress, federation, room=room)
         return InProcess(host, Spilling(exchange, room))
     return Workers(
         folder.path / "config.yaml",
