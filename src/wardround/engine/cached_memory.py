@@ -155,7 +155,7 @@ class CachedMemory:
 def copy_out(memory: Mapping[str, Any]) -> dict[str, Any]:
     """A memory that may be changed; what only our training loop uses it never changes."""
     return {
-        key: value if key in ONLY_TRAINING and isinstance(value, Params) else clone_memory(value)
+        str(key): value if key in ONLY_TRAINING and isinstance(value, Params) else clone_memory(value)
         for key, value in memory.items()
     }
 
