@@ -16,7 +16,7 @@ LAYERS = """
 version errors text seeds
 files machine settings yaml_file tables seeding plugins
 storage child_process
-params
+params host_copy
 messages
 aggregation metrics models
 data
@@ -28,7 +28,7 @@ methods
 config_file
 engine
 api papers planning
-batch
+batch batch_process
 comparison
 reporting
 prediction

@@ -1,19 +1,22 @@
-"""Several runs in parallel, each in a process of its own."""
+"""Several runs, some of them side by side: each process does one after the other (`batch_process`)."""
 
 from __future__ import annotations
 
 import json
 import logging
-import subprocess
-import sys
+import os
+import signal
+import tempfile
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+import torch
 import yaml
 
 from wardround.api import Result
+from wardround.child_process import ChildProcess, Line
 from wardround.config import Config
 from wardround.config_file import load_config, resolve
 from wardround.engine.checkpoint import Checkpoints
@@ -22,7 +25,8 @@ from wardround.files import try_lock, write_text
 
 log = logging.getLogger(__name__)
 
-POLL_SECONDS = 0.2
+POLL_SECONDS = 0.05
+VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
 # A resumed run may change these.
 MAY_DIFFER = ("output", "name", "compute", "deadline", "retries", "checkpoint")
 
@@ -71,11 +75,11 @@ def run_each(
     """
     configs = {name: load_config(settings) for name, settings in runs.items()}
     waiting, blocked = list(runs), set[str]()
-    running: dict[str, subprocess.Popen[str]] = {}
+    processes = Processes(list_gpus(configs.values()) if jobs > 1 else [])
     try:
-        while waiting or running:
+        while waiting or processes.running:
             for name in list(waiting):
-                if len(running) >= jobs:
+                if len(processes.running) >= jobs:
                     break
                 if resume and is_in_use(folder / name):  # by a run that outlived its parent; it will end
                     if name not in blocked:
@@ -87,22 +91,133 @@ def run_each(
                 if stage == "done":
                     yield name, None
                 else:
+                    path = write_settings(runs[name], folder, name)
                     # together they fill the machine, so none starts workers of its own unless configured
                     alone = jobs == 1 or configs[name].compute.workers != "auto"
-                    options = [] if alone else ["--set", "compute.workers=1"]
-                    running[name] = start_run(
-                        runs[name], folder, name, resume=stage == "unfinished", options=options
-                    )
+                    overrides = [] if alone else ["compute.workers=1"]
+                    request = {"config": str(path), "overrides": overrides, "resume": stage == "unfinished"}
+                    processes.begin(name, request, in_json(resolve(configs[name])["compute"]))
+            if not waiting:
+                processes.stop_idle()
             time.sleep(POLL_SECONDS)
-            for name, process in list(running.items()):
-                if watch is not None:
-                    watch.on_rounds(name, count_rounds(folder / name), configs[name].rounds)
-                if process.poll() is not None:
-                    yield name, read_problem(name, running.pop(name))
+            for name, line in processes.receive():
+                if "end" in line:
+                    reason = line["end"]
+                    yield name, None if reason is None else WardroundError(f"run '{name}' failed: {reason}")
+                elif watch is not None:
+                    watch.on_rounds(name, line["rounds"], configs[name].rounds)
     finally:
-        for process in running.values():
+        processes.kill()
+
+
+# Processes
+
+
+class RunProcess:
+    """A process that does runs, one after the other.
+
+    compute: settings that all its runs have in common; gpu: the one it sees, None for all; name: the run it
+    does now, None while it is idle.
+    """
+
+    def __init__(self, compute: str, gpu: str | None = None) -> None:
+        self.compute = compute
+        self.gpu = gpu
+        self.name: str | None = None
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115, closed with the process
+        # waiting threads must sleep, not spin: runs share the cores
+        environment = {"OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE")}
+        if gpu is not None:
+            environment[VISIBLE_GPUS] = gpu
+        self._child = ChildProcess("wardround.batch_process", environment, log=self._errors)
+
+    def begin(self, name: str, request: Mapping[str, Any]) -> None:
+        self.name = name
+        self._errors.seek(0)
+        self._errors.truncate()  # what it wrote during the last run
+        self._child.send(request)
+
+    def receive(self) -> Line | None:
+        """What it has told since the last call; the end of the run, where the process has ended."""
+        try:
+            line = self._child.receive(time.monotonic())
+        except TimeoutError:
+            return None
+        return {"end": self._describe_exit(), "reusable": False} if line is None else line
+
+    def kill(self) -> None:
+        self._child.kill()
+        self._child.stop()
+        self._errors.close()
+
+    def _describe_exit(self) -> str:
+        """Why the process ended, by its exit code and the last it wrote."""
+        code = self._child.exit_code()
+        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        advice = " Memory may be short: run fewer at a time (--jobs)." if code == -signal.SIGKILL else ""
+        self._errors.seek(0)
+        written = self._errors.read().decode(errors="replace").strip().splitlines()
+        return f"its process {how}{': ' + written[-1] if written else ''}.{advice}"
+
+
+class Processes:
+    """The processes of a batch. One is used again for runs with the same compute settings; after a failure a
+    fresh one takes the next run. gpus: dealt out in turn, if there are any to deal."""
+
+    def __init__(self, gpus: Sequence[str] = ()) -> None:
+        self._processes: list[RunProcess] = []
+        self._gpus = gpus
+
+    @property
+    def running(self) -> list[RunProcess]:
+        return [process for process in self._processes if process.name is not None]
+
+    def begin(self, name: str, request: Mapping[str, Any], compute: str) -> None:
+        """Start a run in an idle process, or in a new one."""
+        idle = [process for process in self._processes if process.name is None]
+        chosen = next((process for process in idle if process.compute == compute), None)
+        if chosen is None:
+            self.stop_idle()
+            taken = [process.gpu for process in self._processes]
+            chosen = RunProcess(compute, min(self._gpus, key=taken.count, default=None))
+            self._processes.append(chosen)
+        chosen.begin(name, request)
+
+    def receive(self) -> Iterator[tuple[str, Line]]:
+        """The lines that have come, each with the run it is about; `end` is the last of a run."""
+        for process in self.running:
+            name = process.name
+            assert name is not None
+            while (line := process.receive()) is not None:
+                if "end" in line:
+                    process.name = None
+                    if not line["reusable"]:
+                        self._processes.remove(process)
+                        process.kill()
+                yield name, line
+                if "end" in line:
+                    break
+
+    def stop_idle(self) -> None:
+        """End the processes that have nothing to do, and give back their memory."""
+        for process in [process for process in self._processes if process.name is None]:
+            self._processes.remove(process)
             process.kill()
-            process.communicate()
+
+    def kill(self) -> None:
+        for process in self._processes:
+            process.kill()
+        self._processes.clear()
+
+
+def list_gpus(configs: Iterable[Config]) -> list[str]:
+    """GPUs that processes share evenly, as CUDA names them; none if there is one, or a run names its own."""
+    devices = {config.compute.device for config in configs}
+    count = torch.cuda.device_count()
+    if count < 2 or not devices <= {"auto", "cuda"}:
+        return []
+    visible = os.environ.get(VISIBLE_GPUS)
+    return visible.split(",")[:count] if visible else [str(number) for number in range(count)]
 
 
 # One run
@@ -147,30 +262,14 @@ def is_in_use(folder: Path) -> bool:
         return False
 
 
-def start_run(
-    settings: Mapping[str, Any], folder: Path, name: str, *, resume: bool = False, options: Sequence[str] = ()
-) -> subprocess.Popen[str]:
-    """Start `wardround train` on a file that can also be run by hand.
-
-    It stays in our process group, so that killing the group kills everything.
-    """
+def write_settings(settings: Mapping[str, Any], folder: Path, name: str) -> Path:
+    """The configuration of a run, as a file that can also be run by hand."""
     path = folder / f"{name}.yaml"
     try:
         write_text(path, yaml.safe_dump({**settings, "output": str(folder / name)}, sort_keys=False))
     except OSError as error:
         raise ConfigError(f"folder {folder} cannot be written: {error.strerror}.") from None
-    if not resume:
-        earlier = folder / name / "records.jsonl"
-        earlier.unlink(missing_ok=True)  # its rounds are not those of the new run
-    command = [sys.executable, "-m", "wardround", "train", str(path), "--quiet", "--no-report"]
-    command.append("--resume" if resume else "--overwrite")
-    return launch([*command, *options])
-
-
-def launch(command: Sequence[str]) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-    )
+    return path
 
 
 def count_rounds(folder: Path) -> int:
@@ -178,12 +277,3 @@ def count_rounds(folder: Path) -> int:
         return (folder / "records.jsonl").read_bytes().count(b"\n")
     except FileNotFoundError:
         return 0
-
-
-def read_problem(name: str, process: subprocess.Popen[str]) -> WardroundError | None:
-    """The error of a run that ended, or None."""
-    _, errors = process.communicate()
-    if not process.returncode:
-        return None
-    last = errors.strip().splitlines()[-1] if errors.strip() else f"exit code {process.returncode}"
-    return WardroundError(f"run '{name}' failed: {last.removeprefix('error ')}")

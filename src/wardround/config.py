@@ -18,6 +18,7 @@ from wardround.files import file_name
 from wardround.metrics import METRICS
 from wardround.models import ModelSettings
 from wardround.settings import Settings
+from wardround.text import parse_size
 
 
 class Schedule(Settings):
@@ -107,6 +108,12 @@ class EvaluateSettings(Settings):
         return value
 
 
+def count_or_auto(value: Any) -> Any:
+    if value == "auto" or (type(value) is int and value >= 1):
+        return value
+    raise ValueError(f"it is {value!r}; give auto, or a number from 1 on")
+
+
 class ComputeSettings(Settings):
     """Where and how the work is done; `wardround plan` and environment.json say what `auto` chose.
 
@@ -118,7 +125,9 @@ class ComputeSettings(Settings):
     processes that share a round's clients, on several GPUs one device each; auto starts them where the work
     to come is worth it. threads: of each process, null shares the cores evenly among the workers. Results
     are the same bytes for any number of workers with the same threads; null follows the machine, so set
-    threads where a result must be repeated elsewhere. resident: where prepared cases are while a client
+    threads where a result must be repeated elsewhere. memory: how much of replies and clients' memories
+    stays where it was computed (2 GB), the rest goes over the disk; auto takes a quarter of a GPU's free
+    memory, and little without a GPU. resident: where prepared cases are while a client
     trains, auto takes the fastest that has room (the results are the same). deterministic: the same bytes
     every time on one kind of GPU too, at some cost.
     """
@@ -131,15 +140,16 @@ class ComputeSettings(Settings):
     checkpointing: bool = False
     workers: int | Literal["auto"] = "auto"
     threads: int | None = Field(None, ge=1)
+    memory: int | Literal["auto"] = "auto"
     resident: Literal["auto", "device", "host", "disk"] = "auto"
     deterministic: bool = False
 
-    @field_validator("workers", mode="before")
+    _counted = field_validator("workers", mode="before")(count_or_auto)
+
+    @field_validator("memory", mode="before")
     @classmethod
-    def counted(cls, value: Any) -> Any:
-        if value == "auto" or (type(value) is int and value >= 1):
-            return value
-        raise ValueError(f"it is {value!r}; give auto, or a number from 1 on")
+    def in_bytes(cls, value: Any) -> Any:
+        return value if value == "auto" else parse_size(value)
 
 
 class TrafficSettings(Settings):
@@ -160,9 +170,19 @@ class TrafficSettings(Settings):
 class CheckpointSettings(Settings):
     """What stays on the disk for `--resume`."""
 
-    keep: int = Field(
-        3, ge=1, le=10, description="rounds that can be resumed; clients keep their memory of one more"
+    keep: int = Field(3, ge=1, le=10, description="checkpoints that can be resumed")
+    every: int | Literal["auto"] = Field(
+        "auto",
+        description="rounds from one checkpoint to the next; auto: 1, and up to ten where clients' memories "
+        "are so large that the disk cannot keep up",
     )
+
+    _counted = field_validator("every", mode="before")(count_or_auto)
+
+    @property
+    def least_often(self) -> int:
+        """The largest number of rounds from one checkpoint to the next, where hospitals train."""
+        return 1 if self.every == "auto" else self.every
 
 
 class Config(Settings):

@@ -10,6 +10,8 @@
 Each carries one or two sentences: what is wrong, where, and what to do next.
 """
 
+from errno import ENOSPC
+
 
 class WardroundError(Exception):
     """An error with a message for users; the command line prints the message alone."""
@@ -41,3 +43,18 @@ class ClientError(WardroundError):
 
 class TooFewClients(WardroundError):
     """Fewer clients answered than `min_clients` asks for."""
+
+
+def explain(error: Exception) -> str:
+    """What went wrong, for users: a message of ours as it is, one of the system with its file.
+
+    >>> explain(FileNotFoundError(2, "No such file or directory", "a.yaml"))
+    'a.yaml: No such file or directory.'
+    """
+    if isinstance(error, WardroundError):
+        return str(error)
+    if isinstance(error, OSError):
+        where = f"{error.filename}: " if error.filename else ""
+        advice = " Free some space; a run then continues with --resume." if error.errno == ENOSPC else ""
+        return f"{where}{error.strerror or error}.{advice}"
+    return f"{type(error).__name__}: {error}"

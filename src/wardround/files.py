@@ -8,6 +8,7 @@ import json
 import math
 import os
 import re
+import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -67,7 +68,7 @@ def write_bytes(path: Path, content: bytes) -> None:
 def write_parts(path: Path, parts: Iterable[bytes | memoryview], *, durable: bool = True) -> None:
     """Write a file from its parts, whole or not at all; durable: even after a power cut."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    partial = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.partial")
     try:
         with partial.open("wb") as file:
             for part in parts:

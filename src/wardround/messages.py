@@ -18,7 +18,7 @@ from torch import Tensor
 
 from wardround.errors import CheckpointError
 from wardround.files import jsonable
-from wardround.params import NoParams, Params
+from wardround.params import NamedTensors, NoParams, Params
 from wardround.storage import StoredTensors, save_tensors, tensor_bytes
 
 SCHEMA = "wardround-message-1"
@@ -66,12 +66,7 @@ class Message:
         return model | {f"extras/{key}": extra for key, extra in self.extras.items()}
 
     def sha256(self) -> str:
-        digest = hashlib.sha256()
-        for label, group in self.tensors().items():
-            digest.update(f"[{label}]".encode())
-            group.update_hash(digest)
-        digest.update(json.dumps(jsonable(self.scalars), sort_keys=True).encode())
-        return digest.hexdigest()
+        return hash_content(self.tensors(), self.scalars)
 
     # Wire and disk
 
@@ -114,6 +109,16 @@ class Message:
         params = groups.pop("params", NoParams())
         extras = {label.removeprefix("extras/"): group for label, group in groups.items()}
         return cls(params=params, extras=extras, scalars=scalars)
+
+
+def hash_content(groups: Mapping[str, NamedTensors], scalars: Mapping[str, Any]) -> str:
+    """SHA-256 of a message's groups of tensors and its scalars."""
+    digest = hashlib.sha256()
+    for label, group in groups.items():
+        digest.update(f"[{label}]".encode())
+        group.update_hash(digest)
+    digest.update(json.dumps(jsonable(scalars), sort_keys=True).encode())
+    return digest.hexdigest()
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,8 @@ from wardround.text import suggest
 
 T = TypeVar("T")
 
+imported_modules: set[str] = set()  # of others, in this process
+
 
 class NotInstalled(ConfigError):
     """The module of an import path is not on this machine, or not where the command was started."""
@@ -124,6 +126,7 @@ def import_module(module: str, said: str) -> Any:
     """A module of the user's; said: the setting and its value, which begin a message."""
     try:
         with current_directory_first():
+            imported_modules.add(module)
             return importlib.import_module(module)
     except ModuleNotFoundError as error:
         missing = error.name or module

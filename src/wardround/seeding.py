@@ -19,8 +19,15 @@ def generator(seed: int, *purpose: object, device: torch.device | str = "cpu") -
 
 
 def seed_everything(seed: int, *purpose: object) -> None:
-    """Seed torch's global streams (dropout, initialisation) for the task that starts now."""
-    torch.manual_seed(derive(seed, *purpose))
+    """Seed torch's global streams (dropout, initialisation) for the task that starts now.
+
+    `torch.manual_seed` does the same, but notes its caller's stack for kinds of devices that are not here,
+    which takes a third of a millisecond.
+    """
+    number = derive(seed, *purpose)
+    torch.default_generator.manual_seed(number)
+    if torch.cuda.is_available():
+        torch.cuda.manual_seed_all(number)
 
 
 def random_state(device: torch.device) -> Tensor:

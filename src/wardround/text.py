@@ -42,6 +42,21 @@ def format_bytes(count: float) -> str:
     return f"{count:.0f} B"
 
 
+def format_duration(seconds: float) -> str:
+    """Seconds for people.
+
+    >>> [format_duration(seconds) for seconds in (0.25, 42, 600, 9000, 400_000)]
+    ['0.2 s', '42 s', '10 min', '2.5 h', '4.6 days']
+    """
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    if seconds < 7200:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h" if seconds < 48 * 3600 else f"{seconds / 86400:.1f} days"
+
+
 def parse_size(value: Any) -> int:
     """A size in bytes, from a number or from text with a unit.
 

@@ -338,7 +338,7 @@ def test_a_full_disk_is_one_sentence(
     def full(*arguments: Any, **settings: Any) -> None:
         raise OSError(28, "No space left on device", "latest.json")
 
-    monkeypatch.setattr("wardround.engine.checkpoint.Checkpoints.save", full)
+    monkeypatch.setattr("wardround.engine.checkpoint.Checkpoints._write", full)
     code, _, err = call(monkeypatch, capsys, "train", str(config_file), "--quiet")
 
     told = "error latest.json: No space left on device. Free some space; a run then continues with --resume."

@@ -21,7 +21,7 @@ from wardround.comparison import run
 
 @fixture(autouse=True)
 def quick(monkeypatch: MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(batch, "launch", Here)
+    monkeypatch.setattr(batch, "ChildProcess", Here)
     monkeypatch.setattr(batch, "POLL_SECONDS", 0)
     yield
 
@@ -44,7 +44,8 @@ def test_a_pipe_gets_a_line_a_cell_and_the_tables(
     code, out, err = call(monkeypatch, capsys, str(config), "--seeds", "1,2")
 
     assert code == 0
-    assert "tiny: 4 cells" in err and "local, seed 2: dice 0." in err and "(4 of 4)" in err
+    assert "tiny: 4 cells" in err and "at a time: " in err
+    assert "local, seed 2: dice 0." in err and "(4 of 4)" in err
     assert "| method | east | north | south | mean |" in out and "p (Holm)" in out
     again = call(monkeypatch, capsys, str(config), "--seeds", "1,2")
     assert again[1] == out and "4 cells, 4 done, 0 to resume" in again[2]
@@ -81,6 +82,7 @@ def test_failures_are_listed_and_give_exit_code_1(
         (["{config}", "--hold-out", "nort"], "Did you mean 'north'"),
         (["{config}", "--leave-one-out"], "has no common model"),
         (["{config}", "--jobs", "0"], "jobs is 0"),
+        (["{config}", "--jobs", "many"], "--jobs is 'many'; give a number, or auto"),
         (["{config}", "-o", "/proc/nope"], "cannot be written"),
         (["none.yaml"], "error none.yaml does not exist"),
         (["safcf-table2"], "needs data"),
@@ -117,6 +119,24 @@ def test_ctrl_c_says_how_to_go_on(
     assert signal.getsignal(signal.SIGTERM) == before
 
 
+def test_a_pipe_hears_now_and_then_how_far_the_cells_are(
+    config: Path, monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
+) -> None:
+    grid, _ = run.plan_comparison(config, {"seeds": 2})
+    lines = command.CellLines()
+    lines.on_plan(grid, {"local-seed43": "done"})
+    lines.on_end("local-seed43", 0.5, None)
+    monkeypatch.setattr(command, "SECONDS_BETWEEN_LINES", -1)
+    for done in (4, 5, 6):  # it resumes after round 4
+        lines.on_rounds("fedavg-seed42", done, 10)
+    lines.on_end("fedavg-seed42", None, "boom")
+    told = capsys.readouterr().err.splitlines()
+
+    assert "1 of 4 cells done, 1 running, 4 of 30 rounds, 0:00" in told
+    assert "1 of 4 cells done, 1 running, 6 of 30 rounds, 0:00, about" in told[-2]
+    assert told[-1].startswith("fedavg, seed 42: failed: boom (2 of 4, about")
+
+
 # On a terminal
 
 
@@ -124,12 +144,13 @@ def screen_of(config: Path, tmp_path: Path, seeds: int) -> Any:
     grid, _ = run.plan_comparison(config, {"seeds": seeds})
     screen = command.CellScreen()
     screen.on_plan(grid, {})
+    screen.on_jobs(2, "one for each core that is free")
     return screen
 
 
 def drawn(screen: Any) -> str:
-    console = Console(width=120, record=True, file=io.StringIO())
-    console.print(screen.table())
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(screen.draw())
     return console.export_text()
 
 
@@ -141,7 +162,7 @@ def test_the_live_table_fills_in(config: Path, tmp_path: Path) -> None:
     text = drawn(screen)
 
     assert "seed 42" in text and "3/10" in text and "0.750" in text and "failed" in text and "waiting" in text
-    assert "2 of 4 cells" in text
+    assert "2 of 4 cells done, 1 running" in text and "at a time" in text
 
 
 def test_many_seeds_become_a_count(config: Path, tmp_path: Path) -> None:

@@ -1,25 +1,25 @@
-"""A stand-in for the process of a run, so that tests need not wait for one."""
+"""A stand-in for the process of runs, so that tests need not wait for one."""
 
-import wardround as wr
-from wardround.errors import WardroundError
+from collections import deque
+from typing import Any
+
+from wardround.batch_process import do_run
 
 
 class Here:
-    """Stands in for a process: trains at once, in this one."""
+    """Stands in for a `ChildProcess`: does each run at once, in this process."""
 
-    returncode = 0
+    def __init__(self, module: str, *_: Any, **__: Any) -> None:
+        self._lines: deque[Any] = deque()
 
-    def __init__(self, command: list[str]) -> None:
-        self.errors = ""
-        try:
-            wr.run(command[4], resume="--resume" in command, overwrite="--overwrite" in command)
-        except WardroundError as error:
-            self.errors, self.returncode = f"error {error}\n", error.exit_code
+    def send(self, request: Any) -> None:
+        do_run(request, self._lines.append)
 
-    def poll(self) -> int:
-        return self.returncode
-
-    def communicate(self) -> tuple[str, str]:
-        return "", self.errors
+    def receive(self, deadline: float) -> Any:
+        if not self._lines:
+            raise TimeoutError
+        return self._lines.popleft()
 
     def kill(self) -> None: ...
+
+    def stop(self) -> None: ...

@@ -40,7 +40,7 @@ def values(sweep: Any, **changes: Any) -> dict[str, Any]:
 @fixture
 def quick(monkeypatch: MonkeyPatch) -> Iterator[None]:
     """Cells without processes: starting Python takes seconds."""
-    monkeypatch.setattr(batch, "launch", Here)
+    monkeypatch.setattr(batch, "ChildProcess", Here)
     monkeypatch.setattr(batch, "POLL_SECONDS", 0)
     yield
 
@@ -52,6 +52,8 @@ class Seen:
 
     def on_plan(self, grid: Any, stages: Any) -> None:
         self.stages = dict(stages)
+
+    def on_jobs(self, jobs: int, why: str) -> None: ...
 
     def on_rounds(self, name: str, done: int, rounds: int) -> None: ...
 
@@ -323,7 +325,7 @@ def test_killed_twice_and_resumed_gives_the_same_bytes(tmp_path: Path, monkeypat
 
     assert last.returncode == 0, errors
     with monkeypatch.context() as patch:
-        patch.setattr(batch, "launch", Here)
+        patch.setattr(batch, "ChildProcess", Here)
         patch.setattr(batch, "POLL_SECONDS", 0)
         through = compare(config, output=tmp_path / "through")
     for name in TABLES:

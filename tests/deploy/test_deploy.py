@@ -242,14 +242,14 @@ def test_a_run_whose_organiser_died_is_resumed_to_the_same_bytes(
 def die_in(phase: str, loop: Loopback, monkeypatch: MonkeyPatch) -> None:
     """Kill the organiser in this phase of round 2."""
     if phase == "checkpoint":
-        honest = Checkpoints.save
+        honest = Checkpoints._write
 
-        def save(self: Checkpoints, round: int, *rest: Any) -> None:
+        def write(self: Checkpoints, round: int, *rest: Any) -> None:
             if round == 2:
                 raise Killed
             honest(self, round, *rest)
 
-        monkeypatch.setattr(Checkpoints, "save", save)
+        monkeypatch.setattr(Checkpoints, "_write", write)
     elif phase == "between":
 
         def die(task: str, round: int) -> None:

@@ -18,7 +18,11 @@ from wardround.losses.evidential import (
     misleading_kl,
     second_moment,
     smooth_cap,
+    sums_by_definition,
+    two_class_sums,
+    two_class_terms,
 )
+from wardround.methods.fedevi import Evidential
 
 GOLDEN = vectors("fedevi")
 TOLERANCE = {"rtol": 1e-9, "atol": 1e-11}  # the file asks for 1e-6
@@ -249,3 +253,62 @@ def test_the_slope_of_the_kl_stays_finite_at_the_largest_evidence():
     e = torch.full((1, 3, 1), math.exp(80), dtype=torch.float32, requires_grad=True)
     dirichlet_kl(e).sum().backward()
     assert torch.isfinite(e.grad).all()
+
+
+# Two classes on a GPU
+
+
+def two_classes(device="cpu", kind=torch.float32, layout=torch.contiguous_format, shape=(3, 2, 37, 41)):
+    draw = torch.Generator().manual_seed(4)
+    logits = (6 * torch.randn(shape, generator=draw)).to(device, kind)
+    label = torch.randint(2, (shape[0], *shape[2:]), generator=draw).to(device)
+    return logits.contiguous(memory_format=layout).requires_grad_(), label
+
+
+@pytest.mark.parametrize("reduction", ["batch", "per_sample"])
+@pytest.mark.parametrize("reduce", [True, False])
+def test_the_loss_of_two_classes_follows_from_five_sums(reduction, reduce, monkeypatch):
+    monkeypatch.setattr(evidential, "two_class_sums", sums_by_definition)
+    logits, label = two_classes()
+    expected = Evidential(reduction=reduction).terms(logits, label, reduce=reduce)
+    found = two_class_terms(logits, label, cap=10.0, smooth=1e-5, reduction=reduction, reduce=reduce)
+    for left, right in zip(found, expected, strict=True):
+        torch.testing.assert_close(left, right, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("layout", "shape"),
+    [
+        (torch.contiguous_format, (3, 2, 37, 41)),
+        (torch.channels_last, (8, 2, 160, 160)),
+        (torch.channels_last_3d, (2, 2, 9, 17, 33)),
+    ],
+)
+def test_the_kernels_give_the_sums_and_their_gradient(kind, layout, shape):
+    logits, label = two_classes("cuda", kind, layout, shape)
+    assert evidential.fits_kernels(logits, label)
+    weights = torch.randn(5, len(logits), dtype=torch.float64, device="cuda")
+    exact = logits.detach().double().requires_grad_()
+    theirs = sums_by_definition(exact, label, 10.0)
+    (expected,) = torch.autograd.grad((theirs * weights).sum(), exact)
+    ours = two_class_sums(logits, label, 10.0)
+    (found,) = torch.autograd.grad((ours * weights).sum(), logits)
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+    assert found.dtype == kind and found.stride() == logits.stride()
+    limit = 2e-2 if kind == torch.bfloat16 else 1e-4
+    torch.testing.assert_close(found.double(), expected, rtol=limit, atol=limit * float(expected.abs().max()))
+    assert torch.equal(two_class_sums(logits, label, 10.0), ours)
+
+
+@pytest.mark.gpu
+def test_the_kernels_of_the_sums_have_a_second_derivative():
+    found = []
+    for kind in (torch.float32, torch.float64):
+        logits, label = two_classes("cuda", shape=(2, 2, 5, 6))
+        at = logits.detach().to(kind).requires_grad_()
+        value = sum(Evidential().terms(at, label))
+        (slope,) = torch.autograd.grad(value, at, create_graph=True)
+        found.append(torch.autograd.grad(slope.square().sum(), at)[0].double())
+    torch.testing.assert_close(*found, rtol=1e-3, atol=1e-5)

@@ -79,8 +79,17 @@ def test_a_small_network_runs_as_cuda_graphs_and_a_large_one_compiled_when_that_
     assert weigh_compile(False, large, cube, 8, 100_000)[:2] == (False, False)
 
 
+def test_kernels_of_an_earlier_run_make_compiling_pay_sooner() -> None:
+    small = unet2d(in_channels=3, num_outputs=2, base_filters=16)
+    assert weigh_compile(True, small, (160, 160), 8, 30_000)[:2] == (True, False)
+    graphs, inductor, why = weigh_compile(True, small, (160, 160), 8, 30_000, loading=8.0)
+    assert graphs and inductor and "loading kernels of an earlier run takes 8 s" in why
+    assert weigh_compile(True, small, (160, 160), 8, 300, loading=8.0)[:2] == (True, False)
+
+
 def test_a_gpu_keeps_everything_channels_last_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("wardround.training.device.choose_device", lambda settings: torch.device("cuda"))
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda device: "some GPU")
     network = unet2d(in_channels=1, num_outputs=1, base_filters=4)
     for how in ("off", "graphs", "inductor", "full"):
         assert choose(ComputeSettings(compile=how), network, (64, 64)).channels_last
@@ -435,10 +444,13 @@ def test_equal_constants_mean_an_equal_loss(name: str) -> None:
             has_previous=has_previous,
         )
         given.epoch, given.second_view = epoch, batch().image + 0.1
-        key = objective.constants(given)
-        assert key is not None
+        constants = objective.constants(given)
+        assert constants is not None
+        key = constants, tuple(objective.numbers(given).items())
         value = float(objective.loss(model, batch(), given).detach())
         assert found.setdefault(key, value) == value
+        given.numbers = {name: torch.tensor(number) for name, number in objective.numbers(given).items()}
+        assert float(objective.loss(model, batch(), given).detach()) == value  # as a graph finds them
 
 
 @pytest.mark.gpu

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import sys
-from errno import ENOSPC
 from typing import Annotated
 
 import typer
@@ -18,6 +17,7 @@ from rich.markup import escape
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 from wardround.cli import (  # noqa: F401, each adds its commands to the app
+    cache,
     catalogues,
     compare,
     data,
@@ -33,7 +33,7 @@ from wardround.cli import (  # noqa: F401, each adds its commands to the app
     runs,
 )
 from wardround.cli.common import app, err, out
-from wardround.errors import WardroundError
+from wardround.errors import WardroundError, explain
 from wardround.version import __version__
 
 __all__ = ["app", "main"]
@@ -53,9 +53,7 @@ def main() -> None:
             leave_quietly()
         if "--debug" in sys.argv:
             err.print_exception()
-        where = f"{error.filename}: " if error.filename else ""
-        advice = " Free some space; a run then continues with --resume." if error.errno == ENOSPC else ""
-        err.print(f"[bold red]error[/] {escape(where + str(error.strerror or error))}.{advice}")
+        err.print(f"[bold red]error[/] {escape(explain(error))}")
         sys.exit(1)
     except SystemExit as ending:
         if isinstance(getattr(ending.__context__, "__cause__", None), KeyboardInterrupt):

@@ -23,7 +23,18 @@ from wardround.cli.common import (
     print_rows,
     print_table,
 )
-from wardround.cli.compare import Names, parse_names, parse_seeds, run_shown, show_result
+from wardround.cli.compare import (
+    Jobs,
+    Names,
+    Output,
+    Overwrite,
+    Seeds,
+    parse_jobs,
+    parse_names,
+    parse_seeds,
+    run_shown,
+    show_result,
+)
 
 papers_app = typer.Typer(name="papers", invoke_without_command=True)
 app.add_typer(papers_app)
@@ -126,15 +137,11 @@ def run(
         ),
     ] = None,
     methods: Names = None,
-    seeds: Annotated[str | None, typer.Option(metavar="3|1,2,3", help="How many, or which.")] = None,
-    jobs: Annotated[
-        int | None, typer.Option(help="Cells at a time; default one for each core, one on a GPU.")
-    ] = None,
+    seeds: Seeds = None,
+    jobs: Jobs = "auto",
     set_: Set = None,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Output folder.")] = None,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Rerun cells whose settings changed.")
-    ] = False,
+    output: Output = None,
+    overwrite: Overwrite = False,
     json_: Json = False,
     quiet: Quiet = False,
     debug: Debug = False,
@@ -162,7 +169,7 @@ def run(
         seeds=parse_seeds(seeds),
         overrides=set_ or (),
     )
-    show_result(run_shown(grid, folder, jobs, overwrite, hidden=quiet or json_), as_json=json_)
+    show_result(run_shown(grid, folder, parse_jobs(jobs), overwrite, hidden=quiet or json_), as_json=json_)
 
 
 def count_data(preset: Any, places: list[str], folder: Path, scale: Any) -> Any:

@@ -13,17 +13,27 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import Group
 from rich.live import Live
 from rich.markup import escape
 from rich.table import Table as RichTable
+from rich.text import Text
 
 from wardround.cli.common import Debug, Json, Quiet, Set, app, configure_logging, err, out
+from wardround.cli.progress import RoundProgress
 from wardround.cli.runs import write_page
 
 MOST_COLUMNS = 6  # seeds and folds shown side by side while the runs go on; more become a count
+SECONDS_BETWEEN_LINES = 30.0
 MARKS = ("{}", "[bold]{}[/]", "[underline]{}[/]")
 
 Names = Annotated[str | None, typer.Option(metavar="a,b", help="Names, or labels of the file's own entries.")]
+Seeds = Annotated[str | None, typer.Option(metavar="3|1,2,3", help="How many, or which.")]
+Jobs = Annotated[
+    str, typer.Option(metavar="N|auto", help="Cells at a time; auto: by cores, memory and GPUs.")
+]
+Output = Annotated[Path | None, typer.Option("--output", "-o", help="Output folder.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Rerun cells whose settings changed.")]
 
 
 @app.command()
@@ -34,7 +44,7 @@ def compare(
     methods: Names = None,
     objectives: Names = None,
     models: Names = None,
-    seeds: Annotated[str | None, typer.Option(metavar="3|1,2,3", help="How many, or which.")] = None,
+    seeds: Seeds = None,
     folds: Annotated[int | None, typer.Option(help="Cross-validation with this many folds.")] = None,
     reference: Annotated[
         str | None, typer.Option(help="The row others are tested against; default FedAvg.")
@@ -45,14 +55,10 @@ def compare(
     leave_one_out: Annotated[
         bool, typer.Option("--leave-one-out", help="Hold out each client in turn.")
     ] = False,
-    jobs: Annotated[
-        int | None, typer.Option(help="Cells at a time; default one for each core, one on a GPU.")
-    ] = None,
+    jobs: Jobs = "auto",
     set_: Set = None,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Output folder.")] = None,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Rerun cells whose settings changed.")
-    ] = False,
+    output: Output = None,
+    overwrite: Overwrite = False,
     json_: Json = False,
     quiet: Quiet = False,
     debug: Debug = False,
@@ -76,7 +82,7 @@ def compare(
     from wardround.comparison.run import plan_comparison
 
     grid, folder = plan_comparison(config, options, output)
-    show_result(run_shown(grid, folder, jobs, overwrite, hidden=quiet or json_), as_json=json_)
+    show_result(run_shown(grid, folder, parse_jobs(jobs), overwrite, hidden=quiet or json_), as_json=json_)
 
 
 def show_result(found: Any, *, as_json: bool) -> None:
@@ -140,6 +146,19 @@ def parse_seeds(text: str | None) -> int | list[int] | None:
         raise ConfigError(f"--seeds is '{text}'; give a number (3) or a list (1,2,3).") from None
 
 
+def parse_jobs(text: str) -> int | None:
+    """
+    >>> parse_jobs("8"), parse_jobs("auto")
+    (8, None)
+    """
+    from wardround.errors import ConfigError
+
+    try:
+        return None if text == "auto" else int(text)
+    except ValueError:
+        raise ConfigError(f"--jobs is '{text}'; give a number, or auto.") from None
+
+
 # While it runs
 
 
@@ -152,7 +171,7 @@ def show_progress(hidden: bool) -> Iterator[Any]:
         yield CellLines()
     else:
         screen = CellScreen()
-        with Live(console=err, get_renderable=screen.table, refresh_per_second=4):
+        with Live(console=err, get_renderable=screen.draw, refresh_per_second=4):
             yield screen
 
 
@@ -163,18 +182,22 @@ class Cells:
         self.grid: Any = None
         self.titles: dict[str, str] = {}
         self.values: dict[str, float] = {}
-        self.rounds: dict[str, str] = {}
         self.errors: dict[str, str] = {}
+        self.progress = RoundProgress()
         self.started = time.monotonic()
 
     def on_plan(self, grid: Any, stages: Mapping[str, str]) -> None:
         self.grid = grid
         self.titles = {cell.name: cell.title for cell in grid.cells}
+        self.progress.waiting = {name for name in self.titles if stages.get(name) != "done"}
+
+    def on_jobs(self, jobs: int, why: str) -> None: ...
 
     def on_rounds(self, name: str, done: int, rounds: int) -> None:
-        self.rounds[name] = f"{done}/{rounds}"
+        self.progress.note(name, done, rounds)
 
     def on_end(self, name: str, value: float | None, error: str | None) -> None:
+        self.progress.end(name)
         if error is not None:
             self.errors[name] = error
         else:
@@ -183,36 +206,62 @@ class Cells:
     def count_ended(self) -> str:
         return f"{len(self.values) + len(self.errors)} of {len(self.titles)}"
 
+    def describe(self) -> str:
+        """How far all cells are, in one line."""
+        minutes, seconds = divmod(int(time.monotonic() - self.started), 60)
+        rounds, left = self.progress.describe_rounds(), self.progress.describe_left()
+        running = f"{self.count_ended()} cells done, {len(self.progress.running)} running"
+        return f"{running}{rounds}, {minutes}:{seconds:02d}{left}"
+
 
 class CellLines(Cells):
-    """In a pipe or a log file: one plain line for each cell."""
+    """In a pipe or a log file: one plain line for each cell, and one now and then between them."""
+
+    shown = 0.0
 
     def on_plan(self, grid: Any, stages: Mapping[str, str]) -> None:
         super().on_plan(grid, stages)
         done = sum(value == "done" for value in stages.values())
         begun = sum(value == "unfinished" for value in stages.values())
         text = f"{grid.name}: {len(grid.cells)} cells"
-        err.print(escape(text + (f", {done} done, {begun} to resume" if done or begun else "")))
+        self.show(text + (f", {done} done, {begun} to resume" if done or begun else ""))
+
+    def on_jobs(self, jobs: int, why: str) -> None:
+        if self.progress.waiting:
+            self.show(f"{jobs} at a time: {why}")
+
+    def on_rounds(self, name: str, done: int, rounds: int) -> None:
+        super().on_rounds(name, done, rounds)
+        if time.monotonic() - self.shown > SECONDS_BETWEEN_LINES:
+            self.show(self.describe())
 
     def on_end(self, name: str, value: float | None, error: str | None) -> None:
         super().on_end(name, value, error)
         result = (
             f"failed: {error}" if error is not None else f"{self.grid.metrics[0]} {self.values[name]:.3f}"
         )
-        err.print(escape(f"{self.titles[name]}: {result} ({self.count_ended()})"))
+        self.show(f"{self.titles[name]}: {result} ({self.count_ended()}{self.progress.describe_left()})")
+
+    def show(self, text: str) -> None:
+        self.shown = time.monotonic()
+        err.print(escape(text))
 
 
 class CellScreen(Cells):
     """On a terminal: a table that fills in."""
 
-    def table(self) -> RichTable:
-        minutes, seconds = divmod(int(time.monotonic() - self.started), 60)
-        shown = RichTable(
-            caption=f"{self.count_ended()} cells, {minutes}:{seconds:02d}", caption_justify="left"
-        )
-        if self.grid is None:
-            return shown
-        shown.add_column(f"{self.grid.metrics[0]}, mean over clients", overflow="fold")
+    why = ""
+
+    def on_jobs(self, jobs: int, why: str) -> None:
+        self.why = f"{jobs} at a time: {why}" if self.progress.waiting else ""
+
+    def draw(self) -> Group:
+        below = [Text(line) for line in (self.describe(), self.why) if line]
+        return Group(*([] if self.grid is None else [self.draw_table()]), *below)
+
+    def draw_table(self) -> RichTable:
+        shown = RichTable(title=f"{self.grid.metrics[0]}, mean over clients", title_justify="left")
+        shown.add_column(overflow="fold")
         columns = self.list_columns()
         for title in columns or ["cells"]:
             shown.add_column(escape(title), justify="right")
@@ -243,7 +292,7 @@ class CellScreen(Cells):
             return "[red]failed[/]"
         if name in self.values:
             return f"{self.values[name]:.3f}"
-        return f"[dim]{self.rounds.get(name, 'waiting')}[/]"
+        return f"[dim]{self.progress.describe_run(name)}[/]"
 
 
 def title_replicate(cell: Any) -> str:

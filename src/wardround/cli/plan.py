@@ -10,7 +10,7 @@ import typer
 from rich.markup import escape
 
 from wardround.cli.common import Debug, Json, Quiet, Set, app, configure_logging, err, out, print_table
-from wardround.text import format_bytes, format_size
+from wardround.text import format_bytes, format_duration, format_size
 
 if TYPE_CHECKING:
     from wardround.planning.plan import Plan
@@ -135,18 +135,3 @@ def memory_table(made: Plan) -> Table:
 
 def format_part(num_bytes: int | None) -> str:
     return "unknown" if num_bytes is None else format_bytes(num_bytes)
-
-
-def format_duration(seconds: float) -> str:
-    """Seconds for people.
-
-    >>> [format_duration(seconds) for seconds in (0.25, 42, 600, 9000, 400_000)]
-    ['0.2 s', '42 s', '10 min', '2.5 h', '4.6 days']
-    """
-    if seconds < 10:
-        return f"{seconds:.1f} s"
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    if seconds < 7200:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.1f} h" if seconds < 48 * 3600 else f"{seconds / 86400:.1f} days"

@@ -5,7 +5,7 @@ keeps clients' memories in step with the server.
 """
 
 from wardround.clients.client import Client
-from wardround.clients.clients import Answer, Clients, Exchange, SyncState, Transport
+from wardround.clients.clients import Answer, Clients, Exchange, Snapshot, SyncState, Transport
 from wardround.clients.gate import Registration
 
-__all__ = ["Answer", "Client", "Clients", "Exchange", "Registration", "SyncState", "Transport"]
+__all__ = ["Answer", "Client", "Clients", "Exchange", "Registration", "Snapshot", "SyncState", "Transport"]

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from wardround.clients.gate import (
     Registration,
@@ -72,6 +72,13 @@ class Answer:
         return {key: value for key, value in vars(self).items() if key != "message"}
 
 
+class Snapshot(NamedTuple):
+    """Something as it is now, to be written by another thread. num_bytes: of tensors that are written."""
+
+    num_bytes: int
+    write: Callable[[], None]
+
+
 class Transport(Protocol):
     """Where the clients are: in this process, in worker processes, or at hospitals."""
 
@@ -81,8 +88,8 @@ class Transport(Protocol):
     def deliver(self, task: str, round: int, messages: Messages, sync_state: SyncState) -> Iterator[Answer]:
         """Carry one request to each named client; answers may come in any order."""
 
-    def settle(self) -> None:
-        """Return when what clients remember would survive a power cut."""
+    def snapshot(self, round: int) -> Snapshot:
+        """What clients remember after so many rounds; once written, it survives a power cut."""
 
     def strays(self) -> list[tuple[str, str]]:
         """Unexpected replies since the last call (late, duplicate, foreign): client and reason."""

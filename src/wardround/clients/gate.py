@@ -161,10 +161,11 @@ def all_finite_on_gpu(group: Params) -> bool:
     """Whether all tensors lie on one GPU and are finite: one wait, not one for each of them."""
     if any(group.device(name).type != "cuda" for name in group):
         return False
-    tensors = [group[name] for name in group if group[name].is_floating_point()]
+    tensors = [group[name] for name in group if group[name].is_floating_point() and group[name].numel()]
     if not tensors or len({tensor.device for tensor in tensors}) > 1:
         return False
-    return bool(torch.stack([tensor.sum(dtype=torch.float64) for tensor in tensors]).isfinite().all())
+    largest = torch._foreach_norm(tensors, math.inf)  # NaN where there is one
+    return bool(torch.stack([value.double() for value in largest]).isfinite().all())
 
 
 def all_finite(tensor: torch.Tensor) -> bool:

@@ -20,16 +20,15 @@ from wardround.comparison.grid import (
     list_rows,
     quiet_config_warnings,
 )
+from wardround.comparison.jobs import choose_jobs
 from wardround.comparison.outcome import Comparison, write_comparison
 from wardround.comparison.presets import find_preset, list_preset_rows
 from wardround.comparison.sweep import SHORTHANDS, read_sweep
 from wardround.config import Config
 from wardround.errors import CheckpointError, ConfigError, WardroundError
 from wardround.files import file_name, try_lock
-from wardround.machine import cores
 from wardround.papers import presets as papers
 from wardround.text import suggest
-from wardround.training.device import choose_device
 from wardround.yaml_file import apply_override, read_yaml
 
 ConfigSource = str | Path | Mapping[str, Any] | Config
@@ -60,8 +59,11 @@ class ComparisonListener:
     def on_plan(self, grid: Grid, stages: Mapping[str, Stage]) -> None:
         """Once, before the first run."""
 
+    def on_jobs(self, jobs: int, why: str) -> None:
+        """Then: how many cells run at a time, and why."""
+
     def on_rounds(self, name: str, done: int, rounds: int) -> None:
-        """Now and then, for every running cell."""
+        """A cell has begun, or has done another round."""
 
     def on_end(self, name: str, value: float | None, error: str | None) -> None:
         """A cell ended: its mean over clients of the first metric, or why it failed."""
@@ -79,8 +81,9 @@ def compare(
     """Run every cell of a grid that is not done yet, and write the tables.
 
     config: a run configuration, with or without a `sweep` section, or the name of a paper's preset;
-    jobs: cells at a time, by default one for each core; overwrite: rerun cells whose settings changed;
-    options: see `ComparisonOptions`. A cell that fails is in `.failures`; it does not stop the others.
+    jobs: cells at a time, by default what memory, cores and GPUs have room for; overwrite: rerun cells whose
+    settings changed; options: see `ComparisonOptions`. A cell that fails is in `.failures`; it does not stop
+    the others.
     """
     grid, folder = plan_comparison(config, options, output)
     return run_grid(grid, folder, jobs=jobs, overwrite=overwrite, watch=watch)
@@ -184,13 +187,15 @@ def run_grid(
     if jobs is not None and jobs < 1:
         raise ConfigError(f"jobs is {jobs}; it must be at least 1.")
     watch = watch or ComparisonListener()
-    jobs = jobs or default_jobs(grid)
     cells_folder = folder / "cells"
     with lock_folder(folder):
         with quiet_config_warnings(True):
             stages = find_stages(grid, cells_folder, overwrite)
         write_comparison(folder, grid, {})
         watch.on_plan(grid, stages)
+        left = [cell for cell in grid.cells if stages[cell.name] != "done"]
+        jobs, why = (jobs, "as asked") if jobs is not None else choose_jobs_for(left)
+        watch.on_jobs(jobs, why)
         runs = {cell.name: limit_threads(cell.settings, jobs) for cell in order_cells(grid)}
         failures: dict[str, str] = {}
         with (
@@ -243,13 +248,15 @@ def limit_threads(settings: Mapping[str, Any], jobs: int) -> Mapping[str, Any]:
     return {**settings, "compute": {**compute, "threads": 1}}
 
 
-def default_jobs(grid: Grid) -> int:
-    """One cell for each core that is free; one on a GPU."""
-    compute = check_settings(grid.cells[0].settings, "").compute
-    if choose_device(compute).type != "cpu":
-        return 1
-    workers = 1 if compute.workers == "auto" else compute.workers
-    return max(1, cores() // (workers * (compute.threads or 1)))
+def choose_jobs_for(cells: Sequence[Cell]) -> tuple[int, str]:
+    """How many of these run at a time, and why."""
+    if not cells:
+        return 1, "all are done"
+    kinds: dict[str, Config] = {}
+    for cell in cells:
+        config = check_settings(cell.settings, "")
+        kinds.setdefault(f"{config.model} {config.batch_size} {config.data} {config.compute}", config)
+    return choose_jobs(kinds.values(), len(cells))
 
 
 def read_score(folder: Path, metric: str) -> float | None:

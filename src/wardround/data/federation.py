@@ -38,7 +38,8 @@ class Federation:
     order of classes; channels: their names; prepare: what is done to a file before training;
     summarise_scans: what the training scans were like, once they are prepared; first_images: one file of
     every case, where there are files on this machine; units: of distances, where the cases do not say;
-    prepared_shape: of the first scan once it is prepared, estimated.
+    prepared_shape: of the first scan once it is prepared, estimated; version: text that differs where loading
+    would give something else.
     """
 
     names: Sequence[str]
@@ -58,6 +59,7 @@ class Federation:
     first_images: Callable[[], Iterable[Path]] | None = None
     units: str | None = None
     prepared_shape: tuple[int, ...] | None = None
+    version: Callable[[], str] | None = None
 
     def load(self, name: str) -> ClientData:
         """All cases of one client; the pooled one has everybody's, without their test cases."""

@@ -9,15 +9,18 @@ from wardround.data.federation_file import PrepareSettings
 from wardround.data.phantom import cases as phantom
 from wardround.data.serving.loading import federation_of
 from wardround.data.serving.resident import Residence
+from wardround.data.serving.reuse import LoadedCases
 from wardround.data.settings import DataSettings
 from wardround.errors import ConfigError
 from wardround.seeds import derive
 from wardround.text import suggest
 
+loaded_cases = LoadedCases()  # of this process; on where it does several runs
+
 
 def open_federation(settings: DataSettings, seed: int, resident: Residence = "auto") -> Federation:
     """The federation a run asks for, not loaded yet; resident: where loaded cases will be."""
-    found = open_all(settings, seed, resident)
+    found = loaded_cases.wrap(open_all(settings, seed, resident), resident)
     if settings.proxy is None:
         return found
     if settings.proxy not in found.names:
@@ -59,4 +62,5 @@ def open_all(settings: DataSettings, seed: int, resident: Residence) -> Federati
         labels={"lesion": [1]} if made.num_classes == 2 else {"rim": [1], "core": [2]},
         prepare=PrepareSettings(orientation="PLS"),  # the axes of a synthetic head
         summarise_scans=lambda: ScanSummary(None, made.shape),
+        version=lambda: f"{made!r} {data_seed}",
     )

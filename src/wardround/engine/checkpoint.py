@@ -20,8 +20,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from wardround.clients import Snapshot
 from wardround.engine.checksums import check_whole, read_checksum, read_guarded, read_object, write_guarded
-from wardround.engine.memory_file import load_memory, save_memory
+from wardround.engine.memory_file import PackedMemory, clone_memory, load_memory
 from wardround.engine.memory_store import KEEP, open_stores, read_number
 from wardround.errors import CheckpointError
 from wardround.params import Params
@@ -33,23 +36,42 @@ class Checkpoints:
     def __init__(self, folder: Path, *, keep: int = KEEP) -> None:
         self.folder = folder
         self._run = folder.parent
+        self._prefix = f"{folder.name}/"  # of files of this folder, as an index names them
         self._keep = keep
         self._pointer = folder / "latest.json"
         self._rewinds = folder / "rewinds.json"
         self._checksums: dict[str, str | None] = {}  # of files that later rounds name too
+        self._best: tuple[str, PackedMemory] | None = None  # the best model, to be written with a state
 
     def exists(self) -> bool:
         return self._pointer.exists()
 
     # Writing
 
-    def save(self, round: int, params: Params, memory: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
-        """Write the state after `round` rounds; `facts` are plain JSON (best round, history)."""
+    def snapshot(
+        self, round: int, params: Params, memory: Mapping[str, Any], facts: Mapping[str, Any]
+    ) -> Snapshot:
+        """The state after `round` rounds, to be written; `facts` are plain JSON (best round, history).
+
+        A method may change its memory before it is.
+        """
+        state = PackedMemory({"params": params, "memory": clone_memory(memory)})
+        best, known = self._best, dict(facts)
+        if best is not None and self._prefix + best[0] in self._checksums:
+            best = self._best = None  # it is written
+
+        def write() -> None:
+            if best is not None and self._prefix + best[0] not in self._checksums:
+                self._checksums[self._prefix + best[0]] = best[1].save(self.folder / best[0])
+            self._write(round, state, known)
+
+        return Snapshot(state.num_bytes + (0 if best is None else best[1].num_bytes), write)
+
+    def _write(self, round: int, state: PackedMemory, facts: Mapping[str, Any]) -> None:
         name = f"round-{round:05d}.safetensors"
-        checksum = save_memory(self.folder / name, {"params": params, "memory": dict(memory)})
-        files: dict[str, str | None] = {f"{self.folder.name}/{name}": checksum}
+        files: dict[str, str | None] = {self._prefix + name: state.save(self.folder / name)}
         if facts.get("best_file") is not None:
-            best = f"{self.folder.name}/{facts['best_file']}"
+            best = self._prefix + facts["best_file"]
             files[best] = self._checksums.get(best)
         for store in open_stores(self._run / "clients"):
             files |= {
@@ -59,10 +81,10 @@ class Checkpoints:
         self._write_index({"round": round, "state": name, **facts, "files": files})
         self._remove_old()
 
-    def save_best(self, round: int, params: Params) -> str:
-        """Write the best model so far and return its file name."""
+    def hold_best(self, round: int, params: Params) -> str:
+        """Take the best model so far, to be written with the next state; the name of its file."""
         name = f"best-{round:05d}.safetensors"
-        self._checksums[f"{self.folder.name}/{name}"] = save_memory(self.folder / name, {"params": params})
+        self._best = (name, PackedMemory({"params": params}))
         return name
 
     def rewind(self, round: int) -> None:
@@ -75,7 +97,7 @@ class Checkpoints:
                 self._remove(number)
 
     def _write_index(self, index: Mapping[str, Any]) -> None:
-        for path in (self._index(index["round"]), self._pointer):
+        for path in (index_path(self.folder, index["round"]), self._pointer):
             write_guarded(path, index)
 
     def _remove_old(self) -> None:
@@ -83,6 +105,8 @@ class Checkpoints:
         rounds = list_indexed(self.folder)
         for number in rounds[: -self._keep]:
             self._remove(number)
+        for store in open_stores(self._run / "clients"):
+            store.prune(rounds[-self._keep :][0])
         named = set()
         for number in rounds[-self._keep :]:
             with suppress(CheckpointError):  # a damaged index does not end a run that does not need it
@@ -93,7 +117,7 @@ class Checkpoints:
                 path.unlink()
 
     def _remove(self, round: int) -> None:
-        self._index(round).unlink(missing_ok=True)  # first: what has an index can be resumed
+        index_path(self.folder, round).unlink(missing_ok=True)  # first: what has an index can be resumed
         (self.folder / f"round-{round:05d}.safetensors").unlink(missing_ok=True)
 
     # Reading
@@ -116,7 +140,7 @@ class Checkpoints:
         if round is None:
             return read_any_index(self._pointer)
         try:
-            return read_any_index(self._index(round))
+            return read_any_index(index_path(self.folder, round))
         except CheckpointError:
             with suppress(CheckpointError):
                 newest = read_any_index(self._pointer)
@@ -124,11 +148,16 @@ class Checkpoints:
                     return newest
             raise
 
-    def load(self, round: int | None = None) -> tuple[dict[str, Any], Params, dict[str, Any]]:
-        """Facts, params and server memory of the newest round, or of another that is kept."""
+    def load(
+        self, round: int | None = None, gpu: torch.device | None = None
+    ) -> tuple[dict[str, Any], Params, dict[str, Any]]:
+        """Facts, params and server memory of the newest round, or of another that is kept.
+
+        gpu: where tensors go that were on a GPU.
+        """
         with self._advising():
             facts = self._read_index(round)
-            stored = load_memory(self.folder / facts["state"])
+            stored = load_memory(self.folder / facts["state"], gpu=gpu)
         return facts, stored["params"], stored["memory"]
 
     def load_best(self, name: str) -> Params:
@@ -194,8 +223,9 @@ class Checkpoints:
         write_guarded(self._rewinds, {"rewinds": list(every)})
         return every
 
-    def _index(self, round: int) -> Path:
-        return self.folder / f"round-{round:05d}.json"
+
+def index_path(folder: Path, round: int) -> Path:
+    return folder / f"round-{round:05d}.json"
 
 
 def list_indexed(folder: Path) -> list[int]:

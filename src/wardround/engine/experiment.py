@@ -4,30 +4,34 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import torch
+
 from wardround.aggregation.mean import mean
 from wardround.aggregation.weights import by_samples
-from wardround.clients import Clients, Exchange, Transport
+from wardround.clients import Clients, Exchange, Snapshot, Transport
 from wardround.clients.gate import state_complaint
 from wardround.config import Config
 from wardround.config_file import resolve
 from wardround.data.federation import Federation
 from wardround.data.opening import open_federation
 from wardround.data.roles import NOT_HOSPITALS, POOLED, PROXY
+from wardround.engine.egress import Egress
 from wardround.engine.judging.judge import Judge
 from wardround.engine.judging.result_tables import detect_units
 from wardround.engine.memory_file import read_into_memory
 from wardround.engine.networks import choose_compute, network_for
 from wardround.engine.outcome import Listener, Outcome, Progress, SilentListener
-from wardround.engine.records import Egress, append_lines, describe_exchanges, missing_replies, round_record
+from wardround.engine.records import append_lines, describe_exchanges, missing_replies, round_record
 from wardround.engine.run_folder import RunFolder
 from wardround.engine.trackers import open_trackers
 from wardround.engine.transports.local import open_transport
 from wardround.engine.transports.placement import Placement, check_participation, choose_present, place
+from wardround.engine.write_behind import BackgroundWriter
 from wardround.errors import ConfigError, TooFewClients, WardroundError
 from wardround.files import write_json
 from wardround.machine import cores
@@ -39,6 +43,9 @@ from wardround.params import Params
 from wardround.training.device import choose, choose_device, set_threads
 
 log = logging.getLogger(__name__)
+
+LARGE = 32 * 2**20  # bytes of a checkpoint that a disk may need longer for than a round takes
+MOST_LEFT_OUT = 10  # rounds from one such checkpoint to the next
 
 
 class Experiment:
@@ -58,10 +65,13 @@ class Experiment:
         self.config = config
         self.method = build_method(config)
         self.folder = RunFolder(config)
-        self.federation = federation or open_federation(config.data, config.seed)
+        self.federation = federation or open_federation(config.data, config.seed, config.compute.resident)
         self._hospitals = hospitals
         self.listener = listener or SilentListener()
         self.stop_requested = False
+        self._saved = 0  # the last round that has a checkpoint, or will have one
+        self._lines: list[Callable[[], None]] = []  # of completed rounds, not yet given to the writer
+        self._snapshot: list[Snapshot] = []  # of the last completed round, likewise
         choose_device(config.compute)  # refused before anything is written
         self._method_warnings = self.method.warnings(config, network_for(config, self.federation))
         self._warnings = [*build_objective(config).warnings(config), *self._method_warnings]
@@ -87,6 +97,7 @@ class Experiment:
             self._units = detect_units(self.federation)
             placement = self._place(resume)
             egress = Egress(self.folder.egress)
+            self._writer = BackgroundWriter()
             self._transport = self._hospitals or open_transport(
                 self.folder, self.federation, self._names, placement, self.listener.on_progress
             )
@@ -95,6 +106,9 @@ class Experiment:
                 self.folder.write_left_out(self.federation)
                 return self._run_rounds(clients, egress, resume, from_round)
             finally:
+                if self._snapshot:  # the run ends with an error: completed rounds are kept
+                    self._hand_over()
+                self._writer.close()
                 self._transport.close()
                 egress.close()
                 self.folder.remove_exchange()
@@ -109,7 +123,7 @@ class Experiment:
             placement, compute = Placement(("cpu",), threads, "hospitals train"), choose(config.compute)
         else:
             placement = place(config, self.federation, self._names)
-            compute = choose_compute(config, self.federation, self._names)
+            compute = choose_compute(config, self.federation, self._names, run=self.folder.path)
         set_threads(placement.threads)
         if not resume:
             self.folder.write_environment(placement, compute)
@@ -146,8 +160,9 @@ class Experiment:
         checkpoints = self.folder.checkpoints
         if resume:
             done = checkpoints.check(from_round)
-            facts, params, memory = checkpoints.load(from_round)
+            facts, params, memory = checkpoints.load(from_round, self._gpu())
             self.folder.rewind(done)
+            self._saved = done
             self._rewind(clients, done)
             progress = Progress.from_dict(facts)
             announce_best(clients, progress)
@@ -162,8 +177,15 @@ class Experiment:
         state = replace(state, params=read_into_memory(state.params), memory=read_into_memory(state.memory))
         if clients.exchanges:  # what some methods exchange before the first round
             write_json(self.folder.path / "setup.json", describe_exchanges(clients.exchanges))
-        checkpoints.save(0, state.params, state.memory, Progress().as_dict())
+        self._snapshot = self._take_snapshot(state, Progress())
+        self._hand_over()
+        self._writer.flush()  # from here on there is something to resume
         return state, Progress()
+
+    def _gpu(self) -> torch.device | None:
+        """The GPU that messages and memories stay on, if there is one."""
+        device = choose_device(self.config.compute)
+        return device if self._hospitals is None and device.type == "cuda" else None
 
     def _report_start_weights(self, match: Match | None) -> None:
         """Write down which tensors began from a file, and say so where not all did."""
@@ -181,7 +203,8 @@ class Experiment:
         tracking = open_trackers(config.trackers, self.folder.path, resolve(config), state.round)
         while state.round < config.rounds:
             if self.stop_requested:
-                egress.flush()
+                self._hand_over()
+                self._writer.flush()
                 outcome = Outcome("stopped", state, progress, units=self._units)
                 break
             started = time.perf_counter()
@@ -207,6 +230,8 @@ class Experiment:
             self.listener.on_record(record)
             tracking.on_record(record)
         else:
+            self._hand_over()
+            self._writer.flush()
             outcome = self._test(judge, clients, egress, state, progress)
         tracking.on_end(self.folder.write_result(outcome))
         return outcome
@@ -214,11 +239,43 @@ class Experiment:
     def _save_round(
         self, state: ServerState, record: Mapping[str, Any], egress: Egress, progress: Progress
     ) -> None:
-        """Bring a round to the disk; the checkpoint comes last, since a resumed run trusts it."""
-        egress.flush()
-        append_lines(self.folder.records, [record])
-        self._transport.settle()
-        self.folder.checkpoints.save(state.round, state.params, state.memory, progress.as_dict())
+        """Have a round brought to the disk; the checkpoint comes last, since a resumed run trusts it."""
+        self._lines += [egress.take(), lambda: append_lines(self.folder.records, [record])]
+        self._snapshot = self._take_snapshot(state, progress)
+        waiting = state.round - self._saved
+        if self._is_due(state.round, waiting):
+            self._saved = state.round
+            self._hand_over()
+        elif waiting >= MOST_LEFT_OUT or not self._writer.is_busy():
+            self._writer.submit(self._lines)
+            self._lines = []
+
+    def _take_snapshot(self, state: ServerState, progress: Progress) -> list[Snapshot]:
+        """What a checkpoint writes, in its order."""
+        checkpoints = self.folder.checkpoints
+        return [
+            self._transport.snapshot(state.round),
+            checkpoints.snapshot(state.round, state.params, state.memory, progress.as_dict()),
+        ]
+
+    def _is_due(self, round: int, waiting: int) -> bool:
+        """Whether a round gets a checkpoint; waiting: rounds since the last one.
+
+        A large one is left out while the last is still being written: writing the moments of every
+        client's optimizer can take longer than a round.
+        """
+        every = self.config.checkpoint.every
+        if every != "auto":
+            return round % every == 0
+        if waiting >= MOST_LEFT_OUT or self._hospitals is not None or not self._writer.is_busy():
+            return True
+        return sum(part.num_bytes for part in self._snapshot) < LARGE
+
+    def _hand_over(self) -> None:
+        """Give the writer what it has not seen yet of completed rounds."""
+        steps = [*self._lines, *(part.write for part in self._snapshot)]
+        self._lines, self._snapshot = [], []
+        self._writer.submit(steps)
 
     def _test(
         self, judge: Judge, clients: Clients, egress: Egress, state: ServerState, progress: Progress
@@ -227,7 +284,7 @@ class Experiment:
         clients.begin_round(state.round, [])
         egress.round, egress.phase = state.round, "test"
         outcome = judge.test(state, progress, self._units)
-        egress.flush()
+        egress.take()()
         missing = missing_replies(clients.exchanges)
         outcome.troubles = {**missing["refused"], **missing["lost"]}
         return outcome

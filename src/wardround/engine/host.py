@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from wardround.clients import Answer, Client, Registration, SyncState
+from wardround.clients import Answer, Client, Registration, Snapshot, SyncState
 from wardround.clients.client import run_to_completion
 from wardround.clients.traffic import as_received, count_wire_bytes
 from wardround.config import Config, TrafficSettings
@@ -22,6 +22,7 @@ from wardround.data.cases import ClientData
 from wardround.data.federation import Federation
 from wardround.data.opening import open_federation
 from wardround.data.roles import POOLED, PROXY
+from wardround.engine.cached_memory import CachedMemory, Room
 from wardround.engine.judging.calibration import calibrate
 from wardround.engine.judging.evaluation import score_cases
 from wardround.engine.judging.pictures import PICTURES, take_pictures
@@ -63,7 +64,8 @@ class Host:
 
     folder: where each client keeps its own files; on_progress: called with client, step, steps;
     shared: names of the tensors that travel; kept: of those that the method leaves at the client;
-    federation: other cases than the configuration names; durable: memory is on the disk with every task.
+    federation: other cases than the configuration names; room: what clients remember stays in memory as far
+    as it fits there, and is written with a `snapshot`; durable: it is on the disk with every task.
     """
 
     def __init__(
@@ -74,6 +76,7 @@ class Host:
         on_progress: OnProgress | None = None,
         federation: Federation | None = None,
         *,
+        room: Room | None = None,
         durable: bool = False,
     ) -> None:
         self.config = config
@@ -82,13 +85,14 @@ class Host:
         self.federation = federation or open_federation(config.data, config.seed, config.compute.resident)
         self.names = list(names)
         self._folder = folder
+        self._room = room
         self._durable = durable
         self._on_progress = on_progress
         model = network_for(config, self.federation)
         travelling, heads = set(self.method.shared(model)), set(self.objective.local_names(model))
         self.shared = [name for name in model.state_dict() if name in travelling - heads]
         self.kept = [name for name in model.state_dict() if name not in travelling | heads]
-        compute = choose_compute(config, self.federation, self.names, model)
+        compute = choose_compute(config, self.federation, self.names, model, folder.parent)
         try:
             self.bench = Workbench(
                 model,
@@ -105,7 +109,7 @@ class Host:
             ) from None
         apply(self.bench.compute)
         self._clients: dict[str, Client] = {}
-        self._stores: dict[str, MemoryStore] = {}
+        self._stores: dict[str, MemoryStore | CachedMemory] = {}
 
     # Registration and bookkeeping
 
@@ -141,12 +145,29 @@ class Host:
     def folder(self, name: str) -> Path:
         return self._folder / file_name(name)
 
-    def store(self, name: str) -> MemoryStore:
+    def store(self, name: str) -> MemoryStore | CachedMemory:
         """The client's memory; the same object every time, which knows what it has checked."""
         if name not in self._stores:
-            keep = self.config.checkpoint.keep
-            self._stores[name] = MemoryStore(self.folder(name), durable=self._durable, keep=keep)
+            settings = self.config.checkpoint  # a hospital removes old memories itself, else the server does
+            keep = settings.keep * settings.least_often if self._durable else None
+            store = MemoryStore(self.folder(name), durable=self._durable, keep=keep)
+            gpu = self.bench.device if self.bench.device.type == "cuda" else None
+            self._stores[name] = store if self._room is None else CachedMemory(store, self._room, gpu)
         return self._stores[name]
+
+    def snapshot(self, round: int) -> Snapshot:
+        """What the clients remember after so many rounds, to be written."""
+        stores = [self.store(name) for name in self.names]
+        cached = [store.snapshot() for store in stores if isinstance(store, CachedMemory)]
+
+        def write() -> None:
+            for entry in cached:
+                entry.write()
+            for store in stores:
+                if isinstance(store, MemoryStore):
+                    store.settle(round)
+
+        return Snapshot(sum(entry.num_bytes for entry in cached), write)
 
     # Tasks
 

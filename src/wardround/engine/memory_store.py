@@ -14,12 +14,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from wardround.clients import SyncState
 from wardround.engine.memory_file import load_memory, save_memory
 from wardround.errors import CheckpointError
 from wardround.storage import StoredTensors
 
 KEEP = 3
+IN_FLIGHT = 2  # rounds that a server may not have written when it is killed
 ONLY_TRAINING = ("previous", "optimizer", "optimizer_second")  # large; read when first used
 
 
@@ -27,10 +30,11 @@ class MemoryStore:
     """One client's memory on its own disk, a file for each round that changed it.
 
     durable: every file survives a power cut at once; otherwise from `settle` on; keep: rounds of the server
-    that may be resumed. A file is checked when this store first reads it, not after every task.
+    that may be resumed, None where the server removes what none of them needs (`prune`). A file is checked
+    when this store first reads it, not after every task.
     """
 
-    def __init__(self, folder: Path, *, durable: bool = False, keep: int = KEEP) -> None:
+    def __init__(self, folder: Path, *, durable: bool = False, keep: int | None = KEEP) -> None:
         self.folder = folder
         self._durable = durable
         self._keep = keep
@@ -41,67 +45,78 @@ class MemoryStore:
 
         Every file says how many rewinds came before it, so a client that was away catches up on the rest.
         """
-        newest = self._files("memory")
+        newest = self.list_files("memory")
         if not newest:
             return
         if sync_state.rewinds:
-            known = self._count_rewinds(newest[-1][1])
+            known = self.count_rewinds(newest[-1][1])
             if missed := sync_state.rewinds[known:]:
                 self.rewind(min(missed))
-        if sync_state.best is not None and not self._path("best", sync_state.best).exists():
+        if sync_state.best is not None and not self.path("best", sync_state.best).exists():
             self.keep_best(sync_state.best)
 
-    def load(self) -> dict[str, Any]:
-        """The newest memory, or an empty one."""
-        newest = self._files("memory")
-        return self._read(newest[-1][1]) if newest else {}
+    def load(self, gpu: torch.device | None = None) -> dict[str, Any]:
+        """The newest memory, or an empty one; gpu: where tensors go that were on a GPU."""
+        newest = self.list_files("memory")
+        return self._read(newest[-1][1], gpu) if newest else {}
 
     def load_best(self, round: int) -> dict[str, Any]:
         """The memory this client had when the best model was chosen."""
-        path = self._path("best", round)
+        path = self.path("best", round)
         return self._read(path) if path.exists() else {}
 
     def save(self, round: int, memory: Mapping[str, Any], rewinds: int = 0) -> None:
         """Store the memory of this round; those that a rewind to a kept round needs stay."""
-        if not memory and not self._files("memory"):
+        if not memory and not self.list_files("memory"):
             return
-        path = self._path("memory", round)
+        path = self.path("memory", round)
         save_memory(path, memory, durable=self._durable, rewinds=rewinds)
         self._checked.add(path)
+        if self._keep is not None:
+            self.prune(round + 1 - self._keep - IN_FLIGHT)
+
+    def prune(self, oldest: int) -> None:
+        """Remove what no run needs that is resumed after `oldest` rounds or more."""
         for kind in ("memory", "best"):
-            for _, path in [entry for entry in self._files(kind) if entry[0] <= round - self._keep][:-1]:
-                path.unlink()
+            for _, path in [entry for entry in self.list_files(kind) if entry[0] < oldest][:-1]:
+                path.unlink(missing_ok=True)
 
     def list_before(self, round: int) -> list[Path]:
         """The files that a run resumed after so many rounds needs."""
         found = [
-            [path for number, path in self._files(kind) if number < round] for kind in ("memory", "best")
+            [path for number, path in self.list_files(kind) if number < round] for kind in ("memory", "best")
         ]
         return [paths[-1] for paths in found if paths]
 
     def keep_best(self, round: int) -> None:
         """Remember the memory up to this round as the one of the best model."""
-        files = [entry for entry in self._files("memory") if entry[0] <= round]
+        files = [entry for entry in self.list_files("memory") if entry[0] <= round]
         if files:
-            path = self._path("best", round)
-            path.unlink(missing_ok=True)
-            os.link(files[-1][1], path)
+            self.link_best(round, files[-1][0])
 
-    def settle(self) -> None:
-        """Bring the newest memory to the disk; called once a round, before the server's checkpoint."""
-        newest = self._files("memory")
-        if newest:
-            with newest[-1][1].open("rb") as file:
+    def link_best(self, round: int, written: int) -> bool:
+        """Make the memory of round `written` the one of the best model; False where it has no file."""
+        source, path = self.path("memory", written), self.path("best", round)
+        if not source.exists():
+            return False
+        path.unlink(missing_ok=True)
+        os.link(source, path)
+        return True
+
+    def settle(self, before: int) -> None:
+        """Bring to the disk what a run resumed after so many rounds needs."""
+        for path in self.list_before(before):
+            with path.open("rb") as file:
                 os.fsync(file.fileno())
 
     def rewind(self, round: int) -> None:
         """Forget what was written in this round or later."""
         for kind in ("memory", "best"):
-            for number, path in self._files(kind):
+            for number, path in self.list_files(kind):
                 if number >= round:
                     path.unlink()
 
-    def _count_rewinds(self, path: Path) -> int:
+    def count_rewinds(self, path: Path) -> int:
         """How many rewinds came before a file."""
         try:
             return int(StoredTensors(path).metadata.get("rewinds", 0))
@@ -110,9 +125,10 @@ class MemoryStore:
             advice = f"Remove it, and resume the run with --from-round {number} or an earlier round."
             raise CheckpointError(f"{self._without_folder(error, path)} {advice}") from None
 
-    def _read(self, path: Path) -> dict[str, Any]:
+    def _read(self, path: Path, gpu: torch.device | None = None) -> dict[str, Any]:
+        later = () if gpu is not None else ONLY_TRAINING
         try:
-            memory = load_memory(path, ONLY_TRAINING, checked=path in self._checked)
+            memory = load_memory(path, later, checked=path in self._checked, gpu=gpu)
         except CheckpointError as error:
             number = read_number(path)
             advice = (
@@ -126,10 +142,12 @@ class MemoryStore:
         """The reason as a hospital may tell the organiser, who has to act upon it: without paths."""
         return str(error).replace(str(path), f"{path.name} of client '{self.folder.name}'")
 
-    def _path(self, kind: str, round: int) -> Path:
+    def path(self, kind: str, round: int) -> Path:
+        """Where the memory of a round is, or the one of the best model ("best")."""
         return self.folder / f"{kind}-{round:05d}.safetensors"
 
-    def _files(self, kind: str) -> list[tuple[int, Path]]:
+    def list_files(self, kind: str) -> list[tuple[int, Path]]:
+        """Rounds and files, oldest first."""
         found = self.folder.glob(f"{kind}-*.safetensors")
         return sorted((read_number(path), path) for path in found)
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 
 from wardround import models
 from wardround.config import Config
@@ -17,6 +20,7 @@ from wardround.seeding import seed_everything
 from wardround.training.device import Compute, choose, choose_device
 
 TRAIN_SHARE = 0.6  # of a client's cases, about
+ENVIRONMENT = "environment.json"  # in the folder of a run
 
 
 def build_model(config: Config) -> Segmenter:
@@ -43,17 +47,41 @@ def network_for(config: Config, cases: Federation | Preparation) -> Segmenter:
 
 
 def choose_compute(
-    config: Config, federation: Federation, names: Sequence[str], model: Segmenter | None = None
+    config: Config,
+    federation: Federation,
+    names: Sequence[str],
+    model: Segmenter | None = None,
+    run: Path | None = None,
 ) -> Compute:
-    """How the process that has these clients computes; where there is a GPU, the work ahead is weighed."""
-    on_gpu = choose_device(config.compute).type == "cuda"
+    """How the process that has these clients computes; where there is a GPU, the work ahead is weighed.
+
+    run: folder of the run; what was weighed at its start holds for all its processes, and when it resumes.
+    """
+    settings = config.compute
+    on_gpu = choose_device(settings).type == "cuda"
     shape = training_shape(config, federation) if on_gpu else None
     if shape is None:
-        return choose(config.compute)
+        return choose(settings)
+    decided = read_decision(run) if run is not None and settings.compile == "auto" else None
     counts = federation.sizes(names).values()
     batches = sum(-(-int(TRAIN_SHARE * count) // config.batch_size) for count in counts)
     steps = config.rounds * config.local_epochs * batches
-    return choose(config.compute, model or network_for(config, federation), shape, config.batch_size, steps)
+    network = model or network_for(config, federation)
+    if decided is None:
+        return choose(settings, network, shape, config.batch_size, steps)
+    how, why = decided
+    chosen = choose(settings.model_copy(update={"compile": how}), network, shape, config.batch_size, steps)
+    return replace(chosen, why=why, weighed=True)
+
+
+def read_decision(run: Path) -> tuple[str, str] | None:
+    """What a run on a GPU chose for `compile: auto` when it began, and why; None where it did not weigh."""
+    try:
+        facts = json.loads((run / ENVIRONMENT).read_text(encoding="utf-8"))["compute"]
+        weighed, how, why = facts["weighed"], facts["compile"], facts["why"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return (str(how), str(why)) if weighed and how in ("off", "graphs", "inductor", "full") else None
 
 
 def training_shape(config: Config, federation: Federation) -> tuple[int, ...] | None:

@@ -1,12 +1,10 @@
-"""records.jsonl and egress.jsonl: one JSON line a round, one a message that left a client."""
+"""Lines of JSON: records.jsonl has one a round."""
 
 from __future__ import annotations
 
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +14,7 @@ from wardround.files import jsonable, write_text
 if TYPE_CHECKING:  # reading lines must stay quick: these need torch
     from wardround.clients import Exchange
     from wardround.engine.judging.evaluation import Evaluation
-    from wardround.messages import Reply, ServerState
+    from wardround.messages import ServerState
 
 
 def append_lines(path: Path, values: Iterable[Mapping[str, Any]]) -> None:
@@ -95,47 +93,6 @@ def missing_replies(exchanges: Sequence[Exchange]) -> dict[str, dict[str, str]]:
         }
         for kind in ("refused", "lost")
     }
-
-
-class Egress:
-    """The ledger of what left each client. Hashes are formed beside the training, in one thread."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="egress")
-        self._pending: list[tuple[dict[str, Any], Future[str]]] = []
-        self.round = 0
-        self.phase = "round"  # or "test", after the last one
-
-    def record(self, task: str, reply: Reply) -> None:
-        """Note a reply; its line is written by the next `flush`."""
-        line = {
-            "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
-            "round": self.round,
-            "phase": self.phase,
-            "client": reply.client,
-            "task": task,
-            "bytes": reply.num_bytes,
-            "num_examples": reply.num_examples,
-            "scalars": {name: brief(value) for name, value in reply.scalars.items()}
-            | {f"loss/{term}": value for term, value in reply.loss.items()},
-            "tensors": {
-                f"{label}/{name}": list(group.spec(name)[0])
-                for label, group in reply.tensors().items()
-                for name in group
-            },
-        }
-        self._pending.append((line, self._pool.submit(reply.sha256)))
-
-    def flush(self) -> None:
-        lines = [{**line, "sha256": digest.result()} for line, digest in self._pending]
-        self._pending = []
-        if lines:
-            append_lines(self._path, lines)
-
-    def close(self) -> None:
-        self.flush()
-        self._pool.shutdown()
 
 
 def brief(value: Any) -> Any:

@@ -8,7 +8,7 @@ through the `Context`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
@@ -30,7 +30,7 @@ class Context:
     global_, previous: frozen copies of the model this round started from and of the one this client
     returned last (the global one again when there is none yet; see `has_previous`);
     memory: the objective's own small state, kept between rounds and never sent;
-    output: what the current forward pass gave.
+    output: what the current forward pass gave; numbers: where a CUDA graph reads the objective's.
     """
 
     def __init__(
@@ -61,6 +61,7 @@ class Context:
         self.second_view: Tensor | None = None
         self.output: Output = Output(logits=torch.empty(0))
         self.terms: dict[str, Tensor] = {}
+        self.numbers: Mapping[str, Tensor] = {}
         self._made: dict[str, Tensor] = {}
         self._made_in = -1  # which step
         self._global = global_
@@ -109,6 +110,10 @@ class Context:
     def make_again(self) -> None:
         """Forget what `make_once` made in this step."""
         self._made_in = -1
+
+    def number(self, name: str, value: float) -> float | Tensor:
+        """One of `Objective.numbers`: as it is, or the tensor in which a CUDA graph finds it."""
+        return self.numbers.get(name, value)
 
     def note(self, term: str, value: Tensor) -> None:
         """Show a loss term in the records (mean over steps); costs no synchronisation."""
@@ -243,6 +248,11 @@ class Objective(ABC):
         draws random numbers of its own or keeps state on the host, and is never captured.
         """
         return None
+
+    def numbers(self, context: Context) -> dict[str, float]:
+        """Factors that differ from round to round; a `loss` that takes them by `context.number` needs no
+        new graph for each."""
+        return {}
 
     def start_epoch(self, model: nn.Module, context: Context) -> None:
         """Called before each local epoch (to move a reference within a round); default nothing."""

@@ -42,7 +42,9 @@ from wardround.losses.evidential import (
     dirichlet_dice_loss,
     evidence,
     expected_probabilities,
+    fits_kernels,
     misleading_kl,
+    two_class_terms,
 )
 from wardround.losses.objective import Context, Objective, Smooth
 from wardround.losses.segmentation import Reduction, at_least_float32, matching_targets
@@ -101,7 +103,7 @@ class Evidential(Objective):
             only: Tensor = dice
             return only
         context.note("kl", kl)
-        loss: Tensor = dice + self.lam * self.annealing(context.round) * kl  # Eq. 11
+        loss: Tensor = dice + context.number("kl", self.numbers(context)["kl"]) * kl  # Eq. 11
         return loss
 
     def sample_losses(self, logits: Tensor, label: Tensor) -> Tensor:
@@ -111,6 +113,10 @@ class Evidential(Objective):
 
     def terms(self, logits: Tensor, label: Tensor, *, reduce: bool = True) -> tuple[Tensor, Tensor | None]:
         """The Dice (Eq. 9) and the mean KL (Eq. 10), or None where it has no weight."""
+        usual = (self.evidence, self.cap_kind, self.dice_mode) == ("exp", "smooth", "bayes")
+        if usual and self.lam and fits_kernels(logits, label):
+            how: dict[str, Any] = {"smooth": self.smooth, "reduction": self.reduction, "reduce": reduce}
+            return two_class_terms(logits, label, cap=self.cap, **how)
         logits = at_least_float32(logits)
         y = matching_targets(logits, label)
         e = self._evidence(logits)
@@ -124,7 +130,11 @@ class Evidential(Objective):
         return dice, kl.to(dice.dtype)
 
     def constants(self, context: Context) -> tuple[object, ...] | None:
-        return (self.annealing(context.round),)
+        return ()
+
+    def numbers(self, context: Context) -> dict[str, float]:
+        """The weight of the KL."""
+        return {"kl": self.lam * self.annealing(context.round)}
 
     def annealing(self, round: int) -> float:
         """min(1, r / anneal_rounds), r the number of the round from 1."""

@@ -66,8 +66,8 @@ class FedUAAEvidential(Evidential):
     def loss(self, model: nn.Module, batch: Batch, context: Context) -> Tensor:
         return super(FedUAAEvidential, self.fill_rounds(context)).loss(model, batch, context)
 
-    def constants(self, context: Context) -> tuple[object, ...] | None:
-        return super(FedUAAEvidential, self.fill_rounds(context)).constants(context)
+    def numbers(self, context: Context) -> dict[str, float]:
+        return super(FedUAAEvidential, self.fill_rounds(context)).numbers(context)
 
     def fill_rounds(self, context: Context) -> FedUAAEvidential:
         """With the run's own number of rounds where none is set: min(1, t/R)."""

@@ -100,8 +100,9 @@ def region_confusion(pairs: NDArray[np.int64], labels: Sequence[int]) -> Confusi
     Confusion(tp=8, fp=1, fn=2, tn=5)
     """
     inside = sorted(set(labels))
-    tp = int(pairs[np.ix_(inside, inside)].sum())
-    fp = int(pairs[:, inside].sum()) - tp
+    predicted = pairs[:, inside]
+    tp = int(predicted[inside].sum())
+    fp = int(predicted.sum()) - tp
     fn = int(pairs[inside].sum()) - tp
     return Confusion(tp, fp, fn, int(pairs.sum()) - tp - fp - fn)
 

@@ -22,8 +22,8 @@ from wardround.data.cases import Case, ClientData, TensorSplit
 from wardround.data.federation import Federation, ScanSummary
 from wardround.data.roles import NOT_HOSPITALS, POOLED, PROXY
 from wardround.engine.checkpoint import Checkpoints
+from wardround.engine.egress import Egress
 from wardround.engine.host import Host
-from wardround.engine.records import Egress
 from wardround.engine.transports.local import InProcess, Spilling
 from wardround.messages import Message, ServerState
 from wardround.methods import build_method
@@ -169,7 +169,7 @@ class DryRunner:
         state, wall, seconds = self._run_round(state, 1)
         down, up = count_traffic(self.clients)
         started = time.perf_counter()
-        Checkpoints(self.folder / "checkpoints").save(1, state.params, state.memory, {})
+        Checkpoints(self.folder / "checkpoints").snapshot(1, state.params, state.memory, {}).write()
         checkpoint = time.perf_counter() - started
         quick = [name for name in self.config.evaluate.metrics if not METRICS[name].is_surface]
         quick = list(dict.fromkeys([self.config.evaluate.select, *quick]))

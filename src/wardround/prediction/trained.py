@@ -272,7 +272,7 @@ def find_personal(
 
 def load_newest(store: MemoryStore, round: int) -> dict[str, Any]:
     """The last memory, if the model is also of the last round."""
-    files = store._files("memory")
+    files = store.list_files("memory")
     return store.load() if files and files[-1][0] < round else {}
 
 

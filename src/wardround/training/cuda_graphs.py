@@ -26,7 +26,8 @@ from wardround.training.learner import Learner, Loss
 log = logging.getLogger(__name__)
 
 MOST_GRAPHS = 12
-SMALL_NETWORK = 32 * 2**20  # bytes of gradients that the graph of each batch size may hold
+SMALL_NETWORK = 32 * 2**20  # bytes of gradients that the graph of each batch size may hold,
+SHARE_OF_GRADIENTS = 200  # or this part of the free memory
 WARM_UP_STEPS = 2  # eager ones, in which libraries choose their algorithms and inductor compiles
 
 Key = tuple[object, ...]
@@ -83,7 +84,8 @@ class GraphCapture:
 class CapturedStep:
     """The graph of one step: the tensors it reads, and those it leaves gradients and values in.
 
-    given, seen: for each frozen model, where the batch's features are read or left, if so.
+    given, seen: for each frozen model, where the batch's features are read or left, if so; numbers: where
+    those of the objective are read.
     """
 
     graph: torch.cuda.CUDAGraph
@@ -95,6 +97,7 @@ class CapturedStep:
     value: Tensor
     terms: dict[str, Tensor]
     state: dict[str, Tensor]
+    numbers: dict[str, Tensor]
 
 
 class StepGraphs:
@@ -105,7 +108,8 @@ class StepGraphs:
         self._learner = learner
         self._capture = capture
         self._parameters = [p for p in learner.model.parameters() if p.requires_grad]
-        self._small = sum(p.nbytes for p in self._parameters) <= SMALL_NETWORK
+        room = max(SMALL_NETWORK, torch.cuda.mem_get_info(learner.device)[0] // SHARE_OF_GRADIENTS)
+        self._small = sum(p.nbytes for p in self._parameters) <= room
         self._captured: dict[Key, CapturedStep] = {}
         self._times: dict[Key, int] = {}  # each kind of step was taken
         self._names: set[str] = set()  # of tensors the objective keeps
@@ -162,8 +166,12 @@ class StepGraphs:
         held = Batch(batch.image.clone(), batch.label.clone())
         second = None if context.second_view is None else context.second_view.clone()
         given = [None if features is None else features.clone() for features in kept]
+        numbers = {
+            name: torch.tensor(value, dtype=torch.float32, device=learner.device)
+            for name, value in learner.objective.numbers(context).items()
+        }
         terms, view = context.terms, context.second_view
-        context.terms, context.second_view = {}, second
+        context.terms, context.second_view, context.numbers = {}, second, numbers
         context.make_again()
         for reference, features in zip(references, given, strict=True):
             reference.given = None if features is None else (held.image, features)
@@ -178,7 +186,7 @@ class StepGraphs:
             found = context.terms
         finally:
             context.make_again()
-            context.terms, context.second_view = terms, view
+            context.terms, context.second_view, context.numbers = terms, view, {}
             seen = [reference.seen for reference in references]
             for reference in references:
                 reference.given = reference.seen = None
@@ -188,7 +196,9 @@ class StepGraphs:
         features_left = [p[1] if p is not None and p[0] is held.image else None for p in seen]
         gradients = [parameter.grad for parameter in self._parameters]
         state = {name: tensor for name, tensor in context.memory.items() if isinstance(tensor, Tensor)}
-        return CapturedStep(graph, held, second, given, features_left, gradients, value, found, state)
+        return CapturedStep(
+            graph, held, second, given, features_left, gradients, value, found, state, numbers
+        )
 
     def _replay(
         self, captured: CapturedStep, batch: Batch, context: Context, kept: list[Tensor | None]
@@ -203,6 +213,8 @@ class StepGraphs:
         for place, features in zip(captured.given, kept, strict=True):
             if place is not None and features is not None:
                 place.copy_(features)
+        for name, number in self._learner.objective.numbers(context).items():
+            captured.numbers[name].fill_(number)
         captured.graph.replay()
         for parameter, gradient in zip(self._parameters, captured.gradients, strict=True):
             parameter.grad = gradient

@@ -3,11 +3,12 @@
 What `auto` chooses on a GPU follows from measurements (`benchmarks/train_step.py`, one H200): bfloat16
 and channels-last always pay; a CUDA graph pays where a step is so short that launching its kernels takes
 longer than running them; compiling with inductor pays where the time it saves in the steps to come exceeds
-the time it takes.
+the time it takes, which is little where kernels of an earlier run are there (`kernel_cache.py`).
 """
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 from collections.abc import Sequence
@@ -20,6 +21,7 @@ from wardround.config import ComputeSettings
 from wardround.errors import ConfigError
 from wardround.machine import cores
 from wardround.models.base import Segmenter, forward_cost
+from wardround.training import kernel_cache
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +38,8 @@ class Compute:
     """How this process computes.
 
     autocast: type of convolutions and matrix products, None: float32; cuda_graphs: training steps and
-    evaluation as CUDA graphs; inductor: the network compiled; why: what `auto` weighed, in words.
+    evaluation as CUDA graphs; inductor: the network compiled; why: what `auto` weighed, in words; weighed:
+    whether it did; network: name of the compiled network in the kernel cache; kernels: folder of that cache.
     """
 
     device: torch.device
@@ -49,6 +52,9 @@ class Compute:
     checkpointing: bool = False
     deterministic: bool = False
     why: str = ""
+    weighed: bool = False
+    network: str | None = None
+    kernels: str | None = None
 
     def __str__(self) -> str:
         layout = "channels last" if self.channels_last else "contiguous"
@@ -75,6 +81,8 @@ class Compute:
             "memory_format": "channels_last" if self.channels_last else "contiguous",
             "compile": self.compile,
             "why": self.why,
+            "weighed": self.weighed,
+            "kernels": self.kernels,
             "micro_batch": self.micro_batch,
             "checkpointing": self.checkpointing,
             "deterministic": self.deterministic,
@@ -116,8 +124,12 @@ def choose(
     on_gpu = device.type == "cuda"
     layout, how, why = settings.memory_format, settings.compile, ""
     graphs, inductor = how in ("graphs", "full"), how in ("inductor", "full")
+    network = None
+    if on_gpu and model is not None and shape is not None:
+        network = name_network(model, shape, batch_size, settings, torch.cuda.get_device_name(device))
     if how == "auto":
-        graphs, inductor, why = weigh_compile(on_gpu, model, shape, batch_size, steps)
+        loading = None if network is None else kernel_cache.loading_seconds(network)
+        graphs, inductor, why = weigh_compile(on_gpu, model, shape, batch_size, steps, loading)
     if graphs and not on_gpu:
         graphs, why = False, "CUDA graphs need a GPU"
         log.info("compute.compile is '%s', but %s; steps run eagerly", how, why)
@@ -132,13 +144,34 @@ def choose(
         checkpointing=settings.checkpointing,
         deterministic=settings.deterministic,
         why=why,
+        weighed=how == "auto" and network is not None,
+        network=network,
+        kernels=str(kernel_cache.locate()) if on_gpu else None,
     )
 
 
+def name_network(
+    model: Segmenter, shape: Sequence[int], batch_size: int, settings: ComputeSettings, gpu: str
+) -> str:
+    """A name that is the same only where inductor would compile the same kernels, about."""
+    tensors = [(name, tuple(tensor.shape)) for name, tensor in model.state_dict().items()]
+    how = settings.precision, settings.memory_format, settings.micro_batch, settings.checkpointing
+    facts = (torch.__version__, gpu, str(model), tensors, tuple(shape), batch_size, how)
+    return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
+
+
 def weigh_compile(
-    on_gpu: bool, model: Segmenter | None, shape: Sequence[int] | None, batch_size: int, steps: int
+    on_gpu: bool,
+    model: Segmenter | None,
+    shape: Sequence[int] | None,
+    batch_size: int,
+    steps: int,
+    loading: float | None = None,
 ) -> tuple[bool, bool, str]:
-    """Whether to use CUDA graphs, whether to compile with inductor, and why."""
+    """Whether to use CUDA graphs, whether to compile with inductor, and why.
+
+    loading: seconds to load the network where it is compiled already.
+    """
     if not on_gpu or model is None or shape is None:
         return False, False, "steps run eagerly" if not on_gpu else "nothing to weigh"
     flops = 3 * batch_size * forward_cost(model, shape)[0]  # backward costs twice the forward
@@ -146,20 +179,22 @@ def weigh_compile(
     short = seconds < LAUNCH_BOUND_SECONDS
     a_step = seconds * INDUCTOR_SAVES[len(shape)]
     saved = steps * (max(a_step, GRAPH_SAVES) if short else a_step)
-    cost = INDUCTOR_SECONDS[len(shape)]
+    cost, source = INDUCTOR_SECONDS[len(shape)], "compiling"
+    if loading is not None:
+        cost, source = loading, "loading kernels of an earlier run"
     sizes = f"about {seconds * 1000:.0f} ms a step, {steps} steps to come"
-    if short and saved > cost:
-        return True, True, f"{sizes}: CUDA graphs, and compiling with inductor pays for itself"
+    if saved > cost:
+        pays = f"inductor saves about {saved:.0f} s, {source} takes {cost:.0f} s"
+        return short, True, f"{sizes}: {'CUDA graphs, and ' if short else ''}{pays}"
     if short and steps >= LEAST_STEPS_TO_CAPTURE:
         return True, False, f"{sizes}: launching kernels takes most of the time"
-    if saved > cost:
-        return False, True, f"{sizes}: compiling saves about {saved:.0f} s and takes {cost:.0f} s"
     return False, False, f"{sizes}: compiling would take longer than it saves"
 
 
 def apply(compute: Compute) -> None:
     """Set what torch keeps for the whole process."""
     if compute.device.type == "cuda":
+        kernel_cache.use()
         torch.backends.cuda.matmul.allow_tf32 = compute.tf32
         torch.backends.cudnn.allow_tf32 = compute.tf32
         torch.backends.cudnn.benchmark = False  # trying algorithms costs minutes on large volumes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -17,7 +18,7 @@ from wardround.models.base import Output, Segmenter
 from wardround.models.instance_norm import keep_layout
 from wardround.models.norm import frozen_statistics
 from wardround.seeding import random_state, restore_random_state
-from wardround.training import optimizers
+from wardround.training import kernel_cache, optimizers
 from wardround.training.device import Compute
 
 Loss = Callable[[nn.Module, Batch, Context], Tensor]
@@ -109,6 +110,7 @@ class Learner:
         self.optimizer = optimizers.build(settings, self.model)
         self.passes = Passes(inductor=compute.inductor)
         self._references: dict[str, Reference] = {}
+        self._untimed = compute.network if compute.inductor else None  # until its first full batch
 
     @property
     def references(self) -> list[Reference]:
@@ -128,7 +130,7 @@ class Learner:
 
         Pieces count by their cases: for losses that are means over cases the gradient is the same.
         """
-        size = len(batch)
+        size, started = len(batch), time.perf_counter()
         piece = self.micro_batch or size
         second, total = context.second_view, None
         for first in range(0, size, piece):
@@ -146,6 +148,9 @@ class Learner:
             total = value if total is None else total + value
         context.share, context.second_view = 1.0, second
         assert total is not None, "a batch has cases"
+        if self._untimed is not None and min(piece, size) == self.passes.usual:
+            kernel_cache.record_seconds(self._untimed, time.perf_counter() - started)
+            self._untimed = None
         return total
 
     def move(self) -> None:

@@ -85,17 +85,30 @@ def export_state(optimizer: Optimizer) -> dict[str, Tensor]:
 
 def import_state(optimizer: Optimizer, exported: Mapping[str, Tensor]) -> None:
     """Put exported moments back; an empty mapping starts afresh."""
+    before = {id(parameter): dict(state) for parameter, state in optimizer.state.items()}
+    if not exported and before and isinstance(optimizer, torch.optim.Adam) and _is_on_gpu(optimizer):
+        # the same as none, without allocating them again
+        torch._foreach_zero_([value for state in before.values() for value in state.values()])
+        return
     optimizer.state.clear()
     parameters = _parameters(optimizer)
+    homes, values = [], []
     for key, value in exported.items():
         number, slot = key.split(".", 1)
         parameter = parameters[int(number)]
-        state: dict[str, Any] = optimizer.state[parameter]
-        # the step counter lives where the optimizer put it: beside the parameter when fused
-        moved = value.to(parameter.device).clone()
-        if moved.shape == parameter.shape:  # moments lie in memory as their parameter does
-            moved = torch.empty_like(parameter).copy_(moved)
-        state[slot] = moved
+        home = before.get(id(parameter), {}).get(slot)
+        if home is None:  # moments lie in memory as their parameter does, a step counter beside it
+            is_moment = value.shape == parameter.shape
+            home = torch.empty_like(parameter if is_moment else value, device=parameter.device)
+        optimizer.state[parameter][slot] = home
+        homes.append(home)
+        values.append(value)
+    if homes:
+        torch._foreach_copy_(homes, values)
+
+
+def _is_on_gpu(optimizer: Optimizer) -> bool:
+    return all(parameter.device.type == "cuda" for parameter in _parameters(optimizer))
 
 
 def _parameters(optimizer: Optimizer) -> list[Tensor]:

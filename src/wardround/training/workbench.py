@@ -163,7 +163,9 @@ class Workbench(Learner):
         if own is not None:
             tensors |= own
         was_training = self.model.training
-        self.model.eval()
+        changes = any(module.training for module in self.model.modules())  # eval() takes its time
+        if changes:
+            self.model.eval()
         try:
             forward = self._graphs.forwards.make_forward(tensors) if self._graphs is not None else None
             if forward is None:
@@ -172,7 +174,8 @@ class Workbench(Learner):
             for batch in batches:
                 yield from self._in_pieces(forward, batch)
         finally:
-            self.model.train(was_training)
+            if changes:
+                self.model.train(was_training)
 
     def _in_pieces(self, forward: Callable[[Tensor], Tensor], batch: Batch) -> Iterator[tuple[Tensor, Batch]]:
         """The logits of a batch; where memory runs out, of half as many cases at a time from then on."""

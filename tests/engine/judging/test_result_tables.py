@@ -113,7 +113,7 @@ def test_where_some_files_have_a_spacing_both_are_named(folders: dict[str, Path]
 def test_a_comparison_on_pictures_says_pixels(
     folders: dict[str, Path], tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batch, "launch", Here)
+    monkeypatch.setattr(batch, "ChildProcess", Here)
     values = settings(tmp_path, rounds=1, data={"federation": str(folders["pictures"])}, evaluate=EVALUATE)
     values.pop("output")
     found = wr.compare(values, methods=["fedavg", "local"], output=tmp_path / "all", jobs=1)

@@ -77,6 +77,7 @@ def federation_of(
         summarise_scans=data.look_back,
         first_images=lambda: (entry.images[0] for entry in data.listing.entries),
         prepared_shape=data.prepared_shape,
+        version=data.describe_version,
     )
 
 
@@ -104,6 +105,8 @@ class RealData:
         self.prepared_shape = estimate_shape(first, self.file.prepare)
         self.default_patch = choose_patch([self.prepared_shape])
         self._preparer = Preparer(self.cache, self.file, self.in_channels, self.dimensions)
+        self._prepared: dict[str, PreparedClient] = {}  # asked for often; looking at all files takes time
+        self._summary: ScanSummary | None = None
 
     @property
     def regions(self) -> Mapping[str, Sequence[int]]:
@@ -138,17 +141,24 @@ class RealData:
 
     def prepare(self, watch: Watch | None = None) -> dict[str, PreparedClient]:
         """Check and prepare the cases of all clients, unless that is done already."""
-        return self._preparer.prepare_clients(self.listing, watch=watch)
+        self._prepared = self._preparer.prepare_clients(self.listing, watch=watch)
+        return self._prepared
+
+    def describe_version(self) -> str:
+        """What loaded cases depend on: files, splits, settings and shifts."""
+        files = self._preparer.compute_key(self.listing.entries)
+        shifts = [entry.columns.get("shift") for entry in self.listing.entries]
+        return f"{self.cache.folder} {files} {self.settings!r} {shifts}"
 
     # One client
 
     def load(self, name: str) -> ClientData:
         """All usable cases of a client, where `resident` wants them."""
-        client = self._preparer.prepare_client(self.listing, name)
+        client = self._prepare_client(name)
         try:
             stored = self._load_cases(name, client)
         except DataError:  # a prepared file was damaged since
-            client = self._preparer.prepare_client(self.listing, name, refresh=True)
+            client = self._prepare_client(name, refresh=True)
             stored = self._load_cases(name, client)
         every = [case for cases in stored.values() for case in cases]
         self._warn_of_left_out(name, client, len(every))
@@ -162,15 +172,27 @@ class RealData:
 
     def left_out(self, name: str) -> LeftOut:
         """Cases of a client that are not used, each with its reason."""
-        return self._preparer.prepare_client(self.listing, name).left_out
+        return self._prepare_client(name).left_out
+
+    def _prepare_client(self, name: str, *, refresh: bool = False) -> PreparedClient:
+        """A client's cases; refresh: every file is checked again."""
+        if refresh or name not in self._prepared:
+            self._prepared[name] = self._preparer.prepare_client(self.listing, name, refresh=refresh)
+        return self._prepared[name]
 
     def look_back(self) -> ScanSummary:
-        """What the training scans were like, from the metadata of the prepared files."""
+        """What the training scans were like."""
+        if self._summary is None:
+            self._summary = self._summarise()
+        return self._summary
+
+    def _summarise(self) -> ScanSummary:
+        """The same, from the metadata of the prepared files."""
         shapes: list[tuple[int, ...]] = []
         sides: list[list[float]] = []
         differ = False
         for name in self.listing.clients:
-            paths = self._preparer.prepare_client(self.listing, name).paths
+            paths = self._prepare_client(name).paths
             metadata = {case: describe(path) for case, path in paths.items()}
             differ |= len({tuple(facts["shape"]) for facts in metadata.values()}) > 1
             for entry in self.listing.of(name):

@@ -53,7 +53,7 @@ class Judge:
         best = progress.best_value
         if math.isfinite(value) and (best is None or is_better(settings.select, value, best)):
             progress.best_value, progress.best_round = value, done
-            progress.best_file = self._folder.checkpoints.save_best(done, state.params)
+            progress.best_file = self._folder.checkpoints.hold_best(done, state.params)
         return validation
 
     def test_round(self, state: ServerState) -> None:

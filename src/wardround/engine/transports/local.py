@@ -9,14 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from wardround.child_process import ChildProcess
-from wardround.clients import Answer, Registration, SyncState, Transport
+from wardround.clients import Answer, Registration, Snapshot, SyncState, Transport
 from wardround.clients.clients import Messages
 from wardround.data.federation import Federation
+from wardround.engine.cached_memory import Room
 from wardround.engine.host import Host, OnProgress
 from wardround.engine.judging.pictures import PICTURES
 from wardround.engine.memory_store import MemoryStore
 from wardround.engine.run_folder import RunFolder
-from wardround.engine.transports.placement import Placement, deal
+from wardround.engine.transports.placement import ROOM_ON_HOST, Placement, deal
 from wardround.errors import WardroundError
 from wardround.files import file_name
 from wardround.messages import Message
@@ -34,8 +35,9 @@ def open_transport(
     """Clients where the placement has them, with an empty folder for messages on their way."""
     exchange = folder.clear_exchange()
     if placement.workers == 1:
-        given = federation if folder.config.data.in_memory else None  # else a host opens its own
-        return InProcess(Host(folder.config, folder.clients, names, on_progress, given), Spilling(exchange))
+        room = Room(placement.room)
+        host = Host(folder.config, folder.clients, names, on_progress, federation, room=room)
+        return InProcess(host, Spilling(exchange, room))
     return Workers(
         folder.path / "config.yaml",
         folder.clients,
@@ -49,28 +51,32 @@ def open_transport(
 
 
 class Spilling:
-    """Keeps a round's replies in memory while they are small, and on disk beyond that.
+    """Keeps a round's replies where they were computed while there is room, and on disk beyond that.
 
     A rule that streams over replies then needs one model's room, whatever the number of clients.
     """
 
-    def __init__(self, folder: Path, room: int = 48 * 2**20) -> None:
+    def __init__(self, folder: Path, room: Room | None = None) -> None:
         self._folder = folder
-        self._room = room
-        self._used = 0
+        self._room = room or Room(ROOM_ON_HOST)
+        self._taken = 0
         self._count = 0
         self._round: int | None = None
 
     def begin(self, round: int) -> None:
         """A new round: the replies of the last one are no longer needed."""
         if round != self._round:
-            self._round, self._used = round, 0
+            self._room.give_back(self._taken)
+            self._round, self._taken = round, 0
             for path in self._folder.glob("reply-*.safetensors"):
                 path.unlink()
 
     def kept(self, answer: Answer) -> Answer:
-        self._used += answer.message.num_bytes
-        if answer.failure is not None or self._used <= self._room or not answer.message.tensors():
+        size = answer.message.num_bytes
+        if answer.failure is not None or not answer.message.tensors():
+            return answer
+        if self._room.take(size):
+            self._taken += size
             return answer
         self._count += 1
         path = self._folder / f"reply-{self._count:06d}.safetensors"
@@ -93,9 +99,8 @@ class InProcess:
         for name, message in messages.items():
             yield self._spilling.kept(self.host.send(name, task, round, message, sync_state))
 
-    def settle(self) -> None:
-        for name in self.host.names:
-            self.host.store(name).settle()
+    def snapshot(self, round: int) -> Snapshot:
+        return self.host.snapshot(round)
 
     def strays(self) -> list[tuple[str, str]]:
         return []
@@ -257,10 +262,15 @@ class Workers:
         self._count += 1
         return self._exchange / f"{kind}-{self._count:06d}.safetensors"
 
-    def settle(self) -> None:
-        """Workers write on this machine's disk."""
-        for name in self._home:
-            MemoryStore(self._clients_folder / file_name(name)).settle()
+    def snapshot(self, round: int) -> Snapshot:
+        """Workers have written their clients' memories, on this machine's disk."""
+        stores = [MemoryStore(self._clients_folder / file_name(name)) for name in self._home]
+
+        def write() -> None:
+            for store in stores:
+                store.settle(round)
+
+        return Snapshot(0, write)
 
     def strays(self) -> list[tuple[str, str]]:
         return []  # a worker that is late is ended

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from wardround.config import Config
+from wardround.config import ComputeSettings, Config
 from wardround.data.federation import Federation
 from wardround.data.roles import NOT_HOSPITALS, POOLED
 from wardround.engine.networks import TRAIN_SHARE, network_for, training_shape
@@ -29,11 +29,12 @@ from wardround.machine import cores, total_memory
 from wardround.methods.base import Method
 from wardround.models.base import forward_cost
 from wardround.seeding import generator
-from wardround.text import suggest
+from wardround.text import format_bytes, suggest
 from wardround.training.device import choose_device, threads_for
 
 log = logging.getLogger(__name__)
 
+ROOM_ON_HOST = 48 * 2**20
 START_SECONDS = 4.0  # what a worker must save before it is started; starting one takes 2 to 3
 WORKER_BYTES = 350 * 2**20  # Python and torch, before model and cases
 MEMORY_SHARE = 0.5  # of the machine's, for all workers together
@@ -46,12 +47,14 @@ THREADS_POWER = 0.5  # n threads are about sqrt(n) times as fast as one
 class Placement:
     """Where the clients' work is done.
 
-    devices: of each worker; threads: of each process; why: what `auto` weighed, in words.
+    devices: of each worker; threads: of each process; why: what `auto` weighed, in words; room: bytes of
+    replies and memories that stay where they were computed, if that is this process.
     """
 
     devices: tuple[str, ...]
     threads: int
     why: str = ""
+    room: int = 0
 
     @property
     def workers(self) -> int:
@@ -64,7 +67,14 @@ class Placement:
             "workers_why": self.why,
             "devices": list(self.devices),
             "threads": self.threads,
+            "memory": self.describe_room(),
         }
+
+    def describe_room(self) -> str:
+        """Where messages between server and clients, and clients' memories, are during the run."""
+        if self.workers > 1:
+            return "messages and memories are files between the processes"
+        return f"up to {format_bytes(self.room)} of messages and memories stay in memory, the rest on disk"
 
 
 @dataclass(frozen=True)
@@ -98,7 +108,20 @@ def place(config: Config, federation: Federation, names: Sequence[str]) -> Place
         workers, why = count_workers_on_cores(work, cores(), settings.threads, total_memory())
     log.info("%d worker%s: %s", workers, "" if workers == 1 else "s", why)
     devices = choose_devices(device if on_gpu else "cpu", workers, gpus)
-    return Placement(devices, threads_for(settings, workers), why)
+    room = choose_room(settings) if workers == 1 else 0
+    return Placement(devices, threads_for(settings, workers), why, room)
+
+
+def choose_room(settings: ComputeSettings) -> int:
+    """Bytes of replies and memories that stay where they were computed, as asked or as free memory allows.
+
+    On a GPU a quarter of what is free. On cores a step takes far longer than a file, so little stays, and
+    memory does not grow with the number of clients.
+    """
+    if settings.memory != "auto":
+        return settings.memory
+    device = choose_device(settings)
+    return torch.cuda.mem_get_info(device)[0] // 4 if device.type == "cuda" else ROOM_ON_HOST
 
 
 def choose_devices(device: str, workers: int, gpus: int) -> tuple[str, ...]:

@@ -1,0 +1,66 @@
+"""egress.jsonl: one JSON line for each message that left a client."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from wardround.engine.records import append_lines, brief
+from wardround.host_copy import HostCopy
+from wardround.machine import cores
+from wardround.messages import Reply, hash_content
+from wardround.params import NamedTensors
+
+
+class Egress:
+    """The ledger of what left each client. Hashes are formed beside the training, in a few threads."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._pool = ThreadPoolExecutor(min(4, cores()), thread_name_prefix="egress")
+        self._pending: list[tuple[dict[str, Any], Future[str]]] = []
+        self.round = 0
+        self.phase = "round"  # or "test", after the last one
+
+    def record(self, task: str, reply: Reply) -> None:
+        """Note a reply; its line is part of the next `take`."""
+        line = {
+            "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+            "round": self.round,
+            "phase": self.phase,
+            "client": reply.client,
+            "task": task,
+            "bytes": reply.num_bytes,
+            "num_examples": reply.num_examples,
+            "scalars": {name: brief(value) for name, value in reply.scalars.items()}
+            | {f"loss/{term}": value for term, value in reply.loss.items()},
+            "tensors": {
+                f"{label}/{name}": list(group.spec(name)[0])
+                for label, group in reply.tensors().items()
+                for name in group
+            },
+        }
+        copies = {label: HostCopy(group) for label, group in reply.tensors().items()}
+        self._pending.append((line, self._pool.submit(hash_reply, copies, reply.scalars)))
+
+    def take(self) -> Callable[[], None]:
+        """What writes the lines noted since the last call; another thread may run it."""
+        pending, self._pending = self._pending, []
+
+        def write() -> None:
+            if pending:
+                append_lines(self._path, [{**line, "sha256": digest.result()} for line, digest in pending])
+
+        return write
+
+    def close(self) -> None:
+        self.take()()
+        self._pool.shutdown()
+
+
+def hash_reply(copies: Mapping[str, HostCopy], scalars: Mapping[str, Any]) -> str:
+    """SHA-256 of a reply whose tensors may be on a GPU."""
+    return hash_content({label: NamedTensors(copy.get()) for label, copy in copies.items()}, scalars)
