@@ -221,6 +221,16 @@ class Objective(ABC):
             return (logits[:, 0] > 0).to(torch.uint8)
         return logits.argmax(dim=1).to(torch.uint8)
 
+    def to_average(self, logits: Tensor) -> Tensor:
+        """What a mean over several views of a case is taken of: class probabilities, a channel a logit."""
+        return segmentation.probabilities(logits)
+
+    def from_average(self, average: Tensor) -> Tensor:
+        """Logits that stand for such a mean."""
+        least = torch.finfo(average.dtype).tiny
+        logs = average.clamp_min(least).log()
+        return logs - (1 - average).clamp_min(least).log() if average.shape[1] == 1 else logs
+
     @abstractmethod
     def loss(self, model: nn.Module, batch: Batch, context: Context) -> Tensor:
         """The scalar to minimise on one batch."""

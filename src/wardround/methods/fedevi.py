@@ -42,6 +42,7 @@ from wardround.losses.evidential import (
     dirichlet_dice_loss,
     evidence,
     expected_probabilities,
+    invert_evidence,
     misleading_kl,
 )
 from wardround.losses.objective import Context, Objective, Smooth
@@ -92,6 +93,13 @@ class Evidential(Objective):
 
     def probabilities(self, logits: Tensor) -> Tensor:
         return expected_probabilities(self.alpha(logits))  # Eq. 2
+
+    def to_average(self, logits: Tensor) -> Tensor:
+        """Evidence, so that a view counts for as much as it has."""
+        return self._evidence(at_least_float32(logits))
+
+    def from_average(self, average: Tensor) -> Tensor:
+        return invert_evidence(average, self.evidence, self.cap, self.cap_kind)
 
     def loss(self, model: nn.Module, batch: Batch, context: Context) -> Tensor:
         logits = context.forward(model, batch.image).logits

@@ -189,7 +189,7 @@ class Workbench(Learner):
                 if piece == 1:
                     raise ClientError(
                         f"evaluation: one case alone does not fit into the memory of {self.device}. Try a "
-                        "smaller image or network, or compute.resident: host."
+                        "smaller image or network, evaluate.window, or compute.resident: host."
                     ) from None
             else:
                 done += len(part)
