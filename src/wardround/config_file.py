@@ -115,8 +115,9 @@ def check_model(config: Config) -> None:
 def check_features(config: Config, method: Method, objective: Objective) -> None:
     """Refuse a network that does not show the features somebody compares."""
     needs = method.needs | objective.needs
-    model = sketch_model(config, objective) if "features" in needs else None
-    if model is None:
+    is_asked = "features" in needs or config.model.deep_supervision
+    model = sketch_model(config, objective) if is_asked else None
+    if model is None or "features" not in needs:
         return
     if not model.has_features:
         raise ConfigError(

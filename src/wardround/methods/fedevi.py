@@ -103,7 +103,7 @@ class Evidential(Objective):
 
     def loss(self, model: nn.Module, batch: Batch, context: Context) -> Tensor:
         logits = context.forward(model, batch.image).logits
-        dice, kl = context.run_compiled(self.terms, logits, batch.label)
+        dice, kl = context.supervise(self.terms, logits, batch.label)
         context.note("dice", dice)
         if kl is None:
             only: Tensor = dice

@@ -107,8 +107,9 @@ class Walk:
         x = maps.pop()
         for number, stage in enumerate(model.decoder):
             x = self.stage(full_name(prefix, f"decoder.{number}"), stage, x, maps.pop())
-        self.read(full_name(prefix, "head"), model.head, x)
-        self.known.add(full_name(prefix, "head.bias"))
+            if model.is_deep and 0 < number < len(model.decoder) - 1:
+                self.classify(full_name(prefix, f"deep_heads.{number - 1}"), model.deep_heads[number - 1], x)
+        self.classify(full_name(prefix, "head"), model.head, x)
 
     def stage(self, name: str, stage: nn.Module, x: Layout, skip: Layout) -> Layout:
         if isinstance(stage, UpStage):
@@ -151,6 +152,11 @@ class Walk:
         for part, buffer in norm.named_buffers():
             if buffer.dim():  # not the counter of batches
                 self.groups[group].places.append((f"{name}.{part}", 0, 0))
+
+    def classify(self, name: str, head: nn.Module, x: Layout) -> None:
+        """A head reads channels and makes classes, whose order is fixed."""
+        self.read(name, head, x)
+        self.known.add(f"{name}.bias")
 
     # Writing down
 

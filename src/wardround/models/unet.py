@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
+from wardround.errors import ConfigError
 from wardround.models.base import Output, Segmenter
 from wardround.models.instance_norm import FusableUnit
 from wardround.models.norm import Norm, make_norm, needs_bias
@@ -33,12 +34,16 @@ Network = TypeVar("Network", bound=Segmenter)
 
 
 class EncoderDecoder(Segmenter):
-    """A network that ends in decoder stages (coarse to fine), channel dropout and a head."""
+    """A network that ends in decoder stages (coarse to fine), channel dropout and a head.
+
+    deep_heads: of some stages, coarse to fine, for training with deep supervision.
+    """
 
     needs_two = True
     decoder: nn.ModuleList
     dropout: nn.Module
     head: nn.Module
+    deep_heads: nn.ModuleList
 
     def output_layer(self) -> nn.Module:
         return self.head
@@ -50,7 +55,28 @@ class EncoderDecoder(Segmenter):
             x = self.block(stage, x, *skips.pop())
             stages.append(x)
         logits = self.head(self.dropout(x))
-        return Output(logits=logits, bottleneck=bottleneck, decoder=x, stages=tuple(stages))
+        deep: list[Tensor] = []
+        if self.is_deep and self.training:
+            deep = [head(stage) for head, stage in zip(self.deep_heads, stages[1:-1], strict=True)]
+        return Output(logits, bottleneck, decoder=x, stages=tuple(stages), deep=tuple(reversed(deep)))
+
+    def supervise_deeply(self) -> None:
+        if len(self.decoder) < 3:
+            raise ConfigError(
+                f"model.deep_supervision needs 4 levels or more, and there are {len(self.decoder) + 1}: the "
+                "finest has its logits already, and the coarsest two have none. Raise them, or leave it out."
+            )
+        weight = self.get_parameter("head.weight")
+        size = self.padded_size([self.divisor] * self.dimensions)
+        image = weight.new_zeros(1, self.in_channels, *size)
+        was_training = self.training
+        with torch.no_grad():
+            stages = self.eval().forward_features(image).stages
+        self.train(was_training)
+        self.deep_heads = nn.ModuleList(
+            convolution(stage.shape[1], self.num_outputs, self.dimensions, size=1) for stage in stages[1:-1]
+        )
+        self.is_deep = True
 
 
 class UNet(EncoderDecoder):
