@@ -46,7 +46,7 @@ class Output:
 class Segmenter(nn.Module):
     """A network from (B, in_channels, *spatial) to logits (B, num_outputs, *spatial), any size.
 
-    divisor: sides are padded up to a multiple of it.
+    divisor: sides are padded up to a multiple of it, or of what `divisors` has for each axis.
     has_features: whether `forward_features` fills more than the logits.
     checkpointing: whether parts run through `block` are computed again instead of kept.
     needs_two: whether the bottleneck must keep two voxels, because one alone cannot be normalised.
@@ -133,10 +133,16 @@ class Segmenter(nn.Module):
         """The layer that makes the logits."""
         return last_layer(self, self.num_outputs)
 
+    @property
+    def divisors(self) -> tuple[int, ...]:
+        """Of each axis, where they differ."""
+        return (self.divisor,) * self.dimensions
+
     def padded_size(self, size: Sequence[int]) -> list[int]:
         """The sides the network sees for an image of this size."""
-        sides = [-(-side // self.divisor) * self.divisor for side in size]
-        if self.needs_two and all(side == self.divisor for side in sides):
+        steps = self.divisors[: len(size)]
+        sides = [-(-side // step) * step for side, step in zip(size, steps, strict=True)]
+        if self.needs_two and tuple(sides) == steps:
             sides[-1] *= 2
         return sides
 

@@ -20,6 +20,7 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from wardround.errors import ConfigError
+from wardround.models.nnunet import ResidualBlock
 from wardround.models.norm import full_name
 from wardround.models.synergynet import SynergyNet
 from wardround.models.unet import NearestStage, PlainStage, UNet, UpStage
@@ -57,6 +58,11 @@ def channel_groups(model: nn.Module) -> dict[str, ChannelGroup]:
             "the channels of SynergyNet cannot be matched: its skips are added, which ties the channels of "
             "encoder and decoder together, and so do its attention heads and its codebook. "
             "Choose a U-Net or the autoencoder."
+        )
+    if any(isinstance(module, ResidualBlock) for module in backbone.modules()):
+        raise ConfigError(
+            "the channels of a residual encoder cannot be matched: its blocks add maps, which ties their "
+            "channels together. Set model.arguments.encoder to plain, or choose another U-Net."
         )
     if isinstance(model, VariationalSegmenter) and isinstance(model.backbone, UNet):
         stem = model.stem

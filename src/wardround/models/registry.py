@@ -127,6 +127,12 @@ MODELS: dict[str, ModelInfo] = {
         "unet:unet2d_fedevi",
     ),
     "unet3d": ModelInfo("3D U-Net", "Çiçek et al., MICCAI 2016", (3,), "unet:unet3d"),
+    "nnunet": ModelInfo(
+        "U-Net of an nnU-Net plan, plain or residual",
+        "Isensee et al., Nature Methods 2021",
+        (2, 3),
+        "nnunet:nnunet",
+    ),
     "synergynet": ModelInfo("SynergyNet-8s2h", "Gorade et al., WACV 2024", (2, 3), "synergynet:synergynet"),
     "autoencoder": ModelInfo("U-Net without skips", "-", (2, 3), "unet:autoencoder"),
     "sam3d": ModelInfo(

@@ -19,7 +19,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -67,7 +67,7 @@ class EncoderDecoder(Segmenter):
                 "finest has its logits already, and the coarsest two have none. Raise them, or leave it out."
             )
         weight = self.get_parameter("head.weight")
-        size = self.padded_size([self.divisor] * self.dimensions)
+        size = self.padded_size(self.divisors)
         image = weight.new_zeros(1, self.in_channels, *size)
         was_training = self.training
         with torch.no_grad():
@@ -95,7 +95,7 @@ class UNet(EncoderDecoder):
         **sizes: int,
     ) -> None:
         super().__init__(divisor=2 ** len(decoder), **sizes)
-        self.pool = (nn.MaxPool3d if self.dimensions == 3 else nn.MaxPool2d)(2)
+        self.pool: nn.Module = (nn.MaxPool3d if self.dimensions == 3 else nn.MaxPool2d)(2)
         self.dropout = channel_dropout(dropout, self.dimensions)
         self.encoder = nn.ModuleList(encoder)
         self.decoder = nn.ModuleList(decoder)
@@ -188,10 +188,20 @@ def unet2d_fedevi(
 # Blocks
 
 
-def convolution(source: int, width: int, dimensions: int, *, size: int = 3, bias: bool = True) -> _ConvNd:
-    """A convolution that keeps the image's size."""
-    kind = nn.Conv3d if dimensions == 3 else nn.Conv2d
-    return kind(source, width, size, padding=size // 2, bias=bias)
+def convolution(
+    source: int,
+    width: int,
+    dimensions: int,
+    *,
+    size: int | tuple[int, ...] = 3,
+    stride: int | tuple[int, ...] = 1,
+    bias: bool = True,
+) -> _ConvNd:
+    """A convolution that keeps the image's size, but for its stride; size: odd, of its kernel."""
+    kind: Any = nn.Conv3d if dimensions == 3 else nn.Conv2d
+    padding = size // 2 if isinstance(size, int) else tuple(side // 2 for side in size)
+    made: _ConvNd = kind(source, width, size, stride=stride, padding=padding, bias=bias)
+    return made
 
 
 def up_convolution(source: int, width: int, dimensions: int, *, bias: bool) -> _ConvNd:
@@ -204,12 +214,14 @@ def channel_dropout(chance: float, dimensions: int) -> nn.Module:
     return (nn.Dropout3d if dimensions == 3 else nn.Dropout2d)(chance)
 
 
-def add_norm(conv: _ConvNd, norm: Norm, dimensions: int, *, relu: bool = True) -> nn.Sequential:
-    """The convolution, norm, ReLU."""
+def add_norm(
+    conv: _ConvNd, norm: Norm, dimensions: int, *, relu: bool = True, slope: float = 0.0
+) -> nn.Sequential:
+    """The convolution, norm, ReLU; slope: of the ReLU below 0."""
     layers: OrderedDict[str, nn.Module] = OrderedDict(conv=conv)
     layers["norm"] = make_norm(norm, conv.out_channels, dimensions)
     if relu:
-        layers["relu"] = nn.ReLU(inplace=True)
+        layers["relu"] = nn.LeakyReLU(slope, inplace=True) if slope else nn.ReLU(inplace=True)
     return FusableUnit(layers)
 
 

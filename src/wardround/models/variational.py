@@ -170,6 +170,10 @@ class VariationalSegmenter(Segmenter):
     def output_layer(self) -> nn.Module:
         return self.backbone.output_layer()
 
+    @property
+    def divisors(self) -> tuple[int, ...]:
+        return self.backbone.divisors
+
     def padded_size(self, size: Sequence[int]) -> list[int]:
         return self.backbone.padded_size(size)
 
