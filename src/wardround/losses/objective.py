@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -329,33 +329,29 @@ Smooth = Annotated[float, Field(ge=0, description="added to numerator and denomi
 
 @dataclass(frozen=True)
 class Dice(Supervised):
-    """Soft Dice: 1 - (2 sum yp + s) / (sum y + sum p + s), per case and class."""
+    """Soft Dice: 1 - (2 sum yp + s) / (sum y + sum p + s), of each class and case, or of the whole batch."""
 
     title = "Soft Dice"
     paper = "Milletari et al., 3DV 2016"
     smooth: Smooth = 1e-5
-    reduction: Literal["per_sample", "batch"] = "per_sample"
-    include_background: bool = False
+    reduction: Annotated[
+        Literal["per_sample", "batch"], Field(description="sums run over each case, or over the whole batch")
+    ] = "per_sample"
+    include_background: Annotated[bool, Field(description="whether background counts as a class")] = False
 
     def function(self) -> Callable[..., Tensor]:
-        return partial(
-            segmentation.dice_loss,
-            smooth=self.smooth,
-            reduction=self.reduction,
-            include_background=self.include_background,
-        )
+        return partial(segmentation.dice_loss, **asdict(self))
 
 
 @dataclass(frozen=True)
-class DiceBCE(Supervised):
-    """Soft Dice plus binary (two classes) or categorical cross entropy."""
+class DiceBCE(Dice):
+    """Soft Dice, of each case or of the batch, plus binary (two classes) or categorical cross entropy."""
 
     title = "Dice + cross entropy"
     paper = "Isensee et al., Nature Methods 2021"
-    smooth: Smooth = 1e-5
 
     def function(self) -> Callable[..., Tensor]:
-        return partial(segmentation.dice_bce_loss, smooth=self.smooth)
+        return partial(segmentation.dice_bce_loss, **asdict(self))
 
 
 @dataclass(frozen=True)
