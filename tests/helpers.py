@@ -17,8 +17,8 @@ from wardround.config import Config
 from wardround.config_file import load_config
 from wardround.data.opening import open_federation
 from wardround.data.phantom.cases import PhantomSettings, make_client
-from wardround.engine.checkpoint import MemoryStore
 from wardround.engine.host import Host
+from wardround.engine.memory_store import MemoryStore
 from wardround.messages import Message
 from wardround.models.base import Segmenter
 from wardround.params import Params
@@ -167,3 +167,9 @@ def call(monkeypatch: Any, capsys: Any, *arguments: str) -> tuple[int, str, str]
     shown = capsys.readouterr()
     code = ended.value.code
     return (code if isinstance(code, int) else 0), shown.out, shown.err
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) * 3 // 4] ^= 4
+    path.write_bytes(content)

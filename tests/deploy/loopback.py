@@ -18,7 +18,7 @@ from wardround.deploy.resources import Resources
 from wardround.deploy.site import Site
 from wardround.deploy.site_file import SiteFile
 from wardround.deploy.wire import Parcel, compute_sha256
-from wardround.engine.checkpoint import MemoryStore
+from wardround.engine.memory_store import MemoryStore
 from wardround.engine.outcome import Outcome
 
 # of a reply, for tests of parcels

@@ -30,7 +30,7 @@ from wardround.deploy.resources import Resources
 from wardround.deploy.site import Site, choose_device
 from wardround.deploy.site_file import SiteFile
 from wardround.deploy.wire import Parcel, pack, unpack
-from wardround.engine.checkpoint import MemoryStore
+from wardround.engine.memory_store import MemoryStore
 from wardround.engine.networks import build_model
 from wardround.errors import ConfigError
 from wardround.messages import Message

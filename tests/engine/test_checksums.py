@@ -10,7 +10,6 @@ import torch
 from pytest import mark, raises
 from safetensors import safe_open
 
-from wardround.engine.checkpoint import load_memory, save_memory
 from wardround.engine.checksums import (
     BLANK,
     check_whole,
@@ -18,6 +17,7 @@ from wardround.engine.checksums import (
     read_guarded,
     write_guarded,
 )
+from wardround.engine.memory_file import load_memory, save_memory
 from wardround.errors import CheckpointError
 
 

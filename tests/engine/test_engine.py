@@ -14,8 +14,8 @@ from pytest import LogCaptureFixture, MonkeyPatch, mark, param, raises
 import wardround as wr
 from wardround.data.federation import Federation
 from wardround.data.opening import open_federation
-from wardround.engine.checkpoint import load_memory
 from wardround.engine.experiment import Experiment
+from wardround.engine.memory_file import load_memory
 from wardround.errors import CheckpointError, ConfigError, WardroundError
 from wardround.messages import Message, ServerState
 from wardround.methods.fedavg import FedAvg

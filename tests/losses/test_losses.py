@@ -11,7 +11,8 @@ import torch
 import wardround as wr
 from wardround.data.cases import Batch
 from wardround.data.serving.augment import Augmentation, Shading, apply_gamma, blur
-from wardround.engine.checkpoint import MemoryStore, load_memory
+from wardround.engine.memory_file import load_memory
+from wardround.engine.memory_store import MemoryStore
 from wardround.engine.networks import build_model
 from wardround.errors import ConfigError
 from wardround.losses.contrastive_objectives import InfoNCE, LocalCL, SimCLR, SwAV

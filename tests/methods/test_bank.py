@@ -11,7 +11,7 @@ from helpers import Watcher, run, settings, spoil
 
 import wardround as wr
 from wardround.clients import Answer, Client
-from wardround.engine.checkpoint import MemoryStore
+from wardround.engine.memory_store import MemoryStore
 from wardround.messages import Message
 from wardround.methods import METHODS
 from wardround.methods.bank import Banked

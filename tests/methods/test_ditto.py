@@ -9,8 +9,8 @@ from pytest import approx, mark, raises
 
 import wardround as wr
 from toy import client, pull_to, rounds, state, weights
-from wardround.engine.checkpoint import MemoryStore
 from wardround.engine.host import Host
+from wardround.engine.memory_store import MemoryStore
 from wardround.messages import Message
 from wardround.methods.ditto import Ditto
 from wardround.params import Params

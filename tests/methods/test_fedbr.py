@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import wardround as wr
 from wardround.data.cases import Batch
-from wardround.engine.checkpoint import MemoryStore
+from wardround.engine.memory_store import MemoryStore
 from wardround.engine.networks import build_model
 from wardround.errors import ConfigError
 from wardround.losses.segmentation import dice_loss

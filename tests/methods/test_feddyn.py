@@ -10,7 +10,7 @@ from pytest import approx, mark, raises
 
 from toy import Weights, always, answer, client, federation, pull_to, rounds, state, vector, weights
 from wardround.clients import Answer
-from wardround.engine.checkpoint import MemoryStore
+from wardround.engine.memory_store import MemoryStore
 from wardround.errors import ClientError
 from wardround.messages import Message
 from wardround.methods.feddyn import FedDyn, penalty

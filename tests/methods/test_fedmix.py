@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from wardround.clients import Answer
 from wardround.data.cases import Batch
-from wardround.engine.checkpoint import MemoryStore
+from wardround.engine.memory_store import MemoryStore
 from wardround.errors import ConfigError, DataError
 from wardround.losses.objective import Context, CrossEntropy, Dice, Objective, Supervised
 from wardround.messages import Message

@@ -17,7 +17,7 @@ import wardround as wr
 from wardround.clients import Answer, Clients, Registration
 from wardround.config_file import resolve
 from wardround.data.cases import Batch
-from wardround.engine.checkpoint import MemoryStore
+from wardround.engine.memory_store import MemoryStore
 from wardround.errors import ClientError, ConfigError
 from wardround.losses.objective import Context, Reference
 from wardround.messages import Message, Reply, ServerState

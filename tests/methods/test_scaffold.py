@@ -13,7 +13,8 @@ from pytest import approx, mark, raises
 
 from toy import Weights, answer, client, federation, pull_to, rounds, state, vector, weights
 from wardround.clients import Answer, Client
-from wardround.engine.checkpoint import Checkpoints, MemoryStore
+from wardround.engine.checkpoint import Checkpoints
+from wardround.engine.memory_store import MemoryStore
 from wardround.errors import ClientError
 from wardround.messages import Message
 from wardround.methods.scaffold import SCAFFOLD, option_two

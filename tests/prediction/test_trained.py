@@ -81,7 +81,7 @@ def test_best_memory_belongs_to_the_best_round(tmp_path: Path) -> None:
     result = run(tmp_path / "run", method={"name": "ditto"}, rounds=3)
     found = TrainedModel.load(result.folder, client="north")
     best = result.outcome.progress.best_round
-    from wardround.engine.checkpoint import MemoryStore
+    from wardround.engine.memory_store import MemoryStore
 
     memory = MemoryStore(result.folder / "clients" / "north").load_best(best - 1)
     assert found.params.sha256() == memory["personal"].sha256()

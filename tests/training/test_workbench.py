@@ -341,7 +341,7 @@ def test_pooled_statistics_hold_the_spread_between_clients(tmp_path: Path) -> No
 
 def test_local_statistics_stay_with_their_client(tmp_path: Path) -> None:
     run(tmp_path / "run", model={**BATCH, "bn_stats": "local"})
-    from wardround.engine.checkpoint import MemoryStore
+    from wardround.engine.memory_store import MemoryStore
 
     stats = [MemoryStore(tmp_path / f"run/clients/{name}").load()["own"] for name in ("north", "east")]
 

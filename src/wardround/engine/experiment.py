@@ -18,9 +18,9 @@ from wardround.config_file import resolve
 from wardround.data.federation import Federation
 from wardround.data.opening import open_federation
 from wardround.data.roles import NOT_HOSPITALS, POOLED, PROXY
-from wardround.engine.checkpoint import read_into_memory
 from wardround.engine.judging.judge import Judge
 from wardround.engine.judging.result_tables import detect_units
+from wardround.engine.memory_file import read_into_memory
 from wardround.engine.networks import choose_compute, network_for
 from wardround.engine.outcome import Listener, Outcome, Progress, SilentListener
 from wardround.engine.records import Egress, append_lines, describe_exchanges, missing_replies, round_record

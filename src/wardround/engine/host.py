@@ -22,10 +22,10 @@ from wardround.data.cases import ClientData
 from wardround.data.federation import Federation
 from wardround.data.opening import open_federation
 from wardround.data.roles import POOLED, PROXY
-from wardround.engine.checkpoint import MemoryStore
 from wardround.engine.judging.calibration import calibrate
 from wardround.engine.judging.evaluation import score_cases
 from wardround.engine.judging.pictures import PICTURES, take_pictures
+from wardround.engine.memory_store import MemoryStore
 from wardround.engine.networks import choose_compute, network_for
 from wardround.errors import ClientError, WardroundError
 from wardround.files import file_name

@@ -20,9 +20,10 @@ from wardround.config import Config
 from wardround.config_file import load_config, resolve
 from wardround.data.federation import Federation
 from wardround.data.preparing.record import PREPARATION, Preparation
-from wardround.engine.checkpoint import Checkpoints, open_stores
+from wardround.engine.checkpoint import Checkpoints
 from wardround.engine.judging.evaluation import Evaluation
 from wardround.engine.judging.result_tables import read_units
+from wardround.engine.memory_store import open_stores
 from wardround.engine.outcome import Outcome, Progress
 from wardround.engine.records import keep_lines, read_lines
 from wardround.engine.transports.placement import Placement

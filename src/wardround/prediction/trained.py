@@ -21,7 +21,8 @@ from wardround.config import ComputeSettings, Config
 from wardround.data.opening import open_federation
 from wardround.data.preparing.record import PREPARATION, Preparation
 from wardround.data.roles import NOT_HOSPITALS
-from wardround.engine.checkpoint import Checkpoints, MemoryStore
+from wardround.engine.checkpoint import Checkpoints
+from wardround.engine.memory_store import MemoryStore
 from wardround.engine.networks import network_for
 from wardround.errors import CheckpointError, ConfigError, WardroundError
 from wardround.files import file_name

@@ -12,9 +12,9 @@ from wardround.child_process import ChildProcess
 from wardround.clients import Answer, Registration, SyncState, Transport
 from wardround.clients.clients import Messages
 from wardround.data.federation import Federation
-from wardround.engine.checkpoint import MemoryStore
 from wardround.engine.host import Host, OnProgress
 from wardround.engine.judging.pictures import PICTURES
+from wardround.engine.memory_store import MemoryStore
 from wardround.engine.run_folder import RunFolder
 from wardround.engine.transports.placement import Placement, deal
 from wardround.errors import WardroundError
