@@ -101,6 +101,16 @@ def test_every_objective_trains_the_heads(name: str) -> None:
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for h in heads_of(model) for p in h.parameters())
 
 
+def test_rounds_of_contrast_alone_leave_the_heads_alone() -> None:
+    objective, model, given = OBJECTIVES["simclr"](schedule="pretrain"), network(num_outputs=1), batch(32)
+    objective.start_model(model)
+    seen = context(with_features=True)
+    seen.second_view = given.image + 0.1
+    objective.loss(model.train(), given, seen).backward()
+
+    assert seen.has_supervised and all(p.grad is None for h in heads_of(model) for p in h.parameters())
+
+
 def test_heads_are_part_of_training_alone() -> None:
     plain, deep = network(deep=False).eval(), network().eval()
     image = batch(32).image

@@ -87,6 +87,8 @@ class Contrastive(Objective):
             dice = context.supervise(partial(dice_loss, smooth=self.smooth), output.logits, batch.label)
             context.note("dice", dice)
             terms.append(dice_share * dice)
+        else:
+            context.has_supervised = True  # with nothing, at any resolution
         if contrast_share:
             contrast = self.contrast(*get_head(model), require_second_view(context), context)
             context.note("contrast", contrast)

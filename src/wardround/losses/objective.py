@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -340,7 +340,10 @@ class Dice(Supervised):
     include_background: Annotated[bool, Field(description="whether background counts as a class")] = False
 
     def function(self) -> Callable[..., Tensor]:
-        return partial(segmentation.dice_loss, **asdict(self))
+        return partial(segmentation.dice_loss, **self.dice_settings())
+
+    def dice_settings(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("smooth", "reduction", "include_background")}
 
 
 @dataclass(frozen=True)
@@ -351,7 +354,7 @@ class DiceBCE(Dice):
     paper = "Isensee et al., Nature Methods 2021"
 
     def function(self) -> Callable[..., Tensor]:
-        return partial(segmentation.dice_bce_loss, **asdict(self))
+        return partial(segmentation.dice_bce_loss, **self.dice_settings())
 
 
 @dataclass(frozen=True)
