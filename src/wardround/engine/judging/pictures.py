@@ -36,6 +36,7 @@ from wardround.metrics import EmptyPolicy
 from wardround.params import Params
 from wardround.storage import StoredTensors, save_tensors
 from wardround.text import clipped
+from wardround.training.inference import evaluated_as
 
 PICTURES = "pictures.safetensors"
 COLOURS = ("#19a7ce", "#ff7a45", "#b37feb", "#ffd666")
@@ -105,12 +106,13 @@ def take_pictures(
     """The task "pictures": a few test cases with their uncertainty, written to the client's own folder."""
     split, objective = client.data.test, client.objective
     album = Album(split, regions, settings.empty_policy)
-    for logits, batch in client.predictions(split, params):
-        for number, labels in enumerate(objective.predict(logits).cpu().numpy()):
-            if settings.postprocess == "largest_component":
-                labels = largest_components(labels)
-            probabilities = objective.probabilities(logits[number : number + 1])[0]
-            album.add(batch.image[number], batch.label[number], probabilities, labels)
+    with evaluated_as(client.model, objective, settings.window, settings.tta):
+        for logits, batch in client.predictions(split, params):
+            for number, labels in enumerate(objective.predict(logits).cpu().numpy()):
+                if settings.postprocess == "largest_component":
+                    labels = largest_components(labels)
+                probabilities = objective.probabilities(logits[number : number + 1])[0]
+                album.add(batch.image[number], batch.label[number], probabilities, labels)
     album.save(path, settings.overlays)
 
 
