@@ -1,7 +1,7 @@
 # make demo   three synthetic hospitals, a table and a picture
 # make test   formatting, types and all tests
 # make coverage   the tests with their coverage, at least 90 %; half as long again
-# make slow   what takes minutes: large networks and every variant of an export
+# make slow   what takes minutes: large networks, every variant of an export, every table of the papers
 # make gpu    what only a GPU can show
 # make hospitals   the deployment with real processes, on this machine: about half an hour
 # make browser   the report in a real browser (Chromium), skipped where there is none

@@ -5,6 +5,7 @@ from typing import Any
 
 from pytest import MonkeyPatch, approx, mark, raises
 
+import wardround as wr
 from wardround.comparison import presets
 from wardround.comparison.presets import (
     describe_published,
@@ -12,10 +13,13 @@ from wardround.comparison.presets import (
     list_preset_rows,
     list_printed_values,
     match_columns,
+    plan_paper,
 )
-from wardround.comparison.run import plan_comparison
+from wardround.comparison.run import plan_comparison, run_grid
 from wardround.errors import ConfigError
 from wardround.papers import presets as papers
+from wardround.papers.scaling import Scale
+from wardround.reporting import write_report
 
 DATA = ["data.phantom.hospitals=4", "data.phantom.size=32", "data.phantom.cases=8", "model.levels=3"]
 SHARES = {"dice", "iou", "precision", "sensitivity"}
@@ -217,3 +221,26 @@ def test_every_preset_that_runs_something_can_be_planned() -> None:
         list_printed_values(preset, [], "mm")
         for cell in preset.list_runs():
             assert cell.datasets in preset.datasets
+
+
+# From a data folder to the page
+
+
+@mark.slow
+@mark.parametrize("name", [name for name in papers.list_names() if papers.load(name).list_runs()])
+def test_every_preset_runs_from_data_in_its_true_layout_to_the_page(name: str, tmp_path: Path) -> None:
+    preset = papers.load(name)
+    small, alone = Scale.parse("0.01"), ["compute.threads=1"]
+    grid = plan_paper(preset, ["synthetic"], tmp_path, scale=small, overrides=alone)
+    assert len(grid.rows) == len(preset.list_runs())
+    for cell in grid.cells:  # in this process: starting others takes longer than a cell
+        wr.run(dict(cell.settings), overrides=[f"output={tmp_path / 'cells' / cell.name}"])
+    found = run_grid(grid, tmp_path, jobs=1)
+
+    assert not found.failures and len(found.results) == len(grid.cells)
+    table = found.published()
+    assert (table is None) == (not preset.published.rows)
+    if table is not None:
+        assert {row[0] for row in table.rows} <= set(preset.published.rows)
+        assert {row[0] for row in table.rows} == {row.label for row in grid.rows} & set(preset.published.rows)
+    assert "Scaled to 0.01" in write_report([tmp_path]).read_text(encoding="utf-8")

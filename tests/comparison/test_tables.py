@@ -147,23 +147,16 @@ def test_a_row_with_fewer_seeds_is_told() -> None:
     assert math.isnan(cell(table, "c", "mean").mean)
 
 
+def test_many_clients_have_no_columns_of_their_own() -> None:
+    table = score_table(sheet(row("a", scores(**{f"c{n}": [0.5] for n in range(21)}))), "dice")
+
+    assert list(table.columns)[:2] == ["method", "mean"] and "Columns of single clients" in table.caption
+
+
 def test_a_client_called_mean_keeps_its_column() -> None:
     table = score_table(sheet(row("a", scores(mean=[0.2], other=[0.8]))), "dice")
 
     assert [value.mean for value in table.rows[0][1:4]] == approx([0.2, 0.8, 0.5])
-
-
-def test_published_numbers_stand_beside_ours_and_are_not_ranked() -> None:
-    printed = {
-        "a": {"dice": {"mean": Spread(0.99, 0.01), "elsewhere": Spread(0.1)}},
-        "b": {"dice": {"no": Spread(1)}},
-    }
-    table = score_table(
-        sheet(row("a", scores(n=[0.5])), row("b", scores(n=[0.4])), published=printed), "dice"
-    )
-
-    assert [line[0] for line in table.rows] == ["a", "a, published", "b"]
-    assert cell(table, "a, published", "mean") == Spread(0.99, 0.01) and cell(table, "a", "mean").rank == 1
 
 
 # Tests

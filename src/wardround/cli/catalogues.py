@@ -5,12 +5,36 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
 
-from wardround.cli.common import Json, JsonRows, app, configure_logging, out, print_rows, print_table
+from wardround.cli.common import (
+    Debug,
+    Json,
+    JsonRows,
+    Quiet,
+    Set,
+    app,
+    configure_logging,
+    out,
+    print_rows,
+    print_table,
+)
+from wardround.cli.compare import (
+    Jobs,
+    Names,
+    Output,
+    Overwrite,
+    Seeds,
+    parse_jobs,
+    parse_names,
+    parse_seeds,
+    run_shown,
+    show_result,
+)
 
 papers_app = typer.Typer(name="papers", invoke_without_command=True)
 app.add_typer(papers_app)
@@ -92,3 +116,71 @@ def show(
         out.print(f"\n[bold]{escape(heading)}[/]")
         for sentence in sentences:
             out.print(f"- {escape(sentence)}")
+
+
+@papers_app.command()
+def run(
+    name: Annotated[str, typer.Argument(help="A preset, such as fedevi-table1.")],
+    data: Annotated[
+        list[str],
+        typer.Option(
+            metavar="FOLDER",
+            help="Where its data sets are, as published; or a federation.yaml of yours; or synthetic. "
+            "May be repeated.",
+        ),
+    ],
+    scale: Annotated[
+        str | None,
+        typer.Option(
+            metavar="0.1|rounds=0.1,size=0.5",
+            help="Reduce size, cases, rounds, epochs, filters, clients and seeds, or some of them.",
+        ),
+    ] = None,
+    methods: Names = None,
+    seeds: Seeds = None,
+    jobs: Jobs = "auto",
+    set_: Set = None,
+    output: Output = None,
+    overwrite: Overwrite = False,
+    json_: Json = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Run a table of a paper from a data folder to a report, printed numbers beside measured ones.
+
+    The paper's clients, image size, splits and seeds are applied; what differs is in the captions.
+    """
+    configure_logging(debug, quiet or json_)
+    from wardround.comparison.presets import plan_paper
+    from wardround.papers.presets import load
+    from wardround.papers.scaling import WHOLE, Scale
+
+    preset, folder = load(name), output or Path("runs") / name
+    reduced = WHOLE if scale is None else Scale.parse(scale)
+    if not preset.list_runs():
+        print_rows(count_data(preset, data, folder, reduced), json_)
+        return
+    grid = plan_paper(
+        preset,
+        data,
+        folder,
+        scale=reduced,
+        only=parse_names("methods", methods),
+        seeds=parse_seeds(seeds),
+        overrides=set_ or (),
+    )
+    show_result(run_shown(grid, folder, parse_jobs(jobs), overwrite, hidden=quiet or json_), as_json=json_)
+
+
+def count_data(preset: Any, places: list[str], folder: Path, scale: Any) -> Any:
+    """A table that counts data, printed and counted, written as Markdown and CSV too."""
+    from wardround.files import write_text
+    from wardround.papers.cards import count_table
+    from wardround.papers.data import prepare_data
+
+    table = count_table(
+        preset, prepare_data(preset, list(preset.datasets), places, folder / "data", scale)[0]
+    )
+    write_text(folder / "table-images.md", table.markdown() + "\n")
+    write_text(folder / "table-images.csv", table.csv())
+    return table

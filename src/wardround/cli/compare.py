@@ -28,6 +28,12 @@ SECONDS_BETWEEN_LINES = 30.0
 MARKS = ("{}", "[bold]{}[/]", "[underline]{}[/]")
 
 Names = Annotated[str | None, typer.Option(metavar="a,b", help="Names, or labels of the file's own entries.")]
+Seeds = Annotated[str | None, typer.Option(metavar="3|1,2,3", help="How many, or which.")]
+Jobs = Annotated[
+    str, typer.Option(metavar="N|auto", help="Cells at a time; auto: by cores, memory and GPUs.")
+]
+Output = Annotated[Path | None, typer.Option("--output", "-o", help="Output folder.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Rerun cells whose settings changed.")]
 
 
 @app.command()
@@ -38,7 +44,7 @@ def compare(
     methods: Names = None,
     objectives: Names = None,
     models: Names = None,
-    seeds: Annotated[str | None, typer.Option(metavar="3|1,2,3", help="How many, or which.")] = None,
+    seeds: Seeds = None,
     folds: Annotated[int | None, typer.Option(help="Cross-validation with this many folds.")] = None,
     reference: Annotated[
         str | None, typer.Option(help="The row others are tested against; default FedAvg.")
@@ -49,14 +55,10 @@ def compare(
     leave_one_out: Annotated[
         bool, typer.Option("--leave-one-out", help="Hold out each client in turn.")
     ] = False,
-    jobs: Annotated[
-        str, typer.Option(metavar="N|auto", help="Cells at a time; auto: by cores, memory and GPUs.")
-    ] = "auto",
+    jobs: Jobs = "auto",
     set_: Set = None,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Output folder.")] = None,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Rerun cells whose settings changed.")
-    ] = False,
+    output: Output = None,
+    overwrite: Overwrite = False,
     json_: Json = False,
     quiet: Quiet = False,
     debug: Debug = False,
@@ -66,7 +68,7 @@ def compare(
     Finished cells are not run again: after Ctrl-C or a crash, run the same command.
     """
     configure_logging(debug, quiet or json_)
-    options = {
+    options: Any = {
         "methods": parse_names("methods", methods),
         "objectives": parse_names("objectives", objectives),
         "models": parse_names("models", models),
@@ -77,8 +79,15 @@ def compare(
         "leave_one_out": leave_one_out,
         "overrides": set_ or (),
     }
-    found = run_shown(config, options, output, parse_jobs(jobs), overwrite, hidden=quiet or json_)
-    if json_:
+    from wardround.comparison.run import plan_comparison
+
+    grid, folder = plan_comparison(config, options, output)
+    show_result(run_shown(grid, folder, parse_jobs(jobs), overwrite, hidden=quiet or json_), as_json=json_)
+
+
+def show_result(found: Any, *, as_json: bool) -> None:
+    """Print the tables, write the page; exit code 1 if a cell failed."""
+    if as_json:
         out.print_json(json.dumps(as_dict(found)))
     else:
         show(found)
@@ -87,13 +96,10 @@ def compare(
         raise typer.Exit(1)
 
 
-def run_shown(
-    config: str, options: Any, output: Path | None, jobs: int | None, overwrite: bool, *, hidden: bool
-) -> Any:
+def run_shown(grid: Any, folder: Path, jobs: int | None, overwrite: bool, *, hidden: bool) -> Any:
     """Run the comparison with its progress shown; Ctrl-C and SIGTERM end the running cells."""
-    from wardround.comparison.run import plan_comparison, run_grid
+    from wardround.comparison.run import run_grid
 
-    grid, folder = plan_comparison(config, options, output)
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         with show_progress(hidden) as watch:
@@ -306,10 +312,10 @@ def show(found: Any) -> None:
             if len(found.rows) > 1:
                 print_marked(found.significance(metric))
                 out.print()
-            crossed = found.cross_site(metric)
-            if crossed is not None:
-                print_marked(crossed)
-                out.print()
+            for further in (found.published(metric), found.cross_site(metric)):
+                if further is not None:
+                    print_marked(further)
+                    out.print()
         out.print(f"Report, tables, statistics and all runs: [bold]{escape(str(found.folder))}[/]")
     titles = {cell.name: cell.title for cell in found.cells}
     if found.failures:

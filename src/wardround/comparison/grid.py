@@ -38,7 +38,7 @@ from wardround.engine.networks import build_model
 from wardround.errors import ConfigError, WardroundError
 from wardround.files import file_name
 from wardround.methods import build_method
-from wardround.papers.presets import set_dotted
+from wardround.papers.presets import get_dotted, set_dotted
 from wardround.seeds import derive
 from wardround.tables import one_line
 from wardround.text import suggest
@@ -229,6 +229,7 @@ def build_grid(
             if fold_at is not None and fold is not None:
                 for key, value in (("by", "kfold"), ("folds", num_folds), ("fold", fold)):
                     set_dotted(settings, f"{fold_at}.{key}", value)
+            draw_split(settings, chosen_seeds.index(seed))
             if held_out:
                 settings = hold_out_clients(settings, held_out, title)
             cells.append(
@@ -282,6 +283,13 @@ def fix_patients(settings: Mapping[str, Any], seed: int) -> dict[str, Any]:
     if data.phantom.seed is None and data.federation is None:
         set_dotted(result, "data.phantom.seed", derive(seed, "data"))
     return result
+
+
+def draw_split(settings: dict[str, Any], number: int) -> None:
+    """Repeated splits: every seed has a split of its own, unless the settings choose one."""
+    splits = get_dotted(settings, "data.splits")
+    if isinstance(splits, Mapping) and splits.get("by") == "repeated" and "repeat" not in splits:
+        set_dotted(settings, "data.splits.repeat", number)
 
 
 def find_fold_section(model: type[BaseModel] = DataSettings, path: str = "data") -> str:

@@ -4,6 +4,7 @@
       comparison.json         rows, seeds, folds, cells and their folders, failures
       cells/<name>/           an ordinary run folder for each cell; cells/<name>.yaml is its configuration
       table-<metric>.md .csv .tex
+      published-<metric>.md .csv .tex    of a paper's table: printed numbers beside ours
       cross-site-<metric>.md .csv .tex   where cells have evaluate.cross_site
       statistics.json         everything the tables say, with all digits
 
@@ -31,6 +32,7 @@ from wardround.api import Result
 from wardround.batch import read_status
 from wardround.comparison.grid import Grid, cell_title
 from wardround.comparison.presets import describe_published, list_printed_values
+from wardround.comparison.published import compare_order, published_table
 from wardround.comparison.scores import (
     Replicate,
     ReplicateKey,
@@ -147,11 +149,12 @@ class Comparison:
         preset = papers.load(facts["preset"]) if facts["preset"] else None
         over = "seeds" if not facts["folds"] else "folds" if len(facts["seeds"]) == 1 else "seeds and folds"
         rows = [self._read_row(label) for label in self.rows]
-        notes = list(facts["notes"])
+        print_notes: list[str] = []
         clients = {key.client for row in rows for part in row.scores(self.metrics[0]) for key in part}
         if preset is not None:
             synthetic = any(is_synthetic(json.loads(row.data)) for row in rows if row.data)
-            notes.append(describe_published(preset, self.rows, sorted(clients), self.lengths, synthetic))
+            about = describe_published(preset, self.rows, sorted(clients), self.lengths, synthetic)
+            print_notes = [about, *preset.published.cautions]
         return Sheet(
             title=self.name,
             rows=rows,
@@ -161,7 +164,8 @@ class Comparison:
             over=over,
             held_out=bool(facts["held_out"]),
             published={} if preset is None else list_printed_values(preset, clients, self.lengths),
-            notes=notes,
+            print_notes=print_notes,
+            notes=facts["notes"],
             lengths=self.lengths,
         )
 
@@ -184,6 +188,10 @@ class Comparison:
     def significance(self, metric: str | None = None) -> Table:
         """`statistics` as a table."""
         return significance_table(self.sheet, self.statistics(metric))
+
+    def published(self, metric: str | None = None) -> Table | None:
+        """A paper's printed numbers beside ours, and the order of rows; None where there are none."""
+        return published_table(self.sheet, self._metric(metric))
 
     def cross_site(self, metric: str | None = None) -> Table | None:
         """The model of each client on the test cases of every client; None without evaluate.cross_site."""
@@ -219,8 +227,9 @@ class Comparison:
             return RowScores(label, {}, failed=failed)
         settings = read_yaml(next(iter(complete.values()))[0].folder / "config.yaml")
         data, chosen = json.dumps(drop_fold(settings["data"]), sort_keys=True), settings["evaluate"]
+        group = f"{data}, {after or settings['rounds']} rounds"
         empty_policy, tested = chosen["empty_policy"], chosen["model"]
-        return RowScores(label, replicates, data=data, empty_policy=empty_policy, tested=tested)
+        return RowScores(label, replicates, data, empty_policy, tested, group=group)
 
     # Writing
 
@@ -231,6 +240,9 @@ class Comparison:
             scores, tests, crossed = self.table(metric), self.significance(metric), self.cross_site(metric)
             shown = [scores, tests] if len(self.rows) > 1 else [scores]
             self._write_tables(f"table-{metric}", shown, join_tables(scores, tests))
+            printed = self.published(metric)
+            if printed is not None:
+                self._write_tables(f"published-{metric}", [printed], printed)
             if crossed is not None:
                 self._write_tables(f"cross-site-{metric}", [crossed], crossed)
             everything["metrics"][metric] = self.numbers(metric)
@@ -254,8 +266,26 @@ class Comparison:
             "clients": clients,
             "summaries": [dataclasses.asdict(summarise_row(row, metric, clients)) for row in self.sheet.rows],
             "statistics": dataclasses.asdict(statistics),
+            "published": self._list_published(metric),
             "captions": [self.table(metric).caption, self.significance(metric).caption],
         }
+
+    def _list_published(self, metric: str) -> dict[str, Any] | None:
+        """Printed and measured values, and the order of rows, as plain values."""
+        table = self.published(metric)
+        if table is None:
+            return None
+        order = compare_order(self.sheet, metric)
+        rows = [
+            {
+                "label": label,
+                "column": column,
+                "printed": dataclasses.asdict(printed),
+                "measured": dataclasses.asdict(measured),
+            }
+            for label, column, printed, measured, _ in table.rows
+        ]
+        return {"rows": rows, "order": None if order is None else dataclasses.asdict(order)}
 
 
 def read_replicate(cells: Sequence[StoredCell], after: int | None = None) -> Replicate:
@@ -278,9 +308,9 @@ def read_replicate(cells: Sequence[StoredCell], after: int | None = None) -> Rep
 
 
 def drop_fold(settings: Any) -> Any:
-    """The data settings with the number of the fold left out: other folds have the same cases."""
+    """The data settings without the number of the fold or split: others have the same cases."""
     if isinstance(settings, Mapping):
-        return {key: drop_fold(value) for key, value in settings.items() if key != "fold"}
+        return {key: drop_fold(value) for key, value in settings.items() if key not in ("fold", "repeat")}
     return settings
 
 

@@ -6,16 +6,20 @@ import copy
 import dataclasses
 import json
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from wardround.comparison.grid import Row, check_settings
-from wardround.comparison.sweep import list_dotted
+from wardround.comparison.departures import Departures
+from wardround.comparison.grid import Grid, HoldOut, Row, build_grid, check_settings
+from wardround.comparison.statistics import mean
+from wardround.comparison.sweep import list_dotted, parse_seeds
 from wardround.comparison.tables import MEAN, WEIGHTED
 from wardround.errors import ConfigError
 from wardround.metrics import METRICS, PX
 from wardround.papers import presets as papers
+from wardround.papers.data import SEED, SYNTHETIC, PaperData, prepare_data
+from wardround.papers.scaling import WHOLE, Scale
 from wardround.tables import Spread
 from wardround.text import suggest
 from wardround.yaml_file import apply_override, read_yaml
@@ -44,20 +48,29 @@ def find_preset(source: Any) -> str | None:
     return None
 
 
-def list_preset_rows(
-    preset: papers.PaperPreset, overrides: Sequence[str], only: Sequence[str] | None = None
-) -> tuple[list[Row], list[int], list[str]]:
-    """The rows this version can run on the data that the overrides name, the paper's seeds, and notes.
+@dataclasses.dataclass(frozen=True)
+class PaperPlan:
+    """The data and the reduction of a paper's table. federations: those that can be run, on disk."""
 
-    only: labels, or rows, which stand for all their points of the grid.
+    federations: Mapping[str, PaperData]
+    scale: Scale = WHOLE
+    notes: Sequence[str] = ()
+
+
+def list_preset_rows(
+    preset: papers.PaperPreset,
+    overrides: Sequence[str],
+    only: Sequence[str] | None = None,
+    plan: PaperPlan | None = None,
+) -> tuple[list[Row], list[int], list[str]]:
+    """The rows this version can run, the paper's seeds, and notes.
+
+    Without a plan, on the data that the overrides name, for one federation of the table. only: labels, or
+    rows, which stand for all their points of the grid.
     """
     chosen, rest = choose_federation(preset, overrides)
-    if not any(override.partition("=")[0].strip().split(".")[0] == "data" for override in rest):
-        raise ConfigError(
-            f"{preset.name} needs data: its sets ({', '.join(preset.datasets[chosen].clients)}) do not come "
-            "with wardround. Name yours with --set data.federation=federation.yaml, or try synthetic data "
-            f"with --set data.phantom.dimensions={preset.datasets[chosen].dimensions}."
-        )
+    if plan is None:
+        plan = plan_named_data(preset, chosen, rest)
     labels = list(dict.fromkeys(name for cell in preset.list_runs() for name in (cell.row, cell.label)))
     for label in only or ():
         if label not in labels:
@@ -65,17 +78,22 @@ def list_preset_rows(
                 f"{preset.name} has no row '{label}'.{suggest(label, labels)} Rows: {', '.join(labels)}."
             )
     rows, notes = [], []
+    departures = Departures()
     for cell in preset.list_runs():
-        if cell.datasets != chosen or (only is not None and not {cell.label, cell.row} & set(only)):
+        if cell.datasets not in plan.federations or (only and not {cell.label, cell.row} & set(only)):
             continue
-        settings = copy.deepcopy(cell.settings)
+        federation = preset.datasets[cell.datasets]
+        small = dataclasses.replace(cell, settings=plan.scale.settings(cell.settings))
+        settings = copy.deepcopy(small.settings)
+        apply_federation(settings, federation, plan.federations[cell.datasets])
         for override in rest:
             apply_override(settings, override)
         lacking = find_obstacle(settings)
         if lacking:
             notes.append(f"Not run: {cell.label} ({lacking.rstrip('.')}).")
         else:
-            rows.append(Row(relabel(cell, settings), settings, dict(cell.changes)))
+            rows.append(Row(relabel(small, settings), settings, dict(cell.changes)))
+            departures.add(cell.settings, federation, settings)
     if not rows:
         raise ConfigError(f"{preset.name}: nothing can be run. {' '.join(notes[:1])}".strip())
     for note in notes:
@@ -83,7 +101,71 @@ def list_preset_rows(
     rows = share_runs(rows)
     if any(row.run_of is not None for row in rows):
         notes.append("Rows that differ in rounds alone are of one run, tested after each of them.")
-    return rows, list(preset.datasets[chosen].seeds), notes
+    seeds = list(preset.datasets[next(iter(plan.federations))].seeds)
+    kept = seeds[: plan.scale.count("seeds", len(seeds))]
+    notes += [*plan.notes, *departures.sentences(plan.scale)]
+    return rows, kept, notes
+
+
+def plan_named_data(preset: papers.PaperPreset, chosen: str, overrides: Sequence[str]) -> PaperPlan:
+    """The data that --set names; the paper's size and split are laid over a federation.yaml."""
+    named = [override.partition("=")[0].strip() for override in overrides]
+    if not any(name.split(".")[0] == "data" for name in named):
+        raise ConfigError(
+            f"{preset.name} needs data: its sets ({', '.join(preset.datasets[chosen].clients)}) do not come "
+            f"with wardround. Give their folder: wardround papers run {preset.name} --data FOLDER; or name "
+            "yours with --set data.federation=federation.yaml, or try synthetic data with --set "
+            f"data.phantom.dimensions={preset.datasets[chosen].dimensions}."
+        )
+    path = next((o.partition("=")[2].strip() for o in overrides if o.startswith("data.federation=")), None)
+    return PaperPlan({chosen: PaperData(None if path is None else Path(path), preset.datasets[chosen].size)})
+
+
+def apply_federation(settings: dict[str, Any], federation: papers.PaperFederation, data: PaperData) -> None:
+    """The data of a run: the file, with the paper's size, normalisation and random splits."""
+    if data.path is None:
+        return
+    prepare: dict[str, Any] = {"normalise": federation.normalise}
+    if data.size is not None:
+        prepare["size"] = list(data.size)
+    splits = {"by": "repeated", "ratios": list(federation.split), "seed": SEED}
+    settings["data"] = {"federation": str(data.path), "prepare": prepare, "splits": splits}
+
+
+def plan_paper(
+    preset: papers.PaperPreset,
+    places: Sequence[str],
+    folder: Path,
+    *,
+    scale: Scale = WHOLE,
+    only: Sequence[str] | None = None,
+    seeds: Any = None,
+    overrides: Sequence[str] = (),
+) -> Grid:
+    """A table from data folders: all its federations, with the paper's sizes, splits and clients.
+
+    places: folders, files federation.yaml, or `synthetic`; folder: of the comparison, which gets the lists.
+    """
+    named = [override for override in overrides if override.partition("=")[0].strip() == "datasets"]
+    names = [choose_federation(preset, named)[0]] if named else list(preset.datasets)
+    federations, missing = prepare_data(preset, names, places, folder / "data", scale)
+    notes = [*missing, *dict.fromkeys(note for data in federations.values() for note in data.notes)]
+    if SYNTHETIC in places:
+        notes.insert(0, "Data: synthetic, in the layout of the paper's sets.")
+    plan = PaperPlan(federations, scale, notes)
+    rows, own_seeds, notes = list_preset_rows(preset, overrides, only, plan)
+    chosen = own_seeds if seeds is None else parse_seeds(seeds, own_seeds[0])
+    printed = preset.datasets[names[0]].seeds
+    if len(chosen) != len(printed):
+        notes.append(f"Seeds, each with a split of its own: {len(chosen)} instead of {len(printed)}.")
+    return build_grid(
+        rows,
+        name=preset.name,
+        seeds=chosen,
+        hold_out=HoldOut(),
+        preset=preset.name,
+        notes=notes,
+    )
 
 
 def share_runs(rows: Sequence[Row]) -> list[Row]:
@@ -188,10 +270,23 @@ def list_printed_values(
                 value = published.comparable(label, column, metric)
                 if value is None or metric not in METRICS or not has_our_unit(published, metric, lengths):
                     continue
-                if column in matched:
-                    place = found.setdefault(label, {}).setdefault(metric, {})
-                    place[matched[column]] = Spread(value.mean, value.sd)
-    return found
+                place = found.setdefault(label, {}).setdefault(metric, {})
+                place[matched.get(column, column)] = Spread(value.mean, value.sd)
+    ours = {*matched.values()}
+    return {
+        label: {metric: keep_comparable(values, ours) for metric, values in metrics.items()}
+        for label, metrics in found.items()
+    }
+
+
+def keep_comparable(printed: Mapping[str, Spread], ours: Collection[str]) -> dict[str, Spread]:
+    """What is printed of our columns; where that is nothing, the mean over the paper's clients.
+
+    >>> keep_comparable({"Kvasir": Spread(0.8), "ETIS": Spread(0.6)}, ["north", "mean"])
+    {'mean': Spread(mean=0.7, sd=None, rank=0, num_infinite=0)}
+    """
+    kept = {column: value for column, value in printed.items() if column in ours}
+    return kept or {MEAN: Spread(mean([value.mean for value in printed.values()]))}
 
 
 def has_our_unit(published: papers.PublishedTable, metric: str, lengths: str) -> bool:
@@ -214,7 +309,9 @@ def describe_published(
     unmatched = [name for name in printed if name not in matched]
     sentences = [f"Published: {preset.paper}, {preset.table}."]
     if unmatched:
-        sentences.append(f"Printed for other clients than ours and left out: {', '.join(unmatched)}.")
+        some = set(printed) & set(matched)
+        instead = "left out" if some else "their mean stands beside that of ours"
+        sentences.append(f"Printed for other clients than ours, {instead}: {', '.join(unmatched)}.")
     if "all clients" in printed:
         sentences.append("One printed number for all clients is read as their mean.")
     sentences += describe_distances(preset, lengths)

@@ -64,7 +64,8 @@ class RowScores:
 
     data: what its cases were made from; rows with other data cannot be paired case by case.
     empty_policy, tested: how its runs judged empty masks, and which round's model was tested;
-    failed: it has no replicates because runs failed, not because they are still to come.
+    failed: it has no replicates because runs failed, not because they are still to come;
+    group: alike for rows with the same data and number of rounds, whose order means something.
     """
 
     label: str
@@ -73,6 +74,7 @@ class RowScores:
     empty_policy: str = "defined"
     tested: str = "best"
     failed: bool = False
+    group: str = ""
 
     @property
     def why_empty(self) -> str:
@@ -93,7 +95,8 @@ class Sheet:
 
     expected: how many replicates each row should have; over: what they are ("seeds", "seeds and folds");
     held_out: whether scores are of clients that took no part in training; lengths: what distances are in;
-    published: label -> metric -> column -> printed value, for a paper's table; notes: for the caption.
+    published: label -> metric -> column -> printed value, for a paper's table; print_notes: what to know of
+    them; notes: for the caption.
     """
 
     title: str
@@ -104,6 +107,7 @@ class Sheet:
     over: str = "seeds"
     held_out: bool = False
     published: Mapping[str, Mapping[str, Mapping[str, Spread]]] = field(default_factory=dict)
+    print_notes: Sequence[str] = ()
     notes: Sequence[str] = ()
     lengths: str = MM
 

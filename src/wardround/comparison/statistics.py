@@ -190,15 +190,24 @@ def bootstrap(scores: Scores, *, resamples: int = RESAMPLES, seed: int = SEED) -
 
     The same seed draws the same cases for every method, so intervals of two methods are comparable.
     """
+    return Interval(*take_quantiles(resample_means(scores, resamples=resamples, seed=seed)))
+
+
+def resample_means(scores: Scores, *, resamples: int = RESAMPLES, seed: int = SEED) -> Array:
+    """`client_mean` of every bootstrap sample; NaN where there are no finite scores."""
     clients = sum_cases(scores)
     if not clients:
-        return Interval(math.nan, math.nan)
+        return np.full(resamples, math.nan)
     generator = np.random.default_rng(seed)
-    means = np.concatenate(
+    return np.concatenate(
         [resample(clients, min(CHUNK, resamples - start), generator) for start in range(0, resamples, CHUNK)]
     )
-    low, high = np.quantile(means, [0.025, 0.975])
-    return Interval(float(low), float(high))
+
+
+def take_quantiles(values: Array) -> tuple[float, float]:
+    """The ends of the 95 % interval."""
+    low, high = np.quantile(values, [0.025, 0.975])
+    return float(low), float(high)
 
 
 def sum_cases(scores: Scores) -> list[Array]:

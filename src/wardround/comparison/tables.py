@@ -20,6 +20,7 @@ from wardround.engine.judging.evaluation import Evaluation
 from wardround.metrics import BOTH, METRICS, MM, MM_OR_PX, Summary
 from wardround.tables import PValue, Spread, Table
 
+MOST_CLIENTS = 20  # with a column of their own
 WIDTH = 40  # names longer than this are cut in the middle where people read them
 DECIMALS = 3
 
@@ -52,9 +53,6 @@ def score_table(sheet: Sheet, metric: str) -> Table:
     rows: list[list[Any]] = []
     for number, summary in enumerate(summaries):
         rows.append([summary.label, *(values[number] for values in marked)])
-        printed = sheet.published.get(summary.label, {}).get(metric, {})
-        if any(heading in printed for heading in headings):
-            rows.append([f"{summary.label}, published", *(printed.get(heading, "") for heading in headings)])
     entry = METRICS[metric]
     title = f"{sheet.title}: test {entry.title_in(sheet.lengths)}"
     title += " at clients that took no part" if sheet.held_out else ""
@@ -65,10 +63,11 @@ Column = tuple[str, Callable[[RowSummary], Spread]]  # heading, and what a row h
 
 
 def score_columns(sheet: Sheet, metric: str) -> list[Column]:
-    """Clients first; a client named "mean" does no harm."""
+    """Clients first, where they are few enough; a client named "mean" does no harm."""
+    clients = sheet.clients(metric)
     columns: list[Column] = [
         (name, lambda summary, name=name: summary.clients[name])  # type: ignore[misc]
-        for name in sheet.clients(metric)
+        for name in (clients if len(clients) <= MOST_CLIENTS else ())
     ]
     columns += [
         (MEAN, lambda summary: summary.mean),
@@ -111,6 +110,8 @@ def score_caption(sheet: Sheet, metric: str, summaries: Sequence[RowSummary]) ->
         + (f", {format_count(regions, 'region')}" if regions > 1 else "")
         + (f"; mean ± SD over {sheet.expected} {sheet.over}." if sheet.expected > 1 else ".")
     ]
+    if clients > MOST_CLIENTS:
+        sentences.append("Columns of single clients are left out; statistics.json has them.")
     if sheet.held_out:
         sentences.append(
             "Every client's column is from runs in which it took no part in training; "
@@ -223,10 +224,10 @@ def significance_caption(sheet: Sheet, statistics: Statistics) -> str:
 
 
 def join_tables(scores: Table, tests: Table) -> Table:
-    """Scores and tests side by side, for CSV; published rows have no test."""
+    """Scores and tests side by side, for CSV."""
     own = {row[0]: row for row in tests.rows}
     extra = list(tests.columns)[2:]
-    rows = [[*row, *(own[row[0]][2:] if row[0] in own else [""] * len(extra))] for row in scores.rows]
+    rows = [[*row, *own[row[0]][2:]] for row in scores.rows]
     return Table(scores.title, [*scores.columns, *extra], rows, scores.caption, scores.width)
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import yaml
 
+from wardround.papers.data import PaperData
 from wardround.papers.presets import (
     PaperFederation,
     PaperPreset,
@@ -20,6 +21,7 @@ from wardround.papers.presets import (
 )
 from wardround.tables import Table
 
+NORMALISED = {"zscore": "zero mean, unit variance", "maximum": "divided by the image's maximum"}
 TITLES = {"safcf": "SAFCF", "fsf3a": "FSF3A", "fedevi": "FedEvi", "aaw": "AAW"}
 
 
@@ -73,8 +75,7 @@ def describe_source(entry: tuple[str, PaperSource]) -> str:
     name, source = entry
     if source.train is not None:
         return f"{name} {source.train}/{source.validation}/{source.test}"
-    cases = source.cases or source.printed
-    return f"{name} {cases}" if cases else name
+    return f"{name} {source.size}" if source.size else name
 
 
 def describe_partition(partition: Partition | None) -> str:
@@ -95,7 +96,7 @@ def describe_federation(federation: PaperFederation) -> str:
     channels = "1 channel" if federation.channels == 1 else f"{federation.channels} channels"
     seeds = ", ".join(map(str, federation.seeds))
     return (
-        f"{federation.dimensions}D, {size}, {channels}, {federation.normalise}; "
+        f"{federation.dimensions}D, {size}, {channels}, {NORMALISED[federation.normalise]}; "
         f"labels: {federation.labels}; split {shares}, {federation.split_rule}; seeds {seeds}."
     )
 
@@ -132,6 +133,22 @@ def published_table(published: PublishedTable, labels: Sequence[str], columns: S
     return Table("Published", ["run", "column", *metrics], rows, units)
 
 
+def count_table(preset: PaperPreset, made: Mapping[str, PaperData]) -> Table:
+    """A table that counts data: what is printed, and what is there."""
+    rows = []
+    for label, columns in preset.published.rows.items():
+        for column, values in columns.items():
+            if column in made:
+                source = preset.datasets[column].clients.get(label)
+                have = made[column].cases
+                count = sum(have.values()) if source is None else have.get(source.key, 0)
+                printed = round(next(iter(values.values())).mean)
+                rows.append([label, column, printed, count, count - printed])
+    notes = dict.fromkeys(note for data in made.values() for note in data.notes)
+    heads = ["row", "column", "printed", "counted", "difference"]
+    return Table(f"{preset.name}: images", heads, rows, " ".join([*notes, *preset.published.notes]))
+
+
 def count_decimals(published: PublishedTable, metric: str) -> int:
     """The most decimals any printed value of the metric has."""
     values = [
@@ -159,11 +176,10 @@ def list_remarks(preset: PaperPreset) -> dict[str, list[str]]:
     ]
     data = list(dict.fromkeys(name for cell in cells for name in list_missing_data(preset, cell)))
     if data:
-        dimensions = next(iter(preset.datasets.values())).dimensions
         lacking.append(
-            f"Data sets: {', '.join(data)}. None comes with wardround: lay out yours (wardround datasets "
-            "show NAME) and add --set data.federation=federation.yaml to wardround compare, or try synthetic "
-            f"hospitals with --set data.phantom.dimensions={dimensions}."
+            f"Data sets: {', '.join(data)}. None comes with wardround: put yours below a folder (wardround "
+            f"datasets show NAME), then: wardround papers run {preset.name} --data FOLDER. Or --data "
+            "synthetic --scale 0.01, to see that it runs."
         )
     if not cells:
         lacking.append("Nothing: this table counts data, no run belongs to it.")

@@ -30,6 +30,7 @@ from pydantic import BeforeValidator, Field
 
 from wardround.config import Config
 from wardround.config_file import parse
+from wardround.data.federation_file import SliceSettings
 from wardround.errors import ConfigError
 from wardround.methods import METHODS, OBJECTIVES
 from wardround.models import MODELS, resolve
@@ -57,16 +58,30 @@ class PaperSource(Settings):
     """The data of one client in a paper.
 
     dataset: name of its card (`wardround datasets`); client: what the card calls the client, where the set
-    has several; printed: cases the paper states; cases: those of them that can be used, where fewer.
+    has several; channel: the one that is used, where the images have several; printed: cases the paper
+    states; cases: those of them that can be used, where fewer.
     """
 
     dataset: str
     client: str | None = None
+    channel: str | None = None
     printed: int | None = Field(None, ge=1)
     cases: int | None = Field(None, ge=1)
     train: int | None = Field(None, ge=1)
     validation: int | None = Field(None, ge=0)
     test: int | None = Field(None, ge=1)
+
+    @property
+    def key(self) -> str:
+        """What the client is called in a run: as its card does."""
+        return self.client or self.dataset
+
+    @property
+    def size(self) -> int | None:
+        """How many cases there are, where the paper says so."""
+        if self.train is not None:
+            return self.train + (self.validation or 0) + (self.test or 0)
+        return self.cases or self.printed
 
 
 class Partition(Settings):
@@ -79,7 +94,12 @@ class Partition(Settings):
 
 
 class PaperFederation(Settings):
-    """One federation of a table. size: null where the paper does not give it."""
+    """One federation of a table.
+
+    size: null where the paper does not give it; one_class: what every label above 0 becomes, where the paper
+    tells no classes apart; split_by: case where the paper draws images, not patients; slices: how volumes
+    are cut for a 2D network.
+    """
 
     clients: dict[str, PaperSource] = Field(min_length=1)
     partition: Partition | None = None
@@ -87,9 +107,12 @@ class PaperFederation(Settings):
     size: tuple[int, ...] | None
     channels: int = Field(ge=1)
     labels: str
-    normalise: str = "zero mean, unit variance"
+    one_class: str | None = None
+    normalise: Literal["zscore", "maximum"] = "zscore"
     split: tuple[float, float, float]
+    split_by: Literal["patient", "case"] = "patient"
     split_rule: str
+    slices: SliceSettings | None = None
     seeds: tuple[int, ...] = Field(min_length=1)
 
 

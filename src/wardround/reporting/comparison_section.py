@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from wardround.comparison.groups import Headline, RunGroup, find_headline
+from wardround.comparison.published import published_table
 from wardround.comparison.runs import Run
 from wardround.comparison.scores import (
     RowScores,
@@ -45,6 +46,10 @@ def result_section(group: RunGroup, prefix: str) -> Html:
         for metric in group.metrics:
             title = capitalise(f"{group.tested}{METRICS[metric].title_in(sheet.lengths)}")
             parts.append(table_html(retitle(score_table(sheet, metric), title)))
+            printed = published_table(sheet, metric)
+            if printed is not None:
+                title = f"{METRICS[metric].title_in(sheet.lengths)}, printed and measured"
+                parts.append(table_html(retitle(printed, title)))
             if len(sheet.rows) > 1:
                 tests = significance_table(sheet, tested[metric])
                 title = f"{METRICS[metric].label} against {plain(sheet.reference)}"
