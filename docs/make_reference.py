@@ -69,8 +69,6 @@ MEANINGS: Mapping[str, str] = {
     "optimizer.schedule.every": "rounds between two falls of `step`",
     "optimizer.schedule.power": "exponent of `polynomial`",
     "optimizer.schedule.warmup": "first rounds in which the rate rises linearly",
-    "dice.reduction": "sums run over each case, or over the whole batch",
-    "dice.include_background": "whether background counts as a class",
     "focal_tversky.alpha": "weight of missed foreground",
     "focal_tversky.beta": "weight of false alarms",
     "focal_tversky.gamma": "above 1 stresses hard cases",

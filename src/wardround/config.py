@@ -82,6 +82,15 @@ class EvaluateSettings(Settings):
         (), description="rounds whose model is tested too, into tested/round-<n>.csv; nothing is chosen by it"
     )
     batch_size: int = Field(16, ge=1)
+    window: tuple[Annotated[int, Field(ge=1)], ...] | None = Field(
+        None,
+        description="voxels of the sliding windows that images are evaluated and predicted in; null: whole "
+        "images, though predict takes volumes in windows of the training patch",
+    )
+    tta: bool = Field(
+        False,
+        description="test, calibrate and predict with the mean over mirror images (test-time augmentation)",
+    )
     tolerance: float = Field(
         1.0, gt=0, description="millimetres for surface Dice; pixels where files have no spacing"
     )

@@ -18,6 +18,7 @@ from wardround.models import check_dimensions
 from wardround.models import resolve as find_model
 from wardround.models.measure import features_text
 from wardround.plugins import NotInstalled
+from wardround.training.inference import check_averaging
 from wardround.training.sketch import sketch_model
 from wardround.yaml_file import apply_override, read_yaml
 
@@ -71,6 +72,7 @@ def parse(values: Mapping[str, Any], label: str = "") -> Config:
                 f"traffic.upload is {config.traffic.upload}, which rounds the mean squares that "
                 "model.bn_stats: pooled sends, until variances vanish. Use upload: delta or another bn_stats."
             )
+        check_inference(config, objective)
         late = [number for number in config.evaluate.test_after if number > config.rounds]
         if late:
             raise ConfigError(
@@ -84,6 +86,17 @@ def parse(values: Mapping[str, Any], label: str = "") -> Config:
     except ConfigError as error:
         raise ConfigError(label + str(error)) from None
     return config
+
+
+def check_inference(config: Config, objective: Objective) -> None:
+    """Refuse windows of other dimensions than the data, and mirror images that cannot be averaged."""
+    window, dimensions = config.evaluate.window, config.data.dimensions
+    if window is not None and dimensions is not None and len(window) != dimensions:
+        raise ConfigError(
+            f"evaluate.window is {list(window)}, but the data are {dimensions}D; give {dimensions} numbers."
+        )
+    if config.evaluate.tta:
+        check_averaging(objective)
 
 
 def check_model(config: Config) -> None:
@@ -102,8 +115,9 @@ def check_model(config: Config) -> None:
 def check_features(config: Config, method: Method, objective: Objective) -> None:
     """Refuse a network that does not show the features somebody compares."""
     needs = method.needs | objective.needs
-    model = sketch_model(config, objective) if "features" in needs else None
-    if model is None:
+    is_asked = "features" in needs or config.model.deep_supervision
+    model = sketch_model(config, objective) if is_asked else None
+    if model is None or "features" not in needs:
         return
     if not model.has_features:
         raise ConfigError(

@@ -3,7 +3,8 @@
 import torch
 from pytest import raises
 
-from wardround.data.cases import Case, JoinedSplit, TensorSplit, as_stack, join_splits
+from wardround.data.cases import Case, JoinedSplit, TensorSplit, as_stack
+from wardround.data.serving.resident import join_splits
 from wardround.errors import DataError
 from wardround.training.workbench import read_in_order
 

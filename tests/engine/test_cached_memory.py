@@ -9,7 +9,7 @@ from helpers import params
 from pytest import fixture
 
 from wardround.clients import SyncState
-from wardround.engine.cached_memory import CachedMemory, Room
+from wardround.engine.cached_memory import CachedMemory, MemoryBudget
 from wardround.engine.memory_store import MemoryStore
 
 
@@ -28,7 +28,7 @@ def remember(memory: CachedMemory | MemoryStore, round: int, sync_state: SyncSta
 
 def test_it_follows_the_server_as_the_disk_does(store: MemoryStore, tmp_path: Path) -> None:
     plain = MemoryStore(tmp_path / "plain")
-    cached = CachedMemory(store, Room(10**6))
+    cached = CachedMemory(store, MemoryBudget(10**6))
     requests = [(-1, SyncState()), (0, SyncState()), (0, SyncState((0,))), (1, SyncState((0,), best=0))]
     requests += [(2, SyncState((0,), best=1)), (2, SyncState((0, 2), best=1)), (5, SyncState((0, 2), best=2))]
     for round, sync_state in requests:
@@ -38,7 +38,7 @@ def test_it_follows_the_server_as_the_disk_does(store: MemoryStore, tmp_path: Pa
 
 
 def test_nothing_is_on_the_disk_before_a_snapshot_is_written(store: MemoryStore) -> None:
-    cached = CachedMemory(store, Room(10**6))
+    cached = CachedMemory(store, MemoryBudget(10**6))
     remember(cached, 0, SyncState())
     snapshot = cached.snapshot()
     remember(cached, 1, SyncState(best=0))  # the writer is late
@@ -50,7 +50,7 @@ def test_nothing_is_on_the_disk_before_a_snapshot_is_written(store: MemoryStore)
 
 
 def test_a_task_may_change_what_it_loaded_and_what_it_saved(store: MemoryStore) -> None:
-    cached = CachedMemory(store, Room(10**6))
+    cached = CachedMemory(store, MemoryBudget(10**6))
     own = {"w": torch.zeros(2), "previous": params(w=1.0), 3: [torch.zeros(1)]}
     cached.save(0, own)
     snapshot = cached.snapshot()
@@ -64,7 +64,7 @@ def test_a_task_may_change_what_it_loaded_and_what_it_saved(store: MemoryStore) 
 
 
 def test_what_does_not_fit_goes_to_the_disk_and_goes_on_there(store: MemoryStore) -> None:
-    room = Room(100)
+    room = MemoryBudget(100)
     cached = CachedMemory(store, room)
     cached.save(0, {"w": torch.zeros(10)})
     cached.follow(SyncState(best=0))
@@ -73,15 +73,15 @@ def test_what_does_not_fit_goes_to_the_disk_and_goes_on_there(store: MemoryStore
     assert room.take(100)  # nothing is held any more
     cached.follow(SyncState((1,), best=0))
     assert cached.load()["w"].sum() == 0  # the round began again
-    assert CachedMemory(store, Room(10)).load()["w"].sum() == 0  # too large when a run is resumed
+    assert CachedMemory(store, MemoryBudget(10)).load()["w"].sum() == 0  # too large when a run is resumed
 
 
 def test_a_resumed_run_reads_what_was_written(store: MemoryStore) -> None:
-    first = CachedMemory(store, Room(10**6))
+    first = CachedMemory(store, MemoryBudget(10**6))
     remember(first, 0, SyncState())
     first.follow(SyncState(best=0))
     first.snapshot().write()
-    second = CachedMemory(MemoryStore(store.folder, keep=None), Room(10**6))
+    second = CachedMemory(MemoryStore(store.folder, keep=None), MemoryBudget(10**6))
     second.follow(SyncState((1,), best=0))
     assert second.load() == {"value": 0} and second.load_best(0) == {"value": 0}
     assert second.snapshot().num_bytes == 0

@@ -8,6 +8,7 @@ import torch
 from monai.losses import DiceCELoss, DiceLoss, GeneralizedDiceLoss, TverskyLoss
 from torch import nn
 
+from wardround.losses.objective import DiceBCE
 from wardround.losses.segmentation import (
     cross_entropy_loss,
     dice_bce_loss,
@@ -116,16 +117,18 @@ def test_dice_agrees_with_monai(num_outputs, size, reduction, background):
 
 
 @one_and_more_outputs
-def test_dice_bce_agrees_with_monai(num_outputs):
+@pytest.mark.parametrize("settings", [{}, {"reduction": "batch"}, {"include_background": True}], ids=str)
+def test_dice_bce_agrees_with_monai(num_outputs, settings):
     logits, label = example(num_outputs)
     theirs = DiceCELoss(
         sigmoid=num_outputs == 1,
         softmax=num_outputs > 1,
-        include_background=True,
+        include_background="include_background" in settings or num_outputs == 1,
+        batch="reduction" in settings,
         smooth_nr=1e-5,
         smooth_dr=1e-5,
     )(logits, targets(label, num_outputs, torch.float64))
-    torch.testing.assert_close(dice_bce_loss(logits, label, include_background=True), theirs)
+    torch.testing.assert_close(DiceBCE(**settings).function()(logits, label), theirs)
 
 
 @pytest.mark.parametrize("num_outputs", [2, 4])

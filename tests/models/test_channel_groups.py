@@ -67,6 +67,20 @@ def test_every_parameter_but_the_head_belongs_to_one_layer(name: str, norm: str)
     )
 
 
+def test_heads_of_deep_supervision_follow_the_channels_they_read() -> None:
+    model = network("unet2d", "instance", levels=4, deep_supervision=True)
+    params = Params.of(model)
+    image = torch.rand(2, 2, 16, 16).double()
+    model.train()
+    before = model.forward_features(image).deep
+    for group in channel_groups(model).values():
+        params = permute(params, group, random_order(group, torch.Generator().manual_seed(2)))
+    params.load_into(model)
+
+    assert len(before) == 1
+    assert (model.forward_features(image).deep[0] - before[0]).abs().max() < 1e-9
+
+
 def test_a_skip_is_read_in_two_blocks() -> None:
     groups = channel_groups(network("unet2d", "instance", levels=2))
 

@@ -1,4 +1,4 @@
-"""What is said of a scan: kinds of uncertainty, flips, ensembles, warnings."""
+"""What is said of a scan: kinds of uncertainty, mirror images, ensembles, warnings."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor
 from prediction.threshold import Threshold, ball, predictor, save_nifti, trained
 from wardround.errors import ConfigError
 from wardround.models.base import Output
-from wardround.prediction.predicting import Predictor, list_flips
+from wardround.prediction.predicting import Predictor
 from wardround.prediction.session import predict_all, predict_into
 
 
@@ -42,19 +42,15 @@ class Dropping(Threshold):
         return Output(logits=20 * (self.drop(torch.ones_like(x)) * x - self.level))
 
 
-def test_flips_are_averaged_by_hand() -> None:
-    image = torch.randn(1, 6, 5, 4)
-    model = Leaning()
-    found = Predictor([trained(model=model)], flips=True).infer(image)
-    passes = []
-    for axes in list_flips(3):
-        turned = torch.flip(image, axes) if axes else image
-        logits = model(turned[None])[0]
-        passes.append(torch.flip(logits, axes) if axes else logits)
-    assert len(passes) == 8
-    expected = torch.sigmoid(torch.stack(passes).mean(0))[0]
-    assert torch.allclose(found.probabilities[1], expected, atol=1e-6)
-    assert found.kind == "entropy" and found.epistemic is None  # mirror images are one pass, not samples
+def test_mirror_images_are_one_pass_and_a_run_tested_with_them_predicts_with_them() -> None:
+    image = torch.rand(1, 6, 5, 4)
+    plain = Predictor([trained(model=Leaning())]).infer(image)
+    mirrored = Predictor([trained(model=Leaning())], tta=True).infer(image)
+    as_tested = Predictor([trained(model=Leaning(), evaluate={"tta": True})]).infer(image)
+
+    assert torch.equal(mirrored.probabilities, as_tested.probabilities)
+    assert not torch.allclose(mirrored.probabilities, plain.probabilities, atol=0.01)
+    assert mirrored.kind == "entropy" and mirrored.epistemic is None  # not samples
 
 
 def test_dropout_is_off_unless_asked_and_the_same_every_time(scan: Path) -> None:

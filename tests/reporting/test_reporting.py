@@ -239,7 +239,7 @@ def evaluated(finished: Path, tmp_path: Path) -> Path:
     (folder / "records.jsonl").write_text("")
     result = json.loads((finished / "result.json").read_text())
     write_json(folder / "result.json", {**result, "best_round": None})
-    about = {"run": [str(finished)], "client": None, "data": "other/data", "split": "all", "flips": False}
+    about = {"run": [str(finished)], "client": None, "data": "other/data", "split": "all", "tta": False}
     about |= {"grid": "the scan's own", "notes": [SEEN], "problems": {"other/a.nii": "It is <empty>."}}
     write_json(folder / "evaluation.json", about)
     return folder

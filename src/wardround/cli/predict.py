@@ -24,7 +24,10 @@ Ensemble = Annotated[
         metavar="RUN", help="Another run for an ensemble; may be repeated. all: every client's model."
     ),
 ]
-Flips = Annotated[bool, typer.Option("--flips", help="Average over mirror images.")]
+Tta = Annotated[
+    bool | None,
+    typer.Option("--tta/--no-tta", help="Average over mirror images; default: as the run was tested."),
+]
 Slices = Annotated[
     Literal["R", "A", "S"] | None,
     typer.Option(help="Axis along which a 2D network goes through volumes; default: as trained."),
@@ -53,7 +56,7 @@ def predict(
     ] = None,
     client: Client = None,
     ensemble: Ensemble = None,
-    flips: Flips = False,
+    tta: Tta = None,
     slices: Slices = None,
     device: Device = "auto",
     overwrite: Overwrite = False,
@@ -70,7 +73,7 @@ def predict(
         load_models(run, client=client, ensemble=ensemble or [], device=device),
         uncertainty=uncertainty,
         samples=samples,
-        flips=flips,
+        tta=tta,
         probabilities=probabilities,
         slices=slices,
     )
@@ -100,7 +103,7 @@ def evaluate(
     ] = "auto",
     client: Client = None,
     ensemble: Ensemble = None,
-    flips: Flips = False,
+    tta: Tta = None,
     slices: Slices = None,
     device: Device = "auto",
     overwrite: Overwrite = False,
@@ -121,7 +124,7 @@ def evaluate(
             split=split,
             client=client,
             ensemble=ensemble or [],
-            flips=flips,
+            tta=tta,
             slices=slices,
             device=device,
             overwrite=overwrite,

@@ -154,15 +154,6 @@ class JoinedSplit:
         return JoinedSplit([part.to(device) for part in self.parts])
 
 
-def join_splits(splits: Sequence[Split]) -> Split:
-    """All cases of several splits; stacked again where they have one shape."""
-    filled = [split for split in splits if len(split)]
-    stacks = [split for split in filled if isinstance(split, TensorSplit)]
-    if len(stacks) == len(filled) and len({stack.images.shape[1:] for stack in stacks}) <= 1:
-        return TensorSplit.join(stacks)
-    return JoinedSplit(filled)
-
-
 def as_stack(split: Split, who: str) -> TensorSplit:
     """The split as one stack of images, for methods that average or transform whole images."""
     if isinstance(split, TensorSplit):

@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from wardround.data.cases import ClientData, TensorSplit, join_splits
+from wardround.data.cases import ClientData, TensorSplit
 from wardround.data.federation_file import PrepareSettings
 from wardround.data.roles import POOLED, PROXY
+from wardround.data.serving.resident import join_splits
 
 
 @dataclass(frozen=True)

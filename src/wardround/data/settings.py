@@ -9,7 +9,10 @@ from typing import Annotated, Any, Self
 from pydantic import Field, model_validator
 
 from wardround.data.phantom.cases import PhantomSettings
+from wardround.data.serving.resident import Oversampling
 from wardround.settings import Settings
+
+TRAVELLING = ("prepare", "patch", "foreground", "foreground_by")  # what hospitals are told of `data`
 
 
 class DataSettings(Settings):
@@ -17,7 +20,7 @@ class DataSettings(Settings):
 
     prepare, splits: settings laid over those of federation.yaml, such as {size: [128, 128]}; patch: voxels
     of the parts of volumes that are trained on, null takes whole images where they have one shape;
-    foreground: share of patches around something labelled.
+    foreground: share of patches around something labelled, of each class present equally often.
     """
 
     phantom: PhantomSettings = PhantomSettings()
@@ -34,6 +37,10 @@ class DataSettings(Settings):
     splits: dict[str, Any] | None = None
     patch: tuple[Annotated[int, Field(ge=1)], ...] | None = None
     foreground: float = Field(0.5, ge=0, le=1)
+    foreground_by: Oversampling = Field(
+        "patch",
+        description="patch: each by chance; batch: that share of every batch, rounded up, so always one",
+    )
     proxy: str | None = Field(
         None, description="centre whose cases are at the server, for methods that need some; not a client"
     )

@@ -23,6 +23,7 @@ from wardround.data.federation import Federation, ScanSummary
 from wardround.data.federation_file import PrepareSettings
 from wardround.data.opening import open_federation
 from wardround.data.serving.loading import federation_of
+from wardround.data.settings import TRAVELLING
 from wardround.deploy.site_file import SiteFile, find_client
 from wardround.engine.networks import network_for
 from wardround.errors import ClientError, ConfigError
@@ -90,7 +91,7 @@ def make_hospital_config(config: Config) -> dict[str, Any]:
         if data.splits is not None:
             log.warning("data.splits is not sent: every hospital splits its cases by its own rules.")
         kept = {"hospitals": True}
-        kept |= {name: plain["data"][name] for name in ("prepare", "patch", "foreground")}
+        kept |= {name: plain["data"][name] for name in TRAVELLING}
     else:
         kept = {"phantom": plain["data"]["phantom"]}
     plain["data"] = kept | {"proxy": data.proxy}  # a name: whose cases are at the organiser

@@ -11,6 +11,7 @@ from typing import Any
 
 from wardround.config import Config
 from wardround.config_file import load_config, resolve
+from wardround.data.settings import TRAVELLING
 from wardround.deploy.conducting import refuse_pooled
 from wardround.deploy.job_queue import JobQueue
 from wardround.deploy.kits import Kit
@@ -40,7 +41,7 @@ def place_at_organiser(config: Config, kit: Kit) -> Config:
     """The run in the organiser's kit; cases that are not here are at the hospitals."""
     data = config.data
     if data.federation is not None and not data.federation.exists():
-        kept = data.model_dump(mode="json", include={"prepare", "splits", "patch", "foreground"})
+        kept = data.model_dump(mode="json", include={"splits", *TRAVELLING})
         data = type(data).read({"hospitals": True, **kept}, "data.")
     changes = {"data": data, "output": kit.runs / file_name(config.name)}
     return make_paths_absolute(config.model_copy(update=changes))

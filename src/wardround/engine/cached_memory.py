@@ -15,7 +15,7 @@ from wardround.engine.memory_store import ONLY_TRAINING, MemoryStore
 from wardround.params import Params
 
 
-class Room:
+class MemoryBudget:
     """Bytes of messages and memories that may stay where they were computed; the rest goes to the disk."""
 
     def __init__(self, num_bytes: int) -> None:
@@ -51,7 +51,7 @@ class CachedMemory:
     not fit, the store behind takes every version at once, as it does in other processes.
     """
 
-    def __init__(self, store: MemoryStore, room: Room, gpu: torch.device | None = None) -> None:
+    def __init__(self, store: MemoryStore, room: MemoryBudget, gpu: torch.device | None = None) -> None:
         self.folder = store.folder
         self._store = store
         self._room = room

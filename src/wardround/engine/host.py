@@ -22,7 +22,7 @@ from wardround.data.cases import ClientData
 from wardround.data.federation import Federation
 from wardround.data.opening import open_federation
 from wardround.data.roles import POOLED, PROXY
-from wardround.engine.cached_memory import CachedMemory, Room
+from wardround.engine.cached_memory import CachedMemory, MemoryBudget
 from wardround.engine.judging.calibration import calibrate
 from wardround.engine.judging.evaluation import score_cases
 from wardround.engine.judging.pictures import PICTURES, take_pictures
@@ -76,7 +76,7 @@ class Host:
         on_progress: OnProgress | None = None,
         federation: Federation | None = None,
         *,
-        room: Room | None = None,
+        room: MemoryBudget | None = None,
         durable: bool = False,
     ) -> None:
         self.config = config

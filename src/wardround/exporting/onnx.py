@@ -140,22 +140,22 @@ def padded_size(network: Segmenter, size: Sequence[int]) -> list[int]:
     Our networks pad some axes to whole blocks and, where that leaves one block, may add one on some axis.
     Which is asked with known sides; the check of the finished graph would find a network with another rule.
     """
-    divisor, axes = network.divisor, len(size)
-    odd = divisor + 1 if divisor > 1 else 1
-    padded = [side != odd for side in network.padded_size([odd] * axes)]
-    one_block = [divisor if is_padded else 1 for is_padded in padded]
+    steps = network.divisors
+    odd = [step + 1 if step > 1 else 1 for step in steps]
+    padded = [side != other for side, other in zip(network.padded_size(odd), odd, strict=True)]
+    one_block = [step if is_padded else 1 for step, is_padded in zip(steps, padded, strict=True)]
     added = [side - block for side, block in zip(network.padded_size(one_block), one_block, strict=True)]
     counts = [
-        (side + divisor - 1) // divisor if is_padded else 1
-        for side, is_padded in zip(size, padded, strict=True)
+        (side + step - 1) // step if is_padded else 1
+        for side, step, is_padded in zip(size, steps, padded, strict=True)
     ]
     product = 1
     for count in counts:
         product = product * count
     is_one: Any = torch.sym_max(0, 2 - product)  # type: ignore[no-untyped-call]  # 1 or 0
     return [
-        (count * divisor if is_padded else side) + (extra * is_one if extra else 0)
-        for side, count, is_padded, extra in zip(size, counts, padded, added, strict=True)
+        (count * step if is_padded else side) + (extra * is_one if extra else 0)
+        for side, step, count, is_padded, extra in zip(size, steps, counts, padded, added, strict=True)
     ]
 
 

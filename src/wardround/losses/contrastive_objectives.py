@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Literal
 
 import torch
@@ -83,9 +84,11 @@ class Contrastive(Objective):
         output = context.forward(model, batch.image)
         terms = []
         if dice_share:
-            dice = dice_loss(output.logits, batch.label, smooth=self.smooth)
+            dice = context.supervise(partial(dice_loss, smooth=self.smooth), output.logits, batch.label)
             context.note("dice", dice)
             terms.append(dice_share * dice)
+        else:
+            context.has_supervised = True  # with nothing, at any resolution
         if contrast_share:
             contrast = self.contrast(*get_head(model), require_second_view(context), context)
             context.note("contrast", contrast)

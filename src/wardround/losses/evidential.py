@@ -52,6 +52,19 @@ def evidence(
     return capped.exp()
 
 
+def invert_evidence(
+    evidence: Tensor, kind: EvidenceKind = "exp", cap: float = 10.0, cap_kind: CapKind = "smooth"
+) -> Tensor:
+    """The logits of this evidence, below the cap by what float32 can tell."""
+    evidence = evidence.clamp_min(torch.finfo(evidence.dtype).tiny)
+    if kind == "softplus":
+        return evidence + torch.log(-torch.expm1(-evidence))
+    if cap_kind == "hard":
+        return evidence.log()
+    below = (cap - evidence.log()).clamp_min(torch.finfo(evidence.dtype).eps)  # softplus(cap - z)
+    return cap - below - torch.log(-torch.expm1(-below))
+
+
 def expected_probabilities(alpha: Tensor) -> Tensor:
     """ρ̄ = α / S, Eq. 2."""
     return alpha / alpha.sum(dim=1, keepdim=True)

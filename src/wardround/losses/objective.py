@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from wardround.config import Config
 from wardround.data.cases import Batch
 from wardround.losses import segmentation
-from wardround.models.base import Output, Segmenter
+from wardround.models.base import Output, Segmenter, pad
 
 
 class Context:
@@ -62,6 +62,8 @@ class Context:
         self.output: Output = Output(logits=torch.empty(0))
         self.terms: dict[str, Tensor] = {}
         self.numbers: Mapping[str, Tensor] = {}
+        self.has_supervised = True  # whether `supervise` was called since the last pass
+        self._size: Sequence[int] = ()  # of the image as the network pads it
         self._made: dict[str, Tensor] = {}
         self._made_in = -1  # which step
         self._global = global_
@@ -90,8 +92,24 @@ class Context:
 
     def forward(self, model: nn.Module, image: Tensor) -> Output:
         """One forward pass, with features where `needs` asks for them; kept in `output`."""
-        self.output = self._run(model, image, self.with_features)
+        if not isinstance(model, Segmenter) or not model.is_deep:
+            self.output = self._run(model, image, self.with_features)
+            return self.output
+        self._size, self.has_supervised = model.padded_size(image.shape[2:]), False
+        self.output = model.with_deep_logits(lambda: self._run(model, image, self.with_features))
         return self.output
+
+    def supervise(self, function: Callable[..., Any], logits: Tensor, label: Tensor) -> Any:
+        """A loss of the pass's logits against labels, or several in a tuple or a dictionary.
+
+        With deep supervision it is the mean over resolutions, weighted 1, 1/2, 1/4 ... (nnU-Net).
+        """
+        self.has_supervised = True
+        found = [self.run_compiled(function, logits, label)]
+        for coarse in self.output.deep:
+            there = coarsen(label, self._size, coarse)
+            found.append(self.run_compiled(function, coarse, there))
+        return found[0] if len(found) == 1 else mean_over_resolutions(found)
 
     def run_compiled(self, function: Callable[..., Any], logits: Tensor, *others: Tensor) -> Any:
         """Call a function of tensors alone, compiled where the network is."""
@@ -129,6 +147,27 @@ def run_as_written(model: nn.Module, image: Tensor, with_features: bool) -> Outp
     if with_features and isinstance(model, Segmenter):
         return model.forward_features(image)
     return Output(logits=model(image))
+
+
+def coarsen(label: Tensor, padded: Sequence[int], logits: Tensor) -> Tensor:
+    """The label on the grid of a coarser map, whose image was padded to a size first."""
+    is_soft = label.dim() == logits.dim()
+    whole = pad(label if is_soft else label[:, None], padded)
+    there = segmentation.downsample(whole, logits.shape[2:])
+    return there if is_soft else there[:, 0]
+
+
+def mean_over_resolutions(found: Sequence[Any]) -> Any:
+    """Values of every resolution, fine to coarse, as one: each weighs half of the one before."""
+    first = found[0]
+    if isinstance(first, dict):
+        return {name: mean_over_resolutions([values[name] for values in found]) for name in first}
+    if isinstance(first, tuple):
+        return tuple(mean_over_resolutions(values) for values in zip(*found, strict=True))
+    if first is None:
+        return None
+    weights = [0.5**level for level in range(len(found))]
+    return sum(weight / sum(weights) * value for weight, value in zip(weights, found, strict=True))
 
 
 class Reference:
@@ -226,6 +265,16 @@ class Objective(ABC):
             return (logits[:, 0] > 0).to(torch.uint8)
         return logits.argmax(dim=1).to(torch.uint8)
 
+    def to_average(self, logits: Tensor) -> Tensor:
+        """What a mean over several views of a case is taken of: class probabilities, a channel a logit."""
+        return segmentation.probabilities(logits)
+
+    def from_average(self, average: Tensor) -> Tensor:
+        """Logits that stand for such a mean."""
+        least = torch.finfo(average.dtype).tiny
+        logs = average.clamp_min(least).log()
+        return logs - (1 - average).clamp_min(least).log() if average.shape[1] == 1 else logs
+
     @abstractmethod
     def loss(self, model: nn.Module, batch: Batch, context: Context) -> Tensor:
         """The scalar to minimise on one batch."""
@@ -275,7 +324,7 @@ class Supervised(Objective):
 
     def loss(self, model: nn.Module, batch: Batch, context: Context) -> Tensor:
         logits = context.forward(model, batch.image).logits
-        loss: Tensor = context.run_compiled(self.function(), logits, batch.label)
+        loss: Tensor = context.supervise(self.function(), logits, batch.label)
         return loss
 
     def sample_losses(self, logits: Tensor, label: Tensor) -> Tensor:
@@ -290,33 +339,32 @@ Smooth = Annotated[float, Field(ge=0, description="added to numerator and denomi
 
 @dataclass(frozen=True)
 class Dice(Supervised):
-    """Soft Dice: 1 - (2 sum yp + s) / (sum y + sum p + s), per case and class."""
+    """Soft Dice: 1 - (2 sum yp + s) / (sum y + sum p + s), of each class and case, or of the whole batch."""
 
     title = "Soft Dice"
     paper = "Milletari et al., 3DV 2016"
     smooth: Smooth = 1e-5
-    reduction: Literal["per_sample", "batch"] = "per_sample"
-    include_background: bool = False
+    reduction: Annotated[
+        Literal["per_sample", "batch"], Field(description="sums run over each case, or over the whole batch")
+    ] = "per_sample"
+    include_background: Annotated[bool, Field(description="whether background counts as a class")] = False
 
     def function(self) -> Callable[..., Tensor]:
-        return partial(
-            segmentation.dice_loss,
-            smooth=self.smooth,
-            reduction=self.reduction,
-            include_background=self.include_background,
-        )
+        return partial(segmentation.dice_loss, **self.dice_settings())
+
+    def dice_settings(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("smooth", "reduction", "include_background")}
 
 
 @dataclass(frozen=True)
-class DiceBCE(Supervised):
-    """Soft Dice plus binary (two classes) or categorical cross entropy."""
+class DiceBCE(Dice):
+    """Soft Dice, of each case or of the batch, plus binary (two classes) or categorical cross entropy."""
 
     title = "Dice + cross entropy"
     paper = "Isensee et al., Nature Methods 2021"
-    smooth: Smooth = 1e-5
 
     def function(self) -> Callable[..., Tensor]:
-        return partial(segmentation.dice_bce_loss, smooth=self.smooth)
+        return partial(segmentation.dice_bce_loss, **self.dice_settings())
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ loss of each sample, (B,), whatever the reduction. Half-precision logits are rai
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
@@ -169,6 +170,17 @@ def sums(reduction: Reduction, *maps: Tensor) -> list[Tensor]:
     if reduction == "batch":
         summed = [values.sum(dim=0, keepdim=True) for values in summed]
     return summed
+
+
+def downsample(label: Tensor, size: Sequence[int]) -> Tensor:
+    """The label nearest to each voxel of a coarser grid, as `interpolate(mode="nearest-exact")` takes it.
+
+    label: (B, *spatial), or soft (B, K, *spatial); its last axes are spatial.
+    """
+    for axis, side in enumerate(size, start=label.dim() - len(size)):
+        place = (torch.arange(side, device=label.device) + 0.5) * (label.shape[axis] / side)
+        label = label.index_select(axis, place.long())
+    return label
 
 
 def divide(numerator: Tensor, denominator: Tensor) -> Tensor:

@@ -43,6 +43,7 @@ from wardround.losses.evidential import (
     evidence,
     expected_probabilities,
     fits_kernels,
+    invert_evidence,
     misleading_kl,
     two_class_terms,
 )
@@ -95,9 +96,16 @@ class Evidential(Objective):
     def probabilities(self, logits: Tensor) -> Tensor:
         return expected_probabilities(self.alpha(logits))  # Eq. 2
 
+    def to_average(self, logits: Tensor) -> Tensor:
+        """Evidence, so that a view counts for as much as it has."""
+        return self._evidence(at_least_float32(logits))
+
+    def from_average(self, average: Tensor) -> Tensor:
+        return invert_evidence(average, self.evidence, self.cap, self.cap_kind)
+
     def loss(self, model: nn.Module, batch: Batch, context: Context) -> Tensor:
         logits = context.forward(model, batch.image).logits
-        dice, kl = context.run_compiled(self.terms, logits, batch.label)
+        dice, kl = context.supervise(self.terms, logits, batch.label)
         context.note("dice", dice)
         if kl is None:
             only: Tensor = dice

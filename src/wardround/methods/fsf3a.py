@@ -82,7 +82,7 @@ class CLSL(Objective):
 
     def loss(self, model: nn.Module, batch: Batch, context: Context) -> Tensor:
         output = context.forward(model, batch.image)
-        terms: dict[str, Tensor] = context.run_compiled(self.supervised, output.logits, batch.label)
+        terms: dict[str, Tensor] = context.supervise(self.supervised, output.logits, batch.label)
         for name, samples in terms.items():
             context.note(name, samples.mean())
         loss = self.together(terms).mean()

@@ -95,7 +95,7 @@ class CFSL(Objective):
 
     def loss(self, model: nn.Module, batch: Batch, context: Context) -> Tensor:
         logits = context.forward(model, batch.image).logits
-        dice: Tensor = context.run_compiled(self.dice, logits, batch.label)
+        dice: Tensor = context.supervise(self.dice, logits, batch.label)
         context.note("dice", dice)
         if self.lam == 0:
             return dice

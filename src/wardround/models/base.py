@@ -7,7 +7,7 @@ it is given divide by `divisor`: padding and cropping happen here, once.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -31,6 +31,7 @@ class Output:
     bottleneck: the deepest encoder level after its last activation, before any dropout.
     decoder: the last decoder map before the head and its dropout, the size of the input.
     stages: every decoder stage's output, coarse to fine; the last one is `decoder`.
+    deep: logits of coarser decoder stages, fine to coarse, in training with deep supervision.
 
     A padded input leaves its padding in the coarse maps; the maps of full size are cropped.
     """
@@ -39,22 +40,26 @@ class Output:
     bottleneck: Tensor | None = None
     decoder: Tensor | None = None
     stages: tuple[Tensor, ...] = ()
+    deep: tuple[Tensor, ...] = ()
 
 
 class Segmenter(nn.Module):
     """A network from (B, in_channels, *spatial) to logits (B, num_outputs, *spatial), any size.
 
-    divisor: sides are padded up to a multiple of it.
+    divisor: sides are padded up to a multiple of it, or of what `divisors` has for each axis.
     has_features: whether `forward_features` fills more than the logits.
     checkpointing: whether parts run through `block` are computed again instead of kept.
     needs_two: whether the bottleneck must keep two voxels, because one alone cannot be normalised.
     start_weights: what of a file its first weights came from; None if it had none.
+    is_deep: whether passes in training have logits of coarser stages too (deep supervision).
     """
 
     has_features: bool = True
     checkpointing: bool = False
     needs_two: bool = False
     start_weights: Match | None = None
+    is_deep: bool = False
+    _deep: tuple[Tensor, ...] | None = None  # the last pass's, where somebody waits for them
 
     def __init__(self, *, in_channels: int, num_outputs: int, dimensions: int, divisor: int) -> None:
         super().__init__()
@@ -75,7 +80,26 @@ class Segmenter(nn.Module):
         if output.decoder is not None:
             output.decoder = crop(output.decoder, size)
             output.stages = (*output.stages[:-1], output.decoder)
+        if self._deep is not None:
+            self._deep = output.deep
         return output
+
+    def with_deep_logits(self, run: Callable[[], Output]) -> Output:
+        """What a pass gives, its coarser logits too, even if it was compiled for others alone."""
+        self._deep = ()
+        try:
+            output = run()
+            output.deep = self._deep
+        finally:
+            self._deep = None
+        return output
+
+    def supervise_deeply(self) -> None:
+        """Add a head to decoder stages below the image's resolution, the coarsest left out (nnU-Net)."""
+        raise ConfigError(
+            f"model.deep_supervision: {type(self).__name__} shows no decoder stages to supervise. Choose a "
+            "U-Net of ours or monai:DynUNet, or leave it out."
+        )
 
     def encode(self, x: Tensor) -> Tensor:
         """The bottleneck alone, without the decoder's cost; exactly `forward_features(x).bottleneck`."""
@@ -109,10 +133,16 @@ class Segmenter(nn.Module):
         """The layer that makes the logits."""
         return last_layer(self, self.num_outputs)
 
+    @property
+    def divisors(self) -> tuple[int, ...]:
+        """Of each axis, where they differ."""
+        return (self.divisor,) * self.dimensions
+
     def padded_size(self, size: Sequence[int]) -> list[int]:
         """The sides the network sees for an image of this size."""
-        sides = [-(-side // self.divisor) * self.divisor for side in size]
-        if self.needs_two and all(side == self.divisor for side in sides):
+        steps = self.divisors[: len(size)]
+        sides = [-(-side // step) * step for side, step in zip(size, steps, strict=True)]
+        if self.needs_two and tuple(sides) == steps:
             sides[-1] *= 2
         return sides
 

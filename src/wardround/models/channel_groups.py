@@ -20,6 +20,7 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from wardround.errors import ConfigError
+from wardround.models.nnunet import ResidualBlock
 from wardround.models.norm import full_name
 from wardround.models.synergynet import SynergyNet
 from wardround.models.unet import NearestStage, PlainStage, UNet, UpStage
@@ -57,6 +58,11 @@ def channel_groups(model: nn.Module) -> dict[str, ChannelGroup]:
             "the channels of SynergyNet cannot be matched: its skips are added, which ties the channels of "
             "encoder and decoder together, and so do its attention heads and its codebook. "
             "Choose a U-Net or the autoencoder."
+        )
+    if any(isinstance(module, ResidualBlock) for module in backbone.modules()):
+        raise ConfigError(
+            "the channels of a residual encoder cannot be matched: its blocks add maps, which ties their "
+            "channels together. Set model.arguments.encoder to plain, or choose another U-Net."
         )
     if isinstance(model, VariationalSegmenter) and isinstance(model.backbone, UNet):
         stem = model.stem
@@ -107,8 +113,9 @@ class Walk:
         x = maps.pop()
         for number, stage in enumerate(model.decoder):
             x = self.stage(full_name(prefix, f"decoder.{number}"), stage, x, maps.pop())
-        self.read(full_name(prefix, "head"), model.head, x)
-        self.known.add(full_name(prefix, "head.bias"))
+            if model.is_deep and 0 < number < len(model.decoder) - 1:
+                self.classify(full_name(prefix, f"deep_heads.{number - 1}"), model.deep_heads[number - 1], x)
+        self.classify(full_name(prefix, "head"), model.head, x)
 
     def stage(self, name: str, stage: nn.Module, x: Layout, skip: Layout) -> Layout:
         if isinstance(stage, UpStage):
@@ -151,6 +158,11 @@ class Walk:
         for part, buffer in norm.named_buffers():
             if buffer.dim():  # not the counter of batches
                 self.groups[group].places.append((f"{name}.{part}", 0, 0))
+
+    def classify(self, name: str, head: nn.Module, x: Layout) -> None:
+        """A head reads channels and makes classes, whose order is fixed."""
+        self.read(name, head, x)
+        self.known.add(f"{name}.bias")
 
     # Writing down
 

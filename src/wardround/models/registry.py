@@ -48,6 +48,9 @@ class ModelSettings(Settings):
         Literal["average", "pooled", "local", "reestimate"],
         Field(description="BatchNorm's running statistics: averaged, pooled exactly, kept, or re-estimated"),
     ] = "average"
+    deep_supervision: Annotated[
+        bool, Field(description="coarser decoder stages learn too, by heads of their own in training")
+    ] = False
     stem: Annotated[
         Literal["none", "variational"], Field(description="a layer with random weights in front, or none")
     ] = "none"
@@ -124,6 +127,12 @@ MODELS: dict[str, ModelInfo] = {
         "unet:unet2d_fedevi",
     ),
     "unet3d": ModelInfo("3D U-Net", "Çiçek et al., MICCAI 2016", (3,), "unet:unet3d"),
+    "nnunet": ModelInfo(
+        "U-Net of an nnU-Net plan, plain or residual",
+        "Isensee et al., Nature Methods 2021",
+        (2, 3),
+        "nnunet:nnunet",
+    ),
     "synergynet": ModelInfo("SynergyNet-8s2h", "Gorade et al., WACV 2024", (2, 3), "synergynet:synergynet"),
     "autoencoder": ModelInfo("U-Net without skips", "-", (2, 3), "unet:autoencoder"),
     "sam3d": ModelInfo(
@@ -202,9 +211,16 @@ def build(settings: ModelSettings, *, in_channels: int, num_outputs: int, dimens
         name, kind = settings.name, find_foreign_class(settings.name)
         divisor = settings.divisor or (MONAI_DIVISOR if name.startswith(MONAI_PREFIX) else None)
         more = {"in_channels": in_channels, **sizes}
-        return build_foreign(
-            name, kind, settings.arguments, **more, divisor=divisor, features=settings.features
-        )
+        arguments = ask_for_heads(settings) if settings.deep_supervision else settings.arguments
+        model = build_foreign(name, kind, arguments, **more, divisor=divisor, features=settings.features)
+    else:
+        model = build_own(settings, in_channels=in_channels, **sizes)
+    if settings.deep_supervision:
+        model.supervise_deeply()
+    return model
+
+
+def build_own(settings: ModelSettings, *, in_channels: int, num_outputs: int, dimensions: int) -> Segmenter:
     check_dimensions(settings, dimensions)
     info = MODELS[settings.name]
     common = {key: getattr(settings, key) for key in COMMON if key in info.parameters}
@@ -212,6 +228,20 @@ def build(settings: ModelSettings, *, in_channels: int, num_outputs: int, dimens
     return info.builder(
         in_channels=in_channels, num_outputs=num_outputs, **both, **common, **settings.arguments
     )
+
+
+def ask_for_heads(settings: ModelSettings) -> dict[str, Any]:
+    """The arguments of MONAI's DynUNet with its own deep supervision: all stages but the coarsest."""
+    arguments = dict(settings.arguments)
+    if settings.name.startswith(MONAI_PREFIX) and "strides" in arguments:
+        heads = len(arguments["strides"]) - 3
+        if heads < 1:
+            raise ConfigError(
+                f"model.deep_supervision needs 4 levels or more, but model.arguments.strides has "
+                f"{len(arguments['strides'])}. Add some, or leave it out."
+            )
+        arguments = {"deep_supr_num": heads, **arguments, "deep_supervision": True}
+    return arguments
 
 
 def check_dimensions(settings: ModelSettings, dimensions: int) -> None:

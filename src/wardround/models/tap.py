@@ -94,13 +94,14 @@ class TappedSegmenter(Segmenter):
 
     def _output(self, x: Tensor) -> Output:
         if not self.has_features:
-            return Output(logits=self._logits(x))
+            return Output(logits=self._logits(x), deep=self._take_deep())
         places = [place for place in (self.tap.bottleneck, *self.tap.stages) if place is not None]
         with catch_maps(self.network, places, self.tap.head if self.tap.has_decoder else None) as maps:
             logits = self._logits(x)
         bottleneck, *stages = [as_map(maps[place], place, x) for place in places]
         decoder = maps.get(self.tap.head)
-        return Output(logits, bottleneck, decoder, () if decoder is None else (*stages, decoder))
+        shown = () if decoder is None else (*stages, decoder)
+        return Output(logits, bottleneck, decoder, shown, self._take_deep())
 
     def _bottleneck(self, x: Tensor) -> Tensor:
         place = self.tap.bottleneck
@@ -116,6 +117,24 @@ class TappedSegmenter(Segmenter):
         if logits is None or logits.shape != expected:
             raise ConfigError(wrong_shape(self.name, x.shape, logits, expected))
         return logits
+
+    def supervise_deeply(self) -> None:
+        """MONAI's DynUNet, built with heads, keeps their logits in a list."""
+        if not getattr(self.network, "deep_supervision", False) or not hasattr(self.network, "heads"):
+            raise ConfigError(
+                f"model.deep_supervision: '{self.name}' shows no coarser logits. Choose monai:DynUNet or a "
+                "U-Net of ours, or leave it out."
+            )
+        self.is_deep = True
+
+    def _take_deep(self) -> tuple[Tensor, ...]:
+        """The coarser logits of the last pass; the network keeps none, since they hold its graph."""
+        if not self.is_deep:
+            return ()
+        heads: list[Tensor] = self.network.heads  # type: ignore[assignment]
+        found = tuple(heads) if self.training else ()
+        heads[:] = [torch.empty(0)] * len(heads)
+        return found
 
     def _pass(self, x: Tensor) -> Any:
         """What the network itself gives; its code cannot end the command without a word."""
@@ -355,7 +374,7 @@ def decoder_names(model: nn.Module) -> list[str]:
     """
     if not isinstance(model, Segmenter) or not model.has_features:
         raise ConfigError(f"which layers of {type(model).__name__} are its decoder is not known")
-    copied = meta_copy(model)
+    copied = meta_copy(model).train(model.is_deep)  # heads of deep supervision run in training alone
     size = copied.padded_size([2 * model.divisor] * model.dimensions)
     image = torch.zeros(NUM_CASES, model.in_channels, *size, device="meta")
     whole = list_called(copied, lambda: copied.forward_features(image))

@@ -19,12 +19,13 @@ import math
 from collections import OrderedDict
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
+from wardround.errors import ConfigError
 from wardround.models.base import Output, Segmenter
 from wardround.models.instance_norm import FusableUnit
 from wardround.models.norm import Norm, make_norm, needs_bias
@@ -33,12 +34,16 @@ Network = TypeVar("Network", bound=Segmenter)
 
 
 class EncoderDecoder(Segmenter):
-    """A network that ends in decoder stages (coarse to fine), channel dropout and a head."""
+    """A network that ends in decoder stages (coarse to fine), channel dropout and a head.
+
+    deep_heads: of some stages, coarse to fine, for training with deep supervision.
+    """
 
     needs_two = True
     decoder: nn.ModuleList
     dropout: nn.Module
     head: nn.Module
+    deep_heads: nn.ModuleList
 
     def output_layer(self) -> nn.Module:
         return self.head
@@ -50,7 +55,28 @@ class EncoderDecoder(Segmenter):
             x = self.block(stage, x, *skips.pop())
             stages.append(x)
         logits = self.head(self.dropout(x))
-        return Output(logits=logits, bottleneck=bottleneck, decoder=x, stages=tuple(stages))
+        deep: list[Tensor] = []
+        if self.is_deep and self.training:
+            deep = [head(stage) for head, stage in zip(self.deep_heads, stages[1:-1], strict=True)]
+        return Output(logits, bottleneck, decoder=x, stages=tuple(stages), deep=tuple(reversed(deep)))
+
+    def supervise_deeply(self) -> None:
+        if len(self.decoder) < 3:
+            raise ConfigError(
+                f"model.deep_supervision needs 4 levels or more, and there are {len(self.decoder) + 1}: the "
+                "finest has its logits already, and the coarsest two have none. Raise them, or leave it out."
+            )
+        weight = self.get_parameter("head.weight")
+        size = self.padded_size(self.divisors)
+        image = weight.new_zeros(1, self.in_channels, *size)
+        was_training = self.training
+        with torch.no_grad():
+            stages = self.eval().forward_features(image).stages
+        self.train(was_training)
+        self.deep_heads = nn.ModuleList(
+            convolution(stage.shape[1], self.num_outputs, self.dimensions, size=1) for stage in stages[1:-1]
+        )
+        self.is_deep = True
 
 
 class UNet(EncoderDecoder):
@@ -69,7 +95,7 @@ class UNet(EncoderDecoder):
         **sizes: int,
     ) -> None:
         super().__init__(divisor=2 ** len(decoder), **sizes)
-        self.pool = (nn.MaxPool3d if self.dimensions == 3 else nn.MaxPool2d)(2)
+        self.pool: nn.Module = (nn.MaxPool3d if self.dimensions == 3 else nn.MaxPool2d)(2)
         self.dropout = channel_dropout(dropout, self.dimensions)
         self.encoder = nn.ModuleList(encoder)
         self.decoder = nn.ModuleList(decoder)
@@ -162,10 +188,20 @@ def unet2d_fedevi(
 # Blocks
 
 
-def convolution(source: int, width: int, dimensions: int, *, size: int = 3, bias: bool = True) -> _ConvNd:
-    """A convolution that keeps the image's size."""
-    kind = nn.Conv3d if dimensions == 3 else nn.Conv2d
-    return kind(source, width, size, padding=size // 2, bias=bias)
+def convolution(
+    source: int,
+    width: int,
+    dimensions: int,
+    *,
+    size: int | tuple[int, ...] = 3,
+    stride: int | tuple[int, ...] = 1,
+    bias: bool = True,
+) -> _ConvNd:
+    """A convolution that keeps the image's size, but for its stride; size: odd, of its kernel."""
+    kind: Any = nn.Conv3d if dimensions == 3 else nn.Conv2d
+    padding = size // 2 if isinstance(size, int) else tuple(side // 2 for side in size)
+    made: _ConvNd = kind(source, width, size, stride=stride, padding=padding, bias=bias)
+    return made
 
 
 def up_convolution(source: int, width: int, dimensions: int, *, bias: bool) -> _ConvNd:
@@ -178,12 +214,14 @@ def channel_dropout(chance: float, dimensions: int) -> nn.Module:
     return (nn.Dropout3d if dimensions == 3 else nn.Dropout2d)(chance)
 
 
-def add_norm(conv: _ConvNd, norm: Norm, dimensions: int, *, relu: bool = True) -> nn.Sequential:
-    """The convolution, norm, ReLU."""
+def add_norm(
+    conv: _ConvNd, norm: Norm, dimensions: int, *, relu: bool = True, slope: float = 0.0
+) -> nn.Sequential:
+    """The convolution, norm, ReLU; slope: of the ReLU below 0."""
     layers: OrderedDict[str, nn.Module] = OrderedDict(conv=conv)
     layers["norm"] = make_norm(norm, conv.out_channels, dimensions)
     if relu:
-        layers["relu"] = nn.ReLU(inplace=True)
+        layers["relu"] = nn.LeakyReLU(slope, inplace=True) if slope else nn.ReLU(inplace=True)
     return FusableUnit(layers)
 
 

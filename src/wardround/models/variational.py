@@ -13,7 +13,7 @@ from a prior, once a pass over the client's cases; `kl_weight: 0` is the paper.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Literal
 
 import torch
@@ -125,6 +125,7 @@ class VariationalSegmenter(Segmenter):
         sizes = {"num_outputs": backbone.num_outputs, "dimensions": backbone.dimensions}
         super().__init__(in_channels=in_channels, divisor=backbone.divisor, **sizes)
         self.has_features = backbone.has_features
+        self.is_deep = backbone.is_deep
         self.settings = settings
         self.stem = VariationalConvolution(in_channels, settings.channels, estimator=settings.estimator)
         self.backbone = backbone
@@ -138,6 +139,9 @@ class VariationalSegmenter(Segmenter):
 
     def encode(self, x: Tensor) -> Tensor:
         return self.backbone.encode(self.stem(x))
+
+    def with_deep_logits(self, run: Callable[[], Output]) -> Output:
+        return self.backbone.with_deep_logits(run)
 
     def sample(self, x: Tensor, num_samples: int = 10, generator: torch.Generator | None = None) -> Tensor:
         """Logits under several draws of the weights, (num_samples, B, num_outputs, *spatial).
@@ -165,6 +169,10 @@ class VariationalSegmenter(Segmenter):
 
     def output_layer(self) -> nn.Module:
         return self.backbone.output_layer()
+
+    @property
+    def divisors(self) -> tuple[int, ...]:
+        return self.backbone.divisors
 
     def padded_size(self, size: Sequence[int]) -> list[int]:
         return self.backbone.padded_size(size)

@@ -109,7 +109,7 @@ def evaluate(
     split: Split = "auto",
     client: str | None = None,
     ensemble: Sequence[str | Path] = (),
-    flips: bool = False,
+    tta: bool | None = None,
     slices: Along | None = None,
     device: str = "auto",
     overwrite: bool = False,
@@ -119,11 +119,11 @@ def evaluate(
     """Evaluate the model of a run on a federation.yaml, or on a folder that `wardround data init` reads.
 
     split: which cases; auto takes the test cases of the run's own data, and of any other data all cases that
-    the model has not seen; slices: the axis along which a 2D network goes through volumes, if the run does
-    not record it.
+    the model has not seen; tta: average over mirror images, None for as the run was tested; slices: the axis
+    along which a 2D network goes through volumes, if the run does not record it.
     """
     models = load_models(run, client=client, ensemble=ensemble, device=device)
-    predictor = Predictor(models, flips=flips, slices=slices)
+    predictor = Predictor(models, tta=tta, slices=slices)
     model, path = models[0], Path(data)
     run_cases = {entry.folder: find_run_cases(entry, path) for entry in models}
     own = run_cases[model.folder]
@@ -278,6 +278,6 @@ def write_evaluation(done: EvaluationReport, predictor: Predictor, data: Path, s
         "data": str(data),
         "split": split,
         "grid": "the scan's own",
-        "flips": predictor.flips,
+        "tta": predictor.tta,
     }
     write_json(folder / "evaluation.json", {**about, **done.as_dict()})

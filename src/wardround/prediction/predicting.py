@@ -14,7 +14,6 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import chain, combinations
 from typing import Any
 
 import numpy as np
@@ -40,6 +39,7 @@ from wardround.prediction.results import (
 from wardround.prediction.trained import TrainedModel
 from wardround.prediction.windows import Forward, Watch
 from wardround.seeds import derive
+from wardround.training.inference import check_averaging, evaluated_as
 from wardround.uncertainty.maps import (
     Accumulator,
     Predicted,
@@ -61,15 +61,15 @@ class Predictor:
     """One or several models that predict scans together.
 
     uncertainty: which maps to make, None for the numbers alone; samples: passes of kinds that sample, None
-    for as many as the run's calibration used; flips: average over mirror images; probabilities: return them
-    too; slices: the axis along which a 2D network goes through a volume, None for that of its training
-    slices, if the run records it.
+    for as many as the run's calibration used; tta: average over mirror images, None for as the run was
+    tested; probabilities: return them too; slices: the axis along which a 2D network goes through a volume,
+    None for that of its training slices, if the run records it.
     """
 
     models: Sequence[TrainedModel]
     uncertainty: str | None = None
     samples: int | None = None
-    flips: bool = False
+    tta: bool | None = None
     probabilities: bool = False
     slices: Along | None = None
     say: Callable[[str], None] = log.warning
@@ -82,7 +82,10 @@ class Predictor:
             raise ConfigError("--slices is for 2D networks; this run was trained on volumes. Leave it out.")
         if self.samples is not None and self.samples < 1:
             raise ConfigError(f"--samples is {self.samples}; give 1 or more.")
+        self.tta = self.models[0].config.evaluate.tta if self.tta is None else self.tta
         self.kind = self._choose_kind()
+        if self.tta:
+            check_averaging(self.models[0].objective)
         for other in self.models[1:]:
             check_compatible(self.models[0], other)
         self._forwards = [
@@ -121,9 +124,10 @@ class Predictor:
     def summarise_test_cases(self) -> tuple[int, float, float] | None:
         """The run's own test cases: how many, mean uncertainty, mean Dice.
 
-        None unless this predictor makes one plain pass of one model, as calibration.json does.
+        None unless this predictor makes one pass of one model, as calibration.json does.
         """
-        if len(self.models) > 1 or self.kind in DRAWN or self.flips:
+        as_tested = self.tta == self.models[0].config.evaluate.tta
+        if len(self.models) > 1 or self.kind in DRAWN or not as_tested:
             return None
         rows = (self.models[0].calibration or {}).get("cases") or []
         pairs = [(row.get("uncertainty"), row.get("dice")) for row in rows]
@@ -270,22 +274,17 @@ class Predictor:
         together = Accumulator(objective, temperature=self.temperature, kind=several)
         draws = self.samples or self.models[0].config.evaluate.passes
         passes = draws if self.kind in DRAWN else 1
-        mirrored = list(list_flips(image.ndim - 1)) if self.flips else [()]
-        total = len(self.models) * passes * len(mirrored)
+        total = len(self.models) * passes
         done = 0
         for model, forward in zip(self.models, self._forwards, strict=True):
-            with seed_samples(model.config.seed, name), sampling(model.model, self.kind):
+            with (
+                seed_samples(model.config.seed, name),
+                sampling(model.model, self.kind),
+                evaluated_as(model.model, objective, tta=bool(self.tta)),
+            ):
                 for _ in range(passes):
-                    logits: Tensor | None = None
-                    for axes in mirrored:
-                        shown = scale_progress(watch, done, total)
-                        flipped = torch.flip(image, axes).contiguous() if axes else image
-                        found = forward(flipped, shown)
-                        found = torch.flip(found, axes) if axes else found
-                        logits = found if logits is None else logits.add_(found)
-                        done += 1
-                    assert logits is not None
-                    together.add(logits.div_(len(mirrored)) if len(mirrored) > 1 else logits)
+                    together.add(forward(image, scale_progress(watch, done, total)))
+                    done += 1
         return together.result()
 
 
@@ -315,12 +314,6 @@ def seed_samples(seed: int, name: str) -> Iterator[None]:
     with torch.random.fork_rng():
         torch.manual_seed(derive(seed, "predict", name))
         yield
-
-
-def list_flips(dimensions: int) -> Iterator[tuple[int, ...]]:
-    """Every set of axes of (C, *spatial) to mirror, the empty set first."""
-    axes = range(1, dimensions + 1)
-    yield from chain.from_iterable(combinations(axes, count) for count in range(dimensions + 1))
 
 
 def scale_progress(watch: Watch | None, done: int, total: int) -> Watch | None:

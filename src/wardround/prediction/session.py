@@ -171,7 +171,7 @@ def predict(
     probabilities: bool = True,
     uncertainty: str | None = "auto",
     samples: int | None = None,
-    flips: bool = False,
+    tta: bool | None = None,
     slices: Along | None = None,
     device: str = "auto",
 ) -> list[Prediction]:
@@ -179,10 +179,11 @@ def predict(
 
     inputs: files, folders or lists, as for `wardround predict`; client: that hospital's personal model;
     ensemble: further runs, or ["all"] for the personal models of all clients; uncertainty: None for none;
-    slices: R, A or S, the axis along which a 2D network goes through a volume, if the run has none on record.
+    tta: average over mirror images, None for as the run was tested; slices: R, A or S, the axis along which a
+    2D network goes through a volume, if the run has none on record.
     """
     models = load_models(run, client=client, ensemble=ensemble, device=device)
-    predictor = Predictor(models, uncertainty, samples, flips, probabilities=probabilities, slices=slices)
+    predictor = Predictor(models, uncertainty, samples, tta, probabilities=probabilities, slices=slices)
     for note in predictor.notes:
         log.warning(note)
     given = [inputs] if isinstance(inputs, str | os.PathLike) else list(inputs)
@@ -272,7 +273,7 @@ def describe_models(predictor: Predictor) -> dict[str, Any]:
         {"run": str(model.folder), "client": model.client, "params_sha256": model.params.sha256()}
         for model in predictor.models
     ]
-    return {"models": models, "flips": predictor.flips, "temperature": predictor.temperature}
+    return {"models": models, "tta": predictor.tta, "temperature": predictor.temperature}
 
 
 def watch_windows(

@@ -106,8 +106,9 @@ class TrainedModel:
 
     @property
     def window(self) -> tuple[int, ...] | None:
-        """What volumes are predicted in; None for 2D images, which are predicted whole."""
-        return self.preparation.window if self.preparation.dimensions == 3 else None
+        """What scans are predicted in; None for whole images."""
+        usual = self.preparation.window if self.preparation.dimensions == 3 else None
+        return self.config.evaluate.window or usual
 
     @property
     def name(self) -> str:

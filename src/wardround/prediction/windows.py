@@ -1,8 +1,7 @@
 """Windows: a network over a whole scan, or over overlapping windows of it (sliding window inference).
 
-Volumes go through the network in windows of the size it was trained on; a voxel's logits are the mean over
-all windows that contain it, weighted by a Gaussian around the window's centre (MONAI). A window as large as
-the scan is one plain pass. Pictures are predicted whole, unless they are huge.
+Volumes go through the network in windows of the size it was trained on. A window as large as the scan is one
+plain pass. Pictures are predicted whole, unless they are huge.
 
 When memory runs out: fewer windows at a time, then smaller ones, then the CPU; each is logged once.
 """
@@ -16,20 +15,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from monai.inferers.utils import sliding_window_inference
 from torch import Tensor, nn
 
 from wardround.errors import DataError
 from wardround.text import format_size
 from wardround.training.device import is_out_of_memory
+from wardround.training.inference import AT_ONCE, OVERLAP, slide
 
 log = logging.getLogger(__name__)
 
-OVERLAP = 0.5
 HUGE_PICTURE = 2**23  # pixels; larger pictures are predicted in tiles
 TILE = 1024
 SMALLEST = {2: 128, 3: 32}  # voxels along a side of the smallest window
-AT_ONCE = 4  # windows on a GPU
 LARGEST_VOLUME = (160, 160, 160)  # the window if none was trained on
 
 Watch = Callable[[int, int], None]
@@ -96,19 +93,8 @@ class Forward:
                 watch(min(done, total), total)
             return logits
 
-        with torch.no_grad():
-            summed = sliding_window_inference(
-                image[None],
-                roi_size=window,
-                sw_batch_size=plan.at_once,
-                predictor=infer,
-                overlap=OVERLAP,
-                mode="gaussian",
-                sw_device=plan.device,
-                device=torch.device("cpu"),
-            )
-        assert isinstance(summed, Tensor)
-        return summed[0]
+        cpu = torch.device("cpu")
+        return slide(infer, image[None], window, plan.at_once, device=plan.device, gather=cpu)[0]
 
     def _pass(self, batch: Tensor) -> Tensor:
         device = self.plan.device

@@ -324,7 +324,7 @@ def list_evaluation_facts(run: Run) -> list[tuple[str, Any]]:
         ("data", tag("code", str(found.get("data", "")))),
         ("split", str(found.get("split", ""))),
         ("evaluated on the grid", str(found.get("grid", ""))),
-        ("mirrored (test-time augmentation)", "yes" if found.get("flips") else "no"),
+        ("mirrored (test-time augmentation)", "yes" if found.get("tta") else "no"),
     ]
     return rows if found.get("client") is None else [*rows, ("model of client", name(str(found["client"])))]
 

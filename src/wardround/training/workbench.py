@@ -192,7 +192,7 @@ class Workbench(Learner):
                 if piece == 1:
                     raise ClientError(
                         f"evaluation: one case alone does not fit into the memory of {self.device}. Try a "
-                        "smaller image or network, or compute.resident: host."
+                        "smaller image or network, evaluate.window, or compute.resident: host."
                     ) from None
             else:
                 done += len(part)
@@ -330,6 +330,11 @@ class TrainingLoop:
         """The objective or what replaces it, a method's term, and the network's own."""
         hooks, network = self._hooks, self._learner.model
         value = (hooks.loss or self._learner.objective.loss)(model, batch, context)
+        if not context.has_supervised:
+            raise ClientError(
+                "The objective or the method takes no losses of coarser logits (Context.supervise). Set "
+                "model.deep_supervision: false, or choose others."
+            )
         if hooks.add is not None:
             value = value + hooks.add(model, batch, context)
         for term, extra in network.extra_losses(context.num_examples).items():

@@ -13,6 +13,9 @@ from wardround.data.serving.augment import (
     Augmentation,
     Shading,
     apply_bias_field,
+    change_contrast,
+    draw_bias_field,
+    lower_resolution,
     make_rotations,
     make_source_grid,
     resample,
@@ -181,7 +184,8 @@ def test_the_bias_field_is_smooth_bounded_and_leaves_the_dark_dark(sides: tuple[
     image = torch.full((5, 2, *sides), 3.0)
     image[(slice(None), slice(None), *[0] * len(sides))] = 1.0  # the darkest voxel
 
-    field = (apply_bias_field(image, float(np.log(1.5)), torch.Generator().manual_seed(2)) - 1) / 2
+    drawn = draw_bias_field(len(image), image.ndim - 2, float(np.log(1.5)), torch.Generator().manual_seed(2))
+    field = (apply_bias_field(image, *drawn) - 1) / 2
     rest = field[..., 1:]
 
     assert torch.equal(field[(slice(None), slice(None), *[0] * len(sides))], torch.zeros(5, 2))
@@ -208,3 +212,83 @@ def test_a_written_out_configuration_reads_back() -> None:
     config = load_config({"augmentation": {"spatial": 0.3, "rotate": 30}})
 
     assert load_config(resolve(config)).augmentation == config.augmentation
+
+
+# nnU-Net's further changes
+
+
+@mark.parametrize("sides", [(12, 10), (12, 10, 8)], ids=str)
+def test_low_resolution_takes_the_nearest_voxels_and_interpolates_back(sides: tuple[int, ...]) -> None:
+    image = smooth(2, 2, *sides)
+    found = lower_resolution(image, torch.tensor([0.5, 1.0]))
+    coarse = image[0][(slice(None), *[slice(1, None, 2)] * len(sides))].double().numpy()  # of two, the later
+    places = [np.clip((np.arange(side) + 0.5) / 2 - 0.5, 0, side // 2 - 1) for side in sides]
+    grid = np.meshgrid(*places, indexing="ij")
+    expected = [ndimage.map_coordinates(channel, grid, order=1, mode="nearest") for channel in coarse]
+
+    np.testing.assert_allclose(found[0], np.stack(expected), atol=1e-5)
+    assert torch.allclose(found[1], image[1])
+
+
+def test_contrast_moves_voxels_from_the_mean_and_stays_in_the_range() -> None:
+    image = smooth(3, 2, 16, 16)
+    found = change_contrast(image, torch.tensor([0.5, 1.0, 1.25])).numpy()
+    for case, factor, given in zip(found, (0.5, 1.0, 1.25), image.numpy(), strict=True):
+        mean = given.mean(axis=(1, 2), keepdims=True)
+        low, high = (given.min(axis=(1, 2), keepdims=True), given.max(axis=(1, 2), keepdims=True))
+        np.testing.assert_allclose(case, np.clip((given - mean) * factor + mean, low, high), atol=1e-5)
+
+
+def test_gamma_of_the_negative_is_gamma_upside_down() -> None:
+    image = smooth(2, 1, 16, 16)
+    usual = Shading(intensity=0, gamma=0.5)._shade(-image, torch.Generator().manual_seed(1))
+    negative = Shading(intensity=0, gamma=0.5, inverted=1.0)._shade(image, torch.Generator().manual_seed(1))
+
+    assert torch.allclose(negative, -usual, atol=1e-5) and not torch.allclose(negative, image, atol=0.01)
+
+
+def test_mirror_chooses_every_axis_by_itself() -> None:
+    given = batch(4, 6, count=400)
+    found, _ = Augmentation(flip=0, intensity=0, mirror=0.5)(given, 1, ("a",))
+    ways = [given.image, given.image.flip(2), given.image.flip(3), given.image.flip(2, 3)]
+    counts = [int((found.image == way).flatten(1).all(dim=1).sum()) for way in ways]
+
+    assert sum(counts) == 400 and min(counts) > 70
+    assert torch.equal((found.image[:, 0] > 0).long() + (found.image[:, 1] > 0.5).long(), found.label)
+
+
+CHANCES = {
+    "blur": 0.2,
+    "low_resolution": 0.25,
+    "gamma": 0.3,
+    "contrast": 0.15,
+    "intensity": 0.15,
+    "noise": 0.1,
+}
+EVERY = {"blur": 1.0, "low_resolution": 0.5, "gamma": 0.5, "contrast": 0.25, "intensity": 0.25, "noise": 0.3}
+
+
+@mark.parametrize("change", CHANCES)
+def test_a_chance_changes_that_share_of_cases_and_leaves_the_others_their_bytes(change: str) -> None:
+    image = smooth(300, 1, 12, 12)
+    settings = {"intensity": 0.0, change: EVERY[change], "chances": {change: CHANCES[change]}}
+    found = Shading(**settings)._shade(image, torch.Generator().manual_seed(1))
+    changed = (found != image).flatten(1).any(dim=1)
+
+    assert abs(float(changed.double().mean()) - CHANCES[change]) < 0.06
+
+
+def test_what_a_case_draws_does_not_depend_on_its_neighbours() -> None:
+    chosen = Augmentation(flip=0, mirror=0.5, **EVERY, chances=dict.fromkeys(EVERY, 0.5))
+    given = batch(16, 16, count=4)
+    others = batch(16, 16, count=4)
+    others.image[1:] = smooth(3, 2, 16, 16, seed=9)
+    one, same, other = (chosen(b, 3, ("a",))[0].image for b in (given, given, others))
+
+    assert torch.equal(one, same) and torch.equal(one[0], other[0])
+    assert not torch.equal(one[1:], other[1:])
+
+
+def test_a_chance_of_something_unknown_is_refused() -> None:
+    with raises(ConfigError, match="augmentation.chances.sharpness"):
+        load_config({"augmentation": {"chances": {"sharpness": 0.5}}})

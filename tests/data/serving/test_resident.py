@@ -3,13 +3,14 @@
 import torch
 from pytest import mark, raises
 
-from wardround.data.cases import Case
+from wardround.data.cases import Case, JoinedSplit
 from wardround.data.serving.resident import (
     PatchSplit,
     StoredCase,
     choose_patch,
     choose_start,
     crop_patch,
+    join_splits,
     start_limits,
 )
 from wardround.errors import ConfigError, DataError
@@ -60,6 +61,31 @@ def test_the_share_around_foreground_is_the_setting() -> None:
     labels = split.batch([0] * 2000, draw()).label
 
     assert 0.26 < float((labels.sum(dim=(1, 2)) > 0).double().mean()) < 0.34
+
+
+def test_a_share_of_every_batch_holds_foreground_wherever_its_cases_have_some() -> None:
+    sick = [stored(name, 400, 400, lesion=(3, 390)) for name in "abc"]
+    split = PatchSplit([*sick, stored("healthy", 400, 400)], (8, 8), 1 / 3, by="batch")
+
+    def count(indices: list[int], seed: int) -> int:
+        return int(split.batch(indices, draw(seed)).label.flatten(1).any(dim=1).sum())
+
+    assert {count([0, 1, 2, 3, 0, 1], seed) for seed in range(20)} == {2}
+    assert {count([0, 1, 2, 0], seed) for seed in range(20)} == {2}  # rounded up
+    assert {count([3, 2], seed) for seed in range(20)} == {1}
+    assert count([0], 0) == 1 and count([3, 3, 3], 0) == 0
+    which = [split.batch([0, 1, 2], draw(s)).label.flatten(1).any(dim=1).int().argmax() for s in range(20)]
+    assert len(set(map(int, which))) == 3  # not always the same place in the batch
+
+
+def test_pooled_patches_are_one_split_and_the_same_bytes_as_one_by_one() -> None:
+    parts = [PatchSplit([stored(name, 20, 30, lesion=(7, 7))], (8, 8), 0.5) for name in "abcdef"]
+    joined, apart = join_splits(parts), JoinedSplit(parts)
+
+    assert isinstance(joined, PatchSplit) and joined.names == apart.names
+    one, other = (split.batch([3, 0, 5, 1], draw(2)) for split in (joined, apart))
+    assert torch.equal(one.image, other.image) and torch.equal(one.label, other.label)
+    assert isinstance(join_splits([*parts, PatchSplit(parts[0].cases, (4, 4), 0.5)]), JoinedSplit)
 
 
 def test_a_rare_class_is_drawn_as_often_as_a_common_one() -> None:

@@ -55,7 +55,7 @@ def client(batch_size: int) -> Any:
         for batch in read_in_order(given, batch_size):
             yield batch.image, batch
 
-    return SimpleNamespace(device=torch.device("cpu"), predictions=predictions)
+    return SimpleNamespace(device=torch.device("cpu"), model=None, predictions=predictions)
 
 
 def rows(batch_size: int = 3, metrics: Any = tuple(METRICS), **settings: Any) -> list[dict[str, Any]]:

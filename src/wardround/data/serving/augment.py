@@ -7,9 +7,9 @@ interpolated at most once. A setting of 0 draws no random numbers, so it shifts 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Self
+from typing import Annotated, Self
 
 import torch
 import torch.nn.functional as F
@@ -24,13 +24,31 @@ INTERVALS = 4  # between the knots of the elastic grid, along each axis
 BIAS_ORDER = 3  # highest total degree of the bias field's polynomial
 
 
+Chance = Annotated[float, Field(ge=0, le=1, description="probability for every case by itself")]
+
+
+class Chances(Settings):
+    """How probable each change of intensity is."""
+
+    blur: Chance = 1.0
+    low_resolution: Chance = 1.0
+    gamma: Chance = 1.0
+    contrast: Chance = 1.0
+    bias: Chance = 1.0
+    intensity: Chance = 1.0
+    noise: Chance = 1.0
+
+
 class Shading(Settings):
     """How intensities vary; the anatomy stays where it is.
 
     intensity: largest relative change of scale and shift (in standard deviations); noise: standard
     deviation of added noise; gamma: the contrast curve's exponent lies between 1/(1 + gamma) and
-    1 + gamma; blur: largest standard deviation of a Gaussian blur, in voxels; bias: a smooth field as of a
-    receiver coil multiplies the image by 1/(1 + bias) to 1 + bias.
+    1 + gamma; inverted: probability that it acts on the negative; contrast: largest relative change of the
+    distance from the mean, within the image's range; blur: largest standard deviation of a Gaussian blur, in
+    voxels; low_resolution: sides shrink to no less than 1 - low_resolution of their voxels, and grow again;
+    bias: a smooth field as of a receiver coil multiplies the image by 1/(1 + bias) to 1 + bias. chances:
+    how probable each of these is.
     """
 
     intensity: float = Field(0.1, ge=0, le=1)
@@ -38,33 +56,84 @@ class Shading(Settings):
     gamma: float = Field(0.0, ge=0)
     blur: float = Field(0.0, ge=0, le=10)
     bias: float = Field(0.0, ge=0, le=10)
+    inverted: float = Field(0.0, ge=0, le=1)
+    contrast: float = Field(0.0, ge=0, le=1)
+    low_resolution: float = Field(0.0, ge=0, le=0.9)
+    chances: Chances = Chances()
 
     @property
     def _changes_intensity(self) -> bool:
-        return bool(self.intensity or self.noise or self.gamma or self.blur or self.bias)
+        return any(getattr(self, change) and chance for change, chance in self.chances)
 
     def _shade(self, image: Tensor, draw: torch.Generator) -> Tensor:
         """The same scans as another scanner would show them."""
+        count = len(image)
         if self.blur:
-            image = blur(image, torch.rand(len(image), generator=draw) * self.blur)
+            sigma = torch.rand(count, generator=draw) * self.blur
+            image = self._change("blur", image, draw, blur, sigma)
+        if self.low_resolution:
+            zoom = 1 - torch.rand(count, generator=draw) * self.low_resolution
+            image = self._change("low_resolution", image, draw, lower_resolution, zoom)
         if self.gamma:
-            power = (1 + self.gamma) ** (torch.rand(len(image), generator=draw) * 2 - 1)
-            image = apply_gamma(image, power)
+            power = (1 + self.gamma) ** (torch.rand(count, generator=draw) * 2 - 1)
+            sign = torch.ones(count)
+            if self.inverted:
+                sign[torch.rand(count, generator=draw) < self.inverted] = -1
+            image = self._change("gamma", image, draw, apply_gamma, power, sign)
+        if self.contrast:
+            factor = 1 + (torch.rand(count, generator=draw) * 2 - 1) * self.contrast
+            image = self._change("contrast", image, draw, change_contrast, factor)
         if self.bias:
-            image = apply_bias_field(image, math.log1p(self.bias), draw)
+            field = draw_bias_field(count, image.ndim - 2, math.log1p(self.bias), draw)
+            image = self._change("bias", image, draw, apply_bias_field, *field)
         if self.intensity:
-            change = (torch.rand(2, len(image), generator=draw) * 2 - 1) * self.intensity
-            scale, shift = to_device(change, image.device)
-            image = (image * (1 + _fit(scale, image))).add_(_fit(shift, image))
+            scale, shift = (torch.rand(2, count, generator=draw) * 2 - 1) * self.intensity
+            image = self._change("intensity", image, draw, scale_and_shift, scale, shift)
         if self.noise:
-            image = image + self.noise * to_device(torch.randn(image.shape, generator=draw), image.device)
+            image = self._add_noise(image, draw)
+        return image
+
+    def _change(
+        self,
+        name: str,
+        image: Tensor,
+        draw: torch.Generator,
+        change: Callable[..., Tensor],
+        *drawn: Tensor,
+    ) -> Tensor:
+        """Change all cases, or each with its chance; drawn: what every case drew, chosen or not."""
+        chosen = self._choose(name, len(image), draw)
+        if chosen is None:
+            return change(image, *drawn)
+        if not len(chosen):
+            return image
+        place = to_device(chosen, image.device)
+        return image.index_copy(0, place, change(image[place], *(numbers[chosen] for numbers in drawn)))
+
+    def _choose(self, name: str, count: int, draw: torch.Generator) -> Tensor | None:
+        """The cases that change; None for all of them."""
+        chance: float = getattr(self.chances, name)
+        return None if chance == 1 else (torch.rand(count, generator=draw) < chance).nonzero()[:, 0]
+
+    def _add_noise(self, image: Tensor, draw: torch.Generator) -> Tensor:
+        chosen = self._choose("noise", len(image), draw)
+        if chosen is None:
+            return image + self.noise * to_device(torch.randn(image.shape, generator=draw), image.device)
+        # Noise takes time to draw, so only chosen cases do, each from a stream of its own.
+        seeds = torch.randint(2**62, (len(image),), generator=draw)
+        image = image.clone() if len(chosen) else image
+        for place in chosen.tolist():
+            own = torch.Generator().manual_seed(int(seeds[place]))
+            noise = torch.randn(image.shape[1:], generator=own)
+            image[place] += self.noise * to_device(noise, image.device)
         return image
 
 
 class Augmentation(Shading):
     """How training batches vary.
 
-    flip: probability for each case to be mirrored along one random axis; spatial: probability for each case
+    flip: probability for each case to be mirrored along one random axis; mirror: the same along each axis,
+    whatever happens along the others; spatial: probability for each case
     to be rotated, scaled and deformed; rotate: the largest angle in degrees, in the plane or about a random
     axis; scale: sizes change by a factor between 1/(1 + scale) and 1 + scale; elastic: how far the knots of
     a coarse grid move at most, as a share of their distance (up to 0.4, where no fold can arise). All in
@@ -73,6 +142,7 @@ class Augmentation(Shading):
     """
 
     flip: float = Field(0.5, ge=0, le=1)
+    mirror: float = Field(0.0, ge=0, le=1)
     spatial: float = Field(0.0, ge=0, le=1)
     rotate: float = Field(15.0, ge=0, le=180)
     scale: float = Field(0.1, ge=0, le=1)
@@ -93,31 +163,25 @@ class Augmentation(Shading):
     @property
     def changes_nothing(self) -> bool:
         """Whether every case is the same in all epochs."""
-        return not (self.flip or self.spatial or self._changes_intensity)
+        return not (self.flip or self.mirror or self.spatial or self._changes_intensity)
 
     def __call__(
         self, batch: Batch, seed: int, stream: tuple[object, ...], views: int = 1
     ) -> tuple[Batch, Tensor | None]:
         """The augmented batch, and a second view of it (same geometry, other intensities) if asked."""
         draw = generator(seed, *stream)
+        dimensions = batch.label.ndim - 1
         if self.flip:
-            batch = self._flip(batch, draw)
+            chosen = torch.rand(len(batch), generator=draw) < self.flip
+            axes = torch.randint(dimensions, (len(batch),), generator=draw)
+            batch = mirror(batch, chosen[:, None] & (axes[:, None] == torch.arange(dimensions)))
+        if self.mirror:
+            batch = mirror(batch, torch.rand(len(batch), dimensions, generator=draw) < self.mirror)
         if self.spatial:
             batch = self._transform(batch, draw)
         first = self._shade(batch.image, draw)
         second = self.second_view._shade(batch.image, draw) if views == 2 else None
         return replace(batch, image=first), second
-
-    def _flip(self, batch: Batch, draw: torch.Generator) -> Batch:
-        dimensions = batch.label.ndim - 1
-        chosen = torch.rand(len(batch), generator=draw) < self.flip
-        axes = torch.randint(dimensions, (len(batch),), generator=draw)
-        image, label = batch.image.clone(), batch.label.clone()
-        for axis in range(dimensions):  # known on the CPU: only chosen cases are touched
-            which = to_device((chosen & (axes == axis)).nonzero()[:, 0], image.device)
-            image.index_copy_(0, which, batch.image[which].flip(axis + 2))
-            label.index_copy_(0, which, batch.label[which].flip(axis + 1))
-        return replace(batch, image=image, label=label)
 
     def _transform(self, batch: Batch, draw: torch.Generator) -> Batch:
         """Rotate, scale and deform some cases; the others keep their bytes."""
@@ -144,6 +208,16 @@ class Augmentation(Shading):
 
 
 # Geometry
+
+
+def mirror(batch: Batch, chosen: Tensor) -> Batch:
+    """Mirror each case along its axes; chosen: (B, d) booleans on the CPU, so that only those are touched."""
+    image, label = batch.image.clone(), batch.label.clone()
+    for axis, cases in enumerate(chosen.unbind(dim=1)):
+        which = to_device(cases.nonzero()[:, 0], image.device)
+        image.index_copy_(0, which, image[which].flip(axis + 2))
+        label.index_copy_(0, which, label[which].flip(axis + 1))
+    return replace(batch, image=image, label=label)
 
 
 def make_rotations(degrees: Tensor, dimensions: int, draw: torch.Generator) -> Tensor:
@@ -205,17 +279,23 @@ def spline_basis(side: int) -> Tensor:
 # Intensities
 
 
-def apply_bias_field(image: Tensor, strength: float, draw: torch.Generator) -> Tensor:
-    """Multiply every case by a smooth field of its own, between exp(-strength) and exp(strength).
+def draw_bias_field(
+    count: int, dimensions: int, strength: float, draw: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """The coefficients of a smooth field for every case, and how strong it is, up to `strength`."""
+    shape = (count, 1, *[BIAS_ORDER + 1] * dimensions)
+    weight = torch.randn(shape, generator=draw)
+    amount = torch.rand(count, generator=draw) * strength
+    degrees = torch.cartesian_prod(*[torch.arange(BIAS_ORDER + 1)] * dimensions).sum(dim=1)
+    weight *= ((degrees > 0) & (degrees <= BIAS_ORDER)).view(shape[2:])  # constants are for `intensity`
+    return weight, amount
+
+
+def apply_bias_field(image: Tensor, weight: Tensor, amount: Tensor) -> Tensor:
+    """Multiply every case by its field, between exp(-amount) and exp(amount).
 
     The field scales the brightness above the darkest voxel: a coil does not brighten the background.
     """
-    dimensions = image.ndim - 2
-    shape = (len(image), 1, *[BIAS_ORDER + 1] * dimensions)
-    weight = torch.randn(shape, generator=draw)
-    amount = torch.rand(len(image), generator=draw) * strength
-    degrees = torch.cartesian_prod(*[torch.arange(BIAS_ORDER + 1)] * dimensions).sum(dim=1)
-    weight *= ((degrees > 0) & (degrees <= BIAS_ORDER)).view(shape[2:])  # constants are for `intensity`
     field = evaluate_separable(weight.to(image), [polynomial_basis(side) for side in image.shape[2:]])
     axes = tuple(range(1, image.ndim))
     field = field / field.abs().amax(axes, keepdim=True).clamp_min(1e-12)
@@ -229,12 +309,48 @@ def polynomial_basis(side: int) -> Tensor:
     return torch.stack([torch.ones_like(x), x, (3 * x**2 - 1) / 2, (5 * x**3 - 3 * x) / 2], dim=1)
 
 
-def apply_gamma(image: Tensor, power: Tensor) -> Tensor:
-    """Raise every case and channel to its power (B,), between its own darkest and brightest voxel."""
-    axes = tuple(range(2, image.ndim))
-    low, high = image.amin(axes, keepdim=True), image.amax(axes, keepdim=True)
+def apply_gamma(image: Tensor, power: Tensor, sign: Tensor | None = None) -> Tensor:
+    """Raise every case and channel to its power (B,), between its own darkest and brightest voxel.
+
+    sign: -1 for cases whose negative is raised.
+    """
+    if sign is not None and bool((sign < 0).any()):
+        signs = _fit(to_device(sign, image.device), image)
+        return apply_gamma(image * signs, power) * signs
+    low, high = find_range(image)
     span = (high - low).clamp_min(1e-12)
     return ((image - low) / span) ** _fit(power.to(image.device), image) * span + low
+
+
+def change_contrast(image: Tensor, factor: Tensor) -> Tensor:
+    """Multiply the distance from the mean of every case and channel by its factor (B,), within its range."""
+    mean = image.mean(tuple(range(2, image.ndim)), keepdim=True)
+    changed = (image - mean) * _fit(to_device(factor, image.device), image) + mean
+    return changed.clamp(*find_range(image))
+
+
+def find_range(image: Tensor) -> tuple[Tensor, Tensor]:
+    """The darkest and the brightest voxel of every case and channel."""
+    axes = tuple(range(2, image.ndim))
+    return image.amin(axes, keepdim=True), image.amax(axes, keepdim=True)
+
+
+def scale_and_shift(image: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+    """Multiply every case by 1 + scale and add its shift, (B,) each."""
+    scale, shift = to_device(torch.stack([scale, shift]), image.device)
+    return (image * (1 + _fit(scale, image))).add_(_fit(shift, image))
+
+
+def lower_resolution(image: Tensor, zoom: Tensor) -> Tensor:
+    """Take every case to its share (B,) of voxels a side by the nearest, and back by linear interpolation."""
+    size, mode = image.shape[2:], "bilinear" if image.ndim == 4 else "trilinear"
+    changed = []
+    for case, share in zip(image.unbind(), zoom.tolist(), strict=True):
+        coarse = F.interpolate(
+            case[None], [max(1, round(side * share)) for side in size], mode="nearest-exact"
+        )
+        changed.append(F.interpolate(coarse, size, mode=mode))
+    return torch.cat(changed)
 
 
 def blur(image: Tensor, sigma: Tensor) -> Tensor:

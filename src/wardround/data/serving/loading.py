@@ -256,7 +256,10 @@ class RealData:
         if in_memory:
             cases = [case.load_to(torch.device("cpu")) for case in cases]
         if patch is not None and trains:
-            return PatchSplit(cases, patch, self.settings.foreground, residence=residence)
+            settings = self.settings
+            return PatchSplit(
+                cases, patch, settings.foreground, by=settings.foreground_by, residence=residence
+            )
         return CachedSplit(cases, together=patch is None, residence=residence)
 
 

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -15,13 +16,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from wardround.data.cases import Batch, Case, TensorSplit
+from wardround.data.cases import Batch, Case, JoinedSplit, Split, TensorSplit
 from wardround.data.preparing.grid import round_to_multiple
 from wardround.errors import ConfigError, DataError
 from wardround.machine import free_memory
 from wardround.text import format_size
 
 Residence = Literal["auto", "device", "host", "disk"]
+Oversampling = Literal["patch", "batch"]
 HOST_SHARE = 0.4  # of the free memory one client may take
 DEVICE_SHARE = 0.25  # of the GPU's free memory one client may take
 LARGEST = {2: 512, 3: 96}  # voxels along a side of a default patch
@@ -158,6 +160,19 @@ def check_one_shape(cases: Sequence[StoredCase]) -> None:
             )
 
 
+def join_splits(splits: Sequence[Split]) -> Split:
+    """All cases of several splits; one split again where they are alike."""
+    filled = [split for split in splits if len(split)]
+    stacks = [split for split in filled if isinstance(split, TensorSplit)]
+    if len(stacks) == len(filled) and len({stack.images.shape[1:] for stack in stacks}) <= 1:
+        return TensorSplit.join(stacks)
+    patches = [split for split in filled if isinstance(split, PatchSplit)]
+    if len(patches) == len(filled) and len({split.patch for split in patches}) == 1:
+        first = patches[0]  # shares of a batch are over all of its cases
+        return first.with_cases([case for split in patches for case in split.cases], first.device)
+    return JoinedSplit(filled)
+
+
 # What fits where
 
 
@@ -191,8 +206,9 @@ def move_cases(cases: list[StoredCase], device: torch.device, residence: Residen
 class PatchSplit(CachedSplit):
     """Cases of any shape; batches with a `draw` are patches, batches without one are whole cases.
 
-    A batch of patches has one of each of its cases, at a random place or, with probability `foreground`,
-    around a voxel of a class that is present, so that small lesions are seen.
+    A batch of patches has one of each of its cases, at a random place or around a voxel of a class that is
+    present, so that small lesions are seen. foreground: share of the latter; by: each patch by chance, or
+    that share of every batch, rounded up, as far as its cases have something labelled.
     """
 
     draws = True
@@ -204,12 +220,14 @@ class PatchSplit(CachedSplit):
         foreground: float,
         device: torch.device | None = None,
         *,
+        by: Oversampling = "patch",
         residence: Residence = "disk",
     ) -> None:
         # Whole volumes are large: they are evaluated one at a time, even where they have one shape.
         super().__init__(cases, device, together=False, residence=residence)
         self.patch = tuple(patch)
         self.foreground = foreground
+        self.by: Oversampling = by
         for case in self.cases:
             if len(case.shape) != len(self.patch):
                 raise ConfigError(
@@ -223,16 +241,27 @@ class PatchSplit(CachedSplit):
         chosen = [self.cases[int(index)] for index in indices]
         # All at once, and as many for every case: what one case draws does not depend on the others.
         chances = torch.rand(len(chosen), 3 + len(self.patch), generator=draw, dtype=torch.float64).tolist()
+        shares = [self.foreground] * len(chosen)
+        if self.by == "batch":
+            shares = assign_foreground(chosen, self.foreground, [numbers[0] for numbers in chances])
         parts = [
-            crop_patch(case, choose_start(case, self.patch, self.foreground, numbers), self.patch)
-            for case, numbers in zip(chosen, chances, strict=True)
+            crop_patch(case, choose_start(case, self.patch, share, numbers), self.patch)
+            for case, share, numbers in zip(chosen, shares, chances, strict=True)
         ]
         images = torch.stack([image for image, _ in parts])
         labels = torch.stack([label for _, label in parts])
         return Batch(images.to(self.device), labels.to(self.device).long())
 
     def with_cases(self, cases: Sequence[StoredCase], device: torch.device) -> PatchSplit:
-        return PatchSplit(cases, self.patch, self.foreground, device, residence=self.residence)
+        return PatchSplit(cases, self.patch, self.foreground, device, by=self.by, residence=self.residence)
+
+
+def assign_foreground(cases: Sequence[StoredCase], share: float, chances: Sequence[float]) -> list[float]:
+    """1 for the patches of a batch that lie at foreground, 0 for the others; lower chances come first."""
+    able = [place for place, case in enumerate(cases) if any(map(len, case.foreground.values()))]
+    able.sort(key=lambda place: chances[place])
+    chosen = able[: math.ceil(share * len(cases))]
+    return [float(place in chosen) for place in range(len(cases))]
 
 
 def choose_start(case: StoredCase, patch: Sequence[int], foreground: float, chances: Sequence[float]) -> Box:

@@ -15,6 +15,7 @@ from typing import Any
 
 from wardround.config import Config
 from wardround.config_file import resolve
+from wardround.data.settings import TRAVELLING
 from wardround.deploy.conducting import check_names, refuse_pooled
 from wardround.errors import ConfigError
 from wardround.files import file_name, write_json
@@ -76,7 +77,7 @@ def place_on_server(config: Config, output: Path | None) -> Config:
     """The run as the server's machine sees it: its paths are there, cases are at the hospitals."""
     data, output = config.data, output or config.output
     if data.federation is not None and data.proxy is None:
-        kept = data.model_dump(mode="json", include={"prepare", "splits", "patch", "foreground"})
+        kept = data.model_dump(mode="json", include={"splits", *TRAVELLING})
         data = type(data).model_validate({"hospitals": True, **kept})
     if output is None:
         raise ConfigError("the run needs a folder on the FLARE server's machine. Name it with --output.")

@@ -24,6 +24,7 @@ from wardround.data.cases import Batch, Split
 from wardround.engine.judging.evaluation import Regions, largest_components, mean_dice
 from wardround.messages import Message, Reply
 from wardround.params import Params
+from wardround.training.inference import evaluated_as
 from wardround.uncertainty import temperature
 from wardround.uncertainty.calibration import Tally, around, log_probabilities
 from wardround.uncertainty.histogram import NUM_BINS, bin_of, counted, dense, quantiles, sparse
@@ -60,14 +61,15 @@ def calibrate(
     client: Client, params: Params, message: Message, regions: Regions, settings: EvaluateSettings
 ) -> Message:
     """The task "calibrate": `step` says which of the two exchanges it is."""
-    if message.scalars["step"] == "temperature":
-        return Message(scalars=temperature_sums(client, params))
-    fitted = float(message.scalars["temperature"])
-    answer: dict[str, Any] = {}
-    if message.scalars["with_validation"]:
-        answer["validation"] = validation_histograms(client, params, fitted, settings.passes)
-    answer.update(quality_sums(client, params, fitted, regions, settings))
-    return Message(scalars=answer)
+    with evaluated_as(client.model, client.objective, settings.window, settings.tta):
+        if message.scalars["step"] == "temperature":
+            return Message(scalars=temperature_sums(client, params))
+        fitted = float(message.scalars["temperature"])
+        answer: dict[str, Any] = {}
+        if message.scalars["with_validation"]:
+            answer["validation"] = validation_histograms(client, params, fitted, settings.passes)
+        answer.update(quality_sums(client, params, fitted, regions, settings))
+        return Message(scalars=answer)
 
 
 def iterate_cases(client: Client, split: Split, params: Params) -> Iterator[tuple[int, Tensor, Batch]]:

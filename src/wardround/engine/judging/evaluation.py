@@ -23,6 +23,7 @@ from wardround.metrics import METRICS, EmptyPolicy, measure
 from wardround.metrics.overlap import bounded, label_pairs, region_confusion
 from wardround.metrics.summary import ClientsSummary, Summary, WorstClient, across_clients, summarise
 from wardround.params import Params
+from wardround.training.inference import evaluated_as
 
 Labels = NDArray[Any]
 Regions = Mapping[str, Sequence[int]]
@@ -43,7 +44,13 @@ def score_cases(
 ) -> list[Row]:
     """One row a case: its name, its loss, and every metric of every region."""
     scorer = Scorer(split, regions, metrics, settings)
-    with Turns(client.device, inline=not scorer.needs_masks) as turns:
+    tta = (
+        settings.tta and split is client.data.test
+    )  # validation after rounds would take several times as long
+    with (
+        evaluated_as(client.model, objective, settings.window, tta),
+        Turns(client.device, inline=not scorer.needs_masks) as turns,
+    ):
         for logits, batch in client.predictions(split, params):
             losses = objective.sample_losses(logits, batch.label)
             for job in scorer.jobs(objective.predict(logits), batch.label, losses):

@@ -12,7 +12,7 @@ from wardround.child_process import ChildProcess
 from wardround.clients import Answer, Registration, Snapshot, SyncState, Transport
 from wardround.clients.clients import Messages
 from wardround.data.federation import Federation
-from wardround.engine.cached_memory import Room
+from wardround.engine.cached_memory import MemoryBudget
 from wardround.engine.host import Host, OnProgress
 from wardround.engine.judging.pictures import PICTURES
 from wardround.engine.memory_store import MemoryStore
@@ -35,7 +35,7 @@ def open_transport(
     """Clients where the placement has them, with an empty folder for messages on their way."""
     exchange = folder.clear_exchange()
     if placement.workers == 1:
-        room = Room(placement.room)
+        room = MemoryBudget(placement.room)
         host = Host(folder.config, folder.clients, names, on_progress, federation, room=room)
         return InProcess(host, Spilling(exchange, room))
     return Workers(
@@ -56,9 +56,9 @@ class Spilling:
     A rule that streams over replies then needs one model's room, whatever the number of clients.
     """
 
-    def __init__(self, folder: Path, room: Room | None = None) -> None:
+    def __init__(self, folder: Path, room: MemoryBudget | None = None) -> None:
         self._folder = folder
-        self._room = room or Room(ROOM_ON_HOST)
+        self._room = room or MemoryBudget(ROOM_ON_HOST)
         self._taken = 0
         self._count = 0
         self._round: int | None = None

@@ -1,0 +1,145 @@
+"""Inference: sliding windows, and the mean over mirror images (test-time augmentation).
+
+Both replace a network's forward pass for a while, so that whatever asks for logits has them. A voxel's logits
+are the mean over all windows that contain it, weighted by a Gaussian around the window's centre (MONAI).
+Mirror images are averaged window by window, which needs no further copy of the scan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from itertools import chain, combinations
+
+import torch
+from torch import Tensor, nn
+
+from wardround.errors import ConfigError
+from wardround.losses.objective import Objective
+from wardround.seeding import random_state, restore_random_state
+from wardround.text import format_size
+
+OVERLAP = 0.5
+AT_ONCE = 4  # windows on a GPU
+
+ForwardPass = Callable[[Tensor], Tensor]
+
+
+@contextmanager
+def evaluated_as(
+    model: nn.Module, objective: Objective, window: Sequence[int] | None = None, tta: bool = False
+) -> Iterator[None]:
+    """Inside, the model's forward pass goes through windows and mirror images, as asked."""
+    with ExitStack() as stack:
+        if tta:
+            stack.enter_context(mirrored(model, objective))
+        if window is not None:
+            stack.enter_context(windowed(model, window))
+        yield
+
+
+# Windows
+
+
+@contextmanager
+def windowed(model: nn.Module, window: Sequence[int]) -> Iterator[None]:
+    """Inside, images larger than the window go through the model window by window."""
+    plain: ForwardPass = model.forward
+
+    def forward(image: Tensor) -> Tensor:
+        sides = image.shape[2:]
+        if len(sides) != len(window):
+            raise ConfigError(
+                f"evaluate.window is {list(window)}, but the images are {len(sides)}D "
+                f"({format_size(sides)}); give {len(sides)} numbers."
+            )
+        size = tuple(min(pair) for pair in zip(window, sides, strict=True))
+        if size == sides:
+            return plain(image)
+        return slide(lambda parts: plain(parts).float(), image, size, AT_ONCE if image.is_cuda else 1)
+
+    with replaced_forward(model, forward):
+        yield
+
+
+def slide(
+    infer: ForwardPass,
+    image: Tensor,
+    window: Sequence[int],
+    at_once: int,
+    *,
+    device: torch.device | None = None,
+    gather: torch.device | None = None,
+) -> Tensor:
+    """Logits of a batch by overlapping windows; device: where these are computed, gather: where joined."""
+    from monai.inferers.utils import sliding_window_inference  # takes seconds
+
+    with torch.no_grad():
+        found = sliding_window_inference(
+            image,
+            roi_size=window,
+            sw_batch_size=at_once,
+            predictor=infer,
+            overlap=OVERLAP,
+            mode="gaussian",
+            sw_device=device or image.device,
+            device=gather or image.device,
+        )
+    assert isinstance(found, Tensor)
+    return found
+
+
+# Mirror images
+
+
+@contextmanager
+def mirrored(model: nn.Module, objective: Objective) -> Iterator[None]:
+    """Inside, a forward pass is the mean over all mirror images.
+
+    Random layers (a variational stem, dropout) draw the same numbers for each image: they are views of one
+    sample, and its spread over samples stays what it is.
+    """
+    check_averaging(objective)
+    plain: ForwardPass = model.forward
+
+    def forward(image: Tensor) -> Tensor:
+        every = list(list_mirrors(image.ndim - 2))
+        state, total = random_state(image.device), None
+        for axes in every:
+            restore_random_state(image.device, state)
+            found = objective.to_average(plain(image.flip(axes) if axes else image))
+            found = found.flip(axes) if axes else found
+            total = found if total is None else total.add_(found)
+        assert total is not None
+        return objective.from_average(total.div_(len(every)))
+
+    with replaced_forward(model, forward):
+        yield
+
+
+def list_mirrors(dimensions: int) -> Iterator[tuple[int, ...]]:
+    """Every set of axes of (B, C, *spatial) to mirror, the empty set first."""
+    axes = range(2, dimensions + 2)
+    yield from chain.from_iterable(combinations(axes, count) for count in range(dimensions + 1))
+
+
+def check_averaging(objective: Objective) -> None:
+    """Refuse an objective whose logits cannot be averaged."""
+    kind = type(objective)
+    if kind.probabilities is not Objective.probabilities and kind.to_average is Objective.to_average:
+        raise ConfigError(
+            f"Mirror images cannot be averaged: objective {kind.__name__} has probabilities of its own and "
+            "does not say what to average. Write its to_average and from_average, or leave tta out."
+        )
+
+
+@contextmanager
+def replaced_forward(model: nn.Module, forward: ForwardPass) -> Iterator[None]:
+    before = vars(model).get("forward")
+    model.forward = forward
+    try:
+        yield
+    finally:
+        del model.forward
+        if before is not None:
+            model.forward = before
