@@ -29,6 +29,14 @@ def test_two_methods_keep_the_same_cases_and_their_own_predictions(tmp_path: Pat
     )
 
 
+def test_images_that_are_judged_in_windows_show_no_features(tmp_path: Path) -> None:
+    evaluate = {"metrics": ["dice"], "overlays": 1, "window": [8, 8]}
+    run(tmp_path / "run", rounds=1, evaluate=evaluate)
+    panels = [files.panel for files in read_run(tmp_path / "run").files.values()]
+
+    assert any(panels) and all(case.features is None for panel in panels for case in panel)
+
+
 def test_few_cases_are_shown_once_and_empty_ones_never() -> None:
     assert pictures.choose_by_truth([0.2]) == [0]
     assert pictures.choose_by_truth([0.0, 0.0]) == []
