@@ -5,6 +5,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from helpers import Watcher, config, run, settings, spoil, vectors
@@ -114,6 +115,41 @@ def test_the_contrastive_term_gives_the_golden_numbers(name: str) -> None:
     assert losses.mean().item() == pytest.approx(expected["L_c"], **EXACT)
     if inputs["mode"] != "margin":
         assert found.chi.flatten().tolist() == pytest.approx(expected["chi"], **EXACT)
+
+
+def test_eq_9_without_its_divisor_or_with_chi_in_its_place_is_the_formula_by_hand() -> None:
+    rng = np.random.default_rng(7)
+    h_c, h_p, h_s = rng.uniform(0.1, 2.0, (3, 2, 4, 3, 3))  # two cases, four channels
+    expected: dict[str, list[float]] = {"log_chi": [], "chi": [], "none": []}
+    for c, p, s in zip(h_c, h_p, h_s, strict=True):
+        cosine_s = (s * c).sum() / np.sqrt((s * s).sum() * (c * c).sum())
+        cosine_p = (c * p).sum() / np.sqrt((c * c).sum() * (p * p).sum())
+        beta = (cosine_s - cosine_p) / 0.5
+        delta = np.sqrt(((c * c - beta * beta) ** 2).sum())
+        eta = (p * c * c + (1 - p) * delta).mean()
+        chi = np.sqrt((s * s).sum())
+        for divisor, scale in (("log_chi", np.log(chi)), ("chi", chi), ("none", 1.0)):
+            expected[divisor].append(eta / scale)
+
+    for divisor, losses in expected.items():
+        objective = CFSL(contrast="literal", divisor=divisor)  # type: ignore[arg-type]
+        found = objective.compare(*(torch.from_numpy(h) for h in (h_c, h_p, h_s)))
+        assert found.losses.tolist() == pytest.approx(losses, rel=1e-6)
+
+
+def test_a_guarded_divisor_is_at_least_one() -> None:
+    h_c, h_p, h_s = (torch.full((1, 1, 2, 2), value) for value in (0.3, 0.2, -9.0))  # chi is 0.0002
+
+    plain, by_chi, by_log = (
+        contrastive(h_c, h_p, h_s, form="guarded", divisor=divisor).losses
+        for divisor in ("none", "chi", "log_chi")
+    )
+    assert plain.equal(by_chi) and plain.equal(by_log)
+
+
+def test_a_divisor_without_anything_to_divide_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"divisor is chi, but contrast: margin .* guarded or literal"):
+        run(tmp_path / "run", **SAFCF_RUN, objective={"divisor": "chi"})
 
 
 def test_alpha_follows_the_golden_recursion_whatever_the_features() -> None:

@@ -66,9 +66,12 @@ def cell(name: str, label: str) -> papers.PresetRun:
 
 def test_every_table_of_the_four_papers_has_a_preset() -> None:
     expected = [f"safcf-table{number}" for number in range(1, 13)]
+    expected += [f"safcf-figure{number}" for number in range(3, 12)]
     expected += [f"fsf3a-table{number}" for number in range(1, 5)]
     expected += [f"fedevi-table{number}" for number in range(1, 6)]
-    expected += ["fedevi-figure-delta", "fedevi-figure-lambda", "aaw-table1", "aaw-table2"]
+    expected += ["fedevi-figure-delta", "fedevi-figure-lambda"]
+    expected += [f"fedevi-figure-a{number}" for number in range(1, 4)]
+    expected += ["aaw-table1", "aaw-table2"]
     assert expected == NAMES
 
 
@@ -95,6 +98,8 @@ def test_runs_and_printed_rows_have_the_same_labels(name: str) -> None:
     if name == "aaw-table1":  # a table of data
         assert not labels
         assert rows == {*preset.datasets["T1"].clients, "total"}
+    elif preset.figures and name not in RUNS_WITHOUT_NUMBERS:
+        assert not rows and preset.published.notes
     else:
         assert rows - ROWS_OF_OTHER_TABLES.get(name, set()) == labels - RUNS_WITHOUT_NUMBERS.get(name, set())
 
@@ -171,6 +176,28 @@ def test_ablation_rows_combine_loss_and_aggregation() -> None:
     }
     stems = {label: parse(run).model.variational.kl_weight for label, run in runs.items()}
     assert stems.pop("DSWA + CFSL, kl_weight=0") == 0 and set(stems.values()) == {"auto"}
+
+
+def test_figures_of_the_loss_switch_alpha_chi_and_its_logarithm() -> None:
+    rows = {run.label: run.settings["objective"] for run in load("safcf-figure6").list_runs()}
+    whole = rows["CFSL"]
+
+    assert whole == load("safcf-table4").settings["objective"]
+    assert rows["without alpha"] == {**whole, "alpha_mode": "off"}
+    assert rows["without chi"] == {**whole, "divisor": "none"}
+    assert rows["chi in place of log chi"] == {**whole, "divisor": "chi"}
+    assert rows["without alpha and chi"] == {**whole, "alpha_mode": "off", "divisor": "none"}
+    for number in (3, 4, 5):
+        for run in load(f"safcf-figure{number}").list_runs():
+            assert run.label == "alpha as a share" or run.settings["objective"] == rows[run.label]
+
+
+def test_a_figure_like_a_table_runs_its_rows() -> None:
+    figure, table = load("fedevi-figure-a1"), load("fedevi-table1")
+
+    assert figure.datasets == table.datasets and figure.figures == ("cases", "uncertainty")
+    assert expand(figure).keys() == expand(table).keys()
+    assert {run.settings["rounds"] for run in load("safcf-figure9").list_runs()} == {100}
 
 
 def test_another_network_keeps_stem_and_norm_of_its_table() -> None:

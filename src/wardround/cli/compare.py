@@ -316,6 +316,8 @@ def show(found: Any) -> None:
                 if further is not None:
                     print_marked(further)
                     out.print()
+        print_marked(found.cost())
+        out.print()
         out.print(f"Report, tables, statistics and all runs: [bold]{escape(str(found.folder))}[/]")
     titles = {cell.name: cell.title for cell in found.cells}
     if found.failures:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from wardround.comparison.outcome import Comparison
-from wardround.comparison.runs import Run, mapping, read_run
+from wardround.comparison.runs import Run, Series, mapping, read_run
 from wardround.comparison.scores import (
     Replicate,
     ReplicateKey,
@@ -27,9 +27,10 @@ from wardround.methods import METHODS
 from wardround.metrics import combine_units
 from wardround.tables import Table
 
-MOST_DETAILED = 24
+MOST_DETAILED = 24  # rows that are shown one by one
 
-Curves = dict[str, dict[str, list[tuple[float, float]]]]  # metric -> row -> (round, value)
+Lines = dict[str, list[tuple[float, float]]]  # row -> (round, value)
+Curves = dict[str, Lines]  # by metric
 
 
 @dataclass(frozen=True)
@@ -37,9 +38,10 @@ class RunGroup:
     """Runs with one set of tables. kind: run, runs or comparison.
 
     runs: those shown in detail; methods: of every row; sheet: the scores of all rows; cross_site: each
-    client's own model at the other clients; curves: mean validation score over replicates. Of a comparison:
-    seeds, the number of its cells and of those done, and cell title -> reason of the failed ones;
-    is_sample: runs holds one cell of every row, and there are more.
+    client's own model at the other clients; curves: mean validation score over replicates; replicates: all
+    runs of every row. Of a comparison: the paper's preset it is of, seeds, the number of its cells and of
+    those done, and cell title -> reason of the failed ones; is_sample: runs holds one cell of every row, and
+    there are more.
     """
 
     title: str
@@ -54,6 +56,8 @@ class RunGroup:
     num_done: int = 0
     failures: Mapping[str, str] = field(default_factory=dict)
     is_sample: bool = False
+    replicates: Mapping[str, Sequence[Run]] = field(default_factory=dict)
+    preset: str | None = None
 
     @property
     def metrics(self) -> list[str]:
@@ -99,6 +103,7 @@ def group_runs(runs: Sequence[Run]) -> RunGroup:
         if crossed and metrics
         else None,
         curves=average_curves({run.label: [run] for run in runs}) if len(runs) > 1 else {},
+        replicates={run.label: [run] for run in runs},
     )
 
 
@@ -137,10 +142,6 @@ def group_comparison(found: Comparison) -> RunGroup:
     detailed = [first[label] for label in found.rows if label in first][:MOST_DETAILED]
     several = len(found.facts["seeds"]) * max(1, len(found.facts["folds"])) > 1 or found.facts["held_out"]
     runs = [read_run(cell.folder, cell.title if several else cell.row) for cell in detailed]
-    by_row = {label: [cell for cell in done if cell.row == label] for label in found.rows}
-    replicates = {
-        label: [read_run(cell.folder, label) for cell in cells] for label, cells in by_row.items() if cells
-    }
     crossed = found.cross_site(found.metrics[0]) if done and found.metrics else None
     titles = {cell.name: cell.title for cell in found.cells}
     return RunGroup(
@@ -150,12 +151,14 @@ def group_comparison(found: Comparison) -> RunGroup:
         {row["label"]: str(row["method"]) for row in found.facts["rows"]},
         sheet=found.sheet if done else None,
         cross_site=None if crossed is None else keep_personal(crossed),
-        curves=average_curves(replicates),
+        curves=average_curves(found.runs),
         seeds=found.facts["seeds"],
         num_cells=len(found.cells),
         num_done=len(done),
         failures={titles.get(cell, cell): why for cell, why in found.failures.items()},
         is_sample=bool(several and runs),
+        replicates=found.runs,
+        preset=found.facts["preset"],
     )
 
 
@@ -171,17 +174,39 @@ def keep_personal(table: Table) -> Table | None:
 def average_curves(rows: Mapping[str, Sequence[Run]]) -> Curves:
     """The mean over clients and replicates of the first validation metric, by round."""
     metrics = next((run.records.validation_metrics() for runs in rows.values() for run in runs), [])
-    found: Curves = {}
-    for metric in metrics[:1]:
-        for label, runs in rows.items():
-            values: dict[float, list[float]] = {}
-            for run in runs:
-                for at, value in run.records.validation_mean(metric):
-                    values.setdefault(at, []).append(value)
-            if values:
-                means = [(at, sum(entry) / len(entry)) for at, entry in sorted(values.items())]
-                found.setdefault(metric, {})[label] = means
+    if not metrics:
+        return {}
+    found = average_rows(rows, lambda run: run.records.validation_mean(metrics[0]))
+    return {metrics[0]: found} if found else {}
+
+
+def average_losses(rows: Mapping[str, Sequence[Run]]) -> Lines:
+    """The mean over clients and replicates of the total training loss, by round."""
+    return average_rows(
+        rows, lambda run: [point for p in run.records.losses().get("total", {}).values() for point in p]
+    )
+
+
+def average_rows(
+    rows: Mapping[str, Sequence[Run]], points_of: Callable[[Run], Sequence[tuple[float, float]]]
+) -> Lines:
+    """The mean of all points of a row's runs, round by round; rows without any are left out."""
+    found: Lines = {}
+    for label, runs in rows.items():
+        values: dict[float, list[float]] = {}
+        for run in runs:
+            for at, value in points_of(run):
+                values.setdefault(at, []).append(value)
+        if values:
+            found[label] = [(at, sum(entry) / len(entry)) for at, entry in sorted(values.items())]
     return found
+
+
+def first_weights(rows: Mapping[str, Sequence[Run]]) -> dict[str, Series]:
+    """The aggregation weights of every row's first run, where its method has any."""
+    first = {label: runs[0] for label, runs in list(rows.items())[:MOST_DETAILED] if runs}
+    found = {label: run.records.series("weights") for label, run in first.items()}
+    return {label: series for label, series in found.items() if series}
 
 
 # The result in short

@@ -6,6 +6,8 @@
       table-<metric>.md .csv .tex
       published-<metric>.md .csv .tex    of a paper's table: printed numbers beside ours
       cross-site-<metric>.md .csv .tex   where cells have evaluate.cross_site
+      table-cost.md .csv .tex            seconds and megabytes of a round
+      figures/*.png                      written with the report
       statistics.json         everything the tables say, with all digits
 
 comparison.json:
@@ -30,9 +32,11 @@ from typing import Any
 
 from wardround.api import Result
 from wardround.batch import read_status
+from wardround.comparison.costs import cost_table, measure_costs
 from wardround.comparison.grid import Grid, cell_title
 from wardround.comparison.presets import describe_published, list_printed_values
 from wardround.comparison.published import compare_order, published_table
+from wardround.comparison.runs import Run, read_run
 from wardround.comparison.scores import (
     Replicate,
     ReplicateKey,
@@ -205,6 +209,20 @@ class Comparison:
                     runs.setdefault(cell.row, []).append(run)
         return cross_site_table(runs, chosen, f"{self.name}, cross-site", self.lengths) if runs else None
 
+    def cost(self) -> Table:
+        """Score, seconds and megabytes of a round, row by row."""
+        return cost_table(measure_costs(self.runs, self.sheet), self.sheet)
+
+    @cached_property
+    def runs(self) -> dict[str, list[Run]]:
+        """The finished runs of every row that has its own."""
+        found: dict[str, list[Run]] = {}
+        for label in self.rows:
+            cells = [cell for cell in self.cells if cell.row == label and cell.is_done]
+            if cells:
+                found[label] = [read_run(cell.folder, label) for cell in cells]
+        return found
+
     def _metric(self, name: str | None) -> str:
         chosen = self.metrics[0] if name is None else name
         if chosen not in self.metrics:
@@ -246,6 +264,8 @@ class Comparison:
             if crossed is not None:
                 self._write_tables(f"cross-site-{metric}", [crossed], crossed)
             everything["metrics"][metric] = self.numbers(metric)
+        cost = self.cost()
+        self._write_tables("table-cost", [cost], cost)
         write_json(self.folder / "statistics.json", everything)
 
     def _write_tables(self, name: str, tables: Sequence[Table], wide: Table) -> None:

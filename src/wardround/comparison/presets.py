@@ -43,8 +43,9 @@ def find_preset(source: Any) -> str | None:
     path = Path(source)
     if not path.exists():
         return str(source) if str(source) in papers.list_names() else None
-    if path.stem in papers.list_names() and path.is_file() and {"about", "datasets"} <= set(read_yaml(path)):
-        return path.stem
+    if path.stem in papers.list_names() and path.is_file():
+        keys = set(read_yaml(path))
+        return path.stem if "about" in keys and keys & {"datasets", "like"} else None
     return None
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from wardround.comparison.scores import CaseScores, read_cases
 from wardround.engine.judging.evaluation import Evaluation
-from wardround.engine.judging.pictures import Picture, read_pictures
+from wardround.engine.judging.pictures import Picture, read_panel, read_pictures
 from wardround.engine.judging.result_tables import read_units
 from wardround.engine.records import read_lines
 from wardround.errors import CheckpointError, WardroundError
@@ -137,10 +137,12 @@ class Records(tuple[Mapping[str, Any], ...]):
 class ClientFiles:
     """What a client keeps in its own folder, readable where client and server share a disk.
 
-    calibration: bins x (voxels, sum of probabilities, truly foreground); foreground: share in each test case.
+    panel: the cases that all runs on the same data show; calibration: bins x (voxels, sum of probabilities,
+    truly foreground); foreground: share in each test case.
     """
 
     pictures: Sequence[Picture] = ()
+    panel: Sequence[Picture] = ()
     calibration: Sequence[Sequence[float]] = ()
     foreground: Sequence[float] = ()
 
@@ -259,12 +261,12 @@ def read_client_files(folder: Path, client: str) -> ClientFiles:
         return ClientFiles()
     try:
         stored = StoredTensors(path)
-        pictures = read_pictures(stored)
+        pictures, panel = read_pictures(stored), read_panel(stored)
         calibration = stored["calibration"].tolist() if "calibration" in stored else []
         foreground = stored["foreground"].tolist() if "foreground" in stored else []
     except (WardroundError, ValueError, KeyError, TypeError):
         return ClientFiles()
-    return ClientFiles(pictures, calibration, foreground)
+    return ClientFiles(pictures, panel, calibration, foreground)
 
 
 def read_run(folder: Path, label: str | None = None) -> Run:

@@ -298,5 +298,5 @@ class Host:
         """A few test cases with the model's uncertainty, written to the client's own folder."""
         params = self._model_for(client, message)
         path = self.folder(client.name) / PICTURES
-        take_pictures(client, params, self.federation.regions, self.config.evaluate, path)
+        take_pictures(client, self.bench, params, self.federation.regions, self.config.evaluate, path)
         return Message()

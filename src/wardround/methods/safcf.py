@@ -66,6 +66,7 @@ class CFSL(Objective):
 
     lam: 0 is Dice alone, 1 leaves the decoder without a loss; tau: temperature of the cosines.
     contrast: margin, guarded (Eqs. 6-9 made well-posed) or literal (as printed; for study only).
+    divisor: what guarded and literal divide by: log chi (Eq. 9), chi itself, or nothing.
     alpha0, alpha_mode: how (1 - alpha) damps the term: a third of it each batch, a share, or not at all.
     feature_pool: cosines of whole maps, of channel means, or at each voxel.
     dice_literal: minimise the overlap, as Eq. 13 says; smooth_nr: epsilon in Dice's numerator too.
@@ -81,6 +82,7 @@ class CFSL(Objective):
     lam: Annotated[float, Field(ge=0, le=1)] = 0.5
     tau: Positive = 0.5
     contrast: Literal["margin", "guarded", "literal"] = "margin"
+    divisor: readings.Divisor = "log_chi"
     alpha0: Annotated[float, Field(ge=0, lt=1)] = 0.5
     alpha_mode: Literal["literal", "share", "off"] = "literal"
     feature_pool: Pool = "flatten"
@@ -100,7 +102,7 @@ class CFSL(Objective):
         h_c, h_p, h_s = self.features(batch.image, context)  # Eq. 2
         alpha = self.alpha_of_batch(h_c, h_p, h_s, context)
         found: Contrast = context.run_compiled(self.compare, h_c, h_p, h_s)
-        if self.contrast == "literal":
+        if self.contrast == "literal" and self.divisor == "log_chi":
             readings.refuse_small(found.chi)
         term = (1 - alpha).to(dice.dtype) * found.losses.mean()  # Eq. 9
         context.note("contrast", term)
@@ -137,6 +139,7 @@ class CFSL(Objective):
             h_p,
             h_s,
             form=self.contrast,
+            divisor=self.divisor,
             tau=self.tau,
             pool=self.feature_pool,
             eps_cos=self.eps_cos,
@@ -163,24 +166,11 @@ class CFSL(Objective):
             return readings.alpha_share(h_c.detach(), h_p, h_s, self.eps_dist)
         return torch.zeros((), device=h_c.device)
 
+    def check(self, config: Config) -> None:
+        readings.refuse_divisor(self.contrast, self.divisor)
+
     def warnings(self, config: Config) -> list[str]:
-        """S1, S8, BatchNorm."""
-        found = []
-        if self.dice_literal:
-            found.append(
-                "objective.dice_literal minimises Eq. 13 as printed, so training makes the overlap smaller."
-            )
-        if self.lam == 1:
-            found.append(
-                "objective.lam is 1: the contrastive term alone cannot train the decoder. Use less than 1."
-            )
-        if self.lam and config.model.norm == "batch":
-            found.append(
-                "objective cfsl compares features of the trained network with those of frozen ones, and "
-                "BatchNorm makes them differ even where the weights are equal. "
-                "Prefer model.norm instance or group."
-            )
-        return found
+        return readings.list_warnings(self.lam, self.dice_literal, config.model.norm)
 
 
 class Contrast(NamedTuple):
@@ -197,6 +187,7 @@ def contrastive(
     h_s: Tensor,
     *,
     form: Literal["margin", "guarded", "literal"],
+    divisor: readings.Divisor = "log_chi",
     tau: float = 0.5,
     pool: Pool = "flatten",
     eps_cos: float = 1e-8,
@@ -216,8 +207,8 @@ def contrastive(
     if form == "margin":
         return Contrast(F.softplus(-beta).flatten(1).mean(dim=1), beta, beta.new_zeros(()))
     chi = length(h_s, dims)  # Eq. 8
-    losses = readings.printed_losses(h_c, h_p, beta, chi, dims, guarded=form == "guarded", eps=eps_dist)
-    return Contrast(losses, beta, chi)
+    eta = readings.printed_eta(h_c, h_p, beta, dims, guarded=form == "guarded", eps=eps_dist)
+    return Contrast(readings.divide(eta, chi, divisor, guarded=form == "guarded"), beta, chi)
 
 
 def pool_features(h: Tensor, pool: Pool) -> Tensor:

@@ -1,21 +1,25 @@
 """Other readings of SAFCF's equations, beside the default in safcf.py.
 
-Client: `contrast: guarded` and `literal` (S4-S6), `alpha_mode: share` (S7). Server: a largest weight and
-weights for each tensor (S12), and `variational: moment_match`. docs/methods/safcf.md explains the ids.
+Client: `contrast: guarded` and `literal` (S4-S6), `divisor`, `alpha_mode: share` (S7). Server: a largest
+weight and weights for each tensor (S12), and `variational: moment_match`. docs/methods/safcf.md
+explains the ids.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from wardround.aggregation.weights import normalise
-from wardround.errors import ClientError
+from wardround.errors import ClientError, ConfigError
 from wardround.losses.segmentation import at_least_float32
 from wardround.params import Params
+
+Divisor = Literal["log_chi", "chi", "none"]  # Eq. 9 and its ablations
 
 MOST_ALPHA = 0.99  # of alpha_mode "share"
 
@@ -23,20 +27,33 @@ MOST_ALPHA = 0.99  # of alpha_mode "share"
 # Client
 
 
-def printed_losses(
-    h_c: Tensor, h_p: Tensor, beta: Tensor, chi: Tensor, dims: tuple[int, ...], *, guarded: bool, eps: float
+def printed_eta(
+    h_c: Tensor, h_p: Tensor, beta: Tensor, dims: tuple[int, ...], *, guarded: bool, eps: float
 ) -> Tensor:
-    """Eqs. 6, 7 and 9 as printed, (B, C', V) -> (B,).
-
-    guarded: a mean in Eq. 6 instead of the sum, and a divisor of at least 1 in Eq. 9.
-    """
+    """The mean of Eq. 7 over each case, (B, C', V) -> (B, 1, 1). guarded: a mean in Eq. 6, not the sum."""
     squares = h_c.square()
     distances = (squares - beta.square()).square()
     distance = distances.mean(dims, keepdim=True) if guarded else distances.sum(dims, keepdim=True)
     delta = distance.clamp_min(eps**2).sqrt()  # Eq. 6, max(sqrt(.), eps) with a finite slope
     eta = h_p * squares + (1 - h_p) * delta  # Eq. 7
-    log_chi = chi.log().clamp_min(1) if guarded else chi.log()
-    return (eta.mean(dim=(1, 2), keepdim=True) / log_chi).flatten()  # Eq. 9
+    return eta.mean(dim=(1, 2), keepdim=True)
+
+
+def divide(eta: Tensor, chi: Tensor, divisor: Divisor, *, guarded: bool) -> Tensor:
+    """Eq. 9 without alpha, (B, 1, 1) -> (B,). guarded: a divisor of at least 1."""
+    if divisor == "none":
+        return eta.flatten()
+    scale = chi.log() if divisor == "log_chi" else chi
+    return (eta / (scale.clamp_min(1) if guarded else scale)).flatten()
+
+
+def refuse_divisor(contrast: str, divisor: Divisor) -> None:
+    """The default form has no chi: a divisor there would change nothing."""
+    if divisor != "log_chi" and contrast == "margin":
+        raise ConfigError(
+            f"objective.divisor is {divisor}, but contrast: margin does not divide by chi. "
+            "Set objective.contrast to guarded or literal, or leave objective.divisor out."
+        )
 
 
 def refuse_small(chi: Tensor) -> None:
@@ -47,6 +64,26 @@ def refuse_small(chi: Tensor) -> None:
             f"{float(chi.min()):.3g}, and up to 1 the loss changes its sign. "
             "Use contrast: margin or guarded."
         )
+
+
+def list_warnings(lam: float, dice_literal: bool, norm: str | None) -> list[str]:
+    """What a user of CFSL should know of these settings: S1, S8, BatchNorm."""
+    found = []
+    if dice_literal:
+        found.append(
+            "objective.dice_literal minimises Eq. 13 as printed, so training makes the overlap smaller."
+        )
+    if lam == 1:
+        found.append(
+            "objective.lam is 1: the contrastive term alone cannot train the decoder. Use less than 1."
+        )
+    if lam and norm == "batch":
+        found.append(
+            "objective cfsl compares features of the trained network with those of frozen ones, and "
+            "BatchNorm makes them differ even where the weights are equal. "
+            "Prefer model.norm instance or group."
+        )
+    return found
 
 
 def alpha_share(h_c: Tensor, h_p: Tensor, h_s: Tensor, eps: float = 1e-8) -> Tensor:

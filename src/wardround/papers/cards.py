@@ -38,7 +38,9 @@ def list_presets() -> Table:
         "ready: runs whose method, objective and network this version has. One preset: wardround papers show "
         "NAME. How to lay out its data sets: wardround datasets"
     )
-    return Table("Tables of the papers", ["name", "table", "what", "runs", "ready"], rows, caption)
+    return Table(
+        "Tables and figures of the papers", ["name", "table", "what", "runs", "ready"], rows, caption
+    )
 
 
 def run_table(preset: PaperPreset) -> Table:
@@ -195,6 +197,9 @@ def list_readings(preset: PaperPreset) -> list[str]:
     """What the settings of all runs mean where the paper leaves it open."""
     objective, model = preset.settings.get("objective", {}), preset.settings.get("model", {})
     found = []
+    if preset.figures:
+        files = ", ".join(f"figures/{name}.png" for name in preset.figures)
+        found.append(f"The pictures are in the report, and as {files} beside it.")
     if objective.get("contrast") == "guarded":
         found.append(
             "contrast: guarded puts the features through a sigmoid, takes the mean in place of the sum in "

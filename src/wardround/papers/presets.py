@@ -1,10 +1,12 @@
-"""The papers' tables as presets: what each one runs, and what was published.
+"""The papers' tables and figures as presets: what each one runs, and what was published.
 
-configs/papers/<method>-table<N>.yaml is a configuration with three more keys:
+configs/papers/<method>-table<N>.yaml is a configuration with more keys:
 
     about     one sentence
     datasets  the federations of the table by name: clients, size, split, seeds; the first is the default
     sweep     rows: {label: {dotted setting: value}} and grid: {dotted setting: [values]}
+    figures   the pictures a figure is of: names of figures/*.png beside the report
+    like      another preset that this one takes everything from that it does not say
 
 An override replaces what stands at its dotted name, a whole section too: `method: {name: fedavg}`. Only
 `model` keeps what it does not say: another network has the stem and norm of the others. The name `datasets`
@@ -48,6 +50,7 @@ PAPERS = {
 
 PACKAGED = Path(__file__).parents[1] / "presets" / "papers"  # in an installed wheel
 CHECKOUT = Path(__file__).parents[3] / "configs" / "papers"  # in the repository
+Figure = Literal["scores", "curves", "losses", "weights", "cost", "cases", "uncertainty", "features"]
 OF_ONE_NETWORK = ("arguments", "features", "divisor", "weights")  # in `model`
 
 
@@ -129,6 +132,7 @@ class PresetKeys(Settings):
     about: str = Field(min_length=1)
     datasets: dict[str, PaperFederation] = Field(min_length=1)
     sweep: PresetSweep
+    figures: tuple[Figure, ...] = ()
 
 
 # What was published
@@ -201,6 +205,7 @@ class PaperPreset:
     grid: Mapping[str, Sequence[Any]]
     datasets: Mapping[str, PaperFederation]
     published: PublishedTable
+    figures: tuple[Figure, ...] = ()
 
     def list_runs(self) -> list[PresetRun]:
         """Every run of the table, in the order of the file."""
@@ -238,6 +243,7 @@ class PaperPreset:
             "paper": self.paper,
             "table": self.table,
             "about": self.about,
+            "figures": self.figures,
             "settings": self.settings,
             "datasets": {
                 name: federation.model_dump(mode="json", exclude_none=True)
@@ -382,7 +388,7 @@ def sort_key(name: str) -> tuple[int, bool, int, str]:
     paper, _, table = name.partition("-")
     number = re.search(r"\d+", table)
     papers = [*PAPERS, paper]
-    return papers.index(paper), number is None, int(number[0]) if number else 0, table
+    return papers.index(paper), table.startswith("figure"), int(number[0]) if number else 0, table
 
 
 def load(name: str) -> PaperPreset:
@@ -392,6 +398,9 @@ def load(name: str) -> PaperPreset:
         raise ConfigError(f"'{name}' is not a preset.{suggest(name, known)} List all: wardround papers")
     path = find_folder() / f"{name}.yaml"
     values = read_yaml(path)
+    if "like" in values:
+        base = read_yaml(find_folder() / f"{values.pop('like')}.yaml")
+        values = {**base, **values, "sweep": {**base["sweep"], **values.get("sweep", {})}}
     own = {key: values.pop(key) for key in PresetKeys.model_fields if key in values}
     extras = PresetKeys.read(own, f"{path}: ")
     short, _, table = name.partition("-")
@@ -405,15 +414,17 @@ def load(name: str) -> PaperPreset:
         grid=extras.sweep.grid,
         datasets=extras.datasets,
         published=load_published()[name],
+        figures=extras.figures,
     )
 
 
 def table_title(table: str) -> str:
     """
-    >>> table_title("table2"), table_title("figure-delta")
-    ('Table 2', 'Figure delta')
+    >>> table_title("table2"), table_title("figure-delta"), table_title("figure-a1")
+    ('Table 2', 'Figure delta', 'Figure A1')
     """
-    return re.sub(r"(?<=[a-z])(?=\d)|-", " ", table).capitalize()
+    kind, _, rest = re.sub(r"^(table|figure)-?", r"\1 ", table).partition(" ")
+    return f"{kind.capitalize()} {rest.upper() if rest[-1:].isdigit() else rest}"
 
 
 @cache

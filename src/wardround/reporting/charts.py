@@ -101,6 +101,8 @@ def choose_style(place: int) -> str:
 
 # The parts of a chart
 
+ROUND = tag("text", "round", x="100%", y="100%", dy="32", class_="tick end axis")
+
 
 def format_percent(value: float) -> str:
     return f"{value:.4g}%"
@@ -250,7 +252,7 @@ def line_chart(
     if with_table:
         below.append(draw_numbers(title, lines))
     bands = draw_bands(rounds, x, describe_rounds(lines))
-    plot = [*draw_grid(x, y), *marked, stretch(*curves), *dots, *bands]
+    plot = [*draw_grid(x, y), ROUND, *marked, stretch(*curves), *dots, *bands]
     return draw_figure(title, describe_lines(lines), *plot, below=below, class_=class_)
 
 
@@ -298,6 +300,7 @@ def area_chart(
     *,
     places: Mapping[str, int] | None = None,
     with_table: bool = True,
+    with_legend: bool = True,
     class_: str = "",
 ) -> Html:
     """Shares of one whole, stacked; for aggregation weights."""
@@ -322,9 +325,11 @@ def area_chart(
         areas.append(tag("path", d=f"M{path}Z", class_=f"area {choose_style(place)}"))
         areas += draw_gaps(place, [(at, base[at], top[at]) for at in grown], x, y)
         base = top
-    below = [draw_legend(list(lines), styles)] + ([draw_numbers(title, lines)] if with_table else [])
+    below = [draw_legend(list(lines), styles)] if with_legend else []
+    if with_table:
+        below.append(draw_numbers(title, lines))
     words = "Shares of one, stacked: " + describe_lines(lines)
-    plot = [stretch(*areas), *draw_grid(x, y), *draw_bands(rounds, x, describe_rounds(lines))]
+    plot = [stretch(*areas), *draw_grid(x, y), ROUND, *draw_bands(rounds, x, describe_rounds(lines))]
     return draw_figure(title, words, *plot, below=below, class_=class_)
 
 
@@ -375,3 +380,42 @@ def reliability_chart(
         height=280,
         below=[draw_legend(list(lines), places)], class_="square",
     )  # fmt: skip
+
+
+def scatter_chart(
+    title: str,
+    spots: Mapping[str, tuple[float, float]],
+    *,
+    axes: tuple[str, str],
+    within: tuple[float, float] = (-math.inf, math.inf),
+    class_: str = "",
+) -> Html:
+    """One numbered spot a label: the legend says who is who, also where colours repeat.
+
+    axes: what is along and what is up; within: where values up can lie.
+    """
+    x = fit_axis([0.0, *(at for at, _ in spots.values())], within=(0.0, math.inf), count=5)
+    y = fit_axis([value for _, value in spots.values()], within=within)
+    drawn, entries, words = [], [], []
+    for number, (label, (at, value)) in enumerate(spots.items(), start=1):
+        if not (math.isfinite(at) and math.isfinite(value)):
+            continue
+        facts = f"{plain(label, 40)}: {format_number(value)} at {format_number(at)}"
+        where = {"x": format_percent(x.percent(at)), "y": format_percent(100 - y.percent(value))}
+        drawn.append(tag("svg", draw_number(number), tag("title", facts), overflow="visible", **where))
+        icon = tag("svg", tag("g", draw_number(number), transform="translate(6 10)"), width="28",
+                   height="20", aria_hidden="true", class_="swatch")  # fmt: skip
+        entries.append(tag("li", icon, name(label, 40)))
+        words.append(facts)
+    said = f"{axes[1]} against {axes[0]}. {'; '.join(words)}."
+    legend = tag("ul", entries, class_="legend")
+    return draw_figure(
+        title, said, *draw_grid(x, y), *axis_titles(*axes), *drawn, height=280, below=[legend],
+        class_=f"titled {class_}".strip(),
+    )  # fmt: skip
+
+
+def draw_number(number: int) -> Html:
+    """A disc and its number beside it."""
+    text = tag("text", str(number), x="8", dy="4", class_="disc-number")
+    return tag("g", tag("circle", r="5", class_=f"dot {choose_style(number - 1)}"), text)

@@ -1,4 +1,4 @@
-"""The sections about a group of runs: the result in words, figures and tables, and all rows side by side."""
+"""The sections about a group of runs: the result, all rows side by side, and what they cost."""
 
 from __future__ import annotations
 
@@ -6,7 +6,14 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 
-from wardround.comparison.groups import Headline, RunGroup, find_headline
+from wardround.comparison.costs import cost_table, measure_costs
+from wardround.comparison.groups import (
+    Headline,
+    RunGroup,
+    average_losses,
+    find_headline,
+    first_weights,
+)
 from wardround.comparison.published import published_table
 from wardround.comparison.runs import Run
 from wardround.comparison.scores import (
@@ -16,17 +23,36 @@ from wardround.comparison.scores import (
     Statistics,
     compute_statistics,
     metric_loss,
+    summarise_row,
 )
 from wardround.comparison.statistics import CaseKey
 from wardround.comparison.tables import score_table, significance_table
 from wardround.engine.judging.result_tables import client_table
 from wardround.metrics import METRICS
-from wardround.reporting.charts import draw_legend, line_chart, number_labels
+from wardround.papers import presets as papers
+from wardround.reporting.charts import (
+    area_chart,
+    draw_legend,
+    line_chart,
+    number_labels,
+    scatter_chart,
+)
 from wardround.reporting.html import Html, details, join, name, plain, section, tag
 from wardround.reporting.sections import SUMS, case_label, has_regions, limits
 from wardround.reporting.strips import Spot, strip_chart
 from wardround.reporting.tabular import table_html
 from wardround.tables import Interval, PValue, Table, shown
+
+FIGURES = {  # the section it is in, and what it is
+    "scores": ("beside", "scores of every client"),
+    "curves": ("beside", "learning curves"),
+    "losses": ("beside", "training losses"),
+    "weights": ("beside", "aggregation weights"),
+    "cost": ("cost", "score against time"),
+    "cases": ("panel", "the same cases"),
+    "uncertainty": ("panel", "their uncertainty"),
+    "features": ("panel", "their features"),
+}
 
 
 def result_section(group: RunGroup, prefix: str) -> Html:
@@ -37,7 +63,8 @@ def result_section(group: RunGroup, prefix: str) -> Html:
         return section(f"{prefix}-result", "Result", *notices, waiting)
     tested = {metric: compute_statistics(sheet, metric) for metric in group.metrics}
     verdict = describe_result(sheet, tested[group.metrics[0]], group.methods, group.tested)
-    parts = [tag("p", verdict, class_="verdict"), draw_figures(group, sheet), *notices]
+    parts = [tag("p", verdict, class_="verdict"), point_to_figure(group, prefix), draw_figures(group, sheet)]
+    parts += notices
     if group.kind == "run" and group.runs[0].test is not None:
         title = capitalise(f"{group.tested}scores of each client")
         table = client_table(group.runs[0].test, group.metrics, title, sheet.lengths)
@@ -68,6 +95,19 @@ def capitalise(text: str) -> str:
 
 
 # Figures and notices
+
+
+def point_to_figure(group: RunGroup, prefix: str) -> Html | None:
+    """Where the picture is that a paper's figure shows, on this page and beside it."""
+    preset = papers.load(group.preset) if group.preset else None
+    if preset is None or not preset.figures:
+        return None
+    links = [
+        [", ", tag("a", FIGURES[kind][1], href=f"#{prefix}-{FIGURES[kind][0]}"), " (",
+         tag("code", f"figures/{kind}.png"), ")"]
+        for kind in preset.figures
+    ]  # fmt: skip
+    return tag("p", f"{preset.table} of the paper: ", [part for link in links for part in link][1:], ".")
 
 
 def draw_figures(group: RunGroup, sheet: Sheet) -> Html:
@@ -202,7 +242,7 @@ def describe_references(references: Sequence[RowSummary]) -> Html | None:
 
 
 def side_by_side_section(group: RunGroup, prefix: str) -> Html:
-    """All rows in one picture: their learning curves, and every case."""
+    """All rows in one picture: their learning curves, losses, weights, and every case."""
     sheet = group.sheet
     lengths = "" if sheet is None else sheet.lengths
     charts = [
@@ -220,11 +260,60 @@ def side_by_side_section(group: RunGroup, prefix: str) -> Html:
         rows = {row.label: spots_of(row, metric, places) for row in sheet.rows if row.replicates}
         many = has_regions(key for row in sheet.rows for part in row.scores(metric) for key in part)
         what = METRICS[metric].title_in(lengths)
+        if group.preset and "scores" in papers.load(group.preset).figures:
+            means = {row.label: client_spots(row, metric, places) for row in sheet.rows if row.replicates}
+            title = capitalise(f"{group.tested}{what} of every client")
+            charts.append(strip_chart(title, means, worst=metric_loss(metric), class_="wide"))
         title = capitalise(f"{group.tested}{what} of every case{' and region' * many}")
         chart = strip_chart(title, rows, within=limits(metric), worst=metric_loss(metric), class_="wide")
         charts += [chart, draw_legend(clients, places)]
+    charts += draw_training(group)
     lead = f"Learning curves of all rows, and their scores on every {group.tested}case (mean over seeds)."
     return section(f"{prefix}-beside", "Side by side", *charts, lead=lead) if charts else Html("")
+
+
+def draw_training(group: RunGroup) -> list[Html]:
+    """The training loss of all rows in one chart, and the aggregation weights of each in its own."""
+    losses, weights = average_losses(group.replicates), first_weights(group.replicates)
+    parts = []
+    if len(losses) > 1:
+        note = "Rows with different objectives minimise different things: compare shapes, not heights."
+        parts.append(line_chart("Training loss, mean over clients", losses, with_table=True, class_="wide"))
+        parts.append(tag("p", note, class_="table-note"))
+    if len(weights) > 1:
+        clients = sorted({client for series in weights.values() for client in series})
+        places = number_labels(clients)
+        charts = [
+            area_chart(f"Weights: {plain(label)}", series, places=places, with_table=False, with_legend=False)
+            for label, series in weights.items()
+        ]
+        which = " (the first seed)" * any(len(runs) > 1 for runs in group.replicates.values())
+        parts.append(tag("h4", f"Aggregation weights by round{which}"))
+        parts += [tag("div", charts, class_="charts"), draw_legend(clients, places)]
+    return parts
+
+
+def cost_section(group: RunGroup, prefix: str) -> Html:
+    """The score against the time of a round, and both with the traffic as a table."""
+    sheet = group.sheet
+    costs = measure_costs(group.replicates, sheet) if sheet is not None else []
+    if sheet is None or len(costs) < 2:
+        return Html("")
+    title = METRICS[group.metrics[0]].title_in(sheet.lengths)
+    spots = {cost.label: (cost.seconds.mean, cost.score.mean) for cost in costs}
+    axes = ("seconds a round", f"mean {group.tested}{title}")
+    chart = scatter_chart(
+        f"{title} against the time of a round", spots, axes=axes, within=limits(group.metrics[0])
+    )
+    table = retitle(cost_table(costs, sheet), "Time and traffic of a round")
+    lead = "What a row reaches, and what a round of it takes."
+    return section(f"{prefix}-cost", "Time and traffic", chart, table_html(table), lead=lead)
+
+
+def client_spots(row: RowScores, metric: str, places: Mapping[str, int]) -> list[Spot]:
+    """Every client once, its mean over cases and replicates."""
+    means = summarise_row(row, metric, list(places)).clients
+    return [Spot(means[client].mean, client, place) for client, place in places.items()]
 
 
 def spots_of(row: RowScores, metric: str, places: Mapping[str, int]) -> list[Spot]:

@@ -101,11 +101,11 @@ def strip(layer: Layer) -> Layer:
     return layer.reshape(-1, layer.shape[-1])
 
 
-def colour(values: Layer) -> Image.Image:
-    """Uncertainty in a few colours from dark to bright, readable without colour too."""
+def colour(values: Layer, palette: str = "magma") -> Image.Image:
+    """Values in a few colours from dark to bright, readable without colour too."""
     import matplotlib
 
-    table = matplotlib.colormaps["magma"](np.linspace(0, 1, LEVELS))[:, :3]
+    table = matplotlib.colormaps[palette](np.linspace(0, 1, LEVELS))[:, :3]
     picture = Image.fromarray((values.astype(np.uint16) * (LEVELS - 1) // 255).astype(np.uint8))
     picture = picture.convert("P")
     picture.putpalette((255 * table).astype(np.uint8).tobytes())

@@ -21,7 +21,8 @@ from wardround.comparison.runs import Run, number, read_run
 from wardround.errors import CheckpointError, ConfigError
 from wardround.files import write_text
 from wardround.methods import METHODS, OBJECTIVES
-from wardround.reporting.comparison_section import result_section, side_by_side_section
+from wardround.reporting.comparison_section import cost_section, result_section, side_by_side_section
+from wardround.reporting.figures import write_figures
 from wardround.reporting.html import (
     Html,
     attribute,
@@ -36,10 +37,18 @@ from wardround.reporting.html import (
     tag,
 )
 from wardround.reporting.overlays import SLICE_CHOICES, Encoded, encode_all
+from wardround.reporting.panels import panel_section
 from wardround.reporting.sections import run_sections
 from wardround.reporting.tabular import facts_table
 from wardround.version import __version__
 
+FIGURES = "figures"  # folder beside a comparison's page
+SHARED = {
+    "result": "Result",
+    "beside": "Side by side",
+    "cost": "Time and traffic",
+    "panel": "The same cases",
+}
 DETAILS = {
     "curves": "Learning curves",
     "weights": "Aggregation weights",
@@ -59,16 +68,22 @@ DETAILS = {
 def write_report(
     folders: Sequence[str | Path], output: Path | None = None, *, title: str | None = None
 ) -> Path:
-    """Write the page about some runs and comparisons; the default is report.html in the only folder."""
+    """Write the page about some runs and comparisons; the default is report.html in the only folder.
+
+    A comparison's page in its own folder has its pictures as PNG files beside it.
+    """
     if not folders:
         raise ConfigError("report: name the folder of a run or of a comparison, for example runs/quickstart.")
     sources = [open_source(folder) for folder in folders]
     target = output or (sources[0].folder if len(sources) == 1 else Path()) / "report.html"
     if target.is_dir():
         target = target / "report.html"
-    page = build_page(sources, title=title)
+    groups = collect_groups(sources)
+    page = draw_page(groups, title=title)
     try:
         write_text(target, page)
+        if sources[0].kind == "comparison" and target.parent == sources[0].folder:
+            write_figures(groups[0], target.parent / FIGURES)
     except OSError as error:
         raise ConfigError(f"{target} cannot be written: {error.strerror}.") from None
     return target
@@ -114,21 +129,27 @@ def open_source(folder: str | Path, *, may_wait: bool = False) -> ReportSource:
 
 
 def build_page(sources: Sequence[ReportSource], *, title: str | None = None, live: str | None = None) -> str:
+    """The page about some folders as text."""
+    return draw_page(collect_groups(sources), title=title, live=live)
+
+
+def draw_page(groups: Sequence[RunGroup], *, title: str | None = None, live: str | None = None) -> str:
     """The whole page as text.
 
     title: default the names of what it shows; live: the state it shows, for a page that polls its server.
     """
-    groups = collect_groups(sources)
     runs = [run for group in groups for run in group.runs]
     pictures = {
         str(place): {client: files.pictures for client, files in run.files.items()}
         for place, run in enumerate(runs)
     }
     encoded, most = encode_all(pictures)
-    main = [
-        join(result_section(group, f"g{place}"), side_by_side_section(group, f"g{place}"))
+    shared = join(
+        part(group, f"g{place}")
         for place, group in enumerate(groups)
-    ]
+        for part in (result_section, side_by_side_section, cost_section, panel_section)
+    )
+    main = [shared]
     detail = draw_details(runs, encoded, most, is_sample=any(group.is_sample for group in groups))
     main.append(detail)
     if runs:
@@ -144,7 +165,7 @@ def build_page(sources: Sequence[ReportSource], *, title: str | None = None, liv
         style=style,
         live=attribute("data_live", live),
         header=draw_header(groups, title),
-        nav=draw_navigation(groups, detail),
+        nav=draw_navigation(groups, shared, detail),
         main="\n".join(part for part in main if part),
         footer=draw_footer(),
         data=data_block("facts", {"wardround": __version__, "groups": [group.as_dict() for group in groups]}),
@@ -190,14 +211,14 @@ def draw_header(groups: Sequence[RunGroup], title: str) -> Html:
     return tag("header", mark, tag("h1", tag("bdi", title)), class_="top")
 
 
-def draw_navigation(groups: Sequence[RunGroup], detail: str) -> Html:
-    entries = []
+def draw_navigation(groups: Sequence[RunGroup], shared: str, detail: str) -> Html:
+    """shared: the sections about groups; detail: those about single runs."""
+    items = []
     for place, group in enumerate(groups):
         own = f": {plain(group.title, 24)}" if len(groups) > 1 else ""
-        entries.append(("result", f"#g{place}-result", f"Result{own}"))
-        if group.curves or (group.sheet and len(group.sheet.rows) > 1):
-            entries.append(("beside", f"#g{place}-beside", f"Side by side{own}"))
-    items = [tag("li", tag("a", text, href=address)) for _, address, text in entries]
+        for key, text in SHARED.items():
+            if f'id="g{place}-{key}"' in shared:
+                items.append(tag("li", tag("a", f"{text}{own}", href=f"#g{place}-{key}")))
     if detail:
         inner = []
         for key, text in DETAILS.items():

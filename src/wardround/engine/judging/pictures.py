@@ -6,9 +6,10 @@ is a message, so nothing of it leaves a hospital.
 
     clients/<name>/pictures.safetensors
       <n>/image, truth, prediction, uncertainty    (slices, H, W) uint8; uncertainty: 255 is an even guess
+      panel/<n>/image, truth, ..., features        one slice of the cases that every method shows
       calibration                                  (bins, 3): voxels, sum of probabilities, true foreground
       foreground                                   share of foreground in every test case
-      metadata: names, cases                       as JSON; `Picture` has the facts of a case
+      metadata: names, cases, panel                as JSON; `Picture` has the facts of a case
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from __future__ import annotations
 import io
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -37,12 +38,16 @@ from wardround.params import Params
 from wardround.storage import StoredTensors, save_tensors
 from wardround.text import clipped
 from wardround.training.inference import evaluated_as
+from wardround.training.workbench import Workbench
 
 PICTURES = "pictures.safetensors"
 COLOURS = ("#19a7ce", "#ff7a45", "#b37feb", "#ffd666")
 LAYERS = ("image", "truth", "prediction", "uncertainty")
 MOST_SLICES = 24
 MOST_PIXELS = {2: 320, 3: 160}  # of a side; larger pictures shrink
+PANEL = "panel/"
+PANEL_PIXELS = 192
+PANEL_CASES = 2  # of each client
 NUM_BINS = 10
 
 Layer = NDArray[np.uint8]
@@ -54,7 +59,8 @@ class Picture:
 
     kind: best, median, worst, or "" for another place in the order by Dice; places: where in the volume the
     slices were, of `depth`; shown: the slice with most foreground, where one looks first;
-    aspect: height of a pixel divided by its width; uncertainty: None in runs before it was kept.
+    aspect: height of a pixel divided by its width; uncertainty: None in runs before it was kept;
+    features: in a panel, the mean size of the bottleneck's activations, as coarse as they are.
     """
 
     name: str
@@ -68,6 +74,7 @@ class Picture:
     depth: int = 1
     shown: int = 0
     aspect: float = 1.0
+    features: Layer | None = None
 
 
 # Written by a client
@@ -93,15 +100,28 @@ class Album:
         self._shares.append(float((truth > 0).double().mean()))
         self._calibration += count_calibration(probabilities, truth)
 
-    def save(self, path: Path, count: int) -> None:
-        """Write `count` of the cases, and what is known of all; nothing for a client without test cases."""
+    def save(
+        self, path: Path, count: int, encode: Callable[[int], Tensor | None] = lambda index: None
+    ) -> None:
+        """Write `count` of the cases, a panel, and what is known of all; nothing without test cases.
+
+        encode: the bottleneck of a case by its index, (C, *spatial), where the network shows one.
+        """
         chosen = choose(self._pictures, count)
         if chosen:
-            save_pictures(path, chosen, self._calibration, self._shares)
+            panel = [
+                make_panel(self._pictures[index], encode(index)) for index in choose_by_truth(self._shares)
+            ]
+            save_pictures(path, chosen, panel, self._calibration, self._shares)
 
 
 def take_pictures(
-    client: Client, params: Params, regions: Regions, settings: EvaluateSettings, path: Path
+    client: Client,
+    bench: Workbench,
+    params: Params,
+    regions: Regions,
+    settings: EvaluateSettings,
+    path: Path,
 ) -> None:
     """The task "pictures": a few test cases with their uncertainty, written to the client's own folder."""
     split, objective = client.data.test, client.objective
@@ -113,7 +133,17 @@ def take_pictures(
                     labels = largest_components(labels)
                 probabilities = objective.probabilities(logits[number : number + 1])[0]
                 album.add(batch.image[number], batch.label[number], probabilities, labels)
-    album.save(path, settings.overlays)
+
+    def encode(index: int) -> Tensor | None:
+        if not bench.model.has_features:
+            return None
+        reference, own = bench.reference("shown", params), client.memory.get("own")
+        if own is not None:
+            own.load_into(reference.model)
+        with bench.autocast():
+            return reference.encode(bench.lay_out(split.batch([index]).image.to(bench.device)))[0]
+
+    album.save(path, settings.overlays, encode)
 
 
 def picture_of(
@@ -197,18 +227,65 @@ def choose(pictures: Sequence[Picture], count: int) -> list[Picture]:
     return [replace(order[step], kind=kinds.get(step, "")) for step in steps]
 
 
-def save_pictures(path: Path, chosen: list[Picture], calibration: Tensor, shares: list[float]) -> None:
-    """Store the pictures, the calibration and the foreground shares of one client."""
+# The panel: the same cases in all runs on the same data, whatever their models
+
+
+def choose_by_truth(shares: Sequence[float], count: int = PANEL_CASES) -> list[int]:
+    """Cases from small to large by their share of foreground; none that is empty.
+
+    >>> choose_by_truth([0.0, 0.4, 0.1, 0.3, 0.2])
+    [4, 1]
+    """
+    order = sorted((index for index, share in enumerate(shares) if share > 0), key=lambda i: (shares[i], i))
+    steps = {(2 * step + 1) * len(order) // (2 * count) for step in range(count)}
+    return [order[step] for step in sorted(steps) if order]
+
+
+def make_panel(picture: Picture, features: Tensor | None) -> Picture:
+    """The slice with most foreground alone, small, with the features (C, *spatial) there."""
+    at = picture.shown
+    layers: dict[str, Any] = {}
+    for layer in LAYERS:
+        values = torch.from_numpy(getattr(picture, layer)[at : at + 1])
+        layers[layer] = shrink(values, PANEL_PIXELS, smooth=layer in ("image", "uncertainty"))
+    place = picture.places[at]
+    seen = None if features is None else draw_features(features, place / max(1, picture.depth - 1))
+    return replace(picture, **layers, kind="", places=[place], shown=0, features=seen)
+
+
+def draw_features(features: Tensor, at: float) -> Layer:
+    """The mean absolute activation over channels, from its smallest to its largest value, (1, H, W).
+
+    at: where the slice of a volume lies, 0 to 1.
+    """
+    size = features.float().abs().mean(dim=0).cpu()
+    if size.ndim == 3:
+        size = size[round(at * (len(size) - 1))]
+    low, high = size.min(), size.max()
+    scaled = (255 * (size - low) / (high - low).clamp_min(1e-12)).round().to(torch.uint8)
+    return shrink(scaled[None], PANEL_PIXELS, smooth=True)
+
+
+def save_pictures(
+    path: Path, chosen: list[Picture], panel: list[Picture], calibration: Tensor, shares: list[float]
+) -> None:
+    """Store the pictures, the panel, the calibration and the foreground shares of one client."""
     tensors = {"calibration": calibration, "foreground": torch.tensor(shares, dtype=torch.float64)}
-    for number, picture in enumerate(chosen):
-        for layer in LAYERS:
-            tensors[f"{number}/{layer}"] = torch.from_numpy(getattr(picture, layer))
-    facts = [
-        {key: getattr(picture, key) for key in ("kind", "dice", "places", "depth", "shown", "aspect")}
-        for picture in chosen
-    ]
-    names = [picture.name for picture in chosen]
-    save_tensors(path, tensors, {"names": json.dumps(names), "cases": json.dumps(facts)})
+    for prefix, pictures in (("", chosen), (PANEL, panel)):
+        for number, picture in enumerate(pictures):
+            for layer in (*LAYERS, "features"):
+                if getattr(picture, layer) is not None:
+                    tensors[f"{prefix}{number}/{layer}"] = torch.from_numpy(getattr(picture, layer))
+    metadata = {
+        "names": json.dumps([picture.name for picture in chosen]),
+        "cases": json.dumps([list_facts(picture) for picture in chosen]),
+        "panel": json.dumps([{"name": picture.name, **list_facts(picture)} for picture in panel]),
+    }
+    save_tensors(path, tensors, metadata)
+
+
+def list_facts(picture: Picture) -> dict[str, Any]:
+    return {key: getattr(picture, key) for key in ("kind", "dice", "places", "depth", "shown", "aspect")}
 
 
 # Read again
@@ -227,6 +304,17 @@ def read_pictures(stored: StoredTensors) -> list[Picture]:
         uncertainty = None if unsure is None else slices(unsure)
         pictures.append(Picture(name, image, truth, prediction, uncertainty, **entry))
     return pictures
+
+
+def read_panel(stored: StoredTensors) -> list[Picture]:
+    """The cases of a client that every run on the same data shows; none in older runs."""
+    facts: list[dict[str, Any]] = json.loads(stored.metadata.get("panel", "[]"))
+    found = []
+    for number, entry in enumerate(facts):
+        layers: dict[str, Any] = {layer: slices(stored[f"{PANEL}{number}/{layer}"]) for layer in LAYERS}
+        seen = stored.get(f"{PANEL}{number}/features")
+        found.append(Picture(**entry, **layers, features=None if seen is None else slices(seen)))
+    return found
 
 
 def slices(layer: Tensor) -> NDArray[Any]:
