@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -11,11 +12,14 @@ from wardround.engine.memory_store import IN_FLIGHT
 
 log = logging.getLogger(__name__)
 
+SWITCH_SECONDS = 0.0005  # the usual 5 ms for which a thread may keep others waiting are long beside a step
+
 
 class BackgroundWriter:
     """Runs jobs one after the other in a thread; after one that fails no other is run."""
 
     def __init__(self) -> None:
+        sys.setswitchinterval(SWITCH_SECONDS)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="writer")
         self._pending: deque[Future[None]] = deque()
         self._failed = False
