@@ -40,12 +40,12 @@ def test_it_follows_the_server_as_the_disk_does(store: MemoryStore, tmp_path: Pa
 def test_nothing_is_on_the_disk_before_a_snapshot_is_written(store: MemoryStore) -> None:
     cached = CachedMemory(store, MemoryBudget(10**6))
     remember(cached, 0, SyncState())
-    snapshot = cached.snapshot()
+    snapshot = cached.snapshot(1)
     remember(cached, 1, SyncState(best=0))  # the writer is late
     assert not store.list_files("memory")
     snapshot.write()
     assert store.load() == {"value": 0}
-    cached.snapshot().write()
+    cached.snapshot(2).write()
     assert store.load() == {"value": 1} and store.load_best(0) == {"value": 0}
 
 
@@ -53,7 +53,7 @@ def test_a_task_may_change_what_it_loaded_and_what_it_saved(store: MemoryStore) 
     cached = CachedMemory(store, MemoryBudget(10**6))
     own = {"w": torch.zeros(2), "previous": params(w=1.0), 3: [torch.zeros(1)]}
     cached.save(0, own)
-    snapshot = cached.snapshot()
+    snapshot = cached.snapshot(1)
     own["w"] += 5
     loaded = cached.load()
     loaded["w"] += 7
@@ -80,8 +80,8 @@ def test_a_resumed_run_reads_what_was_written(store: MemoryStore) -> None:
     first = CachedMemory(store, MemoryBudget(10**6))
     remember(first, 0, SyncState())
     first.follow(SyncState(best=0))
-    first.snapshot().write()
+    first.snapshot(1).write()
     second = CachedMemory(MemoryStore(store.folder, keep=None), MemoryBudget(10**6))
     second.follow(SyncState((1,), best=0))
     assert second.load() == {"value": 0} and second.load_best(0) == {"value": 0}
-    assert second.snapshot().num_bytes == 0
+    assert second.snapshot(1).num_bytes == 0

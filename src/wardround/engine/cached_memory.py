@@ -103,15 +103,17 @@ class CachedMemory:
         while len(versions) > 1:
             self._drop(0)
         if not self._hold(Version(round, copy_out(memory), rewinds, count_bytes(memory))):
-            self.snapshot().write()  # what only this process knows
+            self.snapshot(round).write()  # what only this process knows
             self._is_too_large = True
             while versions:
                 self._drop(0)
             self._best = None
             self._store.save(round, memory, rewinds)
 
-    def snapshot(self) -> Snapshot:
-        """What brings this memory to the disk; another thread may run it."""
+    def snapshot(self, round: int) -> Snapshot:
+        """What brings this memory of so many rounds to the disk; another thread may run it."""
+        if self._is_too_large:
+            return Snapshot(0, lambda: self._store.settle(round))
         wanted = [*(self._versions or [])[-1:], *([] if self._best is None else [self._best[1]])]
         packed = {v.round: (v, PackedMemory(v.memory)) for v in wanted if not v.is_written}
         best = self._best

@@ -26,7 +26,7 @@ from wardround.engine.cached_memory import CachedMemory, MemoryBudget
 from wardround.engine.judging.calibration import calibrate
 from wardround.engine.judging.evaluation import score_cases
 from wardround.engine.judging.pictures import PICTURES, take_pictures
-from wardround.engine.memory_store import MemoryStore
+from wardround.engine.memory_store import IN_FLIGHT, MemoryStore
 from wardround.engine.networks import choose_compute, network_for
 from wardround.errors import ClientError, WardroundError
 from wardround.files import file_name
@@ -149,7 +149,8 @@ class Host:
         """The client's memory; the same object every time, which knows what it has checked."""
         if name not in self._stores:
             settings = self.config.checkpoint  # a hospital removes old memories itself, else the server does
-            keep = settings.keep * settings.least_often if self._durable else None
+            often = settings.least_often
+            keep = settings.keep * often + IN_FLIGHT * (often - 1) if self._durable else None
             store = MemoryStore(self.folder(name), durable=self._durable, keep=keep)
             gpu = self.bench.device if self.bench.device.type == "cuda" else None
             self._stores[name] = store if self._room is None else CachedMemory(store, self._room, gpu)
@@ -158,7 +159,7 @@ class Host:
     def snapshot(self, round: int) -> Snapshot:
         """What the clients remember after so many rounds, to be written."""
         stores = [self.store(name) for name in self.names]
-        cached = [store.snapshot() for store in stores if isinstance(store, CachedMemory)]
+        cached = [store.snapshot(round) for store in stores if isinstance(store, CachedMemory)]
 
         def write() -> None:
             for entry in cached:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +101,8 @@ class MemoryStore:
         if not source.exists():
             return False
         path.unlink(missing_ok=True)
-        os.link(source, path)
+        with suppress(FileExistsError):  # another thread was quicker
+            os.link(source, path)
         return True
 
     def settle(self, before: int) -> None:
