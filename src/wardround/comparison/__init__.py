@@ -1,8 +1,9 @@
 """Comparisons: a grid of ordinary runs, their statistics and tables.
 
 run.py (`compare`) runs what sweep.py, presets.py and grid.py plan; outcome.py (`Comparison`) opens it on
-disk. scores.py, statistics.py and tables.py compute; runs.py reads single run folders, and groups.py puts
-several of them together for the report.
+disk. scores.py, statistics.py and tables.py compute; published.py sets a paper's numbers beside ours, and
+departures.py says what is not as printed; runs.py reads single run folders, and groups.py puts several of
+them together for the report.
 """
 
 from wardround.comparison.outcome import Comparison

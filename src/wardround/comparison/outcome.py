@@ -245,7 +245,7 @@ class Comparison:
             return RowScores(label, {}, failed=failed)
         settings = read_yaml(next(iter(complete.values()))[0].folder / "config.yaml")
         data, chosen = json.dumps(drop_fold(settings["data"]), sort_keys=True), settings["evaluate"]
-        group = f"{data}, {after or settings['rounds']} rounds"
+        group = f"{data}, {after or settings.get('rounds')} rounds"
         empty_policy, tested = chosen["empty_policy"], chosen["model"]
         return RowScores(label, replicates, data, empty_policy, tested, group=group)
 
