@@ -64,6 +64,7 @@ def test_rounds_and_the_end_are_told_and_nothing_is_left_in_memory(
             begun.append(weakref.ref(self))
 
     monkeypatch.setattr(batch_process, "Experiment", Watched)
+    monkeypatch.setattr(batch_process, "imported_modules", set())  # other tests import some
     assert serve(config) == [{"rounds": 0}, {"rounds": 1}, {"rounds": 2}, {"end": None, "reusable": True}]
     assert serve(config, resume=True) == [{"rounds": 2}, {"end": None, "reusable": True}]
     assert len(begun) == 2 and not any(reference() for reference in begun)

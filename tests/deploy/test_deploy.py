@@ -21,6 +21,7 @@ from wardround.deploy.conducting import conduct
 from wardround.deploy.live_file import Live
 from wardround.deploy.remote import Remote
 from wardround.deploy.wire import Parcel
+from wardround.engine.cached_memory import MemoryBudget
 from wardround.engine.checkpoint import Checkpoints
 from wardround.engine.records import read_lines
 from wardround.engine.transports.local import Spilling
@@ -601,7 +602,7 @@ def test_a_hospital_that_is_not_there_yet_is_waited_for(tmp_path: Path, caplog: 
 def test_replies_are_not_kept(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     """With no room for replies in memory, none of a round's is alive when the next hospital answers."""
     loop, folder = Loopback(tmp_path / "sites"), tmp_path / "run"
-    monkeypatch.setattr(remote, "Spilling", lambda path: Spilling(path, room=0))
+    monkeypatch.setattr(remote, "Spilling", lambda path: Spilling(path, MemoryBudget(0)))
     alive: list[int] = []
     arrays: list[weakref.ref[Any]] = []
 

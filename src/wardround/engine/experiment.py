@@ -285,6 +285,7 @@ class Experiment:
         egress.round, egress.phase = state.round, "test"
         outcome = judge.test(state, progress, self._units)
         egress.take()()
+        self._transport.snapshot(state.round).write()  # where the last round is the best, that is new
         missing = missing_replies(clients.exchanges)
         outcome.troubles = {**missing["refused"], **missing["lost"]}
         return outcome

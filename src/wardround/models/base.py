@@ -140,7 +140,7 @@ class Segmenter(nn.Module):
 
     def padded_size(self, size: Sequence[int]) -> list[int]:
         """The sides the network sees for an image of this size."""
-        steps = self.divisors[: len(size)]
+        steps = self.divisors if len(self.divisors) == len(size) else (self.divisor,) * len(size)
         sides = [-(-side // step) * step for side, step in zip(size, steps, strict=True)]
         if self.needs_two and tuple(sides) == steps:
             sides[-1] *= 2
