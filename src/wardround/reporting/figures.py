@@ -156,7 +156,7 @@ def draw_cost(group: RunGroup) -> Any:
             cost.seconds.mean, cost.score.mean, xerr=cost.seconds.sd, yerr=cost.score.sd, **style,
             markersize=9, elinewidth=1, capsize=3, label=clipped(cost.label, 30), markerfacecolor=filled,
         )  # fmt: skip
-    axis.set_xlim(left=0)
+    axis.set_xlim(0, 1.05 * axis.get_xlim()[1])  # room for the whole marker
     finish(axis, "seconds a round", f"mean {main_title(group, sheet)}")
     place_legend(figure, axis)
     return figure
