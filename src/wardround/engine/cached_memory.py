@@ -113,7 +113,7 @@ class CachedMemory:
     def snapshot(self, round: int) -> Snapshot:
         """What brings this memory of so many rounds to the disk; another thread may run it."""
         if self._is_too_large:
-            return Snapshot(0, lambda: self._store.settle(round))
+            return self._store.snapshot(round)
         wanted = [*(self._versions or [])[-1:], *([] if self._best is None else [self._best[1]])]
         packed = {v.round: (v, PackedMemory(v.memory)) for v in wanted if not v.is_written}
         best = self._best

@@ -106,9 +106,9 @@ class Experiment:
                 self.folder.write_left_out(self.federation)
                 return self._run_rounds(clients, egress, resume, from_round)
             finally:
-                if self._snapshot:  # the run ends with an error: completed rounds are kept
-                    self._hand_over()
-                self._writer.close()
+                self._writer.close(
+                    self._unwritten()
+                )  # completed rounds are kept when the run ends with an error
                 self._transport.close()
                 egress.close()
                 self.folder.remove_exchange()
@@ -273,9 +273,13 @@ class Experiment:
 
     def _hand_over(self) -> None:
         """Give the writer what it has not seen yet of completed rounds."""
+        self._writer.submit(self._unwritten())
+
+    def _unwritten(self) -> list[Callable[[], None]]:
+        """What the writer has not seen yet; from here on it has."""
         steps = [*self._lines, *(part.write for part in self._snapshot)]
         self._lines, self._snapshot = [], []
-        self._writer.submit(steps)
+        return steps
 
     def _test(
         self, judge: Judge, clients: Clients, egress: Egress, state: ServerState, progress: Progress

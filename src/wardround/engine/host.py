@@ -158,17 +158,7 @@ class Host:
 
     def snapshot(self, round: int) -> Snapshot:
         """What the clients remember after so many rounds, to be written."""
-        stores = [self.store(name) for name in self.names]
-        cached = [store.snapshot(round) for store in stores if isinstance(store, CachedMemory)]
-
-        def write() -> None:
-            for entry in cached:
-                entry.write()
-            for store in stores:
-                if isinstance(store, MemoryStore):
-                    store.settle(round)
-
-        return Snapshot(sum(entry.num_bytes for entry in cached), write)
+        return Snapshot.joined([self.store(name).snapshot(round) for name in self.names])
 
     # Tasks
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from wardround.clients import SyncState
+from wardround.clients import Snapshot, SyncState
 from wardround.engine.memory_file import load_memory, save_memory
 from wardround.errors import CheckpointError
 from wardround.storage import StoredTensors
@@ -30,9 +30,9 @@ ONLY_TRAINING = ("previous", "optimizer", "optimizer_second")  # large; read whe
 class MemoryStore:
     """One client's memory on its own disk, a file for each round that changed it.
 
-    durable: every file survives a power cut at once; otherwise from `settle` on; keep: rounds of the server
-    that may be resumed, None where the server removes what none of them needs (`prune`). A file is checked
-    when this store first reads it, not after every task.
+    durable: every file survives a power cut at once; otherwise once a `snapshot` is written; keep: rounds of
+    the server that may be resumed, None where the server removes what none of them needs (`prune`). A file is
+    checked when this store first reads it, not after every task.
     """
 
     def __init__(self, folder: Path, *, durable: bool = False, keep: int | None = KEEP) -> None:
@@ -95,21 +95,22 @@ class MemoryStore:
         if files:
             self.link_best(round, files[-1][0])
 
-    def link_best(self, round: int, written: int) -> bool:
-        """Make the memory of round `written` the one of the best model; False where it has no file."""
-        source, path = self.path("memory", written), self.path("best", round)
-        if not source.exists():
-            return False
+    def link_best(self, round: int, written: int) -> None:
+        """Make the memory of round `written` the one of the best model."""
+        path = self.path("best", round)
         path.unlink(missing_ok=True)
         with suppress(FileExistsError):  # another thread was quicker
-            os.link(source, path)
-        return True
+            os.link(self.path("memory", written), path)
 
-    def settle(self, before: int) -> None:
-        """Bring to the disk what a run resumed after so many rounds needs."""
-        for path in self.list_before(before):
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
+    def snapshot(self, round: int) -> Snapshot:
+        """What brings to the disk what a run resumed after so many rounds needs."""
+
+        def settle() -> None:
+            for path in self.list_before(round):
+                with path.open("rb") as file:
+                    os.fsync(file.fileno())
+
+        return Snapshot(0, settle)
 
     def rewind(self, round: int) -> None:
         """Forget what was written in this round or later."""

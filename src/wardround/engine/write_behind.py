@@ -42,9 +42,10 @@ class BackgroundWriter:
         while self._pending:
             self._pending.popleft().result()
 
-    def close(self) -> None:
-        """Write what is left; a failure is logged, since the run ends for another reason."""
+    def close(self, steps: Sequence[Callable[[], None]] = ()) -> None:
+        """Write what is left, and these steps; a failure is logged, since the run ends for another reason."""
         try:
+            self.submit(steps)
             self.flush()
         except Exception as error:
             log.error("the last rounds could not be written: %s", error)

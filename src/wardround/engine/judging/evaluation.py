@@ -44,9 +44,8 @@ def score_cases(
 ) -> list[Row]:
     """One row a case: its name, its loss, and every metric of every region."""
     scorer = Scorer(split, regions, metrics, settings)
-    tta = (
-        settings.tta and split is client.data.test
-    )  # validation after rounds would take several times as long
+    # not in validation after rounds, which would take several times as long
+    tta = settings.tta and split is client.data.test
     with (
         evaluated_as(client.model, objective, settings.window, tta),
         Turns(client.device, inline=not scorer.needs_masks) as turns,

@@ -265,12 +265,7 @@ class Workers:
     def snapshot(self, round: int) -> Snapshot:
         """Workers have written their clients' memories, on this machine's disk."""
         stores = [MemoryStore(self._clients_folder / file_name(name)) for name in self._home]
-
-        def write() -> None:
-            for store in stores:
-                store.settle(round)
-
-        return Snapshot(0, write)
+        return Snapshot.joined([store.snapshot(round) for store in stores])
 
     def strays(self) -> list[tuple[str, str]]:
         return []  # a worker that is late is ended
