@@ -28,7 +28,7 @@ methods
 config_file
 engine
 api papers planning
-batch batch_process
+batch batch_process configuring
 comparison
 reporting
 prediction
