@@ -121,7 +121,7 @@ def plan_table(table: PlannedTable, options: argparse.Namespace) -> Grid:
     """As `wardround papers run` plans it; data and prepared cases are shared by all tables."""
     scale, overrides = table.budget
     preset = load(table.preset)
-    rows = list(dict.fromkeys(cell.row for cell in preset.list_runs()))
+    rows = list(dict.fromkeys(cell.row for cell in preset.list_runs() if cell.label in preset.published.rows))
     return plan_paper(
         preset,
         [str(options.data / table.data)],
