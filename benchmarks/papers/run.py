@@ -220,7 +220,7 @@ def strip(folder: Path) -> None:
 @contextmanager
 def share_gpu(folder: Path) -> Iterator[None]:
     """CUDA's multi-process service for the runs, where it is installed; the environment tells them."""
-    if shutil.which(MPS) is None or not torch.cuda.is_available():
+    if shutil.which(MPS) is None or name_device() == "CPU":
         yield
         return
     folder.mkdir(parents=True, exist_ok=True)
@@ -277,16 +277,24 @@ def unpack(path: Path, work: Path) -> None:
 
 
 def note_call(options: argparse.Namespace, seconds: float | None = None) -> None:
-    """One line a call of this script: when, where, for how long."""
+    """One entry a call of this script; seconds are missing where it was ended from outside."""
     path = options.work / "calls.json"
     calls = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
     if seconds is None:
-        device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
-        facts = {"device": device, "torch": torch.__version__, "jobs": options.jobs}
+        facts = {"device": name_device(), "torch": torch.__version__, "jobs": options.jobs}
         calls.append({**facts, "small": options.small, "seconds": None})
     else:
         calls[-1]["seconds"] = round(seconds)
     write_json(path, calls)
+
+
+def name_device() -> str:
+    """Asked of the driver's tool: CUDA would make this process a user of the GPU."""
+    query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+    try:
+        return subprocess.run(query, capture_output=True, text=True, check=True, timeout=20).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return "CPU"
 
 
 def parse_options(words: Sequence[str] | None = None) -> argparse.Namespace:

@@ -78,12 +78,14 @@ def describe_calls(calls: Sequence[Mapping[str, Any]], found: Sequence[Compariso
     folders = {cell.folder.resolve() for table in found for cell in table.cells}
     done = {cell.folder.resolve() for table in found for cell in table.cells if cell.is_done}
     places = " and ".join(dict.fromkeys(f"{call['device']}, PyTorch {call['torch']}" for call in calls))
+    commits = {json.loads((folder / "environment.json").read_text())["commit"] for folder in done}
+    commit = ", ".join(sorted(str(name)[:7] for name in commits))
     seconds = [call["seconds"] for call in calls]
     spent = " + ".join("ended from outside" if s is None else f"{s} s" for s in seconds)
     small = " A trial with `--small`: no result." if any(call["small"] for call in calls) else ""
     return (
-        f"{len(done)} of {len(folders)} runs, {calls[-1]['jobs']} side by side on {places}: {spent}. Rows of "
-        f"several tables with the same settings are one run.{small}\n"
+        f"{len(done)} of {len(folders)} runs, {calls[-1]['jobs']} side by side on {places}: {spent}; commit "
+        f"{commit}. Rows of several tables with the same settings are one run.{small}\n"
     )
 
 
