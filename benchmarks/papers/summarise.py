@@ -45,6 +45,7 @@ that the paper is wrong.
   relation, -1 the reverse), its 95 % interval over test cases, and tau in every split alone. *As printed*:
   every pair, interval and splits above 0. *Similar*: most pairs, interval and splits above 0. *Reversed*: all
   below 0. Everything else is *not decided*.
+- Computed in TF32. Seeds are not enough for a claim about training noise: three at most.
 - Of tables with several data sets, the polyp half (FedEvi) and the T1 half (AAW) is run.
 """
 CHOSEN = {"weighted mean": "weighted", "mean": "mean"}  # our columns over clients -> in a summary
