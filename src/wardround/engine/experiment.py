@@ -208,7 +208,7 @@ class Experiment:
                 outcome = Outcome("stopped", state, progress, units=self._units)
                 break
             started = time.perf_counter()
-            egress.round = state.round + 1
+            egress.begin(state.round + 1)
             state = self._run_round(clients, state)
             exchanges = list(clients.exchanges)
             validation = judge.validate(state, progress)
@@ -286,7 +286,7 @@ class Experiment:
     ) -> Outcome:
         """The test of the chosen model; replies that are missing here are part of the outcome."""
         clients.begin_round(state.round, [])
-        egress.round, egress.phase = state.round, "test"
+        egress.begin(state.round, "test")
         outcome = judge.test(state, progress, self._units)
         egress.take()()
         self._transport.snapshot(state.round).write()  # where the last round is the best, that is new
