@@ -17,7 +17,7 @@ version errors text seeds
 files machine settings yaml_file tables seeding plugins
 storage child_process
 params
-host_copy
+host_copy gpu_service
 messages
 aggregation metrics models
 data

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from helpers import config, run
@@ -68,7 +68,7 @@ class Tape(TorchDispatchMode):
 class TapeCapture:
     """In the place of `GraphCapture`."""
 
-    tapes: list[Tape] = []
+    tapes: ClassVar[list[Tape]] = []
 
     def __init__(self, device: torch.device) -> None: ...
 

@@ -21,7 +21,7 @@ from wardround.data.cases import Batch, Split
 from wardround.data.serving.augment import Augmentation
 from wardround.errors import ClientError
 from wardround.losses.objective import Context, Objective, Reference
-from wardround.machine import free_memory
+from wardround.machine import free_memory, runs_at_once
 from wardround.models.base import Segmenter
 from wardround.models.norm import from_moments, reestimate, running_stats, to_moments
 from wardround.params import Params
@@ -364,7 +364,7 @@ def clone_tensors(memory: dict[str, Any], device: torch.device | None = None) ->
 
 def room_for_features(device: torch.device, models: int) -> int:
     """Bytes that each frozen model's features may take: a tenth of what is free, shared."""
-    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_memory()
+    free = torch.cuda.mem_get_info(device)[0] // runs_at_once() if device.type == "cuda" else free_memory()
     return free // 10 // max(models, 1)
 
 
