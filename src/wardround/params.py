@@ -110,8 +110,11 @@ class Params(NamedTensors):
         if unknown:
             raise KeyError(f"the model has no tensor '{unknown[0]}'")
         with torch.no_grad():
-            for name in self:
-                own[name].copy_(self[name])
+            if self.is_stored:  # one tensor in memory at a time
+                for name in self:
+                    own[name].copy_(self[name])
+            elif len(self):
+                torch._foreach_copy_([own[name] for name in self], [self[name] for name in self])
 
     # Selections and copies
 

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from wardround.aggregation.mean import average_update
 from wardround.aggregation.weights import uniform
 from wardround.clients import Client, Clients
-from wardround.clients.gate import all_finite
+from wardround.clients.gate import is_finite
 from wardround.errors import ClientError
 from wardround.losses.segmentation import at_least_float32
 from wardround.messages import Message, Reply, ServerState
@@ -93,7 +93,7 @@ class FedDyn(Method):
 
         params = client.fit(start=message.params, add=dynamic, after_backward=clip).params
         h_k = h_k + (params.only(theta).to(client.device) - theta)
-        if not all(all_finite(tensor) for tensor in h_k.values()):
+        if not is_finite(h_k):
             raise ClientError(f"client '{client.name}': its model is no longer finite after training.")
         client.memory["h"] = h_k
         return Message(params=params)
