@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import os
 import shutil
 import signal
 import subprocess
@@ -45,7 +44,6 @@ from wardround.papers.scaling import Scale
 
 KEPT = ("config.yaml", "environment.json", "result.json", "cases.csv", "records.jsonl", "tested")
 SECONDS_BETWEEN_FILES = 30.0
-MPS = "nvidia-cuda-mps-control"  # lets kernels of several processes run at the same time
 
 FAST = ("compute.precision=tf32", "checkpoint.keep=1")
 # FedEvi prints 200 rounds on 384x384 images. SAFCF prints 100 rounds of 40 epochs at 1e-5, batches of 8,
@@ -223,26 +221,6 @@ def strip(folder: Path) -> None:
             path.unlink()
 
 
-@contextmanager
-def share_gpu(folder: Path) -> Iterator[None]:
-    """CUDA's multi-process service for the runs, where it is installed; the environment tells them."""
-    if shutil.which(MPS) is None or name_device() == "CPU":
-        yield
-        return
-    folder.mkdir(parents=True, exist_ok=True)
-    os.environ |= {"CUDA_MPS_PIPE_DIRECTORY": str(folder), "CUDA_MPS_LOG_DIRECTORY": str(folder)}
-    os.environ["WARDROUND_MPS"] = "off"  # no second one
-    started = subprocess.run([MPS, "-d"], check=False, timeout=30)
-    print(f"multi-process service: exit code {started.returncode}", flush=True)
-    try:
-        yield
-    finally:
-        try:
-            subprocess.run([MPS], input="quit -t 5\n", text=True, check=False, timeout=20)
-        except subprocess.TimeoutExpired:
-            print("The multi-process service did not end.", flush=True)
-
-
 # What is brought back
 
 
@@ -338,8 +316,7 @@ def main() -> None:
     seconds = time.monotonic() - started
     cells = sum(len(grid.cells) for grid in pool.grids.values())
     print(f"{len(pool.grids)} tables, {cells} cells in {len(pool.runs)} runs; planned in {seconds:.0f} s")
-    with share_gpu(options.work / "mps"):
-        failures = run_pool(pool, options, started + 60 * options.minutes)
+    failures = run_pool(pool, options, started + 60 * options.minutes)
     note_call(options, time.monotonic() - started)
     pack(pool, failures, options)
     print(f"{options.results}: {options.results.stat().st_size / 1e6:.2f} MB")
