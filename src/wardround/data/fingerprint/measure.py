@@ -33,6 +33,7 @@ from wardround.data.fingerprint.histogram import (
     Number,
     Share,
     VoxelCounts,
+    clip_intensity,
     count_intensities,
     make_histogram,
     round_all,
@@ -271,27 +272,28 @@ def summarise(cases: Sequence[CaseStatistics], minimum: int) -> Fingerprint:
     known = drawn if len(set(owners)) >= max(1, minimum) else []
     extents = np.array([np.multiply(case.extent, case.spacing) for case in known])
     channels = range(len(cases[0].raw))
-    return Fingerprint(
-        client=entries[0].client,
-        cases=len(entries),
-        groups=len(set(groups)),
-        hardware=describe_hardware(),
-        has_spacing=all(case.has_spacing for case in cases),
-        shape=tuple(make_histogram(column, groups, behind) for column in sides.T),
-        spacing=tuple(make_histogram(column, groups, behind) for column in spacings.T),
-        extent=tuple(make_histogram(column, groups, behind) for column in (sides * spacings).T),
-        kept=make_histogram([case.kept for case in cases], groups, behind),
-        intensity=average_curves([case.raw for case in cases]),
-        contrast=average_curves([case.standard for case in cases]),
-        modality=tuple(agree([case.modality[channel] for case in cases]) for channel in channels),
-        inside=tuple(
+    content = {
+        "client": entries[0].client,
+        "cases": len(entries),
+        "groups": len(set(groups)),
+        "hardware": describe_hardware(),
+        "has_spacing": all(case.has_spacing for case in cases),
+        "shape": tuple(make_histogram(column, groups, behind) for column in sides.T),
+        "spacing": tuple(make_histogram(column, groups, behind) for column in spacings.T),
+        "extent": tuple(make_histogram(column, groups, behind) for column in (sides * spacings).T),
+        "kept": make_histogram([case.kept for case in cases], groups, behind),
+        "intensity": average_curves([case.raw for case in cases]),
+        "contrast": average_curves([case.standard for case in cases]),
+        "modality": tuple(agree([case.modality[channel] for case in cases]) for channel in channels),
+        "inside": tuple(
             count_intensities([case.inside[channel] for case in known], owners, behind)
             for channel in channels
             if known
         ),
-        foreground=summarise_sizes(cases, minimum, behind),
-        foreground_extent=tuple(make_histogram(column, owners, behind) for column in extents.T),
-    )
+        "foreground": summarise_sizes(cases, minimum, behind),
+        "foreground_extent": tuple(make_histogram(column, owners, behind) for column in extents.T),
+    }
+    return Fingerprint.from_dict(content)
 
 
 def check_alike(cases: Sequence[CaseStatistics]) -> None:
@@ -331,6 +333,7 @@ def measure_case(
     flat = flat[:, np.isfinite(flat).all(axis=0)]
     if flat.size == 0:
         raise DataError(f"{entry.where}: the image has no finite voxel; leave the case out.")
+    flat = clip_intensity(flat)
     raw = np.percentile(flat, LEVELS, axis=1).T  # (C, levels)
     spread = flat.std(axis=1, keepdims=True)
     standard = (raw - flat.mean(axis=1, keepdims=True)) / np.where(spread > 0, spread, 1.0)
