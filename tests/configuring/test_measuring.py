@@ -115,6 +115,19 @@ def test_as_at_hospitals_a_client_of_few_patients_is_not_described(federation: P
     assert facts.clients[1].num_train == 6, "6 or more"
 
 
+def test_a_usable_case_that_cannot_be_measured_is_named(
+    federation: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*given: Any) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("wardround.configuring.measuring.measure_case", fail)
+    with pytest.raises(
+        DataError, match=r"client 'north', case 'north0' could not be measured: .*MemoryError"
+    ):
+        measure_federation(federation)
+
+
 def test_no_usable_case_is_refused_with_the_reason(federation: Path) -> None:
     for path in federation.parent.glob("*_label.png"):
         path.unlink()

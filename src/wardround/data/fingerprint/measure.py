@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import reduce
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 import numpy as np
@@ -330,7 +331,8 @@ def measure_case(
         )
     flat = image.data.reshape(len(image.data), -1)
     flat = flat[:, :: max(1, flat.shape[1] // MOST_VOXELS)].astype(np.float64)
-    flat = flat[:, np.isfinite(flat).all(axis=0)]
+    finite = np.isfinite(flat)
+    flat = flat if finite.all() else flat[:, finite.all(axis=0)]
     if flat.size == 0:
         raise DataError(f"{entry.where}: the image has no finite voxel; leave the case out.")
     flat = clip_intensity(flat)
@@ -339,7 +341,7 @@ def measure_case(
     standard = (raw - flat.mean(axis=1, keepdims=True)) / np.where(spread > 0, spread, 1.0)
     order, flips = find_reorientation(image.affine, len(image.spatial), orientation)
     drawn = None if label is None else find_labelled(label.data, labels)
-    filled = (image.data != 0).any(axis=0, keepdims=True)
+    filled = reduce(np.logical_or, (channel != 0 for channel in image.data))[None]
     box = find_box(reorient(filled if drawn is None else filled | drawn, order, flips)[0])
     shape = tuple(stop - start for start, stop in box)
     found: dict[str, Any] = {}
