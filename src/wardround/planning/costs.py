@@ -80,14 +80,13 @@ def count_cases(config: Config, federation: Federation) -> dict[str, tuple[int, 
 def plan_clients(
     config: Config, counted: Mapping[str, tuple[int, int, int]], *, pooled: bool
 ) -> list[ClientPlan]:
-    def steps(train: int) -> int:
-        return config.local_epochs * math.ceil(train / config.batch_size)
-
+    every = [ClientPlan(name, *cases, config.count_steps(cases[0])) for name, cases in counted.items()]
     if not pooled:
-        return [ClientPlan(name, *cases, steps(cases[0])) for name, cases in counted.items()]
+        return every
     judged = [ClientPlan(name, 0, val, test, 0) for name, (_, val, test) in counted.items()]
     train = sum(cases[0] for cases in counted.values())
-    return [*judged, ClientPlan(POOLED, train, 0, 0, steps(train))]
+    together = config.count_steps(train) if config.local_steps is None else sum(c.steps for c in every)
+    return [*judged, ClientPlan(POOLED, train, 0, 0, together)]
 
 
 # Traffic and disk
