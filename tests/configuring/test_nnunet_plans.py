@@ -129,7 +129,14 @@ def test_transposed_axes_go_back_to_those_of_the_file(tmp_path: Path) -> None:
 def test_ct_brings_the_intensities_of_the_foreground(tmp_path: Path) -> None:
     prepare = read(tmp_path).settings()["data"]["prepare"]
     assert prepare["normalise"] == "ct"
-    assert prepare["intensities"] == [{"mean": 99.5, "sd": 37.1, "low": -15.0, "high": 197.0}]
+    assert prepare["intensities"] == [[-15.0, 197.0, 99.5, 37.1]]
+
+
+def test_a_channel_beside_ct_may_have_a_z_score(tmp_path: Path) -> None:
+    found = values(
+        read(tmp_path, plans((f"{FULL}.normalization_schemes", ["CTNormalization", "ZScoreNormalization"])))
+    )
+    assert found["data.prepare.intensities"] == [[-15.0, 197.0, 99.5, 37.1], None]
 
 
 @pytest.mark.parametrize(
@@ -233,7 +240,7 @@ def test_a_scan_of_any_orientation_is_warned_about(tmp_path: Path) -> None:
         ([(f"{FULL}.patch_size", [28, 192, 0])], None, "a size is 0; it must be a whole number"),
         ([(f"{FULL}.spacing", [1.0, 1.0])], None, "has 2 entries for 3 axes"),
         ([(f"{FULL}.batch_size", 0)], None, "batch_size is 0"),
-        ([(f"{FULL}.normalization_schemes", ["CTNormalization", "ZScoreNormalization"])], None, "in different ways"),
+        ([(f"{FULL}.normalization_schemes", ["CTNormalization", "NoNormalization"])], None, "in different ways"),
         ([(f"{FULL}.normalization_schemes", ["RGBTo01Normalization"])], None, "by RGBTo01Normalization"),
         ([(f"{NETWORK}.features_per_stage", [32, 48, 64])], None, r"gives \[32, 64, 64\]"),
         ([(f"{NETWORK}.n_conv_per_stage_decoder", [1, 2])], None, "one number for all stages"),
@@ -241,7 +248,7 @@ def test_a_scan_of_any_orientation_is_warned_about(tmp_path: Path) -> None:
         ([(f"{NETWORK}.strides", [[1, 1, 1]])], None, "has 1 entries for 3 stages"),
         ([(f"{NETWORK}.dropout_op", "torch.nn.Dropout3d")], None, "dropout torch.nn.Dropout3d"),
         ([(f"{FULL}.architecture.network_class_name", "my.Transformer")], None, "the network is a Transformer"),
-        ([("foreground_intensity_properties_per_channel", {"0": {}})], None, "'mean' is missing"),
+        ([("foreground_intensity_properties_per_channel", {"0": {}})], None, "'percentile_00_5' is missing"),
         ([(f"{FULL}.patch_size", "large")], None, "a value is not of the usual kind"),
         ([(f"{FULL}.architecture", None)], None, "a value is not of the usual kind"),
     ],

@@ -186,34 +186,32 @@ def read_preparing(
 
 
 def read_normalisation(plans: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """One normalisation for all channels; CT with the intensities of the foreground."""
+    """One normalisation for all channels; CT with the intensities of the foreground, z-scores beside it."""
     schemes = settings["normalization_schemes"]
     masks = settings.get("use_mask_for_norm") or [False]
-    if len({*schemes}) != 1 or len({*masks}) != 1:
+    unknown = [scheme for scheme in schemes if scheme not in NORMALISATIONS]
+    if unknown:
         raise ConfigError(
-            f"channels are normalised in different ways ({join_names(schemes, 9)}); wardround has "
-            "one for all."
-        )
-    if schemes[0] not in NORMALISATIONS:
-        raise ConfigError(
-            f"images are normalised by {schemes[0]}, which wardround does not do. It does "
+            f"images are normalised by {unknown[0]}, which wardround does not do. It does "
             f"{join_names(NORMALISATIONS, 9)}."
         )
-    way = NORMALISATIONS[schemes[0]]
-    if way == "ct":
-        return {
-            "data.prepare.normalise": "ct",
-            "data.prepare.intensities": read_intensities(plans, len(schemes)),
-        }
-    return {"data.prepare.normalise": "zscore_nonzero" if way == "zscore" and masks[0] else way}
+    ways = [NORMALISATIONS[scheme] for scheme in schemes]
+    if "ct" in ways and {*ways} <= {"ct", "zscore"} and not any(masks):
+        rows = [read_intensities(plans, n) if way == "ct" else None for n, way in enumerate(ways)]
+        return {"data.prepare.normalise": "ct", "data.prepare.intensities": rows}
+    if len({*ways}) != 1 or len({*masks}) != 1:
+        raise ConfigError(
+            f"channels are normalised in different ways ({join_names(schemes, 9)}); wardround has one way "
+            "for all, or CT beside z-scores of whole images."
+        )
+    return {"data.prepare.normalise": "zscore_nonzero" if ways[0] == "zscore" and masks[0] else ways[0]}
 
 
-def read_intensities(plans: Mapping[str, Any], channels: int) -> list[dict[str, float]]:
-    """Of each channel's foreground."""
+def read_intensities(plans: Mapping[str, Any], channel: int) -> list[float]:
+    """Percentiles, mean and SD of a channel's foreground."""
     told = plans.get("foreground_intensity_properties_per_channel")
-    told = told or plans["foreground_intensity_properties_by_modality"]
-    names = {"mean": "mean", "sd": "std", "low": "percentile_00_5", "high": "percentile_99_5"}
-    return [{ours: float(told[str(n)][name]) for ours, name in names.items()} for n in range(channels)]
+    told = (told or plans["foreground_intensity_properties_by_modality"])[str(channel)]
+    return [float(told[name]) for name in ("percentile_00_5", "percentile_99_5", "mean", "std")]
 
 
 # The network
