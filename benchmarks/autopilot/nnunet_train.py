@@ -90,7 +90,7 @@ def count_classes(labels: Path) -> set[int]:
 
 
 def set_paths(work: Path, processes: int) -> int:
-    """nnU-Net reads its settings from the environment, also in its children; how many of these load batches."""
+    """Tell nnU-Net and its children through the environment; how many children load batches."""
     for name in ("raw", "preprocessed", "results"):
         (work / name).mkdir(parents=True, exist_ok=True)
         os.environ[f"nnUNet_{name}"] = str((work / name).resolve())

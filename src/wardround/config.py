@@ -202,6 +202,13 @@ class Config(Settings):
     seed: int = 42
     rounds: int = Field(10, ge=1)
     local_epochs: int = Field(1, ge=1)
+    local_steps: int | None = Field(
+        None,
+        ge=1,
+        description="optimizer steps of a client in one round, whatever its number of cases, in place of "
+        "local_epochs: full batches, drawn pass after pass over its cases; centralised takes the clients' "
+        "steps together",
+    )
     batch_size: int = Field(8, ge=1)
     data: DataSettings = DataSettings()
     model: ModelSettings = ModelSettings()
@@ -227,6 +234,26 @@ class Config(Settings):
         if isinstance(value, float) and not 0 < value <= 1:
             raise ValueError("it must be above 0 and at most 1, or a list of client names")
         return value
+
+    @field_validator("local_steps")
+    @classmethod
+    def alone(cls, value: int | None, info: ValidationInfo) -> int | None:
+        epochs = info.data.get("local_epochs", 1)
+        if value is not None and epochs != 1:
+            raise ValueError(
+                f"local_epochs is {epochs} as well, but only one can hold. Leave one of them out"
+            )
+        return value
+
+    def count_steps(self, num_train: int) -> int:
+        """Optimizer steps of one round at a client with so many training cases."""
+        if self.local_steps is not None:
+            return self.local_steps if num_train else 0
+        return self.local_epochs * self.count_batches(num_train)
+
+    def count_batches(self, num_train: int) -> int:
+        """Steps of one pass over so many cases."""
+        return -(-num_train // self.batch_size)
 
     @property
     def folder(self) -> Path:

@@ -164,6 +164,25 @@ def test_weights_are_not_negative_and_sum_to_one(method: str, whole: Callable[[s
         assert set(record["weights"]) == ({POOLED} if METHODS[method].pooled else {"east", "north", "south"})
 
 
+@promise("steps")
+def test_local_steps_are_the_same_work_at_every_client(method: str, tmp_path: Path) -> None:
+    taken: dict[str, int] = {}
+
+    class Counting(Watcher):
+        def on_progress(self, client: str, step: int, steps: int) -> None:
+            taken[client] = taken.get(client, 0) + 1
+            assert step <= steps
+
+    given = plain(tmp_path / "run", method, local_steps=3, rounds=2)
+    result = wr.run(given, listener=Counting())
+
+    assert all_finite(result)
+    assert result.summary["num_refused"] == result.summary["num_lost"] == 0
+    times = 2 if method == "ditto" else 1  # the global model and the personal one
+    pooled = {POOLED: 2 * 3 * 3}
+    assert taken == (pooled if METHODS[method].pooled else dict.fromkeys(taken, 2 * 3 * times))
+
+
 @promise("traffic")
 def test_what_leaves_a_client_is_counted_and_is_what_the_card_says(
     method: str, whole: Callable[[str], Any]

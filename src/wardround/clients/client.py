@@ -81,9 +81,10 @@ class Client:
     def num_examples(self) -> int:
         return len(self.data.train)
 
-    @property
-    def local_epochs(self) -> int:
-        return self._config.local_epochs
+    def is_last_pass(self, context: Context) -> bool:
+        """Whether this step belongs to the round's last pass over the training cases."""
+        config, count = self._config, self.num_examples
+        return context.step >= config.count_steps(count) - config.count_batches(count)
 
     @property
     def optimizer(self) -> OptimizerSettings:
@@ -121,10 +122,11 @@ class Client:
         split: Split | None = None,
         second: bool = False,
     ) -> Fitted:
-        """Train from `start` for this round's epochs and return the result; nothing is sent.
+        """Train from `start` for this round's epochs or steps and return the result; nothing is sent.
 
         loss replaces the objective, add comes on top of it; on_batch changes a batch before the
         forward pass; after_backward may edit gradients; step takes the whole optimizer step apart.
+        epochs: other than the configured work of a round; such a method says so in `most_steps`.
         split: other cases than the client's training cases. second: a further model trained in the same
         task (a personal one), with random streams and optimizer state of its own, which starts from
         `start` alone and is not reported as the round's training.
@@ -137,6 +139,7 @@ class Client:
             stream=("train", self.name, self.round, *(["second"] if second else [])),
             learning_rate=self.learning_rate,
             epochs=config.local_epochs if epochs is None else epochs,
+            steps=config.local_steps if epochs is None else None,
             batch_size=config.batch_size,
             augmentation=config.augmentation,
             own=None if second else memory.get("own"),

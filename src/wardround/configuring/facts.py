@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-Modality = Literal["ct", "mr", "rgb", "other"]
+from wardround.data.fingerprint.measure import Modality
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,8 @@ class ChannelFacts:
 class ClientFacts:
     """One client: its training cases, and what it computes with.
 
-    memory: bytes of its GPU, or of the machine.
+    num_train: at least so many where is_open is False: it has too few patients to tell; memory: bytes of its
+    GPU, or of the machine; modality: of each channel, by its values alone, so never "mr".
     """
 
     name: str
@@ -46,6 +47,8 @@ class ClientFacts:
     device: Literal["cuda", "cpu"]
     memory: int
     cores: int
+    modality: tuple[Modality, ...] = ()
+    is_open: bool = True
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,8 @@ class Facts:
     has_spacing: whether files say millimetres; spacing: millimetres a voxel, shape: voxels after cropping to
     what is not empty, extent: the same in millimetres, each along every axis; kept: median share of the
     voxels that cropping leaves; presence: class -> share of the cases that have it; sizes: class -> share of
-    the cropped image that it takes, where it is present.
+    the cropped image that it takes, where it is present; foreground_extent: millimetres of the box around all
+    classes, along every axis; notes: what was guessed, and who could not be measured, a sentence each.
     """
 
     dimensions: Literal[2, 3]
@@ -71,6 +75,8 @@ class Facts:
     presence: Mapping[str, float]
     sizes: Mapping[str, Quantiles]
     clients: tuple[ClientFacts, ...]
+    foreground_extent: tuple[Quantiles, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def num_train(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import UTC, datetime
@@ -59,6 +60,22 @@ class Egress:
     def close(self) -> None:
         self.take()()
         self._pool.shutdown()
+
+
+def describe_fingerprint(client: str, content: bytes, num_examples: int) -> dict[str, Any]:
+    """The line of a client's fingerprint, which leaves before the first round."""
+    return {
+        "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+        "round": 0,
+        "phase": "round",
+        "client": client,
+        "task": "fingerprint",
+        "bytes": len(content),
+        "num_examples": num_examples,
+        "scalars": {},
+        "tensors": {},
+        "sha256": hashlib.sha256(content).hexdigest(),
+    }
 
 
 def hash_reply(copies: Mapping[str, HostCopy], scalars: Mapping[str, Any]) -> str:

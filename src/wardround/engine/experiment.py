@@ -51,7 +51,8 @@ MOST_LEFT_OUT = 10  # rounds from one such checkpoint to the next
 class Experiment:
     """One run in its folder.
 
-    hospitals: where the clients are, if not on this machine; federation: what they agreed on.
+    hospitals: where the clients are, if not on this machine; federation: what they agreed on; files: name ->
+    text of files that the folder of a new run begins with.
     """
 
     def __init__(
@@ -61,10 +62,11 @@ class Experiment:
         listener: Listener | None = None,
         hospitals: Transport | None = None,
         federation: Federation | None = None,
+        files: Mapping[str, str] | None = None,
     ) -> None:
         self.config = config
         self.method = build_method(config)
-        self.folder = RunFolder(config)
+        self.folder = RunFolder(config, files)
         self.federation = federation or open_federation(config.data, config.seed, config.compute.resident)
         self._hospitals = hospitals
         self.listener = listener or SilentListener()
@@ -133,7 +135,7 @@ class Experiment:
     def _register_clients(self, egress: Egress) -> Clients:
         registered = self._transport.register()
         untested = [e.client for e in registered if not e.num_test and e.client not in NOT_HOSPITALS]
-        if untested:
+        if untested and self.config.data.test:
             log.warning(
                 "no test case at %s: the results will have no row for %s. Look at splits, and at what was "
                 "left out (left_out.json).",
@@ -285,6 +287,8 @@ class Experiment:
         self, judge: Judge, clients: Clients, egress: Egress, state: ServerState, progress: Progress
     ) -> Outcome:
         """The test of the chosen model; replies that are missing here are part of the outcome."""
+        if not self.config.data.test:
+            return Outcome("done", state, progress, units=self._units)
         clients.begin_round(state.round, [])
         egress.round, egress.phase = state.round, "test"
         outcome = judge.test(state, progress, self._units)

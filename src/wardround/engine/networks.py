@@ -64,8 +64,7 @@ def choose_compute(
         return choose(settings)
     decided = read_decision(run) if run is not None and settings.compile == "auto" else None
     counts = federation.sizes(names).values()
-    batches = sum(-(-int(TRAIN_SHARE * count) // config.batch_size) for count in counts)
-    steps = config.rounds * config.local_epochs * batches
+    steps = config.rounds * sum(config.count_steps(int(TRAIN_SHARE * count)) for count in counts)
     network = model or network_for(config, federation)
     if decided is None:
         return choose(settings, network, shape, config.batch_size, steps)

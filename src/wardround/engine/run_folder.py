@@ -8,7 +8,7 @@ import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -39,17 +39,22 @@ MAY_DIFFER = (
 LOCK = ".lock"  # in every folder of a run
 TESTED = "tested/round-{}.csv"  # the test of a round that `evaluate.test_after` names
 RUN_ENTRIES = (
-    "config.yaml", "environment.json", "preparation.json", "setup.json", "left_out.json", "records.jsonl",
-    "egress.jsonl", "cases.csv", "tested", "calibration.json", "start_weights.json", "result.json",
-    "overlays.png", "report.html", "tensorboard", "mlflow.json", "checkpoints", "clients", "exchange",
+    "config.yaml", "plan.yaml", "environment.json", "preparation.json", "setup.json", "left_out.json",
+    "records.jsonl", "egress.jsonl", "cases.csv", "tested", "calibration.json", "start_weights.json",
+    "result.json", "overlays.png", "report.html", "tensorboard", "mlflow.json", "checkpoints", "clients",
+    "exchange",
 )  # fmt: skip
 
 
 class RunFolder:
-    """The folder of one run, and the files in it that are not the clients'."""
+    """The folder of one run, and the files in it that are not the clients'.
 
-    def __init__(self, config: Config) -> None:
+    files: name -> text of files that a new run begins with.
+    """
+
+    def __init__(self, config: Config, files: Mapping[str, str] | None = None) -> None:
         self.config = config
+        self._files = files or {}
         self.path = config.folder
         self.checkpoints = Checkpoints(self.path / "checkpoints", keep=config.checkpoint.keep)
         self.clients = self.path / "clients"
@@ -73,6 +78,8 @@ class RunFolder:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self._write_config()
+            for name, text in self._files.items():
+                write_text(self.path / name, text)
         except OSError as error:
             raise ConfigError(f"output folder {self.path} cannot be written: {error.strerror}.") from None
 
@@ -90,7 +97,7 @@ class RunFolder:
 
     def start_records(self) -> None:
         for path in (self.records, self.egress):
-            write_text(path, "")
+            write_text(path, self._files.get(path.name, ""))
 
     def rewind(self, done: int) -> None:
         """Drop what came after so many rounds: checkpoints, memories of clients here, lines of records.

@@ -20,7 +20,13 @@ from wardround.data.fingerprint.distance import (
     join_words,
     save_picture,
 )
-from wardround.data.fingerprint.measure import LEVELS, Fingerprint, measure_client, measure_clients
+from wardround.data.fingerprint.measure import (
+    LEVELS,
+    Fingerprint,
+    describe_hardware,
+    measure_client,
+    measure_clients,
+)
 from wardround.data.listing import Entry
 from wardround.data.phantom import cases as phantom
 from wardround.data.phantom.cases import PhantomSettings
@@ -89,13 +95,14 @@ def test_a_fingerprint_holds_counts_shapes_spacings_quantiles_and_sizes() -> Non
     found = made(spacing=0.5, channels=2)
     assert (found.cases, found.groups, len(found.intensity)) == (8, 8, 2)
     assert [axis.median for axis in found.shape] == [20, 20]
-    assert [axis.high for axis in found.spacing] == [0.5, 0.5]
+    assert [axis.means for axis in found.spacing] == [(0.5, 0.5)] * 2
     np.testing.assert_allclose(found.intensity[0].mean, np.array(LEVELS) / 100, atol=0.03)
     square = found.foreground["foreground"]
     assert square is not None
     assert square.share == 1.0
-    assert square.fraction == (0.16,) * 5
-    assert square.volume == (16.0,) * 5
+    assert (square.fraction.means, square.fraction.cases) == ((0.16, 0.16), 8)
+    assert square.volume is not None
+    assert square.volume.median == 16.0
     assert list(found.foreground) == ["foreground"], "one class is all there is"
 
 
@@ -112,9 +119,8 @@ def test_volumes_are_left_out_where_files_have_no_spacing() -> None:
 
 def test_few_cases_only_give_their_bracket_and_are_not_even_read() -> None:
     found = made(cases=4)
-    assert found.as_dict() == {
-        **Fingerprint(client="north", cases="fewer than 5", groups="fewer than 5").as_dict(),
-    }
+    few = "fewer than 5"
+    assert found == Fingerprint(client="north", cases=few, groups=few, hardware=describe_hardware())
     assert not found.is_open
     assert made(cases=4, minimum=4).is_open
 

@@ -107,10 +107,24 @@ def read_facts(entry: Entry) -> CaseFacts:
         return known
     facts = open_case(entry)
     if key is not None and not facts.troubles:
-        if len(_remembered) >= MOST_REMEMBERED:
-            _remembered.clear()
-        _remembered[key] = facts
+        remember(key, facts)
     return facts
+
+
+def remember(key: Key, facts: CaseFacts) -> None:
+    """Keep the facts of a case, for whoever asks next."""
+    if len(_remembered) >= MOST_REMEMBERED:
+        _remembered.clear()
+    _remembered[key] = facts
+
+
+def read_and_remember(entry: Entry) -> tuple[Volume, Volume | None]:
+    """The image and label of a case, for more than its facts, which are remembered."""
+    key = make_key(entry)
+    image, label = read_image(entry.images), None if entry.label is None else read_label(entry.label)
+    if key is not None and key not in _remembered:
+        remember(key, CaseFacts(measure_image(image), None if label is None else measure_label(label)))
+    return image, label
 
 
 def make_key(entry: Entry) -> Key | None:

@@ -29,7 +29,8 @@ from typing import Any
 import numpy as np
 from scipy.integrate import trapezoid
 
-from wardround.data.fingerprint.measure import ALL, LEVELS, Fingerprint, Matrix, Range
+from wardround.data.fingerprint.histogram import Histogram
+from wardround.data.fingerprint.measure import ALL, LEVELS, Fingerprint, Matrix
 from wardround.data.partitions import save_figure
 from wardround.errors import DataError
 from wardround.tables import Table, one_line
@@ -158,20 +159,22 @@ def measure_foreground(one: Fingerprint, other: Fingerprint) -> float:
         if a is None or b is None:
             continue
         measured = a.volume is not None and b.volume is not None
-        quantiles = [(s.volume if measured and s.volume else s.fraction) for s in (a, b)]
+        sizes = [(s.volume if measured and s.volume else s.fraction) for s in (a, b)]
         numbers = [max(1.0, s.share * int(f.groups)) for s, f in ((a, one), (b, other))]
-        # Of a median: 1.25 SD / sqrt(n), the SD from the quartiles of a normal distribution.
-        errors = [
-            1.25 * log_ratio(q[3], q[1]) / 1.35 / math.sqrt(n)
-            for q, n in zip(quantiles, numbers, strict=True)
-        ]
-        found.append(log_ratio(quantiles[0][2], quantiles[1][2]) - 2 * math.hypot(*errors))
+        # Of a median: 1.25 SD / sqrt(n).
+        errors = [1.25 * log_spread(size) / math.sqrt(n) for size, n in zip(sizes, numbers, strict=True)]
+        found.append(log_ratio(sizes[0].median, sizes[1].median) - 2 * math.hypot(*errors))
     return max(found)
 
 
 def log_ratio(one: float, other: float) -> float:
     """log2 of the larger over the smaller; 0 where a number is not above 0."""
     return abs(math.log2(one / other)) if one > 0 and other > 0 else 0.0
+
+
+def log_spread(sizes: Histogram) -> float:
+    """SD of log2 of the sizes, were they log-normal."""
+    return math.sqrt(math.log1p((sizes.sd / sizes.mean) ** 2)) / math.log(2) if sizes.mean > 0 else 0.0
 
 
 # Verdict
@@ -270,7 +273,7 @@ def join_words(words: Sequence[str]) -> str:
     return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
-def format_sides(axes: Sequence[Range]) -> str:
+def format_sides(axes: Sequence[Histogram]) -> str:
     """Medians, as 160 x 213."""
     return " x ".join(f"{axis.median:g}" for axis in axes) or "withheld"
 
@@ -280,7 +283,7 @@ def format_foreground(one: Fingerprint) -> str:
     if found is None:
         return "withheld" if ALL in one.foreground or not one.is_open else "no labels"
     unit = "mm²" if len(one.shape) == 2 else "mm³"
-    return f"{found.volume[2]:g} {unit}" if found.volume else f"{100 * found.fraction[2]:.3g} %"
+    return f"{found.volume.median:.3g} {unit}" if found.volume else f"{100 * found.fraction.median:.3g} %"
 
 
 # Picture

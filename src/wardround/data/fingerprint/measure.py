@@ -1,86 +1,132 @@
 """Measure: the fingerprint of a client's data, which a hospital may share before training.
 
-A `Fingerprint` holds counts, shapes, spacings, intensity quantiles averaged over cases, and quantiles of
-foreground size; no name but the client's, no value of a single case. With fewer than `minimum` groups
-(patients) only that is reported, and a class that fewer of them have is not described either. Numbers are
-rounded to three digits, so that a quantile does not reveal the case it falls on.
+A `Fingerprint` holds counts, histograms of shapes, spacings and foreground sizes, intensities averaged over
+cases, and what the client computes with; no name but the client's, no value of a single case. Every number
+is of at least three patients (`histogram`). With fewer than `minimum` groups (patients) only that is
+reported, and a class that fewer of them have is not described either. Where all cases are the user's own,
+`minimum` may be 1: then single cases are told apart.
+
+Shapes are after cropping to what is not zero in any channel, as nnU-Net crops, with all that is labelled
+inside; axes are those of prepared scans.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
-from wardround.data.listing import Entry, Labels
+from wardround.data.fingerprint.histogram import (
+    BEHIND,
+    FingerprintModel,
+    Histogram,
+    IntensityHistogram,
+    Number,
+    Share,
+    VoxelCounts,
+    count_intensities,
+    make_histogram,
+    round_all,
+)
+from wardround.data.listing import Entry, Labels, Watch
+from wardround.data.preparing.geometry import find_reorientation, reorient
+from wardround.data.preparing.prepare import find_box
 from wardround.data.readers.image_files import Volume
 from wardround.errors import DataError
+from wardround.machine import cores, total_memory
+from wardround.text import format_bytes, format_size
 
 LEVELS = (1.0, 5.0, 25.0, 50.0, 75.0, 95.0, 99.0)  # per cent, of the intensities of a case
-SIZE_LEVELS = (10.0, 25.0, 50.0, 75.0, 90.0)  # per cent, of the foreground sizes of the cases
 MOST_VOXELS = 500_000  # of a channel are read; more would not move a quantile
+MOST_BYTES = 4 << 20  # of a fingerprint
+MOST_CHANNELS, MOST_CLASSES, LONGEST_NAME = 64, 256, 200
 ALL = "foreground"  # all classes together
+Modality = Literal["ct", "mr", "rgb", "other"]
 Matrix = NDArray[np.float64]
+T = TypeVar("T")
 Read = Callable[[Entry], tuple[Volume, Volume | None]]
-
-
-class FingerprintModel(BaseModel):
-    """Sent as JSON: unknown fields and numbers that are not finite are refused."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-class Range(FingerprintModel):
-    low: float
-    median: float
-    high: float
+Name = Annotated[str, Field(max_length=LONGEST_NAME)]
+FewOrMany = (
+    Annotated[int, Field(ge=1, le=10**9)]
+    | Annotated[str, Field(pattern=r"^(fewer than \d{1,9}|\d{1,9} or more)$")]
+)
+Axes = Annotated[tuple[Histogram, ...], Field(max_length=3)]
+Levels = Annotated[tuple[Number, ...], Field(min_length=len(LEVELS), max_length=len(LEVELS))]
 
 
 class Curve(FingerprintModel):
     """Quantiles of one channel at LEVELS: mean and SD over the cases."""
 
-    mean: tuple[float, ...] = Field(min_length=len(LEVELS), max_length=len(LEVELS))
-    sd: tuple[float, ...] = Field(min_length=len(LEVELS), max_length=len(LEVELS))
+    mean: Levels
+    sd: Levels
 
 
 class Sizes(FingerprintModel):
-    """How large a class is where it is present: quantiles at SIZE_LEVELS.
+    """How large a class is where it is present.
 
-    share: of the cases that have it, to a tenth; fraction: of the image; volume: in mm to the power of the
-    dimensions, None where files have no spacing.
+    share: of the cases that have it, to a tenth; fraction: of the cropped image; volume: in mm to the power
+    of the dimensions, None where files have no spacing.
     """
 
-    share: float
-    fraction: tuple[float, ...] = Field(min_length=len(SIZE_LEVELS), max_length=len(SIZE_LEVELS))
-    volume: tuple[float, ...] | None = Field(None, min_length=len(SIZE_LEVELS), max_length=len(SIZE_LEVELS))
+    share: Share
+    fraction: Histogram
+    volume: Histogram | None = None
+
+
+class Hardware(FingerprintModel):
+    """What a client computes with. memory: bytes of its GPU, or of the machine."""
+
+    device: Literal["cuda", "cpu"]
+    memory: int = Field(ge=1, le=2**50)
+    cores: int = Field(ge=1, le=2**16)
 
 
 class Fingerprint(FingerprintModel):
-    """One client. cases, groups: a number, or "fewer than 5" where there are too few; then the rest is empty.
+    """One client. cases, groups: a number, or "fewer than 5" where there are too few; then of the data
+    nothing else is told.
 
-    foreground: class -> sizes; None for a class that too few cases have.
+    has_spacing: whether all files say millimetres; shape, spacing, extent: voxels, millimetres a voxel and
+    millimetres along each axis, after cropping; kept: share of the voxels that cropping leaves; intensity,
+    contrast: of each channel, as stored and with mean 0 and SD 1 in each case; inside: of labelled voxels;
+    foreground: class -> sizes, None for a class that too few cases have; foreground_extent: millimetres of
+    the box around all classes; modality: of each channel, by its values.
     """
 
-    version: Literal[1] = 1
-    client: str
-    cases: Annotated[int, Field(ge=1)] | str
-    groups: Annotated[int, Field(ge=1)] | str
-    shape: tuple[Range, ...] = ()
-    spacing: tuple[Range, ...] = ()
-    intensity: tuple[Curve, ...] = ()
-    contrast: tuple[Curve, ...] = ()
-    foreground: dict[str, Sizes | None] = Field(default_factory=dict)
+    version: Literal[2] = 2
+    client: Name
+    cases: FewOrMany
+    groups: FewOrMany
+    hardware: Hardware | None = None
+    has_spacing: bool = False
+    shape: Axes = ()
+    spacing: Axes = ()
+    extent: Axes = ()
+    kept: Histogram | None = None
+    intensity: tuple[Curve, ...] = Field((), max_length=MOST_CHANNELS)
+    contrast: tuple[Curve, ...] = Field((), max_length=MOST_CHANNELS)
+    modality: tuple[Modality, ...] = Field((), max_length=MOST_CHANNELS)
+    inside: tuple[IntensityHistogram, ...] = Field((), max_length=MOST_CHANNELS)
+    foreground: dict[Name, Sizes | None] = Field(default_factory=dict, max_length=MOST_CLASSES)
+    foreground_extent: Axes = ()
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        if len(self.contrast) != len(self.intensity) or len(self.spacing) != len(self.shape):
+        channels, axes = len(self.intensity), len(self.shape)
+        channels_differ = {len(self.contrast), len(self.modality), len(self.inside) or channels} != {channels}
+        axes_differ = {len(self.spacing), len(self.extent), len(self.foreground_extent) or axes} != {axes}
+        if channels_differ or axes_differ:
             raise ValueError("axes or channels are missing")
+        if self.is_open and (axes < 2 or self.kept is None):
+            raise ValueError("shapes are missing")
         return self
 
     @property
@@ -91,15 +137,40 @@ class Fingerprint(FingerprintModel):
     def as_dict(self) -> dict[str, Any]:
         return self.model_dump(mode="json")
 
+    def as_bytes(self) -> bytes:
+        """What is sent."""
+        return self.model_dump_json().encode()
+
+    @classmethod
+    def from_bytes(cls, content: bytes) -> Fingerprint:
+        """Check what a hospital sent; nothing of it is used before."""
+        if len(content) > MOST_BYTES:
+            raise DataError(
+                f"This is not a fingerprint: it has {format_bytes(len(content))}, the most is "
+                f"{format_bytes(MOST_BYTES)}."
+            )
+        return check_content(lambda: cls.model_validate_json(content))
+
     @classmethod
     def from_dict(cls, value: Any) -> Fingerprint:
-        """Check what a hospital sent."""
-        try:
-            return cls.model_validate(value)
-        except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(str(part) for part in first["loc"]) or "it"
-            raise DataError(f"This is not a fingerprint: {where}: {first['msg']}.") from None
+        """The same, of JSON that was read."""
+        return check_content(lambda: cls.model_validate(value))
+
+
+def check_content(validate: Callable[[], Fingerprint]) -> Fingerprint:
+    try:
+        return validate()
+    except ValidationError as error:
+        first = error.errors(include_input=False)[0]
+        where = ".".join(str(part)[:LONGEST_NAME] for part in first["loc"]) or "it"
+        raise DataError(f"This is not a fingerprint: {where}: {first['msg']}.") from None
+
+
+def describe_hardware() -> Hardware:
+    """What this machine computes with; memory to three digits."""
+    on_gpu = torch.cuda.is_available()
+    memory = torch.cuda.get_device_properties(0).total_memory if on_gpu else total_memory()
+    return Hardware(device="cuda" if on_gpu else "cpu", memory=int(round_all([memory])[0]), cores=cores())
 
 
 # One client
@@ -107,65 +178,154 @@ class Fingerprint(FingerprintModel):
 
 @dataclass(frozen=True)
 class CaseStatistics:
-    """One case, never shared: quantiles of each channel, raw and standardised; voxels of each class."""
+    """One case, never shared.
 
-    group: str
+    shape: after cropping; kept: share of the voxels it leaves; raw, standard: quantiles of each channel as
+    stored and standardised; modality: of each channel by its values; voxels: of each class, None without a
+    label; extent: voxels of the box around all classes, and inside: intensities in it, where there are any.
+    """
+
+    entry: Entry
     shape: tuple[int, ...]
     spacing: tuple[float, ...]
+    has_spacing: bool
+    kept: float
     raw: Matrix
     standard: Matrix
+    modality: tuple[Modality, ...]
     voxels: Mapping[str, int] | None
-    knows_spacing: bool
+    extent: tuple[int, ...] = ()
+    inside: tuple[VoxelCounts, ...] = ()
 
 
 def measure_client(
-    entries: Sequence[Entry], read: Read, *, minimum: int = 5, labels: Labels | None = None
+    entries: Sequence[Entry],
+    read: Read,
+    *,
+    minimum: int = 5,
+    labels: Labels | None = None,
+    orientation: str | None = "RAS",
+    jobs: int = 1,
+    watch: Watch | None = None,
 ) -> Fingerprint:
-    """The fingerprint of one client; each case is read once.
+    """The fingerprint of one client; each case is read once, in `jobs` threads.
 
     labels: class name -> values in the files; left out, every value above 0 is a class of its own.
     """
     clients = {entry.client for entry in entries}
     if len(clients) != 1:
         raise DataError(f"A fingerprint is of one client, and these cases are of {len(clients)}.")
-    (client,) = clients
-    num_groups = len({entry.group for entry in entries})
-    if num_groups < minimum:
-        few = f"fewer than {minimum}"
-        shown = few if len(entries) < minimum else f"{minimum} or more"
-        return Fingerprint(client=client, cases=shown, groups=few)
-    cases = [measure_case(entry, *read(entry), labels) for entry in entries]
-    for entry, case in zip(entries, cases, strict=True):
-        if (len(case.shape), len(case.raw)) != (len(cases[0].shape), len(cases[0].raw)):
-            raise DataError(
-                f"{entry.where} has {len(case.shape)} dimensions and {len(case.raw)} channels, but the first "
-                f"case of the client has {len(cases[0].shape)} and {len(cases[0].raw)}. Leave one kind out."
-            )
-    return Fingerprint(
-        client=client,
-        cases=len(entries),
-        groups=num_groups,
-        shape=summarise_ranges([case.shape for case in cases]),
-        spacing=summarise_ranges([case.spacing for case in cases]),
-        intensity=average_curves([case.raw for case in cases]),
-        contrast=average_curves([case.standard for case in cases]),
-        foreground=summarise_sizes(cases, minimum),
-    )
+    if len({entry.group for entry in entries}) < minimum:
+        return withhold(entries, minimum)
+
+    def measure(entry: Entry) -> CaseStatistics:
+        return measure_case(entry, *read(entry), labels, orientation)
+
+    return summarise(list(map_cases(measure, entries, jobs, watch)), minimum)
 
 
 def measure_clients(
-    entries: Iterable[Entry], read: Read, *, minimum: int = 5, labels: Labels | None = None
+    entries: Iterable[Entry], read: Read, *, minimum: int = 5, labels: Labels | None = None, jobs: int = 1
 ) -> list[Fingerprint]:
     """The fingerprints of all clients, sorted by name."""
     ordered = sorted(entries, key=lambda entry: (entry.client, entry.name))
     return [
-        measure_client(list(own), read, minimum=minimum, labels=labels)
+        measure_client(list(own), read, minimum=minimum, labels=labels, jobs=jobs)
         for _, own in itertools.groupby(ordered, key=lambda entry: entry.client)
     ]
 
 
-def measure_case(entry: Entry, image: Volume, label: Volume | None, labels: Labels | None) -> CaseStatistics:
+def map_cases(
+    function: Callable[[Entry], T], entries: Sequence[Entry], jobs: int, watch: Watch | None
+) -> Iterator[T]:
+    """The function of every case, in order, in `jobs` threads: unpacking and NumPy let others run."""
+    pool = ThreadPoolExecutor(max(1, jobs), thread_name_prefix="fingerprint")
+    try:
+        for number, (entry, found) in enumerate(zip(entries, pool.map(function, entries), strict=True), 1):
+            if watch is not None:
+                watch(number, len(entries), entry.where)
+            yield found
+    finally:
+        pool.shutdown(cancel_futures=True)  # after Ctrl-C, too
+
+
+def withhold(entries: Sequence[Entry], minimum: int) -> Fingerprint:
+    """The fingerprint of a client with too few patients."""
+    few = f"fewer than {minimum}"
+    shown = few if len(entries) < minimum else f"{minimum} or more"
+    return Fingerprint(client=entries[0].client, cases=shown, groups=few, hardware=describe_hardware())
+
+
+def summarise(cases: Sequence[CaseStatistics], minimum: int) -> Fingerprint:
+    """The fingerprint of a client from its measured cases; withheld where they are of too few patients."""
+    entries = [case.entry for case in cases]
+    groups = [entry.group for entry in entries]
+    if len(set(groups)) < minimum:
+        return withhold(entries, minimum)
+    check_alike(cases)
+    behind = min(BEHIND, max(1, minimum))
+    sides = np.array([case.shape for case in cases], dtype=np.float64)
+    spacings = np.array([case.spacing for case in cases])
+    drawn = [case for case in cases if case.inside]
+    owners = [case.entry.group for case in drawn]
+    known = drawn if len(set(owners)) >= max(1, minimum) else []
+    extents = np.array([np.multiply(case.extent, case.spacing) for case in known])
+    channels = range(len(cases[0].raw))
+    return Fingerprint(
+        client=entries[0].client,
+        cases=len(entries),
+        groups=len(set(groups)),
+        hardware=describe_hardware(),
+        has_spacing=all(case.has_spacing for case in cases),
+        shape=tuple(make_histogram(column, groups, behind) for column in sides.T),
+        spacing=tuple(make_histogram(column, groups, behind) for column in spacings.T),
+        extent=tuple(make_histogram(column, groups, behind) for column in (sides * spacings).T),
+        kept=make_histogram([case.kept for case in cases], groups, behind),
+        intensity=average_curves([case.raw for case in cases]),
+        contrast=average_curves([case.standard for case in cases]),
+        modality=tuple(agree([case.modality[channel] for case in cases]) for channel in channels),
+        inside=tuple(
+            count_intensities([case.inside[channel] for case in known], owners, behind)
+            for channel in channels
+            if known
+        ),
+        foreground=summarise_sizes(cases, minimum, behind),
+        foreground_extent=tuple(make_histogram(column, owners, behind) for column in extents.T),
+    )
+
+
+def check_alike(cases: Sequence[CaseStatistics]) -> None:
+    for case in cases:
+        if (len(case.shape), len(case.raw)) != (len(cases[0].shape), len(cases[0].raw)):
+            raise DataError(
+                f"{case.entry.where} has {len(case.shape)} dimensions and {len(case.raw)} channels, but the "
+                f"first case of the client has {len(cases[0].shape)} and {len(cases[0].raw)}. "
+                "Leave one kind out."
+            )
+
+
+def agree(found: Sequence[Modality]) -> Modality:
+    """The modality of nine cases in ten."""
+    ((often, count),) = Counter(found).most_common(1)
+    return often if count >= 0.9 * len(found) else "other"
+
+
+# One case
+
+
+def measure_case(
+    entry: Entry,
+    image: Volume,
+    label: Volume | None,
+    labels: Labels | None = None,
+    orientation: str | None = "RAS",
+) -> CaseStatistics:
     """Measure what a fingerprint needs of one case."""
+    if label is not None and label.spatial != image.spatial:
+        raise DataError(
+            f"{entry.where}: image is {format_size(image.spatial)} but label is "
+            f"{format_size(label.spatial)}. Resample one."
+        )
     flat = image.data.reshape(len(image.data), -1)
     flat = flat[:, :: max(1, flat.shape[1] // MOST_VOXELS)].astype(np.float64)
     flat = flat[:, np.isfinite(flat).all(axis=0)]
@@ -174,10 +334,52 @@ def measure_case(entry: Entry, image: Volume, label: Volume | None, labels: Labe
     raw = np.percentile(flat, LEVELS, axis=1).T  # (C, levels)
     spread = flat.std(axis=1, keepdims=True)
     standard = (raw - flat.mean(axis=1, keepdims=True)) / np.where(spread > 0, spread, 1.0)
-    shape = tuple(int(side) for side in image.data.shape[1:])
-    voxels = None if label is None else count_voxels(label.data, labels)
-    knows_spacing = image.affine is not None
-    return CaseStatistics(entry.group, shape, tuple(image.spacing), raw, standard, voxels, knows_spacing)
+    order, flips = find_reorientation(image.affine, len(image.spatial), orientation)
+    drawn = None if label is None else find_labelled(label.data, labels)
+    filled = (image.data != 0).any(axis=0, keepdims=True)
+    box = find_box(reorient(filled if drawn is None else filled | drawn, order, flips)[0])
+    shape = tuple(stop - start for start, stop in box)
+    found: dict[str, Any] = {}
+    if drawn is not None and drawn.any():
+        found["extent"] = tuple(stop - start for start, stop in find_box(reorient(drawn, order, flips)[0]))
+        found["inside"] = tuple(count_inside(channel, drawn[0]) for channel in image.data)
+    return CaseStatistics(
+        entry=entry,
+        shape=shape,
+        spacing=tuple(float(image.spacing[axis]) for axis in order),
+        has_spacing=image.affine is not None,
+        kept=math.prod(shape) / math.prod(image.spatial),
+        raw=raw,
+        standard=standard,
+        modality=guess_modality(flat, image),
+        voxels=None if label is None else count_voxels(label.data, labels),
+        **found,
+    )
+
+
+def find_labelled(label: NDArray[Any], labels: Labels | None) -> NDArray[np.bool_]:
+    """The voxels of any class."""
+    if labels is None:
+        return label > 0
+    return np.isin(label, [value for values in labels.values() for value in values])
+
+
+def count_inside(channel: NDArray[Any], drawn: NDArray[np.bool_]) -> VoxelCounts:
+    values = channel[drawn]
+    values = values[:: max(1, len(values) // MOST_VOXELS)]
+    finite = values[np.isfinite(values)]
+    return VoxelCounts(finite if finite.size else np.zeros(1))
+
+
+def guess_modality(flat: Matrix, image: Volume) -> tuple[Modality, ...]:
+    """By values alone: Hounsfield units are whole numbers that reach far below zero; colours are the three
+    channels of a picture, whole numbers from 0 to 255. MR has no values of its own."""
+    whole = (flat == np.rint(flat)).all(axis=1)
+    low, high = flat.min(axis=1), flat.max(axis=1)
+    if len(flat) == 3 and image.affine is None and whole.all() and low.min() >= 0 and high.max() <= 255:
+        return ("rgb",) * 3
+    in_hounsfield = whole & (low < -100) & (low >= -5000) & (high <= 2**15)
+    return tuple("ct" if is_ct else "other" for is_ct in in_hounsfield)
 
 
 def count_voxels(label: NDArray[Any], labels: Labels | None) -> dict[str, int]:
@@ -189,13 +391,6 @@ def count_voxels(label: NDArray[Any], labels: Labels | None) -> dict[str, int]:
     return {ALL: sum(voxels.values()), **voxels}
 
 
-def summarise_ranges(values: Sequence[Sequence[float]]) -> tuple[Range, ...]:
-    """Smallest, median and largest along each axis."""
-    table = np.asarray(values, dtype=np.float64)
-    rows = zip(table.min(0), np.median(table, axis=0), table.max(0), strict=True)
-    return tuple(Range(low=low, median=median, high=high) for low, median, high in map(round_all, rows))
-
-
 def average_curves(values: Sequence[Matrix]) -> tuple[Curve, ...]:
     table = np.stack(values)  # (cases, C, levels)
     deviations = table.std(axis=0, ddof=1 if len(table) > 1 else 0)
@@ -203,35 +398,23 @@ def average_curves(values: Sequence[Matrix]) -> tuple[Curve, ...]:
     return tuple(Curve(mean=round_all(mean), sd=round_all(sd)) for mean, sd in pairs)
 
 
-def summarise_sizes(cases: Sequence[CaseStatistics], minimum: int) -> dict[str, Sizes | None]:
+def summarise_sizes(cases: Sequence[CaseStatistics], minimum: int, behind: int) -> dict[str, Sizes | None]:
     """Sizes of each class over the cases that have it; None where they are of fewer than `minimum` groups."""
     labelled = [(case, case.voxels) for case in cases if case.voxels is not None]
     found: dict[str, Sizes | None] = {}
     classes = sorted({name for _, voxels in labelled for name in voxels} - {ALL})
     for name in [ALL, *classes] if len(classes) > 1 else [ALL] if labelled else []:
         own = [(case, voxels[name]) for case, voxels in labelled if voxels.get(name, 0) > 0]
-        if len({case.group for case, _ in own}) < minimum:
+        groups = [case.entry.group for case, _ in own]
+        if len(set(groups)) < max(1, minimum):
             found[name] = None
             continue
         fractions = [count / math.prod(case.shape) for case, count in own]
         volumes = [count * math.prod(case.spacing) for case, count in own]
-        measured = all(case.knows_spacing for case, _ in own)
+        measured = all(case.has_spacing for case, _ in own)
         found[name] = Sizes(
-            share=round(len(own) / len(labelled), 1),
-            fraction=round_all(np.percentile(fractions, SIZE_LEVELS)),
-            volume=round_all(np.percentile(volumes, SIZE_LEVELS)) if measured else None,
+            share=round(len(own) / len(labelled), 1 if minimum > 1 else 4),
+            fraction=make_histogram(fractions, groups, behind),
+            volume=make_histogram(volumes, groups, behind) if measured else None,
         )
     return found
-
-
-def round_digits(value: float) -> float:
-    """Round to three digits.
-
-    >>> round_digits(1234.567), round_digits(0.00012345)
-    (1230.0, 0.000123)
-    """
-    return float(f"{value:.3g}")
-
-
-def round_all(values: Iterable[float]) -> tuple[float, ...]:
-    return tuple(round_digits(value) for value in values)

@@ -188,19 +188,24 @@ def find_body(data: Array, classes: Array | None) -> Box:
     Empty is the value that all corners share, or else the darkest one. Channels are joined.
     """
     inside: NDArray[np.bool_] = np.zeros(data.shape[1:], dtype=bool)
-    sides: tuple[int, ...] = inside.shape
     for channel in data:
         corners = channel[tuple(slice(None, None, max(1, side - 1)) for side in channel.shape)]
         same = bool((corners == corners.flat[0]).all())
         inside |= channel != (corners.flat[0] if same else channel.min())
     if classes is not None:
         inside |= classes[0] > 0
+    return find_box(inside, MARGIN)
+
+
+def find_box(inside: NDArray[np.bool_], margin: int = 0) -> Box:
+    """The box around what is true, with a margin; all of it where nothing is."""
+    sides: tuple[int, ...] = inside.shape
     if not inside.any():
         return tuple((0, side) for side in sides)
     box = []
     for axis, side in enumerate(sides):
         along = np.flatnonzero(inside.any(axis=tuple(a for a in range(inside.ndim) if a != axis)))
-        box.append((max(0, int(along[0]) - MARGIN), min(side, int(along[-1]) + 1 + MARGIN)))
+        box.append((max(0, int(along[0]) - margin), min(side, int(along[-1]) + 1 + margin)))
     return tuple(box)
 
 

@@ -267,14 +267,16 @@ class Inspection:
     """What a few files of every client contain.
 
     channels, dimensions: of most images; shapes and spacings: of every image opened with as many
-    dimensions, in the orientation they will be prepared in; values: in the labels, sorted; low: the smallest
-    intensity; pictures: PNG, JPEG and the like; notes: files that could not be opened.
+    dimensions, in the orientation they will be prepared in; has_spacing: whether they say millimetres;
+    values: in the labels, sorted; low: the smallest intensity; pictures: PNG, JPEG and the like; notes: files
+    that could not be opened.
     """
 
     channels: int
     dimensions: int
     shapes: tuple[tuple[int, ...], ...]
     spacings: tuple[tuple[float, ...], ...]
+    has_spacing: bool
     values: tuple[int, ...]
     low: float
     pictures: bool
@@ -332,6 +334,7 @@ def summarise(
         dimensions=dimensions,
         shapes=tuple(shape for shape, _ in grids),
         spacings=tuple(spacing for _, spacing in grids),
+        has_spacing=all(image.affine is not None for image in alike),
         values=tuple(int(value) for value in values),
         low=float(np.median([part.min() for part in finite if part.size] or [0.0])),
         pictures=pictures,
@@ -345,16 +348,17 @@ def propose_grid(found: Inspection) -> GridProposal:
     median = format_size(round(side) for side in middle)
     if found.dimensions == 2:
         return propose_picture_grid(found, median)
-    spacings = np.asarray(found.spacings)
-    if not np.allclose(spacings, 1.0, atol=1e-3):
-        spacing = tuple(round(float(side), 4) for side in np.median(spacings, axis=0))
+    if found.has_spacing:
+        spacing = tuple(round(float(side), 4) for side in np.median(np.asarray(found.spacings), axis=0))
         how = f"resampled to their median spacing, {format_size(spacing)} mm"
         return None, spacing, f"Volumes are {how}; training takes patches."
     if np.prod(middle) > LARGEST_VOLUME:
-        why = f"Volumes of {median} voxels are large: they keep 1 mm and training takes patches."
+        why = (
+            f"Volumes of {median} voxels are large: they keep theirs, no spacing, and training takes patches."
+        )
         return None, (1.0, 1.0, 1.0), why
     size = tuple(round_to_multiple(side) for side in middle)
-    why = f"Volumes have unit spacing and a median size of {median}: all become {format_size(size)}."
+    why = f"Volumes have no spacing and a median size of {median}: all become {format_size(size)}."
     return size, None, why
 
 

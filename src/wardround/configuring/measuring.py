@@ -1,0 +1,71 @@
+"""Measuring: the fingerprints of all clients of a federation.yaml, and the facts they give together.
+
+Only training cases are measured, by the splits that the run will use, and only those that the check allows.
+Every file is read once; the check of the run that follows finds what it needs in memory.
+"""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+from wardround.configuring.facts import Facts
+from wardround.configuring.joining import join_fingerprints
+from wardround.data.checking.check import check
+from wardround.data.checking.facts import read_and_remember
+from wardround.data.fingerprint.measure import (
+    CaseStatistics,
+    Fingerprint,
+    map_cases,
+    measure_case,
+    summarise,
+)
+from wardround.data.listing import Entry, Watch
+from wardround.data.serving.loading import RealData
+from wardround.data.settings import DataSettings
+from wardround.errors import DataError
+from wardround.machine import cores
+
+
+def measure_federation(
+    path: Path,
+    settings: DataSettings | None = None,
+    *,
+    minimum: int = 1,
+    jobs: int | None = None,
+    on_progress: Watch | None = None,
+) -> tuple[list[Fingerprint], Facts]:
+    """Measure every client that trains, on this machine; `jobs` threads (default: one a core).
+
+    settings: of the run, which may change the splits; minimum: fewest patients to tell more of a client than
+    that it has fewer; 1 where all cases are the user's own, 5 as hospitals do.
+    """
+    data = RealData(Path(path), settings or DataSettings())
+    jobs = jobs or cores()
+
+    def measure(entry: Entry) -> CaseStatistics | None:
+        try:
+            image, label = read_and_remember(entry)
+            return measure_case(entry, image, label, data.file.labels, data.file.prepare.orientation)
+        except (DataError, MemoryError):  # the check says why
+            return None
+
+    trained = [entry for entry in data.listing.entries if entry.split in (None, "train")]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # once for all threads, as `checking.facts` does
+        found = list(map_cases(measure, trained, jobs, on_progress))
+    report = check(data.listing, data.file, jobs=jobs)
+    usable = {(entry.client, entry.name) for entry in report.usable}
+    cases: dict[str, list[CaseStatistics]] = {}
+    for entry, case in zip(trained, found, strict=True):
+        if case is not None and (entry.client, entry.name) in usable:
+            cases.setdefault(entry.client, []).append(case)
+    if not cases:
+        reasons = report.sentences()
+        raise DataError(f"{path}: no training case is usable. {reasons[0] if reasons else ''}".rstrip())
+    # as at hospitals: only what the bytes say goes on
+    fingerprints = [Fingerprint.from_bytes(summarise(own, minimum).as_bytes()) for own in cases.values()]
+    facts = join_fingerprints(
+        fingerprints, channels=data.file.channels, labels=data.file.labels, regions=data.regions
+    )
+    return fingerprints, facts
