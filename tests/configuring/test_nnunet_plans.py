@@ -214,6 +214,13 @@ def test_what_the_plan_decides_replaces_our_choices_and_the_rest_stays(tmp_path:
     assert values(mixed)["batch_size"] == 2
 
 
+def test_a_plan_of_other_dimensions_is_refused(tmp_path: Path) -> None:
+    read(tmp_path)
+    ours = ConfigurationPlan((Choice("data.patch", [64, 64], "a rule"),))
+    with pytest.raises(ConfigError, match="is for 3D images, but yours are 2D"):
+        take_over(ours, tmp_path / "nnUNetPlans.json")
+
+
 def test_inherited_settings_are_followed(tmp_path: Path) -> None:
     changed = plans(("configurations.3d_small", {"inherits_from": "3d_fullres", "batch_size": 7}))
     found = values(read(tmp_path, changed, "3d_small"))

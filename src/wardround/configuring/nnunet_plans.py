@@ -34,6 +34,11 @@ MOST_LEVELS = 8
 def take_over(plan: ConfigurationPlan, path: Path, configuration: str | None = None) -> ConfigurationPlan:
     """A plan with what nnU-Net's file decides put in place of its own choices; the others stay."""
     taken = read_nnunet_plans(path, configuration)
+    ours, theirs = (
+        {len(choice.value) for choice in made.choices if choice.key == "data.patch"} for made in (plan, taken)
+    )
+    if ours - theirs:
+        raise ConfigError(f"{path} is for {theirs.pop()}D images, but yours are {ours.pop()}D.")
     kept = [choice for choice in plan.choices if not choice.key.startswith(REPLACED)]
     return ConfigurationPlan((*taken.choices, *kept), (*plan.warnings, *taken.warnings))
 
