@@ -109,7 +109,7 @@ class Runner:
         settings = [f"seed={run.seed}", f"output={folder}", *alone, *QUICKER, *self.options.set]
         method = METHODS[run.part]
         if method is not None:
-            settings.append(f"method={{name: {method}}}")
+            settings += [f"method={{name: {method}}}", "min_clients=1"]  # all cases together are one client
         words = [word for setting in settings for word in ("--set", setting)]
         planned = str(self.work(run.set) / "run.yaml")
         line = ["wardround", "train", planned, *words, "--overwrite", "--no-report", "--quiet"]

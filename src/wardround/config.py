@@ -67,6 +67,19 @@ class OptimizerSettings(Settings):
     )
 
 
+class AverageSettings(Settings):
+    """An average of the server's last models, which is validated, tested and exported in their place.
+
+    Training goes on from the plain model.
+    name: none; ema: exponential, each round's model counts 1 - decay, or the mean of all rounds as long as
+    these are few; swa: the mean over the last rounds. decay: of ema, by round; share: of the rounds, for swa.
+    """
+
+    name: Literal["none", "ema", "swa"] = "none"
+    decay: float = Field(0.9, ge=0, lt=1)
+    share: float = Field(0.25, gt=0, le=1)
+
+
 class EvaluateSettings(Settings):
     """When and how models are judged.
 
@@ -220,6 +233,7 @@ class Config(Settings):
     min_clients: int = Field(1, ge=1)
     retries: int = Field(1, ge=0, description="how often a round with too few answers is repeated")
     deadline: float = Field(3600.0, gt=0, description="seconds a client may take for one task")
+    model_average: AverageSettings = AverageSettings()
     evaluate: EvaluateSettings = EvaluateSettings()
     compute: ComputeSettings = ComputeSettings()
     traffic: TrafficSettings = TrafficSettings()

@@ -177,7 +177,7 @@ def test_an_interrupted_choice_continues_with_what_is_done(
     times = (tmp_path / "choice" / "fedavg" / "result.json").stat().st_mtime_ns
     (tmp_path / "choice" / "fedprox" / "result.json").unlink()
 
-    _, again = choose_method(plan, tmp_path / "choice", resume=True)
+    _, again = choose_method(plan, tmp_path / "choice")
 
     assert again.scores == whole.scores
     assert (tmp_path / "choice" / "fedavg" / "result.json").stat().st_mtime_ns == times

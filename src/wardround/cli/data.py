@@ -219,7 +219,9 @@ def fingerprint(
     def read(entry: Any) -> Any:
         return read_image(entry.images), None if entry.label is None else read_label(entry.label)
 
-    found = compare(measure_clients(report.usable, read, minimum=minimum, labels=listing.labels or None))
+    labels = listing.labels or None
+    told = measure_clients(report.usable, read, minimum=minimum, labels=labels, jobs=cores())
+    found = compare(told)
     if output is not None:
         with writing(output):
             write_json(output, found.as_dict())

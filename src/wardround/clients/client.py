@@ -43,6 +43,7 @@ class Client:
     """One hospital: its cases, its memory, and the process's model to train with.
 
     memory: what it remembers between tasks; it never leaves. round: the round of the present task.
+    window: voxels of the sliding windows it evaluates images in, None for whole images.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class Client:
         self.round = 0
         self.on_progress: Callable[[int, int], None] | None = None
         self.fitted: Fitted | None = None
+        self.window = config.evaluate.window
         self._bench = bench
         self._config = config
         self._needs = needs | bench.objective.needs
@@ -216,9 +218,12 @@ class Client:
         )
 
     def predictions(self, split: Split, params: Params | None = None) -> Iterator[tuple[Tensor, Batch]]:
-        """Logits of a split, batch by batch, by these params (default: the model as it stands)."""
+        """Logits of a split, batch by batch, by these params (default: the model as it stands).
+
+        Images larger than `evaluate.window` go through it as sliding windows.
+        """
         batches = read_in_order(split, self._config.evaluate.batch_size)
-        return self._bench.predictions(batches, params, self.memory.get("own"))
+        return self._bench.predictions(batches, params, self.memory.get("own"), self.window)
 
     def kept_model(self) -> Params | None:
         """The whole model of a client that shares none of it, as models travel; None before its first."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from wardround.configuring.facts import Facts
 from wardround.configuring.joining import join_fingerprints
 from wardround.data.checking.check import check
-from wardround.data.checking.facts import read_and_remember
+from wardround.data.checking.facts import describe_error, read_and_remember
 from wardround.data.fingerprint.measure import (
     CaseStatistics,
     Fingerprint,
@@ -43,12 +43,12 @@ def measure_federation(
     data = RealData(Path(path), settings or DataSettings())
     jobs = jobs or cores()
 
-    def measure(entry: Entry) -> CaseStatistics | None:
+    def measure(entry: Entry) -> CaseStatistics | Exception:
         try:
             image, label = read_and_remember(entry)
             return measure_case(entry, image, label, data.file.labels, data.file.prepare.orientation)
-        except (DataError, MemoryError):  # the check says why
-            return None
+        except Exception as error:  # a file can be broken in ways no reader foresaw; the check judges it
+            return error
 
     trained = [entry for entry in data.listing.entries if entry.split in (None, "train")]
     with warnings.catch_warnings():
@@ -58,8 +58,12 @@ def measure_federation(
     usable = {(entry.client, entry.name) for entry in report.usable}
     cases: dict[str, list[CaseStatistics]] = {}
     for entry, case in zip(trained, found, strict=True):
-        if case is not None and (entry.client, entry.name) in usable:
-            cases.setdefault(entry.client, []).append(case)
+        if (entry.client, entry.name) not in usable:
+            continue
+        if isinstance(case, Exception):
+            said = describe_error(case, entry.images[:1])
+            raise DataError(f"{entry.where} could not be measured: {said}") from case
+        cases.setdefault(entry.client, []).append(case)
     if not cases:
         reasons = report.sentences()
         raise DataError(f"{path}: no training case is usable. {reasons[0] if reasons else ''}".rstrip())

@@ -91,17 +91,15 @@ def is_open(plan: ConfigurationPlan) -> bool:
 
 
 def choose_method(
-    plan: ConfigurationPlan, folder: Path, *, resume: bool = False, watch: BatchListener | None = None
+    plan: ConfigurationPlan, folder: Path, *, watch: BatchListener | None = None
 ) -> tuple[ConfigurationPlan, MethodChoice]:
     """Try the methods on the plan, in `folder`, and put the best in its place.
 
-    resume: trials that are done are not repeated, an interrupted one continues.
+    Trials of this plan that are done there are not repeated, and an interrupted one continues.
     """
-    if not resume:
-        shutil.rmtree(folder, ignore_errors=True)
     trials, refused = list_trials(plan.settings())
     folder.mkdir(parents=True, exist_ok=True)
-    results = run_all(trials, folder, jobs=1, watch=watch, resume=resume)
+    results = run_all(trials, folder, jobs=1, watch=watch, resume=True)
     chosen = judge(results, refused)
     return take_method(plan, chosen), chosen
 

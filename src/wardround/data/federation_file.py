@@ -121,18 +121,22 @@ class PrepareSettings(Settings):
     resize to (with spacing: to pad or crop to); crop: cut away what is empty around the body (foreground)
     first; normalise: zscore (of the whole image, or of voxels above zero: zscore_nonzero), percentile
     (`percentiles` become 0 and 1), minmax, maximum (divided by it), window (`window` centre and width, CT),
-    none; slices: how 2D images were cut from volumes, as `wardround data slices` writes it.
+    ct (clipped to joint percentiles, then a z-score by joint mean and SD, as nnU-Net does), none;
+    intensities: for ct, [0.5th percentile, 99.5th percentile, mean, SD] of foreground voxels of all training
+    cases, a row a channel, null for a channel that is not CT and gets a zscore; slices: how 2D images were
+    cut from volumes, as `wardround data slices` writes it.
     """
 
     orientation: str | None = "RAS"
     spacing: tuple[float, ...] | None = None
     size: tuple[int, ...] | None = None
     crop: Literal["none", "foreground"] = "none"
-    normalise: Literal["zscore", "zscore_nonzero", "percentile", "minmax", "maximum", "window", "none"] = (
-        "zscore"
-    )
+    normalise: Literal[
+        "zscore", "zscore_nonzero", "percentile", "minmax", "maximum", "window", "ct", "none"
+    ] = "zscore"
     percentiles: tuple[float, float] = (0.5, 99.5)
     window: tuple[float, float] | None = None
+    intensities: tuple[tuple[float, float, float, float] | None, ...] | None = None
     slices: Annotated[SliceSettings | None, BeforeValidator(as_slices)] = None
 
 
@@ -230,6 +234,17 @@ def check_settings(settings: PrepareSettings) -> None:
     centre, width = settings.window or (0.0, 0.0)
     if settings.normalise == "window" and not (math.isfinite(centre) and 0 < width < math.inf):
         raise ConfigError("prepare.normalise is window; give prepare.window: [centre, width], width above 0.")
+    if settings.normalise == "ct" and not settings.intensities:
+        raise ConfigError(
+            "prepare.normalise is ct; give prepare.intensities: for each channel [0.5th percentile, "
+            "99.5th percentile, mean, SD] of the training cases' foreground."
+        )
+    for number, row in enumerate(settings.intensities or ()):
+        if row is not None and not (all(map(math.isfinite, row)) and row[0] < row[1] and row[3] > 0):
+            raise ConfigError(
+                f"prepare.intensities.{number} is {list(row)}; give two percentiles that rise, a mean and an "
+                "SD above 0."
+            )
 
 
 # Writing the file

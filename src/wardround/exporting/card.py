@@ -103,7 +103,7 @@ def intended_use(package: Package) -> Iterator[str]:
 def describe_preparation(settings: Mapping[str, Any]) -> dict[str, str]:
     """The settings that have an effect."""
     normalise = settings.get("normalise")
-    unused = {"percentiles": "percentile", "window": "window"}
+    unused = {"percentiles": "percentile", "window": "window", "intensities": "ct"}
     return {
         key: str(value)
         for key, value in settings.items()

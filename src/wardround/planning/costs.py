@@ -151,6 +151,7 @@ def estimate_disk(
         if config.optimizer.state == "keep":
             kept += optimizer_bytes(config.optimizer, Params.trainable(model).num_bytes)
         state, memory = everything, 2 * kept
+    state += everything if config.model_average.name != "none" else 0
     trainers = sum(1 for client in clients if client.train)
     keep = min(config.checkpoint.keep, config.rounds)
     server = (keep + 1) * (

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -29,6 +29,7 @@ from wardround.seeding import generator, seed_everything
 from wardround.training import optimizers
 from wardround.training.cuda_graphs import GraphRunner
 from wardround.training.device import Compute, is_out_of_memory
+from wardround.training.inference import run_in_windows
 from wardround.training.learner import Learner, Loss, Step
 
 log = logging.getLogger(__name__)
@@ -169,9 +170,16 @@ class Workbench(Learner):
     # Evaluation
 
     def predictions(
-        self, batches: Iterable[Batch], params: Params | None, own: Params | None = None
+        self,
+        batches: Iterable[Batch],
+        params: Params | None,
+        own: Params | None = None,
+        window: Sequence[int] | None = None,
     ) -> Iterator[tuple[Tensor, Batch]]:
-        """Logits of each batch in evaluation mode; the model keeps its own tensors throughout."""
+        """Logits of each batch in evaluation mode; the model keeps its own tensors throughout.
+
+        window: voxels of the sliding windows that larger images go through.
+        """
         tensors: dict[str, Tensor] = dict(self._from_sent(params)) if params is not None else {}
         if own is not None:
             tensors |= own
@@ -180,10 +188,13 @@ class Workbench(Learner):
         if changes:
             self.model.eval()
         try:
-            forward = self._graphs.forwards.make_forward(tensors) if self._graphs is not None else None
+            graphs = self._graphs if window is None else None
+            forward = graphs.forwards.make_forward(tensors) if graphs is not None else None
             if forward is None:
                 there = {name: self.lay_out(tensor.to(self.device)) for name, tensor in tensors.items()}
                 forward = partial(torch.func.functional_call, self.model, there)
+            if window is not None:
+                forward = partial(run_in_windows, forward, window=window)
             for batch in batches:
                 yield from self._in_pieces(forward, batch)
         finally:

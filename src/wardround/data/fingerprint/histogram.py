@@ -24,12 +24,14 @@ MOST_BINS = 64  # of a histogram of cases
 MOST_INTENSITY_BINS = 256
 MOST_RANKS = 1000  # of a client's cases are interpolated
 SMALLEST, STEP = 1e-6, 1e-3  # cells of the intensity grid: absolute width near 0 (times STEP), relative width
-LARGEST_KEY = 34_540  # |value| about 1e9; beyond it is counted as that
+LARGEST = 1e9  # intensity; beyond it is counted as that
+LARGEST_NUMBER = 1e18
 TAILS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0)  # per cent, finer cuts
 CUTS = np.array([*TAILS, *range(5, 96), *(100 - tail for tail in reversed(TAILS))]) / 100
 
 Array = NDArray[np.float64]
-Number = Annotated[float, Field(ge=-1e12, le=1e12)]
+Number = Annotated[float, Field(ge=-LARGEST_NUMBER, le=LARGEST_NUMBER)]
+Spread = Annotated[float, Field(ge=0, le=LARGEST_NUMBER)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=1, le=10**9)]
 
@@ -48,7 +50,7 @@ class Histogram(FingerprintModel):
 
     means: tuple[Number, ...] = Field(min_length=1, max_length=MOST_BINS)
     counts: tuple[Count, ...] = Field(min_length=1, max_length=MOST_BINS)
-    sd: Annotated[float, Field(ge=0, le=1e12)]
+    sd: Spread
 
     @model_validator(mode="after")
     def _is_sorted(self) -> Self:
@@ -139,7 +141,7 @@ class IntensityHistogram(FingerprintModel):
     shares: tuple[Share, ...] = Field(min_length=1, max_length=MOST_INTENSITY_BINS)
     means: tuple[Number, ...] = Field(min_length=1, max_length=MOST_INTENSITY_BINS)
     mean: Number
-    sd: Annotated[float, Field(ge=0, le=1e12)]
+    sd: Spread
 
     @model_validator(mode="after")
     def _is_distribution(self) -> Self:
@@ -165,7 +167,7 @@ class VoxelCounts:
     """One channel of one case on the grid. keys: its cells, ascending; shares: of the voxels."""
 
     def __init__(self, values: NDArray[Any]) -> None:
-        found, counts = np.unique(values, return_counts=True)  # few, of whole numbers
+        found, counts = np.unique(clip_intensity(values), return_counts=True)  # few, of whole numbers
         found = found.astype(np.float64)
         every = to_keys(found)  # ascending, as the values are
         keys, starts = np.unique(every, return_index=True)
@@ -177,10 +179,14 @@ class VoxelCounts:
         self.mean, self.square = float(shares @ found), float(shares @ np.square(found))
 
 
+def clip_intensity(values: NDArray[Any]) -> NDArray[Any]:
+    clipped: NDArray[Any] = np.clip(values, -LARGEST, LARGEST)
+    return clipped
+
+
 def to_keys(values: Array) -> NDArray[np.int64]:
     """The cell of each value; cells are symmetric around 0 and widen with the value."""
-    keys = np.rint(np.log1p(np.abs(values) / SMALLEST) / STEP)
-    return (np.sign(values) * np.minimum(keys, LARGEST_KEY)).astype(np.int64)
+    return (np.sign(values) * np.rint(np.log1p(np.abs(values) / SMALLEST) / STEP)).astype(np.int64)
 
 
 def from_keys(keys: NDArray[Any]) -> Array:

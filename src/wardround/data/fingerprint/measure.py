@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import reduce
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 import numpy as np
@@ -33,6 +34,7 @@ from wardround.data.fingerprint.histogram import (
     Number,
     Share,
     VoxelCounts,
+    clip_intensity,
     count_intensities,
     make_histogram,
     round_all,
@@ -271,27 +273,28 @@ def summarise(cases: Sequence[CaseStatistics], minimum: int) -> Fingerprint:
     known = drawn if len(set(owners)) >= max(1, minimum) else []
     extents = np.array([np.multiply(case.extent, case.spacing) for case in known])
     channels = range(len(cases[0].raw))
-    return Fingerprint(
-        client=entries[0].client,
-        cases=len(entries),
-        groups=len(set(groups)),
-        hardware=describe_hardware(),
-        has_spacing=all(case.has_spacing for case in cases),
-        shape=tuple(make_histogram(column, groups, behind) for column in sides.T),
-        spacing=tuple(make_histogram(column, groups, behind) for column in spacings.T),
-        extent=tuple(make_histogram(column, groups, behind) for column in (sides * spacings).T),
-        kept=make_histogram([case.kept for case in cases], groups, behind),
-        intensity=average_curves([case.raw for case in cases]),
-        contrast=average_curves([case.standard for case in cases]),
-        modality=tuple(agree([case.modality[channel] for case in cases]) for channel in channels),
-        inside=tuple(
+    content = {
+        "client": entries[0].client,
+        "cases": len(entries),
+        "groups": len(set(groups)),
+        "hardware": describe_hardware(),
+        "has_spacing": all(case.has_spacing for case in cases),
+        "shape": tuple(make_histogram(column, groups, behind) for column in sides.T),
+        "spacing": tuple(make_histogram(column, groups, behind) for column in spacings.T),
+        "extent": tuple(make_histogram(column, groups, behind) for column in (sides * spacings).T),
+        "kept": make_histogram([case.kept for case in cases], groups, behind),
+        "intensity": average_curves([case.raw for case in cases]),
+        "contrast": average_curves([case.standard for case in cases]),
+        "modality": tuple(agree([case.modality[channel] for case in cases]) for channel in channels),
+        "inside": tuple(
             count_intensities([case.inside[channel] for case in known], owners, behind)
             for channel in channels
             if known
         ),
-        foreground=summarise_sizes(cases, minimum, behind),
-        foreground_extent=tuple(make_histogram(column, owners, behind) for column in extents.T),
-    )
+        "foreground": summarise_sizes(cases, minimum, behind),
+        "foreground_extent": tuple(make_histogram(column, owners, behind) for column in extents.T),
+    }
+    return Fingerprint.from_dict(content)
 
 
 def check_alike(cases: Sequence[CaseStatistics]) -> None:
@@ -328,15 +331,17 @@ def measure_case(
         )
     flat = image.data.reshape(len(image.data), -1)
     flat = flat[:, :: max(1, flat.shape[1] // MOST_VOXELS)].astype(np.float64)
-    flat = flat[:, np.isfinite(flat).all(axis=0)]
+    finite = np.isfinite(flat)
+    flat = flat if finite.all() else flat[:, finite.all(axis=0)]
     if flat.size == 0:
         raise DataError(f"{entry.where}: the image has no finite voxel; leave the case out.")
+    flat = clip_intensity(flat)
     raw = np.percentile(flat, LEVELS, axis=1).T  # (C, levels)
     spread = flat.std(axis=1, keepdims=True)
     standard = (raw - flat.mean(axis=1, keepdims=True)) / np.where(spread > 0, spread, 1.0)
     order, flips = find_reorientation(image.affine, len(image.spatial), orientation)
     drawn = None if label is None else find_labelled(label.data, labels)
-    filled = (image.data != 0).any(axis=0, keepdims=True)
+    filled = reduce(np.logical_or, (channel != 0 for channel in image.data))[None]
     box = find_box(reorient(filled if drawn is None else filled | drawn, order, flips)[0])
     shape = tuple(stop - start for start, stop in box)
     found: dict[str, Any] = {}

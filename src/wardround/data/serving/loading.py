@@ -138,6 +138,13 @@ class RealData:
                     f"{name} is {list(sides)}, but the images of {self.path} are {self.dimensions}D; "
                     f"give {self.dimensions} numbers."
                 )
+        settings = self.file.prepare
+        rows = settings.intensities if settings.normalise == "ct" else None
+        if rows is not None and len(rows) != self.in_channels:
+            raise ConfigError(
+                f"prepare.intensities has {len(rows)} rows, but the images of {self.path} have "
+                f"{self.in_channels} channels; give a row each."
+            )
 
     def prepare(self, watch: Watch | None = None) -> dict[str, PreparedClient]:
         """Check and prepare the cases of all clients, unless that is done already."""
