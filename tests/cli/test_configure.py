@@ -32,7 +32,34 @@ TINY = [
         "evaluate.metrics=[dice]",
     ),
 ]
-PACE = Pace(step=1.0, round=2.0, once=5.0)
+PLANS = {  # of nnU-Net, for pictures of 32x32
+    "original_median_shape_after_transp": [1, 32, 32],
+    "image_reader_writer": "NaturalImage2DIO",
+    "transpose_forward": [0, 1, 2],
+    "configurations": {
+        "2d": {
+            "batch_size": 3,
+            "patch_size": [32, 16],
+            "spacing": [1.0, 1.0],
+            "normalization_schemes": ["RescaleTo01Normalization"],
+            "use_mask_for_norm": [False],
+            "architecture": {
+                "network_class_name": "dynamic_network_architectures.architectures.unet.PlainConvUNet",
+                "arch_kwargs": {
+                    "n_stages": 2,
+                    "features_per_stage": [4, 8],
+                    "kernel_sizes": [[3, 3], [3, 3]],
+                    "strides": [[1, 1], [2, 2]],
+                    "n_conv_per_stage": [1, 1],
+                    "n_conv_per_stage_decoder": [1],
+                    "norm_op": "torch.nn.modules.instancenorm.InstanceNorm2d",
+                },
+            },
+            "batch_dice": True,
+        }
+    },
+}
+PACE = Pace(step=1.0, round=1.0, validation=2.0, once=5.0)
 
 
 @fixture(scope="module")
@@ -172,7 +199,7 @@ def test_a_time_becomes_steps_at_the_measured_pace(do: Any, here: Path) -> None:
 
     made = read_yaml(here / "run.yaml")
     steps = made["rounds"] * made["local_steps"]
-    assert 0.9 * 300 <= PACE.predict(steps, made["rounds"]) <= 310
+    assert 0.9 * 300 <= PACE.predict(steps, made["rounds"], 10) <= 315
     assert "about 5 min" in told and "timing training steps" in told
 
 
@@ -294,3 +321,37 @@ def test_a_federation_file_of_other_folders_is_not_touched(do: Any, here: Path) 
     assert "describes other folders" in do("train", "others", "--budget", "4", code=2)
     assert (here / "federation.yaml").read_text() == before
     assert "Using federation.yaml" in do("configure", "hospitals", "--budget", "4")
+
+
+# nnU-Net's plan
+
+
+def test_a_plan_of_nnunet_is_taken_over_and_trains(do: Any, here: Path) -> None:
+    Path("nnUNetPlans.json").write_text(json.dumps(PLANS))
+    do("configure", "hospitals", "--from", "nnUNetPlans.json", "--budget", "20", "-o", "run.yaml")
+    found = read_yaml(Path("run.yaml"))
+    assert (found["data"]["patch"], found["batch_size"], found["model"]["levels"]) == ([32, 16], 3, 2)
+    assert found["data"]["prepare"]["normalise"] == "minmax"
+    assert "# from nnUNetPlans.json, 2d" in Path("run.yaml").read_text()
+    quick = ["--set", "rounds=1", "--set", "local_steps=1", "--set", "output=run", *TINY[2:]]
+    do("train", "run.yaml", "--quiet", "--no-report", *quick)
+    assert (here / "run" / "result.json").exists()
+
+
+@mark.parametrize(
+    ("words", "told"),
+    [
+        (["--from", "none.json"], "none.json"),
+        (
+            ["--from", "nnUNetPlans.json", "--configuration", "3d_lowres"],
+            "configuration 3d_lowres is not in it",
+        ),
+        (["--configuration", "2d"], "give it with --from"),
+    ],
+)
+def test_a_plan_that_cannot_be_taken_over_ends_before_anything_is_measured(
+    do: Any, words: list[str], told: str
+) -> None:
+    Path("nnUNetPlans.json").write_text(json.dumps(PLANS))
+    assert told in " ".join(do("configure", "hospitals", *words, code=2).split())
+    assert not Path("federation.yaml").exists()

@@ -22,7 +22,7 @@ from wardround.text import clipped, format_duration, format_size
 if TYPE_CHECKING:
     from wardround.config import Config
     from wardround.configuring.budget import Budget
-    from wardround.configuring.run_plan import RunPlan
+    from wardround.configuring.run_plan import Adapt, RunPlan
 
 BudgetOption = Annotated[
     str | None,
@@ -45,6 +45,13 @@ def configure(
     paths: Annotated[list[Path], typer.Argument(help="A federation.yaml, or folders of scans.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="The file to write.")] = Path("run.yaml"),
     budget: BudgetOption = None,
+    from_: Annotated[
+        Path | None, typer.Option("--from", help="An nnUNetPlans.json whose network and patch to take over.")
+    ] = None,
+    configuration: Annotated[
+        str | None,
+        typer.Option("--configuration", help="Of that plan; by default 3d_fullres, 2d for pictures."),
+    ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier file.")] = False,
     set_: Set = None,
     quiet: Quiet = False,
@@ -64,8 +71,9 @@ def configure(
         )
     if output.exists() and not overwrite:
         raise ConfigError(f"{output} already exists and may hold edits of yours; give -o, or --overwrite.")
+    adapt = take_over_plan(from_, configuration)
     federation = find_federation(paths, quiet)
-    run = make_run_plan(federation, wanted, set_, quiet)
+    run = make_run_plan(federation, wanted, set_, quiet, adapt)
     with writing(output):
         write_text(output, as_configuration(run.plan, output, federation, [*describe_run(run), *run.notes]))
     if not quiet:
@@ -74,6 +82,19 @@ def configure(
             out.print("Methods are tried by `wardround train --budget full`; this file has FedAvg.")
     following = escape(f"wardround train {shlex.quote(str(output))}")
     out.print(f"\nWrote [bold]{escape(str(output))}[/], every line with its reason. Next: {following}")
+
+
+def take_over_plan(path: Path | None, configuration: str | None) -> Adapt | None:
+    """What puts nnU-Net's choices in place of ours; its file is read before minutes of measuring."""
+    from wardround.configuring.nnunet_plans import read_nnunet_plans, take_over
+    from wardround.errors import ConfigError
+
+    if path is None:
+        if configuration is not None:
+            raise ConfigError("--configuration names a part of an nnU-Net plan; give it with --from.")
+        return None
+    read_nnunet_plans(path, configuration)
+    return lambda plan: take_over(plan, path, configuration)
 
 
 # What the user gave
@@ -136,7 +157,9 @@ def find_federation(paths: Sequence[Path], quiet: bool) -> Path:
     return path
 
 
-def make_run_plan(path: Path, budget: Budget, set_: list[str] | None, hidden: bool) -> RunPlan:
+def make_run_plan(
+    path: Path, budget: Budget, set_: list[str] | None, hidden: bool, adapt: Adapt | None = None
+) -> RunPlan:
     """Measure, time and plan, with progress; Ctrl-C leaves nothing behind."""
     with pause_gc():
         from wardround.configuring.run_plan import plan_run
@@ -147,7 +170,8 @@ def make_run_plan(path: Path, budget: Budget, set_: list[str] | None, hidden: bo
 
     advice = "nothing was lost. Run the same command again"
     with stopping("measuring", advice), show_cases("measuring", hidden) as watch:
-        return plan_run(path, budget, set_ or [], watch=watch, on_timing=say_timing)
+        changed = {} if adapt is None else {"adapt": adapt}
+        return plan_run(path, budget, set_ or [], watch=watch, on_timing=say_timing, **changed)
     raise AssertionError  # stopping() has ended the command
 
 

@@ -8,5 +8,6 @@ plan           `Choice` and `ConfigurationPlan`: every setting that was chosen, 
 budget         `Budget`: how long to train; from a time to steps, by the measured pace
 run_plan       `plan_run`: all of it, from a federation.yaml and a budget to a run
 method_choice  `choose_method`: a short list of methods, tried on validation cases
+nnunet_plans   `take_over`: what an nnUNetPlans.json decides, in place of our own choices
 plan_file      a plan as a configuration to edit, and as plan.yaml
 """

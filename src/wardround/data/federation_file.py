@@ -71,7 +71,8 @@ class SplitSettings(Settings):
 
     by: column takes the list's own split where it has one and draws for the rest; ratios draws for all;
     file reads `file`, which `wardround data split` writes and you may edit; kfold takes fold `fold`
-    of `folds`; repeated draws again for each `repeat`. A group (patient) is never split apart.
+    of `folds`, of an nnU-Net folder those of its splits_final.json; repeated draws again for each `repeat`.
+    A group (patient) is never split apart.
     """
 
     by: Literal["column", "ratios", "file", "kfold", "repeated"] = "column"
@@ -149,6 +150,11 @@ class FederationFile(Settings):
     channels: tuple[str, ...] = ()
     labels: dict[str, Numbers] = Field(default_factory=dict)
     regions: dict[str, Numbers] = Field(default_factory=dict)
+    ignore: Numbers = Field(
+        (),
+        description="label values of voxels that nobody annotated; cases that hold them are left out, since "
+        "they would be trained as background",
+    )
     splits: SplitSettings = SplitSettings()
     partition: PartitionSettings = PartitionSettings()
     prepare: PrepareSettings = PrepareSettings()
@@ -202,6 +208,9 @@ def check_consistency(file: FederationFile) -> None:
                 f"regions.{name} is {list(classes)}; give class numbers from 1 to "
                 f"{len(file.labels) or '...'} ({join_names(file.labels)})."
             )
+    ignored = next((value for value in file.ignore if value in meaning), None)
+    if ignored is not None:
+        raise ConfigError(f"ignore: value {ignored} is class '{meaning[ignored]}'. A value is one of them.")
     both = sorted(set(file.clients or ()) & set(file.held_out))
     if both:
         raise ConfigError(f"'{both[0]}' is in clients and in held_out; a client is one of them.")
@@ -252,6 +261,7 @@ COMMENTS = {
     "channels": "What the channels of an image show, in their order.",
     "labels": "Class name: the values in the label files that mean it. Everything else is background.",
     "regions": "What is measured: class numbers (1 is the first of labels) joined under a name.",
+    "ignore": "Label values of voxels that nobody annotated; cases that hold them are left out.",
     "splits": "Cases to train on, to choose by, to report; a patient is never split apart.\n"
     "by: column (what the list says, the rest drawn), ratios, file, kfold, repeated.",
     "partition": "How cases become clients: natural (as they are), iid, quantity, dirichlet, "

@@ -19,7 +19,7 @@ import numpy as np
 
 from wardround.data import federation_file
 from wardround.data.federation_file import FederationFile, PartitionSettings, PrepareSettings, SplitSettings
-from wardround.data.listing import Entry, Listing
+from wardround.data.listing import FOLD, Entry, Listing
 from wardround.data.preparing.grid import reorient_grid, round_to_multiple
 from wardround.data.readers import detect
 from wardround.data.readers.common import is_safe, join_names
@@ -110,6 +110,7 @@ def choose(sources: Sources, listing: Listing, found: Inspection, recognised: Se
         channels=channels,
         labels=labels,
         regions=dict(listing.regions) or {name: (number,) for number, name in enumerate(labels, start=1)},
+        ignore=listing.ignore,
         splits=splits,
         partition=partition,
         prepare=prepare,
@@ -133,7 +134,7 @@ def choose_labels(listing: Listing, found: Inspection, choices: list[str]) -> La
     """The data set's own names, or class_1, class_2 ... for the values seen in the labels."""
     if listing.labels:
         known = {value for values in listing.labels.values() for value in values}
-        other = sorted(set(found.values) - known - {0})
+        other = sorted(set(found.values) - known - {0} - set(listing.ignore))
         if other:
             names = join_names(map(str, other))
             choices.append(f"Labels hold values the data set does not name: {names}; background.")
@@ -179,6 +180,14 @@ def count_patients(entries: Sequence[Entry]) -> int:
 def choose_splits(listing: Listing, choices: list[str]) -> SplitSettings:
     fixed = sum(entry.split is not None for entry in listing.entries)
     total = len(listing.entries)
+    folds = {entry.columns.get(FOLD, "") for entry in listing.entries} - {""}
+    if folds:
+        choices.append(
+            f"splits_final.json has {len(folds)} folds, which are kept: splits.fold chooses the one that is "
+            "not trained on. It "
+            + ("validates." if fixed else "is tested; validation cases are drawn from the rest.")
+        )
+        return SplitSettings(by="kfold", folds=max(2, *(int(fold) + 1 for fold in folds)))
     said = "Cases are drawn 70/10/20 for training, validation and test, by patient, with seed 42."
     if fixed == total:
         said = "The list says which cases are for training, validation and test; this is kept."
