@@ -71,8 +71,9 @@ def parse_budget(text: str) -> Budget:
 
 @dataclass(frozen=True)
 class Pace:
-    """Seconds on this machine: a step of every client, a round beside its steps, a validation; once: start and
-    test.
+    """Seconds on this machine: a step of every client, a round beside its steps, a validation.
+
+    once: start and test.
     """
 
     step: float
@@ -104,8 +105,8 @@ def find_steps(
     if least > seconds:
         raise ConfigError(
             f"--budget {budget.name} is too short for this plan: {LEAST_STEPS} steps of each client and the "
-            f"test take about {format_duration(least)} on this machine. Give --budget {format_minutes(least)} or "
-            "more."
+            f"test take about {format_duration(least)} on this machine. Give --budget "
+            f"{format_minutes(least)} or more."
         )
     low, high = LEAST_STEPS, 2 * LEAST_STEPS
     while high < (most or math.inf) and predict(high) <= seconds:
