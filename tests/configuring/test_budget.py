@@ -36,6 +36,7 @@ def test_steps_of_all_clients_together_are_shared() -> None:
     assert standard.limit_steps(4) == 62_500
     assert standard.limit_steps(10**9) == LEAST_STEPS
     assert parse_budget("30m").limit_steps(4) is None
+    assert BUDGETS["quick"].limit_steps(2) == BUDGETS["quick"].limit_steps(40) == 500
     assert parse_budget("400").limit_steps(4) == 400
 
 

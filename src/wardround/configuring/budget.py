@@ -40,7 +40,7 @@ class Budget:
 BUDGETS = {
     budget.name: budget
     for budget in (
-        Budget("quick", seconds=120),
+        Budget("quick", seconds=300, steps=500),
         Budget("standard", seconds=8 * 3600, total_steps=NNUNET_STEPS),
         Budget("full", seconds=24 * 3600, total_steps=2 * NNUNET_STEPS, tries_methods=True),
     )
