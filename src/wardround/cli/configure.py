@@ -34,6 +34,7 @@ BudgetOption = Annotated[
 ]
 DEFAULT = "quick"
 Given = Literal["configuration", "run", "federation", "folders"]
+KINDS = {"ct": "CT", "mr": "MR", "rgb": "colour", "other": "neither CT nor colour"}
 WIDTH = 80  # of the screen where the output is no terminal
 LABEL = 14  # columns of a row's label
 MOST_NOTES = 3
@@ -312,7 +313,7 @@ def finish_choice(folder: Path, set_: list[str] | None, hidden: bool) -> tuple[C
 
 def describe_run(run: RunPlan) -> list[str]:
     facts = run.facts
-    channels = ", ".join(f"{c.name} ({c.modality})" for c in facts.channels)
+    channels = ", ".join(f"{c.name} ({KINDS[c.modality]})" for c in facts.channels)
     counts = f"{facts.num_train} training cases at {len(facts.clients)} clients, {facts.dimensions}D"
     sentences = [f"{run.name}: {counts}. Channels: {channels}. Classes: {', '.join(facts.classes)}."]
     took = "" if run.seconds is None else f", about {format_duration(run.seconds)} with validation and test"

@@ -109,13 +109,18 @@ def find_steps(
             f"{format_minutes(least)} or more."
         )
     low, high = LEAST_STEPS, 2 * LEAST_STEPS
-    while high < (most or math.inf) and predict(high) <= seconds:
+    while most is None or high < most:
+        if predict(high) > seconds:
+            break
         low, high = high, 2 * high
-    high = min(high, most + 1) if most is not None else high
+    else:
+        if predict(most) <= seconds:
+            return most
+        high = most
     while high - low > max(1, low // 100):  # to a hundredth
         middle = (low + high) // 2
         low, high = (middle, high) if predict(middle) <= seconds else (low, middle)
-    return low if most is None else min(low, most)
+    return low
 
 
 def format_minutes(seconds: float) -> str:
