@@ -264,7 +264,7 @@ def test_ctrl_c_while_measuring_or_timing_is_one_sentence(
         with monkeypatch.context() as patched:
             patched.setattr(run_plan, stage, press)
             told = do("train", "hospitals", *TINY, code=130)
-        assert "Stopped while measuring; nothing was lost" in told
+        assert "Stopped before training; nothing was lost" in told
         assert not (here / "runs").exists()
 
 
