@@ -126,8 +126,9 @@ class Client:
     ) -> Fitted:
         """Train from `start` for this round's epochs or steps and return the result; nothing is sent.
 
-        loss replaces the objective, add comes on top of it; on_batch changes a batch before the
-        forward pass; after_backward may edit gradients; step takes the whole optimizer step apart.
+        loss replaces the objective, add comes on top of it: a `ParameterTerm` goes into a CUDA graph of the
+        step, any other function makes steps run eagerly. on_batch changes a batch before the forward pass;
+        after_backward may edit gradients; step takes the whole optimizer step apart.
         epochs: other than the configured work of a round; such a method says so in `most_steps`.
         split: other cases than the client's training cases. second: a further model trained in the same
         task (a personal one), with random streams and optimizer state of its own, which starts from
@@ -212,10 +213,14 @@ class Client:
 
     def dice(self, params: Params) -> float | None:
         """The mean Dice of predicted masks over validation cases (training cases if there are none)."""
-        predict = self.objective.predict
-        return self.evaluate(
-            params, lambda logits, batch: mask_dice(predict(logits), batch.label, logits.shape[1])
-        )
+        objective = self.objective
+
+        def score(logits: Tensor, batch: Batch) -> Tensor:
+            outputs = logits.shape[1]
+            classes = objective.count_classes(outputs) if outputs > 1 else outputs
+            return mask_dice(objective.predict(logits), batch.label, classes)
+
+        return self.evaluate(params, score)
 
     def predictions(self, split: Split, params: Params | None = None) -> Iterator[tuple[Tensor, Batch]]:
         """Logits of a split, batch by batch, by these params (default: the model as it stands).
