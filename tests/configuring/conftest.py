@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,9 +13,9 @@ from wardround.configuring.facts import ChannelFacts, ClientFacts, Facts, Quanti
 GB = 10**9
 
 
-def same(*values: float) -> tuple[Quantiles, ...]:
-    """Axes along which all cases are alike."""
-    return tuple(Quantiles(value, value, value) for value in values)
+def to_quantiles(axes: Sequence[float | Sequence[float]]) -> tuple[Quantiles, ...]:
+    """One number an axis where all cases are alike, or three."""
+    return tuple(Quantiles(*(axis if isinstance(axis, Sequence) else [axis] * 3)) for axis in axes)
 
 
 @pytest.fixture
@@ -23,8 +23,8 @@ def make_facts() -> Callable[..., Facts]:
     """Four hospitals with 24 GB GPUs and a hundred MR volumes of 160x192x160 mm in all, 1 mm a voxel."""
 
     def make(**changes: Any) -> Facts:
-        spacing = changes.pop("spacing", same(1.0, 1.0, 1.0))
-        shape = changes.pop("shape", same(160, 192, 160))
+        shape = to_quantiles(changes.pop("shape", (160, 192, 160)))
+        spacing = to_quantiles(changes.pop("spacing", (1.0,) * len(shape)))
         extent = tuple(
             Quantiles(side.low * mm.median, side.median * mm.median, side.high * mm.median)
             for side, mm in zip(shape, spacing, strict=True)

@@ -6,16 +6,16 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from tests.configuring.conftest import GB, same
 
 from wardround.config_file import parse
-from wardround.configuring.facts import ChannelFacts, ClientFacts, Facts, Quantiles
+from wardround.configuring.facts import ChannelFacts, ClientFacts, Facts
 from wardround.configuring.plan import ConfigurationPlan
 from wardround.configuring.rules import configure
 from wardround.errors import ConfigError
 from wardround.models import build
 
 Make = Callable[..., Facts]
+GB = 10**9
 
 
 def check(plan: ConfigurationPlan, facts: Facts) -> None:
@@ -119,8 +119,8 @@ def test_a_federation_without_training_cases_is_refused(make_facts: Make) -> Non
 
 
 def test_2d_images_of_mixed_shapes_without_spacing_are_resized(make_facts: Make) -> None:
-    sides = (Quantiles(200, 480, 1080), Quantiles(300, 640, 1920))
-    facts = make_facts(has_spacing=False, spacing=same(1, 1), shape=sides)
+    sides = ((200, 480, 1080), (300, 640, 1920))
+    facts = make_facts(has_spacing=False, shape=sides)
     plan = configure(facts, steps=1250)
 
     check(plan, facts)
@@ -130,7 +130,7 @@ def test_2d_images_of_mixed_shapes_without_spacing_are_resized(make_facts: Make)
 
 @pytest.mark.parametrize("shape", [(3, 5, 4), (1, 64, 64), (9, 9, 9), (1, 1, 1), (5, 5), (20, 400)])
 def test_tiny_images_have_a_network_of_two_levels_or_more(make_facts: Make, shape: tuple[int, ...]) -> None:
-    facts = make_facts(shape=same(*shape), spacing=same(*[1.0] * len(shape)))
+    facts = make_facts(shape=shape)
     plan = configure(facts, steps=10)
 
     check(plan, facts)
@@ -138,7 +138,7 @@ def test_tiny_images_have_a_network_of_two_levels_or_more(make_facts: Make, shap
 
 
 def test_huge_volumes_are_trained_in_patches_with_dice_of_the_batch(make_facts: Make) -> None:
-    facts = make_facts(shape=same(1024, 1024, 900), spacing=same(0.4, 0.4, 0.4))
+    facts = make_facts(shape=(1024, 1024, 900), spacing=(0.4, 0.4, 0.4))
     plan = configure(facts, steps=10)
 
     check(plan, facts)

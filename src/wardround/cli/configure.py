@@ -78,6 +78,8 @@ def configure(
         write_text(output, as_configuration(run.plan, output, federation, [*describe_run(run), *run.notes]))
     if not quiet:
         show_run_plan(run)
+        if wanted.tries_methods:
+            out.print("Methods are tried by `wardround train --budget full`; this file has FedAvg.")
     following = escape(f"wardround train {shlex.quote(str(output))}")
     out.print(f"\nWrote [bold]{escape(str(output))}[/], every line with its reason. Next: {following}")
 

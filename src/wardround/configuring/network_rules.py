@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from wardround.configuring.facts import ClientFacts, Facts
 from wardround.errors import ConfigError
-from wardround.text import format_bytes
+from wardround.text import format_bytes, format_size
 
 Sides = tuple[int, ...]
 
@@ -258,10 +258,11 @@ def shrink(topology: Topology, spacing: Sequence[float], shape: Sequence[int]) -
     tried = list(patch)
     tried[axis] = max(1, tried[axis] - topology.divisors[axis])
     step = find_topology(spacing, tried).divisors[axis]
-    if patch[axis] <= step:
+    patch[axis] -= step
+    smaller = find_topology(spacing, patch) if patch[axis] > 0 else topology
+    if math.prod(smaller.patch) >= math.prod(topology.patch):
         raise ConfigError(
-            f"no patch fits: two of {' x '.join(map(str, patch))} voxels are too large for the memory of the "
+            f"no patch fits: two of {format_size(topology.patch)} voxels are too large for the memory of the "
             "smallest client. Use a larger machine, or resample to coarser voxels (prepare.spacing)."
         )
-    patch[axis] -= step
-    return find_topology(spacing, patch)
+    return smaller

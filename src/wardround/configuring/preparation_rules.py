@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from wardround.configuring.facts import Facts, Quantiles
+from wardround.configuring.facts import ChannelFacts, Facts, Quantiles
 from wardround.configuring.plan import Choice
-from wardround.errors import ConfigError
 from wardround.text import format_size
 
 ANISOTROPIC = 3  # voxels so many times as long as wide are thick slices
@@ -110,22 +107,16 @@ def spread(axis: Quantiles) -> float:
 
 def choose_normalisation(facts: Facts) -> list[Choice]:
     """nnU-Net: CT by the joint intensities of labelled voxels (clipped to the percentiles 0.5 and 99.5, then
-    standardised by one mean and SD), all else by the mean and SD of each image; of its voxels above zero
+    standardised by one mean and SD), other channels by those of each image; of its voxels above zero
     where cropping removed more than a quarter of the median image. nnU-Net standardises colour images too.
     """
-    kinds = {channel.modality for channel in facts.channels}
-    if kinds == {"ct"}:
-        lows = ", ".join(f"{c.percentile_00_5:.4g} to {c.percentile_99_5:.4g}" for c in facts.channels)
+    if any(channel.modality == "ct" for channel in facts.channels):
+        rows = [list_intensities(channel) for channel in facts.channels]
+        ranges = ", ".join(f"{row[0]:.4g} to {row[1]:.4g}" for row in rows if row is not None)
         return [
-            Choice("data.prepare.normalise", "ct", f"Hounsfield units mean the same everywhere: {lows}"),
-            Choice("data.prepare.intensities", ct_intensities(facts), "of labelled voxels of all clients"),
+            Choice("data.prepare.normalise", "ct", f"Hounsfield units mean the same everywhere: {ranges}"),
+            Choice("data.prepare.intensities", rows, "percentiles, mean and SD of all labelled voxels"),
         ]
-    if "ct" in kinds:
-        named = ", ".join(f"{channel.name} {channel.modality}" for channel in facts.channels)
-        raise ConfigError(
-            f"channels are of several kinds ({named}), which one prepare.normalise cannot serve. Keep the CT "
-            "channels or the others, or write a configuration by hand with prepare.normalise: percentile."
-        )
     if facts.kept < MOST_KEPT:
         reason = f"{percent(1 - facts.kept)} of the median image was empty; the rest is standardised"
         return [Choice("data.prepare.normalise", "zscore_nonzero", reason)]
@@ -134,11 +125,11 @@ def choose_normalisation(facts: Facts) -> list[Choice]:
     ]
 
 
-def ct_intensities(facts: Facts) -> list[dict[str, float]]:
-    names: Mapping[str, str] = {
-        "percentile_00_5": "low", "percentile_99_5": "high", "mean": "mean", "sd": "sd"
-    }  # fmt: skip
-    return [{new: float(getattr(c, old)) for old, new in names.items()} for c in facts.channels]
+def list_intensities(channel: ChannelFacts) -> list[float] | None:
+    """What `prepare.intensities` takes; none for a channel that is not CT."""
+    if channel.modality != "ct":
+        return None
+    return [channel.percentile_00_5, channel.percentile_99_5, channel.mean, channel.sd]
 
 
 def percent(share: float) -> str:

@@ -57,7 +57,7 @@ def configure(facts: Facts, *, steps: int) -> ConfigurationPlan:
         *choose_method(facts),
         *choose_evaluation(facts, steps, patch),
     ]
-    return ConfigurationPlan(tuple(choices), (*warnings, *warn_of_hardware(facts, limits)))
+    return ConfigurationPlan(tuple(choices), (*facts.notes, *warnings, *warn_of_hardware(facts, limits)))
 
 
 def count_outputs(facts: Facts) -> int:

@@ -13,7 +13,7 @@ from typing import Any
 
 from wardround.config import Config
 from wardround.config_file import load_config
-from wardround.configuring.budget import Budget, Pace, find_steps
+from wardround.configuring.budget import Budget, Pace, find_steps, parse_budget
 from wardround.configuring.facts import Facts
 from wardround.configuring.measuring import measure_federation
 from wardround.configuring.method_choice import TRIALS_SHARE
@@ -109,6 +109,17 @@ def plan_run(
     steps, seconds = choose_steps(plan, budget, len(facts.clients), on_timing)
     notes = (*describe_artificial(file), *facts.notes)
     return RunPlan(name, path, budget, plan(steps), facts, steps, seconds, notes, fingerprints)
+
+
+def configure_run(federation: str | Path, *, budget: str = "quick", overrides: Sequence[str] = ()) -> Config:
+    """The configuration of a run on a federation.yaml, planned from its cases, for `wr.run`.
+
+    budget: quick, standard or full, a time such as 30m, or steps of each client; overrides: settings on top,
+    as `--set` has them. Methods are tried by `wardround train --budget full` alone.
+
+    >>> wr.run(wr.configure("federation.yaml", budget="30m"))  # doctest: +SKIP
+    """
+    return plan_run(Path(federation), parse_budget(budget), overrides).config()
 
 
 def read_data_settings(path: Path, overrides: Sequence[str]) -> DataSettings:

@@ -104,6 +104,8 @@ def test_a_fingerprint_holds_counts_shapes_spacings_quantiles_and_sizes() -> Non
     assert square.volume is not None
     assert square.volume.median == 16.0
     assert list(found.foreground) == ["foreground"], "one class is all there is"
+    table = compare([found, made("south", shape=(41, 20), spacing=0.9375, side=16, channels=2)]).as_table()
+    assert list(table.rows[1][3:6]) == ["41 x 20", "0.938 x 0.938", "225 mm²"]
 
 
 def test_contrast_is_the_same_for_any_gain_and_offset() -> None:

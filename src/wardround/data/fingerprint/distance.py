@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 from scipy.integrate import trapezoid
 
-from wardround.data.fingerprint.histogram import Histogram
+from wardround.data.fingerprint.histogram import Histogram, round_all
 from wardround.data.fingerprint.measure import ALL, LEVELS, Fingerprint, Matrix
 from wardround.data.partitions import save_figure
 from wardround.errors import DataError
@@ -275,7 +275,12 @@ def join_words(words: Sequence[str]) -> str:
 
 def format_sides(axes: Sequence[Histogram]) -> str:
     """Medians, as 160 x 213."""
-    return " x ".join(f"{axis.median:g}" for axis in axes) or "withheld"
+    return " x ".join(format_median(axis) for axis in axes) or "withheld"
+
+
+def format_median(values: Histogram) -> str:
+    """To three digits."""
+    return f"{round_all([values.median])[0]:g}"
 
 
 def format_foreground(one: Fingerprint) -> str:
@@ -283,7 +288,7 @@ def format_foreground(one: Fingerprint) -> str:
     if found is None:
         return "withheld" if ALL in one.foreground or not one.is_open else "no labels"
     unit = "mm²" if len(one.shape) == 2 else "mm³"
-    return f"{found.volume.median:.3g} {unit}" if found.volume else f"{100 * found.fraction.median:.3g} %"
+    return f"{format_median(found.volume)} {unit}" if found.volume else f"{100 * found.fraction.median:.3g} %"
 
 
 # Picture
