@@ -212,10 +212,14 @@ class Client:
 
     def dice(self, params: Params) -> float | None:
         """The mean Dice of predicted masks over validation cases (training cases if there are none)."""
-        predict = self.objective.predict
-        return self.evaluate(
-            params, lambda logits, batch: mask_dice(predict(logits), batch.label, logits.shape[1])
-        )
+        objective = self.objective
+
+        def score(logits: Tensor, batch: Batch) -> Tensor:
+            outputs = logits.shape[1]
+            classes = objective.count_classes(outputs) if outputs > 1 else outputs
+            return mask_dice(objective.predict(logits), batch.label, classes)
+
+        return self.evaluate(params, score)
 
     def predictions(self, split: Split, params: Params | None = None) -> Iterator[tuple[Tensor, Batch]]:
         """Logits of a split, batch by batch, by these params (default: the model as it stands).

@@ -31,6 +31,7 @@ def build_model(config: Config) -> Segmenter:
 def network_for(config: Config, cases: Federation | Preparation) -> Segmenter:
     """The same, for a federation that is open already, or by what a run wrote down of its cases."""
     objective = build_objective(config)
+    objective.check_classes(cases.num_classes)
     seed_everything(config.seed, "init")
     model = models.build(
         config.model,
