@@ -7,8 +7,8 @@
 best single configuration (3d_fullres, else 2d); the plan is made from training cases alone, as ours is.
 `train` is the official trainer with its own learning rate, augmentation and deep supervision; only its epochs
 are shorter where there are fewer than 5,000 steps, kernels are not compiled and no checkpoint is written.
-Test cases are predicted with mirroring and overlapping windows, as nnU-Net does, on their own grid, and scored
-by wardround's Dice. The last line is one JSON object.
+Test cases are predicted with mirroring and overlapping windows, as nnU-Net does, on their own grid, and
+scored by wardround's Dice. The last line is one JSON object.
 """
 
 from __future__ import annotations

@@ -62,6 +62,7 @@ class Runner:
         self.options = options
         self.data: Path = options.data.resolve()
         self.out: Path = options.out.resolve()
+        self.results: Path = (options.results or options.out / "results").resolve()
         self.end = time.monotonic() + 60 * options.minutes
         cores = os.cpu_count() or 1
         self.threads = max(1, cores // options.jobs)
@@ -69,7 +70,7 @@ class Runner:
         self.loading = max(1, cores // 2 if options.jobs > 1 else cores - 2) // peers or 1
 
     def result(self, run: Run) -> Path:
-        return self.out / "results" / f"{run.name}.json"
+        return self.results / f"{run.name}.json"
 
     # Before training
 
@@ -266,6 +267,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--out", type=Path, default=Path("runs/autopilot"))
+    parser.add_argument("--results", type=Path, help="where results go; default OUT/results")
     parser.add_argument("--sets", default=",".join(SETS), help="with commas")
     parser.add_argument("--parts", default=",".join(PARTS), help="with commas")
     parser.add_argument("--seeds", default="1,2,3", help="with commas")
@@ -281,7 +283,7 @@ def main() -> None:
     sets, seeds = options.sets.split(","), [int(seed) for seed in options.seeds.split(",")]
     options.steps = read_steps(options.steps, sets)
     runner = Runner(options)
-    (runner.out / "results").mkdir(parents=True, exist_ok=True)
+    runner.results.mkdir(parents=True, exist_ok=True)
     with shared_gpu(options.jobs), ThreadPoolExecutor(options.jobs) as pool:
         list(pool.map(runner.set_up, sets))
         runs = [
@@ -292,7 +294,7 @@ def main() -> None:
         ]
         list(pool.map(runner.do, runs))
     done = sum(runner.result(run).exists() for run in runs)
-    print(f"{done} of {len(runs)} runs are in {runner.out / 'results'}", flush=True)
+    print(f"{done} of {len(runs)} runs are in {runner.results}", flush=True)
 
 
 if __name__ == "__main__":
