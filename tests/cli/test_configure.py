@@ -59,7 +59,7 @@ PLANS = {  # of nnU-Net, for pictures of 32x32
         }
     },
 }
-PACE = Pace(step=1.0, round=2.0, once=5.0)
+PACE = Pace(step=1.0, round=1.0, validation=2.0, once=5.0)
 
 
 @fixture(scope="module")
@@ -199,7 +199,7 @@ def test_a_time_becomes_steps_at_the_measured_pace(do: Any, here: Path) -> None:
 
     made = read_yaml(here / "run.yaml")
     steps = made["rounds"] * made["local_steps"]
-    assert 0.9 * 300 <= PACE.predict(steps, made["rounds"]) <= 310
+    assert 0.9 * 300 <= PACE.predict(steps, made["rounds"], 10) <= 315
     assert "about 5 min" in told and "timing training steps" in told
 
 
@@ -264,7 +264,7 @@ def test_ctrl_c_while_measuring_or_timing_is_one_sentence(
         with monkeypatch.context() as patched:
             patched.setattr(run_plan, stage, press)
             told = do("train", "hospitals", *TINY, code=130)
-        assert "Stopped while measuring; nothing was lost" in told
+        assert "Stopped before training; nothing was lost" in told
         assert not (here / "runs").exists()
 
 

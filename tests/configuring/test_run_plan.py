@@ -11,7 +11,7 @@ import wardround as wr
 from wardround.configuring import run_plan
 from wardround.configuring.budget import Budget, Pace
 from wardround.configuring.plan import Choice, ConfigurationPlan
-from wardround.configuring.run_plan import choose_steps, describe_artificial, name_run
+from wardround.configuring.run_plan import choose_steps, describe_artificial, describe_shortage, name_run
 from wardround.data.federation_file import FederationFile, write
 from wardround.data.phantom.cases import PhantomSettings
 from wardround.data.phantom.files import write as write_hospitals
@@ -54,7 +54,7 @@ def test_each_recipe_is_timed_once(monkeypatch: MonkeyPatch) -> None:
 
     def measure(config: Any) -> Pace:
         timed.append(config.seed)
-        return Pace(step=0.1 * (1 + config.seed), round=0.0, once=0.0)
+        return Pace(step=0.1 * (1 + config.seed), round=0.0, validation=0.0, once=0.0)
 
     monkeypatch.setattr(run_plan, "measure_pace", measure)
 
@@ -69,9 +69,16 @@ def test_each_recipe_is_timed_once(monkeypatch: MonkeyPatch) -> None:
 def test_steps_need_no_timing_and_tries_leave_time_for_themselves(monkeypatch: MonkeyPatch) -> None:
     assert choose_steps(plan, Budget("70", steps=70), 2, lambda: None) == (70, None)
 
-    monkeypatch.setattr(run_plan, "measure_pace", lambda config: Pace(0.1, 0.0, 0.0))
+    monkeypatch.setattr(run_plan, "measure_pace", lambda config: Pace(0.1, 0.0, 0.0, 0.0))
     steps, _ = choose_steps(plan, Budget("full", seconds=50.0, tries_methods=True), 2, lambda: None)
     assert 390 <= steps <= 400  # 40 s, and four times a sixteenth of it for the trials
+
+
+def test_a_plan_that_takes_longer_than_its_budget_says_so() -> None:
+    quick = Budget("quick", seconds=120.0)
+
+    assert describe_shortage(quick, 119.0) == describe_shortage(Budget("9", steps=9), None) == []
+    assert "quick means 2 min, but the fewest steps" in describe_shortage(quick, 600.0)[0]
 
 
 def test_a_configuration_is_planned_from_python(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:

@@ -34,6 +34,7 @@ BudgetOption = Annotated[
 ]
 DEFAULT = "quick"
 Given = Literal["configuration", "run", "federation", "folders"]
+KINDS = {"ct": "CT", "mr": "MR", "rgb": "colour", "other": "neither CT nor colour"}
 WIDTH = 80  # of the screen where the output is no terminal
 LABEL = 14  # columns of a row's label
 MOST_NOTES = 3
@@ -169,7 +170,7 @@ def make_run_plan(
             err.print("timing training steps on this machine ...")
 
     advice = "nothing was lost. Run the same command again"
-    with stopping("measuring", advice), show_cases("measuring", hidden) as watch:
+    with stopping("before training", advice), show_cases("measuring", hidden) as watch:
         changed = {} if adapt is None else {"adapt": adapt}
         return plan_run(path, budget, set_ or [], watch=watch, on_timing=say_timing, **changed)
     raise AssertionError  # stopping() has ended the command
@@ -181,7 +182,7 @@ def stopping(what: str, advice: str) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        err.print(f"Stopped while {what}; {escape(advice)}.")
+        err.print(f"Stopped {what}; {escape(advice)}.")
         raise typer.Exit(130) from None
 
 
@@ -293,7 +294,7 @@ def finish_choice(folder: Path, set_: list[str] | None, hidden: bool) -> tuple[C
         if not hidden:
             err.print("Trying methods on validation cases; the best trains on.")
         advice = f"what was tried is kept. Continue with: wardround train {folder} --resume"
-        with stopping("choosing the method", advice), show_rounds(hidden) as screen:
+        with stopping("while choosing the method", advice), show_rounds(hidden) as screen:
             plan, chosen = choose_method(plan, folder / CHOICE, watch=screen)
         facts["methods"] = chosen.as_dict()
         if not hidden:
@@ -312,7 +313,7 @@ def finish_choice(folder: Path, set_: list[str] | None, hidden: bool) -> tuple[C
 
 def describe_run(run: RunPlan) -> list[str]:
     facts = run.facts
-    channels = ", ".join(f"{c.name} ({c.modality})" for c in facts.channels)
+    channels = ", ".join(f"{c.name} ({KINDS[c.modality]})" for c in facts.channels)
     counts = f"{facts.num_train} training cases at {len(facts.clients)} clients, {facts.dimensions}D"
     sentences = [f"{run.name}: {counts}. Channels: {channels}. Classes: {', '.join(facts.classes)}."]
     took = "" if run.seconds is None else f", about {format_duration(run.seconds)} with validation and test"

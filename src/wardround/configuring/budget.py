@@ -40,7 +40,7 @@ class Budget:
 BUDGETS = {
     budget.name: budget
     for budget in (
-        Budget("quick", seconds=120),
+        Budget("quick", seconds=300, steps=500),
         Budget("standard", seconds=8 * 3600, total_steps=NNUNET_STEPS),
         Budget("full", seconds=24 * 3600, total_steps=2 * NNUNET_STEPS, tries_methods=True),
     )
@@ -71,45 +71,56 @@ def parse_budget(text: str) -> Budget:
 
 @dataclass(frozen=True)
 class Pace:
-    """Seconds on this machine: a step of every client, a round beside its steps, start and test."""
+    """Seconds on this machine: a step of every client, a round beside its steps, a validation.
+
+    once: start and test.
+    """
 
     step: float
     round: float
+    validation: float
     once: float
 
     @classmethod
-    def of(cls, time: Time, local_steps: int, validate_every: int) -> Pace:
+    def of(cls, time: Time, local_steps: int) -> Pace:
         """From the estimate of a run with so many steps of each client in a round."""
-        overhead = max(0.0, time.round - time.training) + time.validation / validate_every
-        return cls(time.training / local_steps, overhead, time.start + time.test)
+        overhead = max(0.0, time.round - time.training)
+        return cls(time.training / local_steps, overhead, time.validation, time.start + time.test)
 
-    def predict(self, steps: int, rounds: int) -> float:
+    def predict(self, steps: int, rounds: int, validations: int) -> float:
         """Seconds of a whole run with so many steps of each client."""
-        return self.once + steps * self.step + rounds * self.round
+        return self.once + steps * self.step + rounds * self.round + validations * self.validation
 
 
 def find_steps(
-    seconds: float, predict: Callable[[int], float], *, most: int | None = None, asked: str = ""
+    seconds: float, predict: Callable[[int], float], budget: Budget, most: int | None = None
 ) -> int:
     """The most steps of each client that end within so many seconds; predict: steps -> seconds.
 
-    asked: the budget as the user wrote it, for the refusal where not even the fewest steps fit.
+    Where not even the fewest fit, a budget with a name takes these and one in hours or minutes is refused.
     """
     least = predict(LEAST_STEPS)
+    if least > seconds and budget.name in BUDGETS:
+        return LEAST_STEPS
     if least > seconds:
         raise ConfigError(
-            f"--budget {asked} is too short for this plan: {LEAST_STEPS} steps of each client and the test "
-            f"take about {format_duration(least)} on this machine. Give --budget {format_minutes(least)} or "
-            "more."
+            f"--budget {budget.name} is too short for this plan: {LEAST_STEPS} steps of each client and the "
+            f"test take about {format_duration(least)} on this machine. Give --budget "
+            f"{format_minutes(least)} or more."
         )
     low, high = LEAST_STEPS, 2 * LEAST_STEPS
-    while high < (most or math.inf) and predict(high) <= seconds:
+    while most is None or high < most:
+        if predict(high) > seconds:
+            break
         low, high = high, 2 * high
-    high = min(high, most + 1) if most is not None else high
+    else:
+        if predict(most) <= seconds:
+            return most
+        high = most
     while high - low > max(1, low // 100):  # to a hundredth
         middle = (low + high) // 2
         low, high = (middle, high) if predict(middle) <= seconds else (low, middle)
-    return low if most is None else min(low, most)
+    return low
 
 
 def format_minutes(seconds: float) -> str:

@@ -6,6 +6,7 @@ measure -> rules for some steps -> time them on this machine -> rules for as man
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 
 from wardround.config import Config
 from wardround.config_file import load_config
-from wardround.configuring.budget import Budget, Pace, find_steps, parse_budget
+from wardround.configuring.budget import Budget, Pace, find_steps, format_minutes, parse_budget
 from wardround.configuring.facts import Facts
 from wardround.configuring.measuring import measure_federation
 from wardround.configuring.method_choice import TRIALS_SHARE
@@ -27,6 +28,7 @@ from wardround.data.settings import DataSettings
 from wardround.engine.egress import describe_fingerprint
 from wardround.errors import ConfigError
 from wardround.planning.plan import make_plan
+from wardround.text import format_duration
 from wardround.yaml_file import apply_override
 
 FIRST_STEPS = 400  # of the first plan that is timed
@@ -107,7 +109,7 @@ def plan_run(
         return override_plan(replace(made, choices=(*first, *made.choices)), overrides)
 
     steps, seconds = choose_steps(plan, budget, len(facts.clients), on_timing)
-    notes = (*describe_artificial(file), *facts.notes)
+    notes = (*describe_artificial(file), *facts.notes, *describe_shortage(budget, seconds))
     return RunPlan(name, path, budget, plan(steps), facts, steps, seconds, notes, fingerprints)
 
 
@@ -175,6 +177,17 @@ def describe_artificial(file: FederationFile) -> list[str]:
 # Steps
 
 
+def describe_shortage(budget: Budget, seconds: float | None) -> list[str]:
+    """A sentence where the fewest steps take longer than a budget that has a name."""
+    if seconds is None or budget.seconds is None or seconds <= budget.seconds:
+        return []
+    return [
+        f"{budget.name} means {format_duration(budget.seconds)}, but the fewest steps of this plan take "
+        f"about {format_duration(seconds)} on this machine, and teach little. Better: --budget "
+        f"{format_minutes(5 * seconds)}."
+    ]
+
+
 def choose_steps(
     plan: Callable[[int], ConfigurationPlan],
     budget: Budget,
@@ -193,11 +206,13 @@ def choose_steps(
         if recipe not in paces:
             on_timing()
             paces[recipe] = measure_pace(load_config(made.settings()))
-        return paces[recipe].predict(steps, int(made.settings()["rounds"]))
+        settings = made.settings()
+        rounds, every = int(settings["rounds"]), int(settings.get("evaluate", {}).get("every", 1))
+        return paces[recipe].predict(steps, rounds, math.ceil(rounds / every))
 
     predict(FIRST_STEPS)  # so that a short plan is timed first, which most budgets end with
     available = budget.seconds / (1 + TRIALS_SHARE) if budget.tries_methods else budget.seconds
-    steps = find_steps(available, predict, most=budget.limit_steps(clients), asked=budget.name)
+    steps = find_steps(available, predict, budget, budget.limit_steps(clients))
     return steps, predict(steps)
 
 
@@ -206,4 +221,4 @@ def measure_pace(config: Config) -> Pace:
     made = make_plan(config)
     assert made.time is not None
     local_steps = max(client.steps for client in made.clients)
-    return Pace.of(made.time, max(1, local_steps), config.evaluate.every)
+    return Pace.of(made.time, max(1, local_steps))
