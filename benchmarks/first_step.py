@@ -5,8 +5,12 @@ the first (`warm`). Each line says after how many seconds Python had imported ev
 its data and its device, the first step was done, and the first round. With `auto`, the second run may choose
 to compile where the first did not; the third then has those kernels too.
 
+Python's bytecode is kept in a folder that an unmeasured first run fills. pip leaves bytecode beside what it
+installs; a machine whose packages came another way would compile PyTorch's sources in every process, which
+takes 3.6 s and is not what a user sees.
+
     python benchmarks/first_step.py --data DATA/polyp4      # GPU, about four minutes
-    python benchmarks/first_step.py --modes auto            # synthetic hospitals, also on the CPU
+    python benchmarks/first_step.py --modes auto --rounds 1 # synthetic hospitals, 90 s; also on the CPU
 """
 
 from __future__ import annotations
@@ -65,17 +69,17 @@ def settings(folder: Path, options: argparse.Namespace, compile: str) -> dict[st
     }
 
 
-def start(values: dict[str, Any], cache: Path) -> dict[str, Any]:
+def start(values: dict[str, Any], cache: Path, bytecode: Path) -> dict[str, Any]:
     """One run in a process of its own: seconds from its start to each event, and how it computed."""
     folder = Path(values["output"])
     path = folder.with_suffix(".yaml")
     path.write_text(yaml.safe_dump(values))
-    hidden = ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
+    hidden = ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "PYTHONDONTWRITEBYTECODE")
     environment = {key: value for key, value in os.environ.items() if key not in hidden}
     started = time.time()
     done = subprocess.run(
         [sys.executable, "-c", RUN, str(path)],
-        env={**environment, "WARDROUND_CACHE": str(cache)},
+        env={**environment, "WARDROUND_CACHE": str(cache), "PYTHONPYCACHEPREFIX": str(bytecode)},
         stdout=subprocess.PIPE,
         check=True,
     )
@@ -97,10 +101,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         prepared = settings(folder, options, "off") | {"rounds": 1}
-        start(prepared, folder / "unused")  # cases are prepared once, and files read from the disk
+        bytecode = folder / "bytecode"
+        start(prepared, folder / "unused", bytecode)  # cases are prepared, bytecode written, files read
         for mode in options.modes:
             values = settings(folder, options, mode)
-            rows[mode] = [start(values, folder / f"cache-{mode}") for _ in range(3)]
+            rows[mode] = [start(values, folder / f"cache-{mode}", bytecode) for _ in range(3)]
             for kernels, row in zip(("cold", "warm", "warm"), rows[mode], strict=True):
                 times = ", ".join(f"{event.replace('_', ' ')} {row[event]:.1f} s" for event in EVENTS)
                 print(f"{mode:7} {kernels}  {times}  ({row['compile']}: {row['why']})", flush=True)

@@ -2,7 +2,8 @@
 
 Six made-up hospitals, 460 training images of 160x160 in all; a U-Net with 16 filters, 40 rounds, 7 methods
 with 6 seeds: 42 cells. The cases are prepared before the clock starts. `--own-processes` first runs the same
-cells as `wardround train` does, each in a process of its own, one after the other.
+cells as `wardround train` does, each in a process of its own, one after the other. Python's bytecode is kept
+in a folder, as pip leaves it beside packages that it installs.
 
     python benchmarks/many_cells.py                       # GPU
     python benchmarks/many_cells.py --jobs 4 8 16 --json  # several numbers of cells at a time
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -124,6 +126,9 @@ def main() -> None:
     options.seeds = options.seeds or (2 if options.small else 6)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
+        os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+        os.environ["PYTHONPYCACHEPREFIX"] = str(folder / "bytecode")
+        subprocess.run([sys.executable, "-c", "import wardround.api, wardround.comparison.run"], check=True)
         small = [14, 13, 12, 9, 7, 5]
         federation = make_hospitals(
             folder / "data", small if options.small else TRAINING, 32 if options.small else 160

@@ -16,7 +16,8 @@ LAYERS = """
 version errors text seeds
 files machine settings yaml_file tables seeding plugins
 storage child_process
-params host_copy
+params
+host_copy gpu_service
 messages
 aggregation metrics models
 data

@@ -1,130 +1,325 @@
-"""Tables of the papers on real data at a reduced budget, through `wardround papers run`.
+"""Tables of the papers on real data at a reduced budget: the plans of `wardround papers run`, as one pool.
 
-    python benchmarks/papers/run.py --data DATA --out runs/papers --minutes 12 --jobs 14
-    python benchmarks/papers/summarise.py runs/papers/papers.json > benchmarks/papers/README.md
+    python benchmarks/papers/run.py --data DATA --results papers.tar.gz --minutes 9 --jobs 16
+    python benchmarks/papers/summarise.py papers.tar.gz > benchmarks/papers/README.md
 
-DATA holds the folders polyp4 (four sources of polyps) and lgg3d (glioma, four hospitals). Two lanes run side
-by side, one for each set, a table after the other. A table that uses up its share of the minutes is stopped;
-its finished runs count, one split after the other, and the same command goes on with the others. Everything
-the README needs is in OUT/papers.json.
+DATA holds the folders polyp4 (four sources of polyps) and lgg3d (glioma, four hospitals). All tables are run
+with one split first, in the order of TABLES, then with the second and the third: whenever time is over, what
+is done can be compared. Rows of two tables with the same settings are one run. A finished run keeps its
+scores and records alone. The results file is written after every table's last run, twice a minute, and at the
+end; the same command goes on with what is left, on another machine with `--before papers.tar.gz`.
+
+    python benchmarks/papers/run.py ... --small       # two rows a table, one round: also on the CPU
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import logging
+import shutil
 import signal
 import subprocess
-import sys
-import threading
+import tarfile
 import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
-from wardround.comparison import Comparison
-from wardround.errors import WardroundError
-from wardround.files import jsonable
+import torch
+import yaml
 
-# FedEvi prints 200 rounds on 384x384 images; SAFCF 100 rounds of 40 epochs at 1e-5 on 128x128x128, of which
-# nothing is learnt in a hundredth of the steps: hence the higher rate.
-POLYP = ["--scale", "rounds=0.1,size=0.42", "--set", "compute.precision=tf32"]
-BRAIN = [
-    *("--scale", "rounds=0.1,epochs=0.1,size=0.5,filters=0.5,clients=0.5"),
-    *("--set", "optimizer.learning_rate=1e-3", "--set", "compute.precision=tf32"),
-]
-PANCREAS = [
-    *("--scale", "rounds=0.1,size=0.25", "--set", "datasets=T1", "--seeds", "42,43,44"),
-    *("--set", "optimizer.learning_rate=1e-3", "--set", "compute.precision=tf32"),
-]
+from wardround.batch import in_json, read_status, run_each
+from wardround.comparison.grid import Grid, quiet_config_warnings
+from wardround.comparison.outcome import VERSION
+from wardround.comparison.presets import plan_paper
+from wardround.comparison.run import order_cells
+from wardround.config_file import load_config, resolve
+from wardround.files import write_json
+from wardround.papers.presets import load
+from wardround.papers.scaling import Scale
+
+KEPT = ("config.yaml", "environment.json", "result.json", "cases.csv", "records.jsonl", "tested")
+SECONDS_BETWEEN_FILES = 30.0
+
+FAST = ("compute.precision=tf32", "checkpoint.keep=1")
+# FedEvi prints 200 rounds on 384x384 images. SAFCF prints 100 rounds of 40 epochs at 1e-5, batches of 8,
+# 128x128x128, 32 filters; AAW 300 rounds at 1e-4, 256x256x80. In a hundredth of the steps nothing is learnt
+# at these rates: hence higher ones, and more steps by smaller batches. SAFCF's rate and batch were chosen by
+# FedAvg's validation loss after one round of the first split, at 32x32x32 with 4 filters: 1e-3 and 1e-2 with
+# 8 cases, 3e-3 and 1e-2 with 4. AAW's was not tried.
+POLYP = ("rounds=0.075,size=0.42", ("datasets=polyp", *FAST))
+MORE_STEPS = ("batch_size=4", *FAST)
+BRAIN = (
+    "rounds=0.1,epochs=0.1,size=0.375,filters=0.25",
+    ("optimizer.learning_rate=1e-2", *MORE_STEPS),
+)
+DEALT = (f"{BRAIN[0]},clients=0.3", BRAIN[1])
+PANCREAS = ("rounds=0.1,size=0.25", ("datasets=T1", "optimizer.learning_rate=1e-3", *MORE_STEPS))
+SMALL = "rounds=0.001,epochs=0.001,size=0.01,filters=0.1,clients=0.1,cases=0.1"
 
 
 @dataclass(frozen=True)
-class Job:
-    """One table. share: of the minutes of its lane."""
+class PlannedTable:
+    """A preset on a data set. seeds: as many as the papers' splits, where the preset has fewer."""
 
     preset: str
-    folder: str
-    options: list[str]
-    share: float
+    data: str
+    budget: tuple[str, tuple[str, ...]]
+    seeds: tuple[int, ...] | None = None
 
 
-LANES = (
-    [
-        Job("fedevi-table1", "polyp4", POLYP, 6),
-        Job("fedevi-table4", "polyp4", [*POLYP, "--set", "datasets=polyp"], 2.5),
-        Job("fedevi-table5", "polyp4", [*POLYP, "--set", "datasets=polyp"], 1),
-    ],
-    [
-        Job("safcf-table2", "lgg3d", BRAIN, 2),
-        Job("safcf-table1", "lgg3d", BRAIN, 4),
-        Job("safcf-table4", "lgg3d", BRAIN, 2),
-        Job("safcf-table3", "lgg3d", BRAIN, 2),
-        Job("safcf-table6", "lgg3d", BRAIN, 3),
-        Job("aaw-table2", "lgg3d", PANCREAS, 2),
-    ],
+TABLES = (
+    PlannedTable("fedevi-table1", "polyp4", POLYP),
+    PlannedTable("fedevi-table4", "polyp4", POLYP),
+    PlannedTable("fedevi-table5", "polyp4", POLYP),
+    PlannedTable("safcf-table1", "lgg3d", BRAIN),
+    PlannedTable("safcf-table2", "lgg3d", BRAIN),
+    PlannedTable("safcf-table3", "lgg3d", BRAIN),
+    PlannedTable("safcf-table4", "lgg3d", BRAIN),
+    PlannedTable("safcf-table6", "lgg3d", DEALT),
+    PlannedTable("aaw-table2", "lgg3d", PANCREAS, (42, 43, 44)),
 )
 
 
-def run_lane(lane: list[Job], jobs: int, options: argparse.Namespace, facts: dict[str, Any]) -> None:
-    """The tables of a lane, each for at most its share of the time that is left."""
-    end = time.monotonic() + 60 * options.minutes
-    for number, job in enumerate(lane):
-        left = sum(other.share for other in lane[number:])
-        limit = max(1.0, (end - time.monotonic()) * job.share / left)
-        words = ["wardround", "papers", "run", job.preset, *job.options, *options.more]
-        place = ["--data", str(options.data / job.folder), "-o", str(options.out / job.preset)]
-        started = time.monotonic()
-        with (options.out / f"{job.preset}.log").open("w") as log:
-            line = [sys.executable, "-m", *words, *place, "--jobs", str(jobs)]
-            process = subprocess.Popen(line, stdout=log, stderr=log)
-            try:
-                process.wait(limit)
-            except subprocess.TimeoutExpired:
-                process.send_signal(signal.SIGTERM)
-                process.wait()
-        seconds = time.monotonic() - started
-        shown = [*words, "--data", job.folder]
-        facts[job.preset] = {"command": shown, "seconds": seconds, "status": process.returncode}
-        print(f"{job.preset}: {seconds:.0f} s, exit code {process.returncode}", flush=True)
+class OutOfTimeError(Exception):
+    """The minutes are over, or the process was asked to end."""
 
 
-def pack(folder: Path) -> dict[str, Any]:
-    """What the README needs of a comparison, as plain values."""
+# What is run
+
+
+@dataclass
+class Pool:
+    """The runs of all tables. used_by: run -> the cells (table, name) that are read off it."""
+
+    grids: dict[str, Grid]
+    runs: dict[str, dict[str, Any]]
+    used_by: dict[str, list[tuple[str, str]]]
+
+
+def plan_tables(options: argparse.Namespace) -> Pool:
+    """The grids of the tables, and their runs: every table's first split, then the second of each."""
+    grids = {table.preset: plan_table(table, options) for table in options.tables}
+    ordered = [
+        (grid.seeds.index(cell.seed), place, cell)
+        for place, grid in enumerate(grids.values())
+        for cell in order_cells(grid)
+    ]
+    names = list(grids)
+    pool = Pool(grids, {}, {})
+    known: dict[str, str] = {}
+    for _, place, cell in sorted(ordered, key=lambda entry: entry[:2]):
+        settings = json.loads(json.dumps(dict(cell.settings), default=str))
+        run = known.setdefault(identify(settings), f"{names[place]}-{cell.name}")
+        settings = {**settings, "compute": {**settings.get("compute", {}), "threads": options.threads}}
+        pool.runs[run] = merge_tests(pool.runs[run], settings) if run in pool.runs else settings
+        pool.used_by.setdefault(run, []).append((names[place], cell.name))
+    return pool
+
+
+def plan_table(table: PlannedTable, options: argparse.Namespace) -> Grid:
+    """As `wardround papers run` plans it; data and prepared cases are shared by all tables."""
+    scale, overrides = table.budget
+    preset = load(table.preset)
+    rows = list(dict.fromkeys(cell.row for cell in preset.list_runs() if cell.label in preset.published.rows))
+    return plan_paper(
+        preset,
+        [str(options.data / table.data)],
+        options.work,
+        scale=Scale.parse(SMALL if options.small else scale),
+        only=[rows[0], rows[-1]] if options.small else None,
+        seeds=table.seeds,
+        overrides=overrides,
+    )
+
+
+def identify(settings: Mapping[str, Any]) -> str:
+    """Equal for runs that train alike: what they are called and what is measured at the end do not matter."""
+    every = resolve(load_config(settings))
+    tested = {key: value for key, value in every["evaluate"].items() if key not in ("metrics", "test_after")}
+    rest = {key: value for key, value in every.items() if key not in ("name", "output")}
+    return in_json({**rest, "evaluate": tested})
+
+
+def merge_tests(one: dict[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """A run that measures what both of two equal ones do."""
+    evaluate = dict(one["evaluate"])
+    for key in ("metrics", "test_after"):
+        both = [*evaluate.get(key, ()), *other["evaluate"].get(key, ())]
+        if both:
+            evaluate[key] = list(dict.fromkeys(both))
+    return {**one, "evaluate": evaluate}
+
+
+# Running
+
+
+def run_pool(pool: Pool, options: argparse.Namespace, end: float) -> dict[str, str]:
+    """Run what is not done; at the end of the time what runs is given up. The reasons of failures."""
+    failures: dict[str, str] = {}
+    cells, packed, ended = options.work / "cells", time.monotonic(), set[str]()
     try:
-        found = Comparison.load(folder)
-        done = sum(cell.is_done for cell in found.cells)
-        numbers = {metric: found.numbers(metric) for metric in found.metrics} if done else {}
-    except WardroundError as error:
-        return {"problem": str(error)}
-    facts = {"cells": len(found.cells), "done": done, "failures": found.failures, "metrics": numbers}
-    return {**facts, "notes": found.facts["notes"], "seeds": found.facts["seeds"]}
+        with (
+            stop_after(end - time.monotonic()),
+            quiet_config_warnings(True),
+            closing(run_each(pool.runs, cells, jobs=options.jobs, resume=True)) as runs,
+        ):
+            for name, error in runs:
+                ended.add(name)
+                if error is not None:
+                    failures[name] = str(error).removeprefix(f"run '{name}' failed: ")
+                else:
+                    strip(cells / name)
+                print(
+                    f"{len(ended)} of {len(pool.runs)}: {name} {failures.get(name, '')}".rstrip(), flush=True
+                )
+                done = is_table_done(pool, name, ended)
+                if done or time.monotonic() - packed > SECONDS_BETWEEN_FILES:
+                    pack(pool, failures, options)
+                    packed = time.monotonic()
+    except OutOfTimeError as error:
+        print(f"{error}: {len(ended)} of {len(pool.runs)} runs ended.", flush=True)
+    return failures
+
+
+@contextmanager
+def stop_after(seconds: float) -> Iterator[None]:
+    """Raise OutOfTimeError after so long, or at SIGTERM."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise OutOfTimeError("Out of time" if number == signal.SIGALRM else "Stopped")
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGALRM, signal.SIGTERM)}
+    signal.setitimer(signal.ITIMER_REAL, max(0.001, seconds))
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def is_table_done(pool: Pool, name: str, ended: set[str]) -> bool:
+    """Whether this run was the last of a table."""
+    tables = {table for table, _ in pool.used_by[name]}
+    left = {table for run, uses in pool.used_by.items() if run not in ended for table, _ in uses}
+    return not tables <= left
+
+
+def strip(folder: Path) -> None:
+    """Remove models and memories of a finished run: many of them fill a disk."""
+    for path in folder.iterdir():
+        if path.name in KEPT:
+            continue
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+
+
+# What is brought back
+
+
+def pack(pool: Pool, failures: Mapping[str, str], options: argparse.Namespace) -> None:
+    """The results file: comparison.json of every table, and what is kept of finished runs."""
+    runs = {cell: run for run, cells in pool.used_by.items() for cell in cells}
+    for name, grid in pool.grids.items():
+        facts = {"version": VERSION, **grid.as_dict()}
+        for cell in facts["cells"]:
+            cell["folder"] = f"../cells/{runs[name, cell['name']]}"
+        own = {
+            cell: failures[run] for (table, cell), run in runs.items() if table == name and run in failures
+        }
+        write_json(options.work / name / "comparison.json", {**facts, "failures": own})
+    options.results.parent.mkdir(parents=True, exist_ok=True)
+    partial = options.results.with_name(f"partial-{options.results.name}")
+    with tarfile.open(partial, "w:gz", compresslevel=6) as file:
+        for path in list_kept(pool, options.work):
+            file.add(path, path.relative_to(options.work))
+    partial.replace(options.results)
+
+
+def list_kept(pool: Pool, work: Path) -> list[Path]:
+    done = [work / "cells" / name for name in pool.runs if read_status(work / "cells" / name) == "done"]
+    kept = [folder / name for folder in done for name in KEPT if (folder / name).exists()]
+    return [work / "calls.json", *(work / name / "comparison.json" for name in pool.grids), *kept]
+
+
+def unpack(path: Path, work: Path) -> None:
+    """The finished runs of another machine; data are where this machine has them."""
+    with tarfile.open(path) as file:
+        file.extractall(work, filter="data")
+    for config in work.glob("cells/*/config.yaml"):
+        settings = yaml.safe_load(config.read_text(encoding="utf-8"))
+        federation = Path(settings["data"]["federation"])
+        settings["data"]["federation"] = str(work.absolute() / "data" / federation.name)
+        config.write_text(yaml.safe_dump(settings, sort_keys=False), encoding="utf-8")
+
+
+def note_call(options: argparse.Namespace, seconds: float | None = None) -> None:
+    """One entry a call of this script; seconds are missing where it was ended from outside."""
+    path = options.work / "calls.json"
+    calls = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+    if seconds is None:
+        facts = {"device": name_device(), "torch": torch.__version__, "jobs": options.jobs}
+        calls.append({**facts, "small": options.small, "seconds": None})
+    else:
+        calls[-1]["seconds"] = round(seconds)
+    write_json(path, calls)
+
+
+def name_device() -> str:
+    """Asked of the driver's tool: CUDA would make this process a user of the GPU."""
+    query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+    try:
+        return subprocess.run(query, capture_output=True, text=True, check=True, timeout=20).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return "CPU"
+
+
+def parse_options(words: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--work", type=Path, default=Path("runs/papers"), help="folder of the runs")
+    parser.add_argument("--results", type=Path, help="default: papers.tar.gz in the folder of the runs")
+    parser.add_argument("--before", type=Path, help="a results file whose runs need not be done again")
+    parser.add_argument("--minutes", type=float, default=9.0, help="for this call, from its start")
+    parser.add_argument("--jobs", type=int, default=16, help="runs side by side")
+    parser.add_argument("--threads", type=int, default=1, help="of each run")
+    parser.add_argument("--tables", help="presets, with commas; default all")
+    parser.add_argument("--small", action="store_true")
+    options = parser.parse_args(words)
+    known = {table.preset: table for table in TABLES}
+    wanted = options.tables.split(",") if options.tables else list(known)
+    unknown = [name for name in wanted if name not in known]
+    if unknown:
+        parser.error(f"--tables has no '{unknown[0]}'; there are {', '.join(known)}")
+    options.tables = [known[name] for name in wanted]
+    options.work = options.work.absolute()
+    options.results = options.results or options.work / "papers.tar.gz"
+    return options
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--out", type=Path, default=Path("runs/papers"))
-    parser.add_argument("--minutes", type=float, default=12.0, help="for all tables together")
-    parser.add_argument("--jobs", type=int, default=14, help="runs side by side, both lanes together")
-    parser.add_argument("--only", help="presets, with commas; default all")
-    parser.add_argument("more", nargs="*", help="further options of `papers run`, after --")
-    options = parser.parse_args()
-    options.out.mkdir(parents=True, exist_ok=True)
-    wanted = options.only.split(",") if options.only else [job.preset for lane in LANES for job in lane]
-    lanes = [[job for job in lane if job.preset in wanted] for lane in LANES]
-    lanes = [lane for lane in lanes if lane]
-    jobs = max(1, options.jobs // max(1, len(lanes)))
-    facts: dict[str, Any] = {}
-    threads = [threading.Thread(target=run_lane, args=(lane, jobs, options, facts)) for lane in lanes]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    packed = {name: {**facts[name], **pack(options.out / name)} for name in wanted if name in facts}
-    text = json.dumps(jsonable(packed), indent=1)
-    (options.out / "papers.json").write_text(text, encoding="utf-8")
-    print(f"{options.out / 'papers.json'}: {len(text) / 1e6:.1f} MB")
+    options = parse_options()
+    started = time.monotonic()
+    logging.getLogger("wardround").setLevel(logging.ERROR)
+    options.work.mkdir(parents=True, exist_ok=True)
+    if options.before is not None:
+        unpack(options.before, options.work)
+    note_call(options)
+    pool = plan_tables(options)
+    seconds = time.monotonic() - started
+    cells = sum(len(grid.cells) for grid in pool.grids.values())
+    print(f"{len(pool.grids)} tables, {cells} cells in {len(pool.runs)} runs; planned in {seconds:.0f} s")
+    failures = run_pool(pool, options, started + 60 * options.minutes)
+    note_call(options, time.monotonic() - started)
+    pack(pool, failures, options)
+    print(f"{options.results}: {options.results.stat().st_size / 1e6:.2f} MB")
 
 
 if __name__ == "__main__":

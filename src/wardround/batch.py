@@ -22,11 +22,12 @@ from wardround.config_file import load_config, resolve
 from wardround.engine.checkpoint import Checkpoints
 from wardround.errors import CheckpointError, ConfigError, WardroundError
 from wardround.files import try_lock, write_text
+from wardround.gpu_service import VISIBLE_GPUS, GpuService
+from wardround.machine import RUNS_AT_ONCE
 
 log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.05
-VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
 # A resumed run may change these.
 MAY_DIFFER = ("output", "name", "compute", "deadline", "retries", "checkpoint")
 
@@ -75,7 +76,10 @@ def run_each(
     """
     configs = {name: load_config(settings) for name, settings in runs.items()}
     waiting, blocked = list(runs), set[str]()
-    processes = Processes(list_gpus(configs.values()) if jobs > 1 else [])
+    at_once = min(jobs, len(runs))
+    gpus = list_gpus(configs.values()) if at_once > 1 else []
+    service = GpuService() if at_once > 1 and share_one_gpu(configs.values()) else None
+    processes = Processes(gpus, at_once, service)
     try:
         while waiting or processes.running:
             for name in list(waiting):
@@ -116,20 +120,22 @@ def run_each(
 class RunProcess:
     """A process that does runs, one after the other.
 
-    compute: settings that all its runs have in common; gpu: the one it sees, None for all; name: the run it
-    does now, None while it is idle.
+    compute: settings that all its runs have in common; gpu: the one it sees, None for all; environment:
+    variables beside our own; name: the run it does now, None while it is idle.
     """
 
-    def __init__(self, compute: str, gpu: str | None = None) -> None:
+    def __init__(
+        self, compute: str, gpu: str | None = None, environment: Mapping[str, str] | None = None
+    ) -> None:
         self.compute = compute
         self.gpu = gpu
         self.name: str | None = None
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115, closed with the process
         # waiting threads must sleep, not spin: runs share the cores
-        environment = {"OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE")}
+        variables = {"OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE"), **(environment or {})}
         if gpu is not None:
-            environment[VISIBLE_GPUS] = gpu
-        self._child = ChildProcess("wardround.batch_process", environment, log=self._errors)
+            variables[VISIBLE_GPUS] = gpu
+        self._child = ChildProcess("wardround.batch_process", variables, log=self._errors)
 
     def begin(self, name: str, request: Mapping[str, Any]) -> None:
         self.name = name
@@ -162,11 +168,14 @@ class RunProcess:
 
 class Processes:
     """The processes of a batch. One is used again for runs with the same compute settings; after a failure a
-    fresh one takes the next run. gpus: dealt out in turn, if there are any to deal."""
+    fresh one takes the next run. gpus: dealt out in turn, if there are any to deal; at_once: runs at a time;
+    service: lets them compute on one GPU side by side."""
 
-    def __init__(self, gpus: Sequence[str] = ()) -> None:
+    def __init__(self, gpus: Sequence[str] = (), at_once: int = 1, service: GpuService | None = None) -> None:
         self._processes: list[RunProcess] = []
         self._gpus = gpus
+        self._environment = {RUNS_AT_ONCE: str(-(-at_once // max(1, len(gpus))))}
+        self._service = service
 
     @property
     def running(self) -> list[RunProcess]:
@@ -179,7 +188,9 @@ class Processes:
         if chosen is None:
             self.stop_idle()
             taken = [process.gpu for process in self._processes]
-            chosen = RunProcess(compute, min(self._gpus, key=taken.count, default=None))
+            gpu = min(self._gpus, key=taken.count, default=None)
+            more = {} if self._service is None else self._service.start()
+            chosen = RunProcess(compute, gpu, {**self._environment, **more})
             self._processes.append(chosen)
         chosen.begin(name, request)
 
@@ -208,6 +219,8 @@ class Processes:
         for process in self._processes:
             process.kill()
         self._processes.clear()
+        if self._service is not None:
+            self._service.stop()
 
 
 def list_gpus(configs: Iterable[Config]) -> list[str]:
@@ -218,6 +231,11 @@ def list_gpus(configs: Iterable[Config]) -> list[str]:
         return []
     visible = os.environ.get(VISIBLE_GPUS)
     return visible.split(",")[:count] if visible else [str(number) for number in range(count)]
+
+
+def share_one_gpu(configs: Iterable[Config]) -> bool:
+    """Whether the runs compute on the only GPU of this machine."""
+    return torch.cuda.device_count() == 1 and any(config.compute.device != "cpu" for config in configs)
 
 
 # One run

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from wardround.storage import StoredTensors
+from wardround.params import NamedTensors
 
 _threads = threading.local()
 
@@ -23,8 +23,8 @@ class HostCopy:
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         self._tensors = tensors
         self._ready: dict[torch.device, torch.cuda.Event] = {}
-        if isinstance(tensors, StoredTensors):
-            return
+        if isinstance(tensors, NamedTensors) and tensors.is_stored:
+            return  # nothing is read here
         for device in {tensor.device for tensor in tensors.values() if tensor.device.type == "cuda"}:
             event = self._ready[device] = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record(torch.cuda.current_stream(device))

@@ -10,12 +10,20 @@ GROUP_LIMITS = (  # of a control group: what it allows, what it uses
     ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
 )
 
+RUNS_AT_ONCE = "WARDROUND_RUNS_AT_ONCE"
+
 
 def cores() -> int:
     """Processor cores this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1  # macOS and Windows
+
+
+def runs_at_once() -> int:
+    """Runs that share this process's GPU, its own included; who starts them says so."""
+    text = os.environ.get(RUNS_AT_ONCE, "")
+    return max(1, int(text)) if text.isdecimal() else 1
 
 
 def free_memory() -> int:

@@ -41,6 +41,11 @@ class NamedTensors(Mapping[str, Tensor]):
     def __len__(self) -> int:
         return len(self._tensors)
 
+    @property
+    def is_stored(self) -> bool:
+        """Whether the tensors are on disk, each read when it is asked for."""
+        return isinstance(self._tensors, StoredTensors)
+
     def spec(self, name: str) -> tuple[tuple[int, ...], torch.dtype]:
         """Shape and type of a tensor; a stored one is not read for it."""
         if isinstance(self._tensors, StoredTensors):
@@ -56,8 +61,7 @@ class NamedTensors(Mapping[str, Tensor]):
 
     def device(self, name: str) -> torch.device:
         """Where a tensor is; a stored one is read to the host."""
-        stored = isinstance(self._tensors, StoredTensors)
-        return torch.device("cpu") if stored else self[name].device
+        return torch.device("cpu") if self.is_stored else self[name].device
 
     @property
     def num_bytes(self) -> int:
@@ -106,8 +110,11 @@ class Params(NamedTensors):
         if unknown:
             raise KeyError(f"the model has no tensor '{unknown[0]}'")
         with torch.no_grad():
-            for name in self:
-                own[name].copy_(self[name])
+            if self.is_stored:  # one tensor in memory at a time
+                for name in self:
+                    own[name].copy_(self[name])
+            elif len(self):
+                torch._foreach_copy_([own[name] for name in self], [self[name] for name in self])
 
     # Selections and copies
 

@@ -10,7 +10,7 @@ from pytest import MonkeyPatch, approx, mark
 from torch import Tensor
 
 from wardround.aggregation import mean as module
-from wardround.aggregation.mean import Piece, layerwise_mean, map_pieces, mean, split_pieces
+from wardround.aggregation.mean import Piece, layerwise_mean, map_pieces, mean, mean_at_once, split_pieces
 from wardround.aggregation.robust import inner_products, squared_distances, trimmed_mean
 from wardround.errors import CheckpointError
 from wardround.messages import Message, Reply, ServerState
@@ -186,3 +186,19 @@ def test_a_file_cut_short_is_named(tmp_path: Path) -> None:
     path.unlink()
     with pytest.raises(CheckpointError, match="cannot be read"):
         mean([item, item])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_a_mean_of_all_tensors_at_once_has_the_bytes_of_the_mean(dtype: torch.dtype) -> None:
+    """A GPU forms it so."""
+    draw = torch.Generator().manual_seed(5)
+    shapes = {"a": (3, 5, 7), "b": (), "c": (70_000,), "d": (0, 4)}
+    items = [
+        Params({name: torch.randn(shape, generator=draw).to(dtype) for name, shape in shapes.items()})
+        for _ in range(4)
+    ]
+    for weights in ([0.1, 0.2, 0.3, 0.4], [0.0, 0.5, 0.0, 0.5]):
+        expected = mean(items, weights)
+        found = mean_at_once(items, list(shapes), weights)
+        assert all(torch.equal(found[name], expected[name]) for name in shapes)
+        assert all(found[name].dtype == dtype and found[name].shape == shapes[name] for name in shapes)

@@ -12,8 +12,10 @@ from helpers import flip, run, settings
 from pytest import TempPathFactory, fixture, mark, raises
 
 import wardround as wr
-from wardround.engine.checkpoint import Checkpoints
+from wardround.engine.checkpoint import Checkpoints, keep_models
 from wardround.errors import CheckpointError, ConfigError
+from wardround.params import Params
+from wardround.prediction.trained import TrainedModel
 from wardround.storage import StoredTensors, save_tensors
 
 
@@ -199,3 +201,26 @@ def test_a_folder_of_an_earlier_version_resumes(copied: Path, finished: Callable
 
     assert_same_run(copied, finished("scaffold"))
     assert checkpoints_of(copied).kept() == [5, 6]
+
+
+# Models alone
+
+
+@mark.parametrize("method", ["fedavg", "ditto", "scaffold"])
+def test_a_run_that_keeps_its_models_alone_predicts_as_before_and_is_not_resumed(
+    tmp_path: Path, finished: Callable[[str], Path], method: str
+) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(finished(method), folder)
+    loaded = TrainedModel.load(folder, client="north" if method == "ditto" else None)
+    expected = Params.of(loaded.model).sha256()
+    before = sum(path.stat().st_size for path in folder.rglob("*.safetensors"))
+    for _ in range(2):  # the second time there is nothing left to do
+        keep_models(folder)
+
+    again = TrainedModel.load(folder, client="north" if method == "ditto" else None)
+    assert Params.of(again.model).sha256() == expected
+    assert wr.Result.load(folder).params.sha256() == wr.Result.load(finished(method)).params.sha256()
+    assert sum(path.stat().st_size for path in folder.rglob("*.safetensors")) < before / 2
+    with raises(CheckpointError, match="keeps its models alone"):
+        wr.run(settings(folder, **changes(method)), resume=True)

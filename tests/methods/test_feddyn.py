@@ -52,7 +52,7 @@ def test_a_round_of_two_of_three_clients_is_the_golden_one() -> None:
 def test_the_local_penalty_and_its_gradient_are_the_golden_ones() -> None:
     inputs, expected = GOLDEN["local_penalty"]["inputs"], GOLDEN["local_penalty"]["expected"]
     model = Weights(inputs["w"])
-    value = penalty(model, moves(inputs["h"]) - moves(inputs["x"]), inputs["alpha"])
+    value = inputs["alpha"] * penalty(model, moves(inputs["h"]) - moves(inputs["x"]))
     value.backward()  # type: ignore[no-untyped-call]
 
     assert value.item() == approx(expected["value"], abs=1e-6)

@@ -13,6 +13,7 @@ from wardround.comparison.outcome import write_comparison
 from wardround.comparison.run import plan_comparison
 from wardround.papers.presets import Figure
 from wardround.reporting import write_report
+from wardround.reporting.figures import draw_lines
 
 METHODS = ["fedavg", "safcf"]
 
@@ -65,3 +66,10 @@ def test_a_page_elsewhere_leaves_no_pictures_behind(compared: Path, tmp_path: Pa
     write_report([compared], tmp_path / "page.html")
 
     assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
+
+
+def test_the_axis_of_one_round_has_no_fractions_of_it() -> None:
+    figure = draw_lines({"a": [(1, 0.5)], "b": [(1, 0.6)]}, "loss")
+
+    low, high = figure.axes[0].get_xlim()
+    assert [tick for tick in figure.axes[0].get_xticks() if low <= tick <= high] == [1.0]

@@ -491,6 +491,22 @@ def test_steps_are_captured_with_compiled_losses_too(tmp_path: Path, objective: 
     assert len(host.bench._graphs.steps._captured) >= 2
 
 
+def test_a_device_is_started_beside_the_work_only_where_one_gpu_is_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    started: list[str] = []
+    monkeypatch.setattr(device.threading.Thread, "start", lambda thread: started.append(thread.name))
+    device.start_device(ComputeSettings(device="cpu"))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    device.start_device(ComputeSettings(device="cuda"))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    device.start_device(ComputeSettings(device="cuda", deterministic=True))
+    assert started == []
+    device.start_device(ComputeSettings(device="cuda"))
+    assert started == ["start-device"]
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("state", ["keep", "reset"])
 def test_a_gpu_trains_with_what_auto_chooses(tmp_path: Path, state: str) -> None:

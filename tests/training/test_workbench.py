@@ -15,8 +15,8 @@ from wardround.params import Params
 from wardround.seeding import generator
 from wardround.seeds import derive
 from wardround.training import optimizers
+from wardround.training.batches import draw_full_batches
 from wardround.training.learner import Step
-from wardround.training.workbench import draw_full_batches
 
 
 def host(folder: Path, **changes: Any) -> Host:

@@ -86,19 +86,45 @@ def layerwise_mean(items: Sequence[Params], weights: Mapping[str, Sequence[float
     first = items[0]
     result: dict[str, Tensor] = {}
     shares: dict[str, list[float]] = {}
+    on_gpu: dict[tuple[object, ...], list[str]] = {}  # tensors of one device, type and weights
     for name in first:
         shape, dtype = first.spec(name)
-        if dtype.is_floating_point:
-            result[name] = torch.empty(shape, dtype=dtype, device=first.device(name))
-            shares[name] = validate_weights(items, weights[name])
-        else:
+        device = first.device(name)
+        if not dtype.is_floating_point:
             result[name] = maximum(items, name)
+            continue
+        result[name] = torch.empty(shape if device.type == "cpu" else 0, dtype=dtype, device=device)
+        own = validate_weights(items, weights[name])
+        if device.type == "cpu":
+            shares[name] = own
+        else:
+            on_gpu.setdefault((device, dtype, *own), []).append(name)
+    for names in on_gpu.values():
+        result |= mean_at_once(items, names, validate_weights(items, weights[names[0]]))
 
     def fill(piece: Piece) -> None:
         piece.within(result[piece.name]).copy_(mean_of_piece(items, shares[piece.name], piece))
 
     map_pieces(fill, split_pieces(first, shares))
     return Params(result)
+
+
+def mean_at_once(
+    items: Sequence[Params], names: Sequence[str], weights: Sequence[float]
+) -> dict[str, Tensor]:
+    """The mean of tensors of one type joined into one: on a GPU a few launches, not some for each tensor."""
+    first = items[0]
+    total = join(first, names).double() * weights[0]
+    for item, weight in zip(items[1:], weights[1:], strict=True):
+        if weight:
+            total.add_(join(item, names).to(total.device), alpha=weight)
+    shapes = [first.spec(name)[0] for name in names]
+    parts = torch.split(total.to(first.spec(names[0])[1]), [prod(shape) for shape in shapes])
+    return {name: part.view(shape) for name, part, shape in zip(names, parts, shapes, strict=True)}
+
+
+def join(params: Params, names: Iterable[str]) -> Tensor:
+    return torch.cat([params[name].detach().reshape(-1) for name in names])
 
 
 def mean_of_piece(items: Sequence[Params], weights: Sequence[float], piece: Piece) -> Tensor:

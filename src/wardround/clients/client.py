@@ -126,8 +126,9 @@ class Client:
     ) -> Fitted:
         """Train from `start` for this round's epochs or steps and return the result; nothing is sent.
 
-        loss replaces the objective, add comes on top of it; on_batch changes a batch before the
-        forward pass; after_backward may edit gradients; step takes the whole optimizer step apart.
+        loss replaces the objective, add comes on top of it: a `ParameterTerm` goes into a CUDA graph of the
+        step, any other function makes steps run eagerly. on_batch changes a batch before the forward pass;
+        after_backward may edit gradients; step takes the whole optimizer step apart.
         epochs: other than the configured work of a round; such a method says so in `most_steps`.
         split: other cases than the client's training cases. second: a further model trained in the same
         task (a personal one), with random streams and optimizer state of its own, which starts from

@@ -164,8 +164,15 @@ def all_finite_on_gpu(group: Params) -> bool:
     tensors = [group[name] for name in group if group[name].is_floating_point() and group[name].numel()]
     if not tensors or len({tensor.device for tensor in tensors}) > 1:
         return False
-    largest = torch._foreach_norm(tensors, math.inf)  # NaN where there is one
-    return bool(torch.stack([value.double() for value in largest]).isfinite().all())
+    largest = list(torch._foreach_norm(tensors, math.inf))  # NaN where there is one
+    if len({value.dtype for value in largest}) > 1:
+        largest = [value.double() for value in largest]
+    return bool(torch.stack(largest).isfinite().all())
+
+
+def is_finite(group: Params) -> bool:
+    """Whether no tensor holds NaN or an infinite value."""
+    return all_finite_on_gpu(group) or all(all_finite(tensor) for tensor in group.values())
 
 
 def all_finite(tensor: torch.Tensor) -> bool:

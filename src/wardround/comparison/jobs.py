@@ -18,11 +18,11 @@ from dataclasses import dataclass
 
 import torch
 
-from wardround.batch import VISIBLE_GPUS
 from wardround.config import Config
 from wardround.data.opening import open_federation
 from wardround.engine.networks import network_for
 from wardround.errors import WardroundError
+from wardround.gpu_service import VISIBLE_GPUS
 from wardround.machine import cores, free_memory
 from wardround.models.base import forward_cost
 from wardround.params import Params

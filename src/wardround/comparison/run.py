@@ -25,6 +25,7 @@ from wardround.comparison.outcome import Comparison, write_comparison
 from wardround.comparison.presets import find_preset, list_preset_rows
 from wardround.comparison.sweep import SHORTHANDS, read_sweep
 from wardround.config import Config
+from wardround.engine.checkpoint import keep_models
 from wardround.errors import CheckpointError, ConfigError, WardroundError
 from wardround.files import file_name, try_lock
 from wardround.papers import presets as papers
@@ -204,7 +205,9 @@ def run_grid(
         ):
             for name, error in ending:
                 reason = None if error is None else str(error).removeprefix(f"run '{name}' failed: ")
-                if reason is not None:
+                if reason is None:
+                    keep_models(cells_folder / name)
+                else:
                     failures[name] = reason
                 watch.on_end(
                     name, read_score(cells_folder / name, grid.metrics[0]) if error is None else None, reason

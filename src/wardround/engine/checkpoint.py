@@ -172,6 +172,13 @@ class Checkpoints:
             raise CheckpointError(f"{self._run} does not keep round {round}; --from-round can be {rounds}.")
         self.rewinds()
         with self._advising():
+            index = self._read_index(round)
+        if index.get("models_only"):
+            raise CheckpointError(
+                f"{self._run} is done and keeps its models alone, as runs of a comparison do; it cannot be "
+                "resumed. To train further, start a new run from its model (model.weights)."
+            )
+        with self._advising():
             return self._check(round)
 
     def _check(self, round: int | None) -> int:
@@ -222,6 +229,27 @@ class Checkpoints:
         every = (*self.rewinds(), round)
         write_guarded(self._rewinds, {"rewinds": list(every)})
         return every
+
+
+def keep_models(run: Path) -> None:
+    """Keep of a finished run what its models need, so that many runs fit on a disk.
+
+    What only training reads goes: earlier rounds, optimizer moments. The run can no longer be resumed.
+    """
+    folder = run / "checkpoints"
+    index = Checkpoints(folder).read_index()
+    if index.get("models_only"):
+        return
+    write_guarded(
+        folder / "latest.json", {**index, "models_only": True, "files": {}}
+    )  # first: a kill may come
+    for number in list_indexed(folder):
+        index_path(folder, number).unlink(missing_ok=True)
+    for path in folder.glob("*-*.safetensors"):
+        if path.name not in (index["state"], index.get("best_file")):
+            path.unlink()
+    for store in open_stores(run / "clients"):
+        store.keep_models(index["round"])
 
 
 def index_path(folder: Path, round: int) -> Path:

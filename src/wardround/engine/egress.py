@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -23,15 +23,25 @@ class Egress:
         self._path = path
         self._pool = ThreadPoolExecutor(min(4, cores()), thread_name_prefix="egress")
         self._pending: list[tuple[dict[str, Any], Future[str]]] = []
-        self.round = 0
-        self.phase = "round"  # or "test", after the last one
+        self._from_files: list[Future[str]] = []  # hashes of replies that lie on the disk
+        self._round = 0
+        self._phase = "round"
+
+    def begin(self, round: int, phase: str = "round") -> None:
+        """Lines to come belong to this round; phase: "test" after the last one.
+
+        Returns when replies that lie on the disk are hashed: their files go with the round.
+        """
+        wait(self._from_files)
+        self._from_files = []
+        self._round, self._phase = round, phase
 
     def record(self, task: str, reply: Reply) -> None:
         """Note a reply; its line is part of the next `take`."""
         line = {
             "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
-            "round": self.round,
-            "phase": self.phase,
+            "round": self._round,
+            "phase": self._phase,
             "client": reply.client,
             "task": task,
             "bytes": reply.num_bytes,
@@ -45,7 +55,10 @@ class Egress:
             },
         }
         copies = {label: HostCopy(group) for label, group in reply.tensors().items()}
-        self._pending.append((line, self._pool.submit(hash_reply, copies, reply.scalars)))
+        digest = self._pool.submit(hash_reply, copies, reply.scalars)
+        self._pending.append((line, digest))
+        if any(group.is_stored for group in reply.tensors().values()):
+            self._from_files.append(digest)
 
     def take(self) -> Callable[[], None]:
         """What writes the lines noted since the last call; another thread may run it."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -38,10 +39,11 @@ from wardround.files import write_json
 from wardround.machine import cores
 from wardround.messages import Message, ServerState
 from wardround.methods import build_method, build_objective
+from wardround.models.base import Segmenter
 from wardround.models.norm import from_moments, running_stats, to_moments
 from wardround.models.start_weights import Match
 from wardround.params import Params
-from wardround.training.device import choose, choose_device, set_threads
+from wardround.training.device import choose, choose_device, set_threads, start_device
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +79,8 @@ class Experiment:
         self._lines: list[Callable[[], None]] = []  # of completed rounds, not yet given to the writer
         self._snapshot: list[Snapshot] = []  # of the last completed round, likewise
         choose_device(config.compute)  # refused before anything is written
-        self._method_warnings = self.method.warnings(config, network_for(config, self.federation))
+        self._method_warnings = self.method.warnings(config, self._network)
+        self._statistics = running_stats(self._network)
         self._warnings = [*build_objective(config).warnings(config), *self._method_warnings]
         self._names = [*self.federation.names, *([POOLED] if self.method.pooled else [])]
         if "proxy" in self.method.needs and self.federation.proxy is not None:
@@ -95,6 +98,8 @@ class Experiment:
         for warning in self._method_warnings:  # the objective's were logged with the configuration
             log.warning("%s", warning)
         with self.folder.locked():
+            if self._hospitals is None:
+                start_device(self.config.compute)
             set_threads(self.config.compute.threads or cores())
             self.federation.prepare_clients()  # once, on all cores, before worker processes ask for it
             self.folder.write_preparation(self.federation)
@@ -110,12 +115,16 @@ class Experiment:
                 self.folder.write_left_out(self.federation)
                 return self._run_rounds(clients, egress, resume, from_round)
             finally:
-                self._writer.close(
-                    self._unwritten()
-                )  # completed rounds are kept when the run ends with an error
+                gc.unfreeze()
+                self._writer.close(self._unwritten())  # completed rounds, when the run ends with an error
                 self._transport.close()
                 egress.close()
                 self.folder.remove_exchange()
+
+    @cached_property
+    def _network(self) -> Segmenter:
+        """The network as it begins."""
+        return network_for(self.config, self.federation)
 
     # Clients
 
@@ -127,7 +136,7 @@ class Experiment:
             placement, compute = Placement(("cpu",), threads, "hospitals train"), choose(config.compute)
         else:
             placement = place(config, self.federation, self._names)
-            compute = choose_compute(config, self.federation, self._names, run=self.folder.path)
+            compute = choose_compute(config, self.federation, self._names, self._network, self.folder.path)
         set_threads(placement.threads)
         if not resume:
             self.folder.write_environment(placement, compute)
@@ -172,13 +181,12 @@ class Experiment:
             progress = Progress.from_dict(facts)
             announce_best(clients, progress)
             log.info("resuming after round %d of %d", done, self.config.rounds)
-            start = self.method.start(network_for(self.config, self.federation))
+            start = self.method.start(self._network)
             return replace(start, params=params, memory=memory, round=done), progress
         self.folder.start_records()
         clients.begin_round(-1, choose_present(self.config, self.method, clients.trainable, -1))
-        model = network_for(self.config, self.federation)
-        self._report_start_weights(model.start_weights)
-        state = self.method.prepare(self.method.start(model), clients)
+        self._report_start_weights(self._network.start_weights)
+        state = self.method.prepare(self.method.start(self._network), clients)
         state = replace(state, params=read_into_memory(state.params), memory=read_into_memory(state.memory))
         if clients.exchanges:  # what some methods exchange before the first round
             write_json(self.folder.path / "setup.json", describe_exchanges(clients.exchanges))
@@ -203,22 +211,24 @@ class Experiment:
         state, progress = self._first_state(
             clients, resume, from_round
         )  # held nowhere else, so that it can go
+        del self._network  # the state has its tensors
         judge = Judge(config, self.folder, clients, self._transport, f"{config.name}: {self.method.title}")
         self.listener.on_start(config, state.round)
+        gc.freeze()  # what is here now stays for all rounds; looking through it takes longer than a round
         tracking = open_trackers(config.trackers, self.folder.path, resolve(config), state.round)
         while state.round < config.rounds:
             if self.stop_requested:
                 self._hand_over()
                 self._writer.flush()
-                outcome = Outcome("stopped", self._judged(state), progress, units=self._units)
+                outcome = Outcome("stopped", self._average.judged(state), progress, units=self._units)
                 break
             started = time.perf_counter()
-            egress.round = state.round + 1
+            egress.begin(state.round + 1)
             state = self._run_round(clients, state)
             exchanges = list(clients.exchanges)
-            validation = judge.validate(self._judged(state), progress)
+            validation = judge.validate(self._average.judged(state), progress)
             announce_best(clients, progress)
-            judge.test_round(self._judged(state))
+            judge.test_round(self._average.judged(state))
             seconds = time.perf_counter() - started
             progress.seconds += seconds
             record = round_record(
@@ -237,7 +247,7 @@ class Experiment:
         else:
             self._hand_over()
             self._writer.flush()
-            outcome = self._test(judge, clients, egress, self._judged(state), progress)
+            outcome = self._test(judge, clients, egress, self._average.judged(state), progress)
         tracking.on_end(self.folder.write_result(outcome))
         return outcome
 
@@ -262,10 +272,6 @@ class Experiment:
             self._transport.snapshot(state.round),
             checkpoints.snapshot(state.round, *self._average.pack(state), progress.as_dict()),
         ]
-
-    def _judged(self, state: ServerState) -> ServerState:
-        """The state with the model that is judged and used: the average, where there is one."""
-        return state if self._average.params is None else replace(state, params=self._average.params)
 
     def _is_due(self, round: int, waiting: int) -> bool:
         """Whether a round gets a checkpoint; waiting: rounds since the last one.
@@ -297,7 +303,7 @@ class Experiment:
         if not self.config.data.test:
             return Outcome("done", state, progress, units=self._units)
         clients.begin_round(state.round, [])
-        egress.round, egress.phase = state.round, "test"
+        egress.begin(state.round, "test")
         outcome = judge.test(state, progress, self._units)
         egress.take()()
         self._transport.snapshot(state.round).write()  # where the last round is the best, that is new
@@ -359,9 +365,8 @@ class Experiment:
         replies = [r for r in clients.ask("norm_stats", Message(params=state.params)) if r.extras["stats"]]
         if not replies:
             return state
-        pairs = running_stats(network_for(self.config, self.federation))
-        moments = [Params(to_moments(reply.extras["stats"], pairs)) for reply in replies]
-        pooled = from_moments(mean(moments, by_samples(replies)), pairs)
+        moments = [Params(to_moments(reply.extras["stats"], self._statistics)) for reply in replies]
+        pooled = from_moments(mean(moments, by_samples(replies)), self._statistics)
         return replace(state, params=state.params.updated(pooled))
 
     def _rewind(self, clients: Clients, round: int) -> None:

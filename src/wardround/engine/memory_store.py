@@ -82,6 +82,17 @@ class MemoryStore:
             for _, path in [entry for entry in self.list_files(kind) if entry[0] < oldest][:-1]:
                 path.unlink(missing_ok=True)
 
+    def keep_models(self, round: int) -> None:
+        """Keep what personal models after so many rounds need, without what only training reads."""
+        needed = self.list_before(round)
+        for _, path in [*self.list_files("memory"), *self.list_files("best")]:
+            memory = self._read(path) if path in needed else {}
+            left = {key: value for key, value in memory.items() if key not in ONLY_TRAINING}
+            if not left:
+                path.unlink()
+            elif left.keys() != memory.keys():
+                save_memory(path, left, rewinds=self.count_rewinds(path))
+
     def list_before(self, round: int) -> list[Path]:
         """The files that a run resumed after so many rounds needs."""
         found = [

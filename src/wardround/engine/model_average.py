@@ -7,6 +7,7 @@ model in its memory, where only a resumed run looks. Running statistics are aver
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from wardround.aggregation.mean import mean
@@ -40,6 +41,10 @@ class ModelAverage:
         if self.params is None or weight == 1:
             return state.params
         return mean([self.params, state.params], [1 - weight, weight])
+
+    def judged(self, state: ServerState) -> ServerState:
+        """The state with the model that is judged and used: the average, where there is one."""
+        return state if self.params is None else replace(state, params=self.params)
 
     # In a checkpoint
 

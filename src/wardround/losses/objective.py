@@ -30,7 +30,8 @@ class Context:
     global_, previous: frozen copies of the model this round started from and of the one this client
     returned last (the global one again when there is none yet; see `has_previous`);
     memory: the objective's own small state, kept between rounds and never sent;
-    output: what the current forward pass gave; numbers: where a CUDA graph reads the objective's.
+    output: what the current forward pass gave; numbers, fixed: where a CUDA graph reads the objective's, and
+    the tensors of a method's `ParameterTerm`.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class Context:
         self.output: Output = Output(logits=torch.empty(0))
         self.terms: dict[str, Tensor] = {}
         self.numbers: Mapping[str, Tensor] = {}
+        self.fixed: Mapping[str, Tensor] | None = None
         self.has_supervised = True  # whether `supervise` was called since the last pass
         self._size: Sequence[int] = ()  # of the image as the network pads it
         self._made: dict[str, Tensor] = {}

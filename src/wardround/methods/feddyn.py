@@ -27,15 +27,14 @@ from torch import Tensor, nn
 from wardround.aggregation.mean import average_update
 from wardround.aggregation.weights import uniform
 from wardround.clients import Client, Clients
-from wardround.clients.gate import all_finite
-from wardround.data.cases import Batch
+from wardround.clients.gate import is_finite
 from wardround.errors import ClientError
-from wardround.losses.objective import Context
 from wardround.losses.segmentation import at_least_float32
 from wardround.messages import Message, Reply, ServerState
 from wardround.methods.base import Method
 from wardround.methods.proximal import anchor
 from wardround.params import Params
+from wardround.training.learner import ParameterTerm
 
 
 @dataclass(frozen=True)
@@ -86,12 +85,7 @@ class FedDyn(Method):
             return super().train(client, message)
         theta = anchor(client, message.params)
         h_k = client.memory["h"].to(client.device) if "h" in client.memory else theta.zeros()
-        direction, limit = h_k - theta, self.clip
-
-        def dynamic(model: nn.Module, batch: Batch, context: Context) -> Tensor:
-            term = penalty(model, direction, self.alpha)
-            context.note("dynamic", term)
-            return term
+        dynamic, limit = ParameterTerm("dynamic", self.alpha, penalty, h_k - theta), self.clip
 
         def clip(model: nn.Module) -> None:
             if limit is not None:
@@ -99,17 +93,17 @@ class FedDyn(Method):
 
         params = client.fit(start=message.params, add=dynamic, after_backward=clip).params
         h_k = h_k + (params.only(theta).to(client.device) - theta)
-        if not all(all_finite(tensor) for tensor in h_k.values()):
+        if not is_finite(h_k):
             raise ClientError(f"client '{client.name}': its model is no longer finite after training.")
         client.memory["h"] = h_k
         return Message(params=params)
 
 
-def penalty(model: nn.Module, direction: Mapping[str, Tensor], alpha: float) -> Tensor:
-    """alpha <w, h_k - theta> + alpha/2 ||w||^2, in float32 or better; direction: h_k - theta."""
+def penalty(model: nn.Module, direction: Mapping[str, Tensor]) -> Tensor:
+    """<w, h_k - theta> + 1/2 ||w||^2, in float32 or better; direction: h_k - theta."""
     terms = []
     for name, parameter in model.named_parameters():
         if name in direction:
             w = at_least_float32(parameter)
             terms.append((w * (direction[name] + w / 2)).sum())
-    return alpha * torch.stack(terms).sum()
+    return torch.stack(terms).sum()

@@ -45,8 +45,8 @@ from wardround.losses.objective import Objective
 from wardround.messages import Message, Reply, ServerState
 from wardround.methods.base import Method
 from wardround.params import Params
+from wardround.training.batches import shuffle_indices
 from wardround.training.inference import cut_window
-from wardround.training.workbench import shuffle_indices
 
 log = logging.getLogger(__name__)
 

@@ -17,11 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from wardround.clients import Client
-from wardround.data.cases import Batch
-from wardround.losses.objective import Context
 from wardround.losses.segmentation import at_least_float32
 from wardround.params import Params
-from wardround.training.learner import Loss
+from wardround.training.learner import ParameterTerm
 
 
 def squared_distance(model: nn.Module, received: Mapping[str, Tensor]) -> Tensor:
@@ -44,15 +42,8 @@ def anchor(client: Client, params: Params) -> Params:
     return params.only(learned - own).to(client.device)  # read once, if they lie on disk
 
 
-def pull(client: Client, params: Params, strength: float) -> Loss | None:
+def pull(client: Client, params: Params, strength: float) -> ParameterTerm | None:
     """A loss term strength/2 ‖w - w^t‖², noted as "proximal"; None at strength 0."""
     if not strength:
         return None
-    received = anchor(client, params)
-
-    def term(model: nn.Module, batch: Batch, context: Context) -> Tensor:
-        value = strength / 2 * squared_distance(model, received)
-        context.note("proximal", value)
-        return value
-
-    return term
+    return ParameterTerm("proximal", strength / 2, squared_distance, anchor(client, params))

@@ -24,7 +24,7 @@ from torch import nn
 
 from wardround.aggregation.mean import mean, move_along
 from wardround.clients import Client, Clients, Registration
-from wardround.clients.gate import all_finite, params_complaint
+from wardround.clients.gate import is_finite, params_complaint
 from wardround.config import Config
 from wardround.errors import ClientError
 from wardround.messages import Message, ServerState
@@ -99,7 +99,7 @@ class SCAFFOLD(FedAvg):
         if self.control == "option_two":
             y = fitted.params.only(x).to(client.device)
             change = option_two(c_k, c, x, y, fitted.sum_learning_rates) - c_k
-        if not all(all_finite(tensor) for tensor in change.values()):
+        if not is_finite(change):
             raise ClientError(f"client '{client.name}': its control variate is no longer finite.")
         client.memory["control"] = c_k + change  # what the server adds, so that both sides round alike
         return Message(params=fitted.params, extras={"control_change": change})

@@ -177,7 +177,7 @@ def draw_lines(lines: Lines, y: str) -> Any:
         axis.plot(
             rounds, values, **style, markersize=5, markevery=every, linewidth=1.6, label=clipped(label, 30)
         )
-    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     finish(axis, "round", y)
     place_legend(figure, axis)
     return figure
@@ -210,15 +210,17 @@ def draw_weights(group: RunGroup) -> Any:
     for axis in axes.flat[len(weights) :]:
         axis.set_axis_off()
     for place, (axis, (label, series)) in enumerate(zip(axes.flat, weights.items(), strict=False)):
-        rounds = sorted({at for points in series.values() for at, _ in points})
+        rounds: list[float] = sorted({at for points in series.values() for at, _ in points})
         known = {client: dict(series.get(client, [])) for client in clients}
         heights = [[known[client].get(at, 0.0) for at in rounds] for client in clients]
+        if len(rounds) == 1:  # as wide as a round, or nothing would be seen
+            rounds, heights = [rounds[0] - 0.5, rounds[0] + 0.5], [own * 2 for own in heights]
         colours = [COLOURS[number % len(COLOURS)] for number in range(len(clients))]
         axis.stackplot(rounds, heights, colors=colours, alpha=0.8, edgecolor="white", linewidth=0.7,
                        labels=[clipped(client, 20) for client in clients])  # fmt: skip
         axis.set_title(clipped(label, 26), fontsize=9)
         axis.set_ylim(0, 1)
-        axis.xaxis.set_major_locator(MaxNLocator(4, integer=True))
+        axis.xaxis.set_major_locator(MaxNLocator(4, integer=True, min_n_ticks=1))
         finish(axis, "round", "weight" if place % columns == 0 else "", grid="y")
     place_legend(figure, axes[0][0])
     return figure

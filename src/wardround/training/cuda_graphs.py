@@ -3,7 +3,7 @@
 A small network spends most of a step on launching its kernels one by one. A captured step is launched at
 once: forward pass, loss and gradients; the optimizer follows as usual. A graph reads and writes fixed
 addresses, so batches are copied into the tensors it was captured with, and it needs a loss that does the
-same every time (`Objective.constants`).
+same every time (`Objective.constants`); what a method adds is a `ParameterTerm`, whose tensors are copied in.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from torch import Tensor
 
 from wardround.data.cases import Batch
 from wardround.losses.objective import Context
-from wardround.models.base import Output, Segmenter
+from wardround.models.base import Segmenter
 from wardround.training.device import is_out_of_memory
-from wardround.training.learner import Learner, Loss
+from wardround.training.learner import Learner, Loss, ParameterTerm
 
 log = logging.getLogger(__name__)
 
@@ -113,30 +113,50 @@ class StepGraphs:
         self._captured: dict[Key, CapturedStep] = {}
         self._times: dict[Key, int] = {}  # each kind of step was taken
         self._names: set[str] = set()  # of tensors the objective keeps
+        self._fixed: dict[Key, dict[str, Tensor]] = {}  # where graphs read the tensors of each kind of term
+        self._filled: dict[Key, ParameterTerm] = {}  # whose tensors these are
 
-    def backward(self, batch: Batch, context: Context, loss: Loss) -> Tensor:
-        """Fresh gradients of the loss on a batch, and its value."""
-        context.output = Output(batch.image)  # releases the last pass, whose stream may differ
+    def backward(
+        self, batch: Batch, context: Context, loss: Loss, term: ParameterTerm | None = None
+    ) -> Tensor:
+        """Fresh gradients of the loss on a batch, and its value; term: the part of it that a method adds."""
         key = self._key(batch, context)
         if key is None or not self._names <= context.memory.keys():
             return self._run_eagerly(batch, context, loss)  # a client's first step makes its state
         kept = [reference.kept() for reference in self._learner.references]
-        key = *key, tuple(features is not None for features in kept)
+        added = () if term is None else (term.function, term.factor, *term.tensors)
+        key = *key, tuple(features is not None for features in kept), added
         captured = self._captured.get(key)
         if captured is None:
-            kind = key if self._learner.compute.inductor else (tuple(batch.image.shape), context.has_previous)
+            shape = tuple(batch.image.shape)
+            kind = key if self._learner.compute.inductor else (shape, context.has_previous, added)
             self._times[kind] = self._times.get(kind, 0) + 1
             if self._times[kind] <= WARM_UP_STEPS:
                 return self._warm_up(batch, context, loss)
+            context.fixed = None if term is None else self._hold(added, term)
             captured = self._capture_step(batch, context, loss, kept)
+            context.fixed = None
             if captured is None:
                 return self._run_eagerly(batch, context, loss)
             self._captured[key] = captured
             drop_oldest(self._captured)
+        if term is not None and self._filled.get(added) is not term:
+            self._hold(added, term)
         return self._replay(captured, batch, context, kept)
 
     def clear(self) -> None:
         self._captured.clear()
+        self._fixed.clear()
+        self._filled.clear()
+
+    def _hold(self, kind: Key, term: ParameterTerm) -> dict[str, Tensor]:
+        """A term's tensors where graphs of its kind read them."""
+        if kind not in self._fixed:
+            self._fixed[kind] = {name: tensor.clone() for name, tensor in term.tensors.items()}
+        homes, given = self._fixed[kind], list(term.tensors.values())
+        torch._foreach_copy_(list(homes.values()), given)
+        self._filled[kind] = term
+        return homes
 
     def _key(self, batch: Batch, context: Context) -> Key | None:
         constants = self._learner.objective.constants(context)

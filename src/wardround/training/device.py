@@ -8,9 +8,11 @@ the time it takes, which is little where kernels of an earlier run are there (`k
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import os
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -103,6 +105,26 @@ def choose_device(settings: ComputeSettings) -> torch.device:
     if device.type not in ("cpu", "cuda"):
         raise ConfigError(f"compute.device is '{name}'; use auto, cpu, cuda or cuda:0.")
     return device
+
+
+def start_device(settings: ComputeSettings) -> None:
+    """Start the only GPU and its libraries in a thread, beside what this process does next.
+
+    What goes wrong is left to whoever uses the GPU first. With several GPUs, clients may be in other
+    processes; what is deterministic must be asked for before the libraries start.
+    """
+    if choose_device(settings).type == "cpu" or torch.cuda.device_count() > 1 or settings.deterministic:
+        return
+
+    def start() -> None:
+        with contextlib.suppress(Exception):
+            device = choose_device(settings)
+            image = torch.ones(1, 8, 8, 8, device=device, dtype=torch.bfloat16)
+            kernel = torch.ones(8, 8, 3, 3, device=device, dtype=torch.bfloat16, requires_grad=True)
+            torch.nn.functional.conv2d(image, kernel).sum().backward()  # type: ignore[no-untyped-call]
+            torch.cuda.synchronize(device)
+
+    threading.Thread(target=start, name="start-device", daemon=True).start()
 
 
 def autocast_dtype(settings: ComputeSettings, device: torch.device) -> torch.dtype | None:

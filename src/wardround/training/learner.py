@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -22,6 +22,25 @@ from wardround.training import kernel_cache, optimizers
 from wardround.training.device import Compute
 
 Loss = Callable[[nn.Module, Batch, Context], Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class ParameterTerm:
+    """A loss term of the parameters and fixed tensors alone: factor * function(model, tensors).
+
+    name: in the records. A CUDA graph of a step can hold it, whichever tensors it is given; another `Loss`
+    may inspect values, so steps with one run eagerly.
+    """
+
+    name: str
+    factor: float
+    function: Callable[[nn.Module, Mapping[str, Tensor]], Tensor]
+    tensors: Mapping[str, Tensor]
+
+    def __call__(self, model: nn.Module, batch: Batch, context: Context) -> Tensor:
+        value = self.factor * self.function(model, self.tensors if context.fixed is None else context.fixed)
+        context.note(self.name, value)
+        return value
 
 
 class Passes:
@@ -163,10 +182,20 @@ class Learner:
 
 
 class Step:
-    """One optimizer step, for methods that take it apart (sharpness-aware, episodic)."""
+    """One optimizer step, for methods that take it apart (sharpness-aware, episodic).
+
+    captured: computes the gradients of an ordinary pass as a CUDA graph, where there is one.
+    """
 
     def __init__(
-        self, learner: Learner, batch: Batch, context: Context, loss: Loss, *, taken_apart: bool
+        self,
+        learner: Learner,
+        batch: Batch,
+        context: Context,
+        loss: Loss,
+        *,
+        taken_apart: bool,
+        captured: Callable[[Batch, Context], Tensor] | None = None,
     ) -> None:
         self.model = learner.model
         self.optimizer = learner.optimizer
@@ -175,6 +204,7 @@ class Step:
         self.value: Tensor | None = None
         self._learner = learner
         self._loss = loss
+        self._captured = captured
         self._random = random_state(learner.device) if taken_apart else None
 
     def backward(
@@ -184,10 +214,14 @@ class Step:
 
         accumulate: on top of the gradients that are there, instead of fresh.
         """
-        if not accumulate:
-            self.optimizer.zero_grad(set_to_none=True)
-        batch = self.batch if batch is None else batch
-        loss = self._learner.backward(batch, self.context, with_added(self._loss, add))
+        self.context.output = Output(self.batch.image)  # releases the last pass, whose stream may differ
+        if self._captured is not None and batch is None and add is None and not accumulate:
+            loss = self._captured(self.batch, self.context)
+        else:
+            if not accumulate:
+                self.optimizer.zero_grad(set_to_none=True)
+            batch = self.batch if batch is None else batch
+            loss = self._learner.backward(batch, self.context, with_added(self._loss, add))
         if self.value is None:
             self.value = loss
         return loss
@@ -200,6 +234,7 @@ class Step:
         """
         before = {name: p.detach().clone() for name, p in self.model.named_parameters() if name in offsets}
         terms, after = dict(self.context.terms), random_state(self._learner.device)
+        captured, self._captured = self._captured, None  # statistics move in the graph of an ordinary pass
         with torch.no_grad():
             for name, parameter in self.model.named_parameters():
                 if name in offsets:
@@ -213,7 +248,7 @@ class Step:
                 for name, parameter in self.model.named_parameters():
                     if name in before:
                         parameter.copy_(before[name])
-            self.context.terms = terms
+            self.context.terms, self._captured = terms, captured
             restore_random_state(self._learner.device, after)
 
     def apply(self) -> None:

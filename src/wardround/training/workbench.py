@@ -21,16 +21,17 @@ from wardround.data.cases import Batch, Split
 from wardround.data.serving.augment import Augmentation
 from wardround.errors import ClientError
 from wardround.losses.objective import Context, Objective, Reference
-from wardround.machine import free_memory
+from wardround.machine import free_memory, runs_at_once
 from wardround.models.base import Segmenter
 from wardround.models.norm import from_moments, reestimate, running_stats, to_moments
 from wardround.params import Params
 from wardround.seeding import generator, seed_everything
 from wardround.training import optimizers
-from wardround.training.cuda_graphs import GraphRunner
+from wardround.training.batches import draw_full_batches, shuffle_indices
+from wardround.training.cuda_graphs import GraphRunner, StepGraphs
 from wardround.training.device import Compute, is_out_of_memory
 from wardround.training.inference import run_in_windows
-from wardround.training.learner import Learner, Loss, Step
+from wardround.training.learner import Learner, Loss, ParameterTerm, Step
 
 log = logging.getLogger(__name__)
 
@@ -79,9 +80,9 @@ class FitHooks:
     on_progress: Callable[[int, int], None] | None = None
 
     @property
-    def change_the_step(self) -> bool:
-        """Whether a step does more than the objective's gradient and the optimizer's move."""
-        return any(hook is not None for hook in (self.loss, self.add, self.after_backward, self.step))
+    def can_be_captured(self) -> bool:
+        """Whether a CUDA graph can hold the loss: the objective, and at most a term of the parameters."""
+        return self.loss is None and (self.add is None or isinstance(self.add, ParameterTerm))
 
 
 @dataclass(frozen=True)
@@ -251,7 +252,7 @@ class Workbench(Learner):
         full = settings.full_batch(len(split))
         self.passes.usual = min(self.micro_batch or full, full)
         clone_tensors(context.memory, self.device)
-        graphs = None if hooks.change_the_step or self.micro_batch is not None else self._graphs
+        graphs = self._graphs if hooks.can_be_captured and self.micro_batch is None else None
         loop = TrainingLoop(self, split, context, settings, hooks, graphs)
         loop.run()
         self.model.eval()
@@ -302,7 +303,7 @@ class TrainingLoop:
         self._context = context
         self._settings = settings
         self._hooks = hooks
-        self._graphs = graphs
+        self._captured = None if graphs is None else partial(self._run_captured, graphs.steps)
         self._references = learner.references
         self._comes_back = (  # the same images every epoch
             settings.repeats(len(split))
@@ -328,7 +329,8 @@ class TrainingLoop:
                 context.epoch = epoch = pass_
                 learner.objective.start_epoch(learner.model, context)
             batch = self._read_batch(indices)
-            step = Step(learner, batch, context, self._loss, taken_apart=hooks.step is not None)
+            apart = hooks.step is not None
+            step = Step(learner, batch, context, self._loss, taken_apart=apart, captured=self._captured)
             take(step)
             if step.value is not None:
                 self.values.append(step.value)
@@ -383,12 +385,13 @@ class TrainingLoop:
             context.note(term, number)
         return value
 
+    def _run_captured(self, steps: StepGraphs, batch: Batch, context: Context) -> Tensor:
+        term = self._hooks.add
+        return steps.backward(batch, context, self._loss, term if isinstance(term, ParameterTerm) else None)
+
     def _take(self, step: Step) -> None:
-        """An ordinary step, as a CUDA graph where there is one."""
-        if self._graphs is not None:
-            step.value = self._graphs.steps.backward(step.batch, step.context, self._loss)
-        else:
-            step.backward()
+        """An ordinary step."""
+        step.backward()
         if self._hooks.after_backward is not None:
             self._hooks.after_backward(step.model)
         step.apply()
@@ -401,30 +404,8 @@ def clone_tensors(memory: dict[str, Any], device: torch.device | None = None) ->
 
 def room_for_features(device: torch.device, models: int) -> int:
     """Bytes that each frozen model's features may take: a tenth of what is free, shared."""
-    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_memory()
+    free = torch.cuda.mem_get_info(device)[0] // runs_at_once() if device.type == "cuda" else free_memory()
     return free // 10 // max(models, 1)
-
-
-def shuffle_indices(count: int, batch_size: int, seed: int, *stream: object) -> Iterator[Tensor]:
-    """Batches of indices in random order; the last one may be smaller."""
-    order = torch.randperm(count, generator=generator(seed, *stream))
-    for start in range(0, count, batch_size):
-        yield order[start : start + batch_size]
-
-
-def draw_full_batches(
-    count: int, batch_size: int, steps: int, seed: int, *stream: object
-) -> Iterator[tuple[int, Tensor]]:
-    """So many full batches of indices, each with the epoch it begins in.
-
-    Every epoch has an order of its own, and a batch goes on with the next one where an order ends; of fewer
-    cases than a batch some come twice.
-    """
-    for first in range(0, steps * batch_size if count else 0, batch_size):
-        epochs = range(first // count, (first + batch_size - 1) // count + 1)
-        orders = [torch.randperm(count, generator=generator(seed, *stream, epoch)) for epoch in epochs]
-        skipped = first - epochs[0] * count
-        yield epochs[0], torch.cat(orders)[skipped : skipped + batch_size]
 
 
 def read_in_order(split: Split, batch_size: int) -> Iterator[Batch]:

@@ -25,7 +25,7 @@ from wardround.data.federation import Federation
 from wardround.data.roles import NOT_HOSPITALS, POOLED
 from wardround.engine.networks import TRAIN_SHARE, network_for, training_shape
 from wardround.errors import ConfigError
-from wardround.machine import cores, total_memory
+from wardround.machine import cores, runs_at_once, total_memory
 from wardround.methods.base import Method
 from wardround.models.base import forward_cost
 from wardround.seeding import generator
@@ -115,13 +115,15 @@ def place(config: Config, federation: Federation, names: Sequence[str]) -> Place
 def choose_room(settings: ComputeSettings) -> int:
     """Bytes of replies and memories that stay where they were computed, as asked or as free memory allows.
 
-    On a GPU a quarter of what is free. On cores a step takes far longer than a file, so little stays, and
-    memory does not grow with the number of clients.
+    On a GPU a quarter of what is free, shared among runs side by side. On cores a step takes far longer than
+    a file, so little stays, and memory does not grow with the number of clients.
     """
     if settings.memory != "auto":
         return settings.memory
     device = choose_device(settings)
-    return torch.cuda.mem_get_info(device)[0] // 4 if device.type == "cuda" else ROOM_ON_HOST
+    if device.type != "cuda":
+        return ROOM_ON_HOST
+    return torch.cuda.mem_get_info(device)[0] // 4 // runs_at_once()
 
 
 def choose_devices(device: str, workers: int, gpus: int) -> tuple[str, ...]:
