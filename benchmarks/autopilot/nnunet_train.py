@@ -4,11 +4,11 @@
     python benchmarks/autopilot/nnunet_train.py train --data DATA/hippocampus --work WORK --steps 5000
 
 `prepare` writes the raw format, the fingerprint and the plan of the default planner, and preprocesses its
-best single configuration (3d_fullres, else 2d); test cases take no part in any of it. `train` is the official
-trainer with its own learning rate, augmentation and deep supervision; only its epochs are shorter where
-there are fewer than 5,000 steps, kernels are not compiled and no checkpoint is written. Test cases are
-predicted with mirroring and overlapping windows, as nnU-Net does, on their own grid, and scored by
-wardround's Dice. The last line is one JSON object.
+best single configuration (3d_fullres, else 2d); the plan is made from training cases alone, as ours is.
+`train` is the official trainer with its own learning rate, augmentation and deep supervision; only its epochs
+are shorter where there are fewer than 5,000 steps, kernels are not compiled and no checkpoint is written.
+Test cases are predicted with mirroring and overlapping windows, as nnU-Net does, on their own grid, and
+scored by wardround's Dice. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -73,11 +73,18 @@ def convert(data: Path, raw: Path) -> None:
     facts = {
         "channel_names": {"0": "MRI"} if is_volume else {"0": "R", "1": "G", "2": "B"},
         "labels": {"background": 0} | {f"class_{value}": value for value in sorted(values) if value},
-        "numTraining": sum(row["split"] != "test" for row in rows),
+        "numTraining": sum(row["split"] == "train" for row in rows),
         "file_ending": ending,
         "overwrite_image_reader_writer": "NibabelIO" if is_volume else "NaturalImage2DIO",
     }
-    (raw / "dataset.json").write_text(json.dumps(facts, indent=1))
+    own = [name_case(row) for row in rows if row["split"] == "train"]
+    planned = {
+        name: {"images": [f"imagesTr/{name}_0000{ending}"], "label": f"labelsTr/{name}{ending}"}
+        for name in own
+    }
+    # The plan is made from training cases alone, as ours; then all cases are preprocessed.
+    (raw / "dataset.json").write_text(json.dumps({**facts, "dataset": planned}))
+    (raw / "dataset_all.json").write_text(json.dumps(facts))
 
 
 def count_classes(labels: Path) -> set[int]:
@@ -114,6 +121,8 @@ def prepare(data: Path, work: Path, processes: int) -> dict[str, Any]:
     api.extract_fingerprints([DATASET], num_processes=processes, verbose=False, show_progress_bar=False)
     api.plan_experiments([DATASET])
     folder = work / "preprocessed" / name
+    for place in (work / "raw" / name, folder):
+        shutil.copyfile(work / "raw" / name / "dataset_all.json", place / "dataset.json")
     manager = PlansManager(str(folder / "nnUNetPlans.json"))
     chosen = choose_configuration(manager.available_configurations)
     preprocessor = manager.get_configuration(chosen).preprocessor_class(verbose=False)

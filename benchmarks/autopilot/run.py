@@ -62,11 +62,15 @@ class Runner:
         self.options = options
         self.data: Path = options.data.resolve()
         self.out: Path = options.out.resolve()
+        self.results: Path = (options.results or options.out / "results").resolve()
         self.end = time.monotonic() + 60 * options.minutes
-        self.threads = max(1, (os.cpu_count() or 1) // options.jobs)
+        cores = os.cpu_count() or 1
+        self.threads = max(1, cores // options.jobs)
+        peers = max(1, options.jobs // len(options.parts))  # runs of nnU-Net at a time
+        self.loading = max(1, cores // 2 if options.jobs > 1 else cores - 2) // peers or 1
 
     def result(self, run: Run) -> Path:
-        return self.out / "results" / f"{run.name}.json"
+        return self.results / f"{run.name}.json"
 
     # Before training
 
@@ -77,11 +81,11 @@ class Runner:
         if set(METHODS) & set(self.options.parts) and not (self.work(name) / "run.yaml").exists():
             if not file.exists():
                 self.call(name, "init", "wardround", "data", "init", str(self.data / name), "-o", str(file))
-            budget = str(self.options.steps // count_clients(file))
+            budget = str(self.options.steps[name] // count_clients(file))
             told = ["--budget", budget, "-o", str(self.work(name) / "run.yaml")]
             self.call(name, "configure", "wardround", "configure", str(file), *told)
         if "nnunet" in self.options.parts and not (self.work(name) / "nnunet" / "prepared.json").exists():
-            self.peer(name, "prepare", "prepare", self.threads * max(1, self.options.jobs // 4))
+            self.peer(name, "prepare", "prepare", self.loading)
 
     def work(self, name: str) -> Path:
         return self.out / "work" / name
@@ -128,7 +132,7 @@ class Runner:
 
     def train_peer(self, run: Run) -> dict[str, Any] | None:
         told = ["--steps", str(run.steps), "--seed", str(run.seed)]
-        return self.peer(run.set, run.name, "train", self.threads, *told)
+        return self.peer(run.set, run.name, "train", self.loading, *told)
 
     def peer(self, name: str, log: str, what: str, processes: int, *more: str) -> dict[str, Any] | None:
         places = ["--data", str(self.data / name), "--work", str(self.work(name) / "nnunet")]
@@ -250,14 +254,24 @@ def find_commit() -> str:
     return told.stdout.strip() or os.environ.get("COMMIT", "unknown")
 
 
+def read_steps(text: str, sets: list[str]) -> dict[str, int]:
+    """
+    >>> read_steps("5000", ["a"]), read_steps("a=1,b=2", ["b"])
+    ({'a': 5000}, {'b': 2})
+    """
+    told = dict(part.split("=") for part in text.split(",")) if "=" in text else dict.fromkeys(sets, text)
+    return {name: int(told[name]) for name in sets}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--out", type=Path, default=Path("runs/autopilot"))
+    parser.add_argument("--results", type=Path, help="where results go; default OUT/results")
     parser.add_argument("--sets", default=",".join(SETS), help="with commas")
     parser.add_argument("--parts", default=",".join(PARTS), help="with commas")
     parser.add_argument("--seeds", default="1,2,3", help="with commas")
-    parser.add_argument("--steps", type=int, default=5000, help="of all clients together")
+    parser.add_argument("--steps", default="5000", help="of all clients together; or polyp4=4000,lgg3d=2000")
     parser.add_argument("--jobs", type=int, default=1, help="runs side by side")
     parser.add_argument("--minutes", type=float, default=600.0, help="for everything")
     parser.add_argument(
@@ -267,16 +281,20 @@ def main() -> None:
     options = parser.parse_args()
     options.parts = options.parts.split(",")
     sets, seeds = options.sets.split(","), [int(seed) for seed in options.seeds.split(",")]
+    options.steps = read_steps(options.steps, sets)
     runner = Runner(options)
-    (runner.out / "results").mkdir(parents=True, exist_ok=True)
+    runner.results.mkdir(parents=True, exist_ok=True)
     with shared_gpu(options.jobs), ThreadPoolExecutor(options.jobs) as pool:
         list(pool.map(runner.set_up, sets))
         runs = [
-            Run(name, part, seed, options.steps) for seed in seeds for name in sets for part in options.parts
+            Run(name, part, seed, options.steps[name])
+            for seed in seeds
+            for name in sets
+            for part in reversed(options.parts)  # nnU-Net takes longest
         ]
         list(pool.map(runner.do, runs))
     done = sum(runner.result(run).exists() for run in runs)
-    print(f"{done} of {len(runs)} runs are in {runner.out / 'results'}", flush=True)
+    print(f"{done} of {len(runs)} runs are in {runner.results}", flush=True)
 
 
 if __name__ == "__main__":

@@ -26,11 +26,18 @@ def values(choices: Sequence[Choice]) -> dict[str, Any]:
 
 
 def test_overlapping_regions_are_trained_as_regions(make_facts: Make) -> None:
-    facts = make_facts(regions={"whole": (1, 2), "core": (1,)})
+    facts = make_facts(regions={"core": (1,), "whole": (1, 2)})
     found = values(choose_objective(facts, (128, 128, 128), (160, 192, 160)))
 
     assert found["objective.name"] == "region_dice_bce"
-    assert found["objective.regions"] == {"whole": [1, 2], "core": [1]}
+    assert found["objective.regions"] == [[1, 2], [1]]  # the larger one first
+
+
+def test_overlapping_regions_that_do_not_tell_classes_apart_are_only_measured(make_facts: Make) -> None:
+    facts = make_facts(regions={"whole": (1, 2), "core": (1,), "all": (1, 2)})
+    found = values(choose_objective(facts, (128, 128, 128), (160, 192, 160)))
+
+    assert found["objective.name"] == "dice_bce"
 
 
 def test_regions_that_share_no_class_do_not_overlap() -> None:

@@ -20,7 +20,6 @@ from wardround.configuring.training_rules import (
     choose_objective,
     choose_optimizer,
     choose_work,
-    find_overlap,
 )
 from wardround.errors import ConfigError
 from wardround.text import format_size
@@ -39,7 +38,7 @@ def configure(facts: Facts, *, steps: int) -> ConfigurationPlan:
     network = plan_network(
         find_spacing(facts),
         shape,
-        outputs=count_outputs(facts),
+        outputs=len(facts.classes) + 1,
         num_train=facts.num_train,
         base_filters=limits.base_filters,
         units=limits.units,
@@ -58,11 +57,6 @@ def configure(facts: Facts, *, steps: int) -> ConfigurationPlan:
         *choose_evaluation(facts, steps, patch),
     ]
     return ConfigurationPlan(tuple(choices), (*facts.notes, *warnings, *warn_of_hardware(facts, limits)))
-
-
-def count_outputs(facts: Facts) -> int:
-    """Channels that nnU-Net counts for the logits: the regions, or classes and background."""
-    return len(facts.regions) if find_overlap(facts.regions) else len(facts.classes) + 1
 
 
 def choose_network(network: NetworkPlan, limits: Limits) -> list[Choice]:

@@ -39,14 +39,26 @@ def choose_objective(facts: Facts, patch: Sequence[int], shape: Sequence[int]) -
         why = f"Dice of each patch, which has {percent(min(share, 1.0))} of an image"
     reduction = Choice("objective.reduction", "batch" if is_batch else "per_sample", why)
     pair = find_overlap(facts.regions)
-    if pair is None:
-        return [Choice("objective.name", "dice_bce", "Dice + cross entropy, as nnU-Net"), reduction]
-    regions = {name: list(classes) for name, classes in facts.regions.items()}
+    regions = order_regions(facts)
+    if pair is None or regions is None:
+        why = "Dice + cross entropy, as nnU-Net"
+        if pair is not None:
+            why = f"regions {pair[0]} and {pair[1]} overlap but do not tell classes apart, which are trained"
+        return [Choice("objective.name", "dice_bce", why), reduction]
     return [
         Choice("objective.name", "region_dice_bce", f"regions {pair[0]} and {pair[1]} overlap"),
         Choice("objective.regions", regions, "each is learned as a whole, as it is measured"),
         reduction,
     ]
+
+
+def order_regions(facts: Facts) -> list[list[int]] | None:
+    """Regions from the largest on, where each paints one class over those before it; None where not."""
+    ordered = sorted((sorted(classes) for classes in facts.regions.values()), key=len, reverse=True)
+    painted = [set(own).difference(*ordered[place + 1 :]) for place, own in enumerate(ordered)]
+    every = sorted(number for classes in painted for number in classes)
+    one_each = all(len(classes) == 1 for classes in painted)
+    return ordered if one_each and every == list(range(1, len(facts.classes) + 1)) else None
 
 
 def find_overlap(regions: Mapping[str, Sequence[int]]) -> tuple[str, str] | None:

@@ -302,6 +302,8 @@ def short(section: Settings) -> dict[str, Any]:
     """A section with the settings that differ from the default, and those a reader expects."""
     everything = section.model_dump(mode="json")
     shown = {"by", "ratios", "seed"} if isinstance(section, SplitSettings) else {"kind", "normalise"}
+    if isinstance(section, SplitSettings) and section.by == "kfold":
+        shown |= {"folds", "fold"}
     if isinstance(section, PartitionSettings) and section.kind not in ("natural", "column"):
         shown |= {"clients", "seed"}
     differ = section.model_dump(mode="json", exclude_defaults=True)

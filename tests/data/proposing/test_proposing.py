@@ -265,3 +265,36 @@ def test_the_shared_sets_need_no_hand_editing(
     assert file.splits.by == "column" and file.prepare.normalise == "zscore"
     if name == "hippocampus":
         assert "column: intensity_family" in " ".join(describe(proposal))
+
+
+# nnU-Net
+
+
+def test_an_nnunet_folder_brings_its_regions_folds_and_ignored_voxels(tmp_path: Path) -> None:
+    root = tmp_path / "Dataset007_Brain"
+    cases = [f"p{n}" for n in range(6)]
+    for case in cases:
+        nifti(root / "imagesTr" / f"{case}_0000.nii.gz", np.random.default_rng(0).random((8, 8, 8)))
+        label = np.zeros((8, 8, 8), dtype=np.uint8)
+        label[:4], label[:2], label[7] = 1, 2, 3 if case == "p5" else 0
+        nifti(root / "labelsTr" / f"{case}.nii.gz", label)
+    labels = {"background": 0, "whole": [1, 2], "core": [2], "ignore": 3}
+    facts = {
+        "channel_names": {"0": "T1"},
+        "labels": labels,
+        "regions_class_order": [1, 2],
+        "file_ending": ".nii.gz",
+    }
+    (root / "dataset.json").write_text(json.dumps(facts))
+    folds = [{"train": cases[2:], "val": cases[:2]}, {"train": cases[:2], "val": cases[2:]}]
+    (root / "splits_final.json").write_text(json.dumps(folds))
+    proposal = propose([root])
+    file = proposal.file
+    assert file.regions == {"whole": (1, 2), "core": (2,)} and file.ignore == (3,)
+    assert (file.splits.by, file.splits.folds, file.splits.fold) == ("kfold", 2, 0)
+    write(file, tmp_path / "federation.yaml")
+    assert load(tmp_path / "federation.yaml").splits == file.splits
+    text = (tmp_path / "federation.yaml").read_text()
+    assert "fold: 0" in text and "ignore: [3]" in text
+    told = " ".join(describe(proposal))
+    assert "2 folds, which are kept" in told and "does not name" not in told
