@@ -285,7 +285,10 @@ def test_ctrl_c_while_measuring_or_timing_is_one_sentence(
         (["train", "hospitals", "--budget", "4", "--set", "rouns=3"], "Did you mean 'rounds'"),
     ],
 )
-def test_a_mistake_is_one_sentence(do: Any, here: Path, arguments: list[str], sentence: str) -> None:
+def test_a_mistake_is_one_sentence_before_anything_is_measured(
+    do: Any, here: Path, arguments: list[str], sentence: str, monkeypatch: MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_plan, "measure_federation", lambda *given, **named: 1 / 0)
     (here / "empty").mkdir()
     (here / "run.yaml").write_text("rounds: 1\n")
 

@@ -74,6 +74,7 @@ def configure(
         raise ConfigError(f"{output} already exists and may hold edits of yours; give -o, or --overwrite.")
     adapt = take_over_plan(from_, configuration)
     federation = find_federation(paths, quiet)
+    locate_run(federation, set_)  # refuses a misspelt setting before minutes of measuring
     run = make_run_plan(federation, wanted, set_, quiet, adapt)
     with writing(output):
         write_text(output, as_configuration(run.plan, output, federation, [*describe_run(run), *run.notes]))
@@ -251,20 +252,21 @@ def prepare_planned(
     if wanted.tries_methods and is_open(run.plan):
         begin_choice(run, place.folder)
         return finish_choice(place.folder, None, hidden)
-    return run.config(), run.write_files()
+    return run.config(), run.make_files()
 
 
 def locate_run(federation: Path, set_: list[str] | None) -> Config:
-    """The folder of the run as a configuration of nothing else: by the data's name, unless set otherwise."""
+    """A configuration of the user's settings alone, checked before minutes of measuring, which has the folder
+    of the run: by the data's name, unless set otherwise.
+    """
     from wardround.config import Config
     from wardround.configuring.run_plan import name_run
     from wardround.data.federation_file import load
     from wardround.yaml_file import apply_override
 
     values: dict[str, Any] = {"name": name_run(federation, load(federation))}
-    for override in set_ or []:
-        if override.partition("=")[0].strip() in ("name", "output"):
-            apply_override(values, override)
+    for override in [f"data.federation={json.dumps(str(federation))}", *(set_ or [])]:
+        apply_override(values, override)
     return Config.read(values)
 
 
@@ -278,7 +280,7 @@ def begin_choice(run: RunPlan, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(folder / CHOICE, ignore_errors=True)
         (folder / LOCK).touch()
-        for name, text in run.write_files().items():
+        for name, text in run.make_files().items():
             write_text(folder / name, text)
 
 

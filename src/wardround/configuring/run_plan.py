@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -42,8 +42,7 @@ class RunPlan:
     """A run that is ready to train; its plan has the user's own settings in it.
 
     steps: of each client; seconds: what it is expected to take, None where only steps were asked for;
-    notes: what was guessed; fingerprints: what clients told of their cases; methods: which were tried, and
-    their scores.
+    notes: what was guessed; fingerprints: what clients told of their cases.
     """
 
     name: str
@@ -55,7 +54,6 @@ class RunPlan:
     seconds: float | None = None
     notes: tuple[str, ...] = ()
     fingerprints: Sequence[Fingerprint] = field(default=(), repr=False)
-    methods: Mapping[str, Any] | None = None
 
     def config(self) -> Config:
         return load_config(self.plan.settings())
@@ -68,10 +66,9 @@ class RunPlan:
             "steps_of_each_client": self.steps,
             "expected_seconds": None if self.seconds is None else round(self.seconds),
             "notes": list(self.notes),
-            **({} if self.methods is None else {"methods": dict(self.methods)}),
         }
 
-    def write_files(self) -> dict[str, str]:
+    def make_files(self) -> dict[str, str]:
         """What the folder of the run begins with: the plan, and a ledger line for each fingerprint."""
         counts = {client.name: client.num_train for client in self.facts.clients}
         lines = [
