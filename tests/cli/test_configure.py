@@ -234,13 +234,14 @@ def test_an_interrupted_choice_is_resumed_with_the_plan_it_began_with(
 ) -> None:
     monkeypatch.setitem(BUDGETS, "full", Budget("full", steps=4, tries_methods=True))
     monkeypatch.setattr(method_choice, "METHODS_TRIED", {"fedavg": {}})
+    do("train", "hospitals", "--budget", "2", "-q", "--no-report", *TINY)  # a run that is replaced
 
     def interrupt(*given: Any, **named: Any) -> Any:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
         patched.setattr(method_choice, "run_all", interrupt)
-        told = do("train", "hospitals", "--budget", "full", *TINY, code=130)
+        told = do("train", "hospitals", "--budget", "full", "--overwrite", *TINY, code=130)
     assert "Stopped while choosing the method; what was tried is kept" in told
     assert "Add --resume" in do("train", "runs/hospitals", code=2)
     monkeypatch.setattr(run_plan, "measure_federation", lambda *given, **named: 1 / 0)

@@ -273,12 +273,13 @@ def locate_run(federation: Path, set_: list[str] | None) -> Config:
 def begin_choice(run: RunPlan, folder: Path) -> None:
     """Write the plan before methods are tried, so that an interrupted choice can go on."""
     from wardround.configuring.method_choice import CHOICE
-    from wardround.engine.run_folder import LOCK
+    from wardround.engine.run_folder import LOCK, clear_run
     from wardround.files import write_text
 
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(folder / CHOICE, ignore_errors=True)
+        clear_run(folder)  # one that is replaced, not to be resumed
         (folder / LOCK).touch()
         for name, text in run.make_files().items():
             write_text(folder / name, text)

@@ -69,12 +69,7 @@ class RunFolder:
             self._write_config()  # worker processes read it; compute settings may have changed
             return
         if (self.path / "config.yaml").exists():
-            for entry in RUN_ENTRIES:
-                path = self.path / entry
-                if path.is_dir():
-                    shutil.rmtree(path)
-                else:
-                    path.unlink(missing_ok=True)
+            clear_run(self.path)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self._write_config()
@@ -167,6 +162,16 @@ class RunFolder:
         crossed = {name: Evaluation.from_dict(entry) for name, entry in result["cross_site"].items()}
         progress = Progress.from_dict(facts)
         return Outcome(result["status"], state, progress, test, crossed, units=read_units(result))
+
+
+def clear_run(folder: Path) -> None:
+    """Remove what belongs to a run."""
+    for entry in RUN_ENTRIES:
+        path = folder / entry
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
 
 
 def check_folder(config: Config, resume: bool, overwrite: bool) -> None:
