@@ -29,7 +29,8 @@ methods
 config_file
 engine
 api papers planning
-batch batch_process configuring
+batch batch_process
+configuring
 comparison
 reporting
 prediction

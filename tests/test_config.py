@@ -146,6 +146,16 @@ def test_a_papers_preset_is_not_a_single_run() -> None:
         load_config(Path(__file__).parents[1] / "configs/papers/safcf-table2.yaml")
 
 
+def test_a_round_has_epochs_or_steps_not_both() -> None:
+    with raises(ConfigError, match="local_epochs is 2 as well, but only one can hold"):
+        load_config({"local_epochs": 2, "local_steps": 10})
+    with raises(ConfigError, match="local_steps"):
+        load_config({"local_steps": 0})
+    config = load_config({"local_steps": 10, "batch_size": 4})
+    assert [config.count_steps(cases) for cases in (0, 1, 100)] == [0, 10, 10]
+    assert [load_config({"local_epochs": 2}).count_steps(cases) for cases in (0, 8, 9)] == [0, 2, 4]
+
+
 def test_a_comparison_is_not_a_single_run(tmp_path: Path) -> None:
     with raises(ConfigError, match="wardround compare"):
         load_config({"rounds": 1, "sweep": {"seeds": 3}})

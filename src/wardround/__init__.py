@@ -22,6 +22,7 @@ __all__ = [
     "evaluate",
     "export",
     "plan",
+    "configure",
     "load_config",
     # What comes back
     "Result",
@@ -62,6 +63,7 @@ if TYPE_CHECKING:
     from wardround.comparison import Comparison, compare
     from wardround.config import Config
     from wardround.config_file import load_config
+    from wardround.configuring.run_plan import configure_run as configure
     from wardround.data.cases import Batch
     from wardround.engine.outcome import Listener
     from wardround.errors import (
@@ -91,6 +93,7 @@ _HOMES = {
     "comparison": "Comparison compare",
     "config": "Config",
     "config_file": "load_config",
+    "configuring.run_plan": "configure=configure_run",
     "data.cases": "Batch",
     "engine.outcome": "Listener",
     "errors": "CheckpointError ClientError ConfigError DataError TooFewClients WardroundError",

@@ -82,6 +82,8 @@ class Result:
     def table(self) -> Table:
         """Test metrics of each client, mean, SD between clients, weighted mean and worst."""
         if self.test is None:
+            if not self.config.data.test:
+                raise LookupError(f"the run in {self.folder} was not tested (data.test is false)")
             raise LookupError(f"the run in {self.folder} was stopped before its test; resume it first")
         metrics, name = self.config.evaluate.metrics, self.config.name
         return client_table(self.test, metrics, name, self.outcome.units)

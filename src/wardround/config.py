@@ -67,6 +67,19 @@ class OptimizerSettings(Settings):
     )
 
 
+class AverageSettings(Settings):
+    """An average of the server's last models, which is validated, tested and exported in their place.
+
+    Training goes on from the plain model.
+    name: none; ema: exponential, each round's model counts 1 - decay, or the mean of all rounds as long as
+    these are few; swa: the mean over the last rounds. decay: of ema, by round; share: of the rounds, for swa.
+    """
+
+    name: Literal["none", "ema", "swa"] = "none"
+    decay: float = Field(0.9, ge=0, lt=1)
+    share: float = Field(0.25, gt=0, le=1)
+
+
 class EvaluateSettings(Settings):
     """When and how models are judged.
 
@@ -202,6 +215,13 @@ class Config(Settings):
     seed: int = 42
     rounds: int = Field(10, ge=1)
     local_epochs: int = Field(1, ge=1)
+    local_steps: int | None = Field(
+        None,
+        ge=1,
+        description="optimizer steps of a client in one round, whatever its number of cases, in place of "
+        "local_epochs: full batches, drawn pass after pass over its cases; centralised takes the clients' "
+        "steps together",
+    )
     batch_size: int = Field(8, ge=1)
     data: DataSettings = DataSettings()
     model: ModelSettings = ModelSettings()
@@ -213,6 +233,7 @@ class Config(Settings):
     min_clients: int = Field(1, ge=1)
     retries: int = Field(1, ge=0, description="how often a round with too few answers is repeated")
     deadline: float = Field(3600.0, gt=0, description="seconds a client may take for one task")
+    model_average: AverageSettings = AverageSettings()
     evaluate: EvaluateSettings = EvaluateSettings()
     compute: ComputeSettings = ComputeSettings()
     traffic: TrafficSettings = TrafficSettings()
@@ -227,6 +248,26 @@ class Config(Settings):
         if isinstance(value, float) and not 0 < value <= 1:
             raise ValueError("it must be above 0 and at most 1, or a list of client names")
         return value
+
+    @field_validator("local_steps")
+    @classmethod
+    def alone(cls, value: int | None, info: ValidationInfo) -> int | None:
+        epochs = info.data.get("local_epochs", 1)
+        if value is not None and epochs != 1:
+            raise ValueError(
+                f"local_epochs is {epochs} as well, but only one can hold. Leave one of them out"
+            )
+        return value
+
+    def count_steps(self, num_train: int) -> int:
+        """Optimizer steps of one round at a client with so many training cases."""
+        if self.local_steps is not None:
+            return self.local_steps if num_train else 0
+        return self.local_epochs * self.count_batches(num_train)
+
+    def count_batches(self, num_train: int) -> int:
+        """Steps of one pass over so many cases."""
+        return -(-num_train // self.batch_size)
 
     @property
     def folder(self) -> Path:

@@ -73,6 +73,7 @@ def parse(values: Mapping[str, Any], label: str = "") -> Config:
                 "model.bn_stats: pooled sends, until variances vanish. Use upload: delta or another bn_stats."
             )
         check_inference(config, objective)
+        check_average(config, method, objective)
         late = [number for number in config.evaluate.test_after if number > config.rounds]
         if late:
             raise ConfigError(
@@ -97,6 +98,20 @@ def check_inference(config: Config, objective: Objective) -> None:
         )
     if config.evaluate.tta:
         check_averaging(objective)
+
+
+def check_average(config: Config, method: Method, objective: Objective) -> None:
+    """Refuse an average of server models where clients use models of their own."""
+    if config.model_average.name == "none":
+        return
+    model = sketch_model(config, objective)
+    own = type(method).personal is not Method.personal or config.model.bn_stats == "local"
+    if own or (model is not None and set(method.shared(model)) != set(model.state_dict())):
+        what = "model.bn_stats is local" if config.model.bn_stats == "local" else f"method is {method.title}"
+        raise ConfigError(
+            f"model_average.name is {config.model_average.name}, but {what}: each client uses a model that "
+            "is in part its own, and an average of the server's would not fit it. Set it to none."
+        )
 
 
 def check_model(config: Config) -> None:

@@ -1,7 +1,32 @@
-from wardround.configuring.plan import Choice, ConfigurationPlan
+from wardround.configuring.plan import Choice, ConfigurationPlan, override_plan
 
 
 def test_choices_become_nested_sections() -> None:
     plan = ConfigurationPlan((Choice("rounds", 10, "the budget"), Choice("data.patch", [8, 8], "memory")))
 
     assert plan.settings() == {"rounds": 10, "data": {"patch": [8, 8]}}
+
+
+def test_settings_of_the_user_take_the_place_of_choices() -> None:
+    plan = ConfigurationPlan(
+        (
+            Choice("rounds", 10, "the budget"),
+            Choice("model.name", "nnunet", "a U-Net"),
+            Choice("model.levels", 4, "shape"),
+            Choice("augmentation", {"mirror": 0.5, "chances": {"noise": 0.1}}, "nnU-Net's"),
+        )
+    )
+
+    changed = override_plan(
+        plan, ["rounds=3", "augmentation.chances.noise=0.2", "model={name: unet3d}", "seed=7"]
+    )
+
+    assert changed.settings() == {
+        "rounds": 3,
+        "augmentation": {"mirror": 0.5, "chances": {"noise": 0.2}},
+        "model": {"name": "unet3d"},
+        "seed": 7,
+    }
+    assert plan.settings()["augmentation"]["chances"] == {"noise": 0.1}
+    assert changed.choices[0].reason == "as you set it; the plan had 10"
+    assert changed.choices[1].reason == "nnU-Net's; augmentation.chances.noise as you set it"

@@ -111,7 +111,11 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
         splits=SplitSettings(by="kfold", fold=2, file=Path("splits.json")),
         partition=PartitionSettings(kind="dirichlet", alpha=0.1),
         prepare=PrepareSettings(
-            spacing=(1.0, 1.0, 3.5), orientation=None, normalise="window", window=(40.0, 400.0)
+            spacing=(1.0, 1.0, 3.5),
+            orientation=None,
+            normalise="ct",
+            window=(40.0, 400.0),
+            intensities=((-900.5, 300.0, 40.0, 120.25), None),
         ),
         cache=Path("cache"),
         about={"licence": "CC BY 4.0"},

@@ -1,5 +1,6 @@
 """Sources: each read by its reader, all joined, clients chosen; what does not agree is refused."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -128,3 +129,34 @@ def test_a_label_value_of_two_meanings_is_refused_until_the_file_decides(tmp_pat
         list_cases(of("A", "B"), tmp_path)
     found = list_cases(of("A", "B", labels={"tumour": (1,)}), tmp_path)
     assert found.labels == {"tumour": (1,)} and "calls label value 1 'oedema'" in " ".join(found.notes)
+
+
+# Regions of several sources
+
+
+def dataset(root: Path, labels: dict[str, Any]) -> None:
+    for part in ("imagesTr/a_0000", "labelsTr/a"):
+        path = root / f"{part}.nii.gz"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"")
+    facts = {"channel_names": {"0": "T1"}, "labels": labels, "file_ending": ".nii.gz"}
+    (root / "dataset.json").write_text(json.dumps({**facts, "regions_class_order": [1, 2]}))
+
+
+def test_hospitals_in_nnunet_folders_share_regions_and_ignored_values(tmp_path: Path) -> None:
+    dataset(tmp_path / "north", {"background": 0, "whole": [1, 2], "core": [2]})
+    dataset(tmp_path / "south", {"background": 0, "whole": [2, 1], "core": 2, "ignore": 3})
+    found = list_cases(of("north", "south"), tmp_path)
+    assert found.clients == ["north", "south"] and found.ignore == (3,)
+    assert found.regions == {"whole": (1, 2), "core": (2,)}
+    renumbered = list_cases(of("north", "south", labels={"core": (2,), "rim": (1,)}), tmp_path)
+    assert renumbered.regions == {"whole": (1, 2), "core": (1,)}
+
+
+def test_hospitals_with_different_regions_are_refused(tmp_path: Path) -> None:
+    dataset(tmp_path / "north", {"background": 0, "whole": [1, 2, 3], "core": [2, 3]})
+    dataset(tmp_path / "south", {"background": 0, "whole": [1, 2, 3], "core": [1, 2]})
+    with raises(
+        DataError, match="'north' and 'south' have different regions: whole, core; whole, core. Make"
+    ):
+        list_cases(of("north", "south"), tmp_path)

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wardround.data.federation_file import SplitSettings
-from wardround.data.listing import Entry
+from wardround.data.listing import FOLD, Entry
 from wardround.data.splits import assign, find_subset, read_splits, write_splits
 from wardround.errors import ConfigError, DataError
 
@@ -247,6 +247,27 @@ def test_a_fold_that_tests_nothing_is_told(caplog: pytest.LogCaptureFixture) -> 
 def test_a_fold_that_does_not_exist_is_refused() -> None:
     with pytest.raises(ConfigError, match="splits.fold is 5; with 5 folds it goes from 0 to 4"):
         split(client([1] * 9), by="kfold", fold=5)
+
+
+def nnunet_folds(*folds: str, test: int = 0) -> list[Entry]:
+    """One case a group with its fold in splits_final.json, then so many test cases."""
+    told = [*folds, *[""] * test]
+    cases = [replace(e, columns={FOLD: fold}) for e, fold in zip(client([1] * len(told)), told, strict=True)]
+    return [replace(e, split="test") if n >= len(folds) else e for n, e in enumerate(cases)]
+
+
+def test_folds_of_nnunet_are_kept_and_what_is_in_none_always_trains() -> None:
+    entries = nnunet_folds("0", "0", "1", "1", "1", "")
+    for fold in range(2):
+        done = split(entries, by="kfold", folds=2, fold=fold, ratios=(0.8, 0.0, 0.2))
+        assert [e.split == "test" for e in done] == [e.columns[FOLD] == str(fold) for e in entries]
+        assert counts(done)[1] == 0
+    assert counts(split(entries, by="kfold", folds=2)) == (3, 1, 2)
+
+
+def test_a_fold_of_nnunet_validates_where_there_are_test_cases() -> None:
+    done = split(nnunet_folds("0", "1", "1", test=2), by="kfold", folds=2)
+    assert [entry.split for entry in done] == ["val", "train", "train", "test", "test"]
 
 
 def test_repeats_draw_anew_and_the_first_is_the_plain_draw() -> None:

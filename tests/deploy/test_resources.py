@@ -34,6 +34,7 @@ ASKED = {
     "evaluate.batch_size": ({"evaluate": {"batch_size": 10**9}}, "is 1,000,000,000, but at most 256"),
     "evaluate.passes": ({"evaluate": {"passes": 10**9}}, "is 1,000,000,000, but at most 256"),
     "local_epochs": ({"local_epochs": 101}, "is 101, but at most 100"),
+    "local_steps": ({"local_steps": 100_001}, "is 100,001, but at most 100,000"),
     "data.patch": ({"data": {"hospitals": True, "patch": [10**5, 10**4]}}, "at most 200,000,000"),
     "data.prepare.size": (
         {"data": {"hospitals": True, "prepare": {"size": ["100000", 1e5]}}},

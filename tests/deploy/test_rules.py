@@ -126,6 +126,10 @@ def test_scores_of_single_cases_leave_for_validation_and_test_alone(split: Any) 
 
 
 ALONE = {
+    "steps that see few cases": (
+        {"local_steps": 4, "batch_size": 2},
+        "local_steps is 4 with batch_size 2, but a training task learns from at least 10 cases",
+    ),
     "a batch of one": ({"batch_size": 1}, "batch_size is 1, but a training step has at least 2 cases"),
     "weights that forget": (
         {"optimizer": {"name": "sgd", "learning_rate": 1.0, "weight_decay": 1.0}},

@@ -200,6 +200,22 @@ def test_centralised_trains_on_everybodys_cases_and_is_tested_at_each(tmp_path: 
     assert set(result.test.clients["dice"]) == {"east", "north", "south"}
 
 
+def test_centralised_takes_the_steps_of_all_clients_together(tmp_path: Path) -> None:
+    """A client without training cases takes none, so it adds none."""
+    data = {"phantom": {"hospitals": 3, "size": 16, "cases": 8}}
+    counted: list[int] = []
+
+    class Counting(Watcher):
+        def on_progress(self, client: str, step: int, steps: int) -> None:
+            counted.append(steps)
+
+    changes = {"method": {"name": "centralised"}, "local_steps": 3, "rounds": 2, "data": data}
+    result = wr.run(settings(tmp_path / "run", **changes), listener=Counting())
+
+    assert len(counted) == 2 * 3 * 3 and set(counted) == {9}
+    assert result.summary["num_refused"] == 0
+
+
 def test_local_sends_the_start_once_and_nothing_comes_back(tmp_path: Path) -> None:
     result = run(tmp_path / "run", method={"name": "local"})
 

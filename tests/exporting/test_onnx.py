@@ -15,6 +15,7 @@ from wardround.exporting import export
 from wardround.exporting import onnx as exporter
 from wardround.exporting.onnx import Difference, export_onnx
 from wardround.losses.objective import DiceBCE, Objective
+from wardround.losses.regions import RegionDiceBCE
 from wardround.methods.fedevi import Evidential
 from wardround.models.base import Output, Segmenter
 from wardround.prediction.trained import TrainedModel
@@ -120,6 +121,12 @@ def test_every_norm_is_the_same_in_the_graph(
     built = network(dimensions, objective.num_outputs(2), norm=norm)
 
     assert largest(export_onnx(tmp_path / "m.onnx", built, objective)) < 1e-4
+
+
+def test_regions_become_class_probabilities_in_the_graph(tmp_path: Path) -> None:
+    objective = RegionDiceBCE(regions=((1, 2), (2,)))
+
+    assert largest(export_onnx(tmp_path / "m.onnx", network(2, 2), objective, temperature=1.7)) < 1e-4
 
 
 class BySize(Segmenter):

@@ -13,6 +13,7 @@ from pytest import MonkeyPatch, TempPathFactory, fixture, mark, raises
 
 import wardround as wr
 from wardround.clients import Answer
+from wardround.config_file import load_config
 from wardround.data.federation import Federation
 from wardround.data.opening import open_federation
 from wardround.data.phantom.cases import PhantomSettings, list_hospitals
@@ -162,6 +163,38 @@ def test_weights_are_not_negative_and_sum_to_one(method: str, whole: Callable[[s
     for record in records:
         assert valid(record["weights"])
         assert set(record["weights"]) == ({POOLED} if METHODS[method].pooled else {"east", "north", "south"})
+
+
+@promise("steps")
+def test_local_steps_are_the_same_work_at_every_client(method: str, tmp_path: Path) -> None:
+    taken: dict[str, int] = {}
+
+    class Counting(Watcher):
+        def on_progress(self, client: str, step: int, steps: int) -> None:
+            taken[client] = taken.get(client, 0) + 1
+            assert step <= steps
+
+    given = plain(tmp_path / "run", method, local_steps=3, rounds=2)
+    result = wr.run(given, listener=Counting())
+
+    assert all_finite(result)
+    assert result.summary["num_refused"] == result.summary["num_lost"] == 0
+    times = 2 if method == "ditto" else 1  # the global model and the personal one
+    pooled = {POOLED: 2 * 3 * 3}
+    assert taken == (pooled if METHODS[method].pooled else dict.fromkeys(taken, 2 * 3 * times))
+
+
+@promise("average")
+def test_an_average_of_models_is_made_or_refused(method: str, tmp_path: Path) -> None:
+    given = plain(tmp_path / "run", method, model_average={"name": "swa", "share": 1.0})
+    if METHODS[method].kind == "personal" or method == "local":
+        with raises(ConfigError, match="in part its own"):
+            load_config(given)
+        return
+    result = wr.run(given)
+
+    assert all_finite(result)
+    assert result.summary["num_refused"] == result.summary["num_lost"] == 0
 
 
 @promise("traffic")

@@ -228,6 +228,7 @@ def test_it_stops_at_the_start_where_learning_does_not_help(variant: Any) -> Non
 
 def proxy_client(split: TensorSplit) -> Any:
     return SimpleNamespace(
+        window=None,
         data=ClientData(train=split, val=TensorSplit.of([]), test=TensorSplit.of([])),
         model=Line(),
         objective=Squares(),

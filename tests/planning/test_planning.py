@@ -16,7 +16,13 @@ from wardround.engine.networks import build_model
 from wardround.models.base import Output, Segmenter
 from wardround.planning import costs
 from wardround.planning import plan as plan_module
-from wardround.planning.costs import activation_bytes, optimizer_bytes
+from wardround.planning.costs import (
+    ClientPlan,
+    activation_bytes,
+    count_windows,
+    estimate_test,
+    optimizer_bytes,
+)
 from wardround.planning.dry_run import DryRun
 from wardround.planning.plan import make_plan
 from wardround.text import format_bytes
@@ -57,14 +63,19 @@ def test_traffic_of_the_dry_run_is_that_of_a_real_round(tmp_path: Path, method: 
             assert made.traffic.parts[task][planned] == approx(sent, rel=0.02, abs=200)
 
 
-def test_steps_and_cases_are_those_of_a_real_run(tmp_path: Path) -> None:
+@mark.parametrize(
+    "changes",
+    [{"local_epochs": 2}, {"local_steps": 5}, {"local_steps": 5, "method": {"name": "centralised"}}],
+    ids=["epochs", "steps", "pooled steps"],
+)
+def test_steps_and_cases_are_those_of_a_real_run(tmp_path: Path, changes: dict[str, Any]) -> None:
     class Counting(Watcher):
         steps = 0
 
         def on_progress(self, client: str, step: int, steps: int) -> None:
             self.steps += 1
 
-    changes: dict[str, Any] = {"rounds": 3, "local_epochs": 2}
+    changes = {"rounds": 3, **changes}
     made = make_plan(config(tmp_path / "run", **changes), measure=False)
     counting = Counting()
 
@@ -73,7 +84,7 @@ def test_steps_and_cases_are_those_of_a_real_run(tmp_path: Path) -> None:
     assert made.steps == counting.steps
     assert made.parameters == sum(p.numel() for p in result.model.parameters())
     tested = {name: entry.num for name, entry in result.test.clients["dice"].items()}
-    assert {client.name: client.test for client in made.clients} == tested
+    assert {client.name: client.test for client in made.clients if client.test} == tested
 
 
 def test_the_run_folder_grows_as_planned(tmp_path: Path) -> None:
@@ -193,8 +204,21 @@ def test_the_busiest_worker_decides_how_long_a_round_takes(tmp_path: Path, monke
     assert [(c.train, c.val, c.test) for c in one.clients] == cases
     assert one.time is not None and two.time is not None
     assert one.time.round == approx(3 + 2 + 2 + 3 * 3 + 3 * 0.25 + 0.125)
-    assert one.time.total == approx(1 + 10 * one.time.round + 2 * 7 * 0.5 + 9 * 2)
+    assert one.time.training == approx(3 + 2 + 2)
+    test = 9 * 2 + (9 + 2 * 7) * 0.5  # scored; then calibration passes over test once and validation twice
+    assert one.time.total == approx(1 + 10 * one.time.round + 2 * 7 * 0.5 + test)
     assert two.time.round == approx(2 + 2 + 2 * 3 + 3 * 0.25 + 0.125, abs=0.01)  # the two small ones
+
+
+def test_windows_and_mirror_images_count_in_the_time_of_a_test(tmp_path: Path) -> None:
+    seen = DryRun(step=1.0, case=0.5, test_case=0.5)
+    client = ClientPlan("north", train=10, val=2, test=4, steps=5)
+    plain = config(tmp_path, evaluate={"overlays": 0, "calibrate": False})
+    mirrored = config(tmp_path, evaluate={"overlays": 0, "calibrate": False, "tta": True, "window": [8, 8]})
+
+    assert estimate_test(plain, seen, client, windows=1) == 4 * 0.5
+    assert estimate_test(mirrored, seen, client, windows=3) == 4 * 0.5 * 3 * 4  # 2 axes: 4 mirror images
+    assert count_windows((16, 8), (8, 8)) == 3  # they overlap by half
 
 
 def test_a_step_that_takes_too_long_ends_the_dry_run(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:

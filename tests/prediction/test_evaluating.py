@@ -117,6 +117,15 @@ def test_image_and_label_elsewhere_are_refused(tmp_path: Path) -> None:
         evaluate_case(predictor(), Entry("c", "a", (image,), small, "a"), {"lesion": (1,)})
 
 
+def test_a_case_with_voxels_to_ignore_is_not_scored(tmp_path: Path) -> None:
+    values = np.ones((8, 8, 8), dtype=np.float32)
+    image = save_nifti(tmp_path / "a.nii", values, np.eye(4))
+    values[0, 0, 0] = 9
+    entry = Entry("c", "a", (image,), save_nifti(tmp_path / "l.nii", values.astype(np.uint8), np.eye(4)), "a")
+    with pytest.raises(DataError, match="client 'c', case 'a': the label has voxels to be ignored"):
+        evaluate_case(predictor(), entry, {"lesion": (1,)}, (9,))
+
+
 def test_classes_go_by_name_then_by_order() -> None:
     wanted = {"disc": (1,), "cup": (2,)}
     assert match_classes(wanted, {"Cup": (255,), "disc": (128,)}, Path("d"))[0] == {

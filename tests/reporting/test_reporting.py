@@ -7,6 +7,7 @@ import hashlib
 import html.parser
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ import wardround as wr
 from wardround.cli import app
 from wardround.clients import Answer
 from wardround.comparison.runs import read_run
+from wardround.configuring.plan import Choice, ConfigurationPlan
+from wardround.configuring.plan_file import as_record
 from wardround.engine.judging import pictures
 from wardround.errors import CheckpointError, ConfigError
 from wardround.files import file_name, write_json
@@ -56,6 +59,32 @@ def finished(tmp_path_factory: Any) -> Path:
 
 def page_of(*folders: Path) -> str:
     return build_page([open_source(folder) for folder in folders])
+
+
+def test_a_planned_run_shows_its_choices_with_their_reasons(finished: Path, tmp_path: Path) -> None:
+    assert "How this run was configured" not in page_of(finished)
+    planned = tmp_path / "planned"
+    shutil.copytree(finished, planned)
+    choices = (
+        Choice("data.patch", [40, 56, 40], "the median image"),
+        Choice("name", EVIL["script"], EVIL["quotes"]),
+    )
+    record = as_record(
+        ConfigurationPlan(choices, ("Few cases.",)), {"budget": "2h", "notes": ["Taken for CT."]}
+    )
+    (planned / "plan.yaml").write_text(record)
+
+    page = page_of(planned)
+
+    for text in (
+        "How this run was configured",
+        "[40, 56, 40]",
+        "the median image",
+        "Taken for CT.",
+        "Few cases.",
+    ):
+        assert text in page
+    assert EVIL["script"] not in page and EVIL["quotes"] not in page
 
 
 class Checker(html.parser.HTMLParser):

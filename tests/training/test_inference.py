@@ -9,17 +9,22 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import run
+from helpers import config, run
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_pre_hook
 
 from wardround.config_file import load_config
+from wardround.data.cases import Batch
 from wardround.data.opening import open_federation
+from wardround.engine.host import Host
 from wardround.errors import ConfigError
 from wardround.losses.objective import CrossEntropy, Dice
 from wardround.methods import build_objective
 from wardround.methods.fedevi import Evidential
+from wardround.models.base import Segmenter
 from wardround.models.unet import unet2d, unet3d
-from wardround.training.inference import evaluated_as, mirrored, windowed
+from wardround.params import Params
+from wardround.training.inference import cut_window, evaluated_as, mirrored, windowed
 from wardround.uncertainty.maps import sampling
 
 
@@ -109,6 +114,56 @@ def test_mirror_images_are_views_of_one_sample() -> None:
 
     assert torch.allclose(torch.stack(mean), torch.stack(plain), atol=1e-6)
     assert not torch.allclose(*plain, atol=0.01)
+
+
+@pytest.mark.parametrize("method", ["fedevi", "fedce", "fedga", "feduaa", "aaw", "fedlaw"])
+def test_methods_that_score_a_clients_cases_take_them_window_by_window(tmp_path: Path, method: str) -> None:
+    """No pass in evaluation mode is given more than a window."""
+    seen: set[tuple[int, ...]] = set()
+
+    def note(module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        if isinstance(module, Segmenter) and not module.training:
+            seen.add(tuple(inputs[0].shape[2:]))
+
+    hook = register_module_forward_pre_hook(note)
+    try:
+        given = {"name": method, **({"proxy": "clients"} if method == "fedlaw" else {})}
+        judged = {"metrics": ["dice"], "overlays": 0, "calibrate": False, "window": [8, 16]}
+        result = run(tmp_path / "run", method=given, evaluate=judged)
+    finally:
+        hook.remove()
+
+    assert seen == {(8, 16)}
+    assert result.summary["num_refused"] == result.summary["num_lost"] == 0
+
+
+def test_a_client_measures_with_windows_as_the_judge_does(tmp_path: Path) -> None:
+    here, whole = (
+        Host(config(tmp_path, evaluate={"metrics": ["dice"], "window": window}), tmp_path, ["north"])
+        for window in ([8, 16], None)
+    )
+    client, params = here.client("north"), Params.of(here.bench.model)
+    batch = client.data.val.batch(range(len(client.data.val)))
+    model = here.bench.model.eval()
+    with torch.no_grad(), windowed(model, (8, 16)):
+        expected = here.objective.sample_losses(model(batch.image), batch.label).mean()
+
+    assert client.evaluate(params) == pytest.approx(float(expected), abs=1e-6)
+    assert client.evaluate(params) != pytest.approx(whole.client("north").evaluate(params), abs=1e-6)
+    assert "forward" not in vars(model)
+
+
+def test_a_window_lies_around_something_labelled_and_is_padded() -> None:
+    label = torch.zeros(1, 20, 6, dtype=torch.long)
+    label[0, 17, 2] = 1
+    image = torch.arange(120.0).reshape(1, 1, 20, 6)
+    cut = cut_window(Batch(image, label), (8, 8), torch.Generator().manual_seed(1))
+    empty = cut_window(Batch(image, 0 * label), (8, 6), torch.Generator().manual_seed(1))
+
+    assert cut.image.shape == (1, 1, 8, 8) and cut.label.shape == (1, 8, 8)
+    assert torch.equal(cut.image[0, 0, :, :6], image[0, 0, 12:]) and int(cut.label.sum()) == 1
+    assert torch.equal(cut.image[..., 6], cut.image[..., 5])
+    assert empty.image.shape == (1, 1, 8, 6) and not empty.label.any()
 
 
 def test_a_run_is_tested_with_windows_and_mirror_images_and_validated_without_these(tmp_path: Path) -> None:

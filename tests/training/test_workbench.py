@@ -15,6 +15,7 @@ from wardround.params import Params
 from wardround.seeding import generator
 from wardround.seeds import derive
 from wardround.training import optimizers
+from wardround.training.batches import draw_full_batches
 from wardround.training.learner import Step
 
 
@@ -69,6 +70,52 @@ def test_fit_equals_a_plain_loop(tmp_path: Path, name: str) -> None:
     assert fitted.loss["total"] == approx(sum(losses) / 2)
     for tensor, expected in zip(fitted.params.values(), model.state_dict().values(), strict=True):
         assert torch.allclose(tensor, expected, atol=1e-6)
+
+
+def test_local_steps_go_on_through_the_shuffled_orders(tmp_path: Path) -> None:
+    """Five cases in batches of three: the second batch ends the first order and begins the second."""
+    client = Host(
+        config(tmp_path, batch_size=3, local_steps=4), tmp_path / "clients", ["north", "east", "south"]
+    ).client("north")
+    seen: list[tuple[int, int, bool]] = []
+
+    def on_batch(batch: Batch, context: Context) -> Batch:
+        seen.append((context.epoch, context.step, client.is_last_pass(context)))
+        return batch
+
+    draw = [torch.randperm(5, generator=generator(42, "train", "north", 0, "order", e)) for e in range(3)]
+    expected = torch.cat(draw)[:12].split(3)
+    drawn = list(draw_full_batches(5, 3, 4, 42, "train", "north", 0, "order"))
+    fitted = client.fit(Params.of(client.model), on_batch=on_batch)
+
+    assert fitted.num_steps == 4
+    assert [indices.tolist() for _, indices in drawn] == [indices.tolist() for indices in expected]
+    assert [epoch for epoch, _ in drawn] == [0, 0, 1, 1]
+    assert seen == [(0, 0, False), (0, 1, False), (1, 2, True), (1, 3, True)]
+
+
+def test_as_many_steps_as_full_batches_of_an_epoch_are_that_epoch(tmp_path: Path) -> None:
+    by_steps, by_epochs = (
+        Host(config(tmp_path, batch_size=1, **how), tmp_path, ["north"]).client("north")
+        for how in ({"local_steps": 10}, {"local_epochs": 2})
+    )
+    start = Params.of(by_steps.model)
+
+    assert by_steps.fit(start).params.sha256() == by_epochs.fit(start).params.sha256()
+
+
+def test_a_client_with_fewer_cases_than_a_batch_takes_its_steps_in_full_batches(tmp_path: Path) -> None:
+    client = host(tmp_path, local_steps=3).client("north")
+    sizes: list[int] = []
+
+    def on_batch(batch: Batch, context: Context) -> Batch:
+        sizes.append(len(batch))
+        return batch
+
+    assert client.fit(Params.of(client.model), on_batch=on_batch).num_steps == 3
+    assert sizes == [8, 8, 8]
+    assert [set(indices.tolist()) for _, indices in draw_full_batches(1, 2, 2, 42)] == [{0}, {0}]
+    assert list(draw_full_batches(0, 2, 2, 42)) == []
 
 
 def context() -> Context:

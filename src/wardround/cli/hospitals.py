@@ -18,8 +18,9 @@ import typer
 from rich.markup import escape
 
 from wardround.cli.common import Debug, Json, Quiet, Set, app, configure_logging, err, out, print_table
+from wardround.cli.configure import read_config
 from wardround.cli.progress import show_rounds, stop_at_round_end
-from wardround.cli.runs import read_config, show_result
+from wardround.cli.runs import show_result
 from wardround.deploy import require
 from wardround.deploy.job_queue import JobQueue
 from wardround.deploy.kits import Kit, find_organisers_kit, open_kit

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
@@ -23,15 +23,20 @@ from wardround.cli.common import (
     pause_gc,
     print_table,
 )
+from wardround.cli.configure import BudgetOption, prepare_planned, read_config, recognise, refuse_budget
 from wardround.cli.progress import show_rounds, stop_at_round_end
-
-if TYPE_CHECKING:
-    from wardround.config import Config
 
 
 @app.command()
 def train(
-    config: Annotated[Path, typer.Argument(help="A YAML file, or the folder of a run to resume.")],
+    paths: Annotated[
+        list[Path],
+        typer.Argument(
+            help="Folders of scans, or a federation.yaml: no configuration is needed. Or a configuration, or "
+            "the folder of a run to resume."
+        ),
+    ],
+    budget: BudgetOption = None,
     set_: Set = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue from the last checkpoint.")] = False,
     from_round: Annotated[
@@ -44,15 +49,29 @@ def train(
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Train one model across all clients and test it at each of them."""
+    """Train one model across all clients and test it at each of them.
+
+    Given a federation.yaml or folders of scans, it measures the data and chooses every setting itself.
+    """
     configure_logging(debug, quiet or json_)
+    hidden = quiet or json_
+    files: Mapping[str, str] = {}
     with pause_gc():
         from wardround.api import Result
         from wardround.engine.experiment import Experiment
 
-        checked = read_config(config, set_)  # imports the methods
-    with show_live_view(checked.folder, open_), show_rounds(quiet or json_) as screen:
-        experiment = Experiment(checked, listener=screen)
+        given = recognise(paths)
+        if given in ("configuration", "run"):
+            refuse_budget(budget, paths[0])
+        if given == "configuration" or (given == "run" and (paths[0] / "config.yaml").exists()):
+            checked = read_config(paths[0], set_)  # imports the methods
+        else:
+            checked, files = prepare_planned(
+                paths, budget, set_, resume=resume, overwrite=overwrite, hidden=hidden
+            )
+            resume = resume and not files
+    with show_live_view(checked.folder, open_), show_rounds(hidden) as screen:
+        experiment = Experiment(checked, listener=screen, files=files)
         with stop_at_round_end(lambda: setattr(experiment, "stop_requested", True)):
             outcome = experiment.run(resume=resume, overwrite=overwrite, from_round=from_round)
     result = Result(checked, outcome)
@@ -98,27 +117,19 @@ def demo(
     out.print(f"Report: [bold]{escape(str(shown.report))}[/]   Runs: {escape(str(output))}")
 
 
-def read_config(path: Path, set_: list[str] | None) -> Config:
-    """The configuration in a YAML file, or of a run folder, even one that was moved."""
-    from wardround.config_file import load_config
-
-    overrides = list(set_ or [])
-    if path.is_dir():
-        overrides.insert(0, f"output={json.dumps(str(path))}")
-        path = path / "config.yaml"
-    return load_config(path, overrides)
-
-
 def show_result(result: Any) -> None:
     config, outcome = result.config, result.outcome
+    if not config.data.test:
+        out.print(f"Nothing was tested (data.test is false). Everything is in {escape(str(config.folder))}.")
+        return
     print_table(result.table)
     summary = result.summary
     best = outcome.progress.best_round
-    chosen = (
-        f"Best round {best} of {config.rounds} (chosen on validation cases)"
-        if best is not None
-        else f"The model of round {config.rounds}: there was no validation case to choose a better one"
-    )
+    chosen = f"The model of round {config.rounds}"
+    if config.evaluate.model == "best":
+        chosen += ": there was no validation case to choose a better one"
+        if best is not None:
+            chosen = f"Best round {best} of {config.rounds} (chosen on validation cases)"
     out.print(
         f"\n{chosen}; "
         f"{summary['num_refused']} replies refused, {summary['num_lost']} lost; "

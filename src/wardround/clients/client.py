@@ -43,6 +43,7 @@ class Client:
     """One hospital: its cases, its memory, and the process's model to train with.
 
     memory: what it remembers between tasks; it never leaves. round: the round of the present task.
+    window: voxels of the sliding windows it evaluates images in, None for whole images.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class Client:
         self.round = 0
         self.on_progress: Callable[[int, int], None] | None = None
         self.fitted: Fitted | None = None
+        self.window = config.evaluate.window
         self._bench = bench
         self._config = config
         self._needs = needs | bench.objective.needs
@@ -81,9 +83,10 @@ class Client:
     def num_examples(self) -> int:
         return len(self.data.train)
 
-    @property
-    def local_epochs(self) -> int:
-        return self._config.local_epochs
+    def is_last_pass(self, context: Context) -> bool:
+        """Whether this step belongs to the round's last pass over the training cases."""
+        config, count = self._config, self.num_examples
+        return context.step >= config.count_steps(count) - config.count_batches(count)
 
     @property
     def optimizer(self) -> OptimizerSettings:
@@ -121,11 +124,12 @@ class Client:
         split: Split | None = None,
         second: bool = False,
     ) -> Fitted:
-        """Train from `start` for this round's epochs and return the result; nothing is sent.
+        """Train from `start` for this round's epochs or steps and return the result; nothing is sent.
 
         loss replaces the objective, add comes on top of it: a `ParameterTerm` goes into a CUDA graph of the
         step, any other function makes steps run eagerly. on_batch changes a batch before the forward pass;
         after_backward may edit gradients; step takes the whole optimizer step apart.
+        epochs: other than the configured work of a round; such a method says so in `most_steps`.
         split: other cases than the client's training cases. second: a further model trained in the same
         task (a personal one), with random streams and optimizer state of its own, which starts from
         `start` alone and is not reported as the round's training.
@@ -138,6 +142,7 @@ class Client:
             stream=("train", self.name, self.round, *(["second"] if second else [])),
             learning_rate=self.learning_rate,
             epochs=config.local_epochs if epochs is None else epochs,
+            steps=config.local_steps if epochs is None else None,
             batch_size=config.batch_size,
             augmentation=config.augmentation,
             own=None if second else memory.get("own"),
@@ -208,15 +213,22 @@ class Client:
 
     def dice(self, params: Params) -> float | None:
         """The mean Dice of predicted masks over validation cases (training cases if there are none)."""
-        predict = self.objective.predict
-        return self.evaluate(
-            params, lambda logits, batch: mask_dice(predict(logits), batch.label, logits.shape[1])
-        )
+        objective = self.objective
+
+        def score(logits: Tensor, batch: Batch) -> Tensor:
+            outputs = logits.shape[1]
+            classes = objective.count_classes(outputs) if outputs > 1 else outputs
+            return mask_dice(objective.predict(logits), batch.label, classes)
+
+        return self.evaluate(params, score)
 
     def predictions(self, split: Split, params: Params | None = None) -> Iterator[tuple[Tensor, Batch]]:
-        """Logits of a split, batch by batch, by these params (default: the model as it stands)."""
+        """Logits of a split, batch by batch, by these params (default: the model as it stands).
+
+        Images larger than `evaluate.window` go through it as sliding windows.
+        """
         batches = read_in_order(split, self._config.evaluate.batch_size)
-        return self._bench.predictions(batches, params, self.memory.get("own"))
+        return self._bench.predictions(batches, params, self.memory.get("own"), self.window)
 
     def kept_model(self) -> Params | None:
         """The whole model of a client that shares none of it, as models travel; None before its first."""

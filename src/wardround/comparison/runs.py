@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from wardround.comparison.scores import CaseScores, read_cases
+from wardround.configuring.plan_file import PLAN
 from wardround.engine.judging.evaluation import Evaluation
 from wardround.engine.judging.pictures import Picture, read_panel, read_pictures
 from wardround.engine.judging.result_tables import read_units
@@ -149,7 +150,11 @@ class ClientFiles:
 
 @dataclass
 class Run:
-    """One run folder. label: its name in tables; evaluation: set in a folder that `evaluate` wrote."""
+    """One run folder.
+
+    label: its name in tables; evaluation: set in a folder that `evaluate` wrote; plan: plan.yaml, where the
+    run was planned from the data.
+    """
 
     folder: Path
     label: str
@@ -160,6 +165,7 @@ class Run:
     fingerprint: Mapping[str, Any] = field(default_factory=dict)
     calibration: Mapping[str, Any] = field(default_factory=dict)
     evaluation: Mapping[str, Any] = field(default_factory=dict)
+    plan: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def is_evaluation(self) -> bool:
@@ -282,6 +288,7 @@ def read_run(folder: Path, label: str | None = None) -> Run:
         fingerprint=read_json(folder / "fingerprint.json"),
         calibration=read_json(folder / "calibration.json"),
         evaluation=read_json(folder / "evaluation.json"),
+        plan=read_yaml(folder / PLAN) if (folder / PLAN).exists() else {},
     )
 
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import dataclass, replace
 from typing import Any
+
+from wardround.yaml_file import apply_override
 
 
 @dataclass(frozen=True)
@@ -36,3 +40,40 @@ class ConfigurationPlan:
                 place = place.setdefault(section, {})
             place[name] = choice.value
         return found
+
+
+def override_plan(plan: ConfigurationPlan, overrides: Sequence[str]) -> ConfigurationPlan:
+    """The plan with settings of the user's (`a.b=c`) in place of its own.
+
+    >>> plan = ConfigurationPlan((Choice("rounds", 10, "the budget"),))
+    >>> override_plan(plan, ["rounds=3"]).choices
+    (Choice(key='rounds', value=3, reason='as you set it; the plan had 10'),)
+    """
+    choices = list(plan.choices)
+    for override in overrides:
+        values: dict[str, Any] = {}
+        apply_override(values, override)
+        key, value = override.partition("=")[0].strip(), values
+        for part in key.split("."):
+            value = value[part]
+        choices = lay_over(choices, key, value)
+    return replace(plan, choices=tuple(choices))
+
+
+def lay_over(choices: Sequence[Choice], key: str, value: Any) -> list[Choice]:
+    """The choices with one replaced or added; a whole section takes the place of all inside it."""
+    laid = [choice for choice in choices if not choice.key.startswith(f"{key}.")]
+    for place, choice in enumerate(laid):
+        if choice.key == key:
+            laid[place] = Choice(key, value, f"as you set it; the plan had {choice.value}")
+            return laid
+        if key.startswith(f"{choice.key}.") and isinstance(choice.value, dict):
+            section = {"value": deepcopy(choice.value)}
+            *inner, last = ["value", *key[len(choice.key) + 1 :].split(".")]
+            target: dict[str, Any] = section
+            for part in inner:
+                target = target.setdefault(part, {})
+            target[last] = value
+            laid[place] = Choice(choice.key, section["value"], f"{choice.reason}; {key} as you set it")
+            return laid
+    return [*laid, Choice(key, value, "as you set it")]

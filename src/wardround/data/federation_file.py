@@ -71,7 +71,8 @@ class SplitSettings(Settings):
 
     by: column takes the list's own split where it has one and draws for the rest; ratios draws for all;
     file reads `file`, which `wardround data split` writes and you may edit; kfold takes fold `fold`
-    of `folds`; repeated draws again for each `repeat`. A group (patient) is never split apart.
+    of `folds`, of an nnU-Net folder those of its splits_final.json; repeated draws again for each `repeat`.
+    A group (patient) is never split apart.
     """
 
     by: Literal["column", "ratios", "file", "kfold", "repeated"] = "column"
@@ -120,18 +121,22 @@ class PrepareSettings(Settings):
     resize to (with spacing: to pad or crop to); crop: cut away what is empty around the body (foreground)
     first; normalise: zscore (of the whole image, or of voxels above zero: zscore_nonzero), percentile
     (`percentiles` become 0 and 1), minmax, maximum (divided by it), window (`window` centre and width, CT),
-    none; slices: how 2D images were cut from volumes, as `wardround data slices` writes it.
+    ct (clipped to joint percentiles, then a z-score by joint mean and SD, as nnU-Net does), none;
+    intensities: for ct, [0.5th percentile, 99.5th percentile, mean, SD] of foreground voxels of all training
+    cases, a row a channel, null for a channel that is not CT and gets a zscore; slices: how 2D images were
+    cut from volumes, as `wardround data slices` writes it.
     """
 
     orientation: str | None = "RAS"
     spacing: tuple[float, ...] | None = None
     size: tuple[int, ...] | None = None
     crop: Literal["none", "foreground"] = "none"
-    normalise: Literal["zscore", "zscore_nonzero", "percentile", "minmax", "maximum", "window", "none"] = (
-        "zscore"
-    )
+    normalise: Literal[
+        "zscore", "zscore_nonzero", "percentile", "minmax", "maximum", "window", "ct", "none"
+    ] = "zscore"
     percentiles: tuple[float, float] = (0.5, 99.5)
     window: tuple[float, float] | None = None
+    intensities: tuple[tuple[float, float, float, float] | None, ...] | None = None
     slices: Annotated[SliceSettings | None, BeforeValidator(as_slices)] = None
 
 
@@ -145,6 +150,11 @@ class FederationFile(Settings):
     channels: tuple[str, ...] = ()
     labels: dict[str, Numbers] = Field(default_factory=dict)
     regions: dict[str, Numbers] = Field(default_factory=dict)
+    ignore: Numbers = Field(
+        (),
+        description="label values of voxels that nobody annotated; cases that hold them are left out, since "
+        "they would be trained as background",
+    )
     splits: SplitSettings = SplitSettings()
     partition: PartitionSettings = PartitionSettings()
     prepare: PrepareSettings = PrepareSettings()
@@ -198,6 +208,9 @@ def check_consistency(file: FederationFile) -> None:
                 f"regions.{name} is {list(classes)}; give class numbers from 1 to "
                 f"{len(file.labels) or '...'} ({join_names(file.labels)})."
             )
+    ignored = next((value for value in file.ignore if value in meaning), None)
+    if ignored is not None:
+        raise ConfigError(f"ignore: value {ignored} is class '{meaning[ignored]}'. A value is one of them.")
     both = sorted(set(file.clients or ()) & set(file.held_out))
     if both:
         raise ConfigError(f"'{both[0]}' is in clients and in held_out; a client is one of them.")
@@ -221,6 +234,17 @@ def check_settings(settings: PrepareSettings) -> None:
     centre, width = settings.window or (0.0, 0.0)
     if settings.normalise == "window" and not (math.isfinite(centre) and 0 < width < math.inf):
         raise ConfigError("prepare.normalise is window; give prepare.window: [centre, width], width above 0.")
+    if settings.normalise == "ct" and not settings.intensities:
+        raise ConfigError(
+            "prepare.normalise is ct; give prepare.intensities: for each channel [0.5th percentile, "
+            "99.5th percentile, mean, SD] of the training cases' foreground."
+        )
+    for number, row in enumerate(settings.intensities or ()):
+        if row is not None and not (all(map(math.isfinite, row)) and row[0] < row[1] and row[3] > 0):
+            raise ConfigError(
+                f"prepare.intensities.{number} is {list(row)}; give two percentiles that rise, a mean and an "
+                "SD above 0."
+            )
 
 
 # Writing the file
@@ -237,6 +261,7 @@ COMMENTS = {
     "channels": "What the channels of an image show, in their order.",
     "labels": "Class name: the values in the label files that mean it. Everything else is background.",
     "regions": "What is measured: class numbers (1 is the first of labels) joined under a name.",
+    "ignore": "Label values of voxels that nobody annotated; cases that hold them are left out.",
     "splits": "Cases to train on, to choose by, to report; a patient is never split apart.\n"
     "by: column (what the list says, the rest drawn), ratios, file, kfold, repeated.",
     "partition": "How cases become clients: natural (as they are), iid, quantity, dirichlet, "
@@ -277,6 +302,8 @@ def short(section: Settings) -> dict[str, Any]:
     """A section with the settings that differ from the default, and those a reader expects."""
     everything = section.model_dump(mode="json")
     shown = {"by", "ratios", "seed"} if isinstance(section, SplitSettings) else {"kind", "normalise"}
+    if isinstance(section, SplitSettings) and section.by == "kfold":
+        shown |= {"folds", "fold"}
     if isinstance(section, PartitionSettings) and section.kind not in ("natural", "column"):
         shown |= {"clients", "seed"}
     differ = section.model_dump(mode="json", exclude_defaults=True)

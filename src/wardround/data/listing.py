@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 SPLITS = ("train", "val", "test")
+FOLD = "splits_final"  # the column that says in which fold of nnU-Net a case is not trained on
 Watch = Callable[[int, int, str], None]  # called with cases done, cases in all, which one
 Labels = Mapping[str, tuple[int, ...]]  # class name -> the values in the files that mean it
 
@@ -49,7 +50,8 @@ class Listing:
 
     reader: the layout that was recognised; channels: their names; labels: class name -> the values in
     the files that mean it, without background; regions: class numbers (1 is the first of labels) joined
-    under a name; all three where the layout gives them. notes: remarks on how it was read, a sentence each.
+    under a name; all three where the layout gives them. notes: remarks on how it was read, a sentence each;
+    ignore: label values of voxels that nobody annotated.
     """
 
     reader: str
@@ -58,6 +60,7 @@ class Listing:
     labels: Labels = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     regions: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    ignore: tuple[int, ...] = ()
 
     @property
     def clients(self) -> list[str]:

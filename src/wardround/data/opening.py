@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from wardround.data.cases import TensorSplit
 from wardround.data.federation import Federation, ScanSummary
 from wardround.data.federation_file import PrepareSettings
 from wardround.data.phantom import cases as phantom
@@ -21,6 +22,8 @@ loaded_cases = LoadedCases()  # of this process; on where it does several runs
 def open_federation(settings: DataSettings, seed: int, resident: Residence = "auto") -> Federation:
     """The federation a run asks for, not loaded yet; resident: where loaded cases will be."""
     found = loaded_cases.wrap(open_all(settings, seed, resident), resident)
+    if not settings.test:
+        found = leave_out_test(found)
     if settings.proxy is None:
         return found
     if settings.proxy not in found.names:
@@ -32,6 +35,12 @@ def open_federation(settings: DataSettings, seed: int, resident: Residence = "au
     if not clients:
         raise ConfigError(f"data.proxy is '{settings.proxy}', the only centre; no client is left.")
     return replace(found, names=clients, proxy=settings.proxy)
+
+
+def leave_out_test(federation: Federation) -> Federation:
+    """Without test cases, wherever they come from; those of files are not opened in the first place."""
+    load = federation.load_one
+    return replace(federation, load_one=lambda name: replace(load(name), test=TensorSplit.of([])))
 
 
 def open_all(settings: DataSettings, seed: int, resident: Residence) -> Federation:

@@ -41,6 +41,10 @@ class DataSettings(Settings):
         "patch",
         description="patch: each by chance; batch: that share of every batch, rounded up, so always one",
     )
+    test: bool = Field(
+        True,
+        description="false: test cases are not opened, and nothing is tested; for choices before a final run",
+    )
     proxy: str | None = Field(
         None, description="centre whose cases are at the server, for methods that need some; not a client"
     )

@@ -154,13 +154,15 @@ def join_listings(
             notes.append(f"client '{client}' is in more than one source; its cases are taken together.")
     if labels:
         notes += [note for listing in listings for note in list_conflicts(listing, labels)]
+    joined = dict(labels or join_labels(listings))
     return Listing(
         reader="+".join(dict.fromkeys(listing.reader for listing in listings)),
         entries=tuple(sorted(entries, key=lambda entry: (entry.client, entry.name))),
         channels=wanted,
-        labels=dict(labels or join_labels(listings)),
+        labels=joined,
         notes=tuple(dict.fromkeys(notes)),
-        regions=next((listing.regions for listing in listings if listing.regions), {}),
+        regions=join_regions(listings, joined),
+        ignore=tuple(sorted({value for listing in listings for value in listing.ignore})),
     )
 
 
@@ -217,6 +219,26 @@ def join_labels(listings: Sequence[Listing]) -> dict[str, tuple[int, ...]]:
                     )
                 values.setdefault(name, set()).add(value)
     return {name: tuple(sorted(own)) for name, own in values.items()}
+
+
+def join_regions(listings: Sequence[Listing], labels: Labels) -> dict[str, tuple[int, ...]]:
+    """The regions of the sources as classes of the joined labels; sources that differ are refused."""
+    found: dict[str, set[int]] = {}
+    first = ""
+    for listing in listings:
+        classes = list(listing.labels.values())
+        own = {
+            name: {v for n in numbers for v in classes[n - 1]} for name, numbers in listing.regions.items()
+        }
+        if own and found and own != found:
+            raise DataError(
+                f"clients '{first}' and '{listing.clients[0]}' have different regions: "
+                f"{join_names(found, 8)}; {join_names(own, 8)}. Make them equal in their dataset.json."
+            )
+        if own and not found:
+            found, first = own, listing.clients[0]
+    numbered = list(enumerate(labels.values(), start=1))
+    return {name: tuple(n for n, own in numbered if values & {*own}) for name, values in found.items()}
 
 
 def list_conflicts(listing: Listing, said: Labels) -> list[str]:

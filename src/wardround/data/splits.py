@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from wardround.data.federation_file import SplitSettings
-from wardround.data.listing import SPLITS, Entry
+from wardround.data.listing import FOLD, SPLITS, Entry
 from wardround.data.readers.common import join_names, read_text
 from wardround.errors import ConfigError, DataError
 from wardround.files import write_json
@@ -192,15 +192,31 @@ def split_fold(groups: Groups, settings: SplitSettings) -> dict[str, str]:
 
     A client with fewer groups than folds has no test cases in the last folds; a single group always trains.
     """
-    if len(groups) < 2:
+    given = read_folds(groups)
+    if given:
+        chosen = [group for group, fold in given.items() if fold == str(settings.fold)]
+        fixed = [group for group, cases in groups.items() if any(case.split == "test" for case in cases)]
+        if fixed:  # test cases of their own: the fold validates, as in nnU-Net
+            placed = dict.fromkeys(groups, "train") | dict.fromkeys(chosen, "val")
+            return placed | dict.fromkeys(fixed, "test")
+        test, order = chosen, [group for group in groups if group not in chosen]
+    elif len(groups) < 2:
         return dict.fromkeys(groups, "train")
-    folds = balance_folds(groups, settings.folds)
-    rotated = folds[settings.fold :] + folds[: settings.fold]
-    test, rest = rotated[0], {group: len(groups[group]) for fold in rotated[1:] for group in fold}
+    else:
+        folds = balance_folds(groups, settings.folds)
+        rotated = folds[settings.fold :] + folds[: settings.fold]
+        test, order = rotated[0], [group for fold in rotated[1:] for group in fold]
+    rest = {group: len(groups[group]) for group in order}
     share = settings.ratios[1]
     wanted = share * sum(len(cases) for cases in groups.values())
     val = choose_closest(rest, wanted, some=share > 0, leave=1) if share > 0 else []
     return {**dict.fromkeys(rest, "train"), **dict.fromkeys(val, "val"), **dict.fromkeys(test, "test")}
+
+
+def read_folds(groups: Groups) -> dict[str, str]:
+    """Group -> its fold in nnU-Net's splits_final.json; empty where there is no such file."""
+    told = {group: cases[0].columns.get(FOLD, "") for group, cases in groups.items()}
+    return told if any(told.values()) else {}
 
 
 def balance_folds(groups: Groups, folds: int) -> list[list[str]]:

@@ -89,6 +89,7 @@ class Resources(Settings):
             ("batch", "evaluate.batch_size", config.evaluate.batch_size),
             ("batch", "evaluate.passes", config.evaluate.passes),
             ("epochs", "local_epochs", config.local_epochs),
+            ("steps", "local_steps", config.local_steps),
         ]
         asked += [("voxels", f"the voxels of data.{n}", math.prod(box)) for n, box in boxes.items() if box]
         for name, what, value in asked:
@@ -108,8 +109,7 @@ class Resources(Settings):
 
     def refuses_steps(self, config: Config, num_train: int) -> str | None:
         """Why a training task is too long, or None; the number of steps would give away that of cases."""
-        steps = config.local_epochs * math.ceil(num_train / config.batch_size)
-        if self.steps is None or steps <= self.steps:
+        if self.steps is None or config.count_steps(num_train) <= self.steps:
             return None
         return f"a training task may have at most {self.steps:,} steps at this hospital {self.cite('steps')}"
 

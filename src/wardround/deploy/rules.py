@@ -6,6 +6,7 @@ case names, no case counts.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -197,6 +198,12 @@ class Rules:
             return (
                 f"batch_size is {config.batch_size}, but a training step has at least "
                 f"{self.site.min_batch} cases at this hospital (min_batch in its site.yaml)"
+            )
+        seen = math.inf if config.local_steps is None else config.local_steps * config.batch_size
+        if seen < least:
+            return (
+                f"local_steps is {config.local_steps} with batch_size {config.batch_size}, but a training "
+                f"task learns from at least {least} cases at this hospital (min_cases in its site.yaml)"
             )
         name = PULLS.get(str(config.method.get("name")))
         pull = config.optimizer.weight_decay + (getattr(build_method(config), name) if name else 0.0)

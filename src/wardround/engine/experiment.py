@@ -25,6 +25,7 @@ from wardround.engine.egress import Egress
 from wardround.engine.judging.judge import Judge
 from wardround.engine.judging.result_tables import detect_units
 from wardround.engine.memory_file import read_into_memory
+from wardround.engine.model_average import ModelAverage
 from wardround.engine.networks import choose_compute, network_for
 from wardround.engine.outcome import Listener, Outcome, Progress, SilentListener
 from wardround.engine.records import append_lines, describe_exchanges, missing_replies, round_record
@@ -53,7 +54,8 @@ MOST_LEFT_OUT = 10  # rounds from one such checkpoint to the next
 class Experiment:
     """One run in its folder.
 
-    hospitals: where the clients are, if not on this machine; federation: what they agreed on.
+    hospitals: where the clients are, if not on this machine; federation: what they agreed on; files: name ->
+    text of files that the folder of a new run begins with.
     """
 
     def __init__(
@@ -63,14 +65,16 @@ class Experiment:
         listener: Listener | None = None,
         hospitals: Transport | None = None,
         federation: Federation | None = None,
+        files: Mapping[str, str] | None = None,
     ) -> None:
         self.config = config
         self.method = build_method(config)
-        self.folder = RunFolder(config)
+        self.folder = RunFolder(config, files)
         self.federation = federation or open_federation(config.data, config.seed, config.compute.resident)
         self._hospitals = hospitals
         self.listener = listener or SilentListener()
         self.stop_requested = False
+        self._average = ModelAverage(config.model_average, config.rounds)
         self._saved = 0  # the last round that has a checkpoint, or will have one
         self._lines: list[Callable[[], None]] = []  # of completed rounds, not yet given to the writer
         self._snapshot: list[Snapshot] = []  # of the last completed round, likewise
@@ -142,7 +146,7 @@ class Experiment:
     def _register_clients(self, egress: Egress) -> Clients:
         registered = self._transport.register()
         untested = [e.client for e in registered if not e.num_test and e.client not in NOT_HOSPITALS]
-        if untested:
+        if untested and self.config.data.test:
             log.warning(
                 "no test case at %s: the results will have no row for %s. Look at splits, and at what was "
                 "left out (left_out.json).",
@@ -170,6 +174,7 @@ class Experiment:
         if resume:
             done = checkpoints.check(from_round)
             facts, params, memory = checkpoints.load(from_round, self._gpu())
+            params, memory = self._average.unpack(params, memory)
             self.folder.rewind(done)
             self._saved = done
             self._rewind(clients, done)
@@ -215,15 +220,15 @@ class Experiment:
             if self.stop_requested:
                 self._hand_over()
                 self._writer.flush()
-                outcome = Outcome("stopped", state, progress, units=self._units)
+                outcome = Outcome("stopped", self._average.judged(state), progress, units=self._units)
                 break
             started = time.perf_counter()
             egress.begin(state.round + 1)
             state = self._run_round(clients, state)
             exchanges = list(clients.exchanges)
-            validation = judge.validate(state, progress)
+            validation = judge.validate(self._average.judged(state), progress)
             announce_best(clients, progress)
-            judge.test_round(state)
+            judge.test_round(self._average.judged(state))
             seconds = time.perf_counter() - started
             progress.seconds += seconds
             record = round_record(
@@ -242,7 +247,7 @@ class Experiment:
         else:
             self._hand_over()
             self._writer.flush()
-            outcome = self._test(judge, clients, egress, state, progress)
+            outcome = self._test(judge, clients, egress, self._average.judged(state), progress)
         tracking.on_end(self.folder.write_result(outcome))
         return outcome
 
@@ -265,7 +270,7 @@ class Experiment:
         checkpoints = self.folder.checkpoints
         return [
             self._transport.snapshot(state.round),
-            checkpoints.snapshot(state.round, state.params, state.memory, progress.as_dict()),
+            checkpoints.snapshot(state.round, *self._average.pack(state), progress.as_dict()),
         ]
 
     def _is_due(self, round: int, waiting: int) -> bool:
@@ -295,6 +300,8 @@ class Experiment:
         self, judge: Judge, clients: Clients, egress: Egress, state: ServerState, progress: Progress
     ) -> Outcome:
         """The test of the chosen model; replies that are missing here are part of the outcome."""
+        if not self.config.data.test:
+            return Outcome("done", state, progress, units=self._units)
         clients.begin_round(state.round, [])
         egress.begin(state.round, "test")
         outcome = judge.test(state, progress, self._units)
@@ -313,6 +320,7 @@ class Experiment:
             clients.begin_round(state.round, present)
             try:
                 after = self._reestimate_statistics(clients, self._run_method(state, clients))
+                averaged = self._average_models(clients, after)
                 clients.exchanges[:0] = earlier
                 break
             except TooFewClients as error:
@@ -324,7 +332,15 @@ class Experiment:
                         "Fix the cause and add --resume, with a lower min_clients if need be."
                     ) from None
                 log.warning("%s Trying the round again.", error)
+        self._average.params = None if averaged is None else read_into_memory(averaged)
         return replace(after, params=read_into_memory(after.params), memory=read_into_memory(after.memory))
+
+    def _average_models(self, clients: Clients, state: ServerState) -> Params | None:
+        """The average with the model of this round, its statistics measured where those of models are."""
+        found = self._average.after(state)
+        if found is None or found is state.params:
+            return found
+        return self._reestimate_statistics(clients, replace(state, params=found)).params
 
     def _run_method(self, state: ServerState, clients: Clients) -> ServerState:
         """The state after the method's round, checked."""

@@ -134,8 +134,20 @@ class Host:
             data = self.federation.load(name)
             device = self.bench.device
             data = ClientData(data.train.to(device), data.val.to(device), data.test.to(device))
-            self._clients[name] = Client(name, data, self.bench, self.config, self.method.needs)
+            self._clients[name] = Client(name, data, self.bench, self._config_of(name), self.method.needs)
         return self._clients[name]
+
+    def _config_of(self, name: str) -> Config:
+        """The configuration; the pooled client takes the steps of all clients that could train."""
+        steps = self.config.local_steps
+        if name != POOLED or steps is None:
+            return self.config
+        data = [
+            self._clients[member].data if member in self._clients else self.federation.load(member)
+            for member in self.federation.names
+        ]
+        count = sum(1 for cases in data if len(cases.train))
+        return self.config.model_copy(update={"local_steps": steps * count})
 
     def close(self) -> None:
         """Release what would stay on a GPU until the next garbage collection."""

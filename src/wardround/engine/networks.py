@@ -31,6 +31,7 @@ def build_model(config: Config) -> Segmenter:
 def network_for(config: Config, cases: Federation | Preparation) -> Segmenter:
     """The same, for a federation that is open already, or by what a run wrote down of its cases."""
     objective = build_objective(config)
+    objective.check_classes(cases.num_classes)
     seed_everything(config.seed, "init")
     model = models.build(
         config.model,
@@ -64,8 +65,7 @@ def choose_compute(
         return choose(settings)
     decided = read_decision(run) if run is not None and settings.compile == "auto" else None
     counts = federation.sizes(names).values()
-    batches = sum(-(-int(TRAIN_SHARE * count) // config.batch_size) for count in counts)
-    steps = config.rounds * config.local_epochs * batches
+    steps = config.rounds * sum(config.count_steps(int(TRAIN_SHARE * count)) for count in counts)
     network = model or network_for(config, federation)
     if decided is None:
         return choose(settings, network, shape, config.batch_size, steps)

@@ -8,7 +8,7 @@ import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -39,17 +39,22 @@ MAY_DIFFER = (
 LOCK = ".lock"  # in every folder of a run
 TESTED = "tested/round-{}.csv"  # the test of a round that `evaluate.test_after` names
 RUN_ENTRIES = (
-    "config.yaml", "environment.json", "preparation.json", "setup.json", "left_out.json", "records.jsonl",
-    "egress.jsonl", "cases.csv", "tested", "calibration.json", "start_weights.json", "result.json",
-    "overlays.png", "report.html", "tensorboard", "mlflow.json", "checkpoints", "clients", "exchange",
+    "config.yaml", "plan.yaml", "environment.json", "preparation.json", "setup.json", "left_out.json",
+    "records.jsonl", "egress.jsonl", "cases.csv", "tested", "calibration.json", "start_weights.json",
+    "result.json", "overlays.png", "report.html", "tensorboard", "mlflow.json", "checkpoints", "clients",
+    "exchange",
 )  # fmt: skip
 
 
 class RunFolder:
-    """The folder of one run, and the files in it that are not the clients'."""
+    """The folder of one run, and the files in it that are not the clients'.
 
-    def __init__(self, config: Config) -> None:
+    files: name -> text of files that a new run begins with.
+    """
+
+    def __init__(self, config: Config, files: Mapping[str, str] | None = None) -> None:
         self.config = config
+        self._files = files or {}
         self.path = config.folder
         self.checkpoints = Checkpoints(self.path / "checkpoints", keep=config.checkpoint.keep)
         self.clients = self.path / "clients"
@@ -64,15 +69,12 @@ class RunFolder:
             self._write_config()  # worker processes read it; compute settings may have changed
             return
         if (self.path / "config.yaml").exists():
-            for entry in RUN_ENTRIES:
-                path = self.path / entry
-                if path.is_dir():
-                    shutil.rmtree(path)
-                else:
-                    path.unlink(missing_ok=True)
+            clear_run(self.path)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self._write_config()
+            for name, text in self._files.items():
+                write_text(self.path / name, text)
         except OSError as error:
             raise ConfigError(f"output folder {self.path} cannot be written: {error.strerror}.") from None
 
@@ -90,7 +92,7 @@ class RunFolder:
 
     def start_records(self) -> None:
         for path in (self.records, self.egress):
-            write_text(path, "")
+            write_text(path, self._files.get(path.name, ""))
 
     def rewind(self, done: int) -> None:
         """Drop what came after so many rounds: checkpoints, memories of clients here, lines of records.
@@ -160,6 +162,16 @@ class RunFolder:
         crossed = {name: Evaluation.from_dict(entry) for name, entry in result["cross_site"].items()}
         progress = Progress.from_dict(facts)
         return Outcome(result["status"], state, progress, test, crossed, units=read_units(result))
+
+
+def clear_run(folder: Path) -> None:
+    """Remove what belongs to a run."""
+    for entry in RUN_ENTRIES:
+        path = folder / entry
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
 
 
 def check_folder(config: Config, resume: bool, overwrite: bool) -> None:

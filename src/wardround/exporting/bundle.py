@@ -20,6 +20,7 @@ from typing import Any
 
 from wardround.exporting.package import MODEL, WEIGHTS, Package
 from wardround.files import write_json, write_text
+from wardround.losses.regions import RegionDiceBCE
 from wardround.methods import METHODS, OBJECTIVES
 from wardround.models import MODELS
 from wardround.version import __version__
@@ -92,6 +93,8 @@ def metadata(package: Package) -> dict[str, Any]:
     channels = preparation.channels or [f"channel {n}" for n in range(preparation.in_channels)]
     task = f"Segmentation of {', '.join(preparation.classes[1:])} in {dimensions}D images"
     outputs = preparation.classes if network.num_outputs > 1 else preparation.classes[1:]
+    if isinstance(package.trained.objective, RegionDiceBCE):
+        outputs = name_regions(package.trained.objective, preparation.classes)
     return {
         "schema": SCHEMA,
         "version": "0.1.0",
@@ -121,6 +124,12 @@ def metadata(package: Package) -> dict[str, Any]:
             "outputs": {"pred": describe_tensor("logits", network.num_outputs, dimensions, outputs)},
         },
     }
+
+
+def name_regions(objective: RegionDiceBCE, classes: Sequence[str]) -> tuple[str, ...]:
+    """A name for each output: its classes, joined."""
+    regions = objective.regions or [(number,) for number in range(1, len(classes))]
+    return tuple(" + ".join(classes[number] for number in region) for region in regions)
 
 
 def describe_tensor(kind: str, num_channels: int, dimensions: int, names: Sequence[str]) -> dict[str, Any]:

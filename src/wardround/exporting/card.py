@@ -103,7 +103,7 @@ def intended_use(package: Package) -> Iterator[str]:
 def describe_preparation(settings: Mapping[str, Any]) -> dict[str, str]:
     """The settings that have an effect."""
     normalise = settings.get("normalise")
-    unused = {"percentiles": "percentile", "window": "window"}
+    unused = {"percentiles": "percentile", "window": "window", "intensities": "ct"}
     return {
         key: str(value)
         for key, value in settings.items()
@@ -164,13 +164,16 @@ def training(package: Package) -> Iterator[str]:
     is_last = config.evaluate.model == "last" or best is None
     tested = "the last" if is_last else f"round {best}, best on validation"
     optimizer = config.optimizer.model_dump(mode="json")
+    work = ("local epochs, batch size", f"{config.local_epochs}, {config.batch_size}")
+    if config.local_steps is not None:
+        work = ("local steps, batch size", f"{config.local_steps}, {config.batch_size}")
     rows = [
         ("network", config.model.name),
         ("parameters", f"{sum(tensor.numel() for tensor in package.network.parameters()):,}"),
         ("method", run.method),
         ("objective", run.objective),
         ("rounds", f"{run.result.get('rounds')} (exported: {tested})"),
-        ("local epochs, batch size", f"{config.local_epochs}, {config.batch_size}"),
+        work,
         ("optimizer", f"{optimizer.get('name')}, learning rate {optimizer.get('learning_rate')}"),
         ("seed", str(config.seed)),
         ("seconds in rounds", shown(number(run.result.get("seconds")))),

@@ -32,7 +32,7 @@ from wardround.losses.objective import Objective
 from wardround.models.base import Segmenter
 from wardround.models.probe import meta_copy
 from wardround.models.variational import EVALUATION_SEED, VariationalSegmenter
-from wardround.uncertainty.maps import is_dirichlet, tempered
+from wardround.uncertainty.maps import tempered
 
 TOLERANCE = 1e-4
 # Of images within one block: a norm over two voxels magnifies rounding. Measured there, float32 against
@@ -103,7 +103,7 @@ def probabilities_of(objective: Objective, logits: Tensor, temperature: float) -
     """`uncertainty.maps.tempered` in float32 alone: runtimes lack some functions of float64."""
     if temperature == 1:
         return objective.probabilities(logits)
-    if is_dirichlet(objective):
+    if type(objective).probabilities is not Objective.probabilities:
         return torch.softmax(objective.probabilities(logits).log() / temperature, dim=1)
     return objective.probabilities(logits / temperature)
 

@@ -254,6 +254,10 @@ class Objective(ABC):
         """Channels the network must put out."""
         return 1 if num_classes == 2 else num_classes
 
+    def count_classes(self, num_outputs: int) -> int:
+        """Classes that so many channels tell apart, background among them."""
+        return max(2, num_outputs)
+
     def probabilities(self, logits: Tensor) -> Tensor:
         """Class probabilities (B, classes, *spatial), background first."""
         if logits.shape[1] == 1:
@@ -266,6 +270,10 @@ class Objective(ABC):
         if logits.shape[1] == 1:
             return (logits[:, 0] > 0).to(torch.uint8)
         return logits.argmax(dim=1).to(torch.uint8)
+
+    def decide(self, probabilities: Tensor) -> Tensor:
+        """Label map (B, *spatial) of class probabilities, where these are means over several passes."""
+        return probabilities.argmax(dim=1).to(torch.uint8)
 
     def to_average(self, logits: Tensor) -> Tensor:
         """What a mean over several views of a case is taken of: class probabilities, a channel a logit."""
@@ -310,6 +318,9 @@ class Objective(ABC):
 
     def check(self, config: Config) -> None:
         """Refuse what cannot work, with the reason, when the configuration is read."""
+
+    def check_classes(self, num_classes: int) -> None:
+        """Refuse data with other classes than the objective is made for."""
 
     def warnings(self, config: Config) -> list[str]:
         """What is allowed but unusual, each in a sentence: logged at the start, shown in every record."""

@@ -19,6 +19,7 @@ from wardround.config import Config
 from wardround.errors import ConfigError
 from wardround.losses.contrastive_objectives import InfoNCE, LocalCL, SimCLR, SwAV
 from wardround.losses.objective import CrossEntropy, Dice, DiceBCE, FocalTversky, GeneralisedDice, Objective
+from wardround.losses.regions import RegionDiceBCE
 from wardround.methods.adaptive_weights import AAW
 from wardround.methods.base import Method
 from wardround.methods.ditto import Ditto
@@ -112,6 +113,7 @@ _METHODS: dict[str, type[Method]] = {
 _OBJECTIVES: dict[str, type[Objective]] = {
     "dice": Dice,
     "dice_bce": DiceBCE,
+    "region_dice_bce": RegionDiceBCE,
     "generalised_dice": GeneralisedDice,
     "focal_tversky": FocalTversky,
     "cross_entropy": CrossEntropy,

@@ -82,7 +82,7 @@ class Method:
 
     def most_steps(self, config: Config, num_train: int) -> int:
         """The most local steps a reply may report; more where `train` fits for `epochs` of its own."""
-        return config.local_epochs * -(-num_train // config.batch_size)
+        return config.count_steps(num_train)
 
     # Client
 

@@ -16,6 +16,7 @@ takes the running statistics of the server's cases (`model.bn_stats: reestimate`
 Differs: γ stays in [0.5, 1.5].
 Differs: ℓ and g learn on every other case; the rest choose the epoch, the start included, because a few
 cases overfit. In the release the cases come out of the test set; here they are a centre's own (`data.proxy`).
+Differs: with `evaluate.window`, ℓ and g learn on one such window of each case, around something labelled.
 Differs: one client alone is taken as it is.
 """
 
@@ -37,14 +38,15 @@ from wardround.aggregation.mean import collect_params, layerwise_mean
 from wardround.aggregation.weights import by_samples, is_number, softmax
 from wardround.clients import Client, Clients
 from wardround.config import Config
-from wardround.data.cases import Batch
+from wardround.data.cases import Batch, Split
 from wardround.data.roles import PROXY
 from wardround.errors import ConfigError
 from wardround.losses.objective import Objective
 from wardround.messages import Message, Reply, ServerState
 from wardround.methods.base import Method
 from wardround.params import Params
-from wardround.training.workbench import shuffle_indices
+from wardround.training.batches import shuffle_indices
+from wardround.training.inference import cut_window
 
 log = logging.getLogger(__name__)
 
@@ -141,10 +143,13 @@ class FedLAW(Method):
 
         def batches(epoch: int) -> Iterator[Batch]:
             for index in shuffle_indices(len(learning), self.batch_size, client.seed("tune"), epoch):
-                yield split.batch(learning[index])
+                yield read_cases(client, split, learning[index], epoch, *index.tolist())
 
         starts = range(0, len(stopping), self.batch_size)
-        held_out = [split.batch(stopping[start : start + self.batch_size]) for start in starts]
+        held_out = [
+            read_cases(client, split, stopping[start : start + self.batch_size], "held out", start)
+            for start in starts
+        ]
         was_training = client.model.training
         client.model.eval()
         try:
@@ -211,6 +216,15 @@ class FedLAW(Method):
         return [
             "FedLAW: with method.proxy=clients every client is sent all models. Use it in simulation only."
         ]
+
+
+def read_cases(client: Client, split: Split, indices: Tensor, *purpose: object) -> Batch:
+    """Cases to learn on: whole, or where `evaluate.window` is set a window of each."""
+    if client.window is None:
+        return split.batch(indices)
+    draw = client.generator("window", *purpose)
+    cut = [cut_window(split.batch([int(index)]), client.window, draw) for index in indices]
+    return Batch(torch.cat([case.image for case in cut]), torch.cat([case.label for case in cut]))
 
 
 class Mixture:

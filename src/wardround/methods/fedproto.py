@@ -99,7 +99,7 @@ class FedProto(Method):
     def train(self, client: Client, message: Message) -> Message:
         start = message.params if self.aggregate_weights else client.kept_model() or message.params
         assert isinstance(client.model, Segmenter)
-        num_classes, last_epoch = max(2, client.model.num_outputs), client.local_epochs - 1
+        num_classes = max(2, client.model.num_outputs)
         received = message.extras.get("prototypes", Params()).to(client.device)
         seen: list[tuple[Tensor, Tensor]] = []
 
@@ -107,7 +107,7 @@ class FedProto(Method):
             features = context.output.decoder
             assert features is not None
             sums, counts = class_sums(features, batch.label, num_classes)
-            if context.epoch == last_epoch:
+            if client.is_last_pass(context):
                 seen.append((sums.detach(), counts))
             if not received:  # the first round has no prototypes
                 return features.new_zeros((), dtype=torch.float32)

@@ -148,7 +148,8 @@ class CLSL(Objective):
                 "objective clsl compares the trained network's features with those of frozen ones; BatchNorm "
                 "makes them differ even where the weights are equal. Prefer model.norm instance or group."
             )
-        if self.gamma and self.prev_scope == "epoch" and config.local_epochs == 1:
+        once = config.local_epochs == 1 and config.local_steps is None
+        if self.gamma and self.prev_scope == "epoch" and once:
             found.append("objective.prev_scope is epoch, but local_epochs is 1: it is the same as round.")
         return found
 

@@ -1,8 +1,9 @@
 """The two references every federated result is read against: no federation, and pooled data.
 
-`local`: each client trains alone, with the same number of epochs.
+`local`: each client trains alone, with the same number of epochs or steps.
 `centralised`: one model on the union of all training cases, as if they could be brought together;
-every case keeps its split, so nothing leaks into the test.
+every case keeps its split, so nothing leaks into the test. With `local_steps` it takes as many steps a round
+as all clients together, so that both do the same work.
 What leaves a client: nothing (local); everything (centralised, so it exists in simulation only).
 """
 
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from wardround.clients import Client, Clients
+from wardround.config import Config
 from wardround.messages import Message, ServerState
 from wardround.methods.base import Method
 
@@ -48,3 +50,7 @@ class Centralised(Method):
     kind = "reference"
     sends = "all training cases (simulation only)"
     pooled = True
+
+    def most_steps(self, config: Config, num_train: int) -> int:
+        """With `local_steps`, those of as many clients as there are cases: nobody else trains."""
+        return super().most_steps(config, num_train) * (1 if config.local_steps is None else num_train)

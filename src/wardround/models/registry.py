@@ -41,7 +41,7 @@ class ModelSettings(Settings):
         str, Field(description="see `wardround models`; or monai:<network>, package.module:Class")
     ] = "unet2d"
     base_filters: Annotated[int | None, Field(ge=1, description="channels of the first convolution")] = None
-    levels: Annotated[int | None, Field(ge=2, le=8, description="resolutions, the image's included")] = None
+    levels: Annotated[int | None, Field(ge=2, le=10, description="resolutions, the image's included")] = None
     norm: Annotated[Norm | None, Field(description="norm behind each convolution")] = None
     dropout: Annotated[float | None, Field(ge=0, lt=1, description="chance of dropping a channel")] = None
     bn_stats: Annotated[

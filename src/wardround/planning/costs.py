@@ -27,6 +27,7 @@ from wardround.params import Params
 from wardround.planning.dry_run import DryRun
 from wardround.text import format_size
 from wardround.training.device import Compute
+from wardround.training.inference import OVERLAP
 
 PROCESS_BYTES = 300 * 2**20  # Python and torch; on a GPU, about what CUDA takes
 HALF = 0.6  # what autocast leaves of the activations: norms and losses stay in float32
@@ -79,14 +80,13 @@ def count_cases(config: Config, federation: Federation) -> dict[str, tuple[int, 
 def plan_clients(
     config: Config, counted: Mapping[str, tuple[int, int, int]], *, pooled: bool
 ) -> list[ClientPlan]:
-    def steps(train: int) -> int:
-        return config.local_epochs * math.ceil(train / config.batch_size)
-
+    every = [ClientPlan(name, *cases, config.count_steps(cases[0])) for name, cases in counted.items()]
     if not pooled:
-        return [ClientPlan(name, *cases, steps(cases[0])) for name, cases in counted.items()]
+        return every
     judged = [ClientPlan(name, 0, val, test, 0) for name, (_, val, test) in counted.items()]
     train = sum(cases[0] for cases in counted.values())
-    return [*judged, ClientPlan(POOLED, train, 0, 0, steps(train))]
+    together = config.count_steps(train) if config.local_steps is None else sum(c.steps for c in every)
+    return [*judged, ClientPlan(POOLED, train, 0, 0, together)]
 
 
 # Traffic and disk
@@ -151,6 +151,7 @@ def estimate_disk(
         if config.optimizer.state == "keep":
             kept += optimizer_bytes(config.optimizer, Params.trainable(model).num_bytes)
         state, memory = everything, 2 * kept
+    state += everything if config.model_average.name != "none" else 0
     trainers = sum(1 for client in clients if client.train)
     keep = min(config.checkpoint.keep, config.rounds)
     server = (keep + 1) * (
@@ -168,7 +169,10 @@ def estimate_disk(
 
 @dataclass(frozen=True)
 class Time:
-    """Seconds, from the dry run: one training step, a round, its validation, the test, the start, all."""
+    """Seconds, from the dry run: one training step, a round, its validation, the test, the start, all.
+
+    training: of a round, what its steps take.
+    """
 
     step: float
     round: float
@@ -176,6 +180,7 @@ class Time:
     test: float
     start: float
     total: float
+    training: float
 
 
 def estimate_time(
@@ -185,28 +190,55 @@ def estimate_time(
     share: float,
     placement: Placement,
     everything: int,
+    whole: Sequence[int] | None = None,
 ) -> Time | None:
-    """From the seconds of the dry run; the busiest worker decides."""
+    """From the seconds of the dry run; the busiest worker decides. whole: voxels of a prepared scan."""
     if dry_run is None:
         return None
+    windows = count_windows(whole, config.evaluate.window)
     by_name = {client.name: client for client in clients}
     hands = deal({c.name: c.train + c.val + c.test for c in clients}, placement.workers)
     trainers = sum(1 for client in clients if client.train)
-    most = {"train": 0.0, "val": 0.0, "test": 0.0}
+    most = {"steps": 0.0, "train": 0.0, "val": 0.0, "test": 0.0}
     for hand in hands:
         members = [by_name[name] for name in hand]
-        train = sum(client.steps * dry_run.step for client in members)
-        train += sum(sum(dry_run.others.values()) for client in members if client.train)
-        most["train"] = max(most["train"], train * share)
-        most["val"] = max(most["val"], sum(client.val for client in members) * dry_run.case)
-        most["test"] = max(most["test"], sum(client.test for client in members) * dry_run.test_case)
+        steps = sum(client.steps * dry_run.step for client in members)
+        others = sum(sum(dry_run.others.values()) for client in members if client.train)
+        most["steps"] = max(most["steps"], steps * share)
+        most["train"] = max(most["train"], (steps + others) * share)
+        most["val"] = max(most["val"], sum(client.val for client in members) * dry_run.case * windows)
+        seconds = sum(estimate_test(config, dry_run, client, windows) for client in members)
+        most["test"] = max(most["test"], seconds)
     files = (1 + trainers * share) * everything / EXCHANGE_BYTES_A_SECOND if placement.workers > 1 else 0.0
     validations = math.ceil(config.rounds / config.evaluate.every)
     round_ = most["train"] + files + dry_run.server * trainers * share + dry_run.checkpoint
     start = 3.0 if placement.workers > 1 else 1.0
-    tests = 1 + len(config.evaluate.test_after)
-    total = start + config.rounds * round_ + validations * most["val"] + tests * most["test"]
-    return Time(dry_run.step, round_, most["val"], most["test"], start, total)
+    tests = most["test"] * (1 + len(config.evaluate.test_after))
+    total = start + config.rounds * round_ + validations * most["val"] + tests
+    return Time(dry_run.step, round_, most["val"], most["test"], start, total, most["steps"])
+
+
+def count_windows(whole: Sequence[int] | None, window: Sequence[int] | None) -> int:
+    """Sliding windows of a scan.
+
+    >>> count_windows((40, 56, 40), (40, 56, 40)), count_windows((80, 56, 40), (40, 56, 40))
+    (1, 3)
+    """
+    if whole is None or window is None:
+        return 1
+    pairs = [(side, min(side, part)) for side, part in zip(whole, window, strict=True)]
+    return math.prod(math.ceil((side - part) / max(1, int(part * (1 - OVERLAP)))) + 1 for side, part in pairs)
+
+
+def estimate_test(config: Config, dry_run: DryRun, client: ClientPlan, windows: int) -> float:
+    """Seconds of a client's test: its scores, and the passes for pictures and calibration."""
+    settings = config.evaluate
+    mirrors = 2 ** len(config.evaluate.window or config.data.patch or (0, 0)) if settings.tta else 1
+    passes = (
+        client.test * (1 + (settings.overlays > 0) + settings.calibrate) + 2 * client.val * settings.calibrate
+    )
+    surfaces = max(0.0, dry_run.test_case - dry_run.case)
+    return passes * dry_run.case * windows * mirrors + client.test * surfaces
 
 
 # Memory: what training needs on each device, by part

@@ -70,13 +70,14 @@ def do_dry_run(
     device: str,
     budget: float = BUDGET,
 ) -> DryRun:
-    """Two rounds of up to four clients with random cases; steps: of an average client in one epoch."""
+    """Two rounds of up to four clients with random cases; steps: at most, of a client in the second."""
     compute = config.compute.model_copy(update={"device": device})
     if compute.compile in ("auto", "inductor", "full"):  # compiling takes a minute
         compute = compute.model_copy(update={"compile": "off"})
     config = config.model_copy(
         update={
             "local_epochs": 1,
+            "local_steps": None,
             "compute": compute,
             "min_clients": 1,
             "checkpoint": CheckpointSettings(keep=1),

@@ -144,7 +144,7 @@ def make_plan(config: Config, *, measure: bool = True) -> Plan:
         traffic=traffic,
         disk_bytes=disk,
         disk_free=free,
-        time=estimate_time(config, dry_run, clients, share, placement, everything),
+        time=estimate_time(config, dry_run, clients, share, placement, everything, federation.prepared_shape),
         notes=notes,
     )
     return replace(planned, problems=find_problems(planned, model))

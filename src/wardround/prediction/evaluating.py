@@ -166,7 +166,9 @@ def evaluate_cases(
     total = len(labelled.entries)
     for number, entry in enumerate(labelled.entries, start=1):
         try:
-            rows.setdefault(entry.client, []).append(evaluate_case(predictor, entry, classes))
+            rows.setdefault(entry.client, []).append(
+                evaluate_case(predictor, entry, classes, labelled.ignore)
+            )
         except DataError as error:
             problems.append(InputProblem(entry.where, str(error)))
         except UNEXPECTED as error:
@@ -179,11 +181,17 @@ def evaluate_cases(
     return {name: found for name, found in rows.items() if found}
 
 
-def evaluate_case(predictor: Predictor, entry: Entry, classes: Classes) -> dict[str, Any]:
+def evaluate_case(
+    predictor: Predictor, entry: Entry, classes: Classes, ignore: Sequence[int] = ()
+) -> dict[str, Any]:
     """Every metric of one case, on its own grid."""
     assert entry.label is not None
-    prediction = predictor(Scan(entry.images, entry.images[0].name, entry.where))
     label = read_label(entry.label)
+    if np.isin(label.data, list(ignore)).any():
+        raise DataError(
+            f"{entry.where}: the label has voxels to be ignored, which would count as background."
+        )
+    prediction = predictor(Scan(entry.images, entry.images[0].name, entry.where))
     if not same_affine(prediction.affine, label.affine):
         raise DataError(f"{entry.where}: image and label have different affines.")
     truth, _ = to_classes(label.data[0], classes, background=None)

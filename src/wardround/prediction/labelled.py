@@ -26,12 +26,16 @@ Classes = Mapping[str, tuple[int, ...]]  # name -> values in a file
 
 @dataclass(frozen=True)
 class LabelledSet:
-    """A labelled set: its cases by centre, and the values of its classes; notes: for the user."""
+    """A labelled set: its cases by centre, and the values of its classes; notes: for the user.
+
+    ignore: label values of voxels that nobody annotated.
+    """
 
     path: Path
     entries: tuple[Entry, ...]
     labels: Classes
     notes: tuple[str, ...] = ()
+    ignore: tuple[int, ...] = ()
 
 
 def open_labelled(path: Path, split: str, settings: DataSettings | None = None) -> LabelledSet:
@@ -55,7 +59,7 @@ def open_labelled(path: Path, split: str, settings: DataSettings | None = None) 
     if not annotated:
         which = "" if split == "all" else f" in split '{split}'"
         raise DataError(f"{path} has no labelled cases{which}.")
-    return LabelledSet(path, annotated, file.labels, tuple(notes))
+    return LabelledSet(path, annotated, file.labels, tuple(notes), file.ignore or found.ignore)
 
 
 def read_federation(path: Path) -> tuple[FederationFile, Listing]:

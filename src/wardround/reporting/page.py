@@ -61,6 +61,7 @@ DETAILS = {
     "trouble": "Refused updates and warnings",
     "failed": "Not evaluated",
     "data": "How the clients differ",
+    "configured": "How it was configured",
     "made": "How it was made",
 }
 

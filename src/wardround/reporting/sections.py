@@ -22,6 +22,7 @@ from wardround.reporting.tabular import NumberCell, plain_table, table_html
 MOST_SMALL_CHARTS = 12
 MOST_LINES = 40  # of refused replies and warnings
 WORST_CASES = 6
+MOST_OF_A_SETTING = 120  # characters
 SUMS = ("mean", "SD between clients", "weighted mean", "worst client")
 
 
@@ -43,6 +44,7 @@ def run_sections(
         traffic(run, prefix, places),
         failed_cases(run, prefix) if run.is_evaluation else trouble(run, prefix),
         heterogeneity(run, prefix, places),
+        configuration(run, prefix),
     ]
     return [part for part in parts if part]
 
@@ -323,6 +325,29 @@ def split_task(who: str) -> tuple[str, str]:
     """`train/north` -> north, train."""
     task, _, client = who.partition("/")
     return (client, task) if client else (who, "")
+
+
+# How a run was configured
+
+
+def configuration(run: Run, prefix: str) -> Html:
+    """The choices of a planned run, each with its reason; nothing for a run with a file of the user's."""
+    choices = [mapping(choice) for choice in run.plan.get("choices") or []]
+    if not choices:
+        return Html("")
+    rows = [[str(c.get("setting")), plain_setting(c.get("value")), str(c.get("reason"))] for c in choices]
+    table = plain_table("Settings that were chosen", ["setting", "value", "reason"], rows)
+    said = [*(run.plan.get("notes") or []), *(run.plan.get("warnings") or [])]
+    listed = tag("ul", [tag("li", str(text)) for text in said], class_="warnings") if said else None
+    budget, steps = run.plan.get("budget"), run.plan.get("steps_of_each_client")
+    lead = f"Planned from the data, without a configuration. Budget {budget}: {steps} steps of each client."
+    return section(f"{prefix}-configured", "How this run was configured", listed, table, level=3, lead=lead)
+
+
+def plain_setting(value: Any) -> str:
+    """A setting as YAML has it, on one line."""
+    text = json.dumps(value, ensure_ascii=False).replace('"', "")
+    return text if len(text) <= MOST_OF_A_SETTING else text[: MOST_OF_A_SETTING - 1] + "…"
 
 
 # How the clients differ

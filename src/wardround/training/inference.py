@@ -9,13 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from itertools import chain, combinations
 
 import torch
 from torch import Tensor, nn
 
+from wardround.data.cases import Batch
 from wardround.errors import ConfigError
 from wardround.losses.objective import Objective
+from wardround.models.base import pad
 from wardround.seeding import random_state, restore_random_state
 from wardround.text import format_size
 
@@ -44,22 +47,45 @@ def evaluated_as(
 @contextmanager
 def windowed(model: nn.Module, window: Sequence[int]) -> Iterator[None]:
     """Inside, images larger than the window go through the model window by window."""
-    plain: ForwardPass = model.forward
-
-    def forward(image: Tensor) -> Tensor:
-        sides = image.shape[2:]
-        if len(sides) != len(window):
-            raise ConfigError(
-                f"evaluate.window is {list(window)}, but the images are {len(sides)}D "
-                f"({format_size(sides)}); give {len(sides)} numbers."
-            )
-        size = tuple(min(pair) for pair in zip(window, sides, strict=True))
-        if size == sides:
-            return plain(image)
-        return slide(lambda parts: plain(parts).float(), image, size, AT_ONCE if image.is_cuda else 1)
-
-    with replaced_forward(model, forward):
+    with replaced_forward(model, partial(run_in_windows, model.forward, window=window)):
         yield
+
+
+def run_in_windows(forward: ForwardPass, image: Tensor, *, window: Sequence[int]) -> Tensor:
+    """Logits of images, window by window where they are larger than the window."""
+    size = fit_window(image, window)
+    if size == image.shape[2:]:
+        return forward(image)
+    return slide(lambda parts: forward(parts).float(), image, size, AT_ONCE if image.is_cuda else 1)
+
+
+def fit_window(image: Tensor, window: Sequence[int]) -> tuple[int, ...]:
+    """The window's sides, no longer than those of the image (B, C, *spatial)."""
+    sides = image.shape[2:]
+    if len(sides) != len(window):
+        raise ConfigError(
+            f"evaluate.window is {list(window)}, but the images are {len(sides)}D "
+            f"({format_size(sides)}); give {len(sides)} numbers."
+        )
+    return tuple(min(pair) for pair in zip(window, sides, strict=True))
+
+
+def cut_window(case: Batch, window: Sequence[int], draw: torch.Generator) -> Batch:
+    """One window of a single case, around a labelled voxel where there is one; smaller sides are padded."""
+    sides, size = case.image.shape[2:], fit_window(case.image, window)
+    labelled = case.label[0].nonzero()
+    if len(labelled):
+        middle = labelled[int(torch.randint(len(labelled), (), generator=draw))].tolist()
+    else:
+        middle = [int(torch.randint(side, (), generator=draw)) for side in sides]
+    starts = [
+        min(max(at - length // 2, 0), side - length)
+        for at, length, side in zip(middle, size, sides, strict=True)
+    ]
+    image, label = case.image, case.label[:, None]
+    for axis, (start, length) in enumerate(zip(starts, size, strict=True), start=2):
+        image, label = image.narrow(axis, start, length), label.narrow(axis, start, length)
+    return Batch(pad(image, window), pad(label, window)[:, 0])
 
 
 def slide(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -27,8 +27,10 @@ from wardround.models.norm import from_moments, reestimate, running_stats, to_mo
 from wardround.params import Params
 from wardround.seeding import generator, seed_everything
 from wardround.training import optimizers
+from wardround.training.batches import draw_full_batches, shuffle_indices
 from wardround.training.cuda_graphs import GraphRunner, StepGraphs
 from wardround.training.device import Compute, is_out_of_memory
+from wardround.training.inference import run_in_windows
 from wardround.training.learner import Learner, Loss, ParameterTerm, Step
 
 log = logging.getLogger(__name__)
@@ -39,6 +41,7 @@ class FitSettings:
     """How long and from what state a client trains.
 
     where: round and client, for messages; stream: what the random draws are derived from, beside the seed;
+    epochs: passes over the cases; steps: so many full batches instead, drawn pass after pass;
     own: tensors that stay at the client; optimizer_state: moments of its last training, none to start afresh.
     """
 
@@ -51,6 +54,18 @@ class FitSettings:
     augmentation: Augmentation
     own: Params | None = None
     optimizer_state: Mapping[str, Tensor] = field(default_factory=dict)
+    steps: int | None = None
+
+    def full_batch(self, num_cases: int) -> int:
+        """Cases of a full batch, where there are so many."""
+        return self.batch_size if self.steps is not None else min(self.batch_size, num_cases)
+
+    def repeats(self, num_cases: int) -> bool:
+        """Whether cases come more than once."""
+        return self.epochs > 1 if self.steps is None else self.steps * self.batch_size > num_cases
+
+    def count_steps(self, num_cases: int) -> int:
+        return self.epochs * -(-num_cases // self.batch_size) if self.steps is None else self.steps
 
 
 @dataclass(frozen=True)
@@ -156,9 +171,16 @@ class Workbench(Learner):
     # Evaluation
 
     def predictions(
-        self, batches: Iterable[Batch], params: Params | None, own: Params | None = None
+        self,
+        batches: Iterable[Batch],
+        params: Params | None,
+        own: Params | None = None,
+        window: Sequence[int] | None = None,
     ) -> Iterator[tuple[Tensor, Batch]]:
-        """Logits of each batch in evaluation mode; the model keeps its own tensors throughout."""
+        """Logits of each batch in evaluation mode; the model keeps its own tensors throughout.
+
+        window: voxels of the sliding windows that larger images go through.
+        """
         tensors: dict[str, Tensor] = dict(self._from_sent(params)) if params is not None else {}
         if own is not None:
             tensors |= own
@@ -167,10 +189,13 @@ class Workbench(Learner):
         if changes:
             self.model.eval()
         try:
-            forward = self._graphs.forwards.make_forward(tensors) if self._graphs is not None else None
+            graphs = self._graphs if window is None else None
+            forward = graphs.forwards.make_forward(tensors) if graphs is not None else None
             if forward is None:
                 there = {name: self.lay_out(tensor.to(self.device)) for name, tensor in tensors.items()}
                 forward = partial(torch.func.functional_call, self.model, there)
+            if window is not None:
+                forward = partial(run_in_windows, forward, window=window)
             for batch in batches:
                 yield from self._in_pieces(forward, batch)
         finally:
@@ -224,7 +249,8 @@ class Workbench(Learner):
             group["lr"] = settings.learning_rate
         seed_everything(settings.seed, *settings.stream, "torch")
         self.model.train()
-        self.passes.usual = min(self.micro_batch or settings.batch_size, settings.batch_size, len(split))
+        full = settings.full_batch(len(split))
+        self.passes.usual = min(self.micro_batch or full, full)
         clone_tensors(context.memory, self.device)
         graphs = self._graphs if hooks.can_be_captured and self.micro_batch is None else None
         loop = TrainingLoop(self, split, context, settings, hooks, graphs)
@@ -259,7 +285,7 @@ class Workbench(Learner):
 
 
 class TrainingLoop:
-    """The epochs of one `fit`: batches, optimizer steps, and the loss of each step in `values`."""
+    """The steps of one `fit`: batches, optimizer steps, and the loss of each step in `values`."""
 
     def __init__(
         self,
@@ -280,7 +306,7 @@ class TrainingLoop:
         self._captured = None if graphs is None else partial(self._run_captured, graphs.steps)
         self._references = learner.references
         self._comes_back = (  # the same images every epoch
-            settings.epochs > 1
+            settings.repeats(len(split))
             and hooks.on_batch is None
             and not split.draws
             and learner.micro_batch is None
@@ -288,44 +314,58 @@ class TrainingLoop:
         )
 
     def run(self) -> None:
-        """Train for the epochs asked for; a loss that is not finite ends it with the epoch."""
+        """Train for the epochs or steps asked for; a loss that is not finite ends it with the epoch."""
         learner, context, settings, hooks = self._learner, self._context, self._settings, self._hooks
         take = hooks.step or self._take
-        expected = settings.epochs * -(-len(self._split) // settings.batch_size)
+        expected = settings.count_steps(len(self._split))
         for reference in self._references:
             room = room_for_features(learner.device, len(self._references)) if self._comes_back else 0
             reference.room = room
-        for epoch in range(settings.epochs):
-            context.epoch = epoch
-            learner.objective.start_epoch(learner.model, context)
-            for batch in self._batches(epoch):
-                apart = hooks.step is not None
-                step = Step(learner, batch, context, self._loss, taken_apart=apart, captured=self._captured)
-                take(step)
-                if step.value is not None:
-                    self.values.append(step.value)
-                self.num_steps += 1
-                context.step += 1
-                if hooks.on_progress is not None:
-                    hooks.on_progress(self.num_steps, expected)
-            refuse_non_finite(self.values, settings.where, settings.learning_rate)
+        epoch = -1
+        for pass_, indices in self._draw_indices():
+            if pass_ != epoch:
+                if settings.steps is None:  # passes over few cases would make it wait at every step
+                    refuse_non_finite(self.values, settings.where, settings.learning_rate)
+                context.epoch = epoch = pass_
+                learner.objective.start_epoch(learner.model, context)
+            batch = self._read_batch(indices)
+            apart = hooks.step is not None
+            step = Step(learner, batch, context, self._loss, taken_apart=apart, captured=self._captured)
+            take(step)
+            if step.value is not None:
+                self.values.append(step.value)
+            self.num_steps += 1
+            context.step += 1
+            if hooks.on_progress is not None:
+                hooks.on_progress(self.num_steps, expected)
+        refuse_non_finite(self.values, settings.where, settings.learning_rate)
 
-    def _batches(self, epoch: int) -> Iterator[Batch]:
-        """An epoch's batches, shuffled, augmented and laid out; references are told which cases come."""
+    def _draw_indices(self) -> Iterator[tuple[int, Tensor]]:
+        """Which cases come, batch after batch, and in which epoch each batch begins."""
+        settings, count = self._settings, len(self._split)
+        size, seed, stream = settings.batch_size, settings.seed, (*settings.stream, "order")
+        if settings.steps is not None:
+            yield from draw_full_batches(count, size, settings.steps, seed, *stream)
+            return
+        for epoch in range(settings.epochs):
+            for indices in shuffle_indices(count, size, seed, *stream, epoch):
+                yield epoch, indices
+
+    def _read_batch(self, indices: Tensor) -> Batch:
+        """These cases, augmented and laid out; references are told which cases come."""
         learner, split, context, settings = self._learner, self._split, self._context, self._settings
-        seed, stream = settings.seed, settings.stream
+        seed, stream, place = settings.seed, settings.stream, (context.epoch, context.step)
         views = 2 if "two_views" in learner.objective.needs else 1
-        for indices in shuffle_indices(len(split), settings.batch_size, seed, *stream, "order", epoch):
-            draw = generator(seed, *stream, "patch", epoch, context.step) if split.draws else None
-            batch, context.second_view = settings.augmentation(
-                split.batch(indices, draw), seed, (*stream, "augment", epoch, context.step), views
-            )
-            if self._hooks.on_batch is not None:
-                batch = self._hooks.on_batch(batch, context)
-            batch = replace(batch, image=learner.lay_out(batch.image))
-            for reference in self._references:
-                reference.expect(batch.image if self._comes_back else None, indices.tolist())
-            yield batch
+        draw = generator(seed, *stream, "patch", *place) if split.draws else None
+        batch, context.second_view = settings.augmentation(
+            split.batch(indices, draw), seed, (*stream, "augment", *place), views
+        )
+        if self._hooks.on_batch is not None:
+            batch = self._hooks.on_batch(batch, context)
+        batch = replace(batch, image=learner.lay_out(batch.image))
+        for reference in self._references:
+            reference.expect(batch.image if self._comes_back else None, indices.tolist())
+        return batch
 
     def _loss(self, model: nn.Module, batch: Batch, context: Context) -> Tensor:
         """The objective or what replaces it, a method's term, and the network's own."""
@@ -366,13 +406,6 @@ def room_for_features(device: torch.device, models: int) -> int:
     """Bytes that each frozen model's features may take: a tenth of what is free, shared."""
     free = torch.cuda.mem_get_info(device)[0] // runs_at_once() if device.type == "cuda" else free_memory()
     return free // 10 // max(models, 1)
-
-
-def shuffle_indices(count: int, batch_size: int, seed: int, *stream: object) -> Iterator[Tensor]:
-    """Batches of indices in random order; the last one may be smaller."""
-    order = torch.randperm(count, generator=generator(seed, *stream))
-    for start in range(0, count, batch_size):
-        yield order[start : start + batch_size]
 
 
 def read_in_order(split: Split, batch_size: int) -> Iterator[Batch]:

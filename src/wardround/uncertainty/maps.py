@@ -163,7 +163,7 @@ class Accumulator:
     def _begin(self, logits: Tensor) -> None:
         spatial = logits.shape[1:]
         self._label = self._objective.predict(logits[None])[0]
-        classes = max(2, logits.shape[0])
+        classes = self._objective.count_classes(logits.shape[0])
         self._probabilities = torch.zeros(classes, *spatial, dtype=torch.float32, device=logits.device)
         names = ("total", "epistemic", "aleatoric") if self._dirichlet else ("aleatoric",)
         self._parts = {name: self._probabilities.new_zeros(spatial) for name in names}
@@ -174,7 +174,7 @@ class Accumulator:
             raise ValueError("no pass was added")
         n = self._passes
         mean = self._probabilities / n
-        label = self._label if self._label is not None else mean.argmax(dim=0).to(torch.uint8)
+        label = self._label if self._label is not None else self._objective.decide(mean[None])[0]
         parts = {name: values / n for name, values in self._parts.items()}
         if self._dirichlet:
             kind = self._kind or "evidential"

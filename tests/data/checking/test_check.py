@@ -185,6 +185,19 @@ def test_a_value_most_cases_have_beside_a_class_is_background(tmp_path: Path) ->
     assert report.background == (2,)
 
 
+@pytest.mark.parametrize("said_by", ["federation.yaml", "the reader"])
+def test_a_case_with_voxels_to_ignore_is_left_out_and_they_are_never_background(
+    tmp_path: Path, said_by: str
+) -> None:
+    entries = [labelled(tmp_path, case, 1, 4) for case in "abc"] + [labelled(tmp_path, "d", 1)]
+    file = file_with(labels={"lesion": (1,)}, ignore=(4,) if said_by == "federation.yaml" else ())
+    told = () if said_by == "federation.yaml" else (4,)
+    report = check(Listing("test", tuple(entries), ignore=told), file)
+    assert names(report.usable) == ["d"] and report.background == ()
+    assert [found.code for found in report.findings if found.severity == "error"] == ["ignored_voxels"] * 3
+    assert "are to be ignored (value 4), but would be trained as background" in report.findings[0].sentence
+
+
 def test_a_mask_of_255_where_1_is_meant_is_an_error_everywhere(tmp_path: Path) -> None:
     report = checked([labelled(tmp_path, f"c{n}", 255) for n in range(4)], file_with(labels={"polyp": (1,)}))
     assert report.usable == ()

@@ -292,6 +292,23 @@ def test_each_kind_of_scaling() -> None:
     assert np.array_equal(prepared("none"), IMAGE)
 
 
+def test_ct_is_clipped_and_scaled_by_the_joint_numbers_of_nnunet() -> None:
+    """CTNormalization of nnU-Net, written out; a channel without numbers has a z-score of its own."""
+    low, high, mean, sd = -20.0, 150.0, 90.5, 35.25
+    expected = IMAGE[0].astype(np.float32).copy()
+    np.clip(expected, low, high, out=expected)
+    expected -= mean
+    expected /= max(sd, 1e-8)
+    scaled = prepared("ct", IMAGE * 2 - 50, intensities=[[low, high, mean, sd], None])
+    other = prepared("ct", intensities=[[low, high, mean, sd]] * 2)
+
+    assert np.array_equal(other[0], expected) and scaled.dtype == np.float32
+    assert np.isclose(scaled[0].max(), (high - mean) / sd) and np.isclose(scaled[0].min(), (low - mean) / sd)
+    assert np.allclose(scaled[1], prepared("zscore", IMAGE * 2 - 50)[1])
+    with pytest.raises(DataError, match="has 2 channels, but prepare.intensities has 1 rows"):
+        prepared("ct", intensities=[[low, high, mean, sd]])
+
+
 def test_zscore_nonzero_leaves_the_outside_at_zero() -> None:
     data = IMAGE * (np.arange(16) < 9)
     scaled = prepared("zscore_nonzero", data)
@@ -368,6 +385,10 @@ def test_an_unlabelled_case_has_no_label() -> None:
         ({"percentiles": (50, 5)}, "percentiles are"),
         ({"normalise": "window"}, "window: \\[centre, width\\]"),
         ({"normalise": "window", "window": (0, 0)}, "window: \\[centre, width\\]"),
+        ({"normalise": "ct"}, "give prepare.intensities"),
+        ({"normalise": "ct", "intensities": [[0, 0, 1, 1]]}, "intensities.0 is .* two percentiles that rise"),
+        ({"intensities": [None, [0, 1, 0, 0]]}, "intensities.1 is .* an SD above 0"),
+        ({"intensities": [[0, 1, float("nan"), 1]]}, "intensities.0 is"),
     ],
 )
 def test_settings_nothing_can_be_prepared_with(wrong: dict[str, object], said: str) -> None:

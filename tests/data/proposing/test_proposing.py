@@ -129,6 +129,27 @@ def test_volumes_are_resampled_to_the_median_spacing(tmp_path: Path) -> None:
     )
 
 
+def test_one_millimetre_is_a_spacing(tmp_path: Path) -> None:
+    volumes(tmp_path / "d" / "a", (20, 22, 18), (1.0, 1.0, 1.0))
+    volumes(tmp_path / "d" / "b", (17, 21, 19), (1.0, 1.0, 1.0))
+    proposal = propose([tmp_path / "d"])
+    assert proposal.file.prepare.spacing == (1.0, 1.0, 1.0) and proposal.file.prepare.size is None
+    assert "resampled to their median spacing, 1x1x1 mm" in " ".join(describe(proposal))
+
+
+@mark.parametrize(("side", "size"), [(20, (16, 16, 16)), (140, None)])
+def test_volumes_without_a_spacing_get_one_size_unless_they_are_large(
+    tmp_path: Path, side: int, size: tuple[int, ...] | None
+) -> None:
+    for part in ("images", "labels"):
+        (tmp_path / "d" / "a" / part).mkdir(parents=True)
+        for n in range(3):
+            np.save(tmp_path / "d" / "a" / part / f"v{n}.npy", np.ones((side,) * 3, dtype=np.uint8))
+    proposal = propose([tmp_path / "d"])
+    assert proposal.file.prepare.size == size
+    assert "no spacing" in " ".join(describe(proposal))
+
+
 def test_the_grid_is_that_of_the_oriented_volume(tmp_path: Path) -> None:
     turned = np.array([[0, 0, 3.0, 0], [2.0, 0, 0, 0], [0, 1.5, 0, 0], [0, 0, 0, 1]])
     for part in ("images", "labels"):
@@ -194,7 +215,7 @@ def test_a_decathlon_task_keeps_its_names(tmp_path: Path) -> None:
     assert (
         file.channels == ("T1", "T2")
         and file.labels == {"spleen": (1,)}
-        and file.prepare.size == (16, 16, 16)
+        and file.prepare.spacing == (1.0, 1.0, 1.0)
     )
     assert "values the data set does not name: 2" in " ".join(describe(proposal))
     facts["modality"] = {"0": "T1"}
@@ -220,12 +241,17 @@ def test_broken_files_are_reported_and_skipped(tmp_path: Path) -> None:
     [
         ("polyp4", (160, 160), 1, (), "natural"),
         ("fundus_odoc", (128, 128), 2, (), "natural"),
-        ("lgg3d", (96, 96, 32), 1, ("TCGA_EZ",), "natural"),
-        ("hippocampus", (32, 48, 32), 2, (), "iid"),
+        ("lgg3d", None, 1, ("TCGA_EZ",), "natural"),
+        ("hippocampus", None, 2, (), "iid"),
     ],
 )
 def test_the_shared_sets_need_no_hand_editing(
-    tmp_path: Path, name: str, size: tuple[int, ...], classes: int, held_out: tuple[str, ...], kind: str
+    tmp_path: Path,
+    name: str,
+    size: tuple[int, ...] | None,
+    classes: int,
+    held_out: tuple[str, ...],
+    kind: str,
 ) -> None:
     proposal = propose([SHARED / name])
     file = again(proposal.file, tmp_path)
@@ -235,6 +261,40 @@ def test_the_shared_sets_need_no_hand_editing(
         held_out,
         kind,
     )
+    assert file.prepare.spacing == (None if size else (1.0, 1.0, 1.0))
     assert file.splits.by == "column" and file.prepare.normalise == "zscore"
     if name == "hippocampus":
         assert "column: intensity_family" in " ".join(describe(proposal))
+
+
+# nnU-Net
+
+
+def test_an_nnunet_folder_brings_its_regions_folds_and_ignored_voxels(tmp_path: Path) -> None:
+    root = tmp_path / "Dataset007_Brain"
+    cases = [f"p{n}" for n in range(6)]
+    for case in cases:
+        nifti(root / "imagesTr" / f"{case}_0000.nii.gz", np.random.default_rng(0).random((8, 8, 8)))
+        label = np.zeros((8, 8, 8), dtype=np.uint8)
+        label[:4], label[:2], label[7] = 1, 2, 3 if case == "p5" else 0
+        nifti(root / "labelsTr" / f"{case}.nii.gz", label)
+    labels = {"background": 0, "whole": [1, 2], "core": [2], "ignore": 3}
+    facts = {
+        "channel_names": {"0": "T1"},
+        "labels": labels,
+        "regions_class_order": [1, 2],
+        "file_ending": ".nii.gz",
+    }
+    (root / "dataset.json").write_text(json.dumps(facts))
+    folds = [{"train": cases[2:], "val": cases[:2]}, {"train": cases[:2], "val": cases[2:]}]
+    (root / "splits_final.json").write_text(json.dumps(folds))
+    proposal = propose([root])
+    file = proposal.file
+    assert file.regions == {"whole": (1, 2), "core": (2,)} and file.ignore == (3,)
+    assert (file.splits.by, file.splits.folds, file.splits.fold) == ("kfold", 2, 0)
+    write(file, tmp_path / "federation.yaml")
+    assert load(tmp_path / "federation.yaml").splits == file.splits
+    text = (tmp_path / "federation.yaml").read_text()
+    assert "fold: 0" in text and "ignore: [3]" in text
+    told = " ".join(describe(proposal))
+    assert "2 folds, which are kept" in told and "does not name" not in told

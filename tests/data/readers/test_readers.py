@@ -10,7 +10,7 @@ from helpers import SHARED
 from pytest import mark, raises
 
 from wardround.data.federation_file import Source
-from wardround.data.listing import Listing
+from wardround.data.listing import FOLD, Listing
 from wardround.data.readers import READERS, detect
 from wardround.data.readers.common import is_safe, stem_of
 from wardround.data.sources import read_source
@@ -251,7 +251,62 @@ def test_nnunet_region_groups_become_classes_and_regions(tmp_path: Path) -> None
     found = listing(tmp_path)
     assert found.labels == {"value_1": (1,), "value_2": (2,), "enhancing": (3,)}
     assert found.regions == {"whole": (1, 2, 3), "core": (2, 3), "enhancing": (3,)}
-    assert "ignore" in said(found)
+    assert found.ignore == (4,) and "label value 4 ('ignore') marks voxels that nobody annotated" in said(
+        found
+    )
+
+
+@mark.parametrize(
+    ("order", "told"),
+    [
+        ([1, 2, 3], ""),
+        ([1, 3, 2], "nnU-Net writes label value: 2 as 3, 3 as 2 by its regions_class_order"),
+        ([1, 2], "not a value for each of the 3 regions"),
+        (None, "regions_class_order is None"),
+    ],
+)
+def test_nnunet_regions_are_held_against_their_class_order(tmp_path: Path, order: Any, told: str) -> None:
+    regions = {"background": 0, "whole": [1, 2, 3], "core": [2, 3], "enhancing": 3}
+    raw(tmp_path, regions, {"a": 2}, regions_class_order=order)
+    assert told in said(listing(tmp_path)) if told else not listing(tmp_path).notes
+
+
+def write_folds(root: Path, *named: list[str]) -> None:
+    folds = [{"train": [case for case in "abc" if case not in own], "val": own} for own in named]
+    (root / "splits_final.json").write_text(json.dumps(folds))
+
+
+def test_nnunet_folds_are_a_column(tmp_path: Path) -> None:
+    raw(tmp_path, {"x": 1}, {"a": 2, "b": 2, "c": 2})
+    assert not listing(tmp_path).entries[0].columns
+    write_folds(tmp_path, ["b"], ["a"])
+    assert [entry.columns[FOLD] for entry in listing(tmp_path).entries] == ["1", "0", ""]
+
+
+def test_nnunet_folds_that_overlap_are_not_used(tmp_path: Path) -> None:
+    raw(tmp_path, {"x": 1}, {"a": 2, "b": 2})
+    write_folds(tmp_path, ["a", "b"], ["a"])
+    found = listing(tmp_path)
+    assert not found.entries[0].columns and "validates cases in several folds and is not used: a." in said(
+        found
+    )
+
+
+@mark.parametrize(
+    "text", ["{}", "[]", '[{"train": [], "val": []}]', '[{"val": 1}, {"val": []}]', "[1, 2]", "["]
+)
+def test_nnunet_folds_of_another_form_are_refused(tmp_path: Path, text: str) -> None:
+    raw(tmp_path, {"x": 1}, {"a": 2})
+    (tmp_path / "splits_final.json").write_text(text)
+    with raises(DataError, match="splits_final.json is not"):
+        listing(tmp_path)
+
+
+def test_nnunet_folds_of_other_cases_are_refused(tmp_path: Path) -> None:
+    raw(tmp_path, {"x": 1}, {"a": 2})
+    write_folds(tmp_path, ["a"], ["z"])
+    with raises(DataError, match="names z, which are not in imagesTr"):
+        listing(tmp_path)
 
 
 def test_nnunet_test_cases_count_where_they_have_labels(tmp_path: Path) -> None:

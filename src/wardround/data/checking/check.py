@@ -90,13 +90,15 @@ class Norms:
     """What a case is measured by.
 
     channels: how many, and how a message names their source; dimensions: of most images; classes: name ->
-    values, empty where none are named; background: values of no class that most cases have, with counts.
+    values, empty where none are named; background: values of no class that most cases have, with counts;
+    ignore: values of voxels that nobody annotated.
     """
 
     channels: tuple[int, str]
     dimensions: int
     classes: Labels
     background: Mapping[int, int]
+    ignore: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, cases: Cases, listing: Listing, file: FederationFile) -> Norms:
@@ -107,7 +109,10 @@ class Norms:
             channels = len(file.channels), f"federation.yaml names {join_names(file.channels)}:"
         classes = file.labels or listing.labels
         dimensions = find_most_frequent(len(image.shape) for image in images)
-        return cls(channels, dimensions, classes, find_background_values(labels, classes))
+        ignore = file.ignore or listing.ignore
+        usual = find_background_values(labels, classes)
+        background = {value: count for value, count in usual.items() if value not in ignore}
+        return cls(channels, dimensions, classes, background, ignore)
 
     @property
     def named(self) -> set[int]:
@@ -221,10 +226,18 @@ def judge_image(image: ImageFacts, norms: Norms) -> Iterator[Verdict]:
 
 
 def judge_label(label: LabelFacts, norms: Norms) -> Iterator[Verdict]:
-    named, values = norms.named, set(label.values)
+    named, values = norms.named, set(label.values) - set(norms.ignore)
+    ignored = sum(label.values.get(value, 0) for value in norms.ignore)
+    if ignored:
+        yield (
+            "ignored_voxels",
+            "error",
+            f"{ignored} voxels of the label are to be ignored (value {join_names(map(str, norms.ignore))}), "
+            "but would be trained as background. Annotate them, or leave the case out.",
+        )
     allowed = named | {0} | set(norms.background) if named else {v for v in values if 0 <= v <= LARGEST_CLASS}
     unexpected = sorted(values - allowed)
-    if not unexpected and label.num_values > len(values):
+    if not unexpected and label.num_values > len(label.values):
         unexpected = sorted(values)
     if unexpected:
         meant = f"; federation.yaml names {join_names([str(v) for v in sorted(named)], 8)}" if named else ""
@@ -232,7 +245,7 @@ def judge_label(label: LabelFacts, norms: Norms) -> Iterator[Verdict]:
         plural = "value" if len(unexpected) == 1 else "values"
         shown = join_names([str(value) for value in unexpected])
         yield "label_value", "error", f"the label has the {plural} {shown}{many}{meant}."
-    elif not values & (named or values - {0}):
+    elif not ignored and not values & (named or values - {0}):
         yield "no_foreground", "warning", "the label has no foreground."
 
 

@@ -268,7 +268,7 @@ def compare_intensity(images: Mapping[str, Sequence[ImageFacts]], file: Federati
         return []
     texts = [f"{client} {known[client]:.3g}" for client in sorted(known)]
     how = file.prepare.normalise
-    kept = how in ("none", "window")
+    kept = how in ("none", "window", "ct")
     then = f"normalise: {how} keeps that; zscore would not" if kept else f"normalise: {how} evens that out"
     said = (
         f"Intensity ranges differ between clients by more than {INTENSITY_FACTOR:g}-fold (medians: "

@@ -43,6 +43,7 @@ CODES = {
     "no_training": "client without training cases",
     "no_foreground": "no foreground",
     "no_background": "no background",
+    "ignored_voxels": "voxels to be ignored",
     "cut_off": "labelled voxels cut off",
     "constant": "constant image",
     "tiny": "tiny image",

@@ -216,12 +216,29 @@ def normalise(data: Array, settings: PrepareSettings) -> Array:
     """Scale intensities (C, *spatial), each channel by its own (maximum: by the largest of all)."""
     if settings.normalise == "none":
         return data
+    if settings.normalise == "ct":
+        return _normalise_ct(data, settings)
     largest = float(np.abs(data).max())
     if settings.normalise == "maximum":
         return data / np.float32(max(largest, 1e-6))
     scale = SCALES[settings.normalise]
     least = max(1e-5 * largest, 1e-12)  # below it, differences are rounding
     return np.stack([scale(channel, least, settings) for channel in data]).astype(np.float32, copy=False)
+
+
+def _normalise_ct(data: Array, settings: PrepareSettings) -> Array:
+    """Clip, subtract the mean, divide by the SD of all training cases (nnU-Net's CTNormalization)."""
+    rows = settings.intensities or ()
+    if len(rows) != len(data):
+        raise DataError(f"the image has {len(data)} channels, but prepare.intensities has {len(rows)} rows.")
+    scaled = []
+    for channel, row in zip(data, rows, strict=True):
+        if row is None:
+            scaled.append(normalise(channel[None], settings.model_copy(update={"normalise": "zscore"}))[0])
+            continue
+        low, high, mean, deviation = (np.float32(value) for value in row)
+        scaled.append((np.clip(channel, low, high) - mean) / deviation)
+    return np.stack(scaled).astype(np.float32, copy=False)
 
 
 def _zscore(data: Array, least: float, settings: PrepareSettings) -> Array:

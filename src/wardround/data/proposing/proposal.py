@@ -19,7 +19,7 @@ import numpy as np
 
 from wardround.data import federation_file
 from wardround.data.federation_file import FederationFile, PartitionSettings, PrepareSettings, SplitSettings
-from wardround.data.listing import Entry, Listing
+from wardround.data.listing import FOLD, Entry, Listing
 from wardround.data.preparing.grid import reorient_grid, round_to_multiple
 from wardround.data.readers import detect
 from wardround.data.readers.common import is_safe, join_names
@@ -110,6 +110,7 @@ def choose(sources: Sources, listing: Listing, found: Inspection, recognised: Se
         channels=channels,
         labels=labels,
         regions=dict(listing.regions) or {name: (number,) for number, name in enumerate(labels, start=1)},
+        ignore=listing.ignore,
         splits=splits,
         partition=partition,
         prepare=prepare,
@@ -133,7 +134,7 @@ def choose_labels(listing: Listing, found: Inspection, choices: list[str]) -> La
     """The data set's own names, or class_1, class_2 ... for the values seen in the labels."""
     if listing.labels:
         known = {value for values in listing.labels.values() for value in values}
-        other = sorted(set(found.values) - known - {0})
+        other = sorted(set(found.values) - known - {0} - set(listing.ignore))
         if other:
             names = join_names(map(str, other))
             choices.append(f"Labels hold values the data set does not name: {names}; background.")
@@ -179,6 +180,14 @@ def count_patients(entries: Sequence[Entry]) -> int:
 def choose_splits(listing: Listing, choices: list[str]) -> SplitSettings:
     fixed = sum(entry.split is not None for entry in listing.entries)
     total = len(listing.entries)
+    folds = {entry.columns.get(FOLD, "") for entry in listing.entries} - {""}
+    if folds:
+        choices.append(
+            f"splits_final.json has {len(folds)} folds, which are kept: splits.fold chooses the one that is "
+            "not trained on. It "
+            + ("validates." if fixed else "is tested; validation cases are drawn from the rest.")
+        )
+        return SplitSettings(by="kfold", folds=max(2, *(int(fold) + 1 for fold in folds)))
     said = "Cases are drawn 70/10/20 for training, validation and test, by patient, with seed 42."
     if fixed == total:
         said = "The list says which cases are for training, validation and test; this is kept."
@@ -258,14 +267,16 @@ class Inspection:
     """What a few files of every client contain.
 
     channels, dimensions: of most images; shapes and spacings: of every image opened with as many
-    dimensions, in the orientation they will be prepared in; values: in the labels, sorted; low: the smallest
-    intensity; pictures: PNG, JPEG and the like; notes: files that could not be opened.
+    dimensions, in the orientation they will be prepared in; has_spacing: whether they say millimetres;
+    values: in the labels, sorted; low: the smallest intensity; pictures: PNG, JPEG and the like; notes: files
+    that could not be opened.
     """
 
     channels: int
     dimensions: int
     shapes: tuple[tuple[int, ...], ...]
     spacings: tuple[tuple[float, ...], ...]
+    has_spacing: bool
     values: tuple[int, ...]
     low: float
     pictures: bool
@@ -323,6 +334,7 @@ def summarise(
         dimensions=dimensions,
         shapes=tuple(shape for shape, _ in grids),
         spacings=tuple(spacing for _, spacing in grids),
+        has_spacing=all(image.affine is not None for image in alike),
         values=tuple(int(value) for value in values),
         low=float(np.median([part.min() for part in finite if part.size] or [0.0])),
         pictures=pictures,
@@ -336,16 +348,17 @@ def propose_grid(found: Inspection) -> GridProposal:
     median = format_size(round(side) for side in middle)
     if found.dimensions == 2:
         return propose_picture_grid(found, median)
-    spacings = np.asarray(found.spacings)
-    if not np.allclose(spacings, 1.0, atol=1e-3):
-        spacing = tuple(round(float(side), 4) for side in np.median(spacings, axis=0))
+    if found.has_spacing:
+        spacing = tuple(round(float(side), 4) for side in np.median(np.asarray(found.spacings), axis=0))
         how = f"resampled to their median spacing, {format_size(spacing)} mm"
         return None, spacing, f"Volumes are {how}; training takes patches."
     if np.prod(middle) > LARGEST_VOLUME:
-        why = f"Volumes of {median} voxels are large: they keep 1 mm and training takes patches."
+        why = (
+            f"Volumes of {median} voxels are large: they keep theirs, no spacing, and training takes patches."
+        )
         return None, (1.0, 1.0, 1.0), why
     size = tuple(round_to_multiple(side) for side in middle)
-    why = f"Volumes have unit spacing and a median size of {median}: all become {format_size(size)}."
+    why = f"Volumes have no spacing and a median size of {median}: all become {format_size(size)}."
     return size, None, why
 
 

@@ -4,20 +4,25 @@
     <Dataset001_Name>/imagesTr/<case>_0000.nii.gz, <case>_0001.nii.gz ...
     <Dataset001_Name>/labelsTr/<case>.nii.gz
     <Dataset001_Name>/imagesTs, labelsTs          where both are there: test cases
+    <Dataset001_Name>/splits_final.json           optional: folds, [{"train": [...], "val": [...]}, ...]
 
 Isensee et al., Nature Methods 18, 203-211, 2021. Labels given as lists of values are regions
-(whole tumour = 1, 2 and 3): every value becomes a class and the lists become regions.
+(whole tumour = 1, 2 and 3): every value becomes a class and the lists become regions. The label `ignore` is
+no class: its voxels are not annotated.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from wardround.data.listing import Entry, Labels, Listing
+from wardround.data.listing import FOLD, Entry, Labels, Listing
 from wardround.data.readers import msd
 from wardround.data.readers.centres import CHANNEL_MARK
-from wardround.data.readers.common import list_images, note_names, parse_whole, read_json
+from wardround.data.readers.common import is_file, join_names, list_images, note_names, parse_whole, read_json
 from wardround.errors import DataError
 
 
@@ -54,9 +59,19 @@ def read(path: Path, client: str | None = None) -> Listing:
             entries |= {stem: entry for stem, entry in tests.items() if stem not in entries}
         else:
             notes.append(f"{root.name}/imagesTs has no labels (labelsTs) and is not used.")
-    labels, regions = read_classes(facts.get("labels"), notes)
+    labels, regions, ignore = read_classes(facts.get("labels"))
+    if ignore:
+        notes.append(
+            f"{root.name}: label value {ignore[0]} ('ignore') marks voxels that nobody annotated. Cases that "
+            "hold it are left out, since their other voxels cannot be trained on alone yet."
+        )
+    check_class_order(facts.get("regions_class_order"), labels, regions, root, notes)
+    folds = read_folds(root / "splits_final.json", set(entries), notes)
+    entries = {
+        stem: replace(e, columns={FOLD: folds.get(stem, "")}) if folds else e for stem, e in entries.items()
+    }
     ordered = tuple(entries[stem] for stem in sorted(entries))
-    return Listing("nnunet", ordered, names, labels, tuple(notes), regions)
+    return Listing("nnunet", ordered, names, labels, tuple(notes), regions, ignore)
 
 
 def read_cases(root: Path, part: str, client: str, num_channels: int, notes: list[str]) -> dict[str, Entry]:
@@ -86,24 +101,70 @@ def read_cases(root: Path, part: str, client: str, num_channels: int, notes: lis
     }
 
 
-def read_classes(said: Any, notes: list[str]) -> tuple[Labels, Labels]:
-    """Classes (name -> values) and, where some labels are lists, regions (name -> class numbers)."""
+def read_classes(said: Any) -> tuple[Labels, Labels, tuple[int, ...]]:
+    """Classes (name -> values), regions (name -> class numbers) if labels are lists, and what to ignore."""
     if not isinstance(said, dict):
-        return {}, {}
+        return {}, {}, ()
     if all(parse_whole(key) is not None for key in said):  # the older {"1": "tumour"}
-        return msd.read_labels(said), {}
+        return msd.read_labels(said), {}, ()
     meant = {str(name): as_values(value) for name, value in said.items()}
-    ignored = meant.pop("ignore", ())
-    if ignored:
-        notes.append(f"label {ignored[0]} ('ignore') is read as background; wardround has no ignored voxels.")
+    ignore = meant.pop("ignore", ())
     meant = {name: values for name, values in meant.items() if values}
     if all(len(values) == 1 for values in meant.values()):
-        return dict(sorted(meant.items(), key=lambda item: item[1])), {}
+        return dict(sorted(meant.items(), key=lambda item: item[1])), {}, ignore
     own = {values[0]: name for name, values in meant.items() if len(values) == 1}
     every = sorted({value for values in meant.values() for value in values})
     labels: dict[str, tuple[int, ...]] = {own.get(value, f"value_{value}"): (value,) for value in every}
     regions = {name: tuple(every.index(value) + 1 for value in values) for name, values in meant.items()}
-    return labels, regions
+    return labels, regions, ignore
+
+
+def check_class_order(order: Any, labels: Labels, regions: Labels, root: Path, notes: list[str]) -> None:
+    """Say where nnU-Net would write another value than the labels have.
+
+    It writes the value of each region in turn, regions_class_order, over those before; wardround writes the
+    class whose regions these are.
+    """
+    if not regions:
+        return
+    values = [parse_whole(value) for value in order] if isinstance(order, list) else []
+    if len(values) != len(regions) or None in values:
+        notes.append(
+            f"{root.name}: regions_class_order is {order}, not a value for each of the {len(regions)} "
+            "regions; it is not used."
+        )
+        return
+    written = {n: v for v, numbers in zip(values, regions.values(), strict=True) for n in numbers}
+    differ = [
+        f"{own[0]} as {written[n]}" for n, own in enumerate(labels.values(), start=1) if written[n] != own[0]
+    ]
+    note_names(
+        notes, f"{root.name}: nnU-Net writes label value", differ, " by its regions_class_order; here not"
+    )
+
+
+def read_folds(path: Path, cases: set[str], notes: list[str]) -> Mapping[str, str]:
+    """Case -> the fold in which it is not trained on; nothing without a usable file."""
+    if not is_file(path):
+        return {}
+    folds = read_json(path)
+    named = [fold.get("val") for fold in folds if isinstance(fold, dict)] if isinstance(folds, list) else []
+    if len(named) < 2 or len(named) < len(folds) or not all(isinstance(own, list) for own in named):
+        raise DataError(
+            f"{path} is not nnU-Net's list of at least two folds, each with train and val. Remove it."
+        )
+    places = [(str(case), str(number)) for number, own in enumerate(named) for case in own or []]
+    unknown = sorted({case for case, _ in places} - cases)
+    if unknown:
+        raise DataError(
+            f"{path} names {join_names(unknown)}, which are not in imagesTr. Correct or remove it."
+        )
+    repeated = [case for case, count in Counter(case for case, _ in places).items() if count > 1]
+    if repeated:
+        told = f"{path.parent.name}/splits_final.json validates cases in several folds and is not used"
+        note_names(notes, told, repeated)
+        return {}
+    return dict(places)
 
 
 def as_values(said: Any) -> tuple[int, ...]:

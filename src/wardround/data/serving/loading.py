@@ -118,7 +118,7 @@ class RealData:
         held_out = self.file.held_out
         placed = partitions.partition(entries, self.file.partition, self.describe, held_out=held_out)
         self.describe.save()
-        return placed
+        return placed if self.settings.test else [entry for entry in placed if entry.split != "test"]
 
     def _read_first_image(self) -> ImageFacts:
         """Facts of the first readable image, which all others are compared with."""
@@ -138,6 +138,13 @@ class RealData:
                     f"{name} is {list(sides)}, but the images of {self.path} are {self.dimensions}D; "
                     f"give {self.dimensions} numbers."
                 )
+        settings = self.file.prepare
+        rows = settings.intensities if settings.normalise == "ct" else None
+        if rows is not None and len(rows) != self.in_channels:
+            raise ConfigError(
+                f"prepare.intensities has {len(rows)} rows, but the images of {self.path} have "
+                f"{self.in_channels} channels; give a row each."
+            )
 
     def prepare(self, watch: Watch | None = None) -> dict[str, PreparedClient]:
         """Check and prepare the cases of all clients, unless that is done already."""

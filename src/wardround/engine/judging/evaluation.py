@@ -47,7 +47,7 @@ def score_cases(
     # not in validation after rounds, which would take several times as long
     tta = settings.tta and split is client.data.test
     with (
-        evaluated_as(client.model, objective, settings.window, tta),
+        evaluated_as(client.model, objective, tta=tta),
         Turns(client.device, inline=not scorer.needs_masks) as turns,
     ):
         for logits, batch in client.predictions(split, params):

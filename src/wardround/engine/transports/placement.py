@@ -221,6 +221,8 @@ def estimate_work(config: Config, federation: Federation, names: Sequence[str]) 
     num_bytes = sum(tensor.nbytes for tensor in model.state_dict().values())
     work = Work(sizes, 0.0, num_bytes, 5 * num_bytes, config.rounds)
     cases = TRAIN_SHARE * sum(sizes.values()) * config.local_epochs * config.rounds
+    if config.local_steps is not None:
+        cases = config.local_steps * config.batch_size * len(sizes) * config.rounds
     most = 6 * sum(p.numel() for p in model.parameters()) * math.prod(model.padded_size(shape)) * cases
     if most / FLOPS_A_SECOND <= START_SECONDS:  # every weight at every voxel: no need to look closer
         return replace(work, seconds=most / FLOPS_A_SECOND)

@@ -1,0 +1,301 @@
+"""wardround without a configuration file, federated, pooled and local, beside nnU-Net on the pooled cases.
+
+    python benchmarks/autopilot/run.py --data DATA --out runs/autopilot --jobs 12 --minutes 9
+    python benchmarks/autopilot/summarise.py runs/autopilot --write
+
+DATA holds the folders hippocampus, lgg3d, fundus_odoc and polyp4, each with its index.csv, whose split all
+parts keep. Each set is described by `wardround data init` and configured by `wardround configure`; nothing is
+written by hand. All parts take the same number of optimizer steps in all: of K clients each takes a K-th,
+also where they train alone. A run that ends leaves OUT/results/<set>-<part>-<seed>.json at once, and the same
+command goes on with the others. Seconds mean something only with --jobs 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import os
+import platform
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from wardround.files import write_json
+
+HERE = Path(__file__).parent
+SETS = ("hippocampus", "lgg3d", "fundus_odoc", "polyp4")
+METHODS = {"federated": None, "pooled": "centralised", "local": "local"}
+PARTS = (*METHODS, "nnunet")
+QUICKER = ("evaluate.metrics=[dice]", "evaluate.overlays=0", "evaluate.calibrate=false")  # the same Dice
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training. steps: of all clients together."""
+
+    set: str
+    part: str
+    seed: int
+    steps: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.set}-{self.part}-{self.seed}"
+
+
+class Runner:
+    """Does runs, each in processes of its own, until the time is over."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
+        self.data: Path = options.data.resolve()
+        self.out: Path = options.out.resolve()
+        self.results: Path = (options.results or options.out / "results").resolve()
+        self.end = time.monotonic() + 60 * options.minutes
+        cores = os.cpu_count() or 1
+        self.threads = max(1, cores // options.jobs)
+        peers = max(1, options.jobs // len(options.parts))  # runs of nnU-Net at a time
+        self.loading = max(1, cores // 2 if options.jobs > 1 else cores - 2) // peers or 1
+
+    def result(self, run: Run) -> Path:
+        return self.results / f"{run.name}.json"
+
+    # Before training
+
+    def set_up(self, name: str) -> None:
+        """Describe and configure a set; plan and preprocess it with nnU-Net."""
+        self.work(name).mkdir(parents=True, exist_ok=True)
+        file = self.work(name) / f"{name}.yaml"
+        if set(METHODS) & set(self.options.parts) and not (self.work(name) / "run.yaml").exists():
+            if not file.exists():
+                self.call(name, "init", "wardround", "data", "init", str(self.data / name), "-o", str(file))
+            budget = str(self.options.steps[name] // count_clients(file))
+            told = ["--budget", budget, "-o", str(self.work(name) / "run.yaml")]
+            self.call(name, "configure", "wardround", "configure", str(file), *told)
+        if "nnunet" in self.options.parts and not (self.work(name) / "nnunet" / "prepared.json").exists():
+            self.peer(name, "prepare", "prepare", self.loading)
+
+    def work(self, name: str) -> Path:
+        return self.out / "work" / name
+
+    # Training
+
+    def do(self, run: Run) -> None:
+        """Train and test; leave the result."""
+        if self.result(run).exists() or time.monotonic() > self.end:
+            return
+        started = time.perf_counter()
+        found = self.train_peer(run) if run.part == "nnunet" else self.train_ours(run)
+        if found is None:
+            return
+        facts = {"set": run.set, "part": run.part, "seed": run.seed, "asked_steps": run.steps}
+        place = {"jobs": self.options.jobs, "device": describe_device(), "commit": find_commit()}
+        total = time.perf_counter() - started
+        write_json(self.result(run), {**facts, **place, "total_seconds": round(total, 1), **found})
+        dice = [case["dice"] for case in found["cases"]]
+        print(f"{run.name}: Dice {sum(dice) / len(dice):.4f}, {total:.0f} s", flush=True)
+
+    def train_ours(self, run: Run) -> dict[str, Any] | None:
+        folder = self.work(run.set) / run.name
+        alone = ["compute.workers=1", f"compute.threads={self.threads}"]
+        settings = [f"seed={run.seed}", f"output={folder}", *alone, *QUICKER, *self.options.set]
+        method = METHODS[run.part]
+        if method is not None:
+            settings += [f"method={{name: {method}}}", "min_clients=1"]  # all cases together are one client
+        words = [word for setting in settings for word in ("--set", setting)]
+        planned = str(self.work(run.set) / "run.yaml")
+        line = ["wardround", "train", planned, *words, "--overwrite", "--no-report", "--quiet"]
+        if self.call(run.set, run.name, *line) is None:
+            return None
+        result = json.loads((folder / "result.json").read_text())
+        config = yaml.safe_load((folder / "config.yaml").read_text())
+        clients = count_clients(self.work(run.set) / f"{run.set}.yaml")
+        return {
+            "cases": read_cases(folder / "cases.csv", self.data / run.set),
+            "steps": config["rounds"] * config["local_steps"] * clients,
+            "batch_size": config["batch_size"],
+            "seconds": {"train and test": result["seconds"]},
+            "params_sha256": result["params_sha256"],
+        }
+
+    def train_peer(self, run: Run) -> dict[str, Any] | None:
+        told = ["--steps", str(run.steps), "--seed", str(run.seed)]
+        return self.peer(run.set, run.name, "train", self.loading, *told)
+
+    def peer(self, name: str, log: str, what: str, processes: int, *more: str) -> dict[str, Any] | None:
+        places = ["--data", str(self.data / name), "--work", str(self.work(name) / "nnunet")]
+        device = "cuda" if has_gpu() else "cpu"
+        most = ["--most", str(self.options.most)] if self.options.most else []
+        told = ["--processes", str(processes), "--device", device, *most, *more]
+        line = [str(HERE / "nnunet_train.py"), what, *places, *told]
+        text = self.call(name, f"nnunet-{log}" if what == "prepare" else log, *line)
+        return None if text is None else dict(json.loads(text.strip().splitlines()[-1]))
+
+    def call(self, name: str, log: str, program: str, *words: str) -> str | None:
+        """The output of a program of ours; None, and a line, where it fails or the time is over."""
+        folder = self.out / "logs" / name
+        folder.mkdir(parents=True, exist_ok=True)
+        start = ["-m", program] if not program.endswith(".py") else [program]
+        threads = {"OMP_NUM_THREADS": str(self.threads)}
+        with (folder / f"{log}.out").open("w") as out, (folder / f"{log}.err").open("w") as err:
+            process = subprocess.Popen(
+                [sys.executable, *start, *words],
+                stdout=out,
+                stderr=err,
+                env=os.environ | threads,
+                start_new_session=True,
+            )
+            try:
+                status = process.wait(max(1.0, self.end - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                end_group(process)
+                status = -1
+        if status == 0:
+            return (folder / f"{log}.out").read_text()
+        why = "out of time" if status == -1 else last_line(folder / f"{log}.err")
+        print(f"{name} {log}: {why}", flush=True)
+        return None
+
+
+def end_group(process: subprocess.Popen[bytes]) -> None:
+    """End a program and the processes it started."""
+    for kind in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.killpg(process.pid, kind)
+            process.wait(5)
+        except (subprocess.TimeoutExpired, ProcessLookupError):
+            continue
+
+
+def last_line(path: Path) -> str:
+    lines = path.read_text(errors="replace").strip().splitlines()
+    return lines[-1][:300] if lines else "failed without a word"
+
+
+def count_clients(federation: Path) -> int:
+    """Clients that train."""
+    told = yaml.safe_load(federation.read_text())
+    return len(told["clients"]) if told["partition"]["kind"] == "natural" else told["partition"]["clients"]
+
+
+def read_cases(path: Path, data: Path) -> list[dict[str, Any]]:
+    """Dice of every test case, mean over its classes, of centres that train."""
+    with (data / "index.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    idle = {row["centre"] for row in rows} - {row["centre"] for row in rows if row["split"] == "train"}
+    scores: dict[tuple[str, str], list[float]] = {}
+    with path.open(newline="") as file:
+        for row in csv.DictReader(file):
+            if row["client"] not in idle:
+                scores.setdefault((row["client"], row["case"]), []).append(float(row["dice"]))
+    return [
+        {"client": client, "case": case, "dice": sum(own) / len(own)}
+        for (client, case), own in scores.items()
+    ]
+
+
+@contextmanager
+def shared_gpu(jobs: int) -> Iterator[None]:
+    """CUDA's multi-process service, so that kernels of several runs overlap; without it where it fails."""
+    control = shutil.which("nvidia-cuda-mps-control")
+    if control is None or jobs == 1:
+        yield
+        return
+    with tempfile.TemporaryDirectory(prefix="mps") as folder:
+        places = {"CUDA_MPS_PIPE_DIRECTORY": folder, "CUDA_MPS_LOG_DIRECTORY": folder}
+        own = os.environ | places
+        try:
+            subprocess.run([control, "-d"], env=own, check=True, timeout=20, capture_output=True)
+            probe = "import torch; torch.zeros(9, device='cuda').sum().item()"
+            subprocess.run(
+                [sys.executable, "-c", probe], env=own, check=True, timeout=90, capture_output=True
+            )
+            os.environ |= places
+            print("kernels of several runs overlap (CUDA's multi-process service)", flush=True)
+        except (OSError, subprocess.SubprocessError) as error:
+            print(f"runs take turns on the GPU: {error}", flush=True)
+        try:
+            yield
+        finally:
+            for name in places:
+                os.environ.pop(name, None)
+            subprocess.run([control], input=b"quit\n", env=own, check=False, capture_output=True)
+
+
+def has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def describe_device() -> str:
+    import torch
+
+    device = torch.cuda.get_device_name() if has_gpu() else f"{os.cpu_count()} cores"
+    return f"{device}, torch {torch.__version__}, Python {platform.python_version()}"
+
+
+def find_commit() -> str:
+    told = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=HERE, capture_output=True, text=True, check=False
+    )
+    return told.stdout.strip() or os.environ.get("COMMIT", "unknown")
+
+
+def read_steps(text: str, sets: list[str]) -> dict[str, int]:
+    """
+    >>> read_steps("5000", ["a"]), read_steps("a=1,b=2", ["b"])
+    ({'a': 5000}, {'b': 2})
+    """
+    told = dict(part.split("=") for part in text.split(",")) if "=" in text else dict.fromkeys(sets, text)
+    return {name: int(told[name]) for name in sets}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--out", type=Path, default=Path("runs/autopilot"))
+    parser.add_argument("--results", type=Path, help="where results go; default OUT/results")
+    parser.add_argument("--sets", default=",".join(SETS), help="with commas")
+    parser.add_argument("--parts", default=",".join(PARTS), help="with commas")
+    parser.add_argument("--seeds", default="1,2,3", help="with commas")
+    parser.add_argument("--steps", default="5000", help="of all clients together; or polyp4=4000,lgg3d=2000")
+    parser.add_argument("--jobs", type=int, default=1, help="runs side by side")
+    parser.add_argument("--minutes", type=float, default=600.0, help="for everything")
+    parser.add_argument(
+        "--set", action="append", default=[], help="a setting of wardround's runs, for a trial"
+    )
+    parser.add_argument("--most", type=int, help="test cases that nnU-Net predicts, for a trial; default all")
+    options = parser.parse_args()
+    options.parts = options.parts.split(",")
+    sets, seeds = options.sets.split(","), [int(seed) for seed in options.seeds.split(",")]
+    options.steps = read_steps(options.steps, sets)
+    runner = Runner(options)
+    runner.results.mkdir(parents=True, exist_ok=True)
+    with shared_gpu(options.jobs), ThreadPoolExecutor(options.jobs) as pool:
+        list(pool.map(runner.set_up, sets))
+        runs = [
+            Run(name, part, seed, options.steps[name])
+            for seed in seeds
+            for name in sets
+            for part in reversed(options.parts)  # nnU-Net takes longest
+        ]
+        list(pool.map(runner.do, runs))
+    done = sum(runner.result(run).exists() for run in runs)
+    print(f"{done} of {len(runs)} runs are in {runner.results}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,221 @@
+"""Run plans: from a federation.yaml and a budget to a run, ready to train.
+
+measure -> rules for some steps -> time them on this machine -> rules for as many steps as the budget has
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from wardround.config import Config
+from wardround.config_file import load_config
+from wardround.configuring.budget import Budget, Pace, find_steps, format_minutes, parse_budget
+from wardround.configuring.facts import Facts
+from wardround.configuring.measuring import measure_federation
+from wardround.configuring.method_choice import TRIALS_SHARE
+from wardround.configuring.plan import Choice, ConfigurationPlan, override_plan
+from wardround.configuring.plan_file import PLAN, as_record
+from wardround.configuring.rules import configure
+from wardround.data.federation_file import FederationFile, load
+from wardround.data.fingerprint.measure import Fingerprint
+from wardround.data.listing import Watch
+from wardround.data.settings import DataSettings
+from wardround.engine.egress import describe_fingerprint
+from wardround.errors import ConfigError
+from wardround.planning.plan import make_plan
+from wardround.text import format_duration
+from wardround.yaml_file import apply_override
+
+FIRST_STEPS = 400  # of the first plan that is timed
+COUNTS = ("rounds", "local_steps", "evaluate.every")  # what steps change without changing a step's time
+
+Adapt = Callable[[ConfigurationPlan], ConfigurationPlan]
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """A run that is ready to train; its plan has the user's own settings in it.
+
+    steps: of each client; seconds: what it is expected to take, None where only steps were asked for;
+    notes: what was guessed; fingerprints: what clients told of their cases.
+    """
+
+    name: str
+    federation: Path
+    budget: Budget
+    plan: ConfigurationPlan
+    facts: Facts
+    steps: int
+    seconds: float | None = None
+    notes: tuple[str, ...] = ()
+    fingerprints: Sequence[Fingerprint] = field(default=(), repr=False)
+
+    def config(self) -> Config:
+        return load_config(self.plan.settings())
+
+    def describe(self) -> dict[str, Any]:
+        """Facts of the plan as a whole, for plan.yaml."""
+        return {
+            "federation": str(self.federation),
+            "budget": self.budget.name,
+            "steps_of_each_client": self.steps,
+            "expected_seconds": None if self.seconds is None else round(self.seconds),
+            "notes": list(self.notes),
+        }
+
+    def make_files(self) -> dict[str, str]:
+        """What the folder of the run begins with: the plan, and a ledger line for each fingerprint."""
+        counts = {client.name: client.num_train for client in self.facts.clients}
+        lines = [
+            describe_fingerprint(one.client, one.as_bytes(), counts[one.client]) for one in self.fingerprints
+        ]
+        ledger = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+        return {PLAN: as_record(self.plan, self.describe()), "egress.jsonl": ledger}
+
+
+def plan_run(
+    path: Path,
+    budget: Budget,
+    overrides: Sequence[str] = (),
+    *,
+    watch: Watch | None = None,
+    on_timing: Callable[[], None] = lambda: None,
+    adapt: Adapt = lambda plan: plan,
+) -> RunPlan:
+    """Measure the cases of a federation.yaml and choose every setting of a run within a budget.
+
+    overrides: settings of the user's on top (`a.b=c`), which count in the timing; watch: progress over cases;
+    on_timing: called before training steps are timed; adapt: changes a plan of the rules.
+    """
+    file = load(path)
+    name = name_run(path, file)
+    fingerprints, facts = measure_federation(path, read_data_settings(path, overrides), on_progress=watch)
+    check_facts(path, facts)
+    first = [
+        Choice("name", name, "the folder of the data"),
+        Choice("data.federation", str(path), "your data, seen from where the command runs"),
+    ]
+
+    def plan(steps: int) -> ConfigurationPlan:
+        made = adapt(configure(facts, steps=steps))
+        return override_plan(replace(made, choices=(*first, *made.choices)), overrides)
+
+    steps, seconds = choose_steps(plan, budget, len(facts.clients), on_timing)
+    notes = (*describe_artificial(file), *facts.notes, *describe_shortage(budget, seconds))
+    return RunPlan(name, path, budget, plan(steps), facts, steps, seconds, notes, fingerprints)
+
+
+def configure_run(federation: str | Path, *, budget: str = "quick", overrides: Sequence[str] = ()) -> Config:
+    """The configuration of a run on a federation.yaml, planned from its cases, for `wr.run`.
+
+    budget: quick, standard or full, a time such as 30m, or steps of each client; overrides: settings on top,
+    as `--set` has them. Methods are tried by `wardround train --budget full` alone.
+
+    >>> wr.run(wr.configure("federation.yaml", budget="30m"))  # doctest: +SKIP
+    """
+    return plan_run(Path(federation), parse_budget(budget), overrides).config()
+
+
+def read_data_settings(path: Path, overrides: Sequence[str]) -> DataSettings:
+    """What the user's own settings say of the splits; the rest is to be planned."""
+    values: dict[str, Any] = {}
+    for override in overrides:
+        apply_override(values, override)
+    data = values.get("data")
+    splits = data.get("splits") if isinstance(data, dict) else None
+    return DataSettings.read({"federation": str(path), **({"splits": splits} if splits else {})}, "data.")
+
+
+def name_run(path: Path, file: FederationFile) -> str:
+    """A name for the run: that of a file of its own name, or of the folder that the data are in.
+
+    Several folders give the name of the folder they share.
+    """
+    if path.stem != "federation":
+        return path.stem
+    places = [(path.parent / source.path).resolve() for source in file.sources]
+    shared = places[0] if len(places) == 1 else places[0].parent
+    if shared.suffix:  # a list of cases
+        shared = shared.parent
+    return (shared if len({place.parent for place in places}) == 1 else path.resolve().parent).name or "run"
+
+
+def check_facts(path: Path, facts: Facts) -> None:
+    """Refuse what is no federation, and classes that nobody can learn."""
+    if len(facts.clients) < 2:
+        raise ConfigError(
+            f"{path} has one client that trains, '{facts.clients[0].name}'; a federation needs two. Add a "
+            "folder under sources, or divide its cases artificially: partition: {kind: iid, clients: 4}."
+        )
+    absent = [name for name in facts.classes if not facts.presence.get(name, 0)]
+    if absent:
+        raise ConfigError(
+            f"{path}: class '{absent[0]}' is in no training case. Correct its values under labels, or take "
+            "it out; wardround data check shows the values that are there."
+        )
+
+
+def describe_artificial(file: FederationFile) -> list[str]:
+    """A sentence where clients are not hospitals."""
+    partition = file.partition
+    if partition.kind in ("natural", "column"):
+        return []
+    return [
+        f"ARTIFICIAL CLIENTS: {partition.clients} clients were made from the cases ({partition.kind}). "
+        "Report results as artificially partitioned."
+    ]
+
+
+# Steps
+
+
+def describe_shortage(budget: Budget, seconds: float | None) -> list[str]:
+    """A sentence where the fewest steps take longer than a budget that has a name."""
+    if seconds is None or budget.seconds is None or seconds <= budget.seconds:
+        return []
+    return [
+        f"{budget.name} means {format_duration(budget.seconds)}, but the fewest steps of this plan take "
+        f"about {format_duration(seconds)} on this machine, and teach little. Better: --budget "
+        f"{format_minutes(5 * seconds)}."
+    ]
+
+
+def choose_steps(
+    plan: Callable[[int], ConfigurationPlan],
+    budget: Budget,
+    clients: int,
+    on_timing: Callable[[], None],
+) -> tuple[int, float | None]:
+    """Steps of each client, and the seconds they are expected to take."""
+    if budget.seconds is None:
+        assert budget.steps is not None
+        return budget.steps, None
+    paces: dict[str, Pace] = {}
+
+    def predict(steps: int) -> float:
+        made = plan(steps)
+        recipe = json.dumps([[c.key, c.value] for c in made.choices if c.key not in COUNTS], default=str)
+        if recipe not in paces:
+            on_timing()
+            paces[recipe] = measure_pace(load_config(made.settings()))
+        settings = made.settings()
+        rounds, every = int(settings["rounds"]), int(settings.get("evaluate", {}).get("every", 1))
+        return paces[recipe].predict(steps, rounds, math.ceil(rounds / every))
+
+    predict(FIRST_STEPS)  # so that a short plan is timed first, which most budgets end with
+    available = budget.seconds / (1 + TRIALS_SHARE) if budget.tries_methods else budget.seconds
+    steps = find_steps(available, predict, budget, budget.limit_steps(clients))
+    return steps, predict(steps)
+
+
+def measure_pace(config: Config) -> Pace:
+    """Seconds of steps, rounds and test, from a dry run of this network on this machine."""
+    made = make_plan(config)
+    assert made.time is not None
+    local_steps = max(client.steps for client in made.clients)
+    return Pace.of(made.time, max(1, local_steps))

@@ -1,0 +1,209 @@
+"""Rules of the training: what is minimised, by which steps, on which images, and how clients work together.
+
+nnU-Net 2's recipe (`nnUNetTrainer`), and ours where a federation or a short run adds a question.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import combinations
+from typing import Any
+
+from wardround.configuring.facts import Facts
+from wardround.configuring.plan import Choice
+
+FEW_STEPS = 1000  # of each client; below it momentum of 0.99 has hardly begun
+FEWEST_ROUNDS = 50  # where there are steps enough
+LOCAL_STEPS = (10, 100)  # of a round: fewest and most
+VALIDATIONS = 10  # in a run
+THICK = 3  # longest to shortest side of a patch of few thick slices (nnU-Net: do_dummy_2d_data_aug)
+LONG = 1.5  # longest to shortest side of a 2D patch that is not turned upside down (nnU-Net)
+
+
+# What is minimised
+
+
+def choose_objective(facts: Facts, patch: Sequence[int], shape: Sequence[int]) -> list[Choice]:
+    """Dice + cross entropy; of each region by itself where regions overlap (nnU-Net: region-based training).
+
+    nnU-Net takes Dice over the whole batch in 2D, and in 3D where a patch sees so little of the image that
+    a coarser network would be trained before it, which is below about an eighth of its voxels.
+    """
+    share = math.prod(patch) / math.prod(shape)
+    is_batch = facts.dimensions == 2 or share < 1 / 8
+    if is_batch:
+        why = "images are 2D" if facts.dimensions == 2 else f"a patch has {percent(share)} of an image"
+        why = f"Dice of the whole batch, as {why}: a class may be missing in one"
+    else:
+        why = f"Dice of each patch, which has {percent(min(share, 1.0))} of an image"
+    reduction = Choice("objective.reduction", "batch" if is_batch else "per_sample", why)
+    pair = find_overlap(facts.regions)
+    regions = order_regions(facts)
+    if pair is None or regions is None:
+        why = "Dice + cross entropy, as nnU-Net"
+        if pair is not None:
+            why = f"regions {pair[0]} and {pair[1]} overlap but do not tell classes apart, which are trained"
+        return [Choice("objective.name", "dice_bce", why), reduction]
+    return [
+        Choice("objective.name", "region_dice_bce", f"regions {pair[0]} and {pair[1]} overlap"),
+        Choice("objective.regions", regions, "each is learned as a whole, as it is measured"),
+        reduction,
+    ]
+
+
+def order_regions(facts: Facts) -> list[list[int]] | None:
+    """Regions from the largest on, where each paints one class over those before it; None where not."""
+    ordered = sorted((sorted(classes) for classes in facts.regions.values()), key=len, reverse=True)
+    painted = [set(own).difference(*ordered[place + 1 :]) for place, own in enumerate(ordered)]
+    every = sorted(number for classes in painted for number in classes)
+    one_each = all(len(classes) == 1 for classes in painted)
+    return ordered if one_each and every == list(range(1, len(facts.classes) + 1)) else None
+
+
+def find_overlap(regions: Mapping[str, Sequence[int]]) -> tuple[str, str] | None:
+    """Two regions that share a class, if there are any."""
+    pairs = combinations(regions.items(), 2)
+    return next(((a, b) for (a, one), (b, other) in pairs if set(one) & set(other)), None)
+
+
+def choose_foreground() -> list[Choice]:
+    """nnU-Net: a third of each batch lies at something labelled, at least one patch."""
+    return [
+        Choice("data.foreground", 0.33, "a third of the patches lie at something labelled, as nnU-Net"),
+        Choice("data.foreground_by", "batch", "so that every batch has one"),
+    ]
+
+
+# By which steps
+
+
+def choose_optimizer(steps: int) -> list[Choice]:
+    """nnU-Net's SGD; ours below FEW_STEPS: Adam, which is far after a few hundred steps.
+
+    Momentum of 0.99 is a mean over a hundred steps, and 0.01 is tuned for 250,000. The state stays at the
+    clients from round to round: reset, each round would begin without momentum.
+    """
+    if steps < FEW_STEPS:
+        few = f"{steps} steps are few: Adam learns from the first on"
+        chosen = [Choice("optimizer.name", "adam", few), Choice("optimizer.learning_rate", 0.01, few)]
+    else:
+        chosen = [
+            Choice("optimizer.name", "sgd", "as nnU-Net"),
+            Choice("optimizer.learning_rate", 0.01, "as nnU-Net"),
+            Choice("optimizer.momentum", 0.99, "as nnU-Net"),
+            Choice("optimizer.nesterov", True, "as nnU-Net"),
+            Choice("optimizer.weight_decay", 3e-5, "as nnU-Net"),
+        ]
+    return [
+        *chosen,
+        Choice("optimizer.clip_norm", 12.0, "as nnU-Net"),
+        Choice("optimizer.schedule", {"name": "polynomial", "power": 0.9}, "falls to 0, as nnU-Net's"),
+        Choice("optimizer.state", "keep", "momentum needs more steps than a round has"),
+    ]
+
+
+def choose_rounds(steps: int) -> tuple[int, int]:
+    """Rounds and local steps of each that make `steps` (ours).
+
+    At least fifty rounds where there are steps for it, so that clients do not drift apart, of 10 to 100
+    steps, so that the exchange does not take longer than the training.
+    """
+    fewest, most = LOCAL_STEPS
+    local = min(max(steps // FEWEST_ROUNDS, fewest), most, steps)
+    return max(1, round(steps / local)), local
+
+
+def choose_work(facts: Facts, steps: int) -> list[Choice]:
+    """Equal steps for every client, whatever its number of cases (ours): one with few cases is as far as the
+    others when models are averaged, and nobody waits for the largest.
+    """
+    rounds, local = choose_rounds(steps)
+    counts = [client.num_train for client in facts.clients]
+    sizes = f"{min(counts)} to {max(counts)} training cases"
+    return [
+        Choice("rounds", rounds, f"{rounds} x {local} steps are the {steps} of each client"),
+        Choice("local_steps", local, f"clients have {sizes}: equal steps, not epochs"),
+    ]
+
+
+# On which images
+
+
+def choose_augmentation(steps: int, patch: Sequence[int]) -> list[Choice]:
+    """nnU-Net's set, in our terms; none but mirroring where steps are few (ours).
+
+    Rotation up to 30 degrees, in 2D up to 180, or 15 where the patch is long; not at all for few thick
+    slices, which nnU-Net rotates in their plane alone. Scaling 0.7 to 1.4; noise, blur, brightness,
+    contrast, low resolution and gamma with its probabilities.
+    """
+    if steps < FEW_STEPS:
+        return [Choice("augmentation", NO_AUGMENTATION, f"{steps} steps are too few to see variants")]
+    sides = max(patch) / min(patch)
+    chosen: dict[str, Any] = {"flip": 0.0, "mirror": 0.5}
+    reason = "nnU-Net's set"
+    if len(patch) == 3 and sides > THICK:
+        reason += f"; no rotation, as {min(patch)} thick slices have none out of their plane"
+    else:
+        chosen |= {"spatial": 0.36, "scale": 0.4}
+        chosen["rotate"] = 30.0 if len(patch) == 3 else 15.0 if sides > LONG else 180.0
+    return [Choice("augmentation", chosen | SHADING, reason)]
+
+
+NO_AUGMENTATION: dict[str, Any] = {"flip": 0.0, "intensity": 0.0}
+SHADING: dict[str, Any] = {
+    "noise": 0.2, "blur": 1.0, "intensity": 0.25, "contrast": 0.25, "low_resolution": 0.5, "gamma": 0.4,
+    "inverted": 0.25, "chances": {"noise": 0.1, "blur": 0.2, "intensity": 0.15, "contrast": 0.15,
+    "low_resolution": 0.25, "gamma": 0.37},
+}  # fmt: skip
+
+
+# How clients work together
+
+
+def choose_method(facts: Facts) -> list[Choice]:
+    """FedAvg by number of cases, as if all were pooled (ours).
+
+    Momentum is at the clients: added at the server too (FedAvgM), runs of a few thousand steps ended worse.
+    """
+    count = len(facts.clients)
+    enough = min(count, max(2, math.ceil(count / 2)))
+    return [
+        Choice("method.name", "fedavg", "momentum is the clients', so the server has none"),
+        Choice(
+            "method.weighting", "samples", f"{facts.num_train} training cases count alike, wherever they are"
+        ),
+        Choice(
+            "min_clients",
+            enough,
+            f"a round needs {enough} of {count} clients; a mean of one would be its model",
+        ),
+    ]
+
+
+# How models are judged
+
+
+def choose_evaluation(facts: Facts, steps: int, patch: Sequence[int]) -> list[Choice]:
+    """Windows of the training patch and the last model, as nnU-Net; mirror images where they were trained on
+    and all clients have a GPU, since each costs a pass.
+    """
+    rounds, _ = choose_rounds(steps)
+    every = max(1, rounds // VALIDATIONS)
+    slow = [client.name for client in facts.clients if client.device == "cpu"]
+    if steps < FEW_STEPS:
+        tta, why = False, "no mirror images in training"
+    elif slow:
+        tta, why = False, f"'{slow[0]}' has no GPU, and it takes {2 ** len(patch)} passes an image"
+    else:
+        tta, why = True, f"the mean over {2 ** len(patch)} mirror images, as nnU-Net"
+    return [
+        Choice("evaluate.window", list(patch), "the patch of training, as nnU-Net"),
+        Choice("evaluate.every", every, f"{math.ceil(rounds / every)} validations in all"),
+        Choice("evaluate.model", "last", "the rate has fallen to 0; validation cases are few to choose by"),
+        Choice("evaluate.tta", tta, why),
+    ]
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.0f} %"

@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from wardround.configuring.facts import Facts
+from wardround.configuring.plan import Choice
+from wardround.configuring.training_rules import (
+    choose_augmentation,
+    choose_evaluation,
+    choose_method,
+    choose_objective,
+    choose_optimizer,
+    choose_rounds,
+    find_overlap,
+)
+
+Make = Callable[..., Facts]
+
+
+def values(choices: Sequence[Choice]) -> dict[str, Any]:
+    return {choice.key: choice.value for choice in choices}
+
+
+def test_overlapping_regions_are_trained_as_regions(make_facts: Make) -> None:
+    facts = make_facts(regions={"core": (1,), "whole": (1, 2)})
+    found = values(choose_objective(facts, (128, 128, 128), (160, 192, 160)))
+
+    assert found["objective.name"] == "region_dice_bce"
+    assert found["objective.regions"] == [[1, 2], [1]]  # the larger one first
+
+
+def test_overlapping_regions_that_do_not_tell_classes_apart_are_only_measured(make_facts: Make) -> None:
+    facts = make_facts(regions={"whole": (1, 2), "core": (1,), "all": (1, 2)})
+    found = values(choose_objective(facts, (128, 128, 128), (160, 192, 160)))
+
+    assert found["objective.name"] == "dice_bce"
+
+
+def test_regions_that_share_no_class_do_not_overlap() -> None:
+    assert find_overlap({"a": (1, 3), "b": (2,)}) is None
+    assert find_overlap({"a": (1,), "b": (2,), "c": (3, 2)}) == ("b", "c")
+
+
+@pytest.mark.parametrize(
+    ("patch", "shape", "expected"),
+    [
+        ((128, 128, 128), (256, 256, 256), "per_sample"),
+        ((128, 128, 128), (256, 256, 257), "batch"),
+        ((512, 512), (512, 512), "batch"),
+    ],
+)
+def test_dice_is_of_the_batch_in_2d_or_where_a_patch_sees_little(
+    make_facts: Make, patch: tuple[int, ...], shape: tuple[int, ...], expected: str
+) -> None:
+    facts = make_facts(shape=shape)
+
+    assert values(choose_objective(facts, patch, shape))["objective.reduction"] == expected
+
+
+@pytest.mark.parametrize(
+    ("steps", "expected"),
+    [(1, (1, 1)), (9, (1, 9)), (300, (30, 10)), (1250, (50, 25)), (5000, (50, 100)), (62_500, (625, 100))],
+)
+def test_rounds_and_local_steps_make_the_steps(steps: int, expected: tuple[int, int]) -> None:
+    assert choose_rounds(steps) == expected
+
+
+def test_adam_trains_below_a_thousand_steps_and_nnunets_sgd_from_there() -> None:
+    few, many = values(choose_optimizer(999)), values(choose_optimizer(1000))
+
+    assert (few["optimizer.name"], few["optimizer.learning_rate"]) == ("adam", 0.01)
+    assert (many["optimizer.name"], many["optimizer.momentum"], many["optimizer.nesterov"]) == (
+        "sgd",
+        0.99,
+        True,
+    )
+    assert few["optimizer.state"] == many["optimizer.state"] == "keep"
+
+
+@pytest.mark.parametrize(
+    ("patch", "angle"), [((64, 64, 64), 30), ((64, 64, 16), None), ((64, 64), 180), ((64, 100), 15)]
+)
+def test_patches_rotate_as_nnunets_and_thick_slices_do_not(
+    patch: tuple[int, ...], angle: float | None
+) -> None:
+    found = values(choose_augmentation(5000, patch))["augmentation"]
+
+    assert found.get("rotate") == angle
+    assert ("spatial" in found) == (angle is not None)
+    assert found["mirror"] == 0.5
+
+
+def test_few_steps_see_images_as_they_are() -> None:
+    assert values(choose_augmentation(300, (64, 64)))["augmentation"] == {"flip": 0.0, "intensity": 0.0}
+
+
+@pytest.mark.parametrize(("count", "expected"), [(1, 1), (2, 2), (3, 2), (4, 2), (7, 4)])
+def test_a_round_needs_half_of_the_clients_and_two(make_facts: Make, count: int, expected: int) -> None:
+    one = make_facts().clients[0]
+    facts = make_facts(clients=tuple(replace(one, name=str(number)) for number in range(count)))
+
+    assert values(choose_method(facts))["min_clients"] == expected
+
+
+def test_mirror_images_are_averaged_where_they_were_trained_on_and_cheap(make_facts: Make) -> None:
+    facts = make_facts()
+    slow = replace(facts, clients=(replace(facts.clients[0], device="cpu"),))
+    found = [
+        values(choose_evaluation(f, steps, (8, 8, 8)))
+        for f, steps in ((facts, 5000), (facts, 300), (slow, 5000))
+    ]
+
+    assert [one["evaluate.tta"] for one in found] == [True, False, False]
