@@ -201,13 +201,18 @@ def test_an_objective_without_second_derivative_is_refused_in_the_expansion(tmp_
 
 
 @pytest.mark.parametrize("num_classes", [2, 3])
-@pytest.mark.parametrize("name", OBJECTIVES)
+@pytest.mark.parametrize("name", [name for name in OBJECTIVES if name != "region_dice_bce"])
 def test_every_other_objective_is_accepted(name: str, num_classes: int, tmp_path: Path) -> None:
     form = "naive" if (name, num_classes) in WITHOUT_SECOND_DERIVATIVE else "taylor"
     data = {"phantom": {"num_classes": num_classes}}
     made = config(tmp_path, method={"name": "fedmix", "form": form}, objective={"name": name}, data=data)
 
     assert isinstance(build_objective(made), OBJECTIVES[name])
+
+
+def test_regions_do_not_take_soft_masks(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="soft masks, which objective 'region_dice_bce' does not take"):
+        config(tmp_path, method={"name": "fedmix"}, objective={"name": "region_dice_bce"})
 
 
 def test_the_trial_tells_true_second_derivatives_from_missing_ones() -> None:

@@ -194,10 +194,10 @@ def test_files_of_somebody_else_are_not_replaced_unasked(home: Path, tmp_path: P
 
 
 def test_what_no_check_foresaw_stops_one_case_only(home: Path, tmp_path: Path, monkeypatch: Any) -> None:
-    def odd(predictor: Any, entry: Entry, classes: Any) -> dict[str, Any]:
+    def odd(predictor: Any, entry: Entry, *given: Any) -> dict[str, Any]:
         if entry.name == "north-001":
             raise ValueError("strides are negative.")
-        return evaluate_case(predictor, entry, classes)
+        return evaluate_case(predictor, entry, *given)
 
     monkeypatch.setattr("wardround.prediction.evaluating.evaluate_case", odd)
     report = evaluate(home / "run", home / "data", output=tmp_path / "out", report=False)

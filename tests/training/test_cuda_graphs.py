@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -15,8 +17,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from wardround.data.cases import Batch
 from wardround.engine import host
 from wardround.engine.host import Host
+from wardround.losses.objective import Context
 from wardround.messages import Message
 from wardround.params import Params
 from wardround.training import cuda_graphs
@@ -161,6 +165,23 @@ def test_a_step_that_a_graph_could_not_hold_runs_eagerly(tmp_path: Path, monkeyp
     term = ParameterTerm("size", 0.1, lambda model, fixed: fixed["w"].sum(), {"w": torch.ones(1)})
     client.fit(start, add=term)
     assert tapes != []
+
+
+def test_a_fit_leaves_nothing_of_its_last_pass(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
+    use_tapes(monkeypatch)
+    client = Host(config(tmp_path, local_epochs=6), tmp_path / "clients", ["north"]).client("north")
+    seen = []
+
+    def watch(batch: Batch, context: Context) -> Batch:
+        seen.append(weakref.ref(context))
+        return batch
+
+    gc.disable()
+    try:
+        client.fit(Params.of(client.model), on_batch=watch)
+        assert seen and seen[0]() is None  # its gradients' nodes belong to another stream than the next pass
+    finally:
+        gc.enable()
 
 
 @mark.gpu

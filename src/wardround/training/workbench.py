@@ -303,7 +303,7 @@ class TrainingLoop:
         self._context = context
         self._settings = settings
         self._hooks = hooks
-        self._captured = None if graphs is None else partial(self._run_captured, graphs.steps)
+        self._graphs = graphs
         self._references = learner.references
         self._comes_back = (  # the same images every epoch
             settings.repeats(len(split))
@@ -318,6 +318,8 @@ class TrainingLoop:
         learner, context, settings, hooks = self._learner, self._context, self._settings, self._hooks
         take = hooks.step or self._take
         expected = settings.count_steps(len(self._split))
+        # Not kept in `self`: the cycle would hold the last pass, on another stream than the next client's.
+        captured = None if self._graphs is None else partial(self._run_captured, self._graphs.steps)
         for reference in self._references:
             room = room_for_features(learner.device, len(self._references)) if self._comes_back else 0
             reference.room = room
@@ -330,7 +332,7 @@ class TrainingLoop:
                 learner.objective.start_epoch(learner.model, context)
             batch = self._read_batch(indices)
             apart = hooks.step is not None
-            step = Step(learner, batch, context, self._loss, taken_apart=apart, captured=self._captured)
+            step = Step(learner, batch, context, self._loss, taken_apart=apart, captured=captured)
             take(step)
             if step.value is not None:
                 self.values.append(step.value)
