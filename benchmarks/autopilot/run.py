@@ -248,10 +248,10 @@ def describe_device() -> str:
 
 
 def find_commit() -> str:
-    told = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=HERE, capture_output=True, text=True, check=False
-    )
-    return told.stdout.strip() or os.environ.get("COMMIT", "unknown")
+    """As COMMIT says where a copy of the sources was sent to another machine, else git's."""
+    line = ["git", "rev-parse", "--short", "HEAD"]
+    told = subprocess.run(line, cwd=HERE, capture_output=True, text=True, check=False)
+    return os.environ.get("COMMIT") or told.stdout.strip() or "unknown"
 
 
 def read_steps(text: str, sets: list[str]) -> dict[str, int]:
