@@ -104,7 +104,7 @@ def choose_optimizer(steps: int) -> list[Choice]:
 
 
 def choose_rounds(steps: int) -> tuple[int, int]:
-    """Rounds and local steps of each that make `steps` (ours).
+    """Rounds and local steps of each that make `steps`, or nearly so where they do not divide (ours).
 
     At least fifty rounds where there are steps for it, so that clients do not drift apart, of 10 to 100
     steps, so that the exchange does not take longer than the training.
@@ -119,10 +119,12 @@ def choose_work(facts: Facts, steps: int) -> list[Choice]:
     others when models are averaged, and nobody waits for the largest.
     """
     rounds, local = choose_rounds(steps)
+    whole = rounds * local == steps
+    made = f"are the {steps} of each client" if whole else f"make {rounds * local}, nearest to {steps}"
     counts = [client.num_train for client in facts.clients]
     sizes = f"{min(counts)} to {max(counts)} training cases"
     return [
-        Choice("rounds", rounds, f"{rounds} x {local} steps are the {steps} of each client"),
+        Choice("rounds", rounds, f"{rounds} x {local} steps {made}"),
         Choice("local_steps", local, f"clients have {sizes}: equal steps, not epochs"),
     ]
 
@@ -202,6 +204,11 @@ def choose_evaluation(facts: Facts, steps: int, patch: Sequence[int]) -> list[Ch
         Choice("evaluate.every", every, f"{math.ceil(rounds / every)} validations in all"),
         Choice("evaluate.model", "last", "the rate has fallen to 0; validation cases are few to choose by"),
         Choice("evaluate.tta", tta, why),
+        Choice(
+            "evaluate.postprocess",
+            "auto",
+            "only the largest part is kept where that raises Dice on validation cases, as nnU-Net",
+        ),
     ]
 
 
