@@ -97,15 +97,23 @@ def test_adam_trains_below_a_thousand_steps_and_nnunets_sgd_from_there() -> None
 
 
 @pytest.mark.parametrize(
-    ("patch", "angle"), [((64, 64, 64), 30), ((64, 64, 16), None), ((64, 64), 180), ((64, 100), 15)]
+    ("patch", "angle", "axis"),
+    [
+        ((64, 64, 64), 30, None),
+        ((64, 64, 22), 30, None),
+        ((64, 64, 16), 180, 2),
+        ((8, 64, 64), 180, 0),
+        ((64, 64), 180, None),
+        ((64, 100), 15, None),
+    ],
 )
-def test_patches_rotate_as_nnunets_and_thick_slices_do_not(
-    patch: tuple[int, ...], angle: float | None
+def test_patches_rotate_as_nnunets_and_thick_slices_in_their_plane(
+    patch: tuple[int, ...], angle: float, axis: int | None
 ) -> None:
     found = values(choose_augmentation(5000, patch))["augmentation"]
 
-    assert found.get("rotate") == angle
-    assert ("spatial" in found) == (angle is not None)
+    assert (found["rotate"], found.get("slice_axis")) == (angle, axis)
+    assert found["spatial"] > 0
     assert found["mirror"] == 0.5
 
 

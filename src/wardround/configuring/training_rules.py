@@ -135,19 +135,19 @@ def choose_work(facts: Facts, steps: int) -> list[Choice]:
 def choose_augmentation(steps: int, patch: Sequence[int]) -> list[Choice]:
     """nnU-Net's set, in our terms; none but mirroring where steps are few (ours).
 
-    Rotation up to 30 degrees, in 2D up to 180, or 15 where the patch is long; not at all for few thick
-    slices, which nnU-Net rotates in their plane alone. Scaling 0.7 to 1.4; noise, blur, brightness,
-    contrast, low resolution and gamma with its probabilities.
+    Rotation up to 30 degrees, in 2D up to 180, or 15 where the patch is long; few thick slices are rotated
+    (up to 180) and scaled in their plane alone (do_dummy_2d_data_aug). Scaling 0.7 to 1.4; noise, blur,
+    brightness, contrast, low resolution and gamma with its probabilities.
     """
     if steps < FEW_STEPS:
         return [Choice("augmentation", NO_AUGMENTATION, f"{steps} steps are too few to see variants")]
     sides = max(patch) / min(patch)
-    chosen: dict[str, Any] = {"flip": 0.0, "mirror": 0.5}
+    chosen: dict[str, Any] = {"flip": 0.0, "mirror": 0.5, "spatial": 0.36, "scale": 0.4}
     reason = "nnU-Net's set"
     if len(patch) == 3 and sides > THICK:
-        reason += f"; no rotation, as {min(patch)} thick slices have none out of their plane"
+        chosen |= {"rotate": 180.0, "slice_axis": min(range(3), key=patch.__getitem__)}
+        reason += f"; {min(patch)} thick slices are rotated and scaled in their plane"
     else:
-        chosen |= {"spatial": 0.36, "scale": 0.4}
         chosen["rotate"] = 30.0 if len(patch) == 3 else 15.0 if sides > LONG else 180.0
     return [Choice("augmentation", chosen | SHADING, reason)]
 
