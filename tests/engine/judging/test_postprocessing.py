@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from helpers import config, run, settings
-from pytest import MonkeyPatch, fixture, mark, raises
+from pytest import LogCaptureFixture, MonkeyPatch, fixture, mark, raises
 from torch import Tensor
 
 import wardround as wr
@@ -178,8 +178,10 @@ def test_one_class_is_tried_once() -> None:
     assert found.steps == ((1,),) and len(found.tried) == 1
 
 
-def test_without_validation_cases_nothing_is_done_and_said() -> None:
+def test_without_validation_cases_nothing_is_done_and_said(caplog: LogCaptureFixture) -> None:
     found = choose(Hospitals({"a": [], "b": []}))
+
+    assert "postprocess is auto, but no client has a validation case" in caplog.text
 
     assert found.steps == () and found.num_cases == {"a": 0, "b": 0}
     assert found.note.startswith("no client has a validation case")

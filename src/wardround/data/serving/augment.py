@@ -137,8 +137,8 @@ class Augmentation(Shading):
     to be rotated, scaled and deformed; rotate: the largest angle in degrees, in the plane or about a random
     axis; scale: sizes change by a factor between 1/(1 + scale) and 1 + scale; elastic: how far the knots of
     a coarse grid move at most, as a share of their distance (up to 0.4, where no fold can arise). All in
-    voxels: where these are far from cubes, resample first, or name the axis of thick slices. slice_axis: that
-    axis of volumes, 0 to 2, along which nothing is rotated, scaled or deformed. second_view: how the second
+    voxels: where these are far from cubes, resample first, or name the axis of thick slices. slice_axis: of
+    volumes, the axis (0 to 2) along which nothing is rotated, scaled or deformed. second_view: how the second
     view differs, for objectives that compare two. The first view does not depend on it.
     """
 

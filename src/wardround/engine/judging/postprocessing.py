@@ -118,6 +118,7 @@ def choose_postprocessing(
     variants: list[Steps] = [(), whole, *(s for one in apart for s in ((one,), (*whole, one)))]
     found, num_cases = measure(variants)
     if not found[0]:
+        log.warning("evaluate.postprocess is auto, but %s", NO_CASES)
         return Chosen(num_cases=num_cases)
     dice = dict(zip(variants, found, strict=True))
     tried = [record_step(dice[()], dice[whole], whole[0])]
