@@ -329,7 +329,10 @@ def readable(hint: Any) -> str:
     if origin is tuple and Ellipsis not in inner:
         return f"{len(inner)} of: {readable(inner[0])}"
     if origin in (tuple, list):
-        return f"list of {readable(inner[0])}".replace("whole number", "whole numbers")
+        each = readable(inner[0])
+        if each.startswith("list of "):
+            return each.replace("list of ", "list of lists of ", 1)
+        return f"list of {each}".replace("whole number", "whole numbers")
     if origin is dict:
         return "settings by name"
     return getattr(hint, "__name__", str(hint))

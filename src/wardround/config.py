@@ -17,7 +17,7 @@ from wardround.data.settings import DataSettings
 from wardround.files import file_name
 from wardround.metrics import METRICS
 from wardround.models import ModelSettings
-from wardround.settings import Settings
+from wardround.settings import Settings, shown
 from wardround.text import parse_size
 
 
@@ -80,6 +80,15 @@ class AverageSettings(Settings):
     share: float = Field(0.25, gt=0, le=1)
 
 
+Postprocess = Literal["none", "largest_component", "auto"] | tuple[tuple[int, ...], ...]
+
+
+def is_step(value: Any) -> bool:
+    """Whether it is a list of foreground classes."""
+    is_list = isinstance(value, list | tuple) and bool(value)
+    return is_list and all(type(number) is int and number >= 1 for number in value)
+
+
 class EvaluateSettings(Settings):
     """When and how models are judged.
 
@@ -108,8 +117,11 @@ class EvaluateSettings(Settings):
         1.0, gt=0, description="millimetres for surface Dice; pixels where files have no spacing"
     )
     empty_policy: Literal["defined", "nan", "smooth"] = "defined"
-    postprocess: Literal["none", "largest_component"] = Field(
-        "none", description="largest_component keeps the largest connected part of each class"
+    postprocess: Postprocess = Field(
+        "none",
+        description="largest_component keeps the largest connected part of each class; auto does so for all "
+        "classes together, or for each, where it raises Dice on validation cases after the last round, as "
+        "nnU-Net; [[1, 2], [1]] keeps the largest part of classes 1 and 2 together, then of 1",
     )
     surface_penalty: Literal["inf", "diagonal"] = "inf"
     cross_site: bool = Field(False, description="also test each client's own model at every other client")
@@ -121,6 +133,22 @@ class EvaluateSettings(Settings):
     passes: int = Field(
         8, ge=2, description="passes a scan for the uncertainty of a variational stem or of dropout"
     )
+
+    def with_steps(self, steps: tuple[tuple[int, ...], ...]) -> EvaluateSettings:
+        """The same, with the steps that `postprocess: auto` came to."""
+        return self.model_copy(update={"postprocess": steps or "none"})
+
+    @field_validator("postprocess", mode="before")
+    @classmethod
+    def named_or_steps(cls, value: Any) -> Any:
+        """One sentence about all that it can be; no steps are none."""
+        if value in ("none", "largest_component", "auto"):
+            return value
+        if isinstance(value, list | tuple) and all(map(is_step, value)):
+            return value or "none"
+        raise ValueError(
+            f"it is {shown(value)}; give none, largest_component, auto, or lists of classes as [[1, 2], [1]]"
+        )
 
     @field_validator("metrics", "select")
     @classmethod

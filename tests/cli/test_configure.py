@@ -95,6 +95,14 @@ def sha256(folder: str) -> str:
 # Train
 
 
+def test_a_plan_also_trains_on_pooled_cases(do: Any, here: Path) -> None:
+    do("train", "hospitals", "--budget", "2", *TINY, "--set", "method.name=centralised")
+
+    run = here / "runs" / "hospitals"
+    assert yaml.safe_load((run / "config.yaml").read_text())["min_clients"] == 2
+    assert json.loads((run / "postprocess.json").read_text())["validation_cases"].keys() == {"north", "east"}
+
+
 def test_a_folder_is_all_that_train_needs(do: Any, here: Path) -> None:
     told = do("train", "hospitals", "--budget", "4", *TINY)
 

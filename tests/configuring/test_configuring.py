@@ -30,3 +30,17 @@ def test_settings_of_the_user_take_the_place_of_choices() -> None:
     assert plan.settings()["augmentation"]["chances"] == {"noise": 0.1}
     assert changed.choices[0].reason == "as you set it; the plan had 10"
     assert changed.choices[1].reason == "nnU-Net's; augmentation.chances.noise as you set it"
+
+
+def test_a_method_of_the_users_leaves_the_settings_of_the_plans_aside() -> None:
+    plan = ConfigurationPlan(
+        (
+            Choice("method.name", "fedavg", ""),
+            Choice("method.weighting", "samples", ""),
+            Choice("rounds", 2, ""),
+        )
+    )
+
+    found = override_plan(plan, ["method.mu=0.1", "method.name=fedprox"]).settings()
+    assert found == {"method": {"name": "fedprox", "mu": 0.1}, "rounds": 2}
+    assert override_plan(plan, ["rounds=3"]).settings()["method"]["weighting"] == "samples"

@@ -11,7 +11,13 @@ import wardround as wr
 from wardround.configuring import run_plan
 from wardround.configuring.budget import Budget, Pace
 from wardround.configuring.plan import Choice, ConfigurationPlan
-from wardround.configuring.run_plan import choose_steps, describe_artificial, describe_shortage, name_run
+from wardround.configuring.run_plan import (
+    choose_steps,
+    count_steps,
+    describe_artificial,
+    describe_shortage,
+    name_run,
+)
 from wardround.data.federation_file import FederationFile, write
 from wardround.data.phantom.cases import PhantomSettings
 from wardround.data.phantom.files import write as write_hospitals
@@ -72,6 +78,13 @@ def test_steps_need_no_timing_and_tries_leave_time_for_themselves(monkeypatch: M
     monkeypatch.setattr(run_plan, "measure_pace", lambda config: Pace(0.1, 0.0, 0.0, 0.0))
     steps, _ = choose_steps(plan, Budget("full", seconds=50.0, tries_methods=True), 2, lambda: None)
     assert 390 <= steps <= 400  # 40 s, and four times a sixteenth of it for the trials
+
+
+def test_steps_are_those_that_the_rounds_make() -> None:
+    rounds, local = Choice("rounds", 52, ""), Choice("local_steps", 20, "")
+
+    assert count_steps(ConfigurationPlan((rounds, local)), 1049) == 1040
+    assert count_steps(ConfigurationPlan((rounds,)), 1049) == 1049
 
 
 def test_a_plan_that_takes_longer_than_its_budget_says_so() -> None:

@@ -15,6 +15,7 @@ from wardround.configuring.training_rules import (
     choose_objective,
     choose_optimizer,
     choose_rounds,
+    choose_work,
     find_overlap,
 )
 
@@ -69,6 +70,20 @@ def test_rounds_and_local_steps_make_the_steps(steps: int, expected: tuple[int, 
     assert choose_rounds(steps) == expected
 
 
+@pytest.mark.parametrize(
+    ("steps", "reason"),
+    [
+        (1250, "50 x 25 steps are the 1250 of each client"),
+        (1049, "52 x 20 steps make 1040, nearest to 1049"),
+        (5149, "51 x 100 steps make 5100, nearest to 5149"),
+    ],
+)
+def test_the_plan_says_how_many_steps_its_rounds_make(make_facts: Make, steps: int, reason: str) -> None:
+    rounds = choose_work(make_facts(), steps)[0]
+
+    assert (rounds.key, rounds.reason) == ("rounds", reason)
+
+
 def test_adam_trains_below_a_thousand_steps_and_nnunets_sgd_from_there() -> None:
     few, many = values(choose_optimizer(999)), values(choose_optimizer(1000))
 
@@ -82,15 +97,23 @@ def test_adam_trains_below_a_thousand_steps_and_nnunets_sgd_from_there() -> None
 
 
 @pytest.mark.parametrize(
-    ("patch", "angle"), [((64, 64, 64), 30), ((64, 64, 16), None), ((64, 64), 180), ((64, 100), 15)]
+    ("patch", "angle", "axis"),
+    [
+        ((64, 64, 64), 30, None),
+        ((64, 64, 22), 30, None),
+        ((64, 64, 16), 180, 2),
+        ((8, 64, 64), 180, 0),
+        ((64, 64), 180, None),
+        ((64, 100), 15, None),
+    ],
 )
-def test_patches_rotate_as_nnunets_and_thick_slices_do_not(
-    patch: tuple[int, ...], angle: float | None
+def test_patches_rotate_as_nnunets_and_thick_slices_in_their_plane(
+    patch: tuple[int, ...], angle: float, axis: int | None
 ) -> None:
     found = values(choose_augmentation(5000, patch))["augmentation"]
 
-    assert found.get("rotate") == angle
-    assert ("spatial" in found) == (angle is not None)
+    assert (found["rotate"], found.get("slice_axis")) == (angle, axis)
+    assert found["spatial"] > 0
     assert found["mirror"] == 0.5
 
 
@@ -115,3 +138,10 @@ def test_mirror_images_are_averaged_where_they_were_trained_on_and_cheap(make_fa
     ]
 
     assert [one["evaluate.tta"] for one in found] == [True, False, False]
+
+
+def test_postprocessing_is_chosen_on_validation_cases(make_facts: Make) -> None:
+    found = {choice.key: choice for choice in choose_evaluation(make_facts(), 300, (8, 8, 8))}
+
+    chosen = found["evaluate.postprocess"]
+    assert chosen.value == "auto" and "validation cases, as nnU-Net" in chosen.reason

@@ -95,6 +95,15 @@ def test_a_run_at_hospitals_has_the_bytes_of_a_run_on_one_machine(
     assert live(there)["state"] == "done"
 
 
+def test_hospitals_choose_the_same_postprocessing_as_one_machine(tmp_path: Path) -> None:
+    here, there = tmp_path / "train", tmp_path / "remote"
+    changes: dict[str, Any] = {"rounds": 1, "evaluate": {**QUICK["evaluate"], "postprocess": "auto"}}
+    wr.run(settings(here, **changes))
+    conducted(Loopback(tmp_path / "sites"), there, **changes)
+    assert (there / "postprocess.json").read_text() == (here / "postprocess.json").read_text()
+    assert result(there)["test"] == result(here)["test"]
+
+
 @mark.parametrize("name", [name for name, kind in METHODS.items() if not kind().pooled])
 def test_every_method_runs_a_round_at_hospitals(name: str, tmp_path: Path) -> None:
     extra = PROXY if "proxy" in METHODS[name]().needs else {}

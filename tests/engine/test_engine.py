@@ -200,6 +200,14 @@ def test_centralised_trains_on_everybodys_cases_and_is_tested_at_each(tmp_path: 
     assert set(result.test.clients["dice"]) == {"east", "north", "south"}
 
 
+def test_pooled_cases_train_whatever_number_of_clients_a_round_needs(tmp_path: Path) -> None:
+    one, other = (
+        run(tmp_path / str(n), rounds=1, method={"name": "centralised"}, min_clients=n) for n in (1, 2)
+    )
+
+    assert one.params_sha256 == other.params_sha256
+
+
 def test_centralised_takes_the_steps_of_all_clients_together(tmp_path: Path) -> None:
     """A client without training cases takes none, so it adds none."""
     data = {"phantom": {"hospitals": 3, "size": 16, "cases": 8}}

@@ -120,6 +120,10 @@ def list_trials(settings: Mapping[str, Any]) -> tuple[dict[str, dict[str, Any]],
         trial |= {"name": name, "rounds": rounds}
         trial["data"] = {**trial.get("data", {}), "test": False}
         trial["evaluate"] = {**trial.get("evaluate", {}), "every": rounds, "test_after": []}
+        if trial["evaluate"].get("postprocess") == "auto":
+            trial["evaluate"]["postprocess"] = (
+                "none"  # chosen after the last round, so it says nothing of the method
+            )
         if name != "fedavg":
             trial["method"] = {"name": name, **own}
         trial.pop("output", None)

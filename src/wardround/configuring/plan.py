@@ -45,11 +45,15 @@ class ConfigurationPlan:
 def override_plan(plan: ConfigurationPlan, overrides: Sequence[str]) -> ConfigurationPlan:
     """The plan with settings of the user's (`a.b=c`) in place of its own.
 
+    With `method.name`, the plan's other settings of the method are left out: they need not exist there.
+
     >>> plan = ConfigurationPlan((Choice("rounds", 10, "the budget"),))
     >>> override_plan(plan, ["rounds=3"]).choices
     (Choice(key='rounds', value=3, reason='as you set it; the plan had 10'),)
     """
     choices = list(plan.choices)
+    if any(override.partition("=")[0].strip() == "method.name" for override in overrides):
+        choices = [c for c in choices if c.key == "method.name" or not c.key.startswith("method.")]
     for override in overrides:
         values: dict[str, Any] = {}
         apply_override(values, override)

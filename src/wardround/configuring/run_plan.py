@@ -107,7 +107,15 @@ def plan_run(
 
     steps, seconds = choose_steps(plan, budget, len(facts.clients), on_timing)
     notes = (*describe_artificial(file), *facts.notes, *describe_shortage(budget, seconds))
-    return RunPlan(name, path, budget, plan(steps), facts, steps, seconds, notes, fingerprints)
+    made = plan(steps)
+    return RunPlan(name, path, budget, made, facts, count_steps(made, steps), seconds, notes, fingerprints)
+
+
+def count_steps(plan: ConfigurationPlan, asked: int) -> int:
+    """Steps of each client that the rounds of a plan make; those asked for where it counts epochs."""
+    settings = plan.settings()
+    rounds, local = settings.get("rounds"), settings.get("local_steps")
+    return rounds * local if isinstance(rounds, int) and isinstance(local, int) else asked
 
 
 def configure_run(federation: str | Path, *, budget: str = "quick", overrides: Sequence[str] = ()) -> Config:

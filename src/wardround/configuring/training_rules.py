@@ -104,7 +104,7 @@ def choose_optimizer(steps: int) -> list[Choice]:
 
 
 def choose_rounds(steps: int) -> tuple[int, int]:
-    """Rounds and local steps of each that make `steps` (ours).
+    """Rounds and local steps of each that make `steps`, or nearly so where they do not divide (ours).
 
     At least fifty rounds where there are steps for it, so that clients do not drift apart, of 10 to 100
     steps, so that the exchange does not take longer than the training.
@@ -119,10 +119,12 @@ def choose_work(facts: Facts, steps: int) -> list[Choice]:
     others when models are averaged, and nobody waits for the largest.
     """
     rounds, local = choose_rounds(steps)
+    whole = rounds * local == steps
+    made = f"are the {steps} of each client" if whole else f"make {rounds * local}, nearest to {steps}"
     counts = [client.num_train for client in facts.clients]
     sizes = f"{min(counts)} to {max(counts)} training cases"
     return [
-        Choice("rounds", rounds, f"{rounds} x {local} steps are the {steps} of each client"),
+        Choice("rounds", rounds, f"{rounds} x {local} steps {made}"),
         Choice("local_steps", local, f"clients have {sizes}: equal steps, not epochs"),
     ]
 
@@ -133,19 +135,19 @@ def choose_work(facts: Facts, steps: int) -> list[Choice]:
 def choose_augmentation(steps: int, patch: Sequence[int]) -> list[Choice]:
     """nnU-Net's set, in our terms; none but mirroring where steps are few (ours).
 
-    Rotation up to 30 degrees, in 2D up to 180, or 15 where the patch is long; not at all for few thick
-    slices, which nnU-Net rotates in their plane alone. Scaling 0.7 to 1.4; noise, blur, brightness,
-    contrast, low resolution and gamma with its probabilities.
+    Rotation up to 30 degrees, in 2D up to 180, or 15 where the patch is long; few thick slices are rotated
+    (up to 180) and scaled in their plane alone (do_dummy_2d_data_aug). Scaling 0.7 to 1.4; noise, blur,
+    brightness, contrast, low resolution and gamma with its probabilities.
     """
     if steps < FEW_STEPS:
         return [Choice("augmentation", NO_AUGMENTATION, f"{steps} steps are too few to see variants")]
     sides = max(patch) / min(patch)
-    chosen: dict[str, Any] = {"flip": 0.0, "mirror": 0.5}
+    chosen: dict[str, Any] = {"flip": 0.0, "mirror": 0.5, "spatial": 0.36, "scale": 0.4}
     reason = "nnU-Net's set"
     if len(patch) == 3 and sides > THICK:
-        reason += f"; no rotation, as {min(patch)} thick slices have none out of their plane"
+        chosen |= {"rotate": 180.0, "slice_axis": min(range(3), key=patch.__getitem__)}
+        reason += f"; {min(patch)} thick slices are rotated and scaled in their plane"
     else:
-        chosen |= {"spatial": 0.36, "scale": 0.4}
         chosen["rotate"] = 30.0 if len(patch) == 3 else 15.0 if sides > LONG else 180.0
     return [Choice("augmentation", chosen | SHADING, reason)]
 
@@ -202,6 +204,11 @@ def choose_evaluation(facts: Facts, steps: int, patch: Sequence[int]) -> list[Ch
         Choice("evaluate.every", every, f"{math.ceil(rounds / every)} validations in all"),
         Choice("evaluate.model", "last", "the rate has fallen to 0; validation cases are few to choose by"),
         Choice("evaluate.tta", tta, why),
+        Choice(
+            "evaluate.postprocess",
+            "auto",
+            "only the largest part is kept where that raises Dice on validation cases, as nnU-Net",
+        ),
     ]
 
 

@@ -157,7 +157,7 @@ class Experiment:
             self._transport,
             registered,
             rounds=self.config.rounds,
-            min_clients=self.config.min_clients,
+            min_clients=1 if self.method.pooled else self.config.min_clients,  # pooled: one trains for all
             taking_part=None if isinstance(self.config.participation, float) else self.config.participation,
             tasks=dict.fromkeys(self.method.tasks, self.method.up),
             most_steps=partial(self.method.most_steps, self.config),
@@ -212,7 +212,8 @@ class Experiment:
             clients, resume, from_round
         )  # held nowhere else, so that it can go
         del self._network  # the state has its tensors
-        judge = Judge(config, self.folder, clients, self._transport, f"{config.name}: {self.method.title}")
+        title, num_classes = f"{config.name}: {self.method.title}", self.federation.num_classes
+        judge = Judge(config, self.folder, clients, self._transport, title, num_classes)
         self.listener.on_start(config, state.round)
         gc.freeze()  # what is here now stays for all rounds; looking through it takes longer than a round
         tracking = open_trackers(config.trackers, self.folder.path, resolve(config), state.round)
@@ -300,7 +301,7 @@ class Experiment:
         self, judge: Judge, clients: Clients, egress: Egress, state: ServerState, progress: Progress
     ) -> Outcome:
         """The test of the chosen model; replies that are missing here are part of the outcome."""
-        if not self.config.data.test:
+        if not self.config.data.test and self.config.evaluate.postprocess != "auto":
             return Outcome("done", state, progress, units=self._units)
         clients.begin_round(state.round, [])
         egress.begin(state.round, "test")

@@ -17,7 +17,7 @@ import torch
 from wardround.clients import Answer, Client, Registration, Snapshot, SyncState
 from wardround.clients.client import run_to_completion
 from wardround.clients.traffic import as_received, count_wire_bytes
-from wardround.config import Config, TrafficSettings
+from wardround.config import Config, EvaluateSettings, TrafficSettings
 from wardround.data.cases import ClientData
 from wardround.data.federation import Federation
 from wardround.data.opening import open_federation
@@ -26,6 +26,7 @@ from wardround.engine.cached_memory import CachedMemory, MemoryBudget
 from wardround.engine.judging.calibration import calibrate
 from wardround.engine.judging.evaluation import score_cases
 from wardround.engine.judging.pictures import PICTURES, take_pictures
+from wardround.engine.judging.postprocessing import read_steps
 from wardround.engine.memory_store import IN_FLIGHT, MemoryStore
 from wardround.engine.networks import choose_compute, network_for
 from wardround.errors import ClientError, WardroundError
@@ -279,9 +280,15 @@ class Host:
         params = self._model_for(client, message)
         split = getattr(client.data, str(message.scalars["split"]))
         metrics = [name for name in message.scalars["metrics"] if name in METRICS]
-        regions, settings = self.federation.regions, self.config.evaluate
-        rows = score_cases(client, params, split, self.objective, regions, metrics, settings)
+        regions, settings = self.federation.regions, self._settings_for(message)
+        variants = [read_steps(steps) for steps in message.scalars.get("variants", ())]
+        rows = score_cases(client, params, split, self.objective, regions, metrics, settings, variants)
         return Message(scalars={"cases": rows})
+
+    def _settings_for(self, message: Message) -> EvaluateSettings:
+        """How models are judged; the server sends the steps that `postprocess: auto` came to."""
+        settings, steps = self.config.evaluate, message.scalars.get("postprocess")
+        return settings if steps is None else settings.with_steps(read_steps(steps))
 
     def _personal_model(self, client: Client, message: Message) -> Message:
         """The client's own model, for tests at other sites (simulation only)."""
@@ -295,11 +302,12 @@ class Host:
     def _calibrate(self, client: Client, message: Message) -> Message:
         """How well calibrated the client's model is: sums over its cases."""
         params = self._model_for(client, message)
-        return calibrate(client, params, message, self.federation.regions, self.config.evaluate)
+        return calibrate(client, params, message, self.federation.regions, self._settings_for(message))
 
     def _pictures(self, client: Client, message: Message) -> Message:
         """A few test cases with the model's uncertainty, written to the client's own folder."""
         params = self._model_for(client, message)
         path = self.folder(client.name) / PICTURES
-        take_pictures(client, self.bench, params, self.federation.regions, self.config.evaluate, path)
+        settings = self._settings_for(message)
+        take_pictures(client, self.bench, params, self.federation.regions, settings, path)
         return Message()

@@ -22,6 +22,7 @@ from wardround.data.federation import Federation
 from wardround.data.preparing.record import PREPARATION, Preparation
 from wardround.engine.checkpoint import Checkpoints
 from wardround.engine.judging.evaluation import Evaluation
+from wardround.engine.judging.postprocessing import POSTPROCESS
 from wardround.engine.judging.result_tables import read_units
 from wardround.engine.memory_store import open_stores
 from wardround.engine.outcome import Outcome, Progress
@@ -41,8 +42,8 @@ TESTED = "tested/round-{}.csv"  # the test of a round that `evaluate.test_after`
 RUN_ENTRIES = (
     "config.yaml", "plan.yaml", "environment.json", "preparation.json", "setup.json", "left_out.json",
     "records.jsonl", "egress.jsonl", "cases.csv", "tested", "calibration.json", "start_weights.json",
-    "result.json", "overlays.png", "report.html", "tensorboard", "mlflow.json", "checkpoints", "clients",
-    "exchange",
+    POSTPROCESS, "result.json", "overlays.png", "report.html", "tensorboard", "mlflow.json",
+    "checkpoints", "clients", "exchange",
 )  # fmt: skip
 
 
@@ -103,7 +104,8 @@ class RunFolder:
         for store in open_stores(self.clients):
             store.rewind(done)
         if done < self.config.rounds:
-            (self.path / "result.json").unlink(missing_ok=True)  # of a run that was done, or stopped
+            for name in ("result.json", POSTPROCESS):  # of a run that was done, or stopped
+                (self.path / name).unlink(missing_ok=True)
         keep_lines(self.records, lambda line: line["round"] <= done)
         keep_lines(self.egress, lambda line: line["round"] <= done and line["phase"] == "round")
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from wardround.data.preparing.prepare import prepare_case
-from wardround.engine.judging.evaluation import largest_components
+from wardround.engine.judging.postprocessing import postprocess_labels
 from wardround.errors import DataError
 from wardround.exporting.package import network_of, opened
 from wardround.files import write_bytes
@@ -103,8 +103,7 @@ class MaskOnOwnGrid:
         together = Accumulator(model.objective, temperature=self.predictor.temperature)
         together.add(item["logits"])
         label = restore_mask(together.result(), item["geometry"])
-        if model.config.evaluate.postprocess == "largest_component":
-            label = largest_components(label)
+        label = postprocess_labels(label, model.config.evaluate.postprocess)
         return {**item, "pred": np.asarray(preparation.values).astype(np.uint8)[label]}
 
 

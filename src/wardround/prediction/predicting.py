@@ -26,7 +26,7 @@ from wardround.data.preparing.prepare import prepare_case
 from wardround.data.preparing.record import Preparation
 from wardround.data.readers.image_files import Volume, read_image
 from wardround.data.slices.cutting import Along, Slices, clip_intensities, restore_axis
-from wardround.engine.judging.evaluation import largest_components
+from wardround.engine.judging.postprocessing import postprocess_labels
 from wardround.errors import ConfigError, DataError
 from wardround.prediction.inputs import Layout, Scan
 from wardround.prediction.results import (
@@ -238,9 +238,8 @@ class Predictor:
         return join_slices(seen, slices)
 
     def _finish(self, scan: Scan, image: Volume, seen: GridPrediction) -> Prediction:
-        predicted, label = seen.predicted, seen.label
-        if self.models[0].config.evaluate.postprocess == "largest_component":
-            label = largest_components(label)
+        predicted = seen.predicted
+        label = postprocess_labels(seen.label, self.models[0].config.evaluate.postprocess)
         values = np.asarray(self.preparation.values)
         top = values.max()
         if top > 255:

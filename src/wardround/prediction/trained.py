@@ -17,11 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from wardround.config import ComputeSettings, Config
+from wardround.config import ComputeSettings, Config, EvaluateSettings
 from wardround.data.opening import open_federation
 from wardround.data.preparing.record import PREPARATION, Preparation
 from wardround.data.roles import NOT_HOSPITALS
 from wardround.engine.checkpoint import Checkpoints
+from wardround.engine.judging.postprocessing import POSTPROCESS
 from wardround.engine.memory_store import MemoryStore
 from wardround.engine.networks import network_for
 from wardround.errors import CheckpointError, ConfigError, WardroundError
@@ -67,12 +68,13 @@ class TrainedModel:
     def load(cls, run: Path | str, *, client: str | None = None, device: str = "auto") -> TrainedModel:
         """The tested model of a run; client: that client's personal one, with what only it keeps."""
         folder = Path(run)
-        config = read_config(folder)
+        config, unknown = take_postprocessing(folder, read_config(folder))
         where = choose_device(ComputeSettings(device=device))
         method, objective = build_method(config), build_objective(config)
         preparation = read_preparation(folder, config)
         model = network_for(config, preparation)
         params, round, warnings = read_params(folder, config)
+        warnings += unknown
         own: Mapping[str, Tensor] = {}
         if client is None:
             warnings += warn_of_common_model(folder, method, objective, model)
@@ -129,6 +131,29 @@ def read_config(folder: Path) -> Config:
         raise ConfigError(f"{folder} is not the folder of a run (there is no config.yaml).")
     values = {**read_yaml(path), "output": str(folder)}
     return Config.read(values, f"{path}: ")
+
+
+def take_postprocessing(folder: Path, config: Config) -> tuple[Config, list[str]]:
+    """The configuration with the steps that `evaluate.postprocess: auto` came to, and warnings."""
+    path = folder / POSTPROCESS
+    if config.evaluate.postprocess != "auto":
+        return config, []
+    try:
+        steps = json.loads(path.read_text(encoding="utf-8"))["steps"]
+        known = EvaluateSettings(postprocess=steps).postprocess
+        return config.model_copy(
+            update={"evaluate": config.evaluate.model_copy(update={"postprocess": known})}
+        ), []
+    except FileNotFoundError:
+        return config, [
+            f"{folder} has no {POSTPROCESS}: the choice of evaluate.postprocess comes after the last round, "
+            "and masks stay as they are predicted."
+        ]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        reason = str(error).splitlines()[0]
+        raise CheckpointError(
+            f"{path} cannot be read ({reason}). Add --resume to `wardround train` to choose again."
+        ) from None
 
 
 def read_preparation(folder: Path, config: Config) -> Preparation:

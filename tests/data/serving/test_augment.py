@@ -86,6 +86,36 @@ def test_a_scale_is_scipys_and_above_one_makes_things_larger(sides: tuple[int, .
     )
 
 
+@mark.parametrize("axis", [0, 1, 2])
+def test_thick_slices_change_in_their_plane_alone(axis: int) -> None:
+    """Slices of one brightness each, so that a voxel of another slice would show."""
+    sides = [16, 16, 16]
+    sides[axis] = 4
+    level = torch.arange(4.0).view(*[4 if place == axis else 1 for place in range(3)]).expand(sides)
+    given = Batch(level.repeat(3, 1, 1, 1, 1), level.long().repeat(3, 1, 1, 1))
+    moves = {"spatial": 1, "rotate": 180, "scale": 0.4, "elastic": 0.3, "flip": 0, "intensity": 0}
+
+    still, _ = Augmentation(**moves, slice_axis=axis)(given, 1, ("a",))
+    tilted, _ = Augmentation(**moves)(given, 1, ("a",))
+
+    torch.testing.assert_close(still.image, given.image, atol=1e-5, rtol=0)
+    assert torch.equal(still.label, given.label)
+    assert not torch.allclose(tilted.image, given.image, atol=0.1)
+
+
+def test_a_slice_rotates_as_scipy_rotates_a_picture() -> None:
+    given = batch(12, 12, 3, count=1)
+    rotation = make_rotations(torch.tensor([25.0]), 3, torch.Generator(), about=2)
+
+    image = resample(given.image, make_source_grid(rotation, None, given.image), "bilinear")[0, 0]
+
+    plane = rotation[0, :2, :2].double().numpy()
+    assert np.isclose(np.trace(plane), 2 * np.cos(np.deg2rad(25))) and rotation[0, 2].tolist() == [0, 0, 1]
+    for number in range(3):
+        expected = by_scipy(given.image[0, 0, :, :, number], plane, 1)
+        np.testing.assert_allclose(image[:, :, number], expected, atol=2e-3)
+
+
 def test_knots_that_all_move_alike_shift_the_image() -> None:
     given = batch(32, 48, count=1)
     knots = torch.zeros(1, 2, 7, 7)
@@ -201,7 +231,7 @@ def test_a_constant_image_and_single_slices_pass() -> None:
     assert torch.equal(moved.image, flat.image) and torch.equal(moved.label, flat.label)
 
 
-@mark.parametrize("asked", [{"rotate": 30}, {"scale": 0.2}, {"elastic": 0.1}], ids=str)
+@mark.parametrize("asked", [{"rotate": 30}, {"scale": 0.2}, {"elastic": 0.1}, {"slice_axis": 2}], ids=str)
 def test_a_rotation_without_a_chance_is_refused(asked: dict[str, Any]) -> None:
     with raises(ConfigError, match=f"{next(iter(asked))} does nothing while spatial is 0"):
         load_config({"augmentation": asked})

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from pytest import mark, raises
@@ -13,7 +12,8 @@ from torch import Tensor
 
 from wardround.config import EvaluateSettings
 from wardround.data.cases import Batch, Case, TensorSplit
-from wardround.engine.judging.evaluation import Turns, largest_components, score_cases
+from wardround.engine.judging.evaluation import Turns, score_cases
+from wardround.engine.judging.postprocessing import largest_components
 from wardround.errors import DataError
 from wardround.metrics import METRICS, measure
 from wardround.training.workbench import read_in_order
@@ -151,33 +151,3 @@ def test_an_empty_split_has_no_rows() -> None:
     settings = EvaluateSettings()
 
     assert score_cases(client(2), None, empty, Predicted(), REGIONS, ["dice", "hd95"], settings) == []  # type: ignore[arg-type]
-
-
-def test_only_the_largest_part_of_each_class_is_kept() -> None:
-    labels = np.array([[1, 1, 0, 1], [0, 0, 0, 0], [2, 0, 2, 2]], dtype=np.uint8)
-
-    assert largest_components(labels).tolist() == [[1, 1, 0, 0], [0, 0, 0, 0], [0, 0, 2, 2]]
-
-
-def test_the_largest_part_of_nothing_is_nothing() -> None:
-    empty = np.zeros((3, 3), np.uint8)
-
-    assert np.array_equal(largest_components(empty), empty)
-    assert largest_components(empty).dtype == np.uint8
-
-
-def test_corners_do_not_connect_and_volumes_work_alike() -> None:
-    labels = np.zeros((2, 3, 3), np.uint8)
-    labels[0, 0, 0] = labels[1, 0, 0] = 1  # two voxels, face to face
-    labels[1, 1, 1] = 1  # touches by an edge only
-
-    kept = largest_components(labels)
-
-    assert kept.sum() == 2 and kept[1, 1, 1] == 0
-
-
-def test_the_prediction_itself_is_not_changed() -> None:
-    labels = np.array([[1, 0, 1, 1]], np.uint8)
-    largest_components(labels)
-
-    assert labels.tolist() == [[1, 0, 1, 1]]

@@ -137,8 +137,9 @@ class Augmentation(Shading):
     to be rotated, scaled and deformed; rotate: the largest angle in degrees, in the plane or about a random
     axis; scale: sizes change by a factor between 1/(1 + scale) and 1 + scale; elastic: how far the knots of
     a coarse grid move at most, as a share of their distance (up to 0.4, where no fold can arise). All in
-    voxels: where these are far from cubes, resample first. second_view: how the second view differs, for
-    objectives that compare two. The first view does not depend on it.
+    voxels: where these are far from cubes, resample first, or name the axis of thick slices. slice_axis: of
+    volumes, the axis (0 to 2) along which nothing is rotated, scaled or deformed. second_view: how the second
+    view differs, for objectives that compare two. The first view does not depend on it.
     """
 
     flip: float = Field(0.5, ge=0, le=1)
@@ -147,13 +148,16 @@ class Augmentation(Shading):
     rotate: float = Field(15.0, ge=0, le=180)
     scale: float = Field(0.1, ge=0, le=1)
     elastic: float = Field(0.0, ge=0, le=0.4)
+    slice_axis: int | None = Field(None, ge=0, le=2)
     # Scale and shift alone would not do: a norm layer takes them out again, and the views would be equal.
     second_view: Shading = Shading(intensity=0.1, noise=0.1, gamma=0.3, blur=1.0)
 
     @model_validator(mode="after")
     def _check_spatial(self) -> Self:
         """Refuse a rotation, scale or deformation that would never be applied."""
-        asked = [name for name in ("rotate", "scale", "elastic") if name in self.model_fields_set]
+        asked = [
+            name for name in ("rotate", "scale", "elastic", "slice_axis") if name in self.model_fields_set
+        ]
         if asked and "spatial" not in self.model_fields_set:
             raise ValueError(
                 f"{asked[0]} does nothing while spatial is 0; set spatial to the share of cases, such as 0.5"
@@ -188,16 +192,23 @@ class Augmentation(Shading):
         count, dimensions = len(batch), batch.label.ndim - 1
         # Every case draws, chosen or not: what one does must not depend on its neighbours.
         chosen = (torch.rand(count, generator=draw) < self.spatial).nonzero()[:, 0]
-        matrix = make_rotations((torch.rand(count, generator=draw) * 2 - 1) * self.rotate, dimensions, draw)
+        still = self.slice_axis if dimensions == 3 else None
+        degrees = (torch.rand(count, generator=draw) * 2 - 1) * self.rotate
+        matrix = make_rotations(degrees, dimensions, draw, still)
         size = (1 + self.scale) ** (torch.rand(count, generator=draw) * 2 - 1)
+        matrix = matrix / size.view(-1, 1, 1)
         knots = None
         if self.elastic:
             shape = (count, dimensions, *[INTERVALS + 3] * dimensions)
             knots = (torch.rand(shape, generator=draw) * 2 - 1)[chosen] * self.elastic
+        if still is not None:
+            matrix[:, still, still] = 1
+            if knots is not None:
+                knots[:, still] = 0
         if not len(chosen):
             return batch
         place = to_device(chosen, batch.image.device)
-        grid = make_source_grid((matrix / size.view(-1, 1, 1))[chosen], knots, batch.image[place])
+        grid = make_source_grid(matrix[chosen], knots, batch.image[place])
         image = resample(batch.image[place], grid, "bilinear")
         label = resample(batch.label[place][:, None], grid, "nearest")[:, 0]
         return replace(
@@ -220,13 +231,21 @@ def mirror(batch: Batch, chosen: Tensor) -> Batch:
     return replace(batch, image=image, label=label)
 
 
-def make_rotations(degrees: Tensor, dimensions: int, draw: torch.Generator) -> Tensor:
-    """(B,) angles -> (B, d, d) rotations, in the plane or each about an axis drawn from the sphere."""
+def make_rotations(
+    degrees: Tensor, dimensions: int, draw: torch.Generator, about: int | None = None
+) -> Tensor:
+    """(B,) angles -> (B, d, d) rotations, in the plane or each about an axis drawn from the sphere.
+
+    about: the axis of all rotations of volumes, in place of drawn ones.
+    """
     angle = torch.deg2rad(degrees)
     if dimensions == 2:
         cos, sin = torch.cos(angle), torch.sin(angle)
         return torch.stack([cos, -sin, sin, cos], dim=1).view(-1, 2, 2)
-    axis = F.normalize(torch.randn(len(degrees), 3, generator=draw), dim=1)
+    if about is None:
+        axis = F.normalize(torch.randn(len(degrees), 3, generator=draw), dim=1)
+    else:
+        axis = torch.eye(3)[about].expand(len(degrees), 3)
     cross = torch.linalg.cross(torch.eye(3).expand(len(degrees), 3, 3), axis[:, None], dim=2)
     cos, sin = torch.cos(angle).view(-1, 1, 1), torch.sin(angle).view(-1, 1, 1)
     # Rodrigues' formula; `cross` is the matrix of v -> axis x v

@@ -21,7 +21,8 @@ from torch import Tensor
 from wardround.clients import Client, Clients
 from wardround.config import EvaluateSettings
 from wardround.data.cases import Batch, Split
-from wardround.engine.judging.evaluation import Regions, largest_components, mean_dice
+from wardround.engine.judging.evaluation import Regions, mean_dice
+from wardround.engine.judging.postprocessing import postprocess_labels
 from wardround.messages import Message, Reply
 from wardround.params import Params
 from wardround.training.inference import evaluated_as
@@ -219,9 +220,7 @@ def case_dice(
     label: Tensor, truth: Tensor, spacing: Sequence[float], regions: Regions, settings: EvaluateSettings
 ) -> float | None:
     """The mean over regions, as the case table has it; None where it is not defined."""
-    predicted = label.cpu().numpy()
-    if settings.postprocess == "largest_component":
-        predicted = largest_components(predicted)
+    predicted = postprocess_labels(label.cpu().numpy(), settings.postprocess)
     return finite(mean_dice(predicted, truth.cpu().numpy(), regions, spacing, settings.empty_policy))
 
 

@@ -15,12 +15,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from wardround.clients import Client
-from wardround.config import EvaluateSettings
+from wardround.config import EvaluateSettings, Postprocess
 from wardround.data.cases import Split
+from wardround.engine.judging.postprocessing import Steps, name_variant, postprocess_labels
 from wardround.losses.objective import Objective
 from wardround.messages import Reply
 from wardround.metrics import METRICS, EmptyPolicy, measure
-from wardround.metrics.overlap import bounded, label_pairs, region_confusion
+from wardround.metrics.overlap import Confusion, bounded, label_pairs, region_confusion
 from wardround.metrics.summary import ClientsSummary, Summary, WorstClient, across_clients, summarise
 from wardround.params import Params
 from wardround.training.inference import evaluated_as
@@ -41,11 +42,15 @@ def score_cases(
     regions: Regions,
     metrics: Sequence[str],
     settings: EvaluateSettings,
+    variants: Sequence[Steps] = (),
 ) -> list[Row]:
-    """One row a case: its name, its loss, and every metric of every region."""
-    scorer = Scorer(split, regions, metrics, settings)
+    """One row a case: its name, its loss, and every metric of every region.
+
+    variants: score the prediction after the steps of each; regions are named by `name_variant`.
+    """
+    scorer = Scorer(split, regions, metrics, settings, variants)
     # not in validation after rounds, which would take several times as long
-    tta = settings.tta and split is client.data.test
+    tta = settings.tta and (split is client.data.test or bool(variants))
     with (
         evaluated_as(client.model, objective, tta=tta),
         Turns(client.device, inline=not scorer.needs_masks) as turns,
@@ -66,11 +71,17 @@ class Scorer:
     """
 
     def __init__(
-        self, split: Split, regions: Regions, metrics: Sequence[str], settings: EvaluateSettings
+        self,
+        split: Split,
+        regions: Regions,
+        metrics: Sequence[str],
+        settings: EvaluateSettings,
+        variants: Sequence[Steps] = (),
     ) -> None:
         self._split, self._regions, self._metrics, self._settings = split, regions, metrics, settings
         self._highest = max((label for labels in regions.values() for label in labels), default=0)
-        self._tidies = settings.postprocess == "largest_component"
+        self._variants = variants
+        self._tidies = bool(variants) or settings.postprocess not in ("none", "auto")
         self.needs_masks = self._tidies or any(METRICS[name].is_surface for name in metrics)
         self._num_seen = 0
 
@@ -93,12 +104,29 @@ class Scorer:
     def _row(self, index: int, loss: float, pairs: Labels, predicted: Labels, truth: Labels) -> Row:
         """The row of one case."""
         counts = None
-        if self._tidies:
-            predicted = largest_components(predicted)
-        else:
+        if not self._tidies:
             counts = {name: region_confusion(pairs, labels) for name, labels in self._regions.items()}
-        scores = measure(
-            predicted,
+        if self._variants:
+            scores = {
+                name_variant(number, region): found
+                for number, steps in enumerate(self._variants)
+                for region, found in self._measure(index, predicted, truth, steps).items()
+            }
+        else:
+            scores = self._measure(index, predicted, truth, self._settings.postprocess, counts)
+        return {"case": self._split.names[index], "loss": loss, "regions": scores}
+
+    def _measure(
+        self,
+        index: int,
+        predicted: Labels,
+        truth: Labels,
+        how: Postprocess,
+        counts: Mapping[str, Confusion] | None = None,
+    ) -> dict[str, dict[str, float]]:
+        """The metrics of one case, by region."""
+        return measure(
+            predicted if counts is not None else postprocess_labels(predicted, how),
             truth,
             self._regions,
             self._metrics,
@@ -108,7 +136,6 @@ class Scorer:
             surface_penalty=self._settings.surface_penalty,
             counts=counts,
         )
-        return {"case": self._split.names[index], "loss": loss, "regions": scores}
 
 
 class Turns:
@@ -154,19 +181,6 @@ class Turns:
         """Wait until at most so many jobs are left, so that their masks do not pile up."""
         while len(self._pending) > most:
             self._done.append(self._pending.popleft().result())
-
-
-def largest_components(labels: Labels) -> Labels:
-    """Only the largest connected part of each class."""
-    from scipy import ndimage
-
-    kept = np.zeros_like(labels)
-    for value in np.unique(labels[labels > 0]):
-        parts, _ = ndimage.label(labels == value)
-        sizes = np.bincount(parts.ravel())
-        sizes[0] = 0
-        kept[parts == sizes.argmax()] = value
-    return kept
 
 
 @dataclass(frozen=True)

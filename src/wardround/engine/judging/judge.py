@@ -12,6 +12,7 @@ from wardround.data.roles import NOT_HOSPITALS
 from wardround.engine.judging.calibration import measure_calibration
 from wardround.engine.judging.evaluation import Evaluation, gather
 from wardround.engine.judging.pictures import draw_overlays
+from wardround.engine.judging.postprocessing import POSTPROCESS, as_sent, choose_postprocessing
 from wardround.engine.judging.result_tables import case_rows
 from wardround.engine.outcome import Outcome, Progress
 from wardround.engine.run_folder import TESTED, RunFolder
@@ -28,13 +29,20 @@ class Judge:
     """
 
     def __init__(
-        self, config: Config, folder: RunFolder, clients: Clients, transport: Transport, title: str
+        self,
+        config: Config,
+        folder: RunFolder,
+        clients: Clients,
+        transport: Transport,
+        title: str,
+        num_classes: int,
     ) -> None:
         self._config = config
         self._folder = folder
         self._clients = clients
         self._transport = transport
         self._title = title
+        self._num_classes = num_classes
         self.hospitals = [name for name in clients.names if name not in NOT_HOSPITALS]
         share = config.participation  # a client that takes no part must stay unseen
         self.choosers = [name for name in self.hospitals if isinstance(share, float) or name in share]
@@ -69,9 +77,13 @@ class Judge:
     # After the last round
 
     def test(self, state: ServerState, progress: Progress, units: str) -> Outcome:
-        """The test, once, with the model chosen on validation cases."""
+        """The test, once, with the model and the postprocessing chosen on validation cases."""
         settings = self._config.evaluate
         params, chosen = self._tested_model(state, progress)
+        if settings.postprocess == "auto":
+            chosen["postprocess"] = self._choose_postprocessing(params, chosen)
+        if not self._config.data.test:
+            return Outcome("done", state, progress, units=units)
         test = self._evaluate(params, "test", settings.metrics, self.hospitals, **chosen)
         outcome = Outcome("done", state, progress, test, units=units)
         if settings.cross_site:
@@ -90,6 +102,14 @@ class Judge:
         params = self._folder.checkpoints.load_best(progress.best_file)
         return params, {"memory_of_round": int(progress.best_round or 0) - 1}
 
+    def _choose_postprocessing(self, params: Params, chosen: dict[str, Any]) -> list[list[int]]:
+        """The steps for this model, as they travel; postprocess.json has them too."""
+        found = choose_postprocessing(
+            self._clients, params, chosen, judges=self.choosers, num_classes=self._num_classes
+        )
+        write_json(self._folder.path / POSTPROCESS, found.as_dict())
+        return as_sent([found.steps])[0]
+
     def _evaluate(
         self, params: Params, split: str, metrics: Sequence[str], names: Sequence[str], **scalars: Any
     ) -> Evaluation:
@@ -100,9 +120,10 @@ class Judge:
         """Every client's own model on the test cases of all (simulation only: models travel for it)."""
         metrics = self._config.evaluate.metrics
         message = Message(params=params, scalars=chosen)
+        asked = {name: value for name, value in chosen.items() if name == "postprocess"} | {"as_sent": True}
         replies = self._clients.ask("personal_model", message, to=self.hospitals)
         return {
-            reply.client: self._evaluate(reply.extras["model"], "test", metrics, self.hospitals, as_sent=True)
+            reply.client: self._evaluate(reply.extras["model"], "test", metrics, self.hospitals, **asked)
             for reply in replies
         }
 

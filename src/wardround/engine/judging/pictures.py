@@ -31,7 +31,8 @@ from torch.nn import functional
 from wardround.clients import Client
 from wardround.config import EvaluateSettings
 from wardround.data.cases import Split
-from wardround.engine.judging.evaluation import Regions, largest_components, mean_dice
+from wardround.engine.judging.evaluation import Regions, mean_dice
+from wardround.engine.judging.postprocessing import postprocess_labels
 from wardround.files import write_bytes
 from wardround.metrics import EmptyPolicy
 from wardround.params import Params
@@ -129,8 +130,7 @@ def take_pictures(
     with evaluated_as(client.model, objective, settings.window, settings.tta):
         for logits, batch in client.predictions(split, params):
             for number, labels in enumerate(objective.predict(logits).cpu().numpy()):
-                if settings.postprocess == "largest_component":
-                    labels = largest_components(labels)
+                labels = postprocess_labels(labels, settings.postprocess)
                 probabilities = objective.probabilities(logits[number : number + 1])[0]
                 album.add(batch.image[number], batch.label[number], probabilities, labels)
 
