@@ -69,6 +69,13 @@ def test_rows_printed_as_equal_or_measured_on_other_data_are_not_ordered() -> No
     assert found is not None and (found.num_pairs, found.num_same) == (3, 3)  # each has data of its own
 
 
+def test_the_best_in_print_is_named_after_most_rounds() -> None:
+    rows = [row(f"{name}{group}", {"n": [0.5]}, group=group) for group in ("10", "100") for name in "ab"]
+    printed = {"a10": 0.9, "b10": 0.2, "a100": 0.3, "b100": 0.8}
+    found = compare_order(sheet(rows, {label: {"mean": value} for label, value in printed.items()}), "dice")
+    assert found is not None and (found.best, found.among) == ("b100", 2)
+
+
 def test_the_interval_is_narrow_where_the_order_is_plain_and_wide_where_it_is_not() -> None:
     random = np.random.default_rng(0)
     noise = random.normal(0, 0.1, 40)

@@ -94,6 +94,12 @@ def test_clients_are_matched_by_name_and_the_paper_s_split_is_applied(tmp_path: 
     assert data.file.prepare.size == (384, 384)
     assert "Clients: cvc_colondb as colondb." in made["polyp"].notes
     assert any("Kvasir 12 instead of 1000" in note for note in made["polyp"].notes)
+    assert "2 clients instead of 4." in made["polyp"].notes
+
+
+def test_the_notes_say_that_splits_are_not_those_of_the_authors(tmp_path: Path) -> None:
+    notes = prepare("fedevi-table1", tmp_path)["polyp"].notes
+    assert any("drawn at random" in note and "the authors' lists" in note for note in notes)
 
 
 def test_every_repeat_is_another_split(tmp_path: Path) -> None:

@@ -114,7 +114,7 @@ def compare_order(sheet: Sheet, metric: str) -> OrderAgreement | None:
     draws = {label: np.vectorize(loss)(resample_means(scores)) for label, scores in pooled.items()}
     same, other = count_pairs(pairs, printed, {label: np.array([v]) for label, v in ours.items()})
     low, high = take_quantiles(np.subtract(*count_pairs(pairs, printed, draws)) / len(pairs))
-    group = max(groups.values(), key=len)
+    group = max(reversed(groups.values()), key=len)  # the last one: after most rounds
     best = min(group, key=lambda row: printed[row.label]).label
     place = 1 + sum(ours[row.label] < ours[best] for row in group)
     tau = float(same[0] - other[0]) / len(pairs)

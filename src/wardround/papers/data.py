@@ -283,6 +283,9 @@ def stand_in_for(federation: PaperFederation, own: FoundData, clients: Mapping[s
         labels, regions = join_classes(federation, [own]), {}
     if own.channels and len(own.channels) != federation.channels:
         notes.append(f"{len(own.channels)} channels instead of {federation.channels}.")
+    count = len({entry.client for entry in entries})
+    if federation.partition is None and count != len(federation.clients):
+        notes.append(f"{count} clients instead of {len(federation.clients)}.")
     return replace(own, entries=entries, labels=labels, regions=regions, notes=tuple(notes))
 
 
@@ -302,6 +305,7 @@ def write_federation(
     stem = file_name(name)
     list_file = out / f"{stem}.csv"
     write_text(list_file, format_list(entries, by_case=federation.split_by == "case"))
+    notes.append(f"Splits are drawn at random, one for each seed. The paper's: {federation.split_rule}.")
     if federation.split_by == "case":
         notes.append(
             "Cases are drawn one by one, as in the paper; one patient or video may be in two splits."
