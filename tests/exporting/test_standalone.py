@@ -2,25 +2,38 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import nibabel
 import numpy as np
 import pytest
+import torch
 import yaml
 from helpers import run
 from PIL import Image
 from scipy import ndimage
 
+from wardround.data.federation_file import PrepareSettings
 from wardround.data.phantom import files as phantom_files
 from wardround.data.phantom.cases import PhantomSettings
+from wardround.data.preparing.geometry import find_reorientation, resample_image
+from wardround.data.preparing.prepare import MARGIN, find_body, normalise
 from wardround.exporting import export
+from wardround.exporting.inference import SCRIPTS, describe_script, rule_of_logits, write_inference
+from wardround.exporting.package import Package
+from wardround.losses.objective import Dice, Objective
+from wardround.losses.regions import RegionDiceBCE
+from wardround.methods.fedevi import Evidential
 from wardround.prediction.session import predict
+from wardround.training.inference import OVERLAP, slide
+from wardround.uncertainty.maps import tempered
 
 pytest.importorskip("onnxruntime", reason="needs the extra wardround[onnx]")
 for module in ("onnx", "onnxscript"):
@@ -199,3 +212,144 @@ def test_ten_volumes_have_the_masks_of_predict(
     exported = export(trained, "onnx", tmp_path / "out").folder
 
     has_masks_of_predict(trained, exported, make_volumes(tmp_path / "in", 10), tmp_path / "masks")
+
+
+@pytest.mark.slow
+def test_a_network_of_slices_goes_through_volumes_as_predict_does(tmp_path: Path) -> None:
+    prepare = {"slices": {"along": "A", "clip": 99.0}, "size": [16, 20], "orientation": "RAS"}
+    trained = train(tmp_path, 2, prepare)
+    exported = export(trained, "onnx", tmp_path / "out").folder
+
+    has_masks_of_predict(trained, exported, make_volumes(tmp_path / "in", 4), tmp_path / "masks")
+
+
+# Its parts, each against ours
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    for name in ("prepare_and_run", "scan_files"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    return importlib.import_module("prepare_and_run")
+
+
+def test_resampling_is_that_of_pytorch(script: Any) -> None:
+    draw = np.random.default_rng(0)
+    for _ in range(60):
+        dims = int(draw.integers(2, 4))
+        # Not to a side of 1: there PyTorch (2.13) repeats the first row where another axis changes too.
+        before, after = (draw.integers(least, 24, dims).tolist() for least in (1, 2))
+        data = draw.normal(size=(2, *before)).astype(np.float32)
+        data[:, : before[0] // 2] = 0
+        expected = resample_image(torch.from_numpy(data), after).numpy()
+        found = script.resample(data, after)
+        assert found.dtype == np.float32
+        np.testing.assert_allclose(found, expected, atol=2e-6, rtol=0)
+        np.testing.assert_array_equal(found == 0, expected == 0)  # zscore_nonzero asks which voxels are 0
+
+
+@pytest.mark.parametrize("kind", ["zscore", "zscore_nonzero", "percentile", "minmax", "maximum", "window", "ct", "none"])  # fmt: skip
+def test_intensities_are_scaled_as_ours(script: Any, kind: str) -> None:
+    rows = [[-0.5, 1.5, 0.2, 0.7], None] if kind == "ct" else None
+    settings = PrepareSettings(normalise=kind, window=(0.1, 2.0), intensities=rows)  # type: ignore[arg-type]
+    data = np.random.default_rng(0).normal(size=(2, 9, 8)).astype(np.float32)
+    for image in (data, np.ones_like(data), np.zeros_like(data)):
+        found = script.normalise(image, settings.model_dump(mode="json"))
+        np.testing.assert_array_equal(found, normalise(image, settings))
+
+
+@pytest.mark.parametrize("wanted", ["RAS", "LPS", "sar", None])
+def test_axes_turn_as_nibabel_turns_them(script: Any, wanted: str | None) -> None:
+    draw = np.random.default_rng(0)
+    for _ in range(200):
+        affine = np.eye(4)
+        affine[:3, :3] = draw.normal(size=(3, 3)) * draw.uniform(0.3, 5, 3)
+        assert script.find_reorientation(affine, wanted) == find_reorientation(affine, 3, wanted)
+
+
+def test_the_body_is_found_as_ours(script: Any) -> None:
+    data = np.zeros((2, 12, 9, 10), np.float32)
+    assert script.find_body(data, MARGIN) == find_body(data, None)
+    data[0, 4:6, 3, 5:9], data[1, 7, 4, 4] = 2, -1
+    assert script.find_body(data, MARGIN) == find_body(data, None)
+
+
+OBJECTIVES = [
+    (Dice(), 1), (Dice(), 3), (RegionDiceBCE(regions=((1, 2), (2,))), 2), (RegionDiceBCE(regions=((2, 1), (1,))), 2),
+    (Evidential(), 3), (Evidential(evidence="softplus"), 2), (Evidential(cap_kind="hard", cap=2), 3),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("objective", "outputs"), OBJECTIVES)
+@pytest.mark.parametrize("temperature", [1.0, 1.7])
+def test_logits_mean_what_the_objective_says(
+    script: Any, objective: Objective, outputs: int, temperature: float
+) -> None:
+    logits = 4 * torch.randn(outputs, 40, 3, generator=torch.Generator().manual_seed(0))
+    rule = rule_of_logits(objective, outputs)
+    facts = {"logits": rule, "temperature": temperature}
+
+    expected = tempered(objective, logits[None], temperature)[0]
+    np.testing.assert_allclose(script.probabilities(logits.numpy(), facts), expected, atol=1e-6)
+    np.testing.assert_array_equal(script.decide(logits.numpy(), rule), objective.predict(logits[None])[0])
+    mean = objective.to_average(logits[None])
+    np.testing.assert_allclose(script.to_average(logits.numpy(), rule), mean[0], rtol=2e-6)
+    back = script.from_average(mean[0].numpy(), rule)
+    np.testing.assert_allclose(back, objective.from_average(mean)[0], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("spatial", "window"), [((20, 13), (8, 8)), ((9, 30, 7), (9, 8, 5)), ((5, 6), (5, 4))]
+)
+def test_windows_are_those_of_monai(script: Any, spatial: tuple[int, ...], window: tuple[int, ...]) -> None:
+    image = torch.randn(1, *spatial, generator=torch.Generator().manual_seed(0))
+    windows = {"size": window, "overlap": OVERLAP, "sigma": 0.125, "least_weight": 1e-3}
+
+    def network(part: Any) -> Any:  # depends on where a voxel lies in the window
+        return part * (1 + part.mean()) + 0.1 * part.cumsum(-1)
+
+    found = script.slide(image.numpy(), {"windows": windows, "tta": False}, network)
+    np.testing.assert_allclose(found, slide(network, image[None], window, 1)[0], atol=2e-6)
+
+
+# What is said
+
+
+def test_a_missing_package_and_a_wrong_scan_are_one_sentence(pictures: Path, tmp_path: Path) -> None:
+    out = export(pictures, "onnx", tmp_path / "out").folder
+    scan = make_pictures(tmp_path / "in", 1)[0]
+    colour = tmp_path / "colour.png"
+    Image.new("RGB", (8, 8)).save(colour)
+    for arguments, hidden, sentence in (
+        ((scan, tmp_path / "m.png"), "onnxruntime", "onnxruntime is missing here: pip install onnxruntime"),
+        ((scan, tmp_path / "m.png"), "PIL", "pillow is missing here: pip install pillow"),
+        ((colour, tmp_path / "m.png"), "", "has 3 channels, the model takes 1"),
+        ((scan, scan, "--overwrite"), "", "never for the scan itself"),
+        ((scan, tmp_path / "m.nii.gz"), "", "no NIfTI file"),
+        ((tmp_path / "none.png", tmp_path / "m.png"), "", "No such file"),
+    ):
+        done = alone(out, *arguments, hidden=hidden)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert sentence in done.stderr
+        assert "Traceback" not in done.stderr
+    facts = json.loads((out / "inference.json").read_text())
+    assert "maps of uncertainty" in facts["not_carried"][0]
+    assert facts["not_carried"][0] in (out / "README.md").read_text()
+
+
+@dataclass(frozen=True)
+class OwnWay(Dice):
+    """An objective that decides in a way no script knows."""
+
+    def predict(self, logits: torch.Tensor) -> torch.Tensor:
+        return (logits[:, 0] > 1).to(torch.uint8)
+
+
+def test_an_objective_with_a_way_of_its_own_has_no_script(pictures: Path, tmp_path: Path) -> None:
+    package = Package.of(pictures)
+    package = replace(package, trained=replace(package.trained, objective=OwnWay()))
+    write_inference(tmp_path, package)
+
+    assert [path.name for path in tmp_path.iterdir()] == ["inference.json"]
+    assert "There is no prepare_and_run.py: objective OwnWay" in describe_script(package)
