@@ -66,7 +66,7 @@ def read_mask(path: Path) -> Any:
 
 
 def has_masks_of_predict(trained: Path, exported: Path, scans: Sequence[Path], folder: Path) -> None:
-    """Each mask is equal voxel for voxel, and not all of them are empty."""
+    """Each mask is equal voxel for voxel, and most show something."""
     folder.mkdir()
     found = {}
     for scan in scans:
@@ -78,7 +78,7 @@ def has_masks_of_predict(trained: Path, exported: Path, scans: Sequence[Path], f
         np.testing.assert_array_equal(found[scan.name].reshape(expected.mask.shape), expected.mask, scan.name)
         if expected.affine is not None:
             np.testing.assert_array_equal(nibabel.load(target).affine, nibabel.load(scan).affine)
-    assert len({int(value) for mask in found.values() for value in np.unique(mask)}) > 1
+    assert np.mean([mask.any() for mask in found.values()]) > 0.5
 
 
 # Scans
@@ -149,7 +149,8 @@ def train(folder: Path, dimensions: int, prepare: dict[str, Any], **changes: Any
     (folder / "federation.yaml").write_text(yaml.safe_dump(federation))
     model = {"name": f"unet{dimensions}d", "base_filters": 2, "levels": 2}
     data = {"federation": str(folder / "federation.yaml")}
-    run(folder / "run", **{"data": data, "model": model, "batch_size": 2, "rounds": 1, **changes})
+    usual = {"objective": {"name": "dice"}, "optimizer": {"learning_rate": 0.05}, "rounds": 3}
+    run(folder / "run", **{"data": data, "model": model, "batch_size": 2, **usual, **changes})
     return folder / "run"
 
 
