@@ -322,13 +322,16 @@ def test_a_missing_package_and_a_wrong_scan_are_one_sentence(pictures: Path, tmp
     scan = make_pictures(tmp_path / "in", 1)[0]
     colour = tmp_path / "colour.png"
     Image.new("RGB", (8, 8)).save(colour)
+    broken = tmp_path / "broken.nii.gz"
+    broken.write_bytes(b"\x1f\x8b no NIfTI")
     for arguments, hidden, sentence in (
         ((scan, tmp_path / "m.png"), "onnxruntime", "onnxruntime is missing here: pip install onnxruntime"),
         ((scan, tmp_path / "m.png"), "PIL", "pillow is missing here: pip install pillow"),
         ((colour, tmp_path / "m.png"), "", "has 3 channels, the model takes 1"),
         ((scan, scan, "--overwrite"), "", "never for the scan itself"),
         ((scan, tmp_path / "m.nii.gz"), "", "no NIfTI file"),
-        ((tmp_path / "none.png", tmp_path / "m.png"), "", "No such file"),
+        ((tmp_path / "none.png", tmp_path / "m.png"), "", "none.png cannot be read: "),
+        ((broken, tmp_path / "m.nii.gz"), "", "broken.nii.gz cannot be read: "),
     ):
         done = alone(out, *arguments, hidden=hidden)
         assert (done.returncode, done.stdout) == (2, "")

@@ -74,6 +74,8 @@ def segment(files: Sequence[Path], folder: Path = HERE) -> Array:
         label = label if image.thin is None else np.expand_dims(label, image.thin)
     if facts["postprocess"] == "largest_component":
         label = keep_largest(label)
+    if max(facts["values"]) > 255:
+        raise RefusedScan(f"class value {max(facts['values'])} does not fit an 8-bit mask.")
     mask: Array = np.asarray(facts["values"], dtype=np.uint8)[label]
     return mask
 

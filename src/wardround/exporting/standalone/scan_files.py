@@ -60,14 +60,19 @@ def read_image(files: Sequence[Path]) -> LoadedImage:
 
 def read_file(file: Path) -> LoadedImage:
     name, affine = file.name.lower(), None
-    if name.endswith(NIFTI):
-        values, is_colour, affine = read_nifti(file)
-    elif name.endswith(".npy"):
-        values, is_colour = read_numpy(file)
-    elif name.endswith(PICTURES):
-        values, is_colour = read_picture(file)
-    else:
-        raise RefusedScan(f"{file} is none of {', '.join((*NIFTI, *PICTURES, '.npy'))}.")
+    try:
+        if name.endswith(NIFTI):
+            values, is_colour, affine = read_nifti(file)
+        elif name.endswith(".npy"):
+            values, is_colour = read_numpy(file)
+        elif name.endswith(PICTURES):
+            values, is_colour = read_picture(file)
+        else:
+            raise RefusedScan(f"{file} is none of {', '.join((*NIFTI, *PICTURES, '.npy'))}.")
+    except RefusedScan:
+        raise
+    except Exception as error:  # every library has errors of its own for a broken file
+        raise RefusedScan(f"{file} cannot be read: {error}") from None
     data = np.ascontiguousarray(np.moveaxis(values, -1, 0) if is_colour else values[None], dtype=np.float32)
     spatial = data.shape[1:]
     if len(spatial) not in (2, 3) or not data.size:
