@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
 import nibabel
 import numpy as np
 import pytest
+import torch
 
 from wardround.exporting import export
 from wardround.prediction.session import predict
+from wardround.prediction.trained import TrainedModel
 
 pytest.importorskip("fire", reason="MONAI's commands need fire: pip install fire")
 pytest.importorskip("jsonschema", reason="verify_metadata needs jsonschema: pip install jsonschema")
@@ -74,6 +78,27 @@ def test_monai_runs_it_and_gives_the_mask_of_predict(
         assert np.array_equal(np.asarray(mask.dataobj), prediction.mask)
         assert np.allclose(mask.affine, prediction.affine)
         assert len(np.unique(prediction.mask)) > 1  # an empty mask would prove little
+
+
+@pytest.mark.skipif(
+    "safetensors" not in inspect.getsource(torch.load), reason="this PyTorch does not read safetensors"
+)
+def test_monai_loads_the_network_with_its_weights(bundle: Path, volumes: Path) -> None:
+    from monai.bundle import load
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # that a bundle's workflow is code
+        network = load(
+            bundle.name,
+            bundle_dir=bundle.parent,
+            model_file="models/model.safetensors",
+            workflow_type="inference",
+            device="cpu",
+            net_override={"model": str(bundle / "configs" / "model.json")},
+        ).eval()
+
+    image = torch.randn(1, 1, 9, 10, 11)
+    assert torch.equal(network(image), TrainedModel.load(volumes, device="cpu").model(image))
 
 
 @pytest.mark.slow

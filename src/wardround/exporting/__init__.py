@@ -2,6 +2,7 @@
 
 package       what is exported: the network, its settings, how images are prepared
 onnx          one file for any ONNX runtime, checked against PyTorch
+inference     inference.json, all between a scan and its mask; `standalone` has the script that does it
 bundle        a MONAI bundle, run by MONAI's commands; `parts` are the components it names
 card          MODEL_CARD.md, written from the run
 exports       `export`: a folder that is complete or absent; for PyTorch also its loader

@@ -7,8 +7,8 @@
     docs/README.md             how to run it
 
 The network and the preparation are wardround's own, so the bundle needs wardround installed, and says so in
-`required_packages_version`. MONAI (1.6) has no reader of safetensors: its `bundle.load` knows pickles only.
-So the workflow loads the weights itself.
+`required_packages_version`. MONAI (1.6) leaves reading weights to `torch.load`, which knows safetensors in
+new versions of PyTorch alone. So the workflow loads the weights itself.
 """
 
 from __future__ import annotations
@@ -194,7 +194,19 @@ python -m monai.bundle verify_net_in_out network_def --meta_file configs/metadat
     --config_file configs/inference.json --any 32
 ```
 
-`monai.bundle.load` reads pickled weights only and cannot open this bundle; in Python, take
+In Python, `monai.bundle.load` gives the network where `torch.load` reads safetensors (tried with
+PyTorch 2.13):
+
+```python
+from monai.bundle import load
+
+network = load(
+    "FOLDER", bundle_dir="WHERE IT LIES", workflow_type="inference", model_file="models/{WEIGHTS}",
+    net_override={{"model": "WHERE IT LIES/FOLDER/configs/{MODEL}"}},
+).eval()
+```
+
+With any PyTorch, from inside this folder:
 
 ```python
 from wardround.exporting.parts import trained

@@ -13,6 +13,7 @@ from typing import Any
 from wardround.errors import ConfigError
 from wardround.exporting.bundle import write_bundle
 from wardround.exporting.card import write_card
+from wardround.exporting.inference import describe_script, write_inference
 from wardround.exporting.onnx import Difference, check_installed, export_onnx
 from wardround.exporting.package import MODEL, WEIGHTS, Package
 from wardround.files import write_json, write_text
@@ -90,7 +91,7 @@ def export(
 
 
 def write_graph(folder: Path, package: Package) -> list[Difference]:
-    """model.onnx, with the content of model.json inside and beside it."""
+    """model.onnx, with the content of model.json inside and beside it, and the script that runs it."""
     facts = package.as_dict()
     kept = ("made_by", "classes", "values", "channels", "preparation", "params_sha256")
     inside = {key: facts[key] for key in kept} | {
@@ -100,6 +101,7 @@ def write_graph(folder: Path, package: Package) -> list[Difference]:
     path, objective = folder / "model.onnx", package.trained.objective
     found = export_onnx(path, package.network, objective, temperature=package.temperature, facts=inside)
     write_json(folder / MODEL, facts)
+    write_inference(folder, package)
     write_text(folder / "README.md", graph_readme(package, found))
     return found
 
@@ -116,6 +118,10 @@ def graph_readme(package: Package, found: list[Difference]) -> str:
 Written by wardround {__version__}. What it is for, what it reached and where it fails:
 [MODEL_CARD.md](MODEL_CARD.md).
 
+{describe_script(package)}
+
+The network alone:
+
 ```python
 import onnxruntime
 
@@ -126,7 +132,6 @@ probabilities, logits = session.run(None, {{"image": image}})   # image: float32
 - `image`: prepared as `model.json` says under `preparation`.{stay} Batch and sides are free; the graph pads.
 - `probabilities`: {", ".join(preparation.classes)}. Temperature {package.temperature:.4g} is in them.
 - `logits`: as the network returns them.
-- Volumes larger than the training window are best predicted in overlapping windows, which is up to you.
 
 Checked against PyTorch when it was written, one random batch per size. The limit is wider for an image
 within one block of the network, where a norm sees two voxels and magnifies rounding. Avoid that size.
