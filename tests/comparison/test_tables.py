@@ -6,7 +6,14 @@ from typing import Any
 
 from pytest import approx, mark, raises
 
-from wardround.comparison.scores import Replicate, RowScores, Sheet, compute_statistics, read_cases
+from wardround.comparison.scores import (
+    Replicate,
+    RowScores,
+    Sheet,
+    compute_statistics,
+    read_cases,
+    set_apart,
+)
 from wardround.comparison.statistics import CaseKey
 from wardround.comparison.tables import cross_site_table, join_tables, score_table, significance_table
 from wardround.engine.judging.evaluation import Evaluation
@@ -118,6 +125,32 @@ def test_the_mean_over_seen_clients_tells_of_its_failures_too() -> None:
     table = score_table(sheet(fails, metric="hd95", held_out=True), "hd95")
 
     assert cell(table, "fails", "seen clients") == Spread(1.0, None, 0, 1)
+
+
+def test_held_out_clients_have_columns_of_their_own_and_are_in_no_mean_and_no_test() -> None:
+    rows = [row("a", scores(north=[0.8], west=[0.1])), row("b", scores(north=[0.6], west=[0.9]))]
+    apart = sheet(*set_apart(rows, {"a": ["west"]}))  # b does not know: its run is an older one
+    table, tests = score_table(apart, "dice"), compute_statistics(apart, "dice")
+
+    assert list(table.columns)[-1] == "west (held out)" and "west" not in table.columns
+    assert cell(table, "a", "mean").mean == 0.8 and cell(table, "b", "mean").mean == 0.6
+    assert cell(table, "a", "west (held out)").mean == 0.1 and cell(table, "b", "west (held out)").rank == 1
+    assert "Held-out clients took no part in training" in table.caption
+    assert tests.row("b").test.num_pairs == 1 and tests.row("b").mean == 0.6
+
+
+def test_rows_that_held_out_everyone_between_them_set_their_own_clients_apart() -> None:
+    rows = [row("a", scores(north=[0.8], west=[0.1])), row("b", scores(north=[0.6], west=[0.9]))]
+    apart = sheet(*set_apart(rows, {"a": ["west"], "b": ["north"]}))
+    table = score_table(apart, "dice")
+
+    assert cell(table, "a", "mean").mean == 0.8 and cell(table, "b", "mean").mean == 0.9
+
+
+def test_one_client_has_no_sd_between_clients() -> None:
+    table = score_table(sheet(row("a", scores(north=[0.8, 0.7]))), "dice")
+
+    assert math.isnan(cell(table, "a", "SD between clients").mean)
 
 
 def test_the_caption_counts_cases_undefined_and_infinite_values_and_names_the_rules() -> None:

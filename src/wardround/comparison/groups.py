@@ -19,6 +19,7 @@ from wardround.comparison.scores import (
     Sheet,
     Statistics,
     metric_loss,
+    set_apart,
     summarise_row,
 )
 from wardround.comparison.statistics import PairedTest
@@ -91,7 +92,9 @@ def group_runs(runs: Sequence[Run]) -> RunGroup:
     sheet, lengths = None, combine_units(run.lengths for run in done)
     if metrics:
         reference = next((run.label for run in done if run.method == "fedavg"), done[0].label)
-        sheet = Sheet("Runs", [row_of_run(run) for run in done], reference, metrics, lengths=lengths)
+        held_out = {run.label: run.test.held_out for run in done if run.test is not None}
+        rows = set_apart([row_of_run(run) for run in done], held_out)
+        sheet = Sheet("Runs", rows, reference, metrics, lengths=lengths)
     crossed = {run.label: [run.cross_site] for run in done if run.cross_site}
     return RunGroup(
         ", ".join(run.label for run in runs),

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -31,6 +31,7 @@ from wardround.comparison.statistics import (
     distance_to_best,
     holm,
 )
+from wardround.engine.judging.result_tables import sd_between
 from wardround.errors import CheckpointError, ConfigError
 from wardround.metrics import METRICS, MM, ClientsSummary, across_clients, summarise
 from wardround.tables import Interval, Spread, formula_read, one_line
@@ -50,12 +51,17 @@ Labelled = TypeVar("Labelled", bound=HasLabel)
 
 @dataclass(frozen=True)
 class Replicate:
-    """One seed and fold of one row. seen: only where clients were held out of training."""
+    """One seed and fold of one row.
+
+    seen: of clients that trained, where `scores` are of clients held out of training; unseen: of held-out
+    clients, where `scores` are of those that trained.
+    """
 
     seed: int
     fold: int | None
     scores: CaseScores
     seen: CaseScores = field(default_factory=dict)
+    unseen: CaseScores = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -117,6 +123,11 @@ class Sheet:
     def clients(self, metric: str) -> list[str]:
         return sorted({key.client for row in self.rows for part in row.scores(metric) for key in part})
 
+    def unseen_clients(self, metric: str) -> list[str]:
+        """Clients that took no part in training and are in no mean of those that did."""
+        parts = (r.unseen.get(metric, {}) for row in self.rows for r in row.replicates.values())
+        return sorted({key.client for part in parts for key in part})
+
 
 def find_row(label: str, rows: Sequence[Labelled]) -> Labelled:
     """The row with a label; an unknown label is an error that lists the rows."""
@@ -154,6 +165,33 @@ def select_clients(scores: CaseScores, wanted: Callable[[str], bool]) -> dict[st
     }
 
 
+def set_apart(rows: Sequence[RowScores], held_out: Mapping[str, Collection[str]]) -> list[RowScores]:
+    """Take held-out clients out of the scores; they stay as `unseen`.
+
+    held_out: of each row. A client that one row held out is set apart in all, so that means are over the same
+    clients, unless none would be left: then each row sets its own apart.
+    """
+    every = {name for names in held_out.values() for name in names}
+    tested = {
+        key.client for row in rows for r in row.replicates.values() for s in r.scores.values() for key in s
+    }
+    common = not tested <= every
+
+    def divide(row: RowScores) -> RowScores:
+        out = every if common else set(held_out.get(row.label, ()))
+        replicates = {
+            key: replace(
+                r,
+                scores=select_clients(r.scores, lambda name: name not in out),
+                unseen=select_clients(r.scores, out.__contains__),
+            )
+            for key, r in row.replicates.items()
+        }
+        return replace(row, replicates=replicates)
+
+    return [divide(row) for row in rows] if every else list(rows)
+
+
 # What a row says in numbers
 
 
@@ -162,7 +200,8 @@ class RowSummary:
     """One row and metric, each number a mean over replicates with its SD.
 
     sd_between: SD between clients; worst_clients: who was the worst, replicate by replicate;
-    seen: mean over clients that took part in training, where others were held out;
+    seen: mean over clients that took part in training, where others were held out; unseen: held-out clients,
+    which are in none of the other numbers;
     num_values, num_skipped, num_infinite: over all replicates.
     """
 
@@ -174,6 +213,7 @@ class RowSummary:
     weighted: Spread
     worst_clients: Sequence[str]
     seen: Spread | None
+    unseen: Mapping[str, Spread]
     num_replicates: int
     num_values: int
     num_skipped: int
@@ -185,17 +225,22 @@ def summarise_row(row: RowScores, metric: str, clients: Sequence[str]) -> RowSum
     parts = row.scores(metric)
     overall = [summarise_clients(part, metric) for part in parts]
     seen = [summarise_clients(r.seen[metric], metric) for r in row.replicates.values() if r.seen.get(metric)]
+    unseen = [r.unseen[metric] for r in row.replicates.values() if r.unseen.get(metric)]
     infinite = sum(entry.num_infinite for entry in overall)
     worst = [entry.worst for entry in overall if entry.worst is not None]
     return RowSummary(
         label=row.label,
         clients={name: summarise_client(parts, name) for name in clients},
         mean=to_spread([entry.mean for entry in overall], infinite),
-        sd_between=to_spread([entry.sd for entry in overall], infinite),
+        sd_between=to_spread([sd_between(entry) for entry in overall], infinite),
         worst=to_spread([entry.value for entry in worst], infinite),
         weighted=to_spread([entry.weighted_mean for entry in overall], infinite),
         worst_clients=[entry.client for entry in worst],
         seen=to_spread([e.mean for e in seen], sum(e.num_infinite for e in seen)) if seen else None,
+        unseen={
+            name: summarise_client(unseen, name)
+            for name in sorted({key.client for part in unseen for key in part})
+        },
         num_replicates=len(parts),
         num_values=sum(len(part) for part in parts),
         num_skipped=sum(entry.num_skipped for entry in overall),

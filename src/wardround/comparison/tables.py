@@ -17,6 +17,7 @@ from wardround.comparison.scores import (
     to_spread,
 )
 from wardround.engine.judging.evaluation import Evaluation
+from wardround.engine.judging.result_tables import HELD_OUT, mark_held_out
 from wardround.metrics import BOTH, METRICS, MM, MM_OR_PX, Summary
 from wardround.tables import PValue, Spread, Table
 
@@ -77,6 +78,11 @@ def score_columns(sheet: Sheet, metric: str) -> list[Column]:
     ]
     if sheet.held_out:
         columns.append((SEEN, lambda summary: summary.seen or Spread(math.nan)))
+    unseen = sheet.unseen_clients(metric)
+    columns += [
+        (mark_held_out(name), lambda summary, name=name: summary.unseen.get(name, Spread(math.nan)))  # type: ignore[misc]
+        for name in (unseen if len(unseen) <= MOST_CLIENTS else ())
+    ]
     return columns
 
 
@@ -117,6 +123,8 @@ def score_caption(sheet: Sheet, metric: str, summaries: Sequence[RowSummary]) ->
             "Every client's column is from runs in which it took no part in training; "
             "'seen clients' is the mean over those that did."
         )
+    if sheet.unseen_clients(metric):
+        sentences.append(f"{HELD_OUT} They are in no test either.")
     short = [s for s in summaries if s.num_replicates < sheet.expected]
     if short:
         parts = ", ".join(f"{s.label} {s.num_replicates} of {sheet.expected}" for s in short)

@@ -185,14 +185,14 @@ def describe_result(
         num_clients = len(sheet.clients(metric))
         over = "the only client" if num_clients == 1 else f"{num_clients} clients"
         weakest = describe_weakest(best, " The weakest is ") if num_clients > 1 else None
-        return join(f"Mean {tested}{entry.label} over {over}: ", value, ".", weakest)
+        return join(f"Mean {tested}{entry.label} over {over}: ", value, ".", weakest, describe_held_out(best))
     extreme = "highest" if entry.higher_is_better else "lowest" if entry.higher_is_better is False else "best"
     return join(
         "Of the federated methods, " if found.references else "",
         name(best.label), f" has the {extreme} mean {tested}{entry.label}: ", value,
         f" over {sheet.expected} {sheet.over}" if best.mean.sd is not None else "", ".",
         describe_test(found, statistics.reference),
-        describe_weakest(best, " Its weakest client is "),
+        describe_weakest(best, " Its weakest client is "), describe_held_out(best),
         describe_references(found.references),
     )  # fmt: skip
 
@@ -228,6 +228,17 @@ def describe_weakest(summary: RowSummary, start: str) -> Html | None:
         return None
     who = [name(found[0])] if len(found) == 1 else ["not always the same"]
     return join(start, who, ", ", shown(summary.worst), ".")
+
+
+def describe_held_out(summary: RowSummary) -> Html | None:
+    """Clients that took no part in training, which are not in the mean."""
+    if not summary.unseen:
+        return None
+    if len(summary.unseen) > 3:
+        return join(f" {len(summary.unseen)} clients were held out of training and are not in the mean.")
+    scores = [join(name(client), " ", shown(score)) for client, score in summary.unseen.items()]
+    joined = [part for entry in scores for part in (", ", entry)][1:]
+    return join(" Held out of training, and not in the mean: ", joined, ".")
 
 
 def describe_references(references: Sequence[RowSummary]) -> Html | None:
