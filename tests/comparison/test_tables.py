@@ -147,6 +147,42 @@ def test_rows_that_held_out_everyone_between_them_set_their_own_clients_apart() 
     assert cell(table, "a", "mean").mean == 0.8 and cell(table, "b", "mean").mean == 0.9
 
 
+def test_seeds_that_disagree_about_the_sign_are_flagged() -> None:
+    before, after = scores(north=[0.5, 0.6, 0.7]), scores(north=[0.6, 0.75, 0.8])
+    a, b = row("a", before, before, before), row("b", after, after, scores(north=[0.4, 0.55, 0.6]))
+    steady = row("c", after, after, scores(north=[0.55, 0.65, 0.8]))
+    compared = sheet(a, b, steady)
+    table = significance_table(compared, compute_statistics(compared, "dice"))
+
+    assert cell(table, "b", "better with") == "2 of 3 seeds: signs differ"
+    assert cell(table, "c", "better with") == "3 of 3 seeds" and cell(table, "a", "better with") == ""
+    assert "seeds and cases both random" in table.caption and "Signs differ:" in table.caption
+
+
+def test_the_test_of_one_seed_says_what_it_is_about() -> None:
+    compared = sheet(row("a", scores(north=[0.5, 0.6])), row("b", scores(north=[0.6, 0.7])))
+    table = significance_table(compared, compute_statistics(compared, "dice"))
+
+    assert (
+        "better with" not in table.columns and "One seed: this is about these trained models" in table.caption
+    )
+
+
+def test_the_interval_of_a_mean_over_seeds_stays_where_scores_can_be() -> None:
+    compared = sheet(row("a", scores(north=[0.99, 0.8]), scores(north=[0.9, 0.99])))
+
+    assert compute_statistics(compared, "dice").row("a").interval.high == 1.0
+
+
+def test_neighbouring_tables_have_the_same_mean() -> None:
+    """Also where a case is infinite with one seed: averaging it over seeds first gives another number."""
+    found = row("a", scores(north=[1.0, inf]), scores(north=[2.0, 9.0]), metric="hd95")
+    compared = sheet(found, row("b", *[scores(north=[3.0, 4.0])] * 2, metric="hd95"), metric="hd95")
+    tests = significance_table(compared, compute_statistics(compared, "hd95"))
+
+    assert cell(tests, "a", "mean") == cell(score_table(compared, "hd95"), "a", "mean").mean == 3.25
+
+
 def test_one_client_has_no_sd_between_clients() -> None:
     table = score_table(sheet(row("a", scores(north=[0.8, 0.7]))), "dice")
 

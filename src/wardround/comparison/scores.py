@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol, TypeVar
 
+from wardround.comparison.seeds import compare_seeds, estimate_mean
 from wardround.comparison.statistics import (
     RESAMPLES,
     SEED,
@@ -26,8 +27,6 @@ from wardround.comparison.statistics import (
     Scores,
     average,
     bootstrap,
-    client_mean,
-    compare_scores,
     distance_to_best,
     holm,
 )
@@ -93,6 +92,12 @@ class RowScores:
         return [
             r.scores[metric] for key, r in self.replicates.items() if key in wanted and metric in r.scores
         ]
+
+    def by_seed(self, metric: str, only: Iterable[ReplicateKey] | None = None) -> dict[int, Scores]:
+        """Case scores of a metric, all folds of a seed together."""
+        wanted = self.replicates if only is None else set(only)
+        seeds = {seed: [key for key in wanted if key[0] == seed] for seed, _ in wanted}
+        return {seed: average(self.scores(metric, keys)) for seed, keys in seeds.items()}
 
 
 @dataclass(frozen=True)
@@ -317,7 +322,7 @@ def compute_statistics(sheet: Sheet, metric: str) -> Statistics:
 
 
 def compare_row(row: RowScores, reference: RowScores, metric: str) -> RowStatistics:
-    own = average(row.scores(metric), finite=True)
+    mean = summarise_row(row, metric, ()).mean.mean  # that of the score table
     why_not, test = "", None
     if row.label == reference.label:
         why_not = f"reference, {row.why_empty}" if row.why_empty else "reference"
@@ -329,8 +334,21 @@ def compare_row(row: RowScores, reference: RowScores, metric: str) -> RowStatist
         why_not = "other data"
     else:
         shared = [key for key in row.replicates if key in reference.replicates]
-        ours, theirs = (average(side.scores(metric, shared)) for side in (row, reference))
+        ours, theirs = (side.by_seed(metric, shared) for side in (row, reference))
         best, higher_is_better = METRICS[metric].best, METRICS[metric].higher_is_better
-        test = compare_scores(ours, theirs, best=best, higher_is_better=higher_is_better)
+        test = compare_seeds(ours, theirs, best=best, higher_is_better=higher_is_better)
         why_not = "" if test is not None else "no case in common"
-    return RowStatistics(row.label, client_mean(own), bootstrap(own), test, why_not)
+    return RowStatistics(row.label, mean, find_interval(row, metric, mean), test, why_not)
+
+
+def find_interval(row: RowScores, metric: str, mean: float) -> Interval:
+    """Of a row's mean: over seeds and cases, or over the cases of a single seed."""
+    seeds, entry = list(row.by_seed(metric).values()), METRICS[metric]
+    if len(seeds) < 2:
+        return bootstrap(average(seeds, finite=True))
+    if not math.isfinite(mean):
+        return Interval(math.nan, math.nan)
+    low, high = estimate_mean(seeds).interval(mean)
+    if entry.higher_is_better is None:
+        return Interval(low, high)
+    return Interval(max(0.0, low), min(entry.best, high) if entry.higher_is_better else high)
