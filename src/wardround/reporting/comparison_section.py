@@ -191,6 +191,7 @@ def describe_result(
         "Of the federated methods, " if found.references else "",
         name(best.label), f" has the {extreme} mean {tested}{entry.label}: ", value,
         f" over {sheet.expected} {sheet.over}" if best.mean.sd is not None else "", ".",
+        describe_alike(found), describe_wins(found),
         describe_test(found, statistics.reference),
         describe_weakest(best, " Its weakest client is "), describe_held_out(best),
         describe_references(found.references),
@@ -210,6 +211,23 @@ def describe_test(found: Headline, reference: str) -> Html | None:
         f" (p {text} after Holm's correction)",
         describe_evidence(p, test.interval), ".",
     )  # fmt: skip
+
+
+def describe_alike(found: Headline) -> Html | None:
+    """The rows that may be as good as the best one."""
+    if not found.alike:
+        return None
+    known = [part for label in found.alike[:5] for part in (", ", name(label))][1:]
+    more = f" and {len(found.alike) - 5} more" if len(found.alike) > 5 else ""
+    return join(" It cannot be told apart from ", known, more, " (p at least 0.05 after Holm's correction).")
+
+
+def describe_wins(found: Headline) -> Html | None:
+    """The metrics that say another row is the best."""
+    if not found.wins:
+        return None
+    parts = [join(f"by {METRICS[metric].label} ", name(label)) for metric, label in found.wins.items()]
+    return join(" Another row is the best ", [part for entry in parts for part in (", ", entry)][1:], ".")
 
 
 def describe_evidence(p: float, interval: Interval) -> str:
