@@ -185,7 +185,7 @@ class Comparison:
         return combine_units(read_units(cell.read_result()) for cell in self.cells if cell.is_done)
 
     def table(self, metric: str | None = None) -> Table:
-        """Rows methods; columns each client, mean, SD between clients, worst client, weighted mean."""
+        """Rows methods; columns mean, SD between clients, worst client, weighted mean, each client."""
         return score_table(self.sheet, self._metric(metric))
 
     def statistics(self, metric: str | None = None) -> Statistics:

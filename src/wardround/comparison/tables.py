@@ -43,7 +43,7 @@ TESTED = {"best": "the round that was best on validation cases", "last": "the la
 
 
 def score_table(sheet: Sheet, metric: str) -> Table:
-    """One row a method: each client, mean, SD between clients, worst client, weighted mean."""
+    """One row a method: mean, SD between clients, worst client, weighted mean, each client."""
     summaries = [summarise_row(row, metric, sheet.clients(metric)) for row in sheet.rows]
     columns = score_columns(sheet, metric)
     marked = [
@@ -66,13 +66,11 @@ Column = tuple[str, Callable[[RowSummary], Spread]]  # heading, and what a row h
 
 
 def score_columns(sheet: Sheet, metric: str) -> list[Column]:
-    """Clients first, where they are few enough; a client named "mean" does no harm."""
-    clients = sheet.clients(metric)
+    """Sums over clients first, as the edge of a screen hides what is last; then clients, if they are few.
+
+    A client may be named "mean".
+    """
     columns: list[Column] = [
-        (name, lambda summary, name=name: summary.clients[name])  # type: ignore[misc]
-        for name in (clients if len(clients) <= MOST_CLIENTS else ())
-    ]
-    columns += [
         (MEAN, lambda summary: summary.mean),
         (SD, lambda summary: summary.sd_between),
         (WORST, lambda summary: summary.worst),
@@ -80,6 +78,11 @@ def score_columns(sheet: Sheet, metric: str) -> list[Column]:
     ]
     if sheet.held_out:
         columns.append((SEEN, lambda summary: summary.seen or Spread(math.nan)))
+    clients = sheet.clients(metric)
+    columns += [
+        (name, lambda summary, name=name: summary.clients[name])  # type: ignore[misc]
+        for name in (clients if len(clients) <= MOST_CLIENTS else ())
+    ]
     unseen = sheet.unseen_clients(metric)
     columns += [
         (mark_held_out(name), lambda summary, name=name: summary.unseen.get(name, Spread(math.nan)))  # type: ignore[misc]
