@@ -10,8 +10,8 @@ from wardround.data.federation import Federation
 from wardround.data.readers.image_files import NIFTI
 from wardround.data.roles import NOT_HOSPITALS
 from wardround.engine.judging.evaluation import Evaluation
-from wardround.metrics import BOTH, METRICS, MM, MM_OR_PX, PX, ClientsSummary, combine_units
-from wardround.tables import Table
+from wardround.metrics import BOTH, METRICS, MM, MM_OR_PX, PX, ClientsSummary, Summary, combine_units
+from wardround.tables import Interval, Table
 
 
 def client_table(evaluation: Evaluation, metrics: Sequence[str], title: str, units: str = MM) -> Table:
@@ -30,12 +30,33 @@ def client_table(evaluation: Evaluation, metrics: Sequence[str], title: str, uni
     rows += [[mark_held_out(name), *(found[metric][name].mean for metric in metrics)] for name in held_out]
     if len(held_out) > 1:
         rows.append([HELD_OUT_MEAN, *(evaluation.unseen[metric].mean for metric in metrics)])
+    columns = ["client", *(METRICS[m].title_in(units) for m in metrics)]
     caption = counts(evaluation, metrics)
+    for main in metrics[:1]:
+        for row, name in zip(rows, [*names, *[""] * 4, *held_out, ""], strict=False):
+            own = found[main].get(name)
+            row += ["", ""] if own is None else [own.num, find_interval(own, main)]
+        columns += ["n", f"95 % interval ({METRICS[main].label})"]
+        caption += f" n and interval: of the scores (case and region) behind {METRICS[main].label}."
     if held_out:
         caption += f" {HELD_OUT}"
     if units == MM_OR_PX and any(METRICS[metric].unit for metric in metrics):
         caption += f" {BOTH}"
-    return Table(title, ["client", *(METRICS[m].title_in(units) for m in metrics)], rows, caption)
+    return Table(title, columns, rows, caption)
+
+
+def find_interval(summary: Summary, metric: str) -> Interval:
+    """Of a client's mean, by Student's t over its scores; nothing is known from one score."""
+    if summary.num < 2 or not math.isfinite(summary.mean):
+        return Interval(math.nan, math.nan)
+    from scipy.special import stdtrit  # late: only tables need it
+
+    half = float(stdtrit(summary.num - 1, 0.975)) * summary.sd / math.sqrt(summary.num)
+    low, high = summary.mean - half, summary.mean + half
+    entry = METRICS[metric]
+    if entry.higher_is_better is None:
+        return Interval(low, high)
+    return Interval(max(0.0, low), min(entry.best, high) if entry.higher_is_better else high)
 
 
 HELD_OUT_MEAN = "mean of held-out clients"
