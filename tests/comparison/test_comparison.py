@@ -95,7 +95,7 @@ def test_a_comparison_gives_tables_statistics_and_results(quick: None, tmp_path:
     again = Comparison.load(tmp_path)
     assert wr.compare is compare and wr.Comparison is Comparison
     assert str(again.table()) == str(table) and again.failures == {}
-    assert again.table().rows[0][4].mean == approx(
+    assert again.table().rows[0][1].mean == approx(
         sum(found.results[name].test.value("dice") for name in ("fedavg-seed42", "fedavg-seed43")) / 2
     )
 
@@ -164,7 +164,7 @@ def test_leave_one_out_shows_every_client_as_unseen(quick: None, tmp_path: Path)
         shown = table.rows[0][list(table.columns).index(name)].mean
         assert abs(shown - run.test.clients["dice"][name].mean) < 1e-12
         assert run.records[0]["clients"] == sorted({"east", "north", "south"} - {name})
-    assert table.columns[-1] == "seen clients"
+    assert table.columns[5:] == ["seen clients", "east", "north", "south"]
 
 
 def test_the_cross_site_matrix_of_local_models(quick: None, tmp_path: Path) -> None:

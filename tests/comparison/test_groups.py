@@ -3,7 +3,7 @@
 from math import inf
 
 from wardround.comparison.groups import find_headline
-from wardround.comparison.scores import Replicate, RowScores, Sheet, compute_statistics
+from wardround.comparison.scores import CaseScores, Replicate, RowScores, Sheet, compute_statistics
 from wardround.comparison.statistics import CaseKey
 
 
@@ -31,3 +31,23 @@ def test_references_are_not_the_best_federated_row() -> None:
 
     assert found.best.label == "mine" and [row.label for row in found.references] == ["pooled"]
     assert found.test is not None and found.test.num_better == 2
+
+
+def test_rows_that_cannot_be_told_apart_from_the_best_and_metrics_that_others_win_are_named() -> None:
+    dice = {"best": [0.8 + n / 100 for n in range(10)], "close": [0.8 + (n ^ 1) / 100 for n in range(10)]}
+    dice["far"] = [value - 0.3 + n / 1000 for n, value in enumerate(dice["best"])]
+    dice["best"][0] += 0.001
+    by_dice, by_hd95 = sheet_of("dice", **dice), sheet_of("hd95", best=[9.0], close=[9.5], far=[1.0])
+    rows = [
+        RowScores(a.label, {(0, None): Replicate(0, None, {**scores_of(a), **scores_of(b)})})
+        for a, b in zip(by_dice.rows, by_hd95.rows, strict=True)
+    ]
+    sheet = Sheet("toy", rows, "far", ["dice", "hd95"])
+    found = find_headline(sheet, compute_statistics(sheet, "dice"), {})
+
+    assert found.best.label == "best" and found.alike == ["close"]
+    assert found.wins == {"hd95": "far"}
+
+
+def scores_of(row: RowScores) -> CaseScores:
+    return row.replicates[0, None].scores

@@ -6,7 +6,14 @@ from typing import Any
 
 from pytest import approx, mark, raises
 
-from wardround.comparison.scores import Replicate, RowScores, Sheet, compute_statistics, read_cases
+from wardround.comparison.scores import (
+    Replicate,
+    RowScores,
+    Sheet,
+    compute_statistics,
+    read_cases,
+    set_apart,
+)
 from wardround.comparison.statistics import CaseKey
 from wardround.comparison.tables import cross_site_table, join_tables, score_table, significance_table
 from wardround.engine.judging.evaluation import Evaluation
@@ -44,9 +51,9 @@ def test_a_row_has_clients_mean_sd_worst_and_weighted_mean() -> None:
     table = score_table(sheet(row("a", scores(north=[0.8, 0.6], south=[0.4]))), "dice")
 
     assert list(table.columns) == [
-        "method", "north", "south", "mean", "SD between clients", "worst client", "weighted mean",
+        "method", "mean", "SD between clients", "worst client", "weighted mean", "north", "south",
     ]  # fmt: skip
-    assert [value.mean for value in table.rows[0][1:]] == approx([0.7, 0.4, 0.55, 0.3 / 2**0.5, 0.4, 0.6])
+    assert [value.mean for value in table.rows[0][1:]] == approx([0.55, 0.3 / 2**0.5, 0.4, 0.6, 0.7, 0.4])
     assert all(value.sd is None and value.rank == 0 for value in table.rows[0][1:])  # one seed, one row
 
 
@@ -120,6 +127,68 @@ def test_the_mean_over_seen_clients_tells_of_its_failures_too() -> None:
     assert cell(table, "fails", "seen clients") == Spread(1.0, None, 0, 1)
 
 
+def test_held_out_clients_have_columns_of_their_own_and_are_in_no_mean_and_no_test() -> None:
+    rows = [row("a", scores(north=[0.8], west=[0.1])), row("b", scores(north=[0.6], west=[0.9]))]
+    apart = sheet(*set_apart(rows, {"a": ["west"]}))  # b does not know: its run is an older one
+    table, tests = score_table(apart, "dice"), compute_statistics(apart, "dice")
+
+    assert list(table.columns)[-1] == "west (held out)" and "west" not in table.columns
+    assert cell(table, "a", "mean").mean == 0.8 and cell(table, "b", "mean").mean == 0.6
+    assert cell(table, "a", "west (held out)").mean == 0.1 and cell(table, "b", "west (held out)").rank == 1
+    assert "Held-out clients took no part in training" in table.caption
+    assert tests.row("b").test.num_pairs == 1 and tests.row("b").mean == 0.6
+
+
+def test_rows_that_held_out_everyone_between_them_set_their_own_clients_apart() -> None:
+    rows = [row("a", scores(north=[0.8], west=[0.1])), row("b", scores(north=[0.6], west=[0.9]))]
+    apart = sheet(*set_apart(rows, {"a": ["west"], "b": ["north"]}))
+    table = score_table(apart, "dice")
+
+    assert cell(table, "a", "mean").mean == 0.8 and cell(table, "b", "mean").mean == 0.9
+
+
+def test_seeds_that_disagree_about_the_sign_are_flagged() -> None:
+    before, after = scores(north=[0.5, 0.6, 0.7]), scores(north=[0.6, 0.75, 0.8])
+    a, b = row("a", before, before, before), row("b", after, after, scores(north=[0.4, 0.55, 0.6]))
+    steady = row("c", after, after, scores(north=[0.55, 0.65, 0.8]))
+    compared = sheet(a, b, steady)
+    table = significance_table(compared, compute_statistics(compared, "dice"))
+
+    assert cell(table, "b", "better with") == "2 of 3 seeds: signs differ"
+    assert cell(table, "c", "better with") == "3 of 3 seeds" and cell(table, "a", "better with") == ""
+    assert "seeds and cases both random" in table.caption and "Signs differ:" in table.caption
+
+
+def test_the_test_of_one_seed_says_what_it_is_about() -> None:
+    compared = sheet(row("a", scores(north=[0.5, 0.6])), row("b", scores(north=[0.6, 0.7])))
+    table = significance_table(compared, compute_statistics(compared, "dice"))
+
+    assert (
+        "better with" not in table.columns and "One seed: this is about these trained models" in table.caption
+    )
+
+
+def test_the_interval_of_a_mean_over_seeds_stays_where_scores_can_be() -> None:
+    compared = sheet(row("a", scores(north=[0.99, 0.8]), scores(north=[0.9, 0.99])))
+
+    assert compute_statistics(compared, "dice").row("a").interval.high == 1.0
+
+
+def test_neighbouring_tables_have_the_same_mean() -> None:
+    """Also where a case is infinite with one seed: averaging it over seeds first gives another number."""
+    found = row("a", scores(north=[1.0, inf]), scores(north=[2.0, 9.0]), metric="hd95")
+    compared = sheet(found, row("b", *[scores(north=[3.0, 4.0])] * 2, metric="hd95"), metric="hd95")
+    tests = significance_table(compared, compute_statistics(compared, "hd95"))
+
+    assert cell(tests, "a", "mean") == cell(score_table(compared, "hd95"), "a", "mean").mean == 3.25
+
+
+def test_one_client_has_no_sd_between_clients() -> None:
+    table = score_table(sheet(row("a", scores(north=[0.8, 0.7]))), "dice")
+
+    assert math.isnan(cell(table, "a", "SD between clients").mean)
+
+
 def test_the_caption_counts_cases_undefined_and_infinite_values_and_names_the_rules() -> None:
     table = score_table(
         sheet(row("a", scores(north=[0.5, nan], south=[inf, 0.5]), empty_policy="nan", tested="last")), "dice"
@@ -156,7 +225,8 @@ def test_many_clients_have_no_columns_of_their_own() -> None:
 def test_a_client_called_mean_keeps_its_column() -> None:
     table = score_table(sheet(row("a", scores(mean=[0.2], other=[0.8]))), "dice")
 
-    assert [value.mean for value in table.rows[0][1:4]] == approx([0.2, 0.8, 0.5])
+    assert list(table.columns)[-2:] == ["mean", "other"]
+    assert [table.rows[0][place].mean for place in (1, -2, -1)] == approx([0.5, 0.2, 0.8])
 
 
 # Tests

@@ -201,6 +201,18 @@ def test_the_card_tells_of_calibration_refused_replies_and_warnings(
     assert "Replies refused by the server's checks: 2 (north 2)." in card
 
 
+def test_the_card_keeps_a_held_out_site_out_of_the_mean(tmp_path: Path) -> None:
+    result = run(tmp_path / "run", participation=["north", "east"])
+    export(tmp_path / "run", "torch", tmp_path / "out")
+    card = (tmp_path / "out" / "MODEL_CARD.md").read_text()
+    dice = result.summary["test"]["dice"]
+    trained = {k: v for k, v in read_run(tmp_path / "run").cases["dice"].items() if k.client != "south"}
+
+    assert f"| mean over sites | {shown(dice['mean'])} | {shown(bootstrap(trained))} |" in card
+    assert f"| south (held out) | {shown(dice['clients']['south']['mean'])} |" in card
+    assert "Held-out sites took no part in training" in card
+
+
 @pytest.mark.parametrize("kind", ["torch", "bundle"])
 def test_anonymous_exports_name_no_site(pictures: Path, tmp_path: Path, kind: str) -> None:
     export(pictures, kind, tmp_path / "out", anonymous=True)

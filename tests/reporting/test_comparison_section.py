@@ -18,3 +18,10 @@ def test_the_sentence_does_not_praise_a_row_for_what_it_left_out() -> None:
     found = describe_result(sheet, compute_statistics(sheet, "hd95"), {})
 
     assert "works has the lowest" in re.sub("<[^>]*>", "", found)
+
+
+def test_the_sentence_names_rows_that_cannot_be_told_apart() -> None:
+    sheet = Sheet("toy", [row("a", 5.0, 7.0), row("b", 6.0, 5.5)], "a", ["hd95"])
+    found = re.sub("<[^>]*>", "", describe_result(sheet, compute_statistics(sheet, "hd95"), {}))
+
+    assert "b has the lowest" in found and "It cannot be told apart from a (p at least 0.05" in found

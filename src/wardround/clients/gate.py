@@ -29,7 +29,7 @@ class Registration:
     """What a client registered before round 0.
 
     tensors: shape and type of what it will send; trainable: names of those that learn; kept: of what the
-    method leaves at the client.
+    method leaves at the client; num_pooled: its training cases where the pooled client trains on them.
     """
 
     client: str
@@ -39,6 +39,7 @@ class Registration:
     tensors: Mapping[str, Spec] = field(default_factory=dict)
     trainable: tuple[str, ...] = ()
     kept: Mapping[str, Spec] = field(default_factory=dict)
+    num_pooled: int = 0
 
     @property
     def learned(self) -> dict[str, Spec]:
@@ -64,6 +65,7 @@ class Registration:
             tensors=specs(facts["tensors"]),
             trainable=tuple(str(name) for name in facts["trainable"]),
             kept=specs(facts["kept"]),
+            num_pooled=count(facts.get("num_pooled", 0)),
         )
 
 

@@ -18,7 +18,9 @@ from wardround.comparison.scores import (
     RowSummary,
     Sheet,
     Statistics,
+    compute_statistics,
     metric_loss,
+    set_apart,
     summarise_row,
 )
 from wardround.comparison.statistics import PairedTest
@@ -91,7 +93,9 @@ def group_runs(runs: Sequence[Run]) -> RunGroup:
     sheet, lengths = None, combine_units(run.lengths for run in done)
     if metrics:
         reference = next((run.label for run in done if run.method == "fedavg"), done[0].label)
-        sheet = Sheet("Runs", [row_of_run(run) for run in done], reference, metrics, lengths=lengths)
+        held_out = {run.label: run.test.held_out for run in done if run.test is not None}
+        rows = set_apart([row_of_run(run) for run in done], held_out)
+        sheet = Sheet("Runs", rows, reference, metrics, lengths=lengths)
     crossed = {run.label: [run.cross_site] for run in done if run.cross_site}
     return RunGroup(
         ", ".join(run.label for run in runs),
@@ -217,13 +221,17 @@ class Headline:
     """What can be said in a sentence.
 
     best: the best federated row (the only row, if there is one); num_rows: how many it is the best of;
-    test: against the reference; references: rows that are not federated methods (local, centralised).
+    test: against the reference; references: rows that are not federated methods (local, centralised); alike:
+    rows that cannot be told apart from the best, each tested against it; wins: other metrics by which another
+    row is the best, and that row.
     """
 
     best: RowSummary
     num_rows: int
     test: PairedTest | None = None
     references: Sequence[RowSummary] = ()
+    alike: Sequence[str] = ()
+    wins: Mapping[str, str] = field(default_factory=dict)
 
 
 def find_headline(sheet: Sheet, statistics: Statistics, methods: Mapping[str, str]) -> Headline:
@@ -232,15 +240,32 @@ def find_headline(sheet: Sheet, statistics: Statistics, methods: Mapping[str, st
     clients = sheet.clients(metric)
     summaries = [summarise_row(row, metric, clients) for row in sheet.rows if row.replicates]
     federated = [summary for summary in summaries if not is_reference(methods.get(summary.label, ""))]
+    rivals = federated or summaries
+    best = find_best(rivals, metric)
+    references = [summary for summary in summaries if federated and summary not in federated]
+    test = statistics.row(best.label).test
+    if len(rivals) < 2:
+        return Headline(best, len(summaries), test, references)
+    rows = [sheet.row(summary.label) for summary in rivals]
+    against = compute_statistics(dataclasses.replace(sheet, rows=rows, reference=best.label), metric)
+    alike = [row.label for row in against.rows if row.test is not None and row.test.p_holm >= 0.05]
+    winners = {
+        other: find_best([summarise_row(row, other, ()) for row in rows], other).label
+        for other in sheet.metrics
+        if other != metric
+    }
+    wins = {other: label for other, label in winners.items() if label != best.label}
+    return Headline(best, len(summaries), test, references, alike, wins)
+
+
+def find_best(summaries: Sequence[RowSummary], metric: str) -> RowSummary:
+    """The row with the fewest infinite values and, of these, the best mean; unknown values come last."""
 
     def loss(summary: RowSummary) -> tuple[int, float]:
-        """Unknown values come last."""
         mean = summary.mean.mean
         return summary.num_infinite, math.inf if math.isnan(mean) else metric_loss(metric)(mean)
 
-    best = min(federated or summaries, key=loss)
-    references = [summary for summary in summaries if federated and summary not in federated]
-    return Headline(best, len(summaries), statistics.row(best.label).test, references)
+    return min(summaries, key=loss)
 
 
 def is_reference(method: str) -> bool:

@@ -46,6 +46,7 @@ from wardround.comparison.scores import (
     compute_statistics,
     read_cases,
     select_clients,
+    set_apart,
     summarise_row,
 )
 from wardround.comparison.statistics import CaseKey
@@ -153,6 +154,11 @@ class Comparison:
         preset = papers.load(facts["preset"]) if facts["preset"] else None
         over = "seeds" if not facts["folds"] else "folds" if len(facts["seeds"]) == 1 else "seeds and folds"
         rows = [self._read_row(label) for label in self.rows]
+        if not facts["held_out"]:
+            tests = {label: [run.test for run in runs] for label, runs in self.runs.items()}
+            rows = set_apart(
+                rows, {k: [n for t in found if t for n in t.held_out] for k, found in tests.items()}
+            )
         print_notes: list[str] = []
         clients = {key.client for row in rows for part in row.scores(self.metrics[0]) for key in part}
         if preset is not None:
@@ -179,7 +185,7 @@ class Comparison:
         return combine_units(read_units(cell.read_result()) for cell in self.cells if cell.is_done)
 
     def table(self, metric: str | None = None) -> Table:
-        """Rows methods; columns each client, mean, SD between clients, worst client, weighted mean."""
+        """Rows methods; columns mean, SD between clients, worst client, weighted mean, each client."""
         return score_table(self.sheet, self._metric(metric))
 
     def statistics(self, metric: str | None = None) -> Statistics:
@@ -320,6 +326,8 @@ def read_replicate(cells: Sequence[StoredCell], after: int | None = None) -> Rep
         for metric, values in unseen.items():
             scores.setdefault(metric, {}).update(values)
         if out:
+            test = read_run(cell.folder).test
+            out.update(test.held_out if test is not None else ())  # federation.yaml may hold out others
             for metric, values in select_clients(found, lambda client, out=out: client not in out).items():  # type: ignore[misc]
                 # a client is seen in several runs: each of them counts
                 marked = {key._replace(case=f"{key.case}\x1f{cell.name}"): v for key, v in values.items()}

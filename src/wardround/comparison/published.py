@@ -64,7 +64,7 @@ class OrderAgreement:
 
 def published_table(sheet: Sheet, metric: str) -> Table | None:
     """One line for every printed number that is of a column of ours; None where nothing is printed."""
-    columns = dict(score_columns(sheet, metric))
+    columns = dict(reversed(score_columns(sheet, metric)))  # the mean, not a client of that name
     lines: list[list[Any]] = []
     for row in sheet.rows:
         summary = summarise_row(row, metric, sheet.clients(metric))

@@ -17,7 +17,7 @@ from wardround.comparison.scores import CaseScores, read_cases
 from wardround.configuring.plan_file import PLAN
 from wardround.engine.judging.evaluation import Evaluation
 from wardround.engine.judging.pictures import Picture, read_panel, read_pictures
-from wardround.engine.judging.result_tables import read_units
+from wardround.engine.judging.result_tables import read_test, read_units
 from wardround.engine.records import read_lines
 from wardround.errors import CheckpointError, WardroundError
 from wardround.files import file_name
@@ -211,8 +211,7 @@ class Run:
 
     @cached_property
     def test(self) -> Evaluation | None:
-        stored = self.result.get("test")
-        return Evaluation.from_dict(stored) if stored else None
+        return read_test(self.result, self.records, self.config.get("participation", 1.0))
 
     @cached_property
     def cross_site(self) -> dict[str, Evaluation]:

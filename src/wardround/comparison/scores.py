@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol, TypeVar
 
+from wardround.comparison.seeds import compare_seeds, estimate_mean
 from wardround.comparison.statistics import (
     RESAMPLES,
     SEED,
@@ -26,11 +27,10 @@ from wardround.comparison.statistics import (
     Scores,
     average,
     bootstrap,
-    client_mean,
-    compare_scores,
     distance_to_best,
     holm,
 )
+from wardround.engine.judging.result_tables import sd_between
 from wardround.errors import CheckpointError, ConfigError
 from wardround.metrics import METRICS, MM, ClientsSummary, across_clients, summarise
 from wardround.tables import Interval, Spread, formula_read, one_line
@@ -50,12 +50,17 @@ Labelled = TypeVar("Labelled", bound=HasLabel)
 
 @dataclass(frozen=True)
 class Replicate:
-    """One seed and fold of one row. seen: only where clients were held out of training."""
+    """One seed and fold of one row.
+
+    seen: of clients that trained, where `scores` are of clients held out of training; unseen: of held-out
+    clients, where `scores` are of those that trained.
+    """
 
     seed: int
     fold: int | None
     scores: CaseScores
     seen: CaseScores = field(default_factory=dict)
+    unseen: CaseScores = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -88,6 +93,12 @@ class RowScores:
             r.scores[metric] for key, r in self.replicates.items() if key in wanted and metric in r.scores
         ]
 
+    def by_seed(self, metric: str, only: Iterable[ReplicateKey] | None = None) -> dict[int, Scores]:
+        """Case scores of a metric, all folds of a seed together."""
+        wanted = self.replicates if only is None else set(only)
+        seeds = {seed: [key for key in wanted if key[0] == seed] for seed, _ in wanted}
+        return {seed: average(self.scores(metric, keys)) for seed, keys in seeds.items()}
+
 
 @dataclass(frozen=True)
 class Sheet:
@@ -116,6 +127,11 @@ class Sheet:
 
     def clients(self, metric: str) -> list[str]:
         return sorted({key.client for row in self.rows for part in row.scores(metric) for key in part})
+
+    def unseen_clients(self, metric: str) -> list[str]:
+        """Clients that took no part in training and are in no mean of those that did."""
+        parts = (r.unseen.get(metric, {}) for row in self.rows for r in row.replicates.values())
+        return sorted({key.client for part in parts for key in part})
 
 
 def find_row(label: str, rows: Sequence[Labelled]) -> Labelled:
@@ -154,6 +170,33 @@ def select_clients(scores: CaseScores, wanted: Callable[[str], bool]) -> dict[st
     }
 
 
+def set_apart(rows: Sequence[RowScores], held_out: Mapping[str, Collection[str]]) -> list[RowScores]:
+    """Take held-out clients out of the scores; they stay as `unseen`.
+
+    held_out: of each row. A client that one row held out is set apart in all, so that means are over the same
+    clients, unless none would be left: then each row sets its own apart.
+    """
+    every = {name for names in held_out.values() for name in names}
+    tested = {
+        key.client for row in rows for r in row.replicates.values() for s in r.scores.values() for key in s
+    }
+    common = not tested <= every
+
+    def divide(row: RowScores) -> RowScores:
+        out = every if common else set(held_out.get(row.label, ()))
+        replicates = {
+            key: replace(
+                r,
+                scores=select_clients(r.scores, lambda name: name not in out),
+                unseen=select_clients(r.scores, out.__contains__),
+            )
+            for key, r in row.replicates.items()
+        }
+        return replace(row, replicates=replicates)
+
+    return [divide(row) for row in rows] if every else list(rows)
+
+
 # What a row says in numbers
 
 
@@ -162,7 +205,8 @@ class RowSummary:
     """One row and metric, each number a mean over replicates with its SD.
 
     sd_between: SD between clients; worst_clients: who was the worst, replicate by replicate;
-    seen: mean over clients that took part in training, where others were held out;
+    seen: mean over clients that took part in training, where others were held out; unseen: held-out clients,
+    which are in none of the other numbers;
     num_values, num_skipped, num_infinite: over all replicates.
     """
 
@@ -174,6 +218,7 @@ class RowSummary:
     weighted: Spread
     worst_clients: Sequence[str]
     seen: Spread | None
+    unseen: Mapping[str, Spread]
     num_replicates: int
     num_values: int
     num_skipped: int
@@ -185,17 +230,22 @@ def summarise_row(row: RowScores, metric: str, clients: Sequence[str]) -> RowSum
     parts = row.scores(metric)
     overall = [summarise_clients(part, metric) for part in parts]
     seen = [summarise_clients(r.seen[metric], metric) for r in row.replicates.values() if r.seen.get(metric)]
+    unseen = [r.unseen[metric] for r in row.replicates.values() if r.unseen.get(metric)]
     infinite = sum(entry.num_infinite for entry in overall)
     worst = [entry.worst for entry in overall if entry.worst is not None]
     return RowSummary(
         label=row.label,
         clients={name: summarise_client(parts, name) for name in clients},
         mean=to_spread([entry.mean for entry in overall], infinite),
-        sd_between=to_spread([entry.sd for entry in overall], infinite),
+        sd_between=to_spread([sd_between(entry) for entry in overall], infinite),
         worst=to_spread([entry.value for entry in worst], infinite),
         weighted=to_spread([entry.weighted_mean for entry in overall], infinite),
         worst_clients=[entry.client for entry in worst],
         seen=to_spread([e.mean for e in seen], sum(e.num_infinite for e in seen)) if seen else None,
+        unseen={
+            name: summarise_client(unseen, name)
+            for name in sorted({key.client for part in unseen for key in part})
+        },
         num_replicates=len(parts),
         num_values=sum(len(part) for part in parts),
         num_skipped=sum(entry.num_skipped for entry in overall),
@@ -272,7 +322,7 @@ def compute_statistics(sheet: Sheet, metric: str) -> Statistics:
 
 
 def compare_row(row: RowScores, reference: RowScores, metric: str) -> RowStatistics:
-    own = average(row.scores(metric), finite=True)
+    mean = summarise_row(row, metric, ()).mean.mean  # that of the score table
     why_not, test = "", None
     if row.label == reference.label:
         why_not = f"reference, {row.why_empty}" if row.why_empty else "reference"
@@ -284,8 +334,21 @@ def compare_row(row: RowScores, reference: RowScores, metric: str) -> RowStatist
         why_not = "other data"
     else:
         shared = [key for key in row.replicates if key in reference.replicates]
-        ours, theirs = (average(side.scores(metric, shared)) for side in (row, reference))
+        ours, theirs = (side.by_seed(metric, shared) for side in (row, reference))
         best, higher_is_better = METRICS[metric].best, METRICS[metric].higher_is_better
-        test = compare_scores(ours, theirs, best=best, higher_is_better=higher_is_better)
+        test = compare_seeds(ours, theirs, best=best, higher_is_better=higher_is_better)
         why_not = "" if test is not None else "no case in common"
-    return RowStatistics(row.label, client_mean(own), bootstrap(own), test, why_not)
+    return RowStatistics(row.label, mean, find_interval(row, metric, mean), test, why_not)
+
+
+def find_interval(row: RowScores, metric: str, mean: float) -> Interval:
+    """Of a row's mean: over seeds and cases, or over the cases of a single seed."""
+    seeds, entry = list(row.by_seed(metric).values()), METRICS[metric]
+    if len(seeds) < 2:
+        return bootstrap(average(seeds, finite=True))
+    if not math.isfinite(mean):
+        return Interval(math.nan, math.nan)
+    low, high = estimate_mean(seeds).interval(mean)
+    if entry.higher_is_better is None:
+        return Interval(low, high)
+    return Interval(max(0.0, low), min(entry.best, high) if entry.higher_is_better else high)

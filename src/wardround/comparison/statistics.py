@@ -4,7 +4,8 @@ A score belongs to a `CaseKey`: client, case and region. Two methods are compare
 
 Choices, each also written under the tables:
 
-- Several seeds (or folds) are averaged case by case first, so a case counts once however often it was tested.
+- Several seeds are what `seeds` is for. Folds, and seeds where one score a case is needed, are averaged case
+  by case first, so a case counts once however often it was tested.
 - Wilcoxon signed-rank test, two-sided. Pairs without a difference are dropped (Wilcoxon's own rule) and
   counted; with no pair left, p is 1. Equal differences share their mean rank. Up to 50 pairs the p-value is
   exact, ties included; beyond that it comes from the normal approximation, corrected for ties.
@@ -72,6 +73,7 @@ class PairedTest:
     mean difference (method minus reference, metric units; distances from the best value for signed
     metrics); rank_biserial, num_better, num_worse: positive means better than the reference.
     num_pairs: behind the test; num_skipped: NaN in one of the two; num_infinite: infinite in one or both.
+    seed_gains: with several seeds, how much better the mean of each was than the reference's.
     """
 
     p: float
@@ -86,6 +88,16 @@ class PairedTest:
     num_skipped: int
     num_infinite: int
     method: str
+    seed_gains: tuple[float, ...] = ()
+
+    @property
+    def num_seeds_better(self) -> int:
+        return sum(gain > 0 for gain in self.seed_gains)
+
+    @property
+    def signs_differ(self) -> bool:
+        """Whether it was better with some seeds and worse with others."""
+        return min(self.seed_gains, default=0.0) < 0 < max(self.seed_gains, default=0.0)
 
 
 # Averaging over seeds and folds

@@ -16,7 +16,9 @@ from wardround.comparison.scores import (
     summarise_row,
     to_spread,
 )
+from wardround.comparison.statistics import PairedTest
 from wardround.engine.judging.evaluation import Evaluation
+from wardround.engine.judging.result_tables import HELD_OUT, mark_held_out
 from wardround.metrics import BOTH, METRICS, MM, MM_OR_PX, Summary
 from wardround.tables import PValue, Spread, Table
 
@@ -24,6 +26,7 @@ MOST_CLIENTS = 20  # with a column of their own
 WIDTH = 40  # names longer than this are cut in the middle where people read them
 DECIMALS = 3
 
+SEEDS_TEST = "two-sided, of signed ranks, seeds and cases both random,"
 MEAN, SD, WORST = "mean", "SD between clients", "worst client"
 WEIGHTED, SEEN = "weighted mean", "seen clients"
 
@@ -40,7 +43,7 @@ TESTED = {"best": "the round that was best on validation cases", "last": "the la
 
 
 def score_table(sheet: Sheet, metric: str) -> Table:
-    """One row a method: each client, mean, SD between clients, worst client, weighted mean."""
+    """One row a method: mean, SD between clients, worst client, weighted mean, each client."""
     summaries = [summarise_row(row, metric, sheet.clients(metric)) for row in sheet.rows]
     columns = score_columns(sheet, metric)
     marked = [
@@ -63,13 +66,11 @@ Column = tuple[str, Callable[[RowSummary], Spread]]  # heading, and what a row h
 
 
 def score_columns(sheet: Sheet, metric: str) -> list[Column]:
-    """Clients first, where they are few enough; a client named "mean" does no harm."""
-    clients = sheet.clients(metric)
+    """Sums over clients first, as the edge of a screen hides what is last; then clients, if they are few.
+
+    A client may be named "mean".
+    """
     columns: list[Column] = [
-        (name, lambda summary, name=name: summary.clients[name])  # type: ignore[misc]
-        for name in (clients if len(clients) <= MOST_CLIENTS else ())
-    ]
-    columns += [
         (MEAN, lambda summary: summary.mean),
         (SD, lambda summary: summary.sd_between),
         (WORST, lambda summary: summary.worst),
@@ -77,6 +78,16 @@ def score_columns(sheet: Sheet, metric: str) -> list[Column]:
     ]
     if sheet.held_out:
         columns.append((SEEN, lambda summary: summary.seen or Spread(math.nan)))
+    clients = sheet.clients(metric)
+    columns += [
+        (name, lambda summary, name=name: summary.clients[name])  # type: ignore[misc]
+        for name in (clients if len(clients) <= MOST_CLIENTS else ())
+    ]
+    unseen = sheet.unseen_clients(metric)
+    columns += [
+        (mark_held_out(name), lambda summary, name=name: summary.unseen.get(name, Spread(math.nan)))  # type: ignore[misc]
+        for name in (unseen if len(unseen) <= MOST_CLIENTS else ())
+    ]
     return columns
 
 
@@ -117,6 +128,8 @@ def score_caption(sheet: Sheet, metric: str, summaries: Sequence[RowSummary]) ->
             "Every client's column is from runs in which it took no part in training; "
             "'seen clients' is the mean over those that did."
         )
+    if sheet.unseen_clients(metric):
+        sentences.append(f"{HELD_OUT} They are in no test either.")
     short = [s for s in summaries if s.num_replicates < sheet.expected]
     if short:
         parts = ", ".join(f"{s.label} {s.num_replicates} of {sheet.expected}" for s in short)
@@ -176,6 +189,9 @@ def significance_table(sheet: Sheet, statistics: Statistics) -> Table:
         "effect", "better", "worse", "equal",
     ]  # fmt: skip
     rows = [significance_row(row) for row in statistics.rows]
+    if any(row.test is not None and row.test.seed_gains for row in statistics.rows):
+        columns.append("better with")
+        rows = [[*cells, describe_seeds(row.test)] for cells, row in zip(rows, statistics.rows, strict=True)]
     title = f"{sheet.title}: {entry.label} against {statistics.reference}"
     return Table(title, columns, rows, significance_caption(sheet, statistics), WIDTH)
 
@@ -191,20 +207,32 @@ def significance_row(row: RowStatistics) -> list[Any]:
     ]  # fmt: skip
 
 
+def describe_seeds(test: PairedTest | None) -> str:
+    """With how many seeds a row was better than the reference; flagged where seeds disagree."""
+    if test is None or not test.seed_gains:
+        return ""
+    found = f"{test.num_seeds_better} of {len(test.seed_gains)} seeds"
+    return f"{found}: signs differ" if test.signs_differ else found
+
+
 def significance_caption(sheet: Sheet, statistics: Statistics) -> str:
     entry = METRICS[statistics.metric]
     tests = [row.test for row in statistics.rows if row.test is not None]
     pairs = sorted({test.num_pairs for test in tests})
-    averaged = f", averaged over {sheet.over} first" if sheet.expected > 1 else ""
+    of_seeds = [test for test in tests if test.seed_gains]
+    averaged = f", averaged over {sheet.over} first" if sheet.expected > 1 and not of_seeds else ""
     signed = ", of the distances from the best value" if entry.higher_is_better is None else ""
     sentences = [
         f"Intervals: {statistics.resamples} bootstrap samples of the mean over clients, cases resampled "
         "within each client."
     ]
+    if of_seeds:
+        sentences = ["Intervals: of the mean over clients, seeds and cases both random (Hillis 2007)."]
     if tests:
         number = str(pairs[0]) if len(pairs) == 1 else f"{pairs[0]} to {pairs[-1]}"
         sentences.append(
-            f"Test: two-sided Wilcoxon signed-rank over {number} pairs (client, case and region{averaged}) "
+            f"Test: {'two-sided Wilcoxon signed-rank' if not of_seeds else SEEDS_TEST} over {number} pairs "
+            f"(client, case and region{averaged}) "
             f"against {statistics.reference}; equal pairs dropped; Holm's correction over "
             f"{format_count(statistics.num_tests, 'row')}."
         )
@@ -212,6 +240,14 @@ def significance_caption(sheet: Sheet, statistics: Statistics) -> str:
             f"Difference: method minus reference{signed}; "
             "effect: matched-pairs rank-biserial correlation, above 0 if better than the reference."
         )
+        if of_seeds and len(of_seeds) < len(tests):
+            sentences.append("Rows with a single seed in common: Wilcoxon over cases and bootstrap.")
+        if any(len(test.seed_gains) == 2 for test in tests):
+            sentences.append("Two seeds are too few to know how seeds vary; take three or more.")
+        if any(test.signs_differ for test in tests):
+            sentences.append("Signs differ: better than the reference with some seeds, worse with others.")
+        if not of_seeds:
+            sentences.append("One seed: this is about these trained models; another seed may turn it round.")
         skipped, infinite = (max(getattr(t, name) for t in tests) for name in ("num_skipped", "num_infinite"))
         if skipped:
             sentences.append(f"Up to {format_count(skipped, 'pair')} undefined and skipped.")

@@ -118,15 +118,16 @@ class Host:
         """What the gate will hold this client's replies against."""
         data = self.client(name).data
         everything = Params(self.bench.model.state_dict())
-        only_judged = name == PROXY or (self.method.pooled and name != POOLED)
+        is_pooled = self.method.pooled and name != POOLED
         return Registration(
             client=name,
-            num_train=0 if only_judged else len(data.train),
+            num_train=0 if is_pooled or name == PROXY else len(data.train),
             num_val=len(data.val),
             num_test=len(data.test),
             tensors={tensor: everything.spec(tensor) for tensor in self.shared},
             trainable=tuple(t for t in Params.trainable(self.bench.model) if t in self.shared),
             kept={tensor: everything.spec(tensor) for tensor in self.kept},
+            num_pooled=len(data.train) if is_pooled and name != PROXY else 0,
         )
 
     def client(self, name: str) -> Client:

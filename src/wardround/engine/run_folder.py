@@ -23,7 +23,7 @@ from wardround.data.preparing.record import PREPARATION, Preparation
 from wardround.engine.checkpoint import Checkpoints
 from wardround.engine.judging.evaluation import Evaluation
 from wardround.engine.judging.postprocessing import POSTPROCESS
-from wardround.engine.judging.result_tables import read_units
+from wardround.engine.judging.result_tables import read_test, read_units
 from wardround.engine.memory_store import open_stores
 from wardround.engine.outcome import Outcome, Progress
 from wardround.engine.records import keep_lines, read_lines
@@ -145,6 +145,7 @@ class RunFolder:
             "best_validation": progress.best_value,
             "tested_model": self.config.evaluate.model,
             "test": test.as_dict() if test is not None else None,
+            "held_out": list(test.held_out) if test is not None else [],
             "units": outcome.units,
             "cross_site": {name: entry.as_dict() for name, entry in outcome.cross_site.items()},
             "num_refused": sum(len(record["refused"]) for record in records),
@@ -160,7 +161,7 @@ class RunFolder:
         result = json.loads((self.path / "result.json").read_text())
         facts, params, memory = self.checkpoints.load()
         state = ServerState(params, memory, facts["round"])
-        test = None if result["test"] is None else Evaluation.from_dict(result["test"])
+        test = read_test(result, read_lines(self.records), self.config.participation)
         crossed = {name: Evaluation.from_dict(entry) for name, entry in result["cross_site"].items()}
         progress = Progress.from_dict(facts)
         return Outcome(result["status"], state, progress, test, crossed, units=read_units(result))

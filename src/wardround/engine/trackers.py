@@ -71,7 +71,11 @@ def evaluation_scalars(prefix: str, evaluation: Any) -> dict[str, float]:
     found: dict[str, float] = {}
     for metric, entry in (evaluation or {}).items():
         means = {client: summary.get("mean") for client, summary in entry.get("clients", {}).items()}
-        overall = {key: value for key, value in entry.items() if key not in ("clients", *LEFT_OUT)}
+        overall = {
+            key: value for key, value in entry.items() if key not in ("clients", "held_out", *LEFT_OUT)
+        }
+        if "held_out" in entry:
+            overall["held_out"] = entry["held_out"]["mean"]
         worst = {"worst": entry["worst"][1]} if entry.get("worst") else {}
         found.update(scalars({"clients": means, **overall, **worst}, f"{prefix}/{file_name(metric)}"))
     return found

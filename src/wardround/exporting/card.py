@@ -16,6 +16,7 @@ from typing import Any
 
 from wardround.comparison.runs import mapping, number
 from wardround.comparison.statistics import Scores, bootstrap, client_mean, distance_to_best
+from wardround.engine.judging.result_tables import mark_held_out
 from wardround.exporting.package import Package
 from wardround.files import write_text
 from wardround.methods import METHODS, OBJECTIVES
@@ -254,6 +255,8 @@ def results(package: Package) -> Iterator[str]:
         "much the mean depends on the test cases, not how another site would do. Infinite distances (one "
         "mask is empty) are counted and left out of the means."
     )
+    if run.test.held_out:
+        yield "Held-out sites took no part in training; they are not in the mean and never the worst site."
     yield from whose_results(package)
 
 
@@ -266,11 +269,20 @@ def metric_results(package: Package, metric: str) -> Iterator[str]:
         for client, summary in run.test.clients[metric].items()
     }
     means = {client: summary.mean for client, summary in run.test.clients[metric].items()}
-    rows: list[list[Any]] = [[names.get(site, site), means[site], *rest] for site, rest in sites.items()]
-    rows.append(["mean over sites", overall.mean, bootstrap(scores), overall.num_cases, overall.num_infinite])
+    out = run.test.held_out
+    rows: list[list[Any]] = [
+        [names.get(site, site), means[site], *rest] for site, rest in sites.items() if site not in out
+    ]
+    trained = {key: value for key, value in scores.items() if key.client not in out}
+    rows.append(
+        ["mean over sites", overall.mean, bootstrap(trained), overall.num_cases, overall.num_infinite]
+    )
     if overall.worst is not None:
         site, value = overall.worst
         rows.append([f"worst site: {names.get(site, site)}", value, *sites[site]])
+    rows += [
+        [mark_held_out(names.get(site, site)), means[site], *sites[site]] for site in out if site in sites
+    ]
     better = {True: "higher is better", False: "lower is better", None: f"{entry.best:g} is best"}
     yield f"### {entry.title_in(run.lengths)}, {better[entry.higher_is_better]}"
     yield table(["site", "mean", "95 % interval", "values", "infinite"], rows)

@@ -185,14 +185,15 @@ def describe_result(
         num_clients = len(sheet.clients(metric))
         over = "the only client" if num_clients == 1 else f"{num_clients} clients"
         weakest = describe_weakest(best, " The weakest is ") if num_clients > 1 else None
-        return join(f"Mean {tested}{entry.label} over {over}: ", value, ".", weakest)
+        return join(f"Mean {tested}{entry.label} over {over}: ", value, ".", weakest, describe_held_out(best))
     extreme = "highest" if entry.higher_is_better else "lowest" if entry.higher_is_better is False else "best"
     return join(
         "Of the federated methods, " if found.references else "",
         name(best.label), f" has the {extreme} mean {tested}{entry.label}: ", value,
         f" over {sheet.expected} {sheet.over}" if best.mean.sd is not None else "", ".",
+        describe_alike(found), describe_wins(found),
         describe_test(found, statistics.reference),
-        describe_weakest(best, " Its weakest client is "),
+        describe_weakest(best, " Its weakest client is "), describe_held_out(best),
         describe_references(found.references),
     )  # fmt: skip
 
@@ -212,6 +213,23 @@ def describe_test(found: Headline, reference: str) -> Html | None:
     )  # fmt: skip
 
 
+def describe_alike(found: Headline) -> Html | None:
+    """The rows that may be as good as the best one."""
+    if not found.alike:
+        return None
+    known = [part for label in found.alike[:5] for part in (", ", name(label))][1:]
+    more = f" and {len(found.alike) - 5} more" if len(found.alike) > 5 else ""
+    return join(" It cannot be told apart from ", known, more, " (p at least 0.05 after Holm's correction).")
+
+
+def describe_wins(found: Headline) -> Html | None:
+    """The metrics that say another row is the best."""
+    if not found.wins:
+        return None
+    parts = [join(f"by {METRICS[metric].label} ", name(label)) for metric, label in found.wins.items()]
+    return join(" Another row is the best ", [part for entry in parts for part in (", ", entry)][1:], ".")
+
+
 def describe_evidence(p: float, interval: Interval) -> str:
     """What p-value and interval say together; neither is quoted against the other."""
     if p < 0.05:
@@ -228,6 +246,17 @@ def describe_weakest(summary: RowSummary, start: str) -> Html | None:
         return None
     who = [name(found[0])] if len(found) == 1 else ["not always the same"]
     return join(start, who, ", ", shown(summary.worst), ".")
+
+
+def describe_held_out(summary: RowSummary) -> Html | None:
+    """Clients that took no part in training, which are not in the mean."""
+    if not summary.unseen:
+        return None
+    if len(summary.unseen) > 3:
+        return join(f" {len(summary.unseen)} clients were held out of training and are not in the mean.")
+    scores = [join(name(client), " ", shown(score)) for client, score in summary.unseen.items()]
+    joined = [part for entry in scores for part in (", ", entry)][1:]
+    return join(" Held out of training, and not in the mean: ", joined, ".")
 
 
 def describe_references(references: Sequence[RowSummary]) -> Html | None:

@@ -1,10 +1,16 @@
 """Which model is the best one, and what is tested."""
 
+import json
 from pathlib import Path
 
-from helpers import run
+import numpy as np
+from helpers import run, settings
+from pytest import approx
 
+import wardround as wr
+from wardround.api import Result
 from wardround.engine.judging.judge import is_better
+from wardround.reporting import write_report
 
 
 def test_the_best_model_is_chosen_on_validation_cases_alone(tmp_path: Path) -> None:
@@ -49,6 +55,46 @@ def test_a_hospital_that_takes_no_part_does_not_choose_the_best_round(tmp_path: 
 
     assert all(set(r["validation"]["dice"]["clients"]) == {"north", "east"} for r in result.records)
     assert set(result.summary["test"]["dice"]["clients"]) == {"north", "east", "south"}
+
+
+def test_a_hospital_that_takes_no_part_has_a_line_of_its_own_and_is_in_no_mean(tmp_path: Path) -> None:
+    result = run(tmp_path / "run", participation=["north", "east"])
+    dice = result.summary["test"]["dice"]
+    means = {name: entry["mean"] for name, entry in dice["clients"].items()}
+
+    assert result.summary["held_out"] == ["south"]
+    assert dice["mean"] == approx((means["north"] + means["east"]) / 2)
+    assert dice["num_clients"] == 2 and dice["worst"][0] != "south"
+    assert dice["held_out"]["clients"] == ["south"] and dice["held_out"]["mean"] == means["south"]
+    assert {row[0]: row[1] for row in result.table.rows}["south (held out)"] == means["south"]
+    assert "took no part in training" in result.table.caption
+    assert Result.load(tmp_path / "run").table == result.table
+
+
+def test_a_client_without_training_cases_is_held_out_also_of_pooled_training(tmp_path: Path) -> None:
+    shape = (16, 16)
+    cases = [(np.random.default_rng(n).random(shape), np.eye(16, dtype=int)) for n in range(8)]
+    data = {"north": cases, "east": cases, "west": {"train": [], "val": [], "test": cases[:1]}}
+    for method in ("fedavg", "centralised"):
+        changes = settings(tmp_path / method, rounds=1, method={"name": method})
+        del changes["data"]
+        result = wr.run(changes, data=data)
+
+        assert result.summary["held_out"] == ["west"]
+
+
+def test_a_result_from_before_finds_who_was_held_out_in_its_records(tmp_path: Path) -> None:
+    table = run(tmp_path / "run", participation=["north", "east"]).table
+    path = tmp_path / "run" / "result.json"
+    stored = json.loads(path.read_text())
+    del stored["held_out"]
+    for entry in stored["test"].values():
+        del entry["held_out"]
+        entry["mean"] = 0.0  # was over all three
+    path.write_text(json.dumps(stored))
+
+    assert Result.load(tmp_path / "run").table == table
+    assert "south (held out)" in write_report([tmp_path / "run"]).read_text()
 
 
 def test_cross_site_scores_every_model_at_every_site(tmp_path: Path) -> None:

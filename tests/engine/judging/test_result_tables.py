@@ -5,9 +5,11 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
 from helpers import run, settings
-from pytest import MonkeyPatch, TempPathFactory, fixture, mark
+from pytest import MonkeyPatch, TempPathFactory, approx, fixture, mark
+from scipy import stats
 
 import wardround as wr
 from comparison.here import Here
@@ -18,10 +20,10 @@ from wardround.data.phantom import files as phantom_files
 from wardround.data.phantom.cases import PhantomSettings
 from wardround.data.settings import DataSettings
 from wardround.deploy.agreement import elsewhere
-from wardround.engine.judging.result_tables import detect_units, read_units
+from wardround.engine.judging.result_tables import detect_units, find_interval, read_units
 from wardround.exporting.card import card
 from wardround.exporting.package import Package
-from wardround.metrics import METRICS, MM, MM_OR_PX, PX
+from wardround.metrics import METRICS, MM, MM_OR_PX, PX, summarise
 from wardround.reporting import write_report
 
 EVALUATE = {"metrics": ["dice", "hd95", "volume_difference"], "select": "hd95", "overlays": 0}
@@ -87,7 +89,9 @@ def test_a_run_on_pictures_says_pixels_everywhere(folders: dict[str, Path], tmp_
     told = card(Package.of(result.folder), kind="a folder", files={})
 
     assert result.summary["units"] == "px" and set(result.summary["test"]) >= {"hd95"}
-    assert list(result.table.columns) == ["client", "Dice", "HD95 (px)", "Volume difference (1000 px)"]
+    assert list(result.table.columns) == [
+        "client", "Dice", "HD95 (px)", "Volume difference (1000 px)", "n", "95 % interval (Dice)",
+    ]  # fmt: skip
     assert wr.Result.load(result.folder).table.columns == result.table.columns
     assert "Validation HD95 (px)" in page and "Test HD95 (px) of every case" in page
     for text in (page, told):
@@ -99,7 +103,9 @@ def test_a_run_on_slices_with_a_spacing_says_millimetres(folders: dict[str, Path
     result = trained(tmp_path / "run", folders["slices"])
     page = write_report([result.folder]).read_text(encoding="utf-8")
 
-    assert list(result.table.columns) == ["client", "Dice", "HD95 (mm)", "Volume difference (ml)"]
+    assert list(result.table.columns) == [
+        "client", "Dice", "HD95 (mm)", "Volume difference (ml)", "n", "95 % interval (Dice)",
+    ]  # fmt: skip
     assert "HD95 (mm)" in page and "(px)" not in page and "1000 px" not in page
 
 
@@ -140,6 +146,16 @@ def test_results_of_before_are_in_millimetres(tmp_path: Path) -> None:
         stored = {key: value for key, value in result.summary.items() if key != "units"}
         path.write_text(json.dumps({**stored, **odd}))
         assert "HD95 (mm)" in write_report([result.folder]).read_text(encoding="utf-8")
+
+
+def test_the_interval_of_a_client_is_students_and_one_score_has_none() -> None:
+    values = [0.5, 0.6, 0.7, 0.8]
+    expected = stats.t.interval(0.95, 3, np.mean(values), stats.sem(values))
+
+    assert find_interval(summarise(values), "dice") == approx(expected)
+    assert np.isnan(find_interval(summarise([0.5]), "dice").low)
+    assert find_interval(summarise([0.9, 1.0]), "dice").high == 1.0
+    assert find_interval(summarise([0.1, 9.0]), "hd95").low == 0.0
 
 
 def test_units_follow_what_lengths_are_in() -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -188,20 +188,25 @@ class Evaluation:
     """What the clients' case tables say together.
 
     cases: client -> rows; clients: metric -> client -> Summary over its cases (regions averaged);
-    overall: metric -> summary over clients.
+    overall: metric -> summary over clients, without those held out; held_out: clients that took no part in
+    training; unseen: metric -> summary over these.
     """
 
     cases: Mapping[str, Sequence[Mapping[str, Any]]]
     clients: Mapping[str, Mapping[str, Summary]]
     overall: Mapping[str, ClientsSummary]
+    held_out: tuple[str, ...] = ()
 
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any]) -> Evaluation:
         """Read back what `as_dict` wrote to result.json; the rows of the cases are in cases.csv."""
         clients: dict[str, dict[str, Summary]] = {}
         overall: dict[str, ClientsSummary] = {}
+        held_out: tuple[str, ...] = ()
         for metric, entry in stored.items():
-            facts = {key: parse_number(value) for key, value in entry.items() if key != "clients"}
+            held_out = tuple(entry.get("held_out", {}).get("clients", ()))
+            kept = {key: value for key, value in entry.items() if key not in ("clients", "held_out")}
+            facts = {key: parse_number(value) for key, value in kept.items()}
             worst = facts.pop("worst")
             facts["worst"] = None if worst is None else WorstClient(worst[0], parse_number(worst[1]))
             overall[metric] = ClientsSummary(**facts)
@@ -209,17 +214,35 @@ class Evaluation:
                 name: Summary(**{key: parse_number(value) for key, value in summary.items()})
                 for name, summary in entry["clients"].items()
             }
-        return cls({}, clients, overall)
+        return cls({}, clients, overall, held_out)
+
+    @cached_property
+    def unseen(self) -> Mapping[str, ClientsSummary]:
+        return summarise_clients(self.clients, self.held_out.__contains__) if self.held_out else {}
+
+    def set_apart(self, held_out: Collection[str]) -> Evaluation:
+        """The same scores, with some clients held out of the means."""
+        names = tuple(sorted({name for found in self.clients.values() for name in found} & set(held_out)))
+        if names == self.held_out:
+            return self
+        overall = summarise_clients(self.clients, lambda name: name not in names)
+        return replace(self, overall=overall, held_out=names)
 
     def value(self, metric: str) -> float:
-        """The mean over clients."""
+        """The mean over clients, without those held out."""
         return self.overall[metric].mean
 
     def as_dict(self) -> dict[str, Any]:
+        def apart(metric: str) -> dict[str, Any]:
+            if not self.held_out:
+                return {}
+            return {"held_out": {"clients": list(self.held_out), **vars(self.unseen[metric])}}
+
         return {
             metric: {
                 "clients": {name: dict(vars(summary)) for name, summary in by_client.items()},
                 **vars(self.overall[metric]),
+                **apart(metric),
             }
             for metric, by_client in self.clients.items()
         }
@@ -230,18 +253,27 @@ def parse_number(value: Any) -> Any:
     return float(value) if value in ("nan", "inf", "-inf") else value
 
 
-def gather(replies: Sequence[Reply], metrics: Sequence[str]) -> Evaluation:
+def gather(replies: Sequence[Reply], metrics: Sequence[str], held_out: Collection[str] = ()) -> Evaluation:
     """Join the clients' answers to "evaluate"."""
     cases = {reply.client: reply.scalars["cases"] for reply in replies if reply.scalars["cases"]}
-    return summarise_cases(cases, ["loss", *metrics])
+    return summarise_cases(cases, ["loss", *metrics]).set_apart(held_out)
 
 
 def summarise_cases(cases: Mapping[str, Sequence[Mapping[str, Any]]], metrics: Sequence[str]) -> Evaluation:
     """Each metric, or the loss, by client and over clients."""
     clients = {m: {name: summarise(column(rows, m)) for name, rows in cases.items()} for m in metrics}
-    best = {metric: METRICS[metric].best if metric in METRICS else 0.0 for metric in metrics}
-    overall = {metric: across_clients(found, best=best[metric]) for metric, found in clients.items()}
-    return Evaluation(cases, clients, overall)
+    return Evaluation(cases, clients, summarise_clients(clients, lambda name: True))
+
+
+def summarise_clients(
+    clients: Mapping[str, Mapping[str, Summary]], wanted: Callable[[str], bool]
+) -> dict[str, ClientsSummary]:
+    """Each metric, or the loss, over the wanted clients."""
+    best = {metric: METRICS[metric].best if metric in METRICS else 0.0 for metric in clients}
+    return {
+        metric: across_clients({n: entry for n, entry in found.items() if wanted(n)}, best=best[metric])
+        for metric, found in clients.items()
+    }
 
 
 def mean_dice(

@@ -25,7 +25,8 @@ from wardround.params import Params
 class Judge:
     """Evaluates models of one run at its clients.
 
-    title: of the pictures; hospitals: who is tested; choosers: whose validation cases choose the best round.
+    title: of the pictures; hospitals: who is tested; held_out: those that never train; choosers: whose
+    validation cases choose the best round.
     """
 
     def __init__(
@@ -46,6 +47,8 @@ class Judge:
         self.hospitals = [name for name in clients.names if name not in NOT_HOSPITALS]
         share = config.participation  # a client that takes no part must stay unseen
         self.choosers = [name for name in self.hospitals if isinstance(share, float) or name in share]
+        trained = {name for name in self.hospitals if clients.registered[name].num_pooled}
+        self.held_out = [name for name in self.hospitals if name not in trained.union(clients.trainable)]
 
     # After a round
 
@@ -114,7 +117,7 @@ class Judge:
         self, params: Params, split: str, metrics: Sequence[str], names: Sequence[str], **scalars: Any
     ) -> Evaluation:
         message = Message(params=params, scalars={"split": split, "metrics": list(metrics), **scalars})
-        return gather(self._clients.ask("evaluate", message, to=names), metrics)
+        return gather(self._clients.ask("evaluate", message, to=names), metrics, self.held_out)
 
     def _cross_site(self, params: Params, chosen: dict[str, Any]) -> dict[str, Evaluation]:
         """Every client's own model on the test cases of all (simulation only: models travel for it)."""

@@ -3,33 +3,73 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from wardround.data.federation import Federation
 from wardround.data.readers.image_files import NIFTI
+from wardround.data.roles import NOT_HOSPITALS
 from wardround.engine.judging.evaluation import Evaluation
-from wardround.metrics import BOTH, METRICS, MM, MM_OR_PX, PX, combine_units
-from wardround.tables import Table
+from wardround.metrics import BOTH, METRICS, MM, MM_OR_PX, PX, ClientsSummary, Summary, combine_units
+from wardround.tables import Interval, Table
 
 
 def client_table(evaluation: Evaluation, metrics: Sequence[str], title: str, units: str = MM) -> Table:
-    """One row a client, then mean, SD between clients, weighted mean and worst.
+    """One row a client, then mean, SD between clients, weighted mean and worst; last who was held out.
 
     units: of distances.
     """
-    found = evaluation.clients
-    names = list(next(iter(found.values()), {}))
+    found, held_out = evaluation.clients, evaluation.held_out
+    names = [name for name in next(iter(found.values()), {}) if name not in held_out]
     rows: list[list[Any]] = [[name, *(found[metric][name].mean for metric in metrics)] for name in names]
     overall = [evaluation.overall[metric] for metric in metrics]
     rows.append(["mean", *(entry.mean for entry in overall)])
-    rows.append(["SD between clients", *(entry.sd for entry in overall)])
+    rows.append(["SD between clients", *(sd_between(entry) for entry in overall)])
     rows.append(["weighted mean", *(entry.weighted_mean for entry in overall)])
     rows.append(["worst client", *(worst_value(entry) for entry in overall)])
+    rows += [[mark_held_out(name), *(found[metric][name].mean for metric in metrics)] for name in held_out]
+    if len(held_out) > 1:
+        rows.append([HELD_OUT_MEAN, *(evaluation.unseen[metric].mean for metric in metrics)])
+    columns = ["client", *(METRICS[m].title_in(units) for m in metrics)]
     caption = counts(evaluation, metrics)
+    for main in metrics[:1]:
+        for row, name in zip(rows, [*names, *[""] * 4, *held_out, ""], strict=False):
+            own = found[main].get(name)
+            row += ["", ""] if own is None else [own.num, find_interval(own, main)]
+        columns += ["n", f"95 % interval ({METRICS[main].label})"]
+        caption += f" n and interval: of the scores (case and region) behind {METRICS[main].label}."
+    if held_out:
+        caption += f" {HELD_OUT}"
     if units == MM_OR_PX and any(METRICS[metric].unit for metric in metrics):
         caption += f" {BOTH}"
-    return Table(title, ["client", *(METRICS[m].title_in(units) for m in metrics)], rows, caption)
+    return Table(title, columns, rows, caption)
+
+
+def find_interval(summary: Summary, metric: str) -> Interval:
+    """Of a client's mean, by Student's t over its scores; nothing is known from one score."""
+    if summary.num < 2 or not math.isfinite(summary.mean):
+        return Interval(math.nan, math.nan)
+    from scipy.special import stdtrit  # late: only tables need it
+
+    half = float(stdtrit(summary.num - 1, 0.975)) * summary.sd / math.sqrt(summary.num)
+    low, high = summary.mean - half, summary.mean + half
+    entry = METRICS[metric]
+    if entry.higher_is_better is None:
+        return Interval(low, high)
+    return Interval(max(0.0, low), min(entry.best, high) if entry.higher_is_better else high)
+
+
+HELD_OUT_MEAN = "mean of held-out clients"
+HELD_OUT = "Held-out clients took no part in training and are in none of the sums over clients."
+
+
+def mark_held_out(name: str) -> str:
+    return f"{name} (held out)"
+
+
+def sd_between(entry: ClientsSummary) -> float:
+    """The SD between clients; one client has none."""
+    return entry.sd if entry.num_clients > 1 else math.nan
 
 
 def worst_value(entry: Any) -> float:
@@ -79,6 +119,25 @@ def case_rows(evaluation: Evaluation, metrics: Sequence[str]) -> Table:
         for region, scores in row["regions"].items()
     ]
     return Table("cases", ["client", "case", "region", *metrics], rows)
+
+
+def read_test(
+    result: Mapping[str, Any], records: Iterable[Mapping[str, Any]], participation: float | Sequence[str]
+) -> Evaluation | None:
+    """The test in result.json, or None.
+
+    Older files do not say who was held out: those whom no round asked to train, unless rounds chose a share
+    of the clients or trained on everybody's cases in one place.
+    """
+    if not result.get("test"):
+        return None
+    test = Evaluation.from_dict(result["test"])
+    if "held_out" in result or (isinstance(participation, float) and participation < 1):
+        return test
+    trained = {name for record in records for name in record.get("clients", ())}
+    if not trained or trained & NOT_HOSPITALS:
+        return test
+    return test.set_apart({name for found in test.clients.values() for name in found} - trained)
 
 
 # Units of distances: millimetres where files have a spacing, pixels where they do not. A picture has none,
