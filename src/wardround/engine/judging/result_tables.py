@@ -37,7 +37,7 @@ def client_table(evaluation: Evaluation, metrics: Sequence[str], title: str, uni
             own = found[main].get(name)
             row += ["", ""] if own is None else [own.num, find_interval(own, main)]
         columns += ["n", f"95 % interval ({METRICS[main].label})"]
-        caption += f" n and interval: of the scores (case and region) behind {METRICS[main].label}."
+        caption += f" n and interval: of the values behind {METRICS[main].label}."
     if held_out:
         caption += f" {HELD_OUT}"
     if units == MM_OR_PX and any(METRICS[metric].unit for metric in metrics):
@@ -46,7 +46,7 @@ def client_table(evaluation: Evaluation, metrics: Sequence[str], title: str, uni
 
 
 def find_interval(summary: Summary, metric: str) -> Interval:
-    """Of a client's mean, by Student's t over its scores; nothing is known from one score."""
+    """Of a client's mean, by Student's t over its values; regions of a case count as values of their own."""
     if summary.num < 2 or not math.isfinite(summary.mean):
         return Interval(math.nan, math.nan)
     from scipy.special import stdtrit  # late: only tables need it
