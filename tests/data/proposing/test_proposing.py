@@ -298,3 +298,16 @@ def test_an_nnunet_folder_brings_its_regions_folds_and_ignored_voxels(tmp_path: 
     assert "fold: 0" in text and "ignore: [3]" in text
     told = " ".join(describe(proposal))
     assert "2 folds, which are kept" in told and "does not name" not in told
+
+
+# What a check of the labels would say
+
+
+def test_label_warnings_of_the_check_are_in_the_proposal_and_its_file(tmp_path: Path) -> None:
+    for name, value in (("north", 1), ("south", 2)):
+        pictures(tmp_path / "data" / name, value=value)
+    proposal = propose([tmp_path / "data"])
+    said = "client 'south' has no case with class 'class_1' (1); there are some at north."
+    assert any(said in warning for warning in proposal.warnings)
+    write(proposal.file, tmp_path / "federation.yaml", notes=describe(proposal))
+    assert "has no case with class 'class_1'" in (tmp_path / "federation.yaml").read_text()

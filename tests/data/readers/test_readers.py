@@ -519,3 +519,42 @@ def test_a_list_from_an_old_excel_is_told_how_to_be_saved(tmp_path: Path) -> Non
     (tmp_path / "list.csv").write_bytes("image;label\nMüller.png;Müller_mask.png\n".encode("latin-1"))
     with raises(DataError, match="save it as such"):
         READERS["table"].read(tmp_path / "list.csv", None)
+
+
+# Folders of splits
+
+
+@mark.parametrize("words", [("train", "val", "test"), ("Training", "Validation", "TESTING")])
+def test_folders_named_as_splits_are_a_centres_splits_and_never_clients(
+    tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    for number, word in enumerate(words):
+        centre(tmp_path / "all" / "north" / word, f"p{number}", "same")
+        touch(tmp_path / "inner", f"images/{word}/p{number}.png", f"masks/{word}/p{number}.png")
+        centre(tmp_path / "above" / word / "south", f"p{number}")
+    centre(tmp_path / "all" / "south", "q")
+    found = listing(tmp_path / "all")
+    assert found.clients == ["north", "south"]
+    assert [(e.name, e.split) for e in found.of("north")] == [
+        ("p0", "train"), ("p1", "val"), ("p2", "test"),
+        ("test_same", "test"), ("train_same", "train"), ("val_same", "val"),
+    ]  # fmt: skip
+    assert len({entry.group for entry in found.of("north")}) == 6
+    assert f"client 'north': folders are its splits, not clients: {sorted(words)[0]} (" in said(found)
+    for path, client in (("all/north", "north"), ("inner", "inner"), ("above", "south")):
+        alone = listing(tmp_path / path)
+        assert alone.clients == [client] and {e.split for e in alone.entries} == {"train", "val", "test"}
+
+
+def test_a_split_beside_centres_is_asked_about(tmp_path: Path) -> None:
+    centre(tmp_path / "north", "a")
+    centre(tmp_path / "test", "b")
+    with raises(DataError, match="holds test, the name of a split, beside north"):
+        detect(tmp_path)
+
+
+def test_centres_may_lie_below_images_and_labels(tmp_path: Path) -> None:
+    touch(tmp_path, "images/h1/a.png", "masks/h1/a.png", "images/h2/b.png", "masks/H2/b.png")
+    assert "sorted into folders of centres (2): h1, h2" in detect(tmp_path)[1]
+    found = listing(tmp_path)
+    assert names(found) == [("h1", "a"), ("h2", "b")] and all(entry.label for entry in found.entries)

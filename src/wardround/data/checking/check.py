@@ -82,6 +82,23 @@ def check(
     return CheckReport.of(entries, findings, known, listing.notes, norms.background)
 
 
+def check_labels(cases: Cases, listing: Listing, file: FederationFile) -> CheckReport:
+    """What the labels of some cases say by themselves, for whoever has opened them already."""
+    norms = Norms.of(cases, listing, file)
+    findings = [
+        Finding.at(entry, *said)
+        for entry, facts in cases
+        if facts.label is not None
+        for said in judge_label(facts.label, norms)
+    ]
+    findings += [
+        *report_background(norms),
+        *report_no_background(cases, norms),
+        *across.find_absent_classes(drop_errors(cases, findings), norms.classes),
+    ]
+    return CheckReport.of([entry for entry, _ in cases], findings, {}, (), norms.background)
+
+
 # What is usual
 
 

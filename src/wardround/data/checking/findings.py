@@ -58,6 +58,8 @@ CODES = {
     "intensity": "intensity scale between clients",
 }
 
+ABOUT_LABELS = ("class_absent", "background_value", "no_background")  # of a client, or of all
+
 
 @dataclass(frozen=True)
 class Finding:

@@ -18,6 +18,8 @@ from pathlib import Path
 import numpy as np
 
 from wardround.data import federation_file
+from wardround.data.checking.check import check_labels
+from wardround.data.checking.facts import CaseFacts, measure_label
 from wardround.data.federation_file import FederationFile, PartitionSettings, PrepareSettings, SplitSettings
 from wardround.data.listing import FOLD, Entry, Listing
 from wardround.data.preparing.grid import reorient_grid, round_to_multiple
@@ -32,6 +34,7 @@ FEWEST_TO_SPLIT = 3  # patients: one each for training, validation and test
 NUM_IMAGES = 60  # opened in all, shared among the clients, at least FEWEST of each
 NUM_LABELS = 120
 FEWEST = 3
+MOST_WARNINGS = 6
 MOST_CLASSES = 32  # a label with more values is an image
 LARGEST_PICTURE = 512
 LARGEST_VOLUME = 128**3  # voxels; above it, patches
@@ -45,12 +48,14 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Proposal:
-    """A federation.yaml, the reader recognised for each folder, and a sentence on every choice."""
+    """A federation.yaml, the reader recognised for each folder, a sentence on every choice, and what a check
+    of the labels that were opened found."""
 
     file: FederationFile
     listing: Listing
     recognised: tuple[str, ...]
     choices: tuple[str, ...]
+    warnings: tuple[str, ...] = ()
 
 
 def propose(folders: Sequence[Path], *, watch: Callable[[str], None] = log.info) -> Proposal:
@@ -115,7 +120,8 @@ def choose(sources: Sources, listing: Listing, found: Inspection, recognised: Se
         partition=partition,
         prepare=prepare,
     )
-    return Proposal(file, listing, tuple(recognised), tuple(choices))
+    warnings = check_labels(found.labelled, listing, file).sentences(MOST_WARNINGS)
+    return Proposal(file, listing, tuple(recognised), tuple(choices), tuple(warnings))
 
 
 def choose_channels(listing: Listing, found: Inspection, choices: list[str]) -> tuple[str, ...]:
@@ -252,7 +258,7 @@ def describe(proposal: Proposal) -> list[str]:
     cases, clients = format_count(len(listing.entries), "case"), format_count(len(listing.clients), "client")
     found = f"Found {cases} of {clients}: {join_names(sizes, 20)}."
     images = f"Channels: {', '.join(file.channels)}. Classes: {', '.join(file.labels)}."
-    return [*proposal.recognised, found, images, *proposal.choices, *listing.notes]
+    return [*proposal.recognised, found, images, *proposal.choices, *listing.notes, *proposal.warnings]
 
 
 def format_count(count: int, what: str) -> str:
@@ -268,8 +274,8 @@ class Inspection:
 
     channels, dimensions: of most images; shapes and spacings: of every image opened with as many
     dimensions, in the orientation they will be prepared in; has_spacing: whether they say millimetres;
-    values: in the labels, sorted; low: the smallest intensity; pictures: PNG, JPEG and the like; notes: files
-    that could not be opened.
+    labelled: cases and the facts of their labels; low: the smallest intensity; pictures: PNG, JPEG and the
+    like; notes: files that could not be opened.
     """
 
     channels: int
@@ -277,17 +283,22 @@ class Inspection:
     shapes: tuple[tuple[int, ...], ...]
     spacings: tuple[tuple[float, ...], ...]
     has_spacing: bool
-    values: tuple[int, ...]
+    labelled: list[tuple[Entry, CaseFacts]]
     low: float
     pictures: bool
     notes: tuple[str, ...] = ()
+
+    @property
+    def values(self) -> list[int]:
+        """All values of the labels, sorted."""
+        return sorted({value for _, facts in self.labelled if facts.label for value in facts.label.values})
 
 
 def inspect_files(listing: Listing, watch: Callable[[str], None]) -> Inspection:
     """Open a few files of every client; note those that cannot be read, and raise if no image can."""
     notes: list[str] = []
     images: list[Volume] = []
-    values: set[int] = set()
+    opened: list[tuple[Entry, CaseFacts]] = []
     share = 1 / max(1, len(listing.clients))
     for client in listing.clients:
         watch(f"inspecting {client}")
@@ -296,15 +307,16 @@ def inspect_files(listing: Listing, watch: Callable[[str], None]) -> Inspection:
             images += try_reading(lambda entry=entry: read_image(entry.images), notes)  # type: ignore[misc]
         for entry in choose_evenly(labelled, max(FEWEST, int(NUM_LABELS * share))):
             for label in try_reading(lambda entry=entry: read_label(entry.label), notes):  # type: ignore[misc]
-                own = set(np.unique(label.data).tolist())
-                if len(own) > MOST_CLASSES:
-                    notes.append(f"{entry.label} holds {len(own)} values: is this an image, not a label?")
+                facts = measure_label(label)
+                if facts.num_values > MOST_CLASSES:
+                    held = f"{entry.label} holds {facts.num_values} values"
+                    notes.append(f"{held}: is this an image, not a label?")
                 else:
-                    values |= own
+                    opened.append((entry, CaseFacts(label=facts)))
     if not images:
         raise DataError(" ".join(["None of the inspected images can be read.", *notes[:2]]))
     first = listing.entries[0].images[0].name.lower()
-    return summarise(images, sorted(values), first.endswith(PICTURES), notes)
+    return summarise(images, opened, first.endswith(PICTURES), notes)
 
 
 def choose_evenly(entries: Sequence[Entry], count: int) -> list[Entry]:
@@ -323,7 +335,10 @@ def try_reading(read: Callable[[], Volume], notes: list[str]) -> list[Volume]:
 
 
 def summarise(
-    images: Sequence[Volume], values: Sequence[int], pictures: bool, notes: Sequence[str]
+    images: Sequence[Volume],
+    labelled: list[tuple[Entry, CaseFacts]],
+    pictures: bool,
+    notes: Sequence[str],
 ) -> Inspection:
     dimensions = Counter(image.data.ndim - 1 for image in images).most_common(1)[0][0]
     alike = [image for image in images if image.data.ndim - 1 == dimensions]
@@ -335,7 +350,7 @@ def summarise(
         shapes=tuple(shape for shape, _ in grids),
         spacings=tuple(spacing for _, spacing in grids),
         has_spacing=all(image.affine is not None for image in alike),
-        values=tuple(int(value) for value in values),
+        labelled=labelled,
         low=float(np.median([part.min() for part in finite if part.size] or [0.0])),
         pictures=pictures,
         notes=tuple(notes),

@@ -21,6 +21,7 @@ from typing import Any
 
 from wardround.data.checking.check import check
 from wardround.data.checking.facts import measure_label
+from wardround.data.checking.findings import ABOUT_LABELS
 from wardround.data.federation_file import FederationFile
 from wardround.data.listing import Entry, Labels, Listing, Watch
 from wardround.data.partitions import Description
@@ -34,16 +35,18 @@ from wardround.machine import cores
 log = logging.getLogger(__name__)
 
 WAIT_SECONDS = 3600.0
-RULES = 2  # raised when the rules of checking change
+RULES = 3  # raised when the rules of checking change
 LeftOut = tuple[tuple[str, str], ...]  # case and reason
 
 
 @dataclass(frozen=True)
 class PreparedClient:
-    """A client's cases: prepared files of the usable ones, reasons why the others are left out."""
+    """A client's cases: prepared files of the usable ones, reasons why the others are left out; warnings:
+    what was found about its labels."""
 
     paths: Mapping[str, Path]
     left_out: LeftOut
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -73,7 +76,8 @@ class Preparer:
             found = self.check_and_prepare(listing, watch)
             for name, client in found.items():
                 paths = {n: str(path.relative_to(self.cache.folder)) for n, path in client.paths.items()}
-                write_json(self.locate(name, key), {"paths": paths, "left_out": client.left_out})
+                plain = {"paths": paths, "left_out": client.left_out, "warnings": client.warnings}
+                write_json(self.locate(name, key), plain)
         return found
 
     def locate(self, client: str, key: str) -> Path:
@@ -109,9 +113,14 @@ class Preparer:
             plain = json.loads(path.read_text(encoding="utf-8"))
             paths = {str(name): self.cache.folder / place for name, place in plain["paths"].items()}
             left_out = tuple((str(case), str(reason)) for case, reason in plain["left_out"])
+            warnings = tuple(str(warning) for warning in plain["warnings"])
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None
-        return PreparedClient(paths, left_out) if all(path.exists() for path in paths.values()) else None
+        return (
+            PreparedClient(paths, left_out, warnings)
+            if all(path.exists() for path in paths.values())
+            else None
+        )
 
     def check_and_prepare(self, listing: Listing, watch: Watch | None = None) -> dict[str, PreparedClient]:
         """Check the cases, prepare the usable ones, and leave out those unlike the federation's."""
@@ -130,7 +139,11 @@ class Preparer:
             else:
                 paths[client][case] = path
         left_out = {n: sorted((case, why) for (c, case), why in reasons.items() if c == n) for n in paths}
-        return {name: PreparedClient(paths[name], tuple(left_out[name])) for name in paths}
+        warnings: dict[str, list[str]] = {name: [] for name in paths}
+        for found in report.findings:
+            if found.code in ABOUT_LABELS:
+                warnings[found.client or listing.clients[0]].append(found.sentence)
+        return {n: PreparedClient(paths[n], tuple(left_out[n]), tuple(warnings[n])) for n in paths}
 
     def find_mismatch(self, shape: Sequence[int]) -> str | None:
         """Why a prepared image cannot be trained on with the others."""
