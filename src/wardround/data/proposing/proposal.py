@@ -12,7 +12,8 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,7 @@ from wardround.data.checking.facts import CaseFacts, measure_label
 from wardround.data.federation_file import FederationFile, PartitionSettings, PrepareSettings, SplitSettings
 from wardround.data.listing import FOLD, Entry, Listing
 from wardround.data.preparing.grid import reorient_grid, round_to_multiple
+from wardround.data.proposing.label_maps import join_by_name, match_values, split_centres
 from wardround.data.readers import detect
 from wardround.data.readers.common import is_safe, join_names
 from wardround.data.readers.image_files import PICTURES, Volume, read_image, read_label
@@ -44,6 +46,7 @@ GridProposal = tuple[tuple[int, ...] | None, tuple[float, ...] | None, str]
 Sources = list[federation_file.Source]
 
 log = logging.getLogger(__name__)
+zip_all = partial(zip, strict=True)
 
 
 @dataclass(frozen=True)
@@ -73,9 +76,64 @@ def propose(folders: Sequence[Path], *, watch: Callable[[str], None] = log.info)
         sources.append(federation_file.Source(path=place, reader=reader))
     listings = [read_source(source, Path()) for source in sources]
     sources, listings = name_clients(sources, listings)
-    listing = join_listings(listings)
+    said: list[str] = []
+    common = join_by_name(listings)
+    if common is not None:
+        sources = [
+            s.model_copy(update={"labels": own.labels or None}) for s, own in zip_all(sources, listings)
+        ]
+        listings = [read_source(source, Path()) for source in sources]
+        said.append(
+            f"Data sets give one value to different classes. They are joined by name ({join_names(common)}), "
+            "each source with its own labels."
+        )
+    listing = join_listings(listings, labels=common)
     found = inspect_files(listing, watch)
-    return choose(sources, listing, found, recognised)
+    if not listing.labels:
+        sources, listing = map_values(sources, listings, listing, found, said)
+        found = replace(found, labelled=place_again(found.labelled, listing))
+    return choose(sources, listing, found, [*recognised, *said])
+
+
+def map_values(
+    sources: Sources, listings: list[Listing], listing: Listing, found: Inspection, said: list[str]
+) -> tuple[Sources, Listing]:
+    """A label map for each source where clients store the same classes as other values; said if so."""
+    values: dict[str, set[int]] = {client: set() for client in listing.clients}
+    for entry, facts in found.labelled:
+        values[entry.client] |= {value for value in facts.label.values if value > 0} if facts.label else set()
+    maps = match_values(values)
+    if maps is None:
+        return sources, listing
+    shown = join_names((f"{name} {join_names(map(str, sorted(own)))}" for name, own in values.items()), 8)
+    split = [split_centres(source, own) for source, own in zip_all(sources, listings)]
+    if None in split:
+        said.append(
+            f"Clients have different label values ({shown}). If they mean the same, give each client a "
+            "source (a list or folder) of its own, with its labels."
+        )
+        return sources, listing
+    said.append(
+        f"Clients have different label values ({shown}). They are taken for the same classes, in this order, "
+        "each source with its own labels: a guess, correct it if it is wrong."
+    )
+    mapped = [
+        source.model_copy(update={"labels": maps[find_client(source, own)]})
+        for own, parts in zip_all(listings, split)
+        for source in parts or ()
+    ]
+    first = next(iter(maps.values()))
+    return mapped, join_listings([read_source(source, Path()) for source in mapped], labels=first)
+
+
+def find_client(source: federation_file.Source, listing: Listing) -> str:
+    return source.client or listing.clients[0]
+
+
+def place_again(cases: list[tuple[Entry, CaseFacts]], listing: Listing) -> list[tuple[Entry, CaseFacts]]:
+    """The same cases as a listing has them now."""
+    known = {(entry.client, entry.name): entry for entry in listing.entries}
+    return [(known[entry.client, entry.name], facts) for entry, facts in cases]
 
 
 def name_clients(sources: Sources, listings: list[Listing]) -> tuple[Sources, list[Listing]]:
@@ -139,11 +197,14 @@ def choose_channels(listing: Listing, found: Inspection, choices: list[str]) -> 
 def choose_labels(listing: Listing, found: Inspection, choices: list[str]) -> Labels:
     """The data set's own names, or class_1, class_2 ... for the values seen in the labels."""
     if listing.labels:
-        known = {value for values in listing.labels.values() for value in values}
+        maps = [listing.labels, *(entry.labels for entry in listing.entries if entry.labels is not None)]
+        known = {value for own in maps for values in own.values() for value in values}
         other = sorted(set(found.values) - known - {0} - set(listing.ignore))
         if other:
             names = join_names(map(str, other))
             choices.append(f"Labels hold values the data set does not name: {names}; background.")
+        if all(name == f"class_{n}" for n, name in enumerate(listing.labels, start=1)):
+            choices.append("Give classes their names under labels, regions and the labels of each source.")
         return dict(listing.labels)
     values = [value for value in found.values if value > 0]
     if not values:

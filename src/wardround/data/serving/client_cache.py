@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from wardround.data.checking.check import check
+from wardround.data.checking.cross_case import refuse_absent_classes
 from wardround.data.checking.facts import measure_label
 from wardround.data.checking.findings import ABOUT_LABELS
 from wardround.data.federation_file import FederationFile
@@ -51,12 +52,14 @@ class PreparedClient:
 
 @dataclass(frozen=True)
 class Preparer:
-    """Checks and prepares the cases of clients; channels, dimensions: what every image must have."""
+    """Checks and prepares the cases of clients; channels, dimensions: what every image must have; strict: a
+    class that some clients do not have is refused."""
 
     cache: Cache
     file: FederationFile
     channels: int
     dimensions: int
+    strict: bool = True
 
     def prepare_client(self, listing: Listing, client: str, *, refresh: bool = False) -> PreparedClient:
         """A client's cases, looked up if nothing changed; refresh: check every file again."""
@@ -103,7 +106,8 @@ class Preparer:
         files = [[[ascii(str(path)), *stat_signature(path)] for path in e.files] for e in entries]
         names = [(ascii(e.client), ascii(e.name), ascii(e.group), e.split) for e in entries]
         cases = [[*name, own] for name, own in zip(names, files, strict=True)]
-        rules = [RULES, FORMAT, self.channels, self.dimensions, list(self.file.labels.items())]
+        maps = {ascii(e.client): list(e.labels.items()) for e in entries if e.labels is not None}
+        rules = [maps, RULES, FORMAT, self.channels, self.dimensions, list(self.file.labels.items())]
         text = json.dumps([rules, self.file.prepare.model_dump(mode="json", exclude={"slices"}), cases])
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -126,6 +130,8 @@ class Preparer:
         """Check the cases, prepare the usable ones, and leave out those unlike the federation's."""
         jobs = cores()  # one process does this at a time, so all cores are its own
         report = check(listing, self.file, jobs=jobs)
+        if self.strict:
+            refuse_absent_classes(report.findings, self.file)
         reasons = {(e.client, e.name): report.reasons(e)[0].sentence for e in report.left_out}
         outcome = prepare_cases(
             self.cache, report.usable, self.file, jobs=jobs, watch=watch, background=report.background
@@ -159,16 +165,18 @@ class LabelDescriptions:
 
     def __init__(self, path: Path, labels: Labels) -> None:
         self._path = path
-        self._number = {v: n for n, values in enumerate(labels.values(), start=1) for v in values}
+        self._labels = labels
         self._known: dict[str, Any] | None = None
         self._changed = False
 
     def __call__(self, entry: Entry) -> Description:
         """Foreground as a share of the image, and the classes present; none if the label cannot be read."""
         counts = self._counts(entry.label) if entry.label is not None else {}
-        inside = {int(value): count for value, count in counts.items() if int(value) in self._number}
+        own = entry.label_map(self._labels).values()
+        number = {value: n for n, values in enumerate(own, start=1) for value in values}
+        inside = {int(value): count for value, count in counts.items() if int(value) in number}
         share = sum(inside.values()) / max(1, sum(counts.values()))
-        return Description(share, tuple(sorted({self._number[value] for value in inside})))
+        return Description(share, tuple(sorted({number[value] for value in inside})))
 
     def _counts(self, label: Path) -> Mapping[str, int]:
         if self._known is None:

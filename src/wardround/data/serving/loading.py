@@ -104,7 +104,8 @@ class RealData:
         self._check_numbers()
         self.prepared_shape = estimate_shape(first, self.file.prepare)
         self.default_patch = choose_patch([self.prepared_shape])
-        self._preparer = Preparer(self.cache, self.file, self.in_channels, self.dimensions)
+        strict = settings.test  # without test cases a class may be missing by chance
+        self._preparer = Preparer(self.cache, self.file, self.in_channels, self.dimensions, strict)
         self._prepared: dict[str, PreparedClient] = {}  # asked for often; looking at all files takes time
         self._summary: ScanSummary | None = None
 
