@@ -164,7 +164,7 @@ def find_shared_patients(cases: Cases) -> list[Finding]:
 
 
 def find_absent_classes(cases: Cases, classes: Labels) -> list[Finding]:
-    """A class that some clients have and another never has, unless its source says that it has not."""
+    """A class that no case has, or some clients have and another never has, unless its source says so."""
     labels = [(entry, facts.label.values) for entry, facts in cases if facts.label is not None]
     if not classes:
         every = sorted({value for _, values in labels for value in values} - {0})
@@ -178,6 +178,10 @@ def find_absent_classes(cases: Cases, classes: Labels) -> list[Finding]:
             meant.setdefault(entry.client, set()).update(own)
             if own & set(values):
                 have.add(entry.client)
+        if meant and not have:
+            shown = join_names([str(value) for value in classes[name]])
+            said = f"No case has class '{name}' ({shown}). Correct it under labels."
+            found.append(Finding("", "", "class_nowhere", "warning", as_line(said)))
         for client in sorted(set(meant) - have) if have else ():
             if not meant[client]:
                 continue

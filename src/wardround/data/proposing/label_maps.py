@@ -8,13 +8,20 @@ split_centres(source, listing)   a source for each centre of a folder, so that e
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
+from functools import partial
+from pathlib import Path
 
+from wardround.data.checking.facts import CaseFacts
 from wardround.data.federation_file import Source
-from wardround.data.listing import Listing
+from wardround.data.listing import Entry, Listing
+from wardround.data.readers.common import join_names
+from wardround.data.sources import join_listings, read_source
 
 GREY = 128  # a highest value from here on is a grey level, not a count of classes
 
 Labels = dict[str, tuple[int, ...]]
+Cases = list[tuple[Entry, CaseFacts]]
+zip_all = partial(zip, strict=True)
 
 
 def join_by_name(listings: Sequence[Listing]) -> Labels | None:
@@ -65,3 +72,44 @@ def split_centres(source: Source, listing: Listing) -> list[Source] | None:
     if source.reader != "centres" or not all(folder.is_dir() for folder in folders.values()):
         return None
     return [Source(path=folder, reader="centres", client=client) for client, folder in folders.items()]
+
+
+def map_values(
+    sources: list[Source], listings: list[Listing], listing: Listing, labelled: Cases, said: list[str]
+) -> tuple[list[Source], Listing]:
+    """A label map for each source where clients store the same classes as other values; said if so."""
+    values: dict[str, set[int]] = {client: set() for client in listing.clients}
+    for entry, facts in labelled:
+        values[entry.client] |= {value for value in facts.label.values if value > 0} if facts.label else set()
+    maps = match_values(values)
+    if maps is None:
+        return sources, listing
+    shown = join_names((f"{name} {join_names(map(str, sorted(own)))}" for name, own in values.items()), 8)
+    split = [split_centres(source, own) for source, own in zip_all(sources, listings)]
+    if None in split:
+        said.append(
+            f"Clients have different label values ({shown}). If they mean the same, give each client a "
+            "source (a list or folder) of its own, with its labels."
+        )
+        return sources, listing
+    said.append(
+        f"Clients have different label values ({shown}). They are taken for the same classes, in this order, "
+        "each source with its own labels: a guess, correct it if it is wrong."
+    )
+    mapped = [
+        source.model_copy(update={"labels": maps[find_client(source, own)]})
+        for own, parts in zip_all(listings, split)
+        for source in parts or ()
+    ]
+    first = next(iter(maps.values()))
+    return mapped, join_listings([read_source(source, Path()) for source in mapped], labels=first)
+
+
+def find_client(source: Source, listing: Listing) -> str:
+    return source.client or listing.clients[0]
+
+
+def place_again(cases: Cases, listing: Listing) -> Cases:
+    """The same cases as a listing has them now."""
+    known = {(entry.client, entry.name): entry for entry in listing.entries}
+    return [(known[entry.client, entry.name], facts) for entry, facts in cases]

@@ -13,7 +13,6 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +23,7 @@ from wardround.data.checking.facts import CaseFacts, measure_label
 from wardround.data.federation_file import FederationFile, PartitionSettings, PrepareSettings, SplitSettings
 from wardround.data.listing import FOLD, Entry, Listing
 from wardround.data.preparing.grid import reorient_grid, round_to_multiple
-from wardround.data.proposing.label_maps import join_by_name, match_values, split_centres
+from wardround.data.proposing.label_maps import join_by_name, map_values, place_again, zip_all
 from wardround.data.readers import detect
 from wardround.data.readers.common import is_safe, join_names
 from wardround.data.readers.image_files import PICTURES, Volume, read_image, read_label
@@ -46,7 +45,6 @@ GridProposal = tuple[tuple[int, ...] | None, tuple[float, ...] | None, str]
 Sources = list[federation_file.Source]
 
 log = logging.getLogger(__name__)
-zip_all = partial(zip, strict=True)
 
 
 @dataclass(frozen=True)
@@ -90,50 +88,9 @@ def propose(folders: Sequence[Path], *, watch: Callable[[str], None] = log.info)
     listing = join_listings(listings, labels=common)
     found = inspect_files(listing, watch)
     if not listing.labels:
-        sources, listing = map_values(sources, listings, listing, found, said)
+        sources, listing = map_values(sources, listings, listing, found.labelled, said)
         found = replace(found, labelled=place_again(found.labelled, listing))
     return choose(sources, listing, found, [*recognised, *said])
-
-
-def map_values(
-    sources: Sources, listings: list[Listing], listing: Listing, found: Inspection, said: list[str]
-) -> tuple[Sources, Listing]:
-    """A label map for each source where clients store the same classes as other values; said if so."""
-    values: dict[str, set[int]] = {client: set() for client in listing.clients}
-    for entry, facts in found.labelled:
-        values[entry.client] |= {value for value in facts.label.values if value > 0} if facts.label else set()
-    maps = match_values(values)
-    if maps is None:
-        return sources, listing
-    shown = join_names((f"{name} {join_names(map(str, sorted(own)))}" for name, own in values.items()), 8)
-    split = [split_centres(source, own) for source, own in zip_all(sources, listings)]
-    if None in split:
-        said.append(
-            f"Clients have different label values ({shown}). If they mean the same, give each client a "
-            "source (a list or folder) of its own, with its labels."
-        )
-        return sources, listing
-    said.append(
-        f"Clients have different label values ({shown}). They are taken for the same classes, in this order, "
-        "each source with its own labels: a guess, correct it if it is wrong."
-    )
-    mapped = [
-        source.model_copy(update={"labels": maps[find_client(source, own)]})
-        for own, parts in zip_all(listings, split)
-        for source in parts or ()
-    ]
-    first = next(iter(maps.values()))
-    return mapped, join_listings([read_source(source, Path()) for source in mapped], labels=first)
-
-
-def find_client(source: federation_file.Source, listing: Listing) -> str:
-    return source.client or listing.clients[0]
-
-
-def place_again(cases: list[tuple[Entry, CaseFacts]], listing: Listing) -> list[tuple[Entry, CaseFacts]]:
-    """The same cases as a listing has them now."""
-    known = {(entry.client, entry.name): entry for entry in listing.entries}
-    return [(known[entry.client, entry.name], facts) for entry, facts in cases]
 
 
 def name_clients(sources: Sources, listings: list[Listing]) -> tuple[Sources, list[Listing]]:
