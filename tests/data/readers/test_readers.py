@@ -558,3 +558,30 @@ def test_centres_may_lie_below_images_and_labels(tmp_path: Path) -> None:
     assert "sorted into folders of centres (2): h1, h2" in detect(tmp_path)[1]
     found = listing(tmp_path)
     assert names(found) == [("h1", "a"), ("h2", "b")] and all(entry.label for entry in found.entries)
+
+
+# Labels called otherwise than their images
+
+
+@mark.parametrize("label", ["mask_{}", "{}_lesion", "{}.gt", "Expert 1 {}", "{}-tumour_v2"])
+def test_labels_are_paired_by_what_their_names_share(tmp_path: Path, label: str) -> None:
+    stems = ("p1", "p10", "p_2")
+    touch(tmp_path / "north", *(f"images/{stem}.jpg" for stem in stems))
+    touch(tmp_path / "north", *(f"masks/{label.format(stem)}.png" for stem in stems))
+    found = listing(tmp_path / "north")
+    assert {e.name: e.label and e.label.name for e in found.entries} == {
+        stem: f"{label.format(stem)}.png" for stem in stems
+    }
+    assert "3 labels are paired with images by what their names share" in said(found)
+
+
+def test_two_labels_of_an_image_are_not_chosen_from(tmp_path: Path) -> None:
+    touch(tmp_path / "n", "images/a.png", "images/b.png")
+    touch(tmp_path / "n", *(f"masks/{stem}_{what}.png" for stem in "ab" for what in ("liver", "lesion")))
+    with raises(DataError, match="case 'a': several labels"):
+        listing(tmp_path / "n")
+
+
+def test_names_that_do_not_pair_are_shown(tmp_path: Path) -> None:
+    touch(tmp_path / "n", *(f"images/a{n}.jpg" for n in range(8)), *(f"masks/z{n}.png" for n in range(8)))
+    assert "8 images, 8 labels, no pair; e.g. a0.jpg and z0.png." in said(listing(tmp_path / "n"))

@@ -164,6 +164,8 @@ def choose_labels(listing: Listing, found: Inspection, choices: list[str]) -> La
             choices.append("Give classes their names under labels, regions and the labels of each source.")
         return dict(listing.labels)
     values = [value for value in found.values if value > 0]
+    if not values and not any(entry.label for entry in listing.entries):
+        raise DataError(" ".join(["No image has a label.", *listing.notes[:2]]))
     if not values:
         first = " ".join(found.notes[:1])
         raise DataError(

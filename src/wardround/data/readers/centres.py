@@ -252,12 +252,60 @@ def pair_files(
     spare = [path.name for case, paths in marked.items() if case in own for path in paths]
     note_names(notes, f"client '{client}': labels beside one of the image's own name are not used", spare)
     found = {**{case: paths[0] for case, paths in marked.items()}, **own}
-    cases = {case: (files, found.get(case)) for case, files in group_channels(pictures, found).items()}
-    bare = sorted(case for case, (_, label) in cases.items() if label is None)
+    cases = group_channels(pictures, found)
+    matched, several = match_stems(
+        [case for case in cases if case not in found], [stem for stem in found if stem not in cases]
+    )
+    doubled |= {case: [found[stem] for stem in stems] for case, stems in several.items()}
+    if matched:
+        case, stem = next(iter(matched.items()))
+        notes.append(
+            f"client '{client}': {len(matched)} labels are paired with images by what their names share, "
+            f"such as {found[stem].name} with {pictures.get(case, images / case).name}; a guess."
+        )
+    for case, stem in matched.items():
+        found[case] = found.pop(stem)
+    if pictures and masks and not set(found) & set(cases):
+        notes.append(
+            f"client '{client}': {len(pictures)} images, {len(masks)} labels, no pair; e.g. "
+            f"{min(pictures.values()).name} and {min(masks.values()).name}."
+        )
+    paired = {case: (files, found.get(case)) for case, files in cases.items()}
+    bare = sorted(case for case, (_, label) in paired.items() if label is None)
     note_names(notes, f"client '{client}': {len(bare)} images have no label", bare)
     lost = sorted(path.name for stem, path in found.items() if stem not in cases)
     note_names(notes, f"client '{client}': {len(lost)} labels have no image", lost, "; left out")
-    return cases, doubled
+    return paired, doubled
+
+
+def match_stems(images: Sequence[str], labels: Sequence[str]) -> tuple[dict[str, str], dict[str, list[str]]]:
+    """Image -> label whose stem is the image's with something before or behind it, the same for all: mask_x,
+    x_lesion, x.gt. And image -> labels where several such endings fit equally well.
+
+    >>> match_stems(["a", "a1"], ["mask_a", "mask_a1"])
+    ({'a': 'mask_a', 'a1': 'mask_a1'}, {})
+    """
+    found: dict[tuple[str, str], dict[str, str]] = {}
+    wanted = set(images)
+    for label in labels:
+        cuts = [number for number, letter in enumerate(label) if not letter.isalnum()]
+        for number in cuts:
+            if label[number + 1 :] in wanted:
+                found.setdefault((label[: number + 1], ""), {})[label[number + 1 :]] = label
+            if label[:number] in wanted:
+                found.setdefault(("", label[number:]), {})[label[:number]] = label
+    if not found:
+        return {}, {}
+    most = max(len(pairs) for pairs in found.values())
+    best = [pairs for pairs in found.values() if len(pairs) == most]
+    if len(best) == 1:
+        return best[0], {}
+    several: dict[str, list[str]] = {}
+    for pairs in best:
+        for image, label in pairs.items():
+            several.setdefault(image, []).append(label)
+    single = {image: own[0] for image, own in several.items() if len(own) == 1}
+    return single, {image: own for image, own in several.items() if len(own) > 1}
 
 
 def group_channels(pictures: Mapping[str, Path], labels: Mapping[str, Path]) -> dict[str, tuple[Path, ...]]:
