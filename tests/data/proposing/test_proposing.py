@@ -377,3 +377,11 @@ def test_swapped_label_maps_of_nnunet_folders_are_joined_by_name(tmp_path: Path)
     for client in ("a", "b"):
         label = data.load(client).test.batch([0]).label[0]
         assert label[0].unique().tolist() == [1] and label[7].unique().tolist() == [2]  # kidney, tumour
+
+
+def test_pictures_that_will_be_stretched_are_announced(tmp_path: Path) -> None:
+    pictures(tmp_path / "data" / "north", size=(40, 50))
+    assert "stretched" not in " ".join(describe(propose([tmp_path / "data"])))
+    pictures(tmp_path / "data" / "south", size=(34, 60))
+    said = "Their shapes differ (34x50 to 40x60), so that some are stretched."
+    assert said in " ".join(describe(propose([tmp_path / "data"])))

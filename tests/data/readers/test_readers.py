@@ -585,3 +585,20 @@ def test_two_labels_of_an_image_are_not_chosen_from(tmp_path: Path) -> None:
 def test_names_that_do_not_pair_are_shown(tmp_path: Path) -> None:
     touch(tmp_path / "n", *(f"images/a{n}.jpg" for n in range(8)), *(f"masks/z{n}.png" for n in range(8)))
     assert "8 images, 8 labels, no pair; e.g. a0.jpg and z0.png." in said(listing(tmp_path / "n"))
+
+
+def test_columns_of_other_names_are_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("image,delineation\nx.png,y.png\n")
+    assert "a.csv has no column 'label'; call the one with the label files so, of: delineation." in said(
+        listing(tmp_path / "a.csv")
+    )
+    (tmp_path / "b.csv").write_text("foto,delineation\nx.png,y.png\n")
+    with raises(DataError, match="columns are foto, delineation. Call the one with the image files image"):
+        listing(tmp_path / "b.csv")
+
+
+def test_dicom_two_folders_down_is_named(tmp_path: Path) -> None:
+    touch(tmp_path, "patient/series/1.dcm")
+    (tmp_path / "patient/series/1.dcm").write_bytes(bytes(128) + b"DICM")
+    with raises(DataError, match="holds DICOM files"):
+        detect(tmp_path)

@@ -38,6 +38,7 @@ FEWEST = 3
 MOST_WARNINGS = 6
 MOST_CLASSES = 32  # a label with more values is an image
 LARGEST_PICTURE = 512
+STRETCH = 1.05  # of height to width, between pictures
 LARGEST_VOLUME = 128**3  # voxels; above it, patches
 
 Labels = dict[str, tuple[int, ...]]
@@ -403,7 +404,12 @@ def propose_picture_grid(found: Inspection, median: str) -> GridProposal:
     sides = shapes[0] if len(set(found.shapes)) == 1 else np.repeat(np.median(shapes.min(axis=1)), 2)
     shrink = min(1.0, LARGEST_PICTURE / float(max(sides)))
     size = tuple(round_to_multiple(side * shrink) for side in sides)
-    return size, None, f"Pictures have a median size of {median}: all become {format_size(size)}."
+    aspects = shapes[:, 0] / shapes[:, 1]
+    low, high = format_size(shapes.min(axis=0)), format_size(shapes.max(axis=0))
+    uneven = aspects.max() > STRETCH * aspects.min()
+    stretched = f" Their shapes differ ({low} to {high}), so that some are stretched." if uneven else ""
+    why = f"Pictures have a median size of {median}: all become {format_size(size)}.{stretched}"
+    return size, None, why
 
 
 def is_ct(found: Inspection, channels: Sequence[str]) -> bool:
