@@ -34,10 +34,32 @@ def load_config(source: str | Path | Mapping[str, Any] | Config, overrides: Sequ
     elif isinstance(source, Mapping):
         label, values = "", dict(source)
     else:
-        label, values = f"{source}: ", read_yaml(Path(source))
+        label, values = f"{source}: ", find_federation(read_yaml(Path(source)), Path(source))
     for override in overrides:
         apply_override(values, override)
     return parse(values, label)
+
+
+def find_federation(values: dict[str, Any], source: Path) -> dict[str, Any]:
+    """The values with data.federation beside the file that names it, or in the working directory."""
+    data = values.get("data")
+    named = data.get("federation") if isinstance(data, dict) else None
+    if (
+        not isinstance(data, dict)
+        or not isinstance(named, str)
+        or Path(named).is_absolute()
+        or named.startswith("~")
+    ):
+        return values
+    beside = source.parent / named
+    if not beside.exists():
+        return values
+    if Path(named).exists() and not beside.samefile(named):
+        raise ConfigError(
+            f"{source}: data.federation is {named}, which is in the working directory and beside {source}. "
+            "Give its whole path."
+        )
+    return values if Path(named).exists() else {**values, "data": {**data, "federation": str(beside)}}
 
 
 def resolve(config: Config) -> dict[str, Any]:

@@ -7,9 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import typer
 import yaml
 from helpers import call
+from PIL import Image
 from pytest import CaptureFixture, MonkeyPatch, fixture, mark
 from rich.markup import render
 
@@ -165,3 +167,30 @@ def helps(command: Any, where: str = "wardround") -> Iterator[tuple[str, str]]:
 def eaten(text: str) -> bool:
     """Whether the console takes a part of a text for markup."""
     return render(text).plain != text.replace("\\[", "[")
+
+
+def test_check_exits_2_where_no_case_is_usable(
+    folder: Path, monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
+) -> None:
+    call(monkeypatch, capsys, "data", "init", "data", "--quiet")
+    text = (folder / "federation.yaml").read_text()
+    assert call(monkeypatch, capsys, "data", "check", "federation.yaml")[0] == 0
+    wrong = yaml.safe_load(text) | {"labels": {"lesion": [99]}, "regions": {"lesion": [1]}}
+    (folder / "federation.yaml").write_text(yaml.safe_dump(wrong))
+    code, out, _ = call(monkeypatch, capsys, "data", "check", "federation.yaml")
+    assert code == 2 and "0 of 20 cases are usable" in " ".join(out.split())
+
+
+def test_init_and_train_say_what_the_check_finds_about_labels(
+    folder: Path, monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
+) -> None:
+    for label in sorted((folder / "data").glob("*/labels/*.png"))[:10]:
+        values = np.asarray(Image.open(label))
+        Image.fromarray((values > 0).astype(np.uint8) * 3).save(label)
+    code, out, err = call(monkeypatch, capsys, "train", "data", "--budget", "2")
+    assert code == 2 and "! warning: client" in err and "has no case with class" in err
+    assert "labels_differ: true in federation.yaml" in " ".join(err.split())
+    code, out, _ = call(monkeypatch, capsys, "data", "init", "data", "-o", "other.yaml")
+    assert code == 0 and "- warning: client" in out and "has no case with class" in out
+    code, _, err = call(monkeypatch, capsys, "train", "federation.yaml", "--budget", "2")
+    assert code == 2 and "has no case with class" in err

@@ -63,6 +63,12 @@ def written(tmp_path: Path, text: str) -> Path:
         ("sources: [{path: a}]\nprepare: {spacing: [1, 0, 1]}\n", "prepare.spacing is .*above 0"),
         ("sources: [{path: a}]\nprepare: {size: [0, 4]}\n", "prepare.size is"),
         ("sources: [{path: a}]\nlabels: {a: [5]}\nregions: {a: [5]}\n", "class numbers from 1 to 1"),
+        ("sources: [{path: a, labels: {x: 1}}]\n", "sources.0.labels names 'x', which labels does not"),
+        ("sources: [{path: a, labels: {}}]\nlabels: {x: 1}\n", "sources.0.labels is empty"),
+        (
+            "sources: [{path: a, labels: {x: 1, y: 1}}]\nlabels: {x: 1, y: 2}\n",
+            "sources.0.labels: value 1 is both 'x' and 'y'",
+        ),
         ("sources: [{path: a}]\nclients: [n]\nheld_out: [n]\n", "in clients and in held_out"),
     ],
 )

@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +105,8 @@ def test_one_case_by_hand(tmp_path: Path) -> None:
     row = evaluate_case(model, entry, {"lesion": (200,)})
     assert row["regions"]["lesion"]["dice"] == pytest.approx(2 * 48 / (64 + 64))
     assert row["regions"]["lesion"]["hd95"] == pytest.approx(2.0)  # one voxel along the axis of 2 mm
+    mapped = replace(entry, labels={"lesion": (200,)})  # its source has values of its own
+    assert evaluate_case(model, mapped, {"lesion": (1,)}) == row
 
 
 def test_image_and_label_elsewhere_are_refused(tmp_path: Path) -> None:

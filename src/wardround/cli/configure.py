@@ -153,6 +153,8 @@ def find_federation(paths: Sequence[Path], quiet: bool) -> Path:
     proposal = propose(paths, watch=lambda what: None)
     with writing(path):
         write(proposal.file, path, notes=describe(proposal))
+    for warning in proposal.warnings:
+        err.print(escape(f"! {warning}"))
     err.print(
         f"Wrote [bold]{path}[/]: who takes part, with what data. It says what was found; edit it freely."
     )

@@ -105,7 +105,9 @@ def init(
 @data_app.command()
 def check(
     file: File,
-    strict: Annotated[bool, typer.Option("--strict", help="Exit 2 if any case is unusable.")] = False,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Exit 2 if any case is unusable, not only if all are.")
+    ] = False,
     jobs: Jobs = None,
     json_: Json = False,
     quiet: Quiet = False,
@@ -119,7 +121,7 @@ def check(
     else:
         print_list([*report.notes, *report.sentences()])
         print_table(report.table())
-    if strict and not report.ok:
+    if not report.usable or (strict and not report.ok):
         raise typer.Exit(2)
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from wardround.configuring.facts import Facts
 from wardround.configuring.joining import join_fingerprints
 from wardround.data.checking.check import check
+from wardround.data.checking.cross_case import refuse_absent_classes
 from wardround.data.checking.facts import describe_error, read_and_remember
 from wardround.data.fingerprint.measure import (
     CaseStatistics,
@@ -55,6 +56,8 @@ def measure_federation(
         warnings.simplefilter("ignore")  # once for all threads, as `checking.facts` does
         found = list(map_cases(measure, trained, jobs, on_progress))
     report = check(data.listing, data.file, jobs=jobs)
+    if data.settings.test:
+        refuse_absent_classes(report.findings, data.file)
     usable = {(entry.client, entry.name) for entry in report.usable}
     cases: dict[str, list[CaseStatistics]] = {}
     for entry, case in zip(trained, found, strict=True):

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -57,13 +57,16 @@ class Source(Settings):
     """One folder (or list) of cases.
 
     reader: the layout, `auto` detects it, `package.module:READER` is your own; client: the name all its cases
-    get, left out where the layout names centres itself; column: the column of a list that names the client.
+    get, left out where the layout names centres itself; column: the column of a list that names the client;
+    labels: class name -> values in the files of this source, in place of the common `labels`; a class left
+    out is one that its annotators did not draw.
     """
 
     path: Place
     reader: str = "auto"
     client: str | None = None
     column: str | None = None
+    labels: dict[str, Numbers] | None = None
 
 
 class SplitSettings(Settings):
@@ -155,6 +158,9 @@ class FederationFile(Settings):
         description="label values of voxels that nobody annotated; cases that hold them are left out, since "
         "they would be trained as background",
     )
+    labels_differ: bool = Field(
+        False, description="a class that some clients do not have is meant; otherwise `train` refuses it"
+    )
     splits: SplitSettings = SplitSettings()
     partition: PartitionSettings = PartitionSettings()
     prepare: PrepareSettings = PrepareSettings()
@@ -187,21 +193,17 @@ def load(path: Path) -> FederationFile:
 
 def check_consistency(file: FederationFile) -> None:
     """What types cannot express: classes share no values, regions name classes, a client has one role."""
-    meaning: dict[int, str] = {}
-    for name, values in file.labels.items():
-        if name.strip().casefold() in BACKGROUND:
+    meaning = check_label_map(file.labels, "labels")
+    for number, source in enumerate(file.sources):
+        own = check_label_map(source.labels or {}, f"sources.{number}.labels")
+        unknown = [name for name in source.labels or () if name not in file.labels]
+        if unknown:
             raise ConfigError(
-                f"labels.{name} is {list(values)}; background is not a class but every other value. "
-                "Leave it out, and count regions from the first class that stays."
+                f"sources.{number}.labels names '{unknown[0]}', which labels does not; it has: "
+                f"{join_names(file.labels) or 'none'}. Name every class there, in its order."
             )
-        if not values or min(values) < 0:
-            raise ConfigError(f"labels.{name} is {list(values)}; give the values in the files, 0 or more.")
-        for value in values:
-            if meaning.setdefault(value, name) != name:
-                raise ConfigError(
-                    f"labels: value {value} is both '{meaning[value]}' and '{name}'. A value has one class; "
-                    "join classes under regions."
-                )
+        if source.labels is not None and not own:
+            raise ConfigError(f"sources.{number}.labels is empty; give its classes, or leave it out.")
     for name, classes in file.regions.items():
         if not classes or (file.labels and not set(classes) <= set(range(1, len(file.labels) + 1))):
             raise ConfigError(
@@ -215,6 +217,26 @@ def check_consistency(file: FederationFile) -> None:
     if both:
         raise ConfigError(f"'{both[0]}' is in clients and in held_out; a client is one of them.")
     check_settings(file.prepare)
+
+
+def check_label_map(labels: Mapping[str, Sequence[int]], where: str) -> dict[int, str]:
+    """The class of every value; two classes of one value, and background as a class, are refused."""
+    meaning: dict[int, str] = {}
+    for name, values in labels.items():
+        if name.strip().casefold() in BACKGROUND:
+            raise ConfigError(
+                f"{where}.{name} is {list(values)}; background is not a class but every other value. "
+                "Leave it out, and count regions from the first class that stays."
+            )
+        if not values or min(values) < 0:
+            raise ConfigError(f"{where}.{name} is {list(values)}; give the values in the files, 0 or more.")
+        for value in values:
+            if meaning.setdefault(value, name) != name:
+                raise ConfigError(
+                    f"{where}: value {value} is both '{meaning[value]}' and '{name}'. A value has one class; "
+                    "join classes under regions."
+                )
+    return meaning
 
 
 def check_settings(settings: PrepareSettings) -> None:
@@ -262,6 +284,7 @@ COMMENTS = {
     "labels": "Class name: the values in the label files that mean it. Everything else is background.",
     "regions": "What is measured: class numbers (1 is the first of labels) joined under a name.",
     "ignore": "Label values of voxels that nobody annotated; cases that hold them are left out.",
+    "labels_differ": "A class that some clients do not have is meant.",
     "splits": "Cases to train on, to choose by, to report; a patient is never split apart.\n"
     "by: column (what the list says, the rest drawn), ratios, file, kfold, repeated.",
     "partition": "How cases become clients: natural (as they are), iid, quantity, dirichlet, "

@@ -22,7 +22,8 @@ class Entry:
 
     name: unique within its client; images: one file with all channels, or one file a channel in channel
     order; label: None for an unlabelled case; group: the patient (or video), never split apart;
-    split: where the list fixes it; columns: what else the list says.
+    split: where the list fixes it; columns: what else the list says; labels: its own label map with every
+    class, where its source has one, so that its files have other values than the federation's.
     """
 
     client: str
@@ -32,6 +33,11 @@ class Entry:
     group: str
     split: str | None = None
     columns: Mapping[str, str] = field(default_factory=dict)
+    labels: Labels | None = None
+
+    def label_map(self, common: Labels) -> Labels:
+        """What the values of its label mean; common: where its source does not say."""
+        return common if self.labels is None else self.labels
 
     @property
     def files(self) -> list[Path]:

@@ -100,7 +100,10 @@ def read_source(source: Source, base: Path) -> Listing:
     if source.client is not None:
         listing = rename_client(listing, check_name(source.client, str(path)))
     ordered = tuple(sorted(listing.entries, key=lambda entry: (entry.client, entry.name)))
-    return replace(listing, entries=ordered)
+    if source.labels is None:
+        return replace(listing, entries=ordered)
+    mapped = tuple(replace(entry, labels=dict(source.labels)) for entry in ordered)
+    return replace(listing, entries=mapped, labels=dict(source.labels))
 
 
 def rename_by_column(listing: Listing, column: str, path: Path) -> Listing:
@@ -153,8 +156,9 @@ def join_listings(
         if sum(client in home for home in homes) > 1:
             notes.append(f"client '{client}' is in more than one source; its cases are taken together.")
     if labels:
-        notes += [note for listing in listings for note in list_conflicts(listing, labels)]
+        notes += [n for own in listings if not has_own_map(own) for n in list_conflicts(own, labels)]
     joined = dict(labels or join_labels(listings))
+    entries = [complete_map(entry, joined) for entry in entries]
     return Listing(
         reader="+".join(dict.fromkeys(listing.reader for listing in listings)),
         entries=tuple(sorted(entries, key=lambda entry: (entry.client, entry.name))),
@@ -164,6 +168,18 @@ def join_listings(
         regions=join_regions(listings, joined),
         ignore=tuple(sorted({value for listing in listings for value in listing.ignore})),
     )
+
+
+def has_own_map(listing: Listing) -> bool:
+    """Whether its source says itself what its label values mean."""
+    return any(entry.labels is not None for entry in listing.entries)
+
+
+def complete_map(entry: Entry, labels: Labels) -> Entry:
+    """The case with all classes of the federation in its own map, in their order; absent ones are empty."""
+    if entry.labels is None:
+        return entry
+    return replace(entry, labels={name: tuple(entry.labels.get(name, ())) for name in labels})
 
 
 def check_unique(entries: Sequence[Entry]) -> None:
@@ -215,7 +231,8 @@ def join_labels(listings: Sequence[Listing]) -> dict[str, tuple[int, ...]]:
                 if first != name:
                     raise DataError(
                         f"label value {value} is '{first}' at client '{where}' and '{name}' at client "
-                        f"'{listing.clients[0]}'. Say under labels what it means, or change the files of one."
+                        f"'{listing.clients[0]}'. Say under labels what it means, or give each "
+                        "source its own labels."
                     )
                 values.setdefault(name, set()).add(value)
     return {name: tuple(sorted(own)) for name, own in values.items()}
@@ -226,7 +243,9 @@ def join_regions(listings: Sequence[Listing], labels: Labels) -> dict[str, tuple
     found: dict[str, set[int]] = {}
     first = ""
     for listing in listings:
-        classes = list(listing.labels.values())
+        named = listing.labels.items()
+        mapped = has_own_map(listing)
+        classes = [labels.get(name, values) if mapped else values for name, values in named]
         own = {
             name: {v for n in numbers for v in classes[n - 1]} for name, numbers in listing.regions.items()
         }

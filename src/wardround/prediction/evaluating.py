@@ -181,6 +181,13 @@ def evaluate_cases(
     return {name: found for name, found in rows.items() if found}
 
 
+def find_classes(predictor: Predictor, entry: Entry, classes: Classes) -> Classes:
+    """The values of each class of the run in this case, whose source may have a map of its own."""
+    if entry.labels is None:
+        return classes
+    return match_classes(predictor.preparation.labels, entry.labels, entry.images[0])[0]
+
+
 def evaluate_case(
     predictor: Predictor, entry: Entry, classes: Classes, ignore: Sequence[int] = ()
 ) -> dict[str, Any]:
@@ -194,7 +201,7 @@ def evaluate_case(
     prediction = predictor(Scan(entry.images, entry.images[0].name, entry.where))
     if not same_affine(prediction.affine, label.affine):
         raise DataError(f"{entry.where}: image and label have different affines.")
-    truth, _ = to_classes(label.data[0], classes, background=None)
+    truth, _ = to_classes(label.data[0], find_classes(predictor, entry, classes), background=None)
     mask = to_class_numbers(prediction.mask, predictor.preparation.values)
     if mask.ndim > truth.ndim:  # a slice stored as a volume
         mask = np.squeeze(mask)

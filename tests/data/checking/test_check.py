@@ -349,7 +349,7 @@ def test_a_class_only_one_client_has_is_told(tmp_path: Path) -> None:
         ("north", "class_absent"),
     ]
     report = checked(two_clients(tmp_path), file_with(labels={"box": (1,), "core": (2,)}))
-    assert report.findings == ()  # nobody has it: nothing differs
+    assert [found.code for found in report.findings] == ["class_nowhere"]  # nobody has it: nothing differs
 
 
 def test_spacing_and_intensity_that_differ_manyfold_are_told_with_medians(tmp_path: Path) -> None:
@@ -617,3 +617,18 @@ def test_the_single_patient_and_lost_spacing_of_lgg3d_are_found() -> None:
 def test_clean_sets_have_no_findings(name: str, labels: dict[str, tuple[int, ...]]) -> None:
     report = of_set(name, labels=labels)
     assert report.findings == ()
+
+
+def test_a_class_that_no_case_has_is_a_finding(tmp_path: Path) -> None:
+    entries = [entry(tmp_path, "north", f"p{seed}", seed) for seed in range(3)]
+    values = {int(v) for v in np.unique(scan(0)[1])} - {0}
+    report = checked(entries, file_with(labels={**{f"c{v}": (v,) for v in values}, "nowhere": (77,)}))
+    said = [found.sentence for found in report.findings if found.code == "class_nowhere"]
+    assert said == ["No case has class 'nowhere' (77). Correct it under labels."]
+    assert "No findings" not in report.summary()
+
+
+def test_notes_of_the_reader_are_not_followed_by_no_findings(tmp_path: Path) -> None:
+    entries = tuple(entry(tmp_path, "north", f"p{seed}", seed) for seed in range(3))
+    report = check(Listing("test", entries, notes=("8 labels have no image.",)), file_with())
+    assert not report.findings and report.summary() == "3 of 3 cases are usable. See the notes."

@@ -11,8 +11,11 @@ from numpy.typing import NDArray
 from PIL import Image
 from pytest import mark, raises
 
+from wardround.data.checking.check import check
 from wardround.data.federation_file import FederationFile, load, write
 from wardround.data.proposing.proposal import describe, propose
+from wardround.data.serving.loading import RealData
+from wardround.data.settings import DataSettings
 from wardround.data.sources import list_cases
 from wardround.errors import DataError
 
@@ -298,3 +301,87 @@ def test_an_nnunet_folder_brings_its_regions_folds_and_ignored_voxels(tmp_path: 
     assert "fold: 0" in text and "ignore: [3]" in text
     told = " ".join(describe(proposal))
     assert "2 folds, which are kept" in told and "does not name" not in told
+
+
+# What a check of the labels would say
+
+
+def test_label_warnings_of_the_check_are_in_the_proposal_and_its_file(tmp_path: Path) -> None:
+    for name, value in (("north", 1), ("south", 2)):
+        pictures(tmp_path / "data" / name, value=value)
+    proposal = propose([tmp_path / "data"])
+    said = "client 'south' has no case with class 'class_1' (1); there are some at north."
+    assert any(said in warning for warning in proposal.warnings)
+    write(proposal.file, tmp_path / "federation.yaml", notes=describe(proposal))
+    assert "has no case with class 'class_1'" in (tmp_path / "federation.yaml").read_text()
+
+
+# The same classes as other values
+
+
+def labels_of(file: FederationFile) -> dict[str, Any]:
+    return {source.path.name: source.labels for source in file.sources}
+
+
+def test_masks_of_1_here_and_255_there_are_one_class_with_a_map_for_each_source(tmp_path: Path) -> None:
+    pictures(tmp_path / "data" / "north", value=1)
+    pictures(tmp_path / "data" / "south", value=255, size=(34, 60))
+    proposal = propose([tmp_path / "data"])
+    file = again(proposal.file, tmp_path)
+    assert file.labels == {"class_1": (1,)} and file.clients == ("north", "south")
+    assert labels_of(file) == {"north": {"class_1": (1,)}, "south": {"class_1": (255,)}}
+    said = "Clients have different label values (north 1, south 255). They are taken for the same classes"
+    assert any(sentence.startswith(said) for sentence in describe(proposal)) and not proposal.warnings
+    assert proposed([tmp_path / "data" / "north", tmp_path / "data" / "south"]).labels == file.labels
+    report = check(list_cases(file, tmp_path), file)
+    assert len(report.usable) == 6 and "class_absent" not in {found.code for found in report.findings}
+    data = RealData(tmp_path / "federation.yaml", DataSettings())
+    for client in ("north", "south"):
+        split = data.load(client).test  # its pictures are alike, and the test case stays
+        assert sorted(split.batch([0]).label.unique().tolist()) == [0, 1]
+
+
+def test_values_that_may_be_different_classes_are_not_joined(tmp_path: Path) -> None:
+    for name, value in (("north", 1), ("south", 2)):
+        pictures(tmp_path / "data" / name, value=value)
+    proposal = propose([tmp_path / "data"])
+    assert set(proposal.file.labels) == {"class_1", "class_2"} and len(proposal.warnings) == 2
+    file = again(proposal.file, tmp_path)
+    with raises(DataError, match=r"no case with class 'class_1' \(1\).*labels_differ: true"):
+        RealData(tmp_path / "federation.yaml", DataSettings()).prepare()
+    write(file.model_copy(update={"labels_differ": True}), tmp_path / "federation.yaml", overwrite=True)
+    assert len(RealData(tmp_path / "federation.yaml", DataSettings()).prepare()) == 2
+
+
+def nnunet(folder: Path, labels: dict[str, int], value: int) -> None:
+    folder.mkdir(parents=True)
+    facts = {"channel_names": {"0": "CT"}, "labels": {"background": 0, **labels}, "file_ending": ".nii.gz"}
+    (folder / "dataset.json").write_text(json.dumps({**facts, "numTraining": 3}))
+    for n in range(3):
+        values = np.zeros((8, 8, 8), dtype=np.uint8)
+        values[: 2 + n] = value
+        values[6:] = 3 - value
+        nifti(folder / "imagesTr" / f"c{n}_0000.nii.gz", values.astype(np.int16) * 50)
+        nifti(folder / "labelsTr" / f"c{n}.nii.gz", values)
+
+
+def test_swapped_label_maps_of_nnunet_folders_are_joined_by_name(tmp_path: Path) -> None:
+    nnunet(tmp_path / "a", {"kidney": 1, "tumour": 2}, 1)
+    nnunet(tmp_path / "b", {"tumour": 1, "kidney": 2}, 2)
+    proposal = propose([tmp_path / "a", tmp_path / "b"])
+    file = again(proposal.file, tmp_path)
+    assert file.labels == {"kidney": (1,), "tumour": (2,)}
+    assert labels_of(file)["b"] == {"tumour": (1,), "kidney": (2,)} and not proposal.warnings
+    assert any("joined by name (kidney, tumour)" in sentence for sentence in describe(proposal))
+    data = RealData(tmp_path / "federation.yaml", DataSettings())
+    for client in ("a", "b"):
+        label = data.load(client).test.batch([0]).label[0]
+        assert label[0].unique().tolist() == [1] and label[7].unique().tolist() == [2]  # kidney, tumour
+
+
+def test_pictures_that_will_be_stretched_are_announced(tmp_path: Path) -> None:
+    pictures(tmp_path / "data" / "north", size=(40, 50))
+    assert "stretched" not in " ".join(describe(propose([tmp_path / "data"])))
+    pictures(tmp_path / "data" / "south", size=(34, 60))
+    said = "Their shapes differ (34x50 to 40x60), so that some are stretched."
+    assert said in " ".join(describe(propose([tmp_path / "data"])))

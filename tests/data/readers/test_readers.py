@@ -519,3 +519,86 @@ def test_a_list_from_an_old_excel_is_told_how_to_be_saved(tmp_path: Path) -> Non
     (tmp_path / "list.csv").write_bytes("image;label\nMüller.png;Müller_mask.png\n".encode("latin-1"))
     with raises(DataError, match="save it as such"):
         READERS["table"].read(tmp_path / "list.csv", None)
+
+
+# Folders of splits
+
+
+@mark.parametrize("words", [("train", "val", "test"), ("Training", "Validation", "TESTING")])
+def test_folders_named_as_splits_are_a_centres_splits_and_never_clients(
+    tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    for number, word in enumerate(words):
+        centre(tmp_path / "all" / "north" / word, f"p{number}", "same")
+        touch(tmp_path / "inner", f"images/{word}/p{number}.png", f"masks/{word}/p{number}.png")
+        centre(tmp_path / "above" / word / "south", f"p{number}")
+    centre(tmp_path / "all" / "south", "q")
+    found = listing(tmp_path / "all")
+    assert found.clients == ["north", "south"]
+    assert [(e.name, e.split) for e in found.of("north")] == [
+        ("p0", "train"), ("p1", "val"), ("p2", "test"),
+        ("test_same", "test"), ("train_same", "train"), ("val_same", "val"),
+    ]  # fmt: skip
+    assert len({entry.group for entry in found.of("north")}) == 6
+    assert f"client 'north': folders are its splits, not clients: {sorted(words)[0]} (" in said(found)
+    for path, client in (("all/north", "north"), ("inner", "inner"), ("above", "south")):
+        alone = listing(tmp_path / path)
+        assert alone.clients == [client] and {e.split for e in alone.entries} == {"train", "val", "test"}
+
+
+def test_a_split_beside_centres_is_asked_about(tmp_path: Path) -> None:
+    centre(tmp_path / "north", "a")
+    centre(tmp_path / "test", "b")
+    with raises(DataError, match="holds test, the name of a split, beside north"):
+        detect(tmp_path)
+
+
+def test_centres_may_lie_below_images_and_labels(tmp_path: Path) -> None:
+    touch(tmp_path, "images/h1/a.png", "masks/h1/a.png", "images/h2/b.png", "masks/H2/b.png")
+    assert "sorted into folders of centres (2): h1, h2" in detect(tmp_path)[1]
+    found = listing(tmp_path)
+    assert names(found) == [("h1", "a"), ("h2", "b")] and all(entry.label for entry in found.entries)
+
+
+# Labels called otherwise than their images
+
+
+@mark.parametrize("label", ["mask_{}", "{}_lesion", "{}.gt", "Expert 1 {}", "{}-tumour_v2"])
+def test_labels_are_paired_by_what_their_names_share(tmp_path: Path, label: str) -> None:
+    stems = ("p1", "p10", "p_2")
+    touch(tmp_path / "north", *(f"images/{stem}.jpg" for stem in stems))
+    touch(tmp_path / "north", *(f"masks/{label.format(stem)}.png" for stem in stems))
+    found = listing(tmp_path / "north")
+    assert {e.name: e.label and e.label.name for e in found.entries} == {
+        stem: f"{label.format(stem)}.png" for stem in stems
+    }
+    assert "3 labels are paired with images by what their names share" in said(found)
+
+
+def test_two_labels_of_an_image_are_not_chosen_from(tmp_path: Path) -> None:
+    touch(tmp_path / "n", "images/a.png", "images/b.png")
+    touch(tmp_path / "n", *(f"masks/{stem}_{what}.png" for stem in "ab" for what in ("liver", "lesion")))
+    with raises(DataError, match="case 'a': several labels"):
+        listing(tmp_path / "n")
+
+
+def test_names_that_do_not_pair_are_shown(tmp_path: Path) -> None:
+    touch(tmp_path / "n", *(f"images/a{n}.jpg" for n in range(8)), *(f"masks/z{n}.png" for n in range(8)))
+    assert "8 images, 8 labels, no pair; e.g. a0.jpg and z0.png." in said(listing(tmp_path / "n"))
+
+
+def test_columns_of_other_names_are_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("image,delineation\nx.png,y.png\n")
+    assert "a.csv has no column 'label'; call the one with the label files so, of: delineation." in said(
+        listing(tmp_path / "a.csv")
+    )
+    (tmp_path / "b.csv").write_text("foto,delineation\nx.png,y.png\n")
+    with raises(DataError, match="columns are foto, delineation. Call the one with the image files image"):
+        listing(tmp_path / "b.csv")
+
+
+def test_dicom_two_folders_down_is_named(tmp_path: Path) -> None:
+    touch(tmp_path, "patient/series/1.dcm")
+    (tmp_path / "patient/series/1.dcm").write_bytes(bytes(128) + b"DICM")
+    with raises(DataError, match="holds DICOM files"):
+        detect(tmp_path)

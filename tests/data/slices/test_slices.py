@@ -17,7 +17,7 @@ from wardround.data.preparing.cache import Recipe
 from wardround.data.proposing.proposal import propose
 from wardround.data.readers.image_files import Volume, read_image, read_label
 from wardround.data.slices import cutting as module
-from wardround.data.slices.cutting import Slices, cut, drop_axis
+from wardround.data.slices.cutting import Slices, cut, drop_axis, translate
 from wardround.data.sources import list_cases
 from wardround.errors import ConfigError, DataError
 
@@ -352,3 +352,13 @@ def test_what_a_killed_process_left_is_removed_and_a_living_ones_is_not(tmp_path
     alive.mkdir()
     cut(file, tmp_path / "cut")
     assert alive.exists() and not dead.exists()
+
+
+def test_labels_of_a_source_with_its_own_map_are_cut_in_the_values_of_all() -> None:
+    label = Volume(np.array([[[0, 1, 2, 255]]]), None, (1.0, 1.0))
+    own, common = (
+        {"kidney": (2, 255), "tumour": (1,), "cyst": ()},
+        {"kidney": (1,), "tumour": (2,), "cyst": (3,)},
+    )
+    assert translate(label, own, common).data.tolist() == [[[0, 2, 1, 1]]]
+    assert translate(label, common, common) is label

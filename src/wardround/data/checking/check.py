@@ -82,6 +82,23 @@ def check(
     return CheckReport.of(entries, findings, known, listing.notes, norms.background)
 
 
+def check_labels(cases: Cases, listing: Listing, file: FederationFile) -> CheckReport:
+    """What the labels of some cases say by themselves, for whoever has opened them already."""
+    norms = Norms.of(cases, listing, file)
+    findings = [
+        Finding.at(entry, *said)
+        for entry, facts in cases
+        if facts.label is not None
+        for said in judge_label(facts.label, norms, norms.named(entry))
+    ]
+    findings += [
+        *report_background(norms),
+        *report_no_background(cases, norms),
+        *across.find_absent_classes(drop_errors(cases, findings), norms.classes),
+    ]
+    return CheckReport.of([entry for entry, _ in cases], findings, {}, (), norms.background)
+
+
 # What is usual
 
 
@@ -103,21 +120,23 @@ class Norms:
     @classmethod
     def of(cls, cases: Cases, listing: Listing, file: FederationFile) -> Norms:
         images = [facts.image for _, facts in cases if facts.image is not None]
-        labels = [facts.label for _, facts in cases if facts.label is not None]
         channels = find_most_frequent(image.channels for image in images), "most images have"
         if file.channels:
             channels = len(file.channels), f"federation.yaml names {join_names(file.channels)}:"
         classes = file.labels or listing.labels
         dimensions = find_most_frequent(len(image.shape) for image in images)
         ignore = file.ignore or listing.ignore
-        usual = find_background_values(labels, classes)
+        usual = find_background_values(cases, classes)
         background = {value: count for value, count in usual.items() if value not in ignore}
         return cls(channels, dimensions, classes, background, ignore)
 
-    @property
-    def named(self) -> set[int]:
-        """Label values that mean a class."""
-        return {value for values in self.classes.values() for value in values}
+    def named(self, entry: Entry) -> set[int]:
+        """Label values that mean a class in this case."""
+        return list_named(entry.label_map(self.classes))
+
+
+def list_named(classes: Labels) -> set[int]:
+    return {value for values in classes.values() for value in values}
 
 
 def find_most_frequent(numbers: Iterable[int]) -> int:
@@ -126,12 +145,13 @@ def find_most_frequent(numbers: Iterable[int]) -> int:
     return max(counts, key=lambda number: (counts[number], number)) if counts else 0
 
 
-def find_background_values(labels: Sequence[LabelFacts], classes: Labels) -> dict[int, int]:
+def find_background_values(cases: Cases, classes: Labels) -> dict[int, int]:
     """Values of no class in more than half of the labels, and there mostly beside a class."""
-    named = {value for values in classes.values() for value in values}
+    labels = [(entry, facts.label) for entry, facts in cases if facts.label is not None]
     counts: Counter[int] = Counter()
     beside: Counter[int] = Counter()
-    for label in labels:
+    for entry, label in labels:
+        named = list_named(entry.label_map(classes))
         others = {value for value in label.values if value > 0} - named
         counts.update(others)
         if named & set(label.values):
@@ -149,9 +169,10 @@ def report_background(norms: Norms) -> list[Finding]:
 
 def report_no_background(cases: Cases, norms: Norms) -> list[Finding]:
     """A class of value 0 is right where another value is background, as in some fundus labels."""
-    labels = [facts.label for _, facts in cases if facts.label is not None]
-    name = next((name for name, values in norms.classes.items() if 0 in values), None)
-    if name is None or not labels or any(set(label.values) - norms.named for label in labels):
+    labels = [(entry, facts.label) for entry, facts in cases if facts.label is not None]
+    maps = [norms.classes, *(entry.labels for entry, _ in labels if entry.labels is not None)]
+    name = next((name for own in maps for name, values in own.items() if 0 in values), None)
+    if name is None or not labels or any(set(label.values) - norms.named(entry) for entry, label in labels):
         return []
     said = (
         f"Label value 0 is class '{name}', so that no voxel is background. If 0 is background, leave it out."
@@ -183,7 +204,8 @@ def measure_cut(entry: Entry, facts: CaseFacts, settings: PrepareSettings, norms
         if not plan(shown, None, settings.model_copy(update={"crop": "none"})).cuts:
             return 0.0
         values = read_label(entry.label).data
-        labelled = np.isin(values, list(norms.named)) if norms.named else values > 0
+        named = norms.named(entry)
+        labelled = np.isin(values, list(named)) if named else values > 0
         if settings.crop != "none":  # where the box lies shows only in the image
             shown = read_image(entry.images)
         return plan(shown, labelled, settings).share_cut(labelled)
@@ -202,7 +224,7 @@ def judge_case(entry: Entry, facts: CaseFacts, norms: Norms) -> Iterator[Verdict
     if facts.image is not None:
         yield from judge_image(facts.image, norms)
     if facts.label is not None:
-        yield from judge_label(facts.label, norms)
+        yield from judge_label(facts.label, norms, norms.named(entry))
     if facts.image is not None and facts.label is not None:
         yield from judge_pair(facts.image, facts.label)
 
@@ -225,8 +247,9 @@ def judge_image(image: ImageFacts, norms: Norms) -> Iterator[Verdict]:
         yield "tiny", "warning", f"the image is tiny, {format_size(image.shape)}."
 
 
-def judge_label(label: LabelFacts, norms: Norms) -> Iterator[Verdict]:
-    named, values = norms.named, set(label.values) - set(norms.ignore)
+def judge_label(label: LabelFacts, norms: Norms, named: set[int]) -> Iterator[Verdict]:
+    """named: the values that mean a class."""
+    values = set(label.values) - set(norms.ignore)
     ignored = sum(label.values.get(value, 0) for value in norms.ignore)
     if ignored:
         yield (

@@ -16,6 +16,7 @@ from wardround.data.checking.findings import Finding, as_line
 from wardround.data.federation_file import FederationFile
 from wardround.data.listing import Entry, Labels
 from wardround.data.readers.common import join_names
+from wardround.errors import DataError
 from wardround.text import format_size
 
 Cases = Sequence[tuple[Entry, CaseFacts]]
@@ -163,24 +164,46 @@ def find_shared_patients(cases: Cases) -> list[Finding]:
 
 
 def find_absent_classes(cases: Cases, classes: Labels) -> list[Finding]:
-    """A class that some clients have and another never has."""
-    seen: dict[str, set[int]] = {}
-    for entry, facts in cases:
-        if facts.label is not None:
-            seen.setdefault(entry.client, set()).update(facts.label.values)
+    """A class that no case has, or some clients have and another never has, unless its source says so."""
+    labels = [(entry, facts.label.values) for entry, facts in cases if facts.label is not None]
     if not classes:
-        values = sorted(set().union(*seen.values()) - {0})
-        classes = {f"value {value}": (value,) for value in values}
+        every = sorted({value for _, values in labels for value in values} - {0})
+        classes = {f"value {value}": (value,) for value in every}
     found = []
-    for name, meant in classes.items():
-        have = [client for client in sorted(seen) if seen[client] & set(meant)]
-        for client in sorted(set(seen) - set(have)) if have else ():
+    for name in classes:
+        meant: dict[str, set[int]] = {}  # client -> the values of this class there
+        have = set()
+        for entry, values in labels:
+            own = set(entry.label_map(classes)[name])
+            meant.setdefault(entry.client, set()).update(own)
+            if own & set(values):
+                have.add(entry.client)
+        if meant and not have:
+            shown = join_names([str(value) for value in classes[name]])
+            said = f"No case has class '{name}' ({shown}). Correct it under labels."
+            found.append(Finding("", "", "class_nowhere", "warning", as_line(said)))
+        for client in sorted(set(meant) - have) if have else ():
+            if not meant[client]:
+                continue
+            values_there = join_names([str(value) for value in sorted(meant[client])])
             said = (
-                f"client '{client}' has no case with class '{name}' ({join_names([str(v) for v in meant])}); "
-                f"there are some at {join_names(have, 4)}. Is its label map the same?"
+                f"client '{client}' has no case with class '{name}' ({values_there}); "
+                f"there are some at {join_names(sorted(have), 4)}. Is its label map the same?"
             )
             found.append(Finding(client, "", "class_absent", "warning", as_line(said)))
     return found
+
+
+def refuse_absent_classes(findings: Sequence[Finding], file: FederationFile) -> None:
+    """End a run whose clients seem to mean different things by their labels, unless the file says so."""
+    absent = [found for found in findings if found.code == "class_absent"]
+    if absent and not file.labels_differ and file.partition.kind in ("natural", "feature"):
+        more = "" if len(absent) == 1 else f" ({len(absent) - 1} more: wardround data check)"
+        raise DataError(
+            f"{absent[0].sentence}{more} If other values mean it there, give its source a label map, such as "
+            "labels: {lesion: [255]}, under sources; if the class is really missing, write "
+            "labels_differ: true in federation.yaml."
+        )
 
 
 def compare_channel_order(images: Mapping[str, Sequence[ImageFacts]]) -> list[Finding]:

@@ -52,11 +52,19 @@ CODES = {
     "shared_patient": "patient names at two clients",
     "background_value": "label value taken as background",
     "class_absent": "class absent at a client",
+    "class_nowhere": "class that no case has",
     "channel_order": "channel order",
     "spacing": "spacing between clients",
     "unit_spacing": "voxel size perhaps lost",
     "intensity": "intensity scale between clients",
 }
+
+ABOUT_LABELS = (
+    "class_absent",
+    "class_nowhere",
+    "background_value",
+    "no_background",
+)  # of a client, or of all
 
 
 @dataclass(frozen=True)
@@ -160,7 +168,8 @@ class CheckReport:
         kinds = Counter(found.code for found in self.findings)
         parts = [f"{CODES[code]} {number}" for code, number in kinds.most_common()]
         total = len(self.usable) + len(self.left_out)
-        found = f" Found: {', '.join(parts)}." if parts else " No findings."
+        nothing = " See the notes." if self.notes else " No findings."
+        found = f" Found: {', '.join(parts)}." if parts else nothing
         return f"{len(self.usable)} of {total} cases are usable.{found}"
 
     def as_dict(self) -> dict[str, Any]:

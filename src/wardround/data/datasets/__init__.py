@@ -45,6 +45,7 @@ def make_federation_file(name: str, root: Path) -> FederationFile:
         held_out=tuple(client for client in preset.held_out if client in listing.clients),
         channels=listing.channels,
         labels=classes,
+        labels_differ=True,  # what their values mean is known
         regions=dict(listing.regions) or {key: (n,) for n, key in enumerate(classes, start=1)},
         splits=preset.splits,
         partition=preset.partition,

@@ -329,6 +329,7 @@ def measure_case(
             f"{entry.where}: image is {format_size(image.spatial)} but label is "
             f"{format_size(label.spatial)}. Resample one."
         )
+    labels = labels and entry.label_map(labels)
     flat = image.data.reshape(len(image.data), -1)
     flat = flat[:, :: max(1, flat.shape[1] // MOST_VOXELS)].astype(np.float64)
     finite = np.isfinite(flat)

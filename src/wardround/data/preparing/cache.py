@@ -21,7 +21,7 @@ import secrets
 import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +65,10 @@ class Recipe:
         prepare = self.prepare.model_dump(mode="json", exclude={"slices"})  # their origin does not count
         return {"format": FORMAT, "prepare": prepare, "labels": labels}
 
+    def of_case(self, entry: Entry) -> Recipe:
+        """The same with the label map of the case's source, where it has one."""
+        return self if entry.labels is None else replace(self, labels=entry.labels)
+
     @property
     def key(self) -> str:
         text = json.dumps(self.as_dict(), sort_keys=True)
@@ -89,6 +93,7 @@ class Cache:
 
     def find(self, entry: Entry, recipe: Recipe, known: DigestIndex) -> Path | None:
         """The prepared file of a case whose files are known and unchanged; None if it has to be made."""
+        recipe = recipe.of_case(entry)
         digests = [known.get(path) for path in entry.files]
         if None in digests:
             return None
@@ -112,6 +117,7 @@ class Cache:
 
     def prepare(self, entry: Entry, recipe: Recipe) -> tuple[Path, dict[str, tuple[Signature, str]], float]:
         """Prepare one case unless it exists: its path, signatures and digests of its files, share cut off."""
+        recipe = recipe.of_case(entry)
         before = {str(path): (stat_signature(path), hash_file(path)) for path in entry.files}
         content = hash_contents([digest for _, digest in before.values()])
         target = self.locate(entry, recipe, content)

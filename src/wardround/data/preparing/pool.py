@@ -69,7 +69,9 @@ def prepare_cases(
     check_settings(file.prepare)
     allowed = None if background is None else tuple(sorted(background))
     recipe = Recipe(file.prepare, file.labels, allowed)
-    cache.open(recipe)
+    recipes = {own.key: own for own in (recipe, *(recipe.of_case(entry) for entry in entries))}
+    for own in recipes.values():
+        cache.open(own)
     known = DigestIndex(cache.folder)
     paths: dict[tuple[str, str], Path] = {}
     failures: list[tuple[str, str, str]] = []
@@ -98,7 +100,8 @@ def prepare_cases(
         else:
             note(entry, path, None)
     prepare_all(cache, missing, recipe, known, jobs or cores(), note)
-    remove_stale(cache.folder / recipe.key)
+    for key in recipes:
+        remove_stale(cache.folder / key)
     warn_of_cut(cut)
     # sorted: helpers finish in any order
     return PreparedCases(dict(sorted(paths.items())), sorted(failures), dict(sorted(cut.items())))
@@ -270,14 +273,15 @@ def plain_entry(entry: Entry) -> dict[str, Any]:
     label = None if entry.label is None else str(entry.label)
     return {
         "client": entry.client, "name": entry.name, "images": [str(path) for path in entry.images],
-        "label": label, "group": entry.group,
+        "label": label, "group": entry.group, "labels": entry.labels and list(entry.labels.items()),
     }  # fmt: skip
 
 
 def entry_again(plain: Mapping[str, Any]) -> Entry:
     label = None if plain["label"] is None else Path(plain["label"])
     images = tuple(Path(path) for path in plain["images"])
-    return Entry(plain["client"], plain["name"], images, label, plain["group"])
+    own = plain["labels"] and {name: tuple(values) for name, values in plain["labels"]}
+    return Entry(plain["client"], plain["name"], images, label, plain["group"], labels=own)
 
 
 def plain_recipe(recipe: Recipe) -> dict[str, Any]:

@@ -12,15 +12,18 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from wardround.data import federation_file
+from wardround.data.checking.check import check_labels
+from wardround.data.checking.facts import CaseFacts, measure_label
 from wardround.data.federation_file import FederationFile, PartitionSettings, PrepareSettings, SplitSettings
 from wardround.data.listing import FOLD, Entry, Listing
 from wardround.data.preparing.grid import reorient_grid, round_to_multiple
+from wardround.data.proposing.label_maps import join_by_name, map_values, place_again, zip_all
 from wardround.data.readers import detect
 from wardround.data.readers.common import is_safe, join_names
 from wardround.data.readers.image_files import PICTURES, Volume, read_image, read_label
@@ -32,8 +35,10 @@ FEWEST_TO_SPLIT = 3  # patients: one each for training, validation and test
 NUM_IMAGES = 60  # opened in all, shared among the clients, at least FEWEST of each
 NUM_LABELS = 120
 FEWEST = 3
+MOST_WARNINGS = 6
 MOST_CLASSES = 32  # a label with more values is an image
 LARGEST_PICTURE = 512
+STRETCH = 1.05  # of height to width, between pictures
 LARGEST_VOLUME = 128**3  # voxels; above it, patches
 
 Labels = dict[str, tuple[int, ...]]
@@ -45,12 +50,14 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Proposal:
-    """A federation.yaml, the reader recognised for each folder, and a sentence on every choice."""
+    """A federation.yaml, the reader recognised for each folder, a sentence on every choice, and what a check
+    of the labels that were opened found."""
 
     file: FederationFile
     listing: Listing
     recognised: tuple[str, ...]
     choices: tuple[str, ...]
+    warnings: tuple[str, ...] = ()
 
 
 def propose(folders: Sequence[Path], *, watch: Callable[[str], None] = log.info) -> Proposal:
@@ -68,9 +75,23 @@ def propose(folders: Sequence[Path], *, watch: Callable[[str], None] = log.info)
         sources.append(federation_file.Source(path=place, reader=reader))
     listings = [read_source(source, Path()) for source in sources]
     sources, listings = name_clients(sources, listings)
-    listing = join_listings(listings)
+    said: list[str] = []
+    common = join_by_name(listings)
+    if common is not None:
+        sources = [
+            s.model_copy(update={"labels": own.labels or None}) for s, own in zip_all(sources, listings)
+        ]
+        listings = [read_source(source, Path()) for source in sources]
+        said.append(
+            f"Data sets give one value to different classes. They are joined by name ({join_names(common)}), "
+            "each source with its own labels."
+        )
+    listing = join_listings(listings, labels=common)
     found = inspect_files(listing, watch)
-    return choose(sources, listing, found, recognised)
+    if not listing.labels:
+        sources, listing = map_values(sources, listings, listing, found.labelled, said)
+        found = replace(found, labelled=place_again(found.labelled, listing))
+    return choose(sources, listing, found, [*recognised, *said])
 
 
 def name_clients(sources: Sources, listings: list[Listing]) -> tuple[Sources, list[Listing]]:
@@ -115,7 +136,8 @@ def choose(sources: Sources, listing: Listing, found: Inspection, recognised: Se
         partition=partition,
         prepare=prepare,
     )
-    return Proposal(file, listing, tuple(recognised), tuple(choices))
+    warnings = check_labels(found.labelled, listing, file).sentences(MOST_WARNINGS)
+    return Proposal(file, listing, tuple(recognised), tuple(choices), tuple(warnings))
 
 
 def choose_channels(listing: Listing, found: Inspection, choices: list[str]) -> tuple[str, ...]:
@@ -133,13 +155,18 @@ def choose_channels(listing: Listing, found: Inspection, choices: list[str]) -> 
 def choose_labels(listing: Listing, found: Inspection, choices: list[str]) -> Labels:
     """The data set's own names, or class_1, class_2 ... for the values seen in the labels."""
     if listing.labels:
-        known = {value for values in listing.labels.values() for value in values}
+        maps = [listing.labels, *(entry.labels for entry in listing.entries if entry.labels is not None)]
+        known = {value for own in maps for values in own.values() for value in values}
         other = sorted(set(found.values) - known - {0} - set(listing.ignore))
         if other:
             names = join_names(map(str, other))
             choices.append(f"Labels hold values the data set does not name: {names}; background.")
+        if all(name == f"class_{n}" for n, name in enumerate(listing.labels, start=1)):
+            choices.append("Give classes their names under labels, regions and the labels of each source.")
         return dict(listing.labels)
     values = [value for value in found.values if value > 0]
+    if not values and not any(entry.label for entry in listing.entries):
+        raise DataError(" ".join(["No image has a label.", *listing.notes[:2]]))
     if not values:
         first = " ".join(found.notes[:1])
         raise DataError(
@@ -252,7 +279,7 @@ def describe(proposal: Proposal) -> list[str]:
     cases, clients = format_count(len(listing.entries), "case"), format_count(len(listing.clients), "client")
     found = f"Found {cases} of {clients}: {join_names(sizes, 20)}."
     images = f"Channels: {', '.join(file.channels)}. Classes: {', '.join(file.labels)}."
-    return [*proposal.recognised, found, images, *proposal.choices, *listing.notes]
+    return [*proposal.recognised, found, images, *proposal.choices, *listing.notes, *proposal.warnings]
 
 
 def format_count(count: int, what: str) -> str:
@@ -268,8 +295,8 @@ class Inspection:
 
     channels, dimensions: of most images; shapes and spacings: of every image opened with as many
     dimensions, in the orientation they will be prepared in; has_spacing: whether they say millimetres;
-    values: in the labels, sorted; low: the smallest intensity; pictures: PNG, JPEG and the like; notes: files
-    that could not be opened.
+    labelled: cases and the facts of their labels; low: the smallest intensity; pictures: PNG, JPEG and the
+    like; notes: files that could not be opened.
     """
 
     channels: int
@@ -277,17 +304,22 @@ class Inspection:
     shapes: tuple[tuple[int, ...], ...]
     spacings: tuple[tuple[float, ...], ...]
     has_spacing: bool
-    values: tuple[int, ...]
+    labelled: list[tuple[Entry, CaseFacts]]
     low: float
     pictures: bool
     notes: tuple[str, ...] = ()
+
+    @property
+    def values(self) -> list[int]:
+        """All values of the labels, sorted."""
+        return sorted({value for _, facts in self.labelled if facts.label for value in facts.label.values})
 
 
 def inspect_files(listing: Listing, watch: Callable[[str], None]) -> Inspection:
     """Open a few files of every client; note those that cannot be read, and raise if no image can."""
     notes: list[str] = []
     images: list[Volume] = []
-    values: set[int] = set()
+    opened: list[tuple[Entry, CaseFacts]] = []
     share = 1 / max(1, len(listing.clients))
     for client in listing.clients:
         watch(f"inspecting {client}")
@@ -296,15 +328,16 @@ def inspect_files(listing: Listing, watch: Callable[[str], None]) -> Inspection:
             images += try_reading(lambda entry=entry: read_image(entry.images), notes)  # type: ignore[misc]
         for entry in choose_evenly(labelled, max(FEWEST, int(NUM_LABELS * share))):
             for label in try_reading(lambda entry=entry: read_label(entry.label), notes):  # type: ignore[misc]
-                own = set(np.unique(label.data).tolist())
-                if len(own) > MOST_CLASSES:
-                    notes.append(f"{entry.label} holds {len(own)} values: is this an image, not a label?")
+                facts = measure_label(label)
+                if facts.num_values > MOST_CLASSES:
+                    held = f"{entry.label} holds {facts.num_values} values"
+                    notes.append(f"{held}: is this an image, not a label?")
                 else:
-                    values |= own
+                    opened.append((entry, CaseFacts(label=facts)))
     if not images:
         raise DataError(" ".join(["None of the inspected images can be read.", *notes[:2]]))
     first = listing.entries[0].images[0].name.lower()
-    return summarise(images, sorted(values), first.endswith(PICTURES), notes)
+    return summarise(images, opened, first.endswith(PICTURES), notes)
 
 
 def choose_evenly(entries: Sequence[Entry], count: int) -> list[Entry]:
@@ -323,7 +356,10 @@ def try_reading(read: Callable[[], Volume], notes: list[str]) -> list[Volume]:
 
 
 def summarise(
-    images: Sequence[Volume], values: Sequence[int], pictures: bool, notes: Sequence[str]
+    images: Sequence[Volume],
+    labelled: list[tuple[Entry, CaseFacts]],
+    pictures: bool,
+    notes: Sequence[str],
 ) -> Inspection:
     dimensions = Counter(image.data.ndim - 1 for image in images).most_common(1)[0][0]
     alike = [image for image in images if image.data.ndim - 1 == dimensions]
@@ -335,7 +371,7 @@ def summarise(
         shapes=tuple(shape for shape, _ in grids),
         spacings=tuple(spacing for _, spacing in grids),
         has_spacing=all(image.affine is not None for image in alike),
-        values=tuple(int(value) for value in values),
+        labelled=labelled,
         low=float(np.median([part.min() for part in finite if part.size] or [0.0])),
         pictures=pictures,
         notes=tuple(notes),
@@ -368,7 +404,12 @@ def propose_picture_grid(found: Inspection, median: str) -> GridProposal:
     sides = shapes[0] if len(set(found.shapes)) == 1 else np.repeat(np.median(shapes.min(axis=1)), 2)
     shrink = min(1.0, LARGEST_PICTURE / float(max(sides)))
     size = tuple(round_to_multiple(side * shrink) for side in sides)
-    return size, None, f"Pictures have a median size of {median}: all become {format_size(size)}."
+    aspects = shapes[:, 0] / shapes[:, 1]
+    low, high = format_size(shapes.min(axis=0)), format_size(shapes.max(axis=0))
+    uneven = aspects.max() > STRETCH * aspects.min()
+    stretched = f" Their shapes differ ({low} to {high}), so that some are stretched." if uneven else ""
+    why = f"Pictures have a median size of {median}: all become {format_size(size)}.{stretched}"
+    return size, None, why
 
 
 def is_ct(found: Inspection, channels: Sequence[str]) -> bool:

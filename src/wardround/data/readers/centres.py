@@ -2,6 +2,8 @@
 
     <root>/<centre>/images/<stem>.nii.gz | .png | .jpg | .tif | .npy ...
     <root>/<centre>/labels/<stem>.nii.gz | .png ...     or <stem>_mask.png, <stem>_seg.nii.gz ...
+    <root>/<centre>/train/images ...                    or images/train: train, val and test are splits
+    <root>/images/<centre>, <root>/labels/<centre>      centres below
     <root>/index.csv                                    optional: centre, stem, split, patient, ...
 
 The folders may also be called image(s), img(s), scans and label(s), mask(s), gt, segmentations. Several
@@ -12,7 +14,9 @@ rows are the cases; all its columns are carried along.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from wardround.data.listing import Entry, Listing
@@ -21,6 +25,7 @@ from wardround.data.readers.common import (
     CLIENT,
     GROUP,
     SPLIT,
+    SPLIT_WORDS,
     check_name,
     find_first,
     get_cell,
@@ -33,6 +38,7 @@ from wardround.data.readers.common import (
     note_names,
     parse_split,
     read_rows,
+    stem_of,
 )
 from wardround.errors import DataError
 
@@ -45,68 +51,177 @@ CHANNEL_MARK = re.compile(r"^(?P<case>.+)_(?P<channel>\d{4})$")
 Pairs = dict[str, tuple[tuple[Path, ...], Path | None]]
 
 
+@dataclass(frozen=True)
+class Part:
+    """A folder of images and its folder of labels; split: where the folders say it."""
+
+    images: Path
+    labels: Path
+    split: str | None = None
+
+
 def recognise(path: Path) -> str | None:
     if not path.is_dir():
         return None
-    if find_parts(path, []) is not None:
-        return f"{path.name or path} has a folder of images and one of labels: one centre"
-    found = [child.name for child in list_folders(path, []) if find_parts(child, []) is not None]
-    return f"folders with images and labels ({len(found)}): {join_names(found)}" if found else None
+    name = path.name or path
+    parts = find_parts(path, [])
+    if parts:
+        splits = [part.split for part in parts if part.split is not None]
+        if splits:
+            return f"{name} has images and labels in folders of splits ({join_names(splits)}): one centre"
+        return f"{name} has a folder of images and one of labels: one centre"
+    found = find_centres(path, [])
+    if not found:
+        return None
+    if find_pair(path, []):
+        return f"images and labels are sorted into folders of centres ({len(found)}): {join_names(found)}"
+    return f"folders with images and labels ({len(found)}): {join_names(found)}"
 
 
 def read(path: Path, client: str | None = None) -> Listing:
     """All centres of a folder, or the one centre it is; client: the name of a single centre."""
     notes: list[str] = []
     root = path.resolve()
-    if find_parts(root, []) is not None:
+    parts = find_parts(root, [])
+    if parts:
         name = check_name(client or root.name, str(path))
         lone, source = find_lone_index(root)
         if lone is None:
             notes += note_unread_lists(root, name)
-        return Listing("centres", tuple(read_centre(root, name, lone, source, notes)), notes=tuple(notes))
+        return Listing("centres", tuple(read_centre(parts, name, lone, source, notes)), notes=tuple(notes))
     index, source = read_index(root / "index.csv")
     entries: list[Entry] = []
-    for folder in list_folders(root, notes):
-        if find_parts(folder, notes) is None:
+    for name, parts in find_centres(root, notes).items():
+        if not is_safe(name):
+            notes.append(f"{name!a} cannot be the name of a client; left out.")
             continue
-        if not is_safe(folder.name):
-            notes.append(f"{folder.name!a} cannot be the name of a client; left out.")
-            continue
-        rows = index.get(folder.name) or {} if index is not None else None
-        entries += read_centre(folder, folder.name, rows, source, notes)
+        rows = index.get(name) or {} if index is not None else None
+        entries += read_centre(parts, name, rows, source, notes)
     for missing in sorted(set(index or {}) - {entry.client for entry in entries}):
         notes.append(f"{source} lists centre '{missing}', which has no cases here.")
     return Listing("centres", tuple(entries), notes=tuple(notes))
 
 
-def find_parts(folder: Path, notes: list[str]) -> tuple[Path, Path] | None:
-    """A centre's folders of images and of labels, under any of their usual names."""
+# Which folders are whose
+
+
+def find_pair(folder: Path, notes: list[str]) -> tuple[Path, Path] | None:
+    """Its folders of images and of labels, under any of their usual names."""
     children = {child.name.lower(): child for child in list_folders(folder, notes)}
     images, labels = find_first(IMAGES, children), find_first(LABELS, children)
     return (children[images], children[labels]) if images and labels else None
 
 
+def find_parts(folder: Path, notes: list[str]) -> list[Part]:
+    """The folders of one centre: images and labels, or those of each split; none where it is no centre."""
+    pair = find_pair(folder, notes)
+    if pair is not None:
+        inner = match_folders(*pair)
+        if not inner:
+            return [Part(*pair)]
+        by_split = [Part(*own, split) for name, own in inner.items() if (split := find_split(name))]
+        return by_split if len(by_split) == len(inner) else []
+    parts = []
+    for child in list_folders(folder, notes):
+        split, pair = find_split(child.name), find_pair(child, [])
+        if pair is not None and (split is None or match_folders(*pair)):
+            return []  # a centre of its own
+        if split is not None and pair is not None:
+            parts.append(Part(*pair, split))
+    return parts
+
+
+def find_centres(root: Path, notes: list[str]) -> dict[str, list[Part]]:
+    """Every centre below a folder, its name and its parts. A folder called train, val or test is a split."""
+    pair = find_pair(root, [])
+    if pair is not None:
+        return {name: [Part(*own)] for name, own in match_folders(*pair).items()}
+    found: dict[str, list[Part]] = {}
+    lone = []
+    for child in list_folders(root, notes):
+        split, parts = find_split(child.name), find_parts(child, notes)
+        if split is None and parts:
+            found.setdefault(child.name, []).extend(parts)
+        elif split is not None and parts:
+            lone.append(child.name)
+        elif split is not None:
+            for centre in list_folders(child, notes):
+                own = [replace(part, split=split) for part in find_parts(centre, notes)]
+                if own:
+                    found.setdefault(centre.name, []).extend(own)
+    if lone and found:
+        raise DataError(
+            f"{root} holds {join_names(lone)}, the name of a split, beside {join_names(found)}. If it is a "
+            "centre, rename it; if it is a split, give each centre a folder of that name."
+        )
+    return found
+
+
+def match_folders(images: Path, labels: Path) -> dict[str, tuple[Path, Path]]:
+    """Folders of one name inside both, as images/north and labels/north, where no image lies beside them."""
+    if any(stem_of(entry.name) is not None for entry in list_entries(images, [])):
+        return {}
+    others = {child.name.lower(): child for child in list_folders(labels, [])}
+    inner = [child for child in list_folders(images, []) if child.name.lower() in others]
+    return {child.name: (child, others[child.name.lower()]) for child in inner}
+
+
+def find_split(name: str) -> str | None:
+    """The split that a folder's name says; short words such as `ts` may be a hospital."""
+    return SPLIT_WORDS.get(name.lower()) if len(name) > 2 else None
+
+
+# One centre
+
+
 def read_centre(
-    folder: Path, client: str, index: Mapping[str, Mapping[str, str]] | None, source: str, notes: list[str]
+    parts: Sequence[Part],
+    client: str,
+    index: Mapping[str, Mapping[str, str]] | None,
+    source: str,
+    notes: list[str],
 ) -> list[Entry]:
     """The cases of one centre; with an index, only those it lists."""
-    found = find_parts(folder, [])
-    assert found is not None
-    cases, doubled = pair_files(*found, client, notes)
+    splits = [part for part in parts if part.split is not None]
+    if splits:
+        told = join_names(f"{find_split_folder(part)} ({part.split})" for part in splits)
+        notes.append(f"client '{client}': folders are its splits, not clients: {told}.")
+    every = [(part, pair_files(part.images, part.labels, client, notes)) for part in parts]
     if index is not None:
-        absent, extra = sorted(set(index) - set(cases)), sorted(set(cases) - set(index))
+        stems = {stem for _, (cases, _) in every for stem in cases}
+        absent, extra = sorted(set(index) - stems), sorted(stems - set(index))
         where = f"client '{client}'"
         note_names(notes, f"{where}: {source} lists cases without an image", absent, "; left out")
         note_names(notes, f"{where}: {len(extra)} images are not in {source}", extra, "; left out")
-        cases = {stem: pair for stem, pair in cases.items() if stem in index}
-    for case in sorted(set(doubled) & set(cases)):
-        files = join_names(path.name for path in doubled[case])
-        notes.append(
-            f"client '{client}', case '{case}': several labels ({files}); left out. Keep one of them."
-        )
-        del cases[case]
     rows = index or {}
-    return [make_entry(client, stem, *cases[stem], rows.get(stem, {})) for stem in sorted(cases)]
+    entries = []
+    for part, (cases, doubled) in every:
+        chosen = sorted(stem for stem in cases if index is None or stem in index)
+        for case in sorted(set(doubled) & set(chosen)):
+            files = join_names(path.name for path in doubled[case])
+            notes.append(
+                f"client '{client}', case '{case}': several labels ({files}); left out. Keep one of them."
+            )
+            chosen.remove(case)
+        found = [make_entry(client, stem, *cases[stem], rows.get(stem, {})) for stem in chosen]
+        entries += [replace(entry, split=entry.split or part.split) for entry in found]
+    return tell_apart(entries)
+
+
+def find_split_folder(part: Part) -> str:
+    return part.images.name if find_split(part.images.name) else part.images.parent.name
+
+
+def tell_apart(entries: Sequence[Entry]) -> list[Entry]:
+    """Cases of one name in two splits get the split in front: numbers often begin again in each."""
+    counts = Counter(entry.name for entry in entries)
+    named = []
+    for entry in entries:
+        if counts[entry.name] > 1:
+            group = f"{entry.split}_{entry.group}" if entry.group == entry.name else entry.group
+            entry = replace(entry, name=f"{entry.split}_{entry.name}", group=group)
+        named.append(entry)
+    return sorted(named, key=lambda entry: entry.name)
 
 
 def make_entry(
@@ -137,12 +252,60 @@ def pair_files(
     spare = [path.name for case, paths in marked.items() if case in own for path in paths]
     note_names(notes, f"client '{client}': labels beside one of the image's own name are not used", spare)
     found = {**{case: paths[0] for case, paths in marked.items()}, **own}
-    cases = {case: (files, found.get(case)) for case, files in group_channels(pictures, found).items()}
-    bare = sorted(case for case, (_, label) in cases.items() if label is None)
+    cases = group_channels(pictures, found)
+    matched, several = match_stems(
+        [case for case in cases if case not in found], [stem for stem in found if stem not in cases]
+    )
+    doubled |= {case: [found[stem] for stem in stems] for case, stems in several.items()}
+    if matched:
+        case, stem = next(iter(matched.items()))
+        notes.append(
+            f"client '{client}': {len(matched)} labels are paired with images by what their names share, "
+            f"such as {found[stem].name} with {pictures.get(case, images / case).name}; a guess."
+        )
+    for case, stem in matched.items():
+        found[case] = found.pop(stem)
+    if pictures and masks and not set(found) & set(cases):
+        notes.append(
+            f"client '{client}': {len(pictures)} images, {len(masks)} labels, no pair; e.g. "
+            f"{min(pictures.values()).name} and {min(masks.values()).name}."
+        )
+    paired = {case: (files, found.get(case)) for case, files in cases.items()}
+    bare = sorted(case for case, (_, label) in paired.items() if label is None)
     note_names(notes, f"client '{client}': {len(bare)} images have no label", bare)
     lost = sorted(path.name for stem, path in found.items() if stem not in cases)
     note_names(notes, f"client '{client}': {len(lost)} labels have no image", lost, "; left out")
-    return cases, doubled
+    return paired, doubled
+
+
+def match_stems(images: Sequence[str], labels: Sequence[str]) -> tuple[dict[str, str], dict[str, list[str]]]:
+    """Image -> label whose stem is the image's with something before or behind it, the same for all: mask_x,
+    x_lesion, x.gt. And image -> labels where several such endings fit equally well.
+
+    >>> match_stems(["a", "a1"], ["mask_a", "mask_a1"])
+    ({'a': 'mask_a', 'a1': 'mask_a1'}, {})
+    """
+    found: dict[tuple[str, str], dict[str, str]] = {}
+    wanted = set(images)
+    for label in labels:
+        cuts = [number for number, letter in enumerate(label) if not letter.isalnum()]
+        for number in cuts:
+            if label[number + 1 :] in wanted:
+                found.setdefault((label[: number + 1], ""), {})[label[number + 1 :]] = label
+            if label[:number] in wanted:
+                found.setdefault(("", label[number:]), {})[label[:number]] = label
+    if not found:
+        return {}, {}
+    most = max(len(pairs) for pairs in found.values())
+    best = [pairs for pairs in found.values() if len(pairs) == most]
+    if len(best) == 1:
+        return best[0], {}
+    several: dict[str, list[str]] = {}
+    for pairs in best:
+        for image, label in pairs.items():
+            several.setdefault(image, []).append(label)
+    single = {image: own[0] for image, own in several.items() if len(own) == 1}
+    return single, {image: own for image, own in several.items() if len(own) > 1}
 
 
 def group_channels(pictures: Mapping[str, Path], labels: Mapping[str, Path]) -> dict[str, tuple[Path, ...]]:

@@ -150,9 +150,11 @@ def import_dicom(
 
 
 def holds_dicom(path: Path) -> bool:
-    """Whether a file here, or one folder down, carries DICOM's mark."""
+    """Whether a file here, or up to two folders down, carries DICOM's mark."""
     files = [path / entry.name for entry in list_entries(path, [])]
-    files += [child / e.name for child in list_folders(path, [])[:5] for e in list_entries(child, [])[:5]]
+    children = list_folders(path, [])[:5]
+    children += [folder for child in children for folder in list_folders(child, [])[:3]]
+    files += [child / e.name for child in children for e in list_entries(child, [])[:5]]
     return any(is_dicom(file) for file in files[:200])
 
 

@@ -101,6 +101,11 @@ def read(path: Path, client: str | None = None) -> Listing:
     notes: list[str] = []
     bare = [entry.name for entry in entries if entry.label is None]
     note_names(notes, f"{file.name}: {len(bare)} cases have no label", bare)
+    if columns.label is None:
+        others = join_names([head for head in rows[0] if head not in columns.known], 12) or "none"
+        notes.append(
+            f"{file.name} has no column 'label'; call the one with the label files so, of: {others}."
+        )
     ordered = tuple(sorted(entries, key=lambda entry: (entry.client, entry.name)))
     return Listing("table", ordered, channels, notes=tuple(notes))
 
@@ -146,7 +151,10 @@ def read_heads(rows: Sequence[Mapping[str, str]], file: Path) -> Heads:
     one = find_first(IMAGE, columns)
     images = (one,) if one else tuple(head for head in columns if holds_images(head, rows))
     if not images:
-        raise DataError(f"{file} has no column 'image'; its columns are {join_names(columns, 12)}.")
+        raise DataError(
+            f"{file} has no column 'image'; its columns are {join_names(columns, 12)}. Call the one with the "
+            "image files image, and the one with the label files label."
+        )
     if all(head.removeprefix("image_").isdecimal() for head in images):
         images = tuple(sorted(images, key=lambda head: int(head.removeprefix("image_"))))
     return Heads(images, *(find_first(names, columns) for names in (LABEL, CASE, GROUP, SPLIT, CLIENT)))

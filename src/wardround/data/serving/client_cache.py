@@ -20,7 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from wardround.data.checking.check import check
+from wardround.data.checking.cross_case import refuse_absent_classes
 from wardround.data.checking.facts import measure_label
+from wardround.data.checking.findings import ABOUT_LABELS
 from wardround.data.federation_file import FederationFile
 from wardround.data.listing import Entry, Labels, Listing, Watch
 from wardround.data.partitions import Description
@@ -34,26 +36,30 @@ from wardround.machine import cores
 log = logging.getLogger(__name__)
 
 WAIT_SECONDS = 3600.0
-RULES = 2  # raised when the rules of checking change
+RULES = 3  # raised when the rules of checking change
 LeftOut = tuple[tuple[str, str], ...]  # case and reason
 
 
 @dataclass(frozen=True)
 class PreparedClient:
-    """A client's cases: prepared files of the usable ones, reasons why the others are left out."""
+    """A client's cases: prepared files of the usable ones, reasons why the others are left out; warnings:
+    what was found about its labels."""
 
     paths: Mapping[str, Path]
     left_out: LeftOut
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Preparer:
-    """Checks and prepares the cases of clients; channels, dimensions: what every image must have."""
+    """Checks and prepares the cases of clients; channels, dimensions: what every image must have; strict: a
+    class that some clients do not have is refused."""
 
     cache: Cache
     file: FederationFile
     channels: int
     dimensions: int
+    strict: bool = True
 
     def prepare_client(self, listing: Listing, client: str, *, refresh: bool = False) -> PreparedClient:
         """A client's cases, looked up if nothing changed; refresh: check every file again."""
@@ -73,7 +79,8 @@ class Preparer:
             found = self.check_and_prepare(listing, watch)
             for name, client in found.items():
                 paths = {n: str(path.relative_to(self.cache.folder)) for n, path in client.paths.items()}
-                write_json(self.locate(name, key), {"paths": paths, "left_out": client.left_out})
+                plain = {"paths": paths, "left_out": client.left_out, "warnings": client.warnings}
+                write_json(self.locate(name, key), plain)
         return found
 
     def locate(self, client: str, key: str) -> Path:
@@ -99,7 +106,8 @@ class Preparer:
         files = [[[ascii(str(path)), *stat_signature(path)] for path in e.files] for e in entries]
         names = [(ascii(e.client), ascii(e.name), ascii(e.group), e.split) for e in entries]
         cases = [[*name, own] for name, own in zip(names, files, strict=True)]
-        rules = [RULES, FORMAT, self.channels, self.dimensions, list(self.file.labels.items())]
+        maps = {ascii(e.client): list(e.labels.items()) for e in entries if e.labels is not None}
+        rules = [maps, RULES, FORMAT, self.channels, self.dimensions, list(self.file.labels.items())]
         text = json.dumps([rules, self.file.prepare.model_dump(mode="json", exclude={"slices"}), cases])
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -109,14 +117,21 @@ class Preparer:
             plain = json.loads(path.read_text(encoding="utf-8"))
             paths = {str(name): self.cache.folder / place for name, place in plain["paths"].items()}
             left_out = tuple((str(case), str(reason)) for case, reason in plain["left_out"])
+            warnings = tuple(str(warning) for warning in plain["warnings"])
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None
-        return PreparedClient(paths, left_out) if all(path.exists() for path in paths.values()) else None
+        return (
+            PreparedClient(paths, left_out, warnings)
+            if all(path.exists() for path in paths.values())
+            else None
+        )
 
     def check_and_prepare(self, listing: Listing, watch: Watch | None = None) -> dict[str, PreparedClient]:
         """Check the cases, prepare the usable ones, and leave out those unlike the federation's."""
         jobs = cores()  # one process does this at a time, so all cores are its own
         report = check(listing, self.file, jobs=jobs)
+        if self.strict:
+            refuse_absent_classes(report.findings, self.file)
         reasons = {(e.client, e.name): report.reasons(e)[0].sentence for e in report.left_out}
         outcome = prepare_cases(
             self.cache, report.usable, self.file, jobs=jobs, watch=watch, background=report.background
@@ -130,7 +145,11 @@ class Preparer:
             else:
                 paths[client][case] = path
         left_out = {n: sorted((case, why) for (c, case), why in reasons.items() if c == n) for n in paths}
-        return {name: PreparedClient(paths[name], tuple(left_out[name])) for name in paths}
+        warnings: dict[str, list[str]] = {name: [] for name in paths}
+        for found in report.findings:
+            if found.code in ABOUT_LABELS:
+                warnings[found.client or listing.clients[0]].append(found.sentence)
+        return {n: PreparedClient(paths[n], tuple(left_out[n]), tuple(warnings[n])) for n in paths}
 
     def find_mismatch(self, shape: Sequence[int]) -> str | None:
         """Why a prepared image cannot be trained on with the others."""
@@ -146,16 +165,18 @@ class LabelDescriptions:
 
     def __init__(self, path: Path, labels: Labels) -> None:
         self._path = path
-        self._number = {v: n for n, values in enumerate(labels.values(), start=1) for v in values}
+        self._labels = labels
         self._known: dict[str, Any] | None = None
         self._changed = False
 
     def __call__(self, entry: Entry) -> Description:
         """Foreground as a share of the image, and the classes present; none if the label cannot be read."""
         counts = self._counts(entry.label) if entry.label is not None else {}
-        inside = {int(value): count for value, count in counts.items() if int(value) in self._number}
+        own = entry.label_map(self._labels).values()
+        number = {value: n for n, values in enumerate(own, start=1) for value in values}
+        inside = {int(value): count for value, count in counts.items() if int(value) in number}
         share = sum(inside.values()) / max(1, sum(counts.values()))
-        return Description(share, tuple(sorted({self._number[value] for value in inside})))
+        return Description(share, tuple(sorted({number[value] for value in inside})))
 
     def _counts(self, label: Path) -> Mapping[str, int]:
         if self._known is None:

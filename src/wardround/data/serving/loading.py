@@ -104,7 +104,8 @@ class RealData:
         self._check_numbers()
         self.prepared_shape = estimate_shape(first, self.file.prepare)
         self.default_patch = choose_patch([self.prepared_shape])
-        self._preparer = Preparer(self.cache, self.file, self.in_channels, self.dimensions)
+        strict = settings.test  # without test cases a class may be missing by chance
+        self._preparer = Preparer(self.cache, self.file, self.in_channels, self.dimensions, strict)
         self._prepared: dict[str, PreparedClient] = {}  # asked for often; looking at all files takes time
         self._summary: ScanSummary | None = None
 
@@ -168,7 +169,7 @@ class RealData:
             client = self._prepare_client(name, refresh=True)
             stored = self._load_cases(name, client)
         every = [case for cases in stored.values() for case in cases]
-        self._warn_of_left_out(name, client, len(every))
+        self._warn(name, client, len(every))
         patch = self._choose_patch(every)
         in_memory = fits_in_memory(every, self.resident)
         return ClientData(
@@ -214,7 +215,9 @@ class RealData:
         patch = self.settings.patch or (self.default_patch if differ else None)
         return ScanSummary(patch, typical, (tuple(low), tuple(high)))
 
-    def _warn_of_left_out(self, name: str, client: PreparedClient, count: int) -> None:
+    def _warn(self, name: str, client: PreparedClient, count: int) -> None:
+        for warning in client.warnings:
+            log.warning("%s", warning)
         if count and client.left_out:
             log.warning(
                 "client '%s': %d of %d cases are left out. The first: %s",

@@ -186,7 +186,8 @@ def cut_one(entry: Entry, folder: Path, recipe: CutRecipe, others: set[int]) -> 
     slices = Slices.of(image, along, recipe.orientation)
     masks: Sequence[Volume | None] = [None] * len(slices)
     if label is not None:
-        classes = keep_classes(label, recipe.labels, others)
+        own = entry.label_map(recipe.labels)
+        classes = translate(keep_classes(label, own, others), own, recipe.labels)
         masks = list(Slices(replace(classes, affine=image.affine), slices.order, slices.flips, slices.axis))
     check_name(f"{entry.name}_{along.lower()}{len(slices):03d}", entry.where)  # before any is written
     home = Path(file_name(entry.client))
@@ -223,6 +224,16 @@ def keep_classes(label: Volume, labels: Mapping[str, Sequence[int]], others: set
     unexpected = set(np.unique(label.data).tolist()) - {0, *wanted}
     others |= unexpected
     return replace(label, data=np.where(np.isin(label.data, wanted), label.data, 0)) if unexpected else label
+
+
+def translate(label: Volume, own: Labels, common: Labels) -> Volume:
+    """The label in the values of all, where its source has values of its own."""
+    if own is common:
+        return label
+    data = np.zeros_like(label.data, dtype=np.int64)
+    for name, values in own.items():
+        data[np.isin(label.data, values)] = common[name][0]
+    return replace(label, data=data)
 
 
 def hash_volume(digests: Sequence[str]) -> str:
@@ -271,6 +282,7 @@ def make_federation_file(
             "held_out": tuple(name for name in file.held_out if name in clients),
             "channels": file.channels or tuple(listing.channels),
             "labels": recipe.labels,
+            "labels_differ": file.labels_differ or any(source.labels for source in file.sources),
             "regions": dict(file.regions) or dict(listing.regions),
             "splits": SplitSettings(by="column", ratios=file.splits.ratios, seed=file.splits.seed),
             "prepare": prepare,

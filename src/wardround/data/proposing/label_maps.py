@@ -1,0 +1,115 @@
+"""Label maps of sources that store the same classes under different values, for `data init`.
+
+join_by_name(listings)           data sets that name their classes and number them differently
+match_values(values_of_clients)  masks of 0 and 1 here, of 0 and 255 there
+split_centres(source, listing)   a source for each centre of a folder, so that each can have a map
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Set
+from functools import partial
+from pathlib import Path
+
+from wardround.data.checking.facts import CaseFacts
+from wardround.data.federation_file import Source
+from wardround.data.listing import Entry, Listing
+from wardround.data.readers.common import join_names
+from wardround.data.sources import join_listings, read_source
+
+GREY = 128  # a highest value from here on is a grey level, not a count of classes
+
+Labels = dict[str, tuple[int, ...]]
+Cases = list[tuple[Entry, CaseFacts]]
+zip_all = partial(zip, strict=True)
+
+
+def join_by_name(listings: Sequence[Listing]) -> Labels | None:
+    """The classes of all data sets, if a value means two of them; None where one map is right for all.
+
+    A class has the values of the first data set that names it, or a number that is free.
+    """
+    meaning: dict[int, str] = {}
+    named = [(name, values) for listing in listings for name, values in listing.labels.items()]
+    if all(meaning.setdefault(value, name) == name for name, values in named for value in values):
+        return None
+    joined: Labels = {}
+    for name, values in named:
+        taken = {value for own in joined.values() for value in own}
+        free = values if not taken & set(values) else (max(taken) + 1,)
+        joined.setdefault(name, tuple(free))
+    return joined
+
+
+def match_values(clients: Mapping[str, Set[int]]) -> dict[str, Labels] | None:
+    """A map for each client, if their values are the same classes: as many, all different, grey levels at all
+    clients but those that count 1, 2 ...; None where that is not so.
+
+    >>> match_values({"north": {1}, "south": {255}})
+    {'north': {'class_1': (1,)}, 'south': {'class_1': (255,)}}
+    """
+    kinds = {tuple(sorted(values)) for values in clients.values() if values}
+    every = [value for values in kinds for value in values]
+    counted = [values for values in kinds if max(values) < GREY]
+    alike = len({len(values) for values in kinds}) == 1 and len(set(every)) == len(every)
+    if len(kinds) < 2 or not alike or len(counted) > 1:
+        return None
+    numbers = range(1, 1 + len(next(iter(kinds))))
+    if any(values != tuple(numbers) for values in counted):
+        return None
+    usual = counted[0] if counted else min(kinds)
+    return {
+        client: {f"class_{n}": (value,) for n, value in zip(numbers, sorted(own) or usual, strict=True)}
+        for client, own in clients.items()
+    }
+
+
+def split_centres(source: Source, listing: Listing) -> list[Source] | None:
+    """A source for each client; None where they are not folders of their own."""
+    if len(listing.clients) == 1:
+        return [source]
+    folders = {client: source.path / client for client in listing.clients}
+    if source.reader != "centres" or not all(folder.is_dir() for folder in folders.values()):
+        return None
+    return [Source(path=folder, reader="centres", client=client) for client, folder in folders.items()]
+
+
+def map_values(
+    sources: list[Source], listings: list[Listing], listing: Listing, labelled: Cases, said: list[str]
+) -> tuple[list[Source], Listing]:
+    """A label map for each source where clients store the same classes as other values; said if so."""
+    values: dict[str, set[int]] = {client: set() for client in listing.clients}
+    for entry, facts in labelled:
+        values[entry.client] |= {value for value in facts.label.values if value > 0} if facts.label else set()
+    maps = match_values(values)
+    if maps is None:
+        return sources, listing
+    shown = join_names((f"{name} {join_names(map(str, sorted(own)))}" for name, own in values.items()), 8)
+    split = [split_centres(source, own) for source, own in zip_all(sources, listings)]
+    if None in split:
+        said.append(
+            f"Clients have different label values ({shown}). If they mean the same, give each client a "
+            "source (a list or folder) of its own, with its labels."
+        )
+        return sources, listing
+    said.append(
+        f"Clients have different label values ({shown}). They are taken for the same classes, in this order, "
+        "each source with its own labels: a guess, correct it if it is wrong."
+    )
+    mapped = [
+        source.model_copy(update={"labels": maps[find_client(source, own)]})
+        for own, parts in zip_all(listings, split)
+        for source in parts or ()
+    ]
+    first = next(iter(maps.values()))
+    return mapped, join_listings([read_source(source, Path()) for source in mapped], labels=first)
+
+
+def find_client(source: Source, listing: Listing) -> str:
+    return source.client or listing.clients[0]
+
+
+def place_again(cases: Cases, listing: Listing) -> Cases:
+    """The same cases as a listing has them now."""
+    known = {(entry.client, entry.name): entry for entry in listing.entries}
+    return [(known[entry.client, entry.name], facts) for entry, facts in cases]
