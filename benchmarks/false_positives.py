@@ -3,9 +3,9 @@
     python benchmarks/false_positives.py
 
 Two rows of the same method on the same test cases. A seed shifts all scores of its run (SD 0.0145 Dice, as
-measured by traffic.py on synthetic hospitals; 0.008 to 0.016 on polyps, real_data/README.md), every case differs from the
-next (SD 0.25, which pairing removes), and every run gives a case another score (`noise`). A false positive
-is a p below 0.05. Three tests see the same scores:
+traffic.py measured on synthetic hospitals; 0.008 to 0.016 on polyps, real_data/README.md), every case differs
+from the next (SD 0.25, which pairing removes), and every run gives a case another score (`noise`). A false
+positive is a p below 0.05. Three tests see the same scores:
 
     cases alone            Wilcoxon over cases, seeds averaged first: what `compare` printed before
     two-stage bootstrap    seeds, then cases, resampled: 95 % percentile interval without zero
