@@ -2,6 +2,7 @@
 
 import logging
 import os
+import signal
 from collections.abc import Iterator
 
 from pytest import Config, Item, fixture, mark
@@ -12,6 +13,7 @@ def pytest_configure(config: Config) -> None:
     if config.option.markexpr != "gpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     os.environ["GRPC_VERBOSITY"] = "NONE"  # before any test imports it
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 
 
 def pytest_collection_modifyitems(items: list[Item]) -> None:
