@@ -81,8 +81,9 @@ def choose_foreground() -> list[Choice]:
 def choose_optimizer(steps: int) -> list[Choice]:
     """nnU-Net's SGD; ours below FEW_STEPS: Adam, which is far after a few hundred steps.
 
-    Momentum of 0.99 is a mean over a hundred steps, and 0.01 is tuned for 250,000. The state stays at the
-    clients from round to round: reset, each round would begin without momentum.
+    Momentum of 0.99 is a mean over a hundred steps, and 0.01 is tuned for 250,000. FEW_STEPS is a first
+    guess: where Adam should end was not measured. The state stays at the clients from round to round: reset,
+    each round would begin without momentum.
     """
     if steps < FEW_STEPS:
         few = f"{steps} steps are few: Adam learns from the first on"
@@ -166,7 +167,8 @@ SHADING: dict[str, Any] = {
 def choose_method(facts: Facts) -> list[Choice]:
     """FedAvg by number of cases, as if all were pooled (ours).
 
-    Momentum is at the clients: added at the server too (FedAvgM), runs of a few thousand steps ended worse.
+    Momentum is at the clients. Whether some at the server too (FedAvgM) helps is not settled: few runs were
+    made, one seed each.
     """
     count = len(facts.clients)
     enough = min(count, max(2, math.ceil(count / 2)))
