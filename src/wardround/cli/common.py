@@ -11,16 +11,47 @@ from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
+from click import Command, Context
 from rich.console import Console
 from rich.logging import RichHandler
 from rich.markup import escape
 from rich.table import Table as RichTable
+from typer.core import TyperGroup
+
+PANELS = {
+    "First steps": ("demo", "train", "report"),
+    "Data": ("data", "datasets"),
+    "Train and compare": ("configure", "plan", "compare", "watch", "papers"),
+    "Use a model": ("predict", "evaluate", "export"),
+    "Real hospitals": (
+        "rehearse", "provision", "preflight", "server", "join", "submit", "status", "stop", "egress",
+        "flare-job",
+    ),
+    "Look things up": ("methods", "objectives", "models", "cache"),
+}  # fmt: skip
+
+
+class PanelGroup(TyperGroup):
+    """The commands in the order and under the titles of PANELS."""
+
+    def list_commands(self, ctx: Context) -> list[str]:
+        placed = [name for names in PANELS.values() for name in names if name in self.commands]
+        return [*placed, *(name for name in self.commands if name not in placed)]
+
+    def get_command(self, ctx: Context, cmd_name: str) -> Command | None:
+        command = super().get_command(ctx, cmd_name)
+        panel = next((title for title, names in PANELS.items() if cmd_name in names), None)
+        if command is not None and panel is not None:
+            command.rich_help_panel = panel  # type: ignore[attr-defined]
+        return command
+
 
 app = typer.Typer(
     name="wardround",
+    cls=PanelGroup,
     help="One segmentation model, every hospital: federated training of medical image segmentation.",
     no_args_is_help=True,
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
