@@ -188,6 +188,8 @@ def show_cases(what: str, hidden: bool) -> Iterator[Callable[[int, int, str], No
     with Progress(*bar_columns(), console=err) as bars:
         task = bars.add_task(what, total=None)
         yield lambda done, total, where: bars.update(task, completed=done, total=total)
+        total = bars.tasks[0].total
+        bars.update(task, completed=total, visible=total is not None)  # all were in the cache: no bar
 
 
 @contextmanager
