@@ -14,12 +14,18 @@ UNITS |= {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 def suggest(word: str, known: Iterable[object], prefix: str = "") -> str:
     """ " Did you mean 'x'?" for the nearest known word, capitals aside; nothing if none is near.
 
-    >>> suggest("SCAFFOLD", ["scaffold", "fedavg"])
-    " Did you mean 'scaffold'?"
+    >>> suggest("SCAFFOLD", ["scaffold", "fedavg"]), suggest("lr", ["learning_rate", "name"])
+    (" Did you mean 'scaffold'?", " Did you mean 'learning_rate'?")
     """
     by_lower = {str(item).lower(): str(item) for item in known}
-    near = difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=0.5)
+    near = [key for key in by_lower if is_short_for(word.lower(), key)]
+    near = near or difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=0.5)
     return f" Did you mean '{prefix}{by_lower[near[0]]}'?" if near else ""
+
+
+def is_short_for(word: str, key: str) -> bool:
+    """Whether a word has the initials of a key, as `lr` has those of `learning_rate`."""
+    return "_" in key and word == "".join(part[:1] for part in key.split("_"))
 
 
 def format_size(sides: Iterable[float]) -> str:
