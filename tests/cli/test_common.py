@@ -27,9 +27,7 @@ def test_h_is_help_everywhere(
     assert code == 0 and "Usage:" in out
 
 
-def test_help_lists_the_panels_in_their_order(
-    monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
-) -> None:
+def test_help_lists_the_panels_in_their_order(monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]) -> None:
     _, out, _ = call(monkeypatch, capsys, "--help")
 
     places = [out.index(f"─ {title} ─") for title in PANELS]

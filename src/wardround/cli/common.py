@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
-from click import Command, Context
 from rich.console import Console
 from rich.logging import RichHandler
 from rich.markup import escape
@@ -34,15 +33,15 @@ PANELS = {
 class PanelGroup(TyperGroup):
     """The commands in the order and under the titles of PANELS."""
 
-    def list_commands(self, ctx: Context) -> list[str]:
+    def list_commands(self, ctx: Any) -> list[str]:
         placed = [name for names in PANELS.values() for name in names if name in self.commands]
         return [*placed, *(name for name in self.commands if name not in placed)]
 
-    def get_command(self, ctx: Context, cmd_name: str) -> Command | None:
-        command = super().get_command(ctx, cmd_name)
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        command: Any = super().get_command(ctx, cmd_name)
         panel = next((title for title, names in PANELS.items() if cmd_name in names), None)
         if command is not None and panel is not None:
-            command.rich_help_panel = panel  # type: ignore[attr-defined]
+            command.rich_help_panel = panel
         return command
 
 

@@ -95,8 +95,9 @@ class Experiment:
         if from_round is not None and not resume:
             raise ConfigError("--from-round chooses the round that --resume continues after; add --resume.")
         self.folder.open(resume=resume, overwrite=overwrite)
-        for warning in self._method_warnings:  # the objective's were logged with the configuration
+        for warning in (*self._method_warnings, *self.folder.warnings):  # the objective's were logged before
             log.warning("%s", warning)
+        self._warnings += self.folder.warnings
         with self.folder.locked():
             if self._hospitals is None:
                 start_device(self.config.compute)

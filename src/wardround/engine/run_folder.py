@@ -50,7 +50,8 @@ RUN_ENTRIES = (
 class RunFolder:
     """The folder of one run, and the files in it that are not the clients'.
 
-    files: name -> text of files that a new run begins with.
+    files: name -> text of files that a new run begins with; warnings: what a reader of the result should know
+    of how it goes on.
     """
 
     def __init__(self, config: Config, files: Mapping[str, str] | None = None) -> None:
@@ -62,11 +63,13 @@ class RunFolder:
         self.exchange = self.path / "exchange"
         self.records = self.path / "records.jsonl"
         self.egress = self.path / "egress.jsonl"
+        self.warnings: list[str] = []
 
     def open(self, *, resume: bool, overwrite: bool) -> None:
         """Make the folder ready for a new run, or check that this run can go on in it."""
         check_folder(self.config, resume, overwrite)
         if resume:
+            self.warnings = describe_more_rounds(self.config)
             self._write_config()  # worker processes read it; compute settings may have changed
             return
         if (self.path / "config.yaml").exists():
@@ -205,8 +208,13 @@ def check_folder(config: Config, resume: bool, overwrite: bool) -> None:
 def check_same(config: Config, path: Path) -> None:
     """A resumed run must be the same run."""
     before, now = resolve(load_config(path)), resolve(config)
+    if now["rounds"] < before["rounds"]:
+        raise CheckpointError(
+            f"{path}: rounds was {before['rounds']} and is {now['rounds']} now. A run that is resumed may "
+            "get more rounds, not fewer."
+        )
     for key in now:
-        if key in MAY_DIFFER:
+        if key in MAY_DIFFER or key == "rounds":
             continue
         if (found := find_difference(before[key], now[key], key)) is not None:
             name, was, is_now = found
@@ -214,6 +222,21 @@ def check_same(config: Config, path: Path) -> None:
                 f"{path}: '{name}' was {was!r} when the run began and is {is_now!r} now. "
                 "Resume with the same settings, or start a new run with another output."
             )
+
+
+def describe_more_rounds(config: Config) -> list[str]:
+    """A sentence where a run that is resumed gets more rounds than it began with; else nothing."""
+    before = load_config(config.folder / "config.yaml").rounds
+    if before == config.rounds:
+        return []
+    schedule = config.optimizer.schedule.name
+    follows = "What follows the number of rounds, as some methods and objectives do,"
+    if schedule in ("polynomial", "cosine"):
+        follows = f"The {schedule} learning rate"
+    return [
+        f"rounds was raised from {before} to {config.rounds} when the run was resumed. {follows} was laid "
+        f"out for {before} until then: a run of {config.rounds} rounds from the start may differ."
+    ]
 
 
 def find_difference(before: Any, now: Any, name: str) -> tuple[str, Any, Any] | None:
