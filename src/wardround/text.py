@@ -1,10 +1,10 @@
-"""Text for people: what else they may have meant, and sizes as they are written."""
+"""Text for people: what else they may have meant, sizes as they are written, a round in short."""
 
 from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 UNITS = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
@@ -82,3 +82,17 @@ def clipped(text: str, length: int = 24) -> str:
     """Names from elsewhere: short, one line, and never read as mathematics."""
     flat = "".join(character if character.isprintable() else "?" for character in text).replace("$", r"\$")
     return flat if len(flat) <= length else flat[: length - 1] + "…"
+
+
+def describe_round(record: Mapping[str, Any]) -> str:
+    """A round in short: validation score, time, and refused or lost replies."""
+    parts = []
+    for metric, entry in record.get("validation", {}).items():
+        if metric != "loss":
+            parts.append(f"validation {metric} {entry['mean']:.3f}")
+            break
+    parts.append(f"{record['seconds']:.1f} s")
+    trouble = len(record["refused"]) + len(record["lost"])
+    if trouble:
+        parts.append(f"{trouble} replies refused or lost")
+    return ", ".join(parts)

@@ -121,6 +121,7 @@ def test_the_run_folder_holds_the_facts(tmp_path: Path) -> None:
         "preparation.json",
         "records.jsonl",
         "result.json",
+        "run.log",
     ]
     written = yaml.safe_load((folder / "config.yaml").read_text())
     assert written["method"] == {"name": "fedavg", "weighting": "samples"}

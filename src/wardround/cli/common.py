@@ -69,10 +69,11 @@ Set = Annotated[
 
 
 def configure_logging(debug: bool, quiet: bool) -> None:
+    """What is shown; run.log has the rest too."""
     level = logging.DEBUG if debug else logging.ERROR if quiet else logging.WARNING
-    handler = RichHandler(console=err, show_time=False, show_path=debug, markup=False)
+    handler = RichHandler(level, console=err, show_time=False, show_path=debug, markup=False)
     logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[handler], force=True)
-    logging.getLogger("wardround").setLevel(level)
+    logging.getLogger("wardround").setLevel(min(level, logging.INFO))
 
 
 @contextmanager

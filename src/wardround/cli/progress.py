@@ -24,7 +24,7 @@ from rich.progress import (
 )
 
 from wardround.cli.common import err
-from wardround.text import format_duration
+from wardround.text import describe_round, format_duration
 
 
 class Screen:
@@ -136,20 +136,6 @@ class RoundProgress:
         if not left or done < 2 * max(1, len(self.running)):
             return ""
         return f", about {format_duration(left * (time.monotonic() - self._began) / done)} left"
-
-
-def describe_round(record: Mapping[str, Any]) -> str:
-    """A round in short: validation score, time, and refused or lost replies."""
-    parts = []
-    for metric, entry in record.get("validation", {}).items():
-        if metric != "loss":
-            parts.append(f"validation {metric} {entry['mean']:.3f}")
-            break
-    parts.append(f"{record['seconds']:.1f} s")
-    trouble = len(record["refused"]) + len(record["lost"])
-    if trouble:
-        parts.append(f"{trouble} replies refused or lost")
-    return ", ".join(parts)
 
 
 def bar_columns() -> list[ProgressColumn]:

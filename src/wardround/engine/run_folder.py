@@ -27,6 +27,7 @@ from wardround.engine.judging.result_tables import read_test, read_units
 from wardround.engine.memory_store import open_stores
 from wardround.engine.outcome import Outcome, Progress
 from wardround.engine.records import keep_lines, read_lines
+from wardround.engine.run_log import RUN_LOG
 from wardround.engine.transports.placement import Placement
 from wardround.errors import CheckpointError, ConfigError
 from wardround.files import try_lock, write_json, write_text
@@ -41,7 +42,7 @@ LOCK = ".lock"  # in every folder of a run
 TESTED = "tested/round-{}.csv"  # the test of a round that `evaluate.test_after` names
 RUN_ENTRIES = (
     "config.yaml", "plan.yaml", "environment.json", "preparation.json", "setup.json", "left_out.json",
-    "records.jsonl", "egress.jsonl", "cases.csv", "tested", "calibration.json", "start_weights.json",
+    "records.jsonl", "egress.jsonl", RUN_LOG, "cases.csv", "tested", "calibration.json", "start_weights.json",
     POSTPROCESS, "result.json", "overlays.png", "report.html", "tensorboard", "mlflow.json",
     "checkpoints", "clients", "exchange",
 )  # fmt: skip
