@@ -24,7 +24,7 @@ from rich.progress import (
 )
 
 from wardround.cli.common import err
-from wardround.text import format_duration
+from wardround.text import describe_round, format_duration
 
 
 class Screen:
@@ -138,20 +138,6 @@ class RoundProgress:
         return f", about {format_duration(left * (time.monotonic() - self._began) / done)} left"
 
 
-def describe_round(record: Mapping[str, Any]) -> str:
-    """A round in short: validation score, time, and refused or lost replies."""
-    parts = []
-    for metric, entry in record.get("validation", {}).items():
-        if metric != "loss":
-            parts.append(f"validation {metric} {entry['mean']:.3f}")
-            break
-    parts.append(f"{record['seconds']:.1f} s")
-    trouble = len(record["refused"]) + len(record["lost"])
-    if trouble:
-        parts.append(f"{trouble} replies refused or lost")
-    return ", ".join(parts)
-
-
 def bar_columns() -> list[ProgressColumn]:
     return [TextColumn("{task.description}"), BarColumn(28), MofNCompleteColumn(), TimeElapsedColumn()]
 
@@ -188,6 +174,8 @@ def show_cases(what: str, hidden: bool) -> Iterator[Callable[[int, int, str], No
     with Progress(*bar_columns(), console=err) as bars:
         task = bars.add_task(what, total=None)
         yield lambda done, total, where: bars.update(task, completed=done, total=total)
+        total = bars.tasks[0].total
+        bars.update(task, completed=total, visible=total is not None)  # all were in the cache: no bar
 
 
 @contextmanager

@@ -37,6 +37,7 @@ Array = NDArray[Any]
 NIFTI = (".nii.gz", ".nii")
 PICTURES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp")
 NUMPY = (".npy", ".npz")
+COLOURS = frozenset({"rgb", "red", "green", "blue", "r", "g", "b"})  # names of channels
 ENDINGS = NIFTI + PICTURES + NUMPY
 MOST_PACKED = 1100  # gzip makes nothing smaller than about a thousandth
 MAX_VALUES = 2**32  # a file that claims more is broken, or made to fill our memory
