@@ -44,6 +44,8 @@ from wardround.data.readers.common import (
 from wardround.errors import DataError
 from wardround.files import file_name, write_bytes, write_text
 
+DEEPEST = 5  # folders down, as in country/hospital/patient/study/series; the first few of each level
+MOST_LOOKED_AT = 20
 UNEVEN = 0.05  # of the slice distance: more is a missing slice
 SAME_DIRECTION = 1e-3
 # DICOM counts to the patient's left and back, NIfTI to right and front.
@@ -150,12 +152,14 @@ def import_dicom(
 
 
 def holds_dicom(path: Path) -> bool:
-    """Whether a file here, or up to two folders down, carries DICOM's mark."""
-    files = [path / entry.name for entry in list_entries(path, [])]
-    children = list_folders(path, [])[:5]
-    children += [folder for child in children for folder in list_folders(child, [])[:3]]
-    files += [child / e.name for child in children for e in list_entries(child, [])[:5]]
-    return any(is_dicom(file) for file in files[:200])
+    """Whether a file here, or in the first folders down to a series, carries DICOM's mark."""
+    level = [path]
+    for _ in range(DEEPEST + 1):
+        files = [f / entry.name for f in level for entry in list_entries(f, [])[:MOST_LOOKED_AT]]
+        if any(is_dicom(file) for file in files):
+            return True
+        level = [child for folder in level for child in list_folders(folder, [])[:5]][:MOST_LOOKED_AT]
+    return False
 
 
 def is_dicom(file: Path) -> bool:
