@@ -298,10 +298,12 @@ def import_dicom(
     r"""Convert DICOM series to NIfTI (or PNG) files under pseudonyms; needs wardround\[dicom]."""
     configure_logging(debug, quiet)
     from wardround.data.readers.dicom import import_dicom as convert
+    from wardround.data.readers.patient_map import MAP
 
     done = convert(source, target, keep_descriptions=keep_descriptions)
     print_list(done.notes)
     out.print(f"Wrote {len(done.written)} files to [bold]{escape(str(target))}[/].")
+    out.print(f"{escape(str(target / MAP))} says which file is whose: keep it here, and never pass it on.")
 
 
 # Published data sets

@@ -587,7 +587,7 @@ def test_names_that_do_not_pair_are_shown(tmp_path: Path) -> None:
     assert "8 images, 8 labels, no pair; e.g. a0.jpg and z0.png." in said(listing(tmp_path / "n"))
 
 
-def test_dicom_two_folders_down_is_named(tmp_path: Path) -> None:
+def test_dicom_far_down_is_named(tmp_path: Path) -> None:
     touch(tmp_path, "patient/series/1.dcm")
     (tmp_path / "patient/series/1.dcm").write_bytes(bytes(128) + b"DICM")
     with raises(DataError, match="holds DICOM files"):
