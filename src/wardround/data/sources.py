@@ -13,9 +13,9 @@ from pathlib import Path
 
 from wardround.data import datasets
 from wardround.data.federation_file import FederationFile, Source
-from wardround.data.listing import Entry, Labels, Listing
-from wardround.data.readers import READERS, detect
-from wardround.data.readers.common import check_name, join_names
+from wardround.data.listing import Entry, LabelCoding, Labels, Listing
+from wardround.data.readers import READERS, detect, table
+from wardround.data.readers.common import check_name, join_names, note_names
 from wardround.data.roles import NOT_HOSPITALS
 from wardround.errors import ConfigError, DataError
 from wardround.text import suggest
@@ -28,7 +28,15 @@ def list_cases(file: FederationFile, base: Path) -> Listing:
 
     Cases of held-out clients come with split test.
     """
-    found = join_listings([read_source(source, base) for source in file.sources], file.channels, file.labels)
+    listings = [read_source(source, base) for source in file.sources]
+    for number, (source, own) in enumerate(zip(file.sources, listings, strict=True)):
+        if file.labels and source.masks is None and any(entry.masks for entry in own.entries):
+            names = ", ".join(f"{name}: {values[0]}" for name, values in own.labels.items())
+            raise ConfigError(
+                f"federation.yaml: every class of sources.{number} has mask files of its own. Say which "
+                f"value each has, so that labels can name it: masks: {{{names}}}"
+            )
+    found = join_listings(listings, file.channels, file.labels)
     known = set(found.clients)
     for name in (*(file.clients or ()), *file.held_out):
         if name not in known:
@@ -91,6 +99,8 @@ def read_source(source: Source, base: Path) -> Listing:
     folder = path.parent if path.name == "dataset.json" and name in ("msd", "nnunet") else path
     if of_preset:
         listing = datasets.read_dataset(name.removeprefix(datasets.PREFIX), folder, source.client)
+    elif source.columns is not None:
+        listing = table.read(folder, source.client, source.columns)
     else:
         listing = READERS[name].read(folder, source.client)
     if not listing.entries:
@@ -99,11 +109,36 @@ def read_source(source: Source, base: Path) -> Listing:
         listing = rename_by_column(listing, source.column, path)
     if source.client is not None:
         listing = rename_client(listing, check_name(source.client, str(path)))
+    listing = code_labels(listing, source, path)
     ordered = tuple(sorted(listing.entries, key=lambda entry: (entry.client, entry.name)))
     if source.labels is None:
         return replace(listing, entries=ordered)
     mapped = tuple(replace(entry, labels=dict(source.labels)) for entry in ordered)
     return replace(listing, entries=mapped, labels=dict(source.labels))
+
+
+def code_labels(listing: Listing, source: Source, path: Path) -> Listing:
+    """The cases with what the colours, or the names of the mask files, of their source mean."""
+    found = sorted({name for entry in listing.entries for name in entry.masks})
+    if source.masks is not None and not found:
+        raise ConfigError(f"{path} has no masks of single classes, but its source names some under masks.")
+    if not found and source.colours is None:
+        return listing
+    values = source.masks or {name: number for number, name in enumerate(found, start=1)}
+    notes = [
+        f"{path}: no mask is called '{name}', which masks names." for name in values if name not in found
+    ]
+    other = [name for name in found if name not in values]
+    note_names(notes, f"{path}: masks that its source does not name are not used", other)
+    coding = LabelCoding(source.colours or {}, values if found else {}, source.overlap == "later")
+    entries = []
+    for entry in listing.entries:
+        masks = {name: entry.masks[name] for name in values if name in entry.masks}
+        label = next(iter(masks.values()), None) if found else entry.label
+        entries.append(replace(entry, coding=coding, masks=masks, label=label))
+    named = {name: (value,) for name, value in values.items() if value} if found else listing.labels
+    named = named if len(set(named.values())) == len(named) else {}  # several masks are one class
+    return replace(listing, entries=tuple(entries), labels=named, notes=(*listing.notes, *notes))
 
 
 def rename_by_column(listing: Listing, column: str, path: Path) -> Listing:
@@ -172,7 +207,7 @@ def join_listings(
 
 def has_own_map(listing: Listing) -> bool:
     """Whether its source says itself what its label values mean."""
-    return any(entry.labels is not None for entry in listing.entries)
+    return any(entry.labels is not None or entry.masks for entry in listing.entries)
 
 
 def complete_map(entry: Entry, labels: Labels) -> Entry:

@@ -36,7 +36,8 @@ from wardround.data.cases import Case
 from wardround.data.federation_file import PrepareSettings
 from wardround.data.listing import Entry, Labels
 from wardround.data.preparing.prepare import PreparedCase, check_values, list_values, prepare_case
-from wardround.data.readers.image_files import read_image, read_label
+from wardround.data.readers.image_files import read_image
+from wardround.data.readers.label_files import read_case_label
 from wardround.errors import DataError
 from wardround.files import file_name, wait_for_lock, write_json, write_text
 from wardround.storage import tensor_parts
@@ -101,7 +102,7 @@ class Cache:
         digests = [known.get(path) for path in entry.files]
         if None in digests:
             return None
-        path = self.locate(entry, recipe, hash_contents([digest for digest in digests if digest]))
+        path = self.locate(entry, recipe, hash_contents([*filter(None, digests), *entry.coding_text]))
         return path if self._is_usable(path, recipe) else None
 
     def locate(self, entry: Entry, recipe: Recipe, content: str) -> Path:
@@ -123,13 +124,13 @@ class Cache:
         """Prepare one case unless it exists: its path, signatures and digests of its files, share cut off."""
         recipe = recipe.of_case(entry)
         before = {str(path): (stat_signature(path), hash_file(path)) for path in entry.files}
-        content = hash_contents([digest for _, digest in before.values()])
+        content = hash_contents([*(digest for _, digest in before.values()), *entry.coding_text])
         target = self.locate(entry, recipe, content)
         with self._lock_case(target):
             if self._is_usable(target, recipe):
                 return target, before, 0.0
             image = read_image(entry.images)
-            label = None if entry.label is None else read_label(entry.label)
+            label = read_case_label(entry)
             made = prepare_case(image, label, recipe.prepare, recipe.labels, background=recipe.background)
             for path in entry.files:
                 if stat_signature(path) != before[str(path)][0]:

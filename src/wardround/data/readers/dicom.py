@@ -3,6 +3,7 @@
     <folder>/images/<patient>_<modality>_<series>.nii.gz | .png
     <folder>/index.csv           stem, patient, modality; series (its description) for those who ask
     <folder>/.patient-key        the secret behind the pseudonyms; it stays at the hospital
+    <folder>/.patient-map.csv    which file came from which patient and folder; it stays there too
 
 Volumes (CT, MR, PET ...) are ordered by where their slices lie, and keep their geometry. Single pictures
 (X-ray, ultrasound, endoscopy, fundus) become 8 or 16 bit PNG. Patient and series are pseudonyms: nothing
@@ -41,16 +42,18 @@ from wardround.data.readers.common import (
     note_names,
     read_rows,
 )
+from wardround.data.readers.patient_map import KEY, Origin, read_origins, write_origins
 from wardround.errors import DataError
-from wardround.files import file_name, write_bytes, write_text
+from wardround.files import file_name, write_bytes, write_private, write_text
 
+DEEPEST = 5  # folders down, as in country/hospital/patient/study/series; the first few of each level
+MOST_LOOKED_AT = 20
 UNEVEN = 0.05  # of the slice distance: more is a missing slice
 SAME_DIRECTION = 1e-3
 # DICOM counts to the patient's left and back, NIfTI to right and front.
 TO_NIFTI = np.diag([-1.0, -1.0, 1.0, 1.0])
 HEADS = ("stem", "patient", "modality")
 DESCRIPTION = "series"  # the column of those who keep descriptions
-KEY = ".patient-key"
 # DICOM PS3.3 C.7.3.1.1.1, those with pictures. Anything else in this field may be free text.
 MODALITIES = re.compile(
     "BI|CR|CT|DG|DX|ES|GM|IO|IVOCT|IVUS|MG|MR|NM|OCT|OP|OPT|PT|PX|RF|SM|TG|US|XA|XC", re.ASCII
@@ -117,13 +120,15 @@ def import_dicom(
     wanted = (series or "").casefold()
     taken: set[str] = set()
     burned: list[str] = []
+    origins = read_origins(target)
     for found in find_series(source, pydicom, result.notes):
         heads = [pydicom.dcmread(file, stop_before_pixels=True) for file in found.files]
         description = str(heads[0].get("SeriesDescription", ""))
         if wanted not in description.casefold():
             continue
         key = key or read_secret(target / KEY)
-        patient = "patient_" + make_pseudonym(str(heads[0].get("PatientID", "")) or found.uid, key)
+        patient_id = str(heads[0].get("PatientID", ""))
+        patient = "patient_" + make_pseudonym(patient_id or found.uid, key)
         modality = read_modality(heads[0])
         if by_folders:
             name = make_folder_name(found, heads[0], source, taken)
@@ -134,28 +139,37 @@ def import_dicom(
             store(target / "images" / f"{stem}{ending}", content, result)
             facts = index.get(stem, (stem, patient, modality))[:3]  # what was listed may have been corrected
             index[stem] = (*facts, description)
+            origins[stem] = Origin(stem, facts[1], patient_id, found.uid, str(found.folder.resolve()))
             if str(heads[0].get("BurnedInAnnotation", "")).upper() == "YES":
                 burned.append(stem)
     if not index:
         raise DataError(" ".join([f"{source}: no DICOM series could be imported.", *result.notes[:3]]))
     if burned and not by_folders:
-        result.notes.append(
-            f"BurnedInAnnotation is YES for {join_names(burned)}: check that the text in these pictures "
-            "identifies nobody; it stays in them."
-        )
+        result.notes.append(warn_of_burned_text(burned))
     if had_descriptions and not keep_descriptions:
         result.notes.append(f"Descriptions of an earlier import are taken out of {target / 'index.csv'}.")
     write_index(target, index, keep_descriptions)
+    if not by_folders:
+        write_origins(target, origins)
     return result
 
 
+def warn_of_burned_text(stems: Sequence[str]) -> str:
+    return (
+        f"BurnedInAnnotation is YES for {join_names(stems)}: check that the text in these pictures "
+        "identifies nobody; it stays in them."
+    )
+
+
 def holds_dicom(path: Path) -> bool:
-    """Whether a file here, or up to two folders down, carries DICOM's mark."""
-    files = [path / entry.name for entry in list_entries(path, [])]
-    children = list_folders(path, [])[:5]
-    children += [folder for child in children for folder in list_folders(child, [])[:3]]
-    files += [child / e.name for child in children for e in list_entries(child, [])[:5]]
-    return any(is_dicom(file) for file in files[:200])
+    """Whether a file here, or in the first folders down to a series, carries DICOM's mark."""
+    level = [path]
+    for _ in range(DEEPEST + 1):
+        files = [f / entry.name for f in level for entry in list_entries(f, [])[:MOST_LOOKED_AT]]
+        if any(is_dicom(file) for file in files):
+            return True
+        level = [child for folder in level for child in list_folders(folder, [])[:5]][:MOST_LOOKED_AT]
+    return False
 
 
 def is_dicom(file: Path) -> bool:
@@ -363,7 +377,7 @@ def write_index(target: Path, rows: dict[str, Row], keep_descriptions: bool) -> 
 def read_secret(path: Path) -> bytes:
     """A random key that stays in the centre's folder, so that later imports call a patient the same."""
     if not path.exists():
-        write_text(path, secrets.token_hex(16) + "\n")
+        write_private(path, secrets.token_hex(16) + "\n")
     key = path.read_bytes().strip()
     if not key:  # pseudonyms without a secret could be found by trying out IDs
         raise DataError(f"{path} is empty; restore it, or remove it to give all patients new pseudonyms.")
