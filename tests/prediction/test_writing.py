@@ -12,6 +12,8 @@ from PIL import Image
 from scipy.spatial.transform import Rotation
 
 from prediction.threshold import ball, predictor, save_nifti
+from wardround.data.readers import metaimage, nrrd
+from wardround.data.readers.image_files import read_image, read_label
 from wardround.prediction.session import predict_all, predict_into
 
 
@@ -150,3 +152,66 @@ def test_probabilities_and_maps_lie_where_the_scan_lies(tmp_path: Path) -> None:
     values = np.asarray(maps["probabilities"].dataobj)
     assert_allclose(values.sum(axis=-1), 1, atol=1e-5)
     assert np.array_equal(values.argmax(axis=-1), np.asarray(maps["mask"].dataobj))
+
+
+# NRRD and MetaImage
+
+
+def save_scan(path: Path, values: np.ndarray, affine: np.ndarray) -> Path:
+    content = nrrd.encode(values, affine) if path.suffix == ".nrrd" else metaimage.encode(values, affine)
+    path.write_bytes(content)
+    return path
+
+
+@pytest.mark.parametrize("to", [None, "nifti", "nrrd"])
+@pytest.mark.parametrize("ending", [".nrrd", ".mha", ".nii.gz"])
+def test_masks_of_every_format_lie_where_the_scan_lies(tmp_path: Path, ending: str, to: str | None) -> None:
+    own = {".nrrd": ".seg.nrrd"}.get(ending, ending)
+    expected = {"nifti": ".nii.gz", "nrrd": ".seg.nrrd", None: own}[to]
+    for number in range(6):
+        draw = np.random.default_rng(number)
+        affine = random_affine(draw, number)
+        values = (draw.random((7, 8, 9)) > 0.6).astype(np.float32) * 900 + 100
+        save = save_nifti if ending == ".nii.gz" else save_scan
+        scan = save(tmp_path / f"scan{number}{ending}", values, affine)
+        model = predictor(
+            3, prepare={"orientation": None}, options={"probabilities": True, "uncertainty": "auto"}
+        )
+        report = predict_into(model, [scan], tmp_path / "out", to=to)  # type: ignore[arg-type]
+        assert not report.problems
+        (facts,) = report.done.values()
+        assert facts["files"]["mask"] == f"scan{number}{expected}"
+        mask = read_label(tmp_path / "out" / facts["files"]["mask"])
+        assert np.array_equal(mask.data[0] > 0, values > 500)
+        assert_allclose(mask.affine, affine, atol=1e-5)
+        shares = read_image([tmp_path / "out" / facts["files"]["probabilities"]])
+        assert shares.data.shape == (2, 7, 8, 9)
+        assert np.array_equal(shares.data[1] > 0.5, values > 500)
+        assert_allclose(shares.affine, affine, atol=1e-5)
+        assert read_image([tmp_path / "out" / facts["files"]["total"]]).spatial == (7, 8, 9)
+    if expected == ".seg.nrrd":
+        assert [s.name for s in nrrd.read_segments(tmp_path / "out" / "scan0.seg.nrrd")] == ["lesion"]
+
+
+def test_a_slice_in_another_format_keeps_its_plane(tmp_path: Path) -> None:
+    values = np.zeros((12, 10, 1), dtype=np.float32)
+    values[3:6, 4:7] = 1000
+    scan = save_scan(tmp_path / "scan.mha", values, np.diag([-1.0, -2, 3, 1]))
+    report = predict_into(predictor(2, prepare={"orientation": None}), [scan], tmp_path / "out", to="nifti")
+    assert not report.problems
+    mask = nibabel.load(tmp_path / "out" / "scan.nii.gz")
+    assert np.array_equal(np.asarray(mask.dataobj) > 0, values > 500)
+
+
+def test_pictures_have_no_mask_in_another_format(tmp_path: Path) -> None:
+    Image.fromarray(np.zeros((16, 16), dtype=np.uint8)).save(tmp_path / "photo.png")
+    report = predict_into(predictor(2), [tmp_path / "photo.png"], tmp_path / "out", to="nrrd")
+    (problem,) = report.problems
+    assert "photo.png is a picture or an array: no mask as nrrd" in problem.reason
+
+
+def test_segmentations_beside_the_scans_are_not_predicted(tmp_path: Path) -> None:
+    save_scan(tmp_path / "scan.nrrd", np.zeros((7, 8, 9), dtype=np.float32), np.eye(4))
+    save_scan(tmp_path / "scan.seg.nrrd", np.zeros((7, 8, 9), dtype=np.uint8), np.eye(4))
+    report = predict_into(predictor(3), [tmp_path], tmp_path / "out")
+    assert list(report.done) == ["scan.seg.nrrd"] and not report.problems

@@ -23,7 +23,8 @@ class Entry:
     name: unique within its client; images: one file with all channels, or one file a channel in channel
     order; label: None for an unlabelled case; group: the patient (or video), never split apart;
     split: where the list fixes it; columns: what else the list says; labels: its own label map with every
-    class, where its source has one, so that its files have other values than the federation's.
+    class, where its source or label has one, so that its files have other values than the federation's;
+    data_files: beside headers (.mhd) that hold no voxels themselves.
     """
 
     client: str
@@ -34,6 +35,7 @@ class Entry:
     split: str | None = None
     columns: Mapping[str, str] = field(default_factory=dict)
     labels: Labels | None = None
+    data_files: tuple[Path, ...] = ()
 
     def label_map(self, common: Labels) -> Labels:
         """What the values of its label mean; common: where its source does not say."""
@@ -41,8 +43,8 @@ class Entry:
 
     @property
     def files(self) -> list[Path]:
-        """Its images and, where it has one, its label."""
-        return [*self.images, *([] if self.label is None else [self.label])]
+        """Its images and, where it has one, its label, with all that they consist of."""
+        return [*self.images, *([] if self.label is None else [self.label]), *self.data_files]
 
     @property
     def where(self) -> str:

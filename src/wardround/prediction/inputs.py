@@ -1,6 +1,6 @@
 """Inputs: from paths on the command line to scans, each with all of its channels.
 
-    scan.nii.gz  photo.png  ...    one scan, or one channel of it (<case>_0000, <case>_0001 or <case>_flair)
+    scan.nii.gz  ct.mha  photo.png one scan, or one channel of it (<case>_0000, <case>_0001 or <case>_flair)
     a folder of such files         all of them, sorted by name; else those of its subfolders, one level down
     a folder of DICOM files        every series, converted to NIfTI (needs pydicom)
     list.txt                       one scan per line, channels separated by tabs; paths relative to the list
@@ -12,19 +12,23 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Literal
 
+from wardround.data.readers import metaimage, nrrd
 from wardround.data.readers.common import join_names, stem_of
 from wardround.data.readers.dicom import holds_dicom, import_dicom, is_dicom
-from wardround.data.readers.image_files import ENDINGS, NIFTI, NUMPY, has_known_ending
+from wardround.data.readers.image_files import ENDINGS, NIFTI, NUMPY, WITH_GEOMETRY, has_known_ending
 from wardround.errors import DataError
 
 NUMBERED = re.compile(r"^(?P<case>.+)_(?P<channel>\d{4})$")
 NOT_SCANS = re.compile(r"^(labels?|masks?|seg|segmentations?|annotations?)(T[rs])?$", re.IGNORECASE)
 LISTS = (".txt", ".lst")
 MOST_LINES = 1_000_000
+Format = Literal["nifti", "nrrd"]
+FORMATS: Mapping[str, str] = {"nifti": ".nii.gz", "nrrd": nrrd.SEGMENTATION}
 
 
 @dataclass(frozen=True)
@@ -149,6 +153,7 @@ def add_folder(
 ) -> None:
     files = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
     scans = [path for path in files if has_known_ending(path) and not path.is_dir()]
+    scans = [path for path in scans if not path.name.lower().endswith(nrrd.SEGMENTATION)]
     if scans:
         add_files(scans, layout, found)
         return
@@ -220,10 +225,27 @@ def find_common_name(files: Sequence[Path]) -> str:
 def name_mask(name: str) -> str:
     """The file name of a scan's mask: the scan's, with an extension that stores class values exactly."""
     lower = name.lower()
-    if lower.endswith((*NIFTI, ".png", ".tif", ".tiff")):
+    if lower.endswith((*NIFTI, ".mha", ".png", ".tif", ".tiff")):
         return name
     stem = stem_of(name) or name
+    if lower.endswith(nrrd.ENDINGS):
+        return f"{stem}{nrrd.SEGMENTATION}"
+    if lower.endswith(metaimage.ENDINGS):
+        return f"{stem}.mha"
     return f"{stem}.npy" if lower.endswith(NUMPY) else f"{stem}.png"
+
+
+def name_in_format(found: FoundScans, to: Format) -> FoundScans:
+    """The scans with the file names of masks in another format; pictures and arrays are refused."""
+    named = FoundScans(problems=list(found.problems))
+    for scan in found.scans:
+        if scan.files[0].name.lower().endswith(WITH_GEOMETRY):
+            named.scans.append(replace(scan, name=f"{scan.stem}{FORMATS[to]}"))
+        else:
+            named.refuse(
+                scan.where, f"{scan.where} is a picture or an array: no mask as {to}. Leave out --to."
+            )
+    return named
 
 
 def deduplicate(scans: Sequence[Scan]) -> list[Scan]:

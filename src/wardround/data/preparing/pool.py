@@ -274,6 +274,7 @@ def plain_entry(entry: Entry) -> dict[str, Any]:
     return {
         "client": entry.client, "name": entry.name, "images": [str(path) for path in entry.images],
         "label": label, "group": entry.group, "labels": entry.labels and list(entry.labels.items()),
+        "data_files": [str(path) for path in entry.data_files],
     }  # fmt: skip
 
 
@@ -281,7 +282,8 @@ def entry_again(plain: Mapping[str, Any]) -> Entry:
     label = None if plain["label"] is None else Path(plain["label"])
     images = tuple(Path(path) for path in plain["images"])
     own = plain["labels"] and {name: tuple(values) for name, values in plain["labels"]}
-    return Entry(plain["client"], plain["name"], images, label, plain["group"], labels=own)
+    files = tuple(Path(path) for path in plain["data_files"])
+    return Entry(plain["client"], plain["name"], images, label, plain["group"], labels=own, data_files=files)
 
 
 def plain_recipe(recipe: Recipe) -> dict[str, Any]:
