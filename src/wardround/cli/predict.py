@@ -42,11 +42,14 @@ def predict(
     run: Run,
     inputs: Annotated[
         list[Path],
-        typer.Argument(metavar="INPUT...", help="Scans, folders of scans, DICOM series, or lists (.txt)."),
+        typer.Argument(
+            metavar="INPUT...", help="Scans, folders or zips of scans or DICOM series, lists (.txt)."
+        ),
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="The folder for the masks.")],
     to: Annotated[
-        Literal["nifti", "nrrd"] | None, typer.Option(help="Format of the masks; default: each scan's own.")
+        Literal["nifti", "nrrd", "dicom-seg", "rtstruct"] | None,
+        typer.Option(help="Format of the masks; default: each scan's own. The last two are for DICOM scans."),
     ] = None,
     probabilities: Annotated[
         bool, typer.Option("--probabilities", help="Write the probability of every class.")

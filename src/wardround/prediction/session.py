@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from wardround.data.dicom_writing import MadeBy
 from wardround.data.slices.cutting import Along
 from wardround.errors import ConfigError, DataError, WardroundError
 from wardround.files import jsonable, write_json
@@ -136,7 +137,7 @@ def predict_one(
     try:
         outputs = check_outputs(scan, folder, predictor, overwrite, taken)
         prediction = predictor(scan, watch)
-        files = writing.write(prediction, folder)
+        files = writing.write(prediction, folder, describe_algorithm(predictor))
     except WardroundError as error:
         report.problems.append(InputProblem(scan.where, str(error)))
     except OSError as error:
@@ -271,6 +272,13 @@ def read_earlier(path: Path, overwrite: bool) -> dict[str, Any]:
     if overwrite:
         return {}
     raise ConfigError(f"{path} was not written by wardround predict. Add --overwrite to replace it.")
+
+
+def describe_algorithm(predictor: Predictor) -> MadeBy:
+    """What a DICOM mask says of its making: the method, and the digest that the model card has."""
+    first, *others = predictor.models
+    name = type(first.method).__name__ if not others else f"ensemble of {len(predictor.models)}"
+    return MadeBy(name, first.params.sha256())
 
 
 def describe_models(predictor: Predictor) -> dict[str, Any]:

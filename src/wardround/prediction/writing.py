@@ -5,7 +5,8 @@
     OUT/<scan>_uncertainty.nii.gz         float32, nats; _epistemic and _aleatoric where available
 
 An NRRD scan gets <scan>.seg.nrrd, which 3D Slicer shows with names and colours, and maps as .nrrd; MetaImage
-gets .mha.
+gets .mha. A DICOM volume may get <scan>.seg.dcm (binary; its maps are fractional) or <scan>.rtstruct.dcm,
+which refer to its series.
 
 Masks of pictures are PNG (TIFF for TIFF) with class values, which look black in most viewers; their maps are
 16-bit PNG, where 65535 is 1 or the largest possible uncertainty (ln of the number of classes), and floats in
@@ -26,24 +27,16 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from wardround.data.dicom_writing import MadeBy, encode_rtstruct, encode_seg, encode_shares, read_source
 from wardround.data.readers import metaimage, nrrd
 from wardround.data.readers.image_files import NIFTI
 from wardround.errors import DataError
 from wardround.files import write_bytes
-from wardround.prediction.inputs import Scan
+from wardround.prediction.inputs import DICOM, Scan
 from wardround.prediction.results import Prediction
 
 Array = NDArray[Any]
-# Okabe and Ito's, which colour-blind readers tell apart; without black and grey, which are the scan's
-COLOURS = (
-    (213, 94, 0),
-    (86, 180, 233),
-    (0, 158, 115),
-    (230, 159, 0),
-    (204, 121, 167),
-    (0, 114, 178),
-    (240, 228, 66),
-)
+MAP_ENDINGS = {nrrd.SEGMENTATION: ".nrrd", ".rtstruct.dcm": ".seg.dcm"}  # where a mask's own holds no map
 MAPS = {"total": "uncertainty", "epistemic": "epistemic", "aleatoric": "aleatoric"}
 
 
@@ -58,12 +51,15 @@ def list_outputs(scan: Scan, folder: Path, *, probabilities: bool, uncertainty: 
 
 
 def name_map(scan: Scan, what: str) -> str:
-    return f"{scan.stem}_{what}{scan.ending.lower().replace(nrrd.SEGMENTATION, '.nrrd')}"
+    ending = scan.ending.lower()
+    return f"{scan.stem}_{what}{MAP_ENDINGS.get(ending, ending)}"
 
 
-def write(prediction: Prediction, folder: Path) -> dict[str, str]:
+def write(prediction: Prediction, folder: Path, made_by: MadeBy) -> dict[str, str]:
     """Write the mask and its maps, each file complete or not at all; returns kind -> file name."""
     scan, affine = prediction.scan, prediction.affine
+    if scan.name.endswith(DICOM):
+        return write_dicom(prediction, folder, made_by)
     written = {"mask": scan.name}
     write_bytes(folder / scan.name, encode(prediction.mask, scan, affine, names=prediction.classes))
     if prediction.probabilities is not None:
@@ -75,6 +71,28 @@ def write(prediction: Prediction, folder: Path) -> dict[str, str]:
         written[name] = name_map(scan, MAPS[name])
         write_bytes(folder / written[name], encode(values, scan, affine, top=top))
     return written
+
+
+def write_dicom(prediction: Prediction, folder: Path, made_by: MadeBy) -> dict[str, str]:
+    """The same as objects that refer to the scan's series; uncertainty as a part of its largest value."""
+    scan, names = prediction.scan, list(prediction.classes.values())
+    source = read_source(scan.series)
+    encode_mask = encode_seg if scan.name.endswith(".seg.dcm") else encode_rtstruct
+    mask = prediction.mask.reshape(source.stack.shape)
+    files = {"mask": (scan.name, encode_mask(source, mask, prediction.classes, made_by))}
+    if prediction.probabilities is not None:
+        shares = prediction.probabilities[1:].reshape(-1, *source.stack.shape)
+        files["probabilities"] = (
+            name_map(scan, "probabilities"),
+            encode_shares(source, shares, names, made_by),
+        )
+    top = math.log(len(names) + 1)
+    for name, values in prediction.uncertainty.items():
+        shares = (values / top).reshape(1, *source.stack.shape)
+        files[name] = name_map(scan, MAPS[name]), encode_shares(source, shares, [MAPS[name]], made_by)
+    for name, content in files.values():
+        write_bytes(folder / name, content)
+    return {what: name for what, (name, _) in files.items()}
 
 
 def encode(
@@ -95,7 +113,7 @@ def encode(
         return as_nifti(values, scan, affine, classes=classes)
     if lower in nrrd.ENDINGS:
         if names is not None:
-            return nrrd.encode_segments(values, affine, names, COLOURS)
+            return nrrd.encode_segments(values, affine, names, nrrd.COLOURS)
         return nrrd.encode(values, affine, channels=classes)
     if lower in metaimage.ENDINGS:
         return metaimage.encode(values, affine, channels=classes)

@@ -63,6 +63,8 @@ SPACES = {
     **dict.fromkeys(("left-anterior-superior", "las"), (-1.0, 1.0, 1.0)),
     **dict.fromkeys(("", "scanner-xyz", "3d-right-handed", "3d-left-handed"), LPS_TO_RAS),
 }
+# Okabe and Ito's, which colour-blind readers tell apart, without black and grey, which are the scan's
+COLOURS = ((213, 94, 0), (86, 180, 233), (0, 158, 115), (230, 159, 0), (204, 121, 167), (0, 114, 178))
 NOT_IN_SPACE = ("list", "vector", "point", "color", "normal", "stub", "scalar", "time", "matrix", "gradient")
 
 
