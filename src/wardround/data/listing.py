@@ -36,9 +36,9 @@ class Entry:
     name: unique within its client; images: one file with all channels, or one file a channel in channel
     order; label: None for an unlabelled case; group: the patient (or video), never split apart;
     split: where the list fixes it; columns: what else the list says; labels: its own label map with every
-    class, where its source has one, so that its files have other values than the federation's; masks: name
-    -> file, where every class has one, and `label` is the first of them; coding: what their names, or the
-    colours of the label, mean.
+    class, where its source or label has one, so that its files have other values than the federation's;
+    masks: name -> file, where every class has one, and `label` is the first of them; coding: what their
+    names, or the colours of the label, mean; data_files: beside headers (.mhd) that hold no voxels.
     """
 
     client: str
@@ -51,6 +51,7 @@ class Entry:
     labels: Labels | None = None
     masks: Mapping[str, Path] = field(default_factory=dict)
     coding: LabelCoding | None = None
+    data_files: tuple[Path, ...] = ()
 
     def label_map(self, common: Labels) -> Labels:
         """What the values of its label mean; common: where its source does not say."""
@@ -58,8 +59,8 @@ class Entry:
 
     @property
     def files(self) -> list[Path]:
-        """Its images and, where it has one, its label."""
-        return [*self.images, *self.label_files]
+        """Its images and, where it has one, its label, with all that they consist of."""
+        return [*self.images, *self.label_files, *self.data_files]
 
     @property
     def label_files(self) -> list[Path]:

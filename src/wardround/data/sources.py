@@ -13,6 +13,7 @@ from pathlib import Path
 
 from wardround.data import datasets
 from wardround.data.federation_file import FederationFile, Source
+from wardround.data.headers import match_names, names_no_class, read_headers
 from wardround.data.listing import Entry, LabelCoding, Labels, Listing
 from wardround.data.readers import READERS, detect, table
 from wardround.data.readers.common import check_name, join_names, note_names
@@ -110,10 +111,14 @@ def read_source(source: Source, base: Path) -> Listing:
     if source.client is not None:
         listing = rename_client(listing, check_name(source.client, str(path)))
     listing = code_labels(listing, source, path)
+    listing = read_headers(listing)
     ordered = tuple(sorted(listing.entries, key=lambda entry: (entry.client, entry.name)))
     if source.labels is None:
         return replace(listing, entries=ordered)
-    mapped = tuple(replace(entry, labels=dict(source.labels)) for entry in ordered)
+    said = dict(source.labels)
+    mapped = tuple(
+        e if e.labels and not names_no_class(e, said) else replace(e, labels=said) for e in ordered
+    )
     return replace(listing, entries=mapped, labels=dict(source.labels))
 
 
@@ -193,6 +198,8 @@ def join_listings(
     if labels:
         notes += [n for own in listings if not has_own_map(own) for n in list_conflicts(own, labels)]
     joined = dict(labels or join_labels(listings))
+    unnamed = [entry.where for entry in entries if names_no_class(entry, joined)]
+    note_names(notes, "No segment of these labels has the name of a class, so their values count", unnamed)
     entries = [complete_map(entry, joined) for entry in entries]
     return Listing(
         reader="+".join(dict.fromkeys(listing.reader for listing in listings)),
@@ -212,9 +219,9 @@ def has_own_map(listing: Listing) -> bool:
 
 def complete_map(entry: Entry, labels: Labels) -> Entry:
     """The case with all classes of the federation in its own map, in their order; absent ones are empty."""
-    if entry.labels is None:
-        return entry
-    return replace(entry, labels={name: tuple(entry.labels.get(name, ())) for name in labels})
+    if entry.labels is None or names_no_class(entry, labels):
+        return replace(entry, labels=None)
+    return replace(entry, labels=match_names(entry.labels, labels))
 
 
 def check_unique(entries: Sequence[Entry]) -> None:

@@ -276,6 +276,7 @@ def plain_entry(entry: Entry) -> dict[str, Any]:
         "label": label, "group": entry.group, "labels": entry.labels and list(entry.labels.items()),
         "masks": [[name, str(path)] for name, path in entry.masks.items()],
         "coding": None if entry.coding is None else vars(entry.coding),
+        "data_files": [str(path) for path in entry.data_files],
     }  # fmt: skip
 
 
@@ -285,7 +286,11 @@ def entry_again(plain: Mapping[str, Any]) -> Entry:
     own = plain["labels"] and {name: tuple(values) for name, values in plain["labels"]}
     masks = {name: Path(path) for name, path in plain["masks"]}
     coding = None if plain["coding"] is None else LabelCoding(**plain["coding"])
-    return Entry(plain["client"], plain["name"], images, label, plain["group"], None, {}, own, masks, coding)
+    files = tuple(Path(path) for path in plain["data_files"])
+    return Entry(
+        plain["client"], plain["name"], images, label, plain["group"],
+        labels=own, masks=masks, coding=coding, data_files=files,
+    )  # fmt: skip
 
 
 def plain_recipe(recipe: Recipe) -> dict[str, Any]:

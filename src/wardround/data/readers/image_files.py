@@ -1,6 +1,8 @@
-"""Image files: NIfTI, PNG, JPEG, TIFF, NumPy, each read into a `Volume`; what cannot be read is a DataError.
+"""Image files: NIfTI, NRRD, MetaImage, PNG, JPEG, TIFF, NumPy, each read into a `Volume`; what cannot be read
+is a DataError.
 
-Axes stay as the file stores them: (x, y, z) in NIfTI, (row, column) in pictures, pages of a TIFF last.
+Axes stay as the file stores them: (x, y, z) in NIfTI, NRRD and MetaImage, (row, column) in pictures, pages of
+a TIFF last.
 
 - A scan of one slice is 2D: the axis of length one is dropped, and `Volume.thin` remembers which.
 - Colours are three channels; an alpha channel is dropped; a palette is looked up in images, and in labels
@@ -29,6 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageSequence, UnidentifiedImageError
 
+from wardround.data.readers import metaimage, nrrd
 from wardround.data.readers.colours import apply_colours
 from wardround.errors import DataError
 from wardround.text import format_size
@@ -40,7 +43,8 @@ PICTURES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp")
 JPEG = (".jpg", ".jpeg")
 NUMPY = (".npy", ".npz")
 COLOURS = frozenset({"rgb", "red", "green", "blue", "r", "g", "b"})  # names of channels
-ENDINGS = NIFTI + PICTURES + NUMPY
+WITH_GEOMETRY = NIFTI + nrrd.ENDINGS + metaimage.ENDINGS
+ENDINGS = WITH_GEOMETRY + PICTURES + NUMPY
 MOST_PACKED = 1100  # gzip makes nothing smaller than about a thousandth
 MAX_VALUES = 2**32  # a file that claims more is broken, or made to fill our memory
 ORIENTATION = 0x0112  # the EXIF tag
@@ -192,6 +196,8 @@ def _load(path: Path, *, label: bool) -> Raw:
     try:
         if name.endswith(NIFTI):
             return _load_nifti(path, label)
+        if name.endswith(nrrd.ENDINGS + metaimage.ENDINGS):
+            return _load_block(path, label)
         if name.endswith(NUMPY):
             return _load_numpy(path, label)
         return _load_picture(path, label)
@@ -295,6 +301,17 @@ def _read_affine(loaded: Any, path: Path) -> NDArray[np.float64]:
     if not np.isfinite(affine).all() or abs(np.linalg.det(affine[:3, :3])) < 1e-12:
         raise DataError(f"{path} has a broken affine: its axes do not span space. Repair its header.")
     return affine
+
+
+# NRRD and MetaImage
+
+
+def _load_block(path: Path, label: bool) -> Raw:
+    is_nrrd = path.name.lower().endswith(nrrd.ENDINGS)
+    values, affine, channels = nrrd.load(path, label) if is_nrrd else metaimage.load(path)
+    if label and channels:
+        raise DataError(f"{path} has {values.shape[-1]} values a voxel; a label has one.")
+    return Raw(values, affine, channels)
 
 
 # Pictures
