@@ -19,13 +19,13 @@ from rich.markup import escape
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from wardround.cli.common import Debug, Json, Quiet, Set, app, configure_logging, err, out
+from wardround.cli.common import Debug, Json, Quiet, Set, app, configure_logging, err, out, show_wait
 from wardround.cli.progress import RoundProgress
 from wardround.cli.runs import write_page
+from wardround.cli.terminal_table import WIDER, draw_table
 
 MOST_COLUMNS = 6  # seeds and folds shown side by side while the runs go on; more become a count
 SECONDS_BETWEEN_LINES = 30.0
-MARKS = ("{}", "[bold]{}[/]", "[underline]{}[/]")
 
 Names = Annotated[str | None, typer.Option(metavar="a,b", help="Names, or labels of the file's own entries.")]
 Seeds = Annotated[str | None, typer.Option(metavar="3|1,2,3", help="How many, or which.")]
@@ -79,19 +79,21 @@ def compare(
         "leave_one_out": leave_one_out,
         "overrides": set_ or (),
     }
-    from wardround.comparison.run import plan_comparison
+    hidden, processes = quiet or json_, parse_jobs(jobs)
+    with show_wait("Checking every cell", hidden):
+        from wardround.comparison.run import plan_comparison
 
-    grid, folder = plan_comparison(config, options, output)
-    show_result(run_shown(grid, folder, parse_jobs(jobs), overwrite, hidden=quiet or json_), as_json=json_)
+        grid, folder = plan_comparison(config, options, output)
+    show_result(run_shown(grid, folder, processes, overwrite, hidden=hidden), as_json=json_, hidden=hidden)
 
 
-def show_result(found: Any, *, as_json: bool) -> None:
+def show_result(found: Any, *, as_json: bool, hidden: bool) -> None:
     """Print the tables, write the page; exit code 1 if a cell failed."""
     if as_json:
         out.print_json(json.dumps(as_dict(found)))
     else:
         show(found)
-    write_page(found.folder)
+    write_page(found.folder, hidden)
     if found.failures:
         raise typer.Exit(1)
 
@@ -326,19 +328,12 @@ def show(found: Any) -> None:
         err.print(f"- {escape(titles[name])}: {escape(reason)}")
 
 
-def print_marked(table: Any) -> None:
-    """A table with the best bold and the second underlined; Markdown in a pipe."""
-    if not out.is_terminal:
+def print_marked(table: Any, where: str = WIDER) -> None:
+    """A table with the best bold and the second underlined; Markdown with its title in a pipe."""
+    if out.is_terminal:
+        draw_table(out, table, where=where)
+    else:
         out.print(f"{table.title}\n\n{table.markdown()}", markup=False)
-        return
-    shown = RichTable(
-        title=escape(table.title), title_justify="left", caption=escape(table.caption), caption_justify="left"
-    )
-    for number, head in enumerate(table.heads()):
-        shown.add_column(escape(head), justify="right" if number else "left", overflow="fold")
-    for cells, ranks in zip(table.cells(), table.ranks(), strict=True):
-        shown.add_row(*(MARKS[rank].format(escape(cell)) for cell, rank in zip(cells, ranks, strict=True)))
-    out.print(shown)
 
 
 def as_dict(found: Any) -> Any:
