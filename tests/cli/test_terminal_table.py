@@ -64,8 +64,9 @@ def test_the_first_column_stays_at_any_width() -> None:
     assert choose_widths([["client", "a" * 90], ["n", "1"]], [False, True], 20) == {0: 16}
 
 
-def test_structures_stand_apart() -> None:
-    rows = [["a", "rim", 1], ["b", "rim", 2], ["a", "cup", 3]]
+def test_structures_are_headings_between_the_rows() -> None:
+    rows = [["a", "rim", 1], ["b", "rim", 2], ["a", "optic_cup", 3]]
     lines = drawn(Table("", ["client", "structure", "n"], rows), 60)
 
     assert [line[0] for line in lines].count("├") == 1
+    assert [line.split()[1] for line in lines if line[0] == "│"] == ["rim", "a", "b", "optic_cup", "a"]

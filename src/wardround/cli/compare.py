@@ -22,9 +22,10 @@ from rich.text import Text
 from wardround.cli.common import Debug, Json, Quiet, Set, app, configure_logging, err, out, show_wait
 from wardround.cli.progress import RoundProgress
 from wardround.cli.runs import write_page
-from wardround.cli.terminal_table import WIDER, draw_table
+from wardround.cli.terminal_table import STRUCTURE, WIDER, draw_table
 
 MOST_COLUMNS = 6  # seeds and folds shown side by side while the runs go on; more become a count
+MOST_ROWS = 40  # on a terminal, of a table with several structures
 SECONDS_BETWEEN_LINES = 30.0
 
 Names = Annotated[str | None, typer.Option(metavar="a,b", help="Names, or labels of the file's own entries.")]
@@ -49,6 +50,9 @@ def compare(
     reference: Annotated[
         str | None, typer.Option(help="The row others are tested against; default FedAvg.")
     ] = None,
+    same_objective: Annotated[
+        bool, typer.Option("--same-objective", help="Give all rows the objective of the reference.")
+    ] = False,
     hold_out: Annotated[
         list[str] | None, typer.Option(metavar="CLIENT", help="Only tested, never trained; may be repeated.")
     ] = None,
@@ -75,6 +79,7 @@ def compare(
         "seeds": parse_seeds(seeds),
         "folds": folds,
         "reference": reference,
+        "same_objective": same_objective,
         "hold_out": hold_out or (),
         "leave_one_out": leave_one_out,
         "overrides": set_ or (),
@@ -262,7 +267,8 @@ class CellScreen(Cells):
         return Group(*([] if self.grid is None else [self.draw_table()]), *below)
 
     def draw_table(self) -> RichTable:
-        shown = RichTable(title=f"{self.grid.metrics[0]}, mean over clients", title_justify="left")
+        over = "held-out clients" if self.grid.held_out else "clients"
+        shown = RichTable(title=f"{self.grid.metrics[0]}, mean over {over}", title_justify="left")
         shown.add_column(overflow="fold")
         columns = self.list_columns()
         for title in columns or ["cells"]:
@@ -306,26 +312,50 @@ def title_replicate(cell: Any) -> str:
 
 
 def show(found: Any) -> None:
-    """The main table of every metric, the tests, and where everything is."""
+    """The tables of every metric, the result in words, and where everything is."""
     if len(found.results):
         for metric in found.metrics:
-            print_marked(found.table(metric))
-            out.print()
-            if len(found.rows) > 1:
-                print_marked(found.significance(metric))
-                out.print()
-            for further in (found.published(metric), found.cross_site(metric)):
-                if further is not None:
-                    print_marked(further)
-                    out.print()
-        print_marked(found.cost())
+            show_metric(found, metric)
+        print_marked(found.cost(), f"table-cost.md in {found.folder} has them.")
         out.print()
+        show_headline(found)
         out.print(f"Report, tables, statistics and all runs: [bold]{escape(str(found.folder))}[/]")
     titles = {cell.name: cell.title for cell in found.cells}
     if found.failures:
         err.print(f"[bold red]{len(found.failures)} of {len(found.cells)} cells failed[/]")
     for name, reason in found.failures.items():
         err.print(f"- {escape(titles[name])}: {escape(reason)}")
+
+
+def show_metric(found: Any, metric: str) -> None:
+    tables = {f"table-{metric}": found.table(metric), f"clients-{metric}": found.hospitals(metric)}
+    if len(found.rows) > 1:
+        tables[f"table-{metric} "] = found.significance(metric)
+    tables |= {
+        f"published-{metric}": found.published(metric),
+        f"cross-site-{metric}": found.cross_site(metric),
+    }
+    for name, table in tables.items():
+        if table is not None:
+            where = f"{name.strip()}.md in {found.folder}"
+            print_marked(shorten(table, where), f"{where} has them.")
+            out.print()
+
+
+def shorten(table: Any, where: str) -> Any:
+    """A long table on a terminal: rows of all structures together; where: the file with the others."""
+    if not out.is_terminal or len(table.rows) <= MOST_ROWS or STRUCTURE not in table.columns:
+        return table
+    place = list(table.columns).index(STRUCTURE)
+    rows = [row for row in table.rows if row[place] == table.rows[0][place]]
+    caption = f"{table.caption} {len(table.rows) - len(rows)} rows of single structures: {where}."
+    return dataclasses.replace(table, rows=rows, caption=caption)
+
+
+def show_headline(found: Any) -> None:
+    from wardround.comparison.headline import as_text
+
+    out.print(f"{as_text(found.headline())}\n", markup=False)
 
 
 def print_marked(table: Any, where: str = WIDER) -> None:
@@ -337,6 +367,7 @@ def print_marked(table: Any, where: str = WIDER) -> None:
 
 
 def as_dict(found: Any) -> Any:
+    from wardround.comparison.headline import as_text
     from wardround.files import jsonable
 
     done = bool(len(found.results))
@@ -348,6 +379,7 @@ def as_dict(found: Any) -> Any:
             "cells": len(found.cells),
             "done": len(found.results),
             "failures": found.failures,
+            "headline": as_text(found.headline()) if done else "",
             "metrics": {metric: found.numbers(metric) for metric in found.metrics} if done else {},
         }
     )

@@ -158,8 +158,8 @@ def show_predictions(done: Any, tested: tuple[int, float, float] | None, unit: s
         if tested is not None:
             number, doubt, dice = tested
             note += (
-                f" The run's {number} test {unit}{'s' if number > 1 else ''}: mean uncertainty {doubt:.3f}, "
-                f"mean Dice {dice:.3f}."
+                f" Mean over the run's {number} test {unit}{'s' if number > 1 else ''}: uncertainty "
+                f"{doubt:.3f}, Dice {dice:.3f}."
             )
         if len(rows) > MOST_SHOWN:
             note += f" {len(rows) - MOST_SHOWN} more rows are in predictions.json."

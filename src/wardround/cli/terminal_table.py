@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
@@ -15,28 +15,37 @@ MARKS = ("{}", "[bold]{}[/]", "[underline]{}[/]")
 LONGEST_WORD = 30  # a path or an address may be broken, to be seen at all
 NARROW_PROSE = 12  # sentences are not squeezed into less
 WIDER = "A wider terminal shows them, and so does a pipe (| cat)."
-GROUP = "structure"  # a rule is drawn where the value of this column changes
+STRUCTURE = "structure"
 
 
 def draw_table(console: Console, table: Any, *, where: str = WIDER) -> None:
-    """Print a table of `wardround.tables`; where: a sentence on where columns are that do not fit."""
-    heads, cells = table.heads(), table.cells()
+    """Print a table of `wardround.tables`; where: a sentence on where columns are that do not fit.
+
+    Structures become headings between the rows, which takes less room than a column.
+    """
+    group = list(table.columns).index(STRUCTURE) if STRUCTURE in table.columns[1:] else None
+    heads, cells, ranks = table.heads(), table.cells(), table.ranks()
     fixed = [is_fixed([row[place] for row in table.rows]) for place in range(len(heads))]
-    columns = [[head, *(row[place] for row in cells)] for place, head in enumerate(heads)]
-    widths = choose_widths(columns, fixed, console.width)
+    places = [place for place in range(len(heads)) if place != group]
+    columns = [[heads[place], *(row[place] for row in cells)] for place in places]
+    columns[0] += [] if group is None else [row[group] for row in cells]
+    chosen = choose_widths(columns, [fixed[place] for place in places], console.width)
+    widths = {places[number]: width for number, width in chosen.items()}
     grid = RichTable()
     for place, width in widths.items():
         side = "right" if place and fixed[place] else "left"
         grid.add_column(escape(heads[place]), justify=side, overflow="fold", width=width)  # type: ignore[arg-type]
-    starts = find_groups(table)
-    for number, (row, ranks) in enumerate(zip(cells, table.ranks(), strict=True)):
-        if number in starts:
+    before = None
+    for row, marks in zip(cells, ranks, strict=True):
+        if group is not None and row[group] != before:
             grid.add_section()
-        grid.add_row(*(MARKS[ranks[place]].format(escape(row[place])) for place in widths))
+            grid.add_row(f"[italic]{escape(row[group])}[/]")
+            before = row[group]
+        grid.add_row(*(MARKS[marks[place]].format(escape(row[place])) for place in widths))
     for text in (table.title, grid, table.caption):
         if text:
             console.print(Text(text) if isinstance(text, str) else Padding(text, 0, expand=False))
-    left_out = [head for place, head in enumerate(heads) if place not in widths]
+    left_out = [heads[place] for place in places if place not in widths]
     if left_out:
         console.print(Text(f"Not shown, for lack of width: {', '.join(left_out)}. {where}"))
 
@@ -76,17 +85,3 @@ def measure_least(column: Sequence[str], is_number: bool) -> int:
     longest = max(map(len, cells), default=0)
     words += [min(len(word), LONGEST_WORD) for cell in cells for word in cell.split()]
     return max([*words, min(longest, NARROW_PROSE)], default=1)
-
-
-def find_groups(table: Any) -> set[int]:
-    """Rows that begin another structure."""
-    if GROUP not in table.columns[1:]:
-        return set()
-    place = list(table.columns).index(GROUP)
-
-    def changes() -> Iterator[int]:
-        for number, (before, after) in enumerate(zip(table.rows, table.rows[1:], strict=False), start=1):
-            if before[place] != after[place]:
-                yield number
-
-    return set(changes())

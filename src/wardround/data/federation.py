@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from wardround.data.cases import ClientData, TensorSplit
-from wardround.data.federation_file import PrepareSettings
+from wardround.data.federation_file import ClientPartition, PrepareSettings
 from wardround.data.roles import POOLED, PROXY
 from wardround.data.serving.resident import join_splits
 
@@ -40,7 +40,7 @@ class Federation:
     summarise_scans: what the training scans were like, once they are prepared; first_images: one file of
     every case, where there are files on this machine; units: of distances, where the cases do not say;
     prepared_shape: of the first scan once it is prepared, estimated; version: text that differs where loading
-    would give something else.
+    would give something else; partition: how clients were made that the data did not come with.
     """
 
     names: Sequence[str]
@@ -61,6 +61,7 @@ class Federation:
     units: str | None = None
     prepared_shape: tuple[int, ...] | None = None
     version: Callable[[], str] | None = None
+    partition: ClientPartition | None = None
 
     def load(self, name: str) -> ClientData:
         """All cases of one client; the pooled one has everybody's, without their test cases."""

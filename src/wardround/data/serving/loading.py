@@ -24,7 +24,13 @@ from wardround.data.cases import ClientData, Split, TensorSplit
 from wardround.data.checking.check import assign_splits
 from wardround.data.checking.facts import ImageFacts, read_facts
 from wardround.data.federation import Federation, ScanSummary
-from wardround.data.federation_file import FederationFile, PrepareSettings, check_settings, load
+from wardround.data.federation_file import (
+    ClientPartition,
+    FederationFile,
+    PrepareSettings,
+    check_settings,
+    load,
+)
 from wardround.data.listing import SPLITS, Entry, Listing, Watch
 from wardround.data.preparing.cache import Cache, describe
 from wardround.data.preparing.cache import load as load_prepared
@@ -78,6 +84,7 @@ def federation_of(
         first_images=lambda: (entry.images[0] for entry in data.listing.entries),
         prepared_shape=data.prepared_shape,
         version=data.describe_version,
+        partition=ClientPartition.find(data.file),
     )
 
 
