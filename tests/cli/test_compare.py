@@ -168,6 +168,15 @@ def test_the_live_table_fills_in(config: Path, tmp_path: Path) -> None:
     assert "2 of 4 cells done, 1 running" in text and "at a time" in text
 
 
+def test_seeds_that_do_not_fit_the_terminal_become_a_count(
+    config: Path, tmp_path: Path, monkeypatch: MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "err", Console(width=60, file=io.StringIO()))
+    fitting, many = drawn(screen_of(config, tmp_path, 3)), drawn(screen_of(config, tmp_path, 6))
+
+    assert "seed 44" in fitting and "0 of 6" in many and "seed 44" not in many
+
+
 def test_many_seeds_become_a_count(config: Path, tmp_path: Path) -> None:
     screen = screen_of(config, tmp_path, 9)
     screen.on_end("local-seed42", 0.75, None)

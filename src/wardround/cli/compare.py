@@ -281,8 +281,10 @@ class CellScreen(Cells):
 
     def list_columns(self) -> list[str]:
         """Headings for seeds, folds and held-out clients; none if they are too many to show."""
-        titles = dict.fromkeys(title_replicate(cell) for cell in self.grid.cells)
-        return list(titles) if len(titles) <= MOST_COLUMNS else []
+        titles = list(dict.fromkeys(title_replicate(cell) for cell in self.grid.cells))
+        labels = max((len(row.label) for row in self.grid.rows), default=0)
+        width = labels + sum(max(len(title), len("waiting")) + 3 for title in (*titles, "mean")) + 4
+        return titles if len(titles) <= MOST_COLUMNS and width <= err.width else []
 
     def draw_row(self, label: str, columns: Sequence[str]) -> list[str]:
         cells = [cell for cell in self.grid.cells if cell.row == label]

@@ -27,6 +27,7 @@ from wardround.engine.judging.result_tables import (
     client_table,
     detect_units,
     find_interval,
+    method_table,
     read_case_rows,
     read_units,
 )
@@ -247,6 +248,14 @@ def test_clients_made_by_a_partition_are_marked_in_tables_report_and_card(
         Package.of(result.folder), kind="x", files={}
     )
     assert "partition" not in wr.run(settings(tmp_path / "natural", rounds=1)).summary
+
+
+def test_the_demos_table_has_its_sums_first_and_counts_test_cases() -> None:
+    table = method_table({"mine": two_structures()}, "dice", "Scores", {"elsewhere": [0.25]})
+
+    assert list(table.columns) == ["method", "mean", "worst", "elsewhere", "east", "north", "south"]
+    assert table.rows[0][1:4] == approx([0.575, 0.5, 0.25]) and table.rows[0][4:] == approx([0.2, 0.65, 0.5])
+    assert "Test cases: north 3, south 1, east 1." in table.caption
 
 
 def test_units_follow_what_lengths_are_in() -> None:

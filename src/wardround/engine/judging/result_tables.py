@@ -143,7 +143,7 @@ def method_table(
     title: str,
     extra: Mapping[str, Sequence[Any]] | None = None,
 ) -> Table:
-    """Rows methods, columns each client's test set, mean and worst."""
+    """Rows methods, columns mean, worst, what is given as extra, and each client's test set."""
     clients = sorted({name for result in results.values() for name in result.clients[metric]})
     extra = extra or {}
     rows: list[list[Any]] = []
@@ -152,9 +152,14 @@ def method_table(
         values = [summaries[name].mean if name in summaries else math.nan for name in clients]
         overall = result.overall[metric]
         rows.append(
-            [label, *values, overall.mean, worst_value(overall), *(extra[key][len(rows)] for key in extra)]
+            [label, overall.mean, worst_value(overall), *(extra[key][len(rows)] for key in extra), *values]
         )
-    return Table(title, ["method", *clients, "mean", "worst", *extra], rows)
+    caption = ""
+    for result in list(results.values())[:1]:
+        found = {name: result.summarise_means(metric, name).num for name in result.clients[metric]}
+        counted = ", ".join(f"{name} {number}" for name, number in found.items())
+        caption = f"Test cases: {counted}. The report has each hospital's 95 % interval."
+    return Table(title, ["method", "mean", "worst", *extra, *clients], rows, caption)
 
 
 def case_rows(evaluation: Evaluation, metrics: Sequence[str]) -> Table:
