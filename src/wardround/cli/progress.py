@@ -30,52 +30,6 @@ from wardround.cli.common import err
 from wardround.text import format_duration
 
 
-class RoundProgress:
-    """Rounds of several runs, and the time that is left. waiting: runs that have not begun."""
-
-    def __init__(self, waiting: Iterable[str] = ()) -> None:
-        self.waiting: set[str] = set(waiting)
-        self._ended: set[str] = set()
-        self._first: dict[str, int] = {}  # rounds that were done when the run began here
-        self._done: dict[str, int] = {}
-        self._rounds: dict[str, int] = {}
-        self._began = 0.0
-
-    @property
-    def running(self) -> list[str]:
-        return [name for name in self._done if name not in self._ended]
-
-    def note(self, name: str, done: int, rounds: int) -> None:
-        self._began = self._began or time.monotonic()
-        self.waiting.discard(name)
-        self._first.setdefault(name, done)
-        self._done[name], self._rounds[name] = done, rounds
-
-    def end(self, name: str) -> None:
-        self.waiting.discard(name)
-        self._ended.add(name)
-
-    def count_left(self) -> float:
-        """Rounds to come; a run that has not begun is taken to have as many as the others."""
-        usual = sum(self._rounds.values()) / max(1, len(self._rounds))
-        return len(self.waiting) * usual + sum(self._rounds[n] - self._done[n] for n in self.running)
-
-    def describe_run(self, name: str) -> str:
-        return f"{self._done[name]}/{self._rounds[name]}" if name in self._done else "waiting"
-
-    def describe_rounds(self) -> str:
-        done = sum(self._done.values())
-        return f", {done} of {done + self.count_left():.0f} rounds" if self._rounds else ""
-
-    def describe_left(self) -> str:
-        """The time that is left, by the rounds so far of all runs together, once there are some of each."""
-        done = sum(self._done.values()) - sum(self._first.values())
-        left = self.count_left()
-        if not left or done < 2 * max(1, len(self.running)):
-            return ""
-        return f", about {format_duration(left * (time.monotonic() - self._began) / done)} left"
-
-
 class Screen:
     """Progress on a terminal: one bar for the rounds, one for each client in training; or one for each run.
 
@@ -168,6 +122,52 @@ class Lines:
             self._shown[name] = done
             left = self._left.describe_left()
             err.print(f"{name}: round {done} of {rounds}{left + ' in all' if left else ''}", markup=False)
+
+
+class RoundProgress:
+    """Rounds of several runs, and the time that is left. waiting: runs that have not begun."""
+
+    def __init__(self, waiting: Iterable[str] = ()) -> None:
+        self.waiting: set[str] = set(waiting)
+        self._ended: set[str] = set()
+        self._first: dict[str, int] = {}  # rounds that were done when the run began here
+        self._done: dict[str, int] = {}
+        self._rounds: dict[str, int] = {}
+        self._began = 0.0
+
+    @property
+    def running(self) -> list[str]:
+        return [name for name in self._done if name not in self._ended]
+
+    def note(self, name: str, done: int, rounds: int) -> None:
+        self._began = self._began or time.monotonic()
+        self.waiting.discard(name)
+        self._first.setdefault(name, done)
+        self._done[name], self._rounds[name] = done, rounds
+
+    def end(self, name: str) -> None:
+        self.waiting.discard(name)
+        self._ended.add(name)
+
+    def count_left(self) -> float:
+        """Rounds to come; a run that has not begun is taken to have as many as the others."""
+        usual = sum(self._rounds.values()) / max(1, len(self._rounds))
+        return len(self.waiting) * usual + sum(self._rounds[n] - self._done[n] for n in self.running)
+
+    def describe_run(self, name: str) -> str:
+        return f"{self._done[name]}/{self._rounds[name]}" if name in self._done else "waiting"
+
+    def describe_rounds(self) -> str:
+        done = sum(self._done.values())
+        return f", {done} of {done + self.count_left():.0f} rounds" if self._rounds else ""
+
+    def describe_left(self) -> str:
+        """The time that is left, by the rounds so far of all runs together, once there are some of each."""
+        done = sum(self._done.values()) - sum(self._first.values())
+        left = self.count_left()
+        if not left or done < 2 * max(1, len(self.running)):
+            return ""
+        return f", about {format_duration(left * (time.monotonic() - self._began) / done)} left"
 
 
 def describe_round(record: Mapping[str, Any]) -> str:
