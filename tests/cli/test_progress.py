@@ -75,6 +75,20 @@ def test_bars_of_a_run_fit_the_terminal_and_show_the_time_left(width: int, monke
     assert "about 5 min left" in shown[-1] and "validation dice" in shown[-1]
 
 
+def test_bars_of_several_runs_show_the_time_left_of_all(monkeypatch: MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr(time, "monotonic", clock)
+    console = Console(file=io.StringIO(), force_terminal=True, width=80, color_system=None)
+    monkeypatch.setattr(progress, "err", console)
+    with show_rounds(False, waiting=["local", "fedavg"]) as screen:
+        screen.on_rounds("local", 0, 4)
+        clock.now += 20
+        screen.on_rounds("local", 2, 4)
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+
+    assert "about 60 s left in all" in shown
+
+
 def test_bars_of_cases_show_the_time_left() -> None:
     with Progress(console=Console(file=io.StringIO())) as bars:
         bars.add_task("checking", total=10)

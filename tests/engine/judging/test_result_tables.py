@@ -258,6 +258,15 @@ def test_the_demos_table_has_its_sums_first_and_counts_test_cases() -> None:
     assert "Test cases: north 3, south 1, east 1." in table.caption
 
 
+def test_the_demos_table_has_objectives_beside_the_methods_where_they_differ() -> None:
+    found = {"a": two_structures(), "b": two_structures()}
+    table = method_table(found, "dice", "", objectives=["dice_bce", "evidential"])
+
+    assert [row[:2] for row in table.rows] == [["a", "dice_bce"], ["b", "evidential"]]
+    assert list(table.columns)[:3] == ["method", "objective", "mean"]
+    assert "objective" not in method_table(found, "dice", "", objectives=["dice", "dice"]).columns
+
+
 def test_units_follow_what_lengths_are_in() -> None:
     found = [METRICS["hd95"].unit_in(lengths) for lengths in (MM, PX, MM_OR_PX, "")]
 

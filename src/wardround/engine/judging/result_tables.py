@@ -142,8 +142,13 @@ def method_table(
     metric: str,
     title: str,
     extra: Mapping[str, Sequence[Any]] | None = None,
+    objectives: Sequence[str] = (),
 ) -> Table:
-    """Rows methods, columns mean, worst, what is given as extra, and each client's test set."""
+    """Rows methods, columns mean, worst, what is given as extra, and each client's test set.
+
+    objectives: of each row; they stand beside the methods where they differ.
+    """
+    differ = len(set(objectives)) > 1
     clients = sorted({name for result in results.values() for name in result.clients[metric]})
     extra = extra or {}
     rows: list[list[Any]] = []
@@ -151,15 +156,17 @@ def method_table(
         summaries = result.clients[metric]
         values = [summaries[name].mean if name in summaries else math.nan for name in clients]
         overall = result.overall[metric]
+        start = [label, *([objectives[len(rows)]] if differ else [])]
         rows.append(
-            [label, overall.mean, worst_value(overall), *(extra[key][len(rows)] for key in extra), *values]
+            [*start, overall.mean, worst_value(overall), *(extra[key][len(rows)] for key in extra), *values]
         )
     caption = ""
     for result in list(results.values())[:1]:
         found = {name: result.summarise_means(metric, name).num for name in result.clients[metric]}
         counted = ", ".join(f"{name} {number}" for name, number in found.items())
         caption = f"Test cases: {counted}. The report has each hospital's 95 % interval."
-    return Table(title, ["method", "mean", "worst", *extra, *clients], rows, caption)
+    heads = ["method", *(["objective"] if differ else []), "mean", "worst"]
+    return Table(title, [*heads, *extra, *clients], rows, caption)
 
 
 def case_rows(evaluation: Evaluation, metrics: Sequence[str]) -> Table:
