@@ -86,7 +86,10 @@ class Result:
                 raise LookupError(f"the run in {self.folder} was not tested (data.test is false)")
             raise LookupError(f"the run in {self.folder} was stopped before its test; resume it first")
         metrics, name = self.config.evaluate.metrics, self.config.name
-        return client_table(self.test, metrics, name, self.outcome.units)
+        made = self.outcome.partition
+        return client_table(
+            self.test, metrics, name, self.outcome.units, [] if made is None else [made.sentence]
+        )
 
     @cached_property
     def params(self) -> Params:

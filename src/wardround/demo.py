@@ -13,6 +13,7 @@ from typing import Any
 
 from wardround.api import Result
 from wardround.batch import BatchListener, run_all
+from wardround.config_file import resolve
 from wardround.engine.judging.result_tables import method_table
 from wardround.machine import cores
 from wardround.reporting import write_report
@@ -57,7 +58,8 @@ def run_demo(folder: Path, *, seed: int = 42, watch: BatchListener | None = None
     references = method_table(shown, "dice", "Test Dice at each hospital", away)
     shown = {"FedAvg": tests["fedavg"]} | {label: tests[name] for name, label in PAPERS.items()}
     title = "The four papers' methods, same hospitals, same budget (one seed)"
-    papers = method_table(shown, "dice", title)
+    own = [resolve(results[name].config)["objective"]["name"] for name in ("fedavg", *PAPERS)]
+    papers = method_table(shown, "dice", title, objectives=own)
     fedavg = tests["fedavg"].value("dice")
     sentence = (
         f"A hospital's own model scores {elsewhere:.2f} at the other hospitals; "

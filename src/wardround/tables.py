@@ -35,6 +35,10 @@ class Spread:
     num_infinite: int = 0
 
 
+class Flagged(float):
+    """A number with a remark below its table; shown with a double dagger."""
+
+
 class PValue(float):
     """A probability; small ones are shown as a bound."""
 
@@ -138,6 +142,8 @@ def shown(value: Any) -> str:
         return "n/a" if math.isnan(value.low) else f"[{shown(value.low)}, {shown(value.high)}]"
     if isinstance(value, PValue) and value < 0.001:
         return "<0.001"
+    if isinstance(value, Flagged):
+        return f"{shown(float(value))}‡"
     if isinstance(value, float):
         return "n/a" if math.isnan(value) else "inf" if math.isinf(value) else f"{value:.3f}"
     return str(value)
@@ -166,7 +172,7 @@ def plain_value(value: Any) -> Any:
         return dataclasses.asdict(value)
     if isinstance(value, Interval):
         return [value.low, value.high]
-    return float(value) if isinstance(value, PValue) else value
+    return float(value) if isinstance(value, PValue | Flagged) else value
 
 
 # Untrusted names
@@ -202,6 +208,7 @@ LATEX = {
     '"': r"\textquotedbl{}",
     "±": r"$\pm$",
     "†": r"$^\dagger$",
+    "‡": r"$^\ddagger$",
     "…": r"\ldots{}",
     **{character: "\\" + character for character in "&%$#_{}"},
 }

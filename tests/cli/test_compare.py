@@ -3,7 +3,7 @@
 import io
 import json
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,10 @@ from rich.console import Console
 from comparison.here import Here
 from wardround import batch
 from wardround.cli import compare as command
-from wardround.comparison import run
+from wardround.comparison import Comparison, run
+from wardround.comparison.scores import Replicate, RowScores, Sheet
+from wardround.comparison.statistics import CaseKey
+from wardround.tables import Table
 
 
 @fixture(autouse=True)
@@ -165,6 +168,15 @@ def test_the_live_table_fills_in(config: Path, tmp_path: Path) -> None:
     assert "2 of 4 cells done, 1 running" in text and "at a time" in text
 
 
+def test_seeds_that_do_not_fit_the_terminal_become_a_count(
+    config: Path, tmp_path: Path, monkeypatch: MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "err", Console(width=60, file=io.StringIO()))
+    fitting, many = drawn(screen_of(config, tmp_path, 3)), drawn(screen_of(config, tmp_path, 6))
+
+    assert "seed 44" in fitting and "0 of 6" in many and "seed 44" not in many
+
+
 def test_many_seeds_become_a_count(config: Path, tmp_path: Path) -> None:
     screen = screen_of(config, tmp_path, 9)
     screen.on_end("local-seed42", 0.75, None)
@@ -182,3 +194,104 @@ def test_the_table_is_marked_on_a_terminal(
     _, out, _ = call(monkeypatch, capsys, str(config), "-q")
 
     assert "\x1b[1m0." in out and "\x1b[4m0." in out  # bold and underlined
+
+
+# What is printed at the end
+
+
+def comparison(folder: Path, *seeds: float) -> Any:
+    """Two rows and two structures at two hospitals; the second row is better by so much with each seed."""
+    keys = [CaseKey(c, f"{c}-{k}", r) for c in ("north", "south") for k in range(6) for r in ("rim", "cup")]
+
+    def row(label: str, gains: Sequence[float], objective: str) -> RowScores:
+        found = {
+            (seed, None): Replicate(
+                seed, None, {"dice": {key: 0.5 + gain + n / 100 for n, key in enumerate(keys)}}
+            )
+            for seed, gain in enumerate(gains)
+        }
+        return RowScores(label, found, objective={"name": objective})
+
+    rows = [row("fedavg", [0.0] * len(seeds), "dice_bce"), row("FedEvi", seeds, "evidential")]
+    names = [{"label": each.label, "method": each.label.lower()} for each in rows]
+    facts = {
+        "name": "toy",
+        "rows": names,
+        "metrics": ["dice"],
+        "reference": "fedavg",
+        "failures": {},
+        "cells": [],
+    }
+    found = Comparison(
+        folder, {**facts, "seeds": list(range(len(seeds))), "folds": [], "held_out": [], "preset": None}
+    )
+    found.__dict__.update(sheet=Sheet("toy", rows, "fedavg", ["dice"], expected=len(seeds)), runs={})
+    return found
+
+
+@mark.parametrize("width", [80, 100])
+def test_the_terminal_has_structures_intervals_objectives_and_flags_at_any_width(
+    width: int, tmp_path: Path, monkeypatch: MonkeyPatch
+) -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, width=width, color_system=None)
+    monkeypatch.setattr(command, "out", console)
+    found = comparison(tmp_path, 0.1, 0.2, -0.05)
+    command.show_metric(found, "dice")
+    command.show_headline(found)
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    text = " ".join(" ".join(lines).split())
+
+    assert max(map(len, lines)) <= width
+    assert "evidential" in text and "│ rim " in text and "│ cup " in text
+    assert "95 % interval │" in text.replace("┃", "│") and "0.083‡" in text
+    assert (
+        "FedEvi has the highest mean test Dice: 0.698" in text and "signs that differ between seeds" in text
+    )
+    assert "It cannot be told apart from fedavg" in text
+    if "Not shown" in text:
+        assert f"table-dice.md in {tmp_path}".replace(" ", "") in text.replace(" ", "")
+
+
+def test_json_has_the_headline_structures_and_objectives(
+    config: Path, monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
+) -> None:
+    _, out, _ = call(monkeypatch, capsys, str(config), "--json", "--methods", "fedavg,fedevi")
+    found = json.loads(out)
+
+    assert "has the highest mean test Dice" in found["headline"]
+    assert found["metrics"]["dice"]["objectives"] == {"fedavg": "dice_bce", "fedevi": "evidential"}
+    assert found["metrics"]["dice"]["structures"] == {}
+    estimate = found["metrics"]["dice"]["summaries"][0]["estimates"]["north"]
+    assert estimate["num"] > 0 and len(estimate["interval"]) == 2
+
+
+def test_same_objective_leaves_no_column_of_objectives(
+    config: Path, monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
+) -> None:
+    _, out, _ = call(monkeypatch, capsys, str(config), "-q", "--methods", "fedavg,fedevi", "--same-objective")
+
+    assert "| objective |" not in out and "All rows have the objective of 'fedevi', evidential" in out
+    assert (config.parent / "out" / "clients-dice.csv").exists()
+
+
+def test_a_table_of_many_rows_keeps_those_of_all_structures_on_a_terminal(monkeypatch: MonkeyPatch) -> None:
+    rows = [[f"m{k}", s, 0.5] for s in ("all", "rim", "cup") for k in range(20)]
+    table = Table("T", ["method", "structure", "mean"], rows, "Caption.")
+    monkeypatch.setattr(command, "out", Console(file=io.StringIO(), force_terminal=True))
+    found = command.shorten(table, "table-dice.md")
+
+    assert len(found.rows) == 20 and found.caption == "Caption. 40 rows of single structures: table-dice.md."
+
+
+def test_held_out_cells_show_the_mean_of_held_out_clients(
+    tmp_path: Path, monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
+) -> None:
+    """The number beside a cell is the one that the table at the end is about."""
+    path = tmp_path / "one.yaml"
+    path.write_text(
+        yaml.safe_dump({**settings(tmp_path / "out", rounds=1), "sweep": {"methods": ["fedavg"]}})
+    )
+    _, out, err = call(monkeypatch, capsys, str(path), "--hold-out", "north")
+    shown = next(line for line in err.splitlines() if "without north" in line).split("dice ")[1][:5]
+
+    assert out.splitlines()[4].split(" | ")[1] == shown

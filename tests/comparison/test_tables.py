@@ -1,10 +1,13 @@
 """The tables of a comparison: means over clients and seeds, ranks, captions, tests, the cross-site matrix."""
 
+import dataclasses
 import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from pytest import approx, mark, raises
+from scipy import stats
 
 from wardround.comparison.scores import (
     Replicate,
@@ -15,11 +18,17 @@ from wardround.comparison.scores import (
     set_apart,
 )
 from wardround.comparison.statistics import CaseKey
-from wardround.comparison.tables import cross_site_table, join_tables, score_table, significance_table
+from wardround.comparison.tables import (
+    cross_site_table,
+    hospital_table,
+    join_tables,
+    score_table,
+    significance_table,
+)
 from wardround.engine.judging.evaluation import Evaluation
 from wardround.errors import CheckpointError
 from wardround.metrics import across_clients, summarise
-from wardround.tables import Spread
+from wardround.tables import Spread, shown
 
 nan, inf = math.nan, math.inf
 
@@ -155,6 +164,8 @@ def test_seeds_that_disagree_about_the_sign_are_flagged() -> None:
     table = significance_table(compared, compute_statistics(compared, "dice"))
 
     assert cell(table, "b", "better with") == "2 of 3 seeds: signs differ"
+    assert shown(cell(table, "b", "difference")).endswith("‡")  # in a column that no terminal leaves out
+    assert not shown(cell(table, "c", "difference")).endswith("‡")
     assert cell(table, "c", "better with") == "3 of 3 seeds" and cell(table, "a", "better with") == ""
     assert "seeds and cases both random" in table.caption and "Signs differ:" in table.caption
 
@@ -229,6 +240,86 @@ def test_a_client_called_mean_keeps_its_column() -> None:
     assert [table.rows[0][place].mean for place in (1, -2, -1)] == approx([0.5, 0.2, 0.8])
 
 
+def in_regions(**regions: dict[CaseKey, float]) -> dict[CaseKey, float]:
+    return {
+        key._replace(region=name): value for name, found in regions.items() for key, value in found.items()
+    }
+
+
+def test_several_structures_have_rows_and_ranks_of_their_own() -> None:
+    a = row("a", in_regions(rim=scores(north=[0.8, 0.6]), cup=scores(north=[0.2, 0.4])))
+    b = row("b", in_regions(rim=scores(north=[0.5, 0.5]), cup=scores(north=[0.6, 0.8])))
+    table = score_table(sheet(a, b), "dice")
+    means = {(line[0], line[1]): line[2] for line in table.rows}
+
+    assert list(table.columns)[:3] == ["method", "structure", "mean"]
+    assert [line[:2] for line in table.rows] == [
+        ["a", "all"], ["b", "all"], ["a", "rim"], ["b", "rim"], ["a", "cup"], ["b", "cup"],
+    ]  # fmt: skip
+    assert [means[key].mean for key in means] == approx([0.5, 0.6, 0.7, 0.5, 0.3, 0.7])
+    assert [means[key].rank for key in means] == [2, 1, 1, 2, 2, 1]
+    assert "2 structures" in table.caption
+
+
+def test_a_structure_that_a_client_does_not_have_is_not_available_and_in_no_mean() -> None:
+    found = in_regions(rim=scores(north=[0.8, 0.6], south=[0.3]), cup=scores(north=[0.2, 0.4]))
+    table, by_client = (
+        score_table(sheet(row("a", found)), "dice"),
+        hospital_table(sheet(row("a", found)), "dice"),
+    )
+    cup = next(line for line in table.rows if line[1] == "cup")
+    south = next(line for line in by_client.cells() if line[0] == "south" and line[2] == "cup")
+
+    assert cup[2].mean == approx(0.3) and shown(cup[list(table.columns).index("south")]) == "n/a"
+    assert south[3:] == ["n/a", "n/a", "0"]
+
+
+def test_every_client_has_its_score_with_an_interval_and_the_number_of_cases() -> None:
+    """Of one seed the interval is that of a run's own table: Student's t over the cases' means."""
+    values = [0.5, 0.6, 0.7, 0.8]
+    table = hospital_table(sheet(row("a", scores(north=values, south=[0.4]))), "dice")
+    expected = stats.t.interval(0.95, 3, np.mean(values), stats.sem(values))
+
+    assert list(table.columns) == ["client", "method", "Dice", "95 % interval", "n"]
+    assert table.rows[0][2].mean == approx(0.65) and table.rows[0][3] == approx(expected)
+    assert table.rows[0][4] == 4 and shown(table.rows[1][3]) == "n/a" and table.rows[1][4] == 1
+
+
+def test_the_interval_of_a_client_counts_seeds() -> None:
+    """Seeds that differ widen it; it is the interval of a comparison with this client alone."""
+    seeds = [scores(north=[0.5, 0.6, 0.7], south=[0.9, 0.8]), scores(north=[0.3, 0.4, 0.5], south=[0.9, 0.7])]
+    found = sheet(row("a", *seeds))
+    alone = sheet(row("a", *({k: v for k, v in seed.items() if k.client == "north"} for seed in seeds)))
+    table = hospital_table(found, "dice")
+
+    assert table.rows[0][3] == compute_statistics(alone, "dice").row("a").interval
+    assert "seeds and cases both random" in table.caption
+
+
+def test_held_out_clients_are_marked_in_the_table_of_clients() -> None:
+    found = sheet(row("a", scores(north=[0.5, 0.6], south=[0.1, 0.3])))
+    apart = dataclasses.replace(found, rows=set_apart(found.rows, {"a": ["south"]}))
+    table = hospital_table(apart, "dice")
+
+    assert [line[0] for line in table.rows] == ["north", "south (held out)"]
+    assert table.rows[1][2].mean == approx(0.2) and table.rows[1][4] == 2
+
+
+def test_the_objective_stands_beside_the_method_where_rows_differ_in_it() -> None:
+    plain, other = {"name": "dice_bce"}, {"name": "evidential"}
+    rows = [row("a", scores(n=[0.5, 0.6]), objective=plain), row("b", scores(n=[0.6, 0.7]), objective=other)]
+    differ, same = sheet(*rows), sheet(rows[0], dataclasses.replace(rows[1], objective=plain))
+    tests = significance_table(differ, compute_statistics(differ, "dice"))
+
+    for table in (score_table(differ, "dice"), tests, hospital_table(differ, "dice")):
+        place = list(table.columns).index("objective")
+        assert table.columns[place - 1] == "method"
+        assert [line[place] for line in table.rows] == ["dice_bce", "evidential"]
+    assert "Rows differ in the objective too" in score_table(differ, "dice").caption
+    assert "objective" in join_tables(score_table(differ, "dice"), tests).csv().splitlines()[0]
+    assert "objective" not in score_table(same, "dice").columns
+
+
 # Tests
 
 
@@ -261,6 +352,15 @@ def test_only_seeds_both_rows_have_are_compared() -> None:
     test = compute_statistics(sheet(a, b), "dice").row("b").test
 
     assert test is not None and test.difference == approx(0.1)
+
+
+def test_csv_has_tests_beside_the_rows_of_all_structures() -> None:
+    found = in_regions(rim=scores(n=[0.5, 0.6]), cup=scores(n=[0.1, 0.2]))
+    both = sheet(row("a", found), row("b", {key: value + 0.1 for key, value in found.items()}))
+    wide = join_tables(score_table(both, "dice"), significance_table(both, compute_statistics(both, "dice")))
+    place = list(wide.columns).index("p (Holm)")
+
+    assert [line[place] == "" for line in wide.rows] == [True, False, True, True, True, True]
 
 
 def test_scores_and_tests_stand_side_by_side_in_csv() -> None:

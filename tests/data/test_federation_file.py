@@ -6,6 +6,7 @@ from pytest import MonkeyPatch, mark, raises
 
 from data.test_sources import centre, of
 from wardround.data.federation_file import (
+    ClientPartition,
     PartitionSettings,
     PrepareSettings,
     SplitSettings,
@@ -166,3 +167,26 @@ def test_a_folder_reached_through_a_link_is_still_found(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "a" / "real")
     write(of(str(tmp_path / "link")), tmp_path / "f.yaml")
     assert list_cases(load(tmp_path / "f.yaml"), tmp_path).clients == ["north"]
+
+
+@mark.parametrize(
+    ("partition", "sentence"),
+    [
+        ("{kind: natural}", None),
+        (
+            "{kind: quantity, skew: 2}",
+            "Clients are an artificial partition of a, b by size (power law, skew 2)",
+        ),
+        (
+            "{kind: dirichlet, alpha: 0.1, by: class}",
+            "of a, b by class (dirichlet, alpha 0.1), not hospitals.",
+        ),
+        ("{kind: feature, shift: contrast}", "by changed images (feature, contrast, strength 0.5)"),
+        ("{kind: column, column: scanner}", "Clients are a partition of a, b by column 'scanner'."),
+    ],
+)
+def test_clients_that_were_made_are_described(partition: str, sentence: str | None, tmp_path: Path) -> None:
+    text = f"sources: [{{path: data/a}}, {{path: data/b}}]\npartition: {partition}\n"
+    found = ClientPartition.find(load(written(tmp_path, text)))
+
+    assert found is None if sentence is None else found is not None and sentence in found.sentence

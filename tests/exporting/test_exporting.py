@@ -14,6 +14,7 @@ import torch
 import yaml
 from helpers import run, spoil
 from safetensors.torch import load_file
+from scipy import stats
 
 from wardround.cli import app
 from wardround.comparison.runs import read_run
@@ -26,7 +27,7 @@ from wardround.exporting.exports import graph_readme
 from wardround.exporting.package import Package, opened
 from wardround.prediction.predicting import Predictor
 from wardround.prediction.trained import TrainedModel
-from wardround.tables import shown
+from wardround.tables import Interval, shown
 
 # The plain folder
 
@@ -151,11 +152,21 @@ def test_the_card_holds_the_numbers_of_the_run(volumes: Path, tmp_path: Path) ->
     facts, dice = read_run(volumes), result["test"]["dice"]
 
     for client, summary in dice["clients"].items():
-        own = {key: value for key, value in facts.cases["dice"].items() if key.client == client}
-        assert f"| {client} | {shown(summary['mean'])} | {shown(bootstrap(own))} |" in card
+        means: dict[str, list[float]] = {}
+        for key, value in facts.cases["dice"].items():
+            if key.client == client:
+                means.setdefault(key.case, []).append(value)
+        own = [np.mean(values) for values in means.values()]  # of a case, over its structures
+        low, high = stats.t.interval(0.95, len(own) - 1, np.mean(own), stats.sem(own))
+        interval = Interval(max(0.0, low), min(1.0, high))  # that of the run's own table
+        assert f"| {client} | all | {shown(summary['mean'])} | {shown(interval)} | {len(own)} |" in card
+        for structure in ("rim", "core"):
+            cases = facts.cases["dice"].items()
+            alone = [v for k, v in cases if k.client == client and k.region == structure]
+            assert f"| {client} | {structure} | {shown(float(np.mean(alone)))} |" in card
     overall = shown(bootstrap(facts.cases["dice"]))
-    assert f"| mean over sites | {shown(dice['mean'])} | {overall} |" in card
-    assert f"| worst site: {dice['worst'][0]} | {shown(dice['worst'][1])} |" in card
+    assert f"| mean over sites | all | {shown(dice['mean'])} | {overall} |" in card
+    assert f"| worst site: {dice['worst'][0]} | all | {shown(dice['worst'][1])} |" in card
     assert result["params_sha256"] in card
     worst = min(value for value in facts.cases["dice"].values())
     assert f"| {shown(worst)} |" in card
@@ -199,6 +210,21 @@ def test_the_card_tells_of_calibration_refused_replies_and_warnings(
     assert "Temperature 1.25" in card
     assert "| ECE | 0.111 | 0.055 |" in card and "| north | 0.200 | 0.100 |" in card
     assert "Replies refused by the server's checks: 2 (north 2)." in card
+
+
+def test_the_card_has_rows_of_every_structure_and_the_intervals_of_the_runs_table(tmp_path: Path) -> None:
+    result = run(tmp_path / "run", data={"phantom": {"hospitals": 2, "size": 16, "cases": 12}})
+    cases = (tmp_path / "run" / "cases.csv").read_text().splitlines()
+    twice = [line.replace(",lesion,", f",{name},") for line in cases[1:] for name in ("core", "rim")]
+    (tmp_path / "run" / "cases.csv").write_text("\n".join([cases[0], *twice]) + "\n")
+    export(tmp_path / "run", "torch", tmp_path / "out")
+    card = (tmp_path / "out" / "MODEL_CARD.md").read_text()
+    north = next(row for row in result.table.rows if row[0] == "north")
+    known = f"{shown(north[1])} | {shown(north[2])} | {north[3]}"
+
+    assert "| site | structure | mean | 95 % interval | cases | infinite values |" in card
+    for structure in ("all", "core", "rim"):
+        assert f"| north | {structure} | {known} | 0 |" in card
 
 
 def test_the_card_keeps_a_held_out_site_out_of_the_mean(tmp_path: Path) -> None:

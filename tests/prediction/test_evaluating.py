@@ -25,7 +25,7 @@ from wardround.data.phantom import files as phantom_files
 from wardround.data.phantom.cases import PhantomSettings
 from wardround.data.proposing.proposal import propose
 from wardround.errors import ConfigError, DataError
-from wardround.prediction.evaluating import evaluate, evaluate_case
+from wardround.prediction.evaluating import evaluate, evaluate_case, find_held_out
 from wardround.prediction.labelled import match_classes, open_labelled
 
 
@@ -87,7 +87,7 @@ def test_distances_of_pictures_are_in_pixels(form: Any, unit: str, tmp_path: Pat
     made = run(tmp_path / "run", rounds=1, evaluate=evaluated)
     phantom_files.write(PhantomSettings(size=16, cases=2, hospitals=1), tmp_path / "data", form, seed=5)
     report = evaluate(tmp_path / "run", tmp_path / "data", output=tmp_path / "out", report=False)
-    assert made.table.columns[2] == "HD95 (mm)" and report.table.columns[2] == f"HD95 ({unit})"
+    assert made.table.columns[4] == "HD95 (mm)" and report.table.columns[4] == f"HD95 ({unit})"
     assert json.loads((tmp_path / "out" / "result.json").read_text())["lengths"] == unit
 
 
@@ -353,3 +353,29 @@ def test_a_folder_of_a_runs_cases_is_known_without_its_federation_file(
     names, notes = evaluate_on(plain, tmp_path / "data" / "north", elsewhere / "north")
     assert {case for _, case in names} == tests
     assert f"{8 - len(tests)} of 8 cases" in notes[0] and "left out" in notes[0]
+
+
+def test_centres_that_the_run_held_out_are_marked_and_not_in_the_mean(tmp_path: Path) -> None:
+    phantom_files.write(PhantomSettings(size=16, cases=6, hospitals=3), tmp_path / "data", "nifti", seed=5)
+    file = propose([tmp_path / "data"]).file
+    write(
+        file.model_copy(update={"held_out": ("south",), "clients": ("north", "east")}), tmp_path / "data.yaml"
+    )
+    made = run(tmp_path / "run", rounds=1, data={"federation": str(tmp_path / "data.yaml")})
+    report = evaluate(tmp_path / "run", tmp_path / "data.yaml", output=tmp_path / "out")
+    labels = [row[0] for row in report.table.rows]
+    again = (tmp_path / "out" / "report.html").read_text()
+
+    assert report.evaluation.held_out == made.test.held_out == ("south",)
+    assert "south (held out)" in labels and "south" not in labels and "south (held out)" in again
+    scores = {name: entry.mean for name, entry in report.evaluation.clients["dice"].items()}
+    assert report.evaluation.value("dice") == pytest.approx((scores["north"] + scores["east"]) / 2)
+    assert "on each scan's own grid; a run's own test is on the prepared one" in report.table.caption
+
+
+def test_centres_elsewhere_are_held_out_where_others_were_trained_at(home: Path) -> None:
+    trained = ["north", "east", "south"]  # of the phantom run
+
+    assert find_held_out([home / "run"], trained) == set()
+    assert find_held_out([home / "run"], ["north", "new"]) == {"new"}
+    assert find_held_out([home / "run"], ["new", "newer"]) == set()  # nothing is known of them

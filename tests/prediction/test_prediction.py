@@ -213,7 +213,7 @@ def test_the_runs_own_test_cases_stand_beside_the_uncertainty(
     model = predictor(calibration={"cases": cases})
     show_predictions(predict_into(model, [scan], tmp_path / "out"), model.summarise_test_cases(), "case")
     said = " ".join(capsys.readouterr().out.split())
-    assert "2 test cases: mean uncertainty 0.050, mean Dice 0.850" in said
+    assert "Mean over the run's 2 test cases: uncertainty 0.050, Dice 0.850" in said
     assert "does not estimate Dice" in said and "Dice to expect" not in said
     assert predictor().summarise_test_cases() is None
     drawn = predictor(model=Dropping(), calibration={"cases": cases}, options={"uncertainty": "dropout"})

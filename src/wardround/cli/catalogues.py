@@ -169,7 +169,10 @@ def run(
         seeds=parse_seeds(seeds),
         overrides=set_ or (),
     )
-    show_result(run_shown(grid, folder, parse_jobs(jobs), overwrite, hidden=quiet or json_), as_json=json_)
+    hidden = quiet or json_
+    show_result(
+        run_shown(grid, folder, parse_jobs(jobs), overwrite, hidden=hidden), as_json=json_, hidden=hidden
+    )
 
 
 def count_data(preset: Any, places: list[str], folder: Path, scale: Any) -> Any:

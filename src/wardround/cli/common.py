@@ -8,14 +8,16 @@ import logging
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from threading import Timer
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.logging import RichHandler
 from rich.markup import escape
-from rich.table import Table as RichTable
 from typer.core import TyperGroup
+
+from wardround.cli.terminal_table import WIDER, draw_table
 
 PANELS = {
     "First steps": ("demo", "train", "report"),
@@ -59,6 +61,8 @@ app = typer.Typer(
 out = Console(emoji=False, highlight=False, soft_wrap=not sys.stdout.isatty())
 err = Console(stderr=True, emoji=False, highlight=False, soft_wrap=not sys.stderr.isatty())
 
+SILENT_SECONDS = 2.5  # nobody waits longer without a word
+
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks and debug messages.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
 JsonRows = Annotated[bool, typer.Option("--json", help="Print a JSON array, one object for each row.")]
@@ -88,19 +92,30 @@ def pause_gc() -> Iterator[None]:
             gc.enable()
 
 
-def print_table(table: Any) -> None:
-    if not out.is_terminal:
+def print_table(table: Any, *, where: str = WIDER) -> None:
+    """Print a table; Markdown in a pipe. where: a sentence on where columns are that do not fit."""
+    if out.is_terminal:
+        draw_table(out, table, where=where)
+    else:
         out.print(table.markdown(), markup=False)
-        return
-    shown = RichTable(
-        title=escape(table.title) or None, title_justify="left", caption=escape(table.caption) or None
-    )
-    for number, column in enumerate(table.columns):
-        numeric = bool(table.rows) and all(isinstance(row[number], int | float) for row in table.rows)
-        shown.add_column(escape(column), justify="right" if numeric else "left", overflow="fold")
-    for row in table.cells():
-        shown.add_row(*(escape(cell) for cell in row))
-    out.print(shown)
+
+
+@contextmanager
+def show_wait(text: str, hidden: bool = False) -> Iterator[None]:
+    """Say what takes a while: a spinner on a terminal; a line in a pipe, once it has taken long."""
+    if hidden:
+        yield
+    elif err.is_terminal:
+        with err.status(escape(text)):
+            yield
+    else:
+        later = Timer(SILENT_SECONDS, err.print, [escape(f"{text} ...")])
+        later.daemon = True
+        later.start()
+        try:
+            yield
+        finally:
+            later.cancel()
 
 
 def print_rows(table: Any, as_json: bool) -> None:

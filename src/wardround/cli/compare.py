@@ -19,13 +19,14 @@ from rich.markup import escape
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from wardround.cli.common import Debug, Json, Quiet, Set, app, configure_logging, err, out
+from wardround.cli.common import Debug, Json, Quiet, Set, app, configure_logging, err, out, show_wait
 from wardround.cli.progress import RoundProgress
 from wardround.cli.runs import write_page
+from wardround.cli.terminal_table import STRUCTURE, WIDER, draw_table
 
 MOST_COLUMNS = 6  # seeds and folds shown side by side while the runs go on; more become a count
+MOST_ROWS = 40  # on a terminal, of a table with several structures
 SECONDS_BETWEEN_LINES = 30.0
-MARKS = ("{}", "[bold]{}[/]", "[underline]{}[/]")
 
 Names = Annotated[str | None, typer.Option(metavar="a,b", help="Names, or labels of the file's own entries.")]
 Seeds = Annotated[str | None, typer.Option(metavar="3|1,2,3", help="How many, or which.")]
@@ -49,6 +50,9 @@ def compare(
     reference: Annotated[
         str | None, typer.Option(help="The row others are tested against; default FedAvg.")
     ] = None,
+    same_objective: Annotated[
+        bool, typer.Option("--same-objective", help="Give all rows the objective of the reference.")
+    ] = False,
     hold_out: Annotated[
         list[str] | None, typer.Option(metavar="CLIENT", help="Only tested, never trained; may be repeated.")
     ] = None,
@@ -75,23 +79,26 @@ def compare(
         "seeds": parse_seeds(seeds),
         "folds": folds,
         "reference": reference,
+        "same_objective": same_objective,
         "hold_out": hold_out or (),
         "leave_one_out": leave_one_out,
         "overrides": set_ or (),
     }
-    from wardround.comparison.run import plan_comparison
+    hidden, processes = quiet or json_, parse_jobs(jobs)
+    with show_wait("Checking every cell", hidden):
+        from wardround.comparison.run import plan_comparison
 
-    grid, folder = plan_comparison(config, options, output)
-    show_result(run_shown(grid, folder, parse_jobs(jobs), overwrite, hidden=quiet or json_), as_json=json_)
+        grid, folder = plan_comparison(config, options, output)
+    show_result(run_shown(grid, folder, processes, overwrite, hidden=hidden), as_json=json_, hidden=hidden)
 
 
-def show_result(found: Any, *, as_json: bool) -> None:
+def show_result(found: Any, *, as_json: bool, hidden: bool) -> None:
     """Print the tables, write the page; exit code 1 if a cell failed."""
     if as_json:
         out.print_json(json.dumps(as_dict(found)))
     else:
         show(found)
-    write_page(found.folder)
+    write_page(found.folder, hidden)
     if found.failures:
         raise typer.Exit(1)
 
@@ -260,7 +267,8 @@ class CellScreen(Cells):
         return Group(*([] if self.grid is None else [self.draw_table()]), *below)
 
     def draw_table(self) -> RichTable:
-        shown = RichTable(title=f"{self.grid.metrics[0]}, mean over clients", title_justify="left")
+        over = "held-out clients" if self.grid.held_out else "clients"
+        shown = RichTable(title=f"{self.grid.metrics[0]}, mean over {over}", title_justify="left")
         shown.add_column(overflow="fold")
         columns = self.list_columns()
         for title in columns or ["cells"]:
@@ -273,8 +281,10 @@ class CellScreen(Cells):
 
     def list_columns(self) -> list[str]:
         """Headings for seeds, folds and held-out clients; none if they are too many to show."""
-        titles = dict.fromkeys(title_replicate(cell) for cell in self.grid.cells)
-        return list(titles) if len(titles) <= MOST_COLUMNS else []
+        titles = list(dict.fromkeys(title_replicate(cell) for cell in self.grid.cells))
+        labels = max((len(row.label) for row in self.grid.rows), default=0)
+        width = labels + sum(max(len(title), len("waiting")) + 3 for title in (*titles, "mean")) + 4
+        return titles if len(titles) <= MOST_COLUMNS and width <= err.width else []
 
     def draw_row(self, label: str, columns: Sequence[str]) -> list[str]:
         cells = [cell for cell in self.grid.cells if cell.row == label]
@@ -304,20 +314,13 @@ def title_replicate(cell: Any) -> str:
 
 
 def show(found: Any) -> None:
-    """The main table of every metric, the tests, and where everything is."""
+    """The tables of every metric, the result in words, and where everything is."""
     if len(found.results):
         for metric in found.metrics:
-            print_marked(found.table(metric))
-            out.print()
-            if len(found.rows) > 1:
-                print_marked(found.significance(metric))
-                out.print()
-            for further in (found.published(metric), found.cross_site(metric)):
-                if further is not None:
-                    print_marked(further)
-                    out.print()
-        print_marked(found.cost())
+            show_metric(found, metric)
+        print_marked(found.cost(), f"table-cost.md in {found.folder} has them.")
         out.print()
+        show_headline(found)
         out.print(f"Report, tables, statistics and all runs: [bold]{escape(str(found.folder))}[/]")
     titles = {cell.name: cell.title for cell in found.cells}
     if found.failures:
@@ -326,22 +329,47 @@ def show(found: Any) -> None:
         err.print(f"- {escape(titles[name])}: {escape(reason)}")
 
 
-def print_marked(table: Any) -> None:
-    """A table with the best bold and the second underlined; Markdown in a pipe."""
-    if not out.is_terminal:
+def show_metric(found: Any, metric: str) -> None:
+    tables = {f"table-{metric}": found.table(metric), f"clients-{metric}": found.hospitals(metric)}
+    if len(found.rows) > 1:
+        tables[f"table-{metric} "] = found.significance(metric)
+    tables |= {
+        f"published-{metric}": found.published(metric),
+        f"cross-site-{metric}": found.cross_site(metric),
+    }
+    for name, table in tables.items():
+        if table is not None:
+            where = f"{name.strip()}.md in {found.folder}"
+            print_marked(shorten(table, where), f"{where} has them.")
+            out.print()
+
+
+def shorten(table: Any, where: str) -> Any:
+    """A long table on a terminal: rows of all structures together; where: the file with the others."""
+    if not out.is_terminal or len(table.rows) <= MOST_ROWS or STRUCTURE not in table.columns:
+        return table
+    place = list(table.columns).index(STRUCTURE)
+    rows = [row for row in table.rows if row[place] == table.rows[0][place]]
+    caption = f"{table.caption} {len(table.rows) - len(rows)} rows of single structures: {where}."
+    return dataclasses.replace(table, rows=rows, caption=caption)
+
+
+def show_headline(found: Any) -> None:
+    from wardround.comparison.headline import as_text
+
+    out.print(f"{as_text(found.headline())}\n", markup=False)
+
+
+def print_marked(table: Any, where: str = WIDER) -> None:
+    """A table with the best bold and the second underlined; Markdown with its title in a pipe."""
+    if out.is_terminal:
+        draw_table(out, table, where=where)
+    else:
         out.print(f"{table.title}\n\n{table.markdown()}", markup=False)
-        return
-    shown = RichTable(
-        title=escape(table.title), title_justify="left", caption=escape(table.caption), caption_justify="left"
-    )
-    for number, head in enumerate(table.heads()):
-        shown.add_column(escape(head), justify="right" if number else "left", overflow="fold")
-    for cells, ranks in zip(table.cells(), table.ranks(), strict=True):
-        shown.add_row(*(MARKS[rank].format(escape(cell)) for cell, rank in zip(cells, ranks, strict=True)))
-    out.print(shown)
 
 
 def as_dict(found: Any) -> Any:
+    from wardround.comparison.headline import as_text
     from wardround.files import jsonable
 
     done = bool(len(found.results))
@@ -353,6 +381,7 @@ def as_dict(found: Any) -> Any:
             "cells": len(found.cells),
             "done": len(found.results),
             "failures": found.failures,
+            "headline": as_text(found.headline()) if done else "",
             "metrics": {metric: found.numbers(metric) for metric in found.metrics} if done else {},
         }
     )

@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from wardround.cli.common import Json, JsonRows, Set, app, configure_logging, out, print_rows, print_table
+from wardround.cli.common import (
+    Json,
+    JsonRows,
+    Set,
+    app,
+    configure_logging,
+    out,
+    print_rows,
+    print_table,
+    show_wait,
+)
 from wardround.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -41,9 +51,12 @@ def models(
             raise ConfigError("wardround models: write options after show NAME, not before it.")
         return
     configure_logging(debug=False, quiet=True)
-    from wardround.reporting.catalogue import network_list
+    wanted = parse_size(size)
+    with show_wait("Measuring the networks", json_):
+        from wardround.reporting.catalogue import network_list
 
-    print_rows(network_list(parse_size(size), channels, classes), json_)
+        found = network_list(wanted, channels, classes)
+    print_rows(found, json_)
 
 
 @models_app.command()
@@ -63,14 +76,15 @@ def show(
     Its settings are given as in a configuration: --set model.base_filters=16, --set model.arguments.depth=2.
     """
     configure_logging(debug=False, quiet=True)
-    from wardround.models.start_weights import compare
-    from wardround.reporting import catalogue
+    with show_wait(f"Measuring {name}", json_):
+        from wardround.models.start_weights import compare
+        from wardround.reporting import catalogue
 
-    settings = read_settings(name, overrides or [])
-    found = catalogue.measure(settings, parse_size(size) or choose_size(settings), channels, classes)
-    facts = catalogue.network_facts(found)
-    path = weights or settings.weights
-    match = None if path is None else compare(found.model, path)
+        settings = read_settings(name, overrides or [])
+        found = catalogue.measure(settings, parse_size(size) or choose_size(settings), channels, classes)
+        facts = catalogue.network_facts(found)
+        path = weights or settings.weights
+        match = None if path is None else compare(found.model, path)
     if json_:
         parts = [vars(part) for part in found.costs.parts]
         matched = {} if match is None else {"weights": match.as_dict()}

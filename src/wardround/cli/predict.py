@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.progress import Progress
 
 from wardround.cli.common import Debug, Json, Quiet, app, configure_logging, err, out, print_table
-from wardround.cli.progress import bar_columns, show_cases
+from wardround.cli.progress import TimeLeftColumn, bar_columns, show_cases
 
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run, such as runs/quickstart.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:0.")]
@@ -164,8 +164,8 @@ def show_predictions(done: Any, tested: tuple[int, float, float] | None, unit: s
         if tested is not None:
             number, doubt, dice = tested
             note += (
-                f" The run's {number} test {unit}{'s' if number > 1 else ''}: mean uncertainty {doubt:.3f}, "
-                f"mean Dice {dice:.3f}."
+                f" Mean over the run's {number} test {unit}{'s' if number > 1 else ''}: uncertainty "
+                f"{doubt:.3f}, Dice {dice:.3f}."
             )
         if len(rows) > MOST_SHOWN:
             note += f" {len(rows) - MOST_SHOWN} more rows are in predictions.json."
@@ -217,7 +217,7 @@ def show_progress(hidden: bool) -> Iterator[Callable[[str, int, int, int, int], 
 
         yield line
         return
-    with Progress(*bar_columns(), console=err, transient=True) as bars:
+    with Progress(*bar_columns(), TimeLeftColumn(), console=err, transient=True) as bars:
         scans, parts = bars.add_task("scans", total=None), bars.add_task("", total=None)
 
         def bar(where: str, number: int, total: int, done: int, windows: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from queue import SimpleQueue
 from threading import Thread
@@ -18,29 +18,40 @@ from rich.progress import (
     MofNCompleteColumn,
     Progress,
     ProgressColumn,
+    Task,
     TaskID,
     TextColumn,
     TimeElapsedColumn,
 )
+from rich.table import Column
+from rich.text import Text
 
 from wardround.cli.common import err
 from wardround.text import describe_round, format_duration
 
 
 class Screen:
-    """Progress on a terminal: one bar for the rounds, one for each client in training."""
+    """Progress on a terminal: one bar for the rounds, one for each client in training; or one for each run.
 
-    def __init__(self, progress: Progress) -> None:
+    waiting: runs that have not begun, where there are several.
+    """
+
+    def __init__(self, progress: Progress, waiting: Iterable[str] = ()) -> None:
         self._progress = progress
+        self._left = RoundProgress(waiting)
         self._rounds: TaskID | None = None
+        self._run = "", 0  # its name, its rounds
         self._clients: dict[str, TaskID] = {}
 
     def on_start(self, config: Any, first_round: int) -> None:
         if self._rounds is not None:
             self._progress.remove_task(self._rounds)
+        self._left = RoundProgress()
+        self._left.note(config.name, first_round, config.rounds)
         self._rounds = self._progress.add_task(
-            escape(config.name), total=config.rounds, completed=first_round, note=""
+            escape(config.name), total=config.rounds, completed=first_round, note="", left=""
         )
+        self._run = config.name, config.rounds
 
     def on_round(self, round: int, present: Sequence[str]) -> None:
         for task in self._clients.values():
@@ -50,53 +61,74 @@ class Screen:
     def on_progress(self, client: str, step: int, steps: int) -> None:
         if client not in self._clients:
             self._clients[client] = self._progress.add_task(
-                f"  {escape(client)}", total=steps, note="training"
+                f"  {escape(client)}", total=steps, note="training", left=""
             )
         note = "" if step == steps else "training"
         self._progress.update(self._clients[client], completed=step, total=steps, note=note)
 
     def on_record(self, record: Mapping[str, Any]) -> None:
         assert self._rounds is not None
-        self._progress.update(self._rounds, completed=record["round"], note=describe_round(record))
+        name, rounds = self._run
+        self._left.note(name, record["round"], rounds)
+        self._progress.update(
+            self._rounds,
+            completed=record["round"],
+            note=describe_round(record),
+            left=self._left.describe_left().removeprefix(", "),
+        )
 
     def on_rounds(self, name: str, done: int, rounds: int) -> None:
         """One bar for each of several runs."""
         if name not in self._clients:
-            self._clients[name] = self._progress.add_task(escape(name), total=rounds, note="rounds")
-        self._progress.update(self._clients[name], completed=done)
+            self._clients[name] = self._progress.add_task(escape(name), total=rounds, note="rounds", left="")
+        self._left.note(name, done, rounds)
+        if done == rounds:
+            self._left.end(name)
+        for task in self._clients.values():  # the time of all of them stands beside the newest
+            self._progress.update(task, left="")
+        left = self._left.describe_left().removeprefix(", ")
+        self._progress.update(self._clients[name], completed=done, left=f"{left} in all" if left else "")
 
 
 class Lines:
     """Progress in a pipe or a log file: one plain line for each round."""
 
-    def __init__(self) -> None:
+    def __init__(self, waiting: Iterable[str] = ()) -> None:
         self._title = ""
         self._rounds = 0
         self._shown: dict[str, int] = {}
+        self._left = RoundProgress(waiting)
 
     def on_start(self, config: Any, first_round: int) -> None:
         self._title = f"{config.name}: "
         self._rounds = config.rounds
+        self._left = RoundProgress()
+        self._left.note(self._title, first_round, config.rounds)
 
     def on_round(self, round: int, present: Sequence[str]) -> None: ...
 
     def on_progress(self, client: str, step: int, steps: int) -> None: ...
 
     def on_record(self, record: Mapping[str, Any]) -> None:
+        self._left.note(self._title, record["round"], self._rounds)
         text = f"{self._title}round {record['round']}/{self._rounds} {describe_round(record)}"
-        err.print(escape(text), markup=True)
+        err.print(escape(f"{text}{self._left.describe_left()}"), markup=True)
 
     def on_rounds(self, name: str, done: int, rounds: int) -> None:
+        self._left.note(name, done, rounds)
+        if done == rounds:
+            self._left.end(name)
         if done and self._shown.get(name) != done and (done == rounds or done % 10 == 0):
             self._shown[name] = done
-            err.print(f"{name}: round {done} of {rounds}")
+            left = self._left.describe_left()
+            err.print(f"{name}: round {done} of {rounds}{left + ' in all' if left else ''}", markup=False)
 
 
 class RoundProgress:
     """Rounds of several runs, and the time that is left. waiting: runs that have not begun."""
 
-    def __init__(self) -> None:
-        self.waiting: set[str] = set()
+    def __init__(self, waiting: Iterable[str] = ()) -> None:
+        self.waiting: set[str] = set(waiting)
         self._ended: set[str] = set()
         self._first: dict[str, int] = {}  # rounds that were done when the run began here
         self._done: dict[str, int] = {}
@@ -138,20 +170,36 @@ class RoundProgress:
         return f", about {format_duration(left * (time.monotonic() - self._began) / done)} left"
 
 
+class TimeLeftColumn(ProgressColumn):
+    """The time that is left, by what is done so far."""
+
+    def render(self, task: Task) -> Text:
+        if not task.total or not task.completed or task.elapsed is None or task.finished:
+            return Text("")
+        left = task.elapsed * (task.total - task.completed) / task.completed
+        return Text(f"about {format_duration(left)} left")
+
+
 def bar_columns() -> list[ProgressColumn]:
-    return [TextColumn("{task.description}"), BarColumn(28), MofNCompleteColumn(), TimeElapsedColumn()]
+    bar = BarColumn(28 if err.width >= 100 else 12)
+    return [TextColumn("{task.description}"), bar, MofNCompleteColumn(), TimeElapsedColumn()]
 
 
 @contextmanager
-def show_rounds(hidden: bool) -> Iterator[Any]:
-    """A listener that shows progress: bars on a terminal, lines in a pipe, or None."""
+def show_rounds(hidden: bool, waiting: Iterable[str] = ()) -> Iterator[Any]:
+    """A listener that shows progress: bars on a terminal, lines in a pipe, or None.
+
+    waiting: names of the runs, where there are several.
+    """
     if hidden:
         yield None
     elif not err.is_terminal:
-        yield Lines()
+        yield Lines(waiting)
     else:
-        with Progress(*bar_columns(), TextColumn("{task.fields[note]}"), console=err) as progress:
-            yield Screen(progress)
+        note = TextColumn("{task.fields[note]}", table_column=Column(no_wrap=True, overflow="ellipsis"))
+        columns = [*bar_columns(), TextColumn("{task.fields[left]}"), note]
+        with Progress(*columns, console=err) as progress:
+            yield Screen(progress, waiting)
 
 
 @contextmanager
@@ -171,7 +219,7 @@ def show_cases(what: str, hidden: bool) -> Iterator[Callable[[int, int, str], No
 
         yield line
         return
-    with Progress(*bar_columns(), console=err) as bars:
+    with Progress(*bar_columns(), TimeLeftColumn(), console=err) as bars:
         task = bars.add_task(what, total=None)
         yield lambda done, total, where: bars.update(task, completed=done, total=total)
         total = bars.tasks[0].total

@@ -17,7 +17,7 @@ from rich.markup import escape
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from wardround.cli.common import Debug, Json, app, configure_logging, err, out
+from wardround.cli.common import Debug, Json, app, configure_logging, err, out, show_wait
 from wardround.text import describe_round
 
 BARS = "▁▂▃▄▅▆▇█"
@@ -38,9 +38,10 @@ def report(
 ) -> None:
     """Write one HTML page about runs and comparisons; it opens offline from a double click."""
     configure_logging(debug, quiet=json_)
-    from wardround.reporting import write_report
+    with show_wait("Reading the runs and drawing the page", json_):
+        from wardround.reporting import write_report
 
-    path = write_report(folders, output)
+        path = write_report(folders, output)
     size = path.stat().st_size
     if json_:
         out.print_json(json.dumps({"path": str(path), "bytes": size}))

@@ -22,6 +22,7 @@ from wardround.cli.common import (
     out,
     pause_gc,
     print_table,
+    show_wait,
 )
 from wardround.cli.configure import BudgetOption, prepare_planned, read_config, recognise, refuse_budget
 from wardround.cli.progress import show_rounds, stop_at_round_end
@@ -76,7 +77,7 @@ def train(
             outcome = experiment.run(resume=resume, overwrite=overwrite, from_round=from_round)
     result = Result(checked, outcome)
     if outcome.status == "done" and page:
-        write_page(checked.folder)
+        write_page(checked.folder, hidden)
     if json_:
         out.print_json(json.dumps(result.summary))
     elif outcome.status == "done":
@@ -99,10 +100,10 @@ def demo(
 ) -> None:
     """Three synthetic hospitals: each alone, together, with all data pooled, and four papers' methods."""
     configure_logging(debug, quiet or json_)
-    from wardround.demo import run_demo
+    from wardround.demo import PAPERS, REFERENCES, run_demo
 
     try:
-        with show_rounds(quiet or json_) as screen:
+        with show_rounds(quiet or json_, waiting={**REFERENCES, **PAPERS}) as screen:
             shown = run_demo(output, seed=seed, watch=screen)
     except KeyboardInterrupt:
         err.print("Stopped. The demo starts from the beginning when you run it again.")
@@ -141,12 +142,13 @@ def show_result(result: Any) -> None:
     out.print(f"Everything is in [bold]{escape(str(config.folder))}[/]; open report.html first.")
 
 
-def write_page(folder: Path) -> None:
+def write_page(folder: Path, hidden: bool) -> None:
     """Write the report; a page that cannot be drawn does not fail a run that went well."""
-    from wardround.reporting import write_report
-
     try:
-        write_report([folder])
+        with show_wait("Drawing the report", hidden):
+            from wardround.reporting import write_report
+
+            write_report([folder])
     except Exception as error:
         err.print(f"The report could not be written: {escape(str(error))}. Try: wardround report {folder}")
 

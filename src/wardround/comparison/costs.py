@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from wardround.comparison.runs import Records, Run, number
 from wardround.comparison.scores import Sheet, summarise_row, to_spread
-from wardround.comparison.tables import WIDTH
+from wardround.comparison.tables import WIDTH, name_row
 from wardround.metrics import METRICS
 from wardround.tables import Spread, Table
 
@@ -72,9 +72,13 @@ def cost_table(costs: Sequence[RowCost], sheet: Sheet) -> Table:
     """Score, time and traffic of every row."""
     heading = f"mean {METRICS[sheet.metrics[0]].title_in(sheet.lengths)}"
     columns = [
-        "method", heading, "s a round", "s of clients' work", "MB sent by clients", "MB received by clients"
+        "method", *(["objective"] if sheet.objectives else []), heading, "s a round", "s of clients' work",
+        "MB sent by clients", "MB received by clients",
     ]  # fmt: skip
-    rows = [[cost.label, cost.score, cost.seconds, cost.work, cost.sent, cost.received] for cost in costs]
+    rows = [
+        [*name_row(sheet, cost.label), cost.score, cost.seconds, cost.work, cost.sent, cost.received]
+        for cost in costs
+    ]
     caption = (
         "The median round of each run"
         + (f", mean ± SD over {sheet.over}" if sheet.expected > 1 else "")

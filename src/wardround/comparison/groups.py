@@ -4,28 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from wardround.comparison.outcome import Comparison
-from wardround.comparison.runs import Run, Series, mapping, read_run
+from wardround.comparison.runs import Run, Series, join_partitions, mapping, read_run
 from wardround.comparison.scores import (
     Replicate,
     ReplicateKey,
     RowScores,
-    RowSummary,
     Sheet,
-    Statistics,
-    compute_statistics,
-    metric_loss,
     set_apart,
-    summarise_row,
 )
-from wardround.comparison.statistics import PairedTest
 from wardround.comparison.tables import cross_site_table, score_table
-from wardround.methods import METHODS
 from wardround.metrics import combine_units
 from wardround.tables import Table
 
@@ -95,7 +87,8 @@ def group_runs(runs: Sequence[Run]) -> RunGroup:
         reference = next((run.label for run in done if run.method == "fedavg"), done[0].label)
         held_out = {run.label: run.test.held_out for run in done if run.test is not None}
         rows = set_apart([row_of_run(run) for run in done], held_out)
-        sheet = Sheet("Runs", rows, reference, metrics, lengths=lengths)
+        said = join_partitions(done)
+        sheet = Sheet("Runs", rows, reference, metrics, lengths=lengths, partition=said)
     crossed = {run.label: [run.cross_site] for run in done if run.cross_site}
     return RunGroup(
         ", ".join(run.label for run in runs),
@@ -133,7 +126,8 @@ def row_of_run(run: Run) -> RowScores:
     found: dict[ReplicateKey, Replicate] = {(seed, None): Replicate(seed, None, run.cases)}
     written = json.dumps(data, sort_keys=True, default=str)
     policy, tested = str(evaluate.get("empty_policy", "defined")), str(evaluate.get("model", "best"))
-    return RowScores(run.label, found, data=written, empty_policy=policy, tested=tested)
+    objective = mapping(run.config.get("objective"))
+    return RowScores(run.label, found, data=written, empty_policy=policy, tested=tested, objective=objective)
 
 
 # A comparison
@@ -211,62 +205,3 @@ def first_weights(rows: Mapping[str, Sequence[Run]]) -> dict[str, Series]:
     first = {label: runs[0] for label, runs in list(rows.items())[:MOST_DETAILED] if runs}
     found = {label: run.records.series("weights") for label, run in first.items()}
     return {label: series for label, series in found.items() if series}
-
-
-# The result in short
-
-
-@dataclass(frozen=True)
-class Headline:
-    """What can be said in a sentence.
-
-    best: the best federated row (the only row, if there is one); num_rows: how many it is the best of;
-    test: against the reference; references: rows that are not federated methods (local, centralised); alike:
-    rows that cannot be told apart from the best, each tested against it; wins: other metrics by which another
-    row is the best, and that row.
-    """
-
-    best: RowSummary
-    num_rows: int
-    test: PairedTest | None = None
-    references: Sequence[RowSummary] = ()
-    alike: Sequence[str] = ()
-    wins: Mapping[str, str] = field(default_factory=dict)
-
-
-def find_headline(sheet: Sheet, statistics: Statistics, methods: Mapping[str, str]) -> Headline:
-    """methods: the method of each row, to tell references from federated methods."""
-    metric = statistics.metric
-    clients = sheet.clients(metric)
-    summaries = [summarise_row(row, metric, clients) for row in sheet.rows if row.replicates]
-    federated = [summary for summary in summaries if not is_reference(methods.get(summary.label, ""))]
-    rivals = federated or summaries
-    best = find_best(rivals, metric)
-    references = [summary for summary in summaries if federated and summary not in federated]
-    test = statistics.row(best.label).test
-    if len(rivals) < 2:
-        return Headline(best, len(summaries), test, references)
-    rows = [sheet.row(summary.label) for summary in rivals]
-    against = compute_statistics(dataclasses.replace(sheet, rows=rows, reference=best.label), metric)
-    alike = [row.label for row in against.rows if row.test is not None and row.test.p_holm >= 0.05]
-    winners = {
-        other: find_best([summarise_row(row, other, ()) for row in rows], other).label
-        for other in sheet.metrics
-        if other != metric
-    }
-    wins = {other: label for other, label in winners.items() if label != best.label}
-    return Headline(best, len(summaries), test, references, alike, wins)
-
-
-def find_best(summaries: Sequence[RowSummary], metric: str) -> RowSummary:
-    """The row with the fewest infinite values and, of these, the best mean; unknown values come last."""
-
-    def loss(summary: RowSummary) -> tuple[int, float]:
-        mean = summary.mean.mean
-        return summary.num_infinite, math.inf if math.isnan(mean) else metric_loss(metric)(mean)
-
-    return min(summaries, key=loss)
-
-
-def is_reference(method: str) -> bool:
-    return method in METHODS and METHODS[method].kind == "reference"

@@ -4,6 +4,7 @@
       comparison.json         rows, seeds, folds, cells and their folders, failures
       cells/<name>/           an ordinary run folder for each cell; cells/<name>.yaml is its configuration
       table-<metric>.md .csv .tex
+      clients-<metric>.md .csv .tex      every client's score, its 95 % interval and number of cases
       published-<metric>.md .csv .tex    of a paper's table: printed numbers beside ours
       cross-site-<metric>.md .csv .tex   where cells have evaluate.cross_site
       table-cost.md .csv .tex            seconds and megabytes of a round
@@ -34,9 +35,10 @@ from wardround.api import Result
 from wardround.batch import read_status
 from wardround.comparison.costs import cost_table, measure_costs
 from wardround.comparison.grid import Grid, cell_title
+from wardround.comparison.headline import describe_headline
 from wardround.comparison.presets import describe_published, list_printed_values
 from wardround.comparison.published import compare_order, published_table
-from wardround.comparison.runs import Run, read_run
+from wardround.comparison.runs import Run, join_partitions, read_run
 from wardround.comparison.scores import (
     Replicate,
     ReplicateKey,
@@ -47,10 +49,16 @@ from wardround.comparison.scores import (
     read_cases,
     select_clients,
     set_apart,
-    summarise_row,
 )
 from wardround.comparison.statistics import CaseKey
-from wardround.comparison.tables import cross_site_table, join_tables, score_table, significance_table
+from wardround.comparison.tables import (
+    cross_site_table,
+    hospital_table,
+    join_tables,
+    score_table,
+    significance_table,
+    summarise_structures,
+)
 from wardround.engine.judging.evaluation import Evaluation
 from wardround.engine.judging.result_tables import read_units
 from wardround.engine.run_folder import TESTED
@@ -177,6 +185,7 @@ class Comparison:
             print_notes=print_notes,
             notes=facts["notes"],
             lengths=self.lengths,
+            partition=join_partitions(run for runs in self.runs.values() for run in runs),
         )
 
     @cached_property
@@ -188,6 +197,10 @@ class Comparison:
         """Rows methods; columns mean, SD between clients, worst client, weighted mean, each client."""
         return score_table(self.sheet, self._metric(metric))
 
+    def hospitals(self, metric: str | None = None) -> Table:
+        """One row a client and method: its score with the number of cases and the 95 % interval."""
+        return hospital_table(self.sheet, self._metric(metric))
+
     def statistics(self, metric: str | None = None) -> Statistics:
         """Intervals, paired tests against the reference with Holm's correction, effect sizes."""
         chosen = self._metric(metric)
@@ -198,6 +211,11 @@ class Comparison:
     def significance(self, metric: str | None = None) -> Table:
         """`statistics` as a table."""
         return significance_table(self.sheet, self.statistics(metric))
+
+    def headline(self) -> list[str]:
+        """The result by the first metric in words, as parts of a text."""
+        methods = {row["label"]: str(row["method"]) for row in self.facts["rows"]}
+        return describe_headline(self.sheet, self.statistics(), methods)
 
     def published(self, metric: str | None = None) -> Table | None:
         """A paper's printed numbers beside ours, and the order of rows; None where there are none."""
@@ -253,7 +271,8 @@ class Comparison:
         data, chosen = json.dumps(drop_fold(settings["data"]), sort_keys=True), settings["evaluate"]
         group = f"{data}, {after or settings.get('rounds')} rounds"
         empty_policy, tested = chosen["empty_policy"], chosen["model"]
-        return RowScores(label, replicates, data, empty_policy, tested, group=group)
+        objective = settings.get("objective") or {}
+        return RowScores(label, replicates, data, empty_policy, tested, group=group, objective=objective)
 
     # Writing
 
@@ -264,6 +283,8 @@ class Comparison:
             scores, tests, crossed = self.table(metric), self.significance(metric), self.cross_site(metric)
             shown = [scores, tests] if len(self.rows) > 1 else [scores]
             self._write_tables(f"table-{metric}", shown, join_tables(scores, tests))
+            hospitals = self.hospitals(metric)
+            self._write_tables(f"clients-{metric}", [hospitals], hospitals)
             printed = self.published(metric)
             if printed is not None:
                 self._write_tables(f"published-{metric}", [printed], printed)
@@ -284,13 +305,17 @@ class Comparison:
         """Everything about a metric as plain values: summaries, tests, captions."""
         statistics = self.statistics(metric)
         clients = self.sheet.clients(metric)
+        whole, *rest = summarise_structures(self.sheet, metric).values()
+        apart = dict(zip(self.sheet.regions(metric), rest, strict=False))
         entry = METRICS[metric]
         return {
             "label": entry.label,
             "unit": entry.unit_in(self.lengths),
             "higher_is_better": entry.higher_is_better,
             "clients": clients,
-            "summaries": [dataclasses.asdict(summarise_row(row, metric, clients)) for row in self.sheet.rows],
+            "objectives": self.sheet.objectives,
+            "summaries": [dataclasses.asdict(summary) for summary in whole],
+            "structures": {name: [dataclasses.asdict(s) for s in found] for name, found in apart.items()},
             "statistics": dataclasses.asdict(statistics),
             "published": self._list_published(metric),
             "captions": [self.table(metric).caption, self.significance(metric).caption],

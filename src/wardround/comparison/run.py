@@ -23,6 +23,7 @@ from wardround.comparison.grid import (
 from wardround.comparison.jobs import choose_jobs
 from wardround.comparison.outcome import Comparison, write_comparison
 from wardround.comparison.presets import find_preset, list_preset_rows
+from wardround.comparison.same_objective import give_one_objective
 from wardround.comparison.sweep import SHORTHANDS, read_sweep
 from wardround.config import Config
 from wardround.config_file import find_federation
@@ -40,8 +41,9 @@ class ComparisonOptions(TypedDict, total=False):
     """What is compared; an option that is absent or None leaves it to the configuration.
 
     methods, objectives, models: names, or labels of the file's own entries; seeds: how many, or which;
-    folds: how many; reference: the row all others are tested against; hold_out: clients that are only ever
-    tested, leave_one_out: each client in turn; overrides: settings as `a.b=c`.
+    folds: how many; reference: the row all others are tested against; same_objective: give all rows the
+    objective of the reference; hold_out: clients that are only ever tested, leave_one_out: each client in
+    turn; overrides: settings as `a.b=c`.
     """
 
     methods: Sequence[Any] | None
@@ -50,6 +52,7 @@ class ComparisonOptions(TypedDict, total=False):
     seeds: int | Sequence[int] | None
     folds: int | None
     reference: str | None
+    same_objective: bool
     hold_out: Sequence[str]
     leave_one_out: bool
     overrides: Sequence[str]
@@ -68,7 +71,7 @@ class ComparisonListener:
         """A cell has begun, or has done another round."""
 
     def on_end(self, name: str, value: float | None, error: str | None) -> None:
-        """A cell ended: its mean over clients of the first metric, or why it failed."""
+        """A cell ended: its mean over clients, or held-out ones, of the first metric; or why it failed."""
 
 
 def compare(
@@ -108,6 +111,7 @@ def plan_comparison(
     if name is not None:
         refuse_axes(name, options)
         rows, seeds, notes = list_preset_rows(papers.load(name), overrides, options.get("methods"))
+        rows, said = unify(rows, options, options.get("reference"))
         chosen = options.get("seeds")
         grid = build_grid(
             rows,
@@ -117,21 +121,42 @@ def plan_comparison(
             reference=options.get("reference"),
             hold_out=hold_out,
             preset=name,
-            notes=notes,
+            notes=[*notes, *said],
         )
         return grid, choose_folder(rows, output, name)
     path = str(source) if isinstance(source, str | Path) else ""
     axes = {key: value for key, value in options.items() if key in SHORTHANDS}
     try:
         sweep = read_sweep(read_settings(source, overrides), axes, read_settings({}, overrides))
-        rows = list_rows(sweep)
+        several = any(axis.name == "objectives" and len(axis.points) > 1 for axis in sweep.axes)
+        rows, said = unify(list_rows(sweep), options, sweep.reference, several)
         grid = build_grid(
-            rows, seeds=sweep.seeds, folds=sweep.folds, reference=sweep.reference, hold_out=hold_out
+            rows,
+            seeds=sweep.seeds,
+            folds=sweep.folds,
+            reference=sweep.reference,
+            hold_out=hold_out,
+            notes=said,
         )
     except ConfigError as error:
         named = not path or str(error).startswith(path)
         raise ConfigError(str(error) if named else f"{path}: {error}") from None
     return grid, choose_folder(rows, output, grid.name)
+
+
+def unify(
+    rows: list[Row], options: ComparisonOptions, reference: str | None, several: bool = False
+) -> tuple[list[Row], list[str]]:
+    """The rows with one objective where that is asked for, and what to say of it.
+
+    several: objectives are what is compared.
+    """
+    if not options.get("same_objective"):
+        return rows, []
+    if several:
+        raise ConfigError("choose --same-objective or several objectives, not both.")
+    found, sentence = give_one_objective(rows, reference)
+    return found, [sentence]
 
 
 def read_settings(source: ConfigSource, overrides: Sequence[str]) -> dict[str, Any]:
@@ -210,9 +235,10 @@ def run_grid(
                     keep_models(cells_folder / name)
                 else:
                     failures[name] = reason
-                watch.on_end(
-                    name, read_score(cells_folder / name, grid.metrics[0]) if error is None else None, reason
-                )
+                score = None
+                if error is None:
+                    score = read_score(cells_folder / name, grid.metrics[0], bool(grid.held_out))
+                watch.on_end(name, score, reason)
         write_comparison(folder, grid, failures)
         comparison = Comparison.load(folder)
         if comparison.results:
@@ -263,10 +289,11 @@ def choose_jobs_for(cells: Sequence[Cell]) -> tuple[int, str]:
     return choose_jobs(kinds.values(), len(cells))
 
 
-def read_score(folder: Path, metric: str) -> float | None:
-    """A finished run's mean over clients."""
+def read_score(folder: Path, metric: str, held_out: bool = False) -> float | None:
+    """A finished run's mean over clients, or over those that were held out."""
     try:
-        value = json.loads((folder / "result.json").read_text(encoding="utf-8"))["test"][metric]["mean"]
+        found = json.loads((folder / "result.json").read_text(encoding="utf-8"))["test"][metric]
+        value = (found["held_out"] if held_out else found)["mean"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return float(value)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -15,9 +15,10 @@ from typing import Any
 
 from wardround.comparison.scores import CaseScores, read_cases
 from wardround.configuring.plan_file import PLAN
+from wardround.data.federation_file import ClientPartition
 from wardround.engine.judging.evaluation import Evaluation
 from wardround.engine.judging.pictures import Picture, read_panel, read_pictures
-from wardround.engine.judging.result_tables import read_test, read_units
+from wardround.engine.judging.result_tables import OWN_GRID, read_test, read_units
 from wardround.engine.records import read_lines
 from wardround.errors import CheckpointError, WardroundError
 from wardround.files import file_name
@@ -203,6 +204,18 @@ class Run:
         """The unit of distances; unknown before there is a result, mm where an older one does not say."""
         return read_units(self.result) if self.result else ""
 
+    @property
+    def partition(self) -> ClientPartition | None:
+        """How clients were made that the data did not come with."""
+        found = mapping(self.result.get("partition"))
+        return ClientPartition(**found) if found else None
+
+    @property
+    def remarks(self) -> list[str]:
+        """What to say below a table of its scores."""
+        made = [] if self.partition is None else [self.partition.sentence]
+        return [*made, *([OWN_GRID] if self.is_evaluation else [])]
+
     @cached_property
     def cases(self) -> CaseScores:
         """Test scores of every case; none before the run is done."""
@@ -211,7 +224,8 @@ class Run:
 
     @cached_property
     def test(self) -> Evaluation | None:
-        return read_test(self.result, self.records, self.config.get("participation", 1.0))
+        cases = self.folder / "cases.csv"
+        return read_test(self.result, self.records, self.config.get("participation", 1.0), cases)
 
     @cached_property
     def cross_site(self) -> dict[str, Evaluation]:
@@ -257,6 +271,11 @@ class Run:
     @cached_property
     def files(self) -> dict[str, ClientFiles]:
         return {client: read_client_files(self.folder, client) for client in self.clients}
+
+
+def join_partitions(runs: Iterable[Run]) -> list[str]:
+    """How clients were made that the data did not come with, each sentence once."""
+    return list(dict.fromkeys(run.partition.sentence for run in runs if run.partition is not None))
 
 
 def read_client_files(folder: Path, client: str) -> ClientFiles:

@@ -16,7 +16,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from wardround.comparison.seeds import compare_seeds, estimate_mean
 from wardround.comparison.statistics import (
@@ -30,7 +30,7 @@ from wardround.comparison.statistics import (
     distance_to_best,
     holm,
 )
-from wardround.engine.judging.result_tables import sd_between
+from wardround.engine.judging.result_tables import bound_interval, find_interval, sd_between
 from wardround.errors import CheckpointError, ConfigError
 from wardround.metrics import METRICS, MM, ClientsSummary, across_clients, summarise
 from wardround.tables import Interval, Spread, formula_read, one_line
@@ -70,7 +70,8 @@ class RowScores:
     data: what its cases were made from; rows with other data cannot be paired case by case.
     empty_policy, tested: how its runs judged empty masks, and which round's model was tested;
     failed: it has no replicates because runs failed, not because they are still to come;
-    group: alike for rows with the same data and number of rounds, whose order means something.
+    group: alike for rows with the same data and number of rounds, whose order means something;
+    objective: what its clients minimised, with all settings.
     """
 
     label: str
@@ -80,6 +81,7 @@ class RowScores:
     tested: str = "best"
     failed: bool = False
     group: str = ""
+    objective: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def why_empty(self) -> str:
@@ -92,6 +94,18 @@ class RowScores:
         return [
             r.scores[metric] for key, r in self.replicates.items() if key in wanted and metric in r.scores
         ]
+
+    def of_region(self, region: str) -> RowScores:
+        """The same row with the scores of one structure alone."""
+
+        def select(scores: CaseScores) -> CaseScores:
+            return select_keys(scores, lambda key: key.region == region)
+
+        kept = {
+            key: replace(r, scores=select(r.scores), seen=select(r.seen), unseen=select(r.unseen))
+            for key, r in self.replicates.items()
+        }
+        return replace(self, replicates=kept)
 
     def by_seed(self, metric: str, only: Iterable[ReplicateKey] | None = None) -> dict[int, Scores]:
         """Case scores of a metric, all folds of a seed together."""
@@ -107,7 +121,7 @@ class Sheet:
     expected: how many replicates each row should have; over: what they are ("seeds", "seeds and folds");
     held_out: whether scores are of clients that took no part in training; lengths: what distances are in;
     published: label -> metric -> column -> printed value, for a paper's table; print_notes: what to know of
-    them; notes: for the caption.
+    them; notes: for the caption; partition: sentences where clients are not those the data came with.
     """
 
     title: str
@@ -121,6 +135,7 @@ class Sheet:
     print_notes: Sequence[str] = ()
     notes: Sequence[str] = ()
     lengths: str = MM
+    partition: Sequence[str] = ()
 
     def row(self, label: str) -> RowScores:
         return find_row(label, self.rows)
@@ -132,6 +147,32 @@ class Sheet:
         """Clients that took no part in training and are in no mean of those that did."""
         parts = (r.unseen.get(metric, {}) for row in self.rows for r in row.replicates.values())
         return sorted({key.client for part in parts for key in part})
+
+    def regions(self, metric: str) -> list[str]:
+        """The structures that were measured, in the order of the cases."""
+        parts = [part for row in self.rows for part in row.scores(metric)]
+        return list(dict.fromkeys(key.region for part in parts for key in part))
+
+    @property
+    def objectives(self) -> dict[str, str]:
+        """The objective of each row, where rows differ in it."""
+        found = describe_objectives({row.label: row.objective for row in self.rows})
+        return found if len({text for text in found.values() if text}) > 1 else {}
+
+
+def describe_objectives(objectives: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    """The objective of each row in short: its name, and settings in which rows of that name differ.
+
+    >>> describe_objectives({"a": {"name": "dice", "smooth": 1}, "b": {"name": "dice", "smooth": 2}, "c": {}})
+    {'a': 'dice, smooth 1', 'b': 'dice, smooth 2', 'c': ''}
+    """
+
+    def describe(own: Mapping[str, Any]) -> str:
+        alike = [other for other in objectives.values() if other.get("name") == own.get("name")]
+        keys = [key for key in own if any(other.get(key) != own[key] for other in alike)]
+        return ", ".join([str(own.get("name", "")), *(f"{key} {own[key]}" for key in keys)])
+
+    return {label: describe(own) for label, own in objectives.items()}
 
 
 def find_row(label: str, rows: Sequence[Labelled]) -> Labelled:
@@ -162,12 +203,16 @@ def read_cases(path: Path) -> dict[str, dict[CaseKey, float]]:
     return scores
 
 
-def select_clients(scores: CaseScores, wanted: Callable[[str], bool]) -> dict[str, dict[CaseKey, float]]:
-    """Only the cases of some clients."""
+def select_keys(scores: CaseScores, wanted: Callable[[CaseKey], bool]) -> dict[str, dict[CaseKey, float]]:
     return {
-        metric: {key: value for key, value in values.items() if wanted(key.client)}
+        metric: {key: value for key, value in values.items() if wanted(key)}
         for metric, values in scores.items()
     }
+
+
+def select_clients(scores: CaseScores, wanted: Callable[[str], bool]) -> dict[str, dict[CaseKey, float]]:
+    """Only the cases of some clients."""
+    return select_keys(scores, lambda key: wanted(key.client))
 
 
 def set_apart(rows: Sequence[RowScores], held_out: Mapping[str, Collection[str]]) -> list[RowScores]:
@@ -201,9 +246,18 @@ def set_apart(rows: Sequence[RowScores], held_out: Mapping[str, Collection[str]]
 
 
 @dataclass(frozen=True)
+class ClientEstimate:
+    """How sure a client's mean is: the number of its cases that have a value, and the 95 % interval."""
+
+    num: int
+    interval: Interval
+
+
+@dataclass(frozen=True)
 class RowSummary:
     """One row and metric, each number a mean over replicates with its SD.
 
+    estimates: of each client, held out or not;
     sd_between: SD between clients; worst_clients: who was the worst, replicate by replicate;
     seen: mean over clients that took part in training, where others were held out; unseen: held-out clients,
     which are in none of the other numbers;
@@ -212,6 +266,7 @@ class RowSummary:
 
     label: str
     clients: Mapping[str, Spread]
+    estimates: Mapping[str, ClientEstimate]
     mean: Spread
     sd_between: Spread
     worst: Spread
@@ -233,19 +288,22 @@ def summarise_row(row: RowScores, metric: str, clients: Sequence[str]) -> RowSum
     unseen = [r.unseen[metric] for r in row.replicates.values() if r.unseen.get(metric)]
     infinite = sum(entry.num_infinite for entry in overall)
     worst = [entry.worst for entry in overall if entry.worst is not None]
+    out = {
+        name: summarise_client(unseen, name)
+        for name in sorted({key.client for part in unseen for key in part})
+    }
+    means = {name: summarise_client(parts, name) for name in clients}
     return RowSummary(
         label=row.label,
-        clients={name: summarise_client(parts, name) for name in clients},
+        clients=means,
+        estimates=estimate_clients(row, metric, {**out, **means}) if clients else {},
         mean=to_spread([entry.mean for entry in overall], infinite),
         sd_between=to_spread([sd_between(entry) for entry in overall], infinite),
         worst=to_spread([entry.value for entry in worst], infinite),
         weighted=to_spread([entry.weighted_mean for entry in overall], infinite),
         worst_clients=[entry.client for entry in worst],
         seen=to_spread([e.mean for e in seen], sum(e.num_infinite for e in seen)) if seen else None,
-        unseen={
-            name: summarise_client(unseen, name)
-            for name in sorted({key.client for part in unseen for key in part})
-        },
+        unseen=out,
         num_replicates=len(parts),
         num_values=sum(len(part) for part in parts),
         num_skipped=sum(entry.num_skipped for entry in overall),
@@ -257,6 +315,29 @@ def summarise_client(parts: Sequence[Scores], name: str) -> Spread:
     """One client's mean, over replicates."""
     found = [summarise([value for key, value in part.items() if key.client == name]) for part in parts]
     return to_spread([entry.mean for entry in found], sum(entry.num_infinite for entry in found))
+
+
+def estimate_clients(row: RowScores, metric: str, means: Mapping[str, Spread]) -> dict[str, ClientEstimate]:
+    """Of every client's mean: over seeds and cases, or by Student's t over the cases of a single seed."""
+    seeds: dict[int, dict[CaseKey, float]] = {}
+    for seed in sorted({seed for seed, _ in row.replicates}):
+        parts = [r for (own, _), r in row.replicates.items() if own == seed]
+        seeds[seed] = average([{**r.scores.get(metric, {}), **r.unseen.get(metric, {})} for r in parts])
+    return {name: estimate_client(list(seeds.values()), metric, name, means[name].mean) for name in means}
+
+
+def estimate_client(seeds: Sequence[Scores], metric: str, name: str, mean: float) -> ClientEstimate:
+    own = [{key: value for key, value in scores.items() if key.client == name} for scores in seeds]
+    cases: dict[str, list[float]] = {}
+    for scores in own:
+        for key, value in scores.items():
+            if math.isfinite(value):
+                cases.setdefault(key.case, []).append(value)
+    found = summarise([summarise(values).mean for values in cases.values()])
+    interval = find_interval(replace(found, mean=mean), metric)
+    if sum(bool(scores) for scores in own) > 1 and math.isfinite(mean):
+        interval = bound_interval(*estimate_mean(own).interval(mean), metric)
+    return ClientEstimate(len(cases), interval)
 
 
 def summarise_clients(scores: Scores, metric: str) -> ClientsSummary:
@@ -338,17 +419,14 @@ def compare_row(row: RowScores, reference: RowScores, metric: str) -> RowStatist
         best, higher_is_better = METRICS[metric].best, METRICS[metric].higher_is_better
         test = compare_seeds(ours, theirs, best=best, higher_is_better=higher_is_better)
         why_not = "" if test is not None else "no case in common"
-    return RowStatistics(row.label, mean, find_interval(row, metric, mean), test, why_not)
+    return RowStatistics(row.label, mean, estimate_row(row, metric, mean), test, why_not)
 
 
-def find_interval(row: RowScores, metric: str, mean: float) -> Interval:
+def estimate_row(row: RowScores, metric: str, mean: float) -> Interval:
     """Of a row's mean: over seeds and cases, or over the cases of a single seed."""
-    seeds, entry = list(row.by_seed(metric).values()), METRICS[metric]
+    seeds = list(row.by_seed(metric).values())
     if len(seeds) < 2:
         return bootstrap(average(seeds, finite=True))
     if not math.isfinite(mean):
         return Interval(math.nan, math.nan)
-    low, high = estimate_mean(seeds).interval(mean)
-    if entry.higher_is_better is None:
-        return Interval(low, high)
-    return Interval(max(0.0, low), min(entry.best, high) if entry.higher_is_better else high)
+    return bound_interval(*estimate_mean(seeds).interval(mean), metric)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from wardround.comparison.scores import (
+    ClientEstimate,
     RowStatistics,
     RowSummary,
     Sheet,
@@ -18,9 +19,9 @@ from wardround.comparison.scores import (
 )
 from wardround.comparison.statistics import PairedTest
 from wardround.engine.judging.evaluation import Evaluation
-from wardround.engine.judging.result_tables import HELD_OUT, mark_held_out
+from wardround.engine.judging.result_tables import ALL_STRUCTURES, HELD_OUT, mark_held_out, name_all
 from wardround.metrics import BOTH, METRICS, MM, MM_OR_PX, Summary
-from wardround.tables import PValue, Spread, Table
+from wardround.tables import Flagged, Interval, PValue, Spread, Table
 
 MOST_CLIENTS = 20  # with a column of their own
 WIDTH = 40  # names longer than this are cut in the middle where people read them
@@ -43,23 +44,75 @@ TESTED = {"best": "the round that was best on validation cases", "last": "the la
 
 
 def score_table(sheet: Sheet, metric: str) -> Table:
-    """One row a method: mean, SD between clients, worst client, weighted mean, each client."""
-    summaries = [summarise_row(row, metric, sheet.clients(metric)) for row in sheet.rows]
-    columns = score_columns(sheet, metric)
-    marked = [
-        rank_values(
-            [value_of(summary) for summary in summaries], abs if heading == SD else metric_loss(metric)
-        )
-        for heading, value_of in columns
-    ]
-    headings = [heading for heading, _ in columns]
+    """One row a method: mean, SD between clients, worst client, weighted mean, each client.
+
+    Several structures: the same again for each of them. The objective stands beside the method where rows
+    differ in it.
+    """
+    columns, structures = score_columns(sheet, metric), summarise_structures(sheet, metric)
     rows: list[list[Any]] = []
-    for number, summary in enumerate(summaries):
-        rows.append([summary.label, *(values[number] for values in marked)])
-    entry = METRICS[metric]
-    title = f"{sheet.title}: test {entry.title_in(sheet.lengths)}"
-    title += " at clients that took no part" if sheet.held_out else ""
-    return Table(title, ["method", *headings], rows, score_caption(sheet, metric, summaries), WIDTH)
+    for structure, summaries in structures.items():
+        marked = [
+            rank_values(
+                [value_of(summary) for summary in summaries], abs if heading == SD else metric_loss(metric)
+            )
+            for heading, value_of in columns
+        ]
+        for number, summary in enumerate(summaries):
+            start = [*name_row(sheet, summary.label), *([structure] if structure else [])]
+            rows.append([*start, *(values[number] for values in marked)])
+    heads = [*list_heads(sheet, metric), *(heading for heading, _ in columns)]
+    caption = score_caption(sheet, metric, next(iter(structures.values())))
+    return Table(title_scores(sheet, metric), heads, rows, caption, WIDTH)
+
+
+def title_scores(sheet: Sheet, metric: str) -> str:
+    title = f"{sheet.title}: test {METRICS[metric].title_in(sheet.lengths)}"
+    return title + (" at clients that took no part" if sheet.held_out else "")
+
+
+def summarise_structures(sheet: Sheet, metric: str) -> dict[str, list[RowSummary]]:
+    """All rows, for all structures together and for each; a single structure has no name."""
+    clients, regions = sheet.clients(metric), sheet.regions(metric)
+    whole = [summarise_row(row, metric, clients) for row in sheet.rows]
+    if len(regions) < 2:
+        return {"": whole}
+    return {name_all(regions): whole} | {
+        region: [summarise_row(row.of_region(region), metric, clients) for row in sheet.rows]
+        for region in regions
+    }
+
+
+def name_row(sheet: Sheet, label: str) -> list[str]:
+    """The first cells of a row: the method, and its objective where rows differ in it."""
+    return [label, *([sheet.objectives[label]] if sheet.objectives else [])]
+
+
+def list_heads(sheet: Sheet, metric: str) -> list[str]:
+    """The heads above what tells rows apart."""
+    several = len(sheet.regions(metric)) > 1
+    return ["method", *(["objective"] if sheet.objectives else []), *(["structure"] if several else [])]
+
+
+def hospital_table(sheet: Sheet, metric: str) -> Table:
+    """One row a client and method, with the number of cases and the 95 % interval beside each score."""
+    rows: list[list[Any]] = []
+    for structure, summaries in summarise_structures(sheet, metric).items():
+        for client in [*sheet.clients(metric), *sheet.unseen_clients(metric)]:
+            found = [s.clients.get(client) or s.unseen.get(client, Spread(math.nan)) for s in summaries]
+            found = [dataclasses.replace(value, sd=None) for value in found]  # the interval says it
+            shown = mark_held_out(client) if client in sheet.unseen_clients(metric) else client
+            for summary, value in zip(summaries, rank_values(found, metric_loss(metric)), strict=True):
+                sure = summary.estimates.get(client, ClientEstimate(0, Interval(math.nan, math.nan)))
+                start = [*name_row(sheet, summary.label), *([structure] if structure else [])]
+                rows.append([shown, *start, value, sure.interval, sure.num])
+    heads = ["client", *list_heads(sheet, metric), METRICS[metric].title_in(sheet.lengths)]
+    several = any(len({seed for seed, _ in row.replicates}) > 1 for row in sheet.rows)
+    how = "seeds and cases both random" if several else "by Student's t over the cases"
+    caption = " ".join([f"n: cases that have a value. Intervals: of the mean, {how}.", *sheet.partition])
+    return Table(
+        f"{title_scores(sheet, metric)} by client", [*heads, "95 % interval", "n"], rows, caption, WIDTH
+    )
 
 
 Column = tuple[str, Callable[[RowSummary], Spread]]  # heading, and what a row has there
@@ -118,9 +171,13 @@ def score_caption(sheet: Sheet, metric: str, summaries: Sequence[RowSummary]) ->
     regions, clients = len({key.region for key in keys}), len(sheet.clients(metric))
     sentences = [
         f"{label} on {format_count(cases, 'test case')} of {format_count(clients, 'client')}"
-        + (f", {format_count(regions, 'region')}" if regions > 1 else "")
+        + (f", {format_count(regions, 'structure')}" if regions > 1 else "")
         + (f"; mean ± SD over {sheet.expected} {sheet.over}." if sheet.expected > 1 else ".")
     ]
+    if regions > 1:
+        sentences.append(ALL_STRUCTURES)
+    if sheet.objectives:
+        sentences.append("Rows differ in the objective too; --same-objective gives all of them one.")
     if clients > MOST_CLIENTS:
         sentences.append("Columns of single clients are left out; statistics.json has them.")
     if sheet.held_out:
@@ -146,7 +203,7 @@ def score_caption(sheet: Sheet, metric: str, summaries: Sequence[RowSummary]) ->
     if len(sheet.rows) > 1:
         of_rows = ", of rows with the fewest infinite values" if infinite else ""
         sentences.append(f"Best bold, second underlined{of_rows}.")
-    return " ".join([*sentences, *sheet.notes])
+    return " ".join([*sentences, *sheet.partition, *sheet.notes])
 
 
 def describe_missing(summaries: Sequence[RowSummary]) -> str:
@@ -185,33 +242,40 @@ def significance_table(sheet: Sheet, statistics: Statistics) -> Table:
     """One row a method: interval of the mean, difference from the reference, p-values, effect size."""
     entry = METRICS[statistics.metric]
     columns = [
-        "method", "mean", "95 % interval", "difference", "95 % interval of difference", "p", "p (Holm)",
+        "difference", "95 % interval of difference", "p (Holm)", "better with", "mean", "95 % interval", "p",
         "effect", "better", "worse", "equal",
     ]  # fmt: skip
     rows = [significance_row(row) for row in statistics.rows]
-    if any(row.test is not None and row.test.seed_gains for row in statistics.rows):
-        columns.append("better with")
-        rows = [[*cells, describe_seeds(row.test)] for cells, row in zip(rows, statistics.rows, strict=True)]
+    if not any(row.test is not None and row.test.seed_gains for row in statistics.rows):
+        place = columns.index("better with")
+        columns, rows = drop(columns, place), [drop(cells, place) for cells in rows]
+    columns = ["method", *(["objective"] if sheet.objectives else []), *columns]
+    rows = [[*name_row(sheet, row.label), *cells] for cells, row in zip(rows, statistics.rows, strict=True)]
     title = f"{sheet.title}: {entry.label} against {statistics.reference}"
     return Table(title, columns, rows, significance_caption(sheet, statistics), WIDTH)
 
 
 def significance_row(row: RowStatistics) -> list[Any]:
-    start: list[Any] = [row.label, row.mean, row.interval]
     test = row.test
     if test is None:
-        return [*start, row.why_not, "", "", "", "", "", "", ""]
+        return [row.why_not, "", "", "", row.mean, row.interval, "", "", "", "", ""]
+    difference = Flagged(test.difference) if test.signs_differ else test.difference
     return [
-        *start, test.difference, test.interval, PValue(test.p), PValue(test.p_holm), test.rank_biserial,
-        test.num_better, test.num_worse, test.num_zero,
+        difference, test.interval, PValue(test.p_holm), describe_seeds(test), row.mean, row.interval,
+        PValue(test.p), test.rank_biserial, test.num_better, test.num_worse, test.num_zero,
     ]  # fmt: skip
+
+
+def drop(values: Sequence[Any], place: int) -> list[Any]:
+    return [*values[:place], *values[place + 1 :]]
 
 
 def describe_seeds(test: PairedTest | None) -> str:
     """With how many seeds a row was better than the reference; flagged where seeds disagree."""
     if test is None or not test.seed_gains:
         return ""
-    found = f"{test.num_seeds_better} of {len(test.seed_gains)} seeds"
+    known = [gain for gain in test.seed_gains if not math.isnan(gain)]
+    found = f"{test.num_seeds_better} of {format_count(len(known), 'seed')}"
     return f"{found}: signs differ" if test.signs_differ else found
 
 
@@ -232,12 +296,12 @@ def significance_caption(sheet: Sheet, statistics: Statistics) -> str:
         number = str(pairs[0]) if len(pairs) == 1 else f"{pairs[0]} to {pairs[-1]}"
         sentences.append(
             f"Test: {'two-sided Wilcoxon signed-rank' if not of_seeds else SEEDS_TEST} over {number} pairs "
-            f"(client, case and region{averaged}) "
+            f"(client, case and structure{averaged}) "
             f"against {statistics.reference}; equal pairs dropped; Holm's correction over "
             f"{format_count(statistics.num_tests, 'row')}."
         )
         sentences.append(
-            f"Difference: method minus reference{signed}; "
+            f"Difference: mean over pairs, method minus reference{signed}; "
             "effect: matched-pairs rank-biserial correlation, above 0 if better than the reference."
         )
         if of_seeds and len(of_seeds) < len(tests):
@@ -245,7 +309,7 @@ def significance_caption(sheet: Sheet, statistics: Statistics) -> str:
         if any(len(test.seed_gains) == 2 for test in tests):
             sentences.append("Two seeds are too few to know how seeds vary; take three or more.")
         if any(test.signs_differ for test in tests):
-            sentences.append("Signs differ: better than the reference with some seeds, worse with others.")
+            sentences.append("‡ Signs differ: better than the reference with some seeds, worse with others.")
         if not of_seeds:
             sentences.append("One seed: this is about these trained models; another seed may turn it round.")
         skipped, infinite = (max(getattr(t, name) for t in tests) for name in ("num_skipped", "num_infinite"))
@@ -254,16 +318,19 @@ def significance_caption(sheet: Sheet, statistics: Statistics) -> str:
         if infinite:
             sentences.append(
                 f"Up to {format_count(infinite, 'pair')} with an infinite value: ranked as the worst, left "
-                "out of differences and intervals."
+                "out of differences and intervals, so a difference is not that of the means."
             )
     return " ".join(sentences)
 
 
 def join_tables(scores: Table, tests: Table) -> Table:
-    """Scores and tests side by side, for CSV."""
-    own = {row[0]: row for row in tests.rows}
-    extra = list(tests.columns)[2:]
-    rows = [[*row, *own[row[0]][2:]] for row in scores.rows]
+    """Scores and tests side by side, for CSV; tests are of all structures together."""
+    places = [
+        place for place, head in enumerate(tests.columns) if head not in ("method", "objective", "mean")
+    ]
+    extra = [tests.columns[place] for place in places]
+    left = {row[0]: [row[place] for place in places] for row in tests.rows}
+    rows = [[*row, *left.pop(row[0], [""] * len(extra))] for row in scores.rows]
     return Table(scores.title, [*scores.columns, *extra], rows, scores.caption, scores.width)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from torch import Tensor
 
 from wardround.data.cases import ClientData, TensorSplit
-from wardround.data.federation_file import PrepareSettings
+from wardround.data.federation_file import ClientPartition, PrepareSettings
 from wardround.data.roles import POOLED, PROXY
 from wardround.data.serving.resident import join_splits
 
@@ -43,7 +43,8 @@ class Federation:
     every case, where there are files on this machine; units: of distances, where the cases do not say;
     prepared_shape: of the first scan once it is prepared, estimated; version: text that differs where loading
     would give something else; orientation: of prepared volumes, such as RAS, where files say how the patient
-    lies; colours_of: see `read_colours`.
+    lies; colours_of: see `read_colours`; partition: how clients were made that
+    the data did not come with.
     """
 
     names: Sequence[str]
@@ -64,6 +65,7 @@ class Federation:
     units: str | None = None
     prepared_shape: tuple[int, ...] | None = None
     version: Callable[[], str] | None = None
+    partition: ClientPartition | None = None
     orientation: str | None = None
     colours_of: Callable[[str, str], Tensor | None] | None = None
 

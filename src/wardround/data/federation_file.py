@@ -20,6 +20,7 @@ import math
 import os
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -336,6 +337,43 @@ def as_text(file: FederationFile, path: Path, notes: Sequence[str] = ()) -> str:
         if name in plain and name != "version":
             parts.append(commented(COMMENTS[name]) + dumped(name, plain[name]))
     return "\n".join(parts)
+
+
+@dataclass(frozen=True)
+class ClientPartition:
+    """How clients were made that the data did not come with. of: the data; by: the rule.
+
+    artificial: no hospital is meant, as it may be by the column of a list.
+    """
+
+    of: str
+    by: str
+    artificial: bool = True
+
+    @classmethod
+    def find(cls, file: FederationFile) -> ClientPartition | None:
+        """Of a federation.yaml; None where the clients are natural."""
+        made, whole = file.partition, join_names([source.path.name for source in file.sources])
+        rules = {
+            "iid": "chance (iid)",
+            "quantity": f"size (power law, skew {made.skew:g})",
+            "dirichlet": f"{made.by} (dirichlet, alpha {made.alpha:g})",
+            "feature": f"changed images (feature, {made.shift}, strength {made.strength:g})",
+            "column": f"column '{made.column}'",
+        }
+        if made.kind == "natural":
+            return None
+        return cls(whole, rules[made.kind], artificial=made.kind != "column")
+
+    @property
+    def sentence(self) -> str:
+        """
+        >>> ClientPartition("heart", "chance (iid)").sentence
+        'Clients are an artificial partition of heart by chance (iid), not hospitals.'
+        """
+        if self.artificial:
+            return f"Clients are an artificial partition of {self.of} by {self.by}, not hospitals."
+        return f"Clients are a partition of {self.of} by {self.by}."
 
 
 def short(section: Settings) -> dict[str, Any]:

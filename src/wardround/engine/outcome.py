@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Protocol
 
 from wardround.config import Config
+from wardround.data.federation_file import ClientPartition
 from wardround.engine.judging.evaluation import Evaluation
 from wardround.messages import ServerState
 from wardround.metrics import MM
@@ -35,7 +36,7 @@ class Outcome:
 
     status: done, or stopped (by the user, with a checkpoint); cross_site: model of one client on the
     test cases of another; troubles: replies lost or refused after the last round, "task/client": reason;
-    units: of distances.
+    units: of distances; partition: how clients were made that the data did not come with.
     """
 
     status: str
@@ -45,6 +46,7 @@ class Outcome:
     cross_site: dict[str, Evaluation] = field(default_factory=dict)
     troubles: dict[str, str] = field(default_factory=dict)
     units: str = MM
+    partition: ClientPartition | None = None
 
 
 # Who follows a run as it goes: the command line, a browser, a test

@@ -19,6 +19,7 @@ import yaml
 from wardround.config import Config
 from wardround.config_file import load_config, resolve
 from wardround.data.federation import Federation
+from wardround.data.federation_file import ClientPartition
 from wardround.data.preparing.record import PREPARATION, Preparation
 from wardround.engine.checkpoint import Checkpoints
 from wardround.engine.judging.evaluation import Evaluation
@@ -151,6 +152,7 @@ class RunFolder:
             "test": test.as_dict() if test is not None else None,
             "held_out": list(test.held_out) if test is not None else [],
             "units": outcome.units,
+            **({"partition": vars(outcome.partition)} if outcome.partition is not None else {}),
             "cross_site": {name: entry.as_dict() for name, entry in outcome.cross_site.items()},
             "num_refused": sum(len(record["refused"]) for record in records),
             "num_lost": sum(len(record["lost"]) for record in records),
@@ -161,14 +163,17 @@ class RunFolder:
         return result
 
     def load_outcome(self) -> Outcome:
-        """What `write_result` and the last checkpoint say; the rows of the cases stay in cases.csv."""
+        """What `write_result`, cases.csv and the last checkpoint say."""
         result = json.loads((self.path / "result.json").read_text())
         facts, params, memory = self.checkpoints.load()
         state = ServerState(params, memory, facts["round"])
-        test = read_test(result, read_lines(self.records), self.config.participation)
+        test = read_test(result, read_lines(self.records), self.config.participation, self.path / "cases.csv")
         crossed = {name: Evaluation.from_dict(entry) for name, entry in result["cross_site"].items()}
         progress = Progress.from_dict(facts)
-        return Outcome(result["status"], state, progress, test, crossed, units=read_units(result))
+        made = ClientPartition(**result["partition"]) if "partition" in result else None
+        return Outcome(
+            result["status"], state, progress, test, crossed, units=read_units(result), partition=made
+        )
 
 
 def clear_run(folder: Path) -> None:

@@ -11,19 +11,19 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from wardround.comparison.runs import mapping, number
-from wardround.comparison.statistics import Scores, bootstrap, client_mean, distance_to_best
-from wardround.engine.judging.result_tables import mark_held_out
+from wardround.comparison.statistics import distance_to_best
+from wardround.exporting.card_results import results, site_values, table
 from wardround.exporting.package import Package
 from wardround.files import write_text
 from wardround.methods import METHODS, OBJECTIVES
-from wardround.methods.base import Method
 from wardround.metrics import METRICS, PX
 from wardround.models import MODELS
-from wardround.tables import Interval, Table, escaped, shown
+from wardround.tables import Interval, escaped, shown
 from wardround.text import format_size
 from wardround.version import __version__
 
@@ -129,6 +129,8 @@ def data(package: Package) -> Iterator[str]:
     rows.append(["all", *(sum(row[column] for row in rows) for column in (1, 2, 3))])
     yield table(["site", "training", "validation", "test"], rows)
     yield "Numbers of cases; nothing else about them is exported."
+    if run.partition is not None:  # a card names no folder
+        yield f"**{escaped(replace(run.partition, of='one collection of cases').sentence)}**"
     left_out = count_left_out(package)
     if left_out:
         yield "Cases left out because they could not be used: " + ", ".join(left_out) + "."
@@ -239,71 +241,6 @@ def listed(rows: Sequence[tuple[str, str]]) -> str:
     return "\n".join(f"- {escaped(key)}: {escaped(value)}" for key, value in rows)
 
 
-# Results
-
-
-def results(package: Package) -> Iterator[str]:
-    run = package.run
-    if run.test is None or not run.cases:
-        yield "The run has no test cases, so the quality of this model is unknown."
-        return
-    for metric in run.metrics:
-        if metric in run.cases and metric in run.test.clients:
-            yield from metric_results(package, metric)
-    yield (
-        "Intervals hold 95 % of the means over resampled test cases of each site (bootstrap). They show how "
-        "much the mean depends on the test cases, not how another site would do. Infinite distances (one "
-        "mask is empty) are counted and left out of the means."
-    )
-    if run.test.held_out:
-        yield "Held-out sites took no part in training; they are not in the mean and never the worst site."
-    yield from whose_results(package)
-
-
-def metric_results(package: Package, metric: str) -> Iterator[str]:
-    run, names, entry = package.run, package.names, METRICS[metric]
-    assert run.test is not None
-    scores, overall = run.cases[metric], run.test.overall[metric]
-    sites = {
-        client: [bootstrap(select_client(scores, client)), summary.num, summary.num_infinite]
-        for client, summary in run.test.clients[metric].items()
-    }
-    means = {client: summary.mean for client, summary in run.test.clients[metric].items()}
-    out = run.test.held_out
-    rows: list[list[Any]] = [
-        [names.get(site, site), means[site], *rest] for site, rest in sites.items() if site not in out
-    ]
-    trained = {key: value for key, value in scores.items() if key.client not in out}
-    rows.append(
-        ["mean over sites", overall.mean, bootstrap(trained), overall.num_cases, overall.num_infinite]
-    )
-    if overall.worst is not None:
-        site, value = overall.worst
-        rows.append([f"worst site: {names.get(site, site)}", value, *sites[site]])
-    rows += [
-        [mark_held_out(names.get(site, site)), means[site], *sites[site]] for site in out if site in sites
-    ]
-    better = {True: "higher is better", False: "lower is better", None: f"{entry.best:g} is best"}
-    yield f"### {entry.title_in(run.lengths)}, {better[entry.higher_is_better]}"
-    yield table(["site", "mean", "95 % interval", "values", "infinite"], rows)
-
-
-def whose_results(package: Package) -> Iterator[str]:
-    """A note where sites were tested with personal models."""
-    trained, method = package.trained, package.trained.method
-    if type(method).personal is Method.personal and not trained.warnings and trained.client is None:
-        return
-    if trained.client is not None:
-        name = escaped(package.names[trained.client])
-        yield f"Each site was tested with its own model: only the row of {name} is about this one."
-    elif type(method).personal is not Method.personal or method.kind == "personal":
-        yield "Each site was tested with its own personal model; the one exported here is the common one."
-
-
-def select_client(scores: Scores, client: str) -> Scores:
-    return {key: value for key, value in scores.items() if key.client == client}
-
-
 # Calibration
 
 
@@ -404,13 +341,13 @@ def weak_sites(package: Package) -> Iterator[str]:
     """Sites whose whole interval is on the bad side of the mean over sites."""
     run = package.run
     for metric in run.metrics:
-        scores = run.cases.get(metric, {})
-        mean = client_mean(scores)
-        for client in package.names:
-            own = select_client(scores, client)
-            interval = bootstrap(own)
-            if own and not math.isnan(mean) and is_worse(metric, interval, mean):
-                here = f"{shown(client_mean(own))} {shown(interval)}"
+        if run.test is None or metric not in run.test.clients:
+            continue
+        mean = run.test.overall[metric].mean
+        for client in (name for name in package.names if name in run.test.clients[metric]):
+            value, interval, *_ = site_values(run.test, metric, client)
+            if not math.isnan(mean) and is_worse(metric, interval, mean):
+                here = f"{shown(value)} {shown(interval)}"
                 yield (
                     f"{escaped(package.names[client])} lies far from the mean over sites in "
                     f"{METRICS[metric].label}: {here}, all of the interval on the bad side of {shown(mean)}."
@@ -422,9 +359,3 @@ def is_worse(metric: str, interval: Interval, mean: float) -> bool:
     if higher is None or math.isnan(interval.low):
         return False
     return interval.high < mean if higher else interval.low > mean
-
-
-def table(heads: list[str], rows: Sequence[Sequence[Any]]) -> str:
-    """As Markdown; whole numbers as text, so that they get no decimals."""
-    cells = [[str(value) if isinstance(value, int) else value for value in row] for row in rows]
-    return Table("", heads, cells).markdown()

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -21,6 +21,7 @@ import numpy as np
 import yaml
 from numpy.typing import NDArray
 
+from wardround.comparison.runs import read_run
 from wardround.config_file import resolve
 from wardround.data.listing import Entry
 from wardround.data.preparing.prepare import to_classes
@@ -28,7 +29,7 @@ from wardround.data.readers.image_files import same_affine
 from wardround.data.readers.label_files import read_case_label
 from wardround.data.slices.cutting import Along
 from wardround.engine.judging.evaluation import Evaluation, summarise_cases
-from wardround.engine.judging.result_tables import case_rows, client_table
+from wardround.engine.judging.result_tables import OWN_GRID, case_rows, client_table
 from wardround.errors import ConfigError, DataError
 from wardround.files import file_name, jsonable, write_json, write_text
 from wardround.metrics import MM, PX, combine_units, measure
@@ -74,7 +75,7 @@ class EvaluationReport:
 
     @property
     def table(self) -> Table:
-        return client_table(self.evaluation, self.metrics, self.title, self.units)
+        return client_table(self.evaluation, self.metrics, self.title, self.units, [OWN_GRID])
 
     @property
     def num_cases(self) -> int:
@@ -144,12 +145,30 @@ def evaluate(
     )
     rows = evaluate_cases(predictor, labelled, classes, done.problems, watch)
     done.units = combine_units(row["lengths"] for found in rows.values() for row in found)
-    done.evaluation = summarise_cases(rows, done.metrics)  # no loss, which needs the prepared grid
+    found = summarise_cases(rows, done.metrics)  # no loss, which needs the prepared grid
+    held_out = find_held_out([entry.folder for entry in models], rows)
+    if held_out and held_out == set(rows):
+        done.notes.append("No client here took part in the training of the run.")
+    done.evaluation = found.set_apart(held_out if held_out < set(rows) else ())
     is_whole = len(labelled.entries) == len(opened.entries)
     write_evaluation(done, predictor, path, which if is_whole else "unseen")
     if report:
         write_report([folder])
     return done
+
+
+def find_held_out(runs: Sequence[Path], names: Collection[str]) -> set[str]:
+    """Which of these clients took no part in the training of any run, as far as names tell.
+
+    Those that a run held out; and where it trained at some of the names, all others. Clients that were made
+    by a partition have names of their own.
+    """
+    found = set(names)
+    for run in map(read_run, runs):
+        out = set(run.test.held_out) if run.test is not None else set()
+        trained = set(run.clients) - out
+        found &= out if run.partition or not trained & set(names) else set(names) - trained
+    return found
 
 
 # The cases

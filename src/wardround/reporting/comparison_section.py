@@ -7,18 +7,12 @@ import math
 from collections.abc import Mapping, Sequence
 
 from wardround.comparison.costs import cost_table, measure_costs
-from wardround.comparison.groups import (
-    Headline,
-    RunGroup,
-    average_losses,
-    find_headline,
-    first_weights,
-)
+from wardround.comparison.groups import RunGroup, average_losses, first_weights
+from wardround.comparison.headline import Name, Strong, describe_headline
 from wardround.comparison.published import published_table
 from wardround.comparison.runs import Run
 from wardround.comparison.scores import (
     RowScores,
-    RowSummary,
     Sheet,
     Statistics,
     compute_statistics,
@@ -26,7 +20,7 @@ from wardround.comparison.scores import (
     summarise_row,
 )
 from wardround.comparison.statistics import CaseKey
-from wardround.comparison.tables import score_table, significance_table
+from wardround.comparison.tables import hospital_table, score_table, significance_table
 from wardround.engine.judging.result_tables import client_table
 from wardround.metrics import METRICS
 from wardround.papers import presets as papers
@@ -41,7 +35,7 @@ from wardround.reporting.html import Html, details, join, name, plain, section, 
 from wardround.reporting.sections import SUMS, case_label, has_regions, limits
 from wardround.reporting.strips import Spot, strip_chart
 from wardround.reporting.tabular import table_html
-from wardround.tables import Interval, PValue, Table, shown
+from wardround.tables import Table
 
 FIGURES = {  # the section it is in, and what it is
     "scores": ("beside", "scores of every client"),
@@ -67,12 +61,14 @@ def result_section(group: RunGroup, prefix: str) -> Html:
     parts += notices
     if group.kind == "run" and group.runs[0].test is not None:
         title = capitalise(f"{group.tested}scores of each client")
-        table = client_table(group.runs[0].test, group.metrics, title, sheet.lengths)
+        table = client_table(group.runs[0].test, group.metrics, title, sheet.lengths, group.runs[0].remarks)
         parts.append(table_html(table, fixed=SUMS))
     else:
         for metric in group.metrics:
             title = capitalise(f"{group.tested}{METRICS[metric].title_in(sheet.lengths)}")
             parts.append(table_html(retitle(score_table(sheet, metric), title)))
+            by_client = retitle(hospital_table(sheet, metric), f"{title} by client")
+            parts.append(details(by_client.title, table_html(by_client)))
             printed = published_table(sheet, metric)
             if printed is not None:
                 title = f"{METRICS[metric].title_in(sheet.lengths)}, printed and measured"
@@ -173,98 +169,14 @@ def draw_notes(run: Run, *, with_name: bool) -> Html:
 def describe_result(
     sheet: Sheet, statistics: Statistics, methods: Mapping[str, str], tested: str = "test "
 ) -> Html:
-    """The best row, how it compares to the reference, its weakest client, and what `local` reaches.
+    """The headline; names are set apart from the text around them."""
 
-    methods: the method of each row; tested: the word before the name of the score.
-    """
-    metric, found = statistics.metric, find_headline(sheet, statistics, methods)
-    entry, best = METRICS[metric], found.best
-    unit = entry.unit_in(sheet.lengths)
-    value = join(tag("strong", shown(best.mean)), f" {unit}" if unit else "")
-    if found.num_rows == 1:
-        num_clients = len(sheet.clients(metric))
-        over = "the only client" if num_clients == 1 else f"{num_clients} clients"
-        weakest = describe_weakest(best, " The weakest is ") if num_clients > 1 else None
-        return join(f"Mean {tested}{entry.label} over {over}: ", value, ".", weakest, describe_held_out(best))
-    extreme = "highest" if entry.higher_is_better else "lowest" if entry.higher_is_better is False else "best"
-    return join(
-        "Of the federated methods, " if found.references else "",
-        name(best.label), f" has the {extreme} mean {tested}{entry.label}: ", value,
-        f" over {sheet.expected} {sheet.over}" if best.mean.sd is not None else "", ".",
-        describe_alike(found), describe_wins(found),
-        describe_test(found, statistics.reference),
-        describe_weakest(best, " Its weakest client is "), describe_held_out(best),
-        describe_references(found.references),
-    )  # fmt: skip
+    def draw(part: str) -> Html | str:
+        if isinstance(part, Name):
+            return name(part)
+        return tag("strong", part) if isinstance(part, Strong) else part
 
-
-def describe_test(found: Headline, reference: str) -> Html | None:
-    """The paired test against the reference, and whether the two can be told apart."""
-    test = found.test
-    if test is None:
-        return None
-    p = PValue(test.p_holm)
-    text = shown(p).replace("<", "< ") if shown(p).startswith("<") else f"= {shown(p)}"
-    return join(
-        " Against ", name(reference), ", case by case, it differs by ",
-        ("+" if test.difference > 0 else "") + shown(test.difference), " ", shown(test.interval),
-        f" (p {text} after Holm's correction)",
-        describe_evidence(p, test.interval), ".",
-    )  # fmt: skip
-
-
-def describe_alike(found: Headline) -> Html | None:
-    """The rows that may be as good as the best one."""
-    if not found.alike:
-        return None
-    known = [part for label in found.alike[:5] for part in (", ", name(label))][1:]
-    more = f" and {len(found.alike) - 5} more" if len(found.alike) > 5 else ""
-    return join(" It cannot be told apart from ", known, more, " (p at least 0.05 after Holm's correction).")
-
-
-def describe_wins(found: Headline) -> Html | None:
-    """The metrics that say another row is the best."""
-    if not found.wins:
-        return None
-    parts = [join(f"by {METRICS[metric].label} ", name(label)) for metric, label in found.wins.items()]
-    return join(" Another row is the best ", [part for entry in parts for part in (", ", entry)][1:], ".")
-
-
-def describe_evidence(p: float, interval: Interval) -> str:
-    """What p-value and interval say together; neither is quoted against the other."""
-    if p < 0.05:
-        return ""
-    if interval.low <= 0 <= interval.high:
-        return ": on these cases the two cannot be told apart"
-    return ": the interval of the mean and the corrected test disagree, so do not rely on it"
-
-
-def describe_weakest(summary: RowSummary, start: str) -> Html | None:
-    """The worst client, where all replicates agree on it; else only its score."""
-    found = list(dict.fromkeys(summary.worst_clients))
-    if not found:
-        return None
-    who = [name(found[0])] if len(found) == 1 else ["not always the same"]
-    return join(start, who, ", ", shown(summary.worst), ".")
-
-
-def describe_held_out(summary: RowSummary) -> Html | None:
-    """Clients that took no part in training, which are not in the mean."""
-    if not summary.unseen:
-        return None
-    if len(summary.unseen) > 3:
-        return join(f" {len(summary.unseen)} clients were held out of training and are not in the mean.")
-    scores = [join(name(client), " ", shown(score)) for client, score in summary.unseen.items()]
-    joined = [part for entry in scores for part in (", ", entry)][1:]
-    return join(" Held out of training, and not in the mean: ", joined, ".")
-
-
-def describe_references(references: Sequence[RowSummary]) -> Html | None:
-    """Rows that are not federated methods: each client alone, all cases in one place."""
-    if not references:
-        return None
-    scores = [join(name(summary.label), " ", shown(summary.mean)) for summary in references]
-    return join(" For reference: ", [part for entry in scores for part in (", ", entry)][1:], ".")
+    return join([draw(part) for part in describe_headline(sheet, statistics, methods, tested)])
 
 
 # Side by side
@@ -297,7 +209,10 @@ def side_by_side_section(group: RunGroup, prefix: str) -> Html:
         chart = strip_chart(title, rows, within=limits(metric), worst=metric_loss(metric), class_="wide")
         charts += [chart, draw_legend(clients, places)]
     charts += draw_training(group)
-    lead = f"Learning curves of all rows, and their scores on every {group.tested}case (mean over seeds)."
+    lead = (
+        f"Learning curves of all rows, and their scores on every {group.tested}case (mean over seeds; the "
+        "line is the mean of the dots)."
+    )
     return section(f"{prefix}-beside", "Side by side", *charts, lead=lead) if charts else Html("")
 
 

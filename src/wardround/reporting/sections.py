@@ -64,9 +64,9 @@ def scores(run: Run, prefix: str) -> Html:
         return Html("")
     metrics = [metric for metric in run.metrics if metric in run.test.clients]
     if run.is_evaluation:
-        table = client_table(run.test, metrics, "Scores of each client", run.lengths)
+        table = client_table(run.test, metrics, "Scores of each client", run.lengths, run.remarks)
         return section(f"{prefix}-scores", "Scores", table_html(table, fixed=SUMS), level=3)
-    table = client_table(run.test, metrics, "Test scores of each client", run.lengths)
+    table = client_table(run.test, metrics, "Test scores of each client", run.lengths, run.remarks)
     best = run.result.get("best_round")
     chosen = "" if best is None else f" The best round on validation cases was round {best} of {run.rounds}."
     tested = {"best": "Tested: that round's model.", "last": "Tested: the last round's model."}
@@ -182,7 +182,7 @@ def cases(run: Run, prefix: str, places: Mapping[str, int]) -> Html:
             )
             blocks.append(worst_table(run, metric, many))
     one = "case" if run.is_evaluation else "test case"
-    lead = f"One dot is one {one}{and_region}; the line is the mean; the worst of each client is named."
+    lead = f"One dot is one {one}{and_region}; the line is their mean; the worst of each client is named."
     return section(f"{prefix}-cases", "Case by case", *blocks, level=3, lead=lead) if blocks else Html("")
 
 

@@ -29,10 +29,11 @@ MARKS = {1: ("strong", "best"), 2: ("u", "second")}
 def table_html(table: Table, *, fixed: Collection[str] = (), sortable: bool = True) -> Html:
     """A table of a run or comparison. fixed: first cells of rows that sum up and stay at the end."""
     ranks = table.ranks()
+    most = len(fixed) * (len({row[1] for row in table.rows}) if "structure" in table.columns[1:2] else 1)
     body: list[Html] = []
     foot: list[Html] = []
     for row, row_ranks in zip(table.rows, ranks, strict=True):
-        target = foot if row and row[0] in fixed and len(foot) < len(fixed) else body
+        target = foot if row and row[0] in fixed and len(foot) < most else body
         target.append(draw_row(row, row_ranks, table.width))
     many = sortable and len(body) > 1
     numeric = [any(is_number(row[place]) for row in table.rows) for place in range(len(table.columns))]

@@ -25,7 +25,13 @@ from wardround.data.cases import ClientData, Split, TensorSplit
 from wardround.data.checking.check import assign_splits
 from wardround.data.checking.facts import ImageFacts, read_facts
 from wardround.data.federation import Federation, ScanSummary
-from wardround.data.federation_file import FederationFile, PrepareSettings, check_settings, load
+from wardround.data.federation_file import (
+    ClientPartition,
+    FederationFile,
+    PrepareSettings,
+    check_settings,
+    load,
+)
 from wardround.data.listing import SPLITS, Entry, Listing, Watch
 from wardround.data.preparing.cache import Cache, describe
 from wardround.data.preparing.cache import load as load_prepared
@@ -83,6 +89,7 @@ def federation_of(
         version=data.describe_version,
         orientation=data.file.prepare.orientation if data.has_orientation else None,
         colours_of=data.read_colours,
+        partition=ClientPartition.find(data.file),
     )
 
 

@@ -217,6 +217,31 @@ class Evaluation:
         return cls({}, clients, overall, held_out)
 
     @cached_property
+    def regions(self) -> list[str]:
+        """What the cases were measured in; empty where only the summaries are known."""
+        return list(dict.fromkeys(r for rows in self.cases.values() for row in rows for r in row["regions"]))
+
+    def of_region(self, region: str) -> Evaluation:
+        """The same cases in one region alone; a client without it has no value."""
+        cases = {
+            client: [
+                {**row, "regions": {region: row["regions"][region]}}
+                for row in rows
+                if region in row["regions"]
+            ]
+            for client, rows in self.cases.items()
+        }
+        metrics = [metric for metric in self.clients if metric != "loss"]
+        return summarise_cases(cases, metrics).set_apart(self.held_out)
+
+    def summarise_means(self, metric: str, client: str) -> Summary:
+        """Over the cases of a client, each with the mean over its regions, which vary together."""
+        rows = self.cases.get(client, ())
+        if metric == "loss" or not rows:
+            return self.clients[metric][client]
+        return summarise([summarise(column([row], metric)).mean for row in rows])
+
+    @cached_property
     def unseen(self) -> Mapping[str, ClientsSummary]:
         return summarise_clients(self.clients, self.held_out.__contains__) if self.held_out else {}
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import csv
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from wardround.data.federation import Federation
@@ -11,50 +14,94 @@ from wardround.data.readers.image_files import WITH_GEOMETRY
 from wardround.data.roles import NOT_HOSPITALS
 from wardround.engine.judging.evaluation import Evaluation
 from wardround.metrics import BOTH, METRICS, MM, MM_OR_PX, PX, ClientsSummary, Summary, combine_units
-from wardround.tables import Interval, Table
+from wardround.tables import Interval, Table, formula_read
 
 
-def client_table(evaluation: Evaluation, metrics: Sequence[str], title: str, units: str = MM) -> Table:
+def client_table(
+    evaluation: Evaluation, metrics: Sequence[str], title: str, units: str = MM, notes: Sequence[str] = ()
+) -> Table:
     """One row a client, then mean, SD between clients, weighted mean and worst; last who was held out.
 
-    units: of distances.
+    Several structures: the same again for each of them. units: of distances; notes: for the caption.
     """
-    found, held_out = evaluation.clients, evaluation.held_out
-    names = [name for name in next(iter(found.values()), {}) if name not in held_out]
-    rows: list[list[Any]] = [[name, *(found[metric][name].mean for metric in metrics)] for name in names]
-    overall = [evaluation.overall[metric] for metric in metrics]
-    rows.append(["mean", *(entry.mean for entry in overall)])
-    rows.append(["SD between clients", *(sd_between(entry) for entry in overall)])
-    rows.append(["weighted mean", *(entry.weighted_mean for entry in overall)])
-    rows.append(["worst client", *(worst_value(entry) for entry in overall)])
-    rows += [[mark_held_out(name), *(found[metric][name].mean for metric in metrics)] for name in held_out]
-    if len(held_out) > 1:
-        rows.append([HELD_OUT_MEAN, *(evaluation.unseen[metric].mean for metric in metrics)])
-    columns = ["client", *(METRICS[m].title_in(units) for m in metrics)]
+    regions = evaluation.regions
+    parts = {"": evaluation}
+    if len(regions) > 1:
+        parts = {name_all(regions): evaluation, **{name: evaluation.of_region(name) for name in regions}}
+    rows = [
+        [row[0], *([structure] if structure else []), *row[1:]]
+        for structure, part in parts.items()
+        for row in list_rows(part, metrics)
+    ]
+    titles = [METRICS[metric].title_in(units) for metric in metrics]
+    columns = ["client", *(["structure"] if len(regions) > 1 else []), *titles]
     caption = counts(evaluation, metrics)
-    for main in metrics[:1]:
-        for row, name in zip(rows, [*names, *[""] * 4, *held_out, ""], strict=False):
-            own = found[main].get(name)
-            row += ["", ""] if own is None else [own.num, find_interval(own, main)]
-        columns += ["n", f"95 % interval ({METRICS[main].label})"]
-        caption += f" n and interval: of the values behind {METRICS[main].label}."
-    if held_out:
+    if metrics:
+        main, place = METRICS[metrics[0]].label, columns.index(titles[0]) + 1
+        columns[place:place] = [f"95 % interval ({main})", "n"]
+        caption += f" n: cases behind {main}; the interval is by Student's t over them."
+    if len(regions) > 1:
+        caption += f" {ALL_STRUCTURES}"
+    if evaluation.held_out:
         caption += f" {HELD_OUT}"
     if units == MM_OR_PX and any(METRICS[metric].unit for metric in metrics):
         caption += f" {BOTH}"
-    return Table(title, columns, rows, caption)
+    return Table(title, columns, rows, " ".join([caption, *notes]))
+
+
+def list_rows(evaluation: Evaluation, metrics: Sequence[str]) -> list[list[Any]]:
+    """The rows of one structure: a name, the main metric with its interval and n, the other metrics."""
+    found, held_out = evaluation.clients, evaluation.held_out
+    main = metrics[:1]
+
+    def fill(name: str, values: Sequence[float], sure: Sequence[Any] = ("", "")) -> list[Any]:
+        return [name, *values[:1], *(sure if main else ()), *values[1:]]
+
+    def of_client(name: str, shown: str) -> list[Any]:
+        sure: list[Any] = []
+        for metric in main:
+            own = evaluation.summarise_means(metric, name)
+            sure = [find_interval(replace(own, mean=found[metric][name].mean), metric), own.num]
+        return fill(shown, [found[metric][name].mean for metric in metrics], sure)
+
+    overall = [evaluation.overall[metric] for metric in metrics]
+    names = [name for name in next(iter(found.values()), {}) if name not in held_out]
+    rows = [of_client(name, name) for name in names]
+    rows.append(fill("mean", [entry.mean for entry in overall]))
+    rows.append(fill("SD between clients", [sd_between(entry) for entry in overall]))
+    rows.append(fill("weighted mean", [entry.weighted_mean for entry in overall]))
+    rows.append(fill("worst client", [worst_value(entry) for entry in overall]))
+    rows += [of_client(name, mark_held_out(name)) for name in held_out]
+    if len(held_out) > 1:
+        rows.append(fill(HELD_OUT_MEAN, [evaluation.unseen[metric].mean for metric in metrics]))
+    return rows
+
+
+def name_all(regions: Sequence[str]) -> str:
+    """What all structures together are called."""
+    return "all" if "all" not in regions else "all together"
+
+
+OWN_GRID = (
+    "Scores are on each scan's own grid; a run's own test is on the prepared one, so the two can differ."
+)
+ALL_STRUCTURES = "All: every case counts once for each of its structures."
 
 
 def find_interval(summary: Summary, metric: str) -> Interval:
-    """Of a client's mean, by Student's t over its values; regions of a case count as values of their own."""
+    """Of the mean of a client's cases, by Student's t."""
     if summary.num < 2 or not math.isfinite(summary.mean):
         return Interval(math.nan, math.nan)
     from scipy.special import stdtrit  # late: only tables need it
 
     half = float(stdtrit(summary.num - 1, 0.975)) * summary.sd / math.sqrt(summary.num)
-    low, high = summary.mean - half, summary.mean + half
+    return bound_interval(summary.mean - half, summary.mean + half, metric)
+
+
+def bound_interval(low: float, high: float, metric: str) -> Interval:
+    """An interval that stays where scores can be."""
     entry = METRICS[metric]
-    if entry.higher_is_better is None:
+    if entry.higher_is_better is None or math.isnan(low):
         return Interval(low, high)
     return Interval(max(0.0, low), min(entry.best, high) if entry.higher_is_better else high)
 
@@ -95,8 +142,13 @@ def method_table(
     metric: str,
     title: str,
     extra: Mapping[str, Sequence[Any]] | None = None,
+    objectives: Sequence[str] = (),
 ) -> Table:
-    """Rows methods, columns each client's test set, mean and worst."""
+    """Rows methods, columns mean, worst, what is given as extra, and each client's test set.
+
+    objectives: of each row; they stand beside the methods where they differ.
+    """
+    differ = len(set(objectives)) > 1
     clients = sorted({name for result in results.values() for name in result.clients[metric]})
     extra = extra or {}
     rows: list[list[Any]] = []
@@ -104,10 +156,17 @@ def method_table(
         summaries = result.clients[metric]
         values = [summaries[name].mean if name in summaries else math.nan for name in clients]
         overall = result.overall[metric]
+        start = [label, *([objectives[len(rows)]] if differ else [])]
         rows.append(
-            [label, *values, overall.mean, worst_value(overall), *(extra[key][len(rows)] for key in extra)]
+            [*start, overall.mean, worst_value(overall), *(extra[key][len(rows)] for key in extra), *values]
         )
-    return Table(title, ["method", *clients, "mean", "worst", *extra], rows)
+    caption = ""
+    for result in list(results.values())[:1]:
+        found = {name: result.summarise_means(metric, name).num for name in result.clients[metric]}
+        counted = ", ".join(f"{name} {number}" for name, number in found.items())
+        caption = f"Test cases: {counted}. The report has each hospital's 95 % interval."
+    heads = ["method", *(["objective"] if differ else []), "mean", "worst"]
+    return Table(title, [*heads, *extra, *clients], rows, caption)
 
 
 def case_rows(evaluation: Evaluation, metrics: Sequence[str]) -> Table:
@@ -121,10 +180,29 @@ def case_rows(evaluation: Evaluation, metrics: Sequence[str]) -> Table:
     return Table("cases", ["client", "case", "region", *metrics], rows)
 
 
+def read_case_rows(path: Path) -> dict[str, list[dict[str, Any]]]:
+    """What `case_rows` wrote, by client; nothing where there is no such file, or it is damaged."""
+    found: dict[str, dict[str, dict[str, Any]]] = {}
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            lines = csv.reader(file)
+            metrics = next(lines)[3:]
+            for line in lines:
+                client, case, region = map(formula_read, line[:3])
+                row = found.setdefault(client, {}).setdefault(case, {"case": case, "regions": {}})
+                row["regions"][region] = dict(zip(metrics, map(float, line[3:]), strict=True))
+    except (OSError, ValueError, StopIteration):
+        return {}
+    return {client: list(rows.values()) for client, rows in found.items()}
+
+
 def read_test(
-    result: Mapping[str, Any], records: Iterable[Mapping[str, Any]], participation: float | Sequence[str]
+    result: Mapping[str, Any],
+    records: Iterable[Mapping[str, Any]],
+    participation: float | Sequence[str],
+    cases: Path | None = None,
 ) -> Evaluation | None:
-    """The test in result.json, or None.
+    """The test in result.json, or None. cases: the run's cases.csv.
 
     Older files do not say who was held out: those whom no round asked to train, unless rounds chose a share
     of the clients or trained on everybody's cases in one place.
@@ -132,6 +210,8 @@ def read_test(
     if not result.get("test"):
         return None
     test = Evaluation.from_dict(result["test"])
+    if cases is not None:
+        test = replace(test, cases=read_case_rows(cases))
     if "held_out" in result or (isinstance(participation, float) and participation < 1):
         return test
     trained = {name for record in records for name in record.get("clients", ())}

@@ -2,8 +2,15 @@
 
 from math import inf
 
-from wardround.comparison.groups import find_headline
-from wardround.comparison.scores import CaseScores, Replicate, RowScores, Sheet, compute_statistics
+from wardround.comparison.headline import Name, as_text, describe_headline, find_headline
+from wardround.comparison.scores import (
+    CaseScores,
+    Replicate,
+    ReplicateKey,
+    RowScores,
+    Sheet,
+    compute_statistics,
+)
 from wardround.comparison.statistics import CaseKey
 
 
@@ -47,6 +54,33 @@ def test_rows_that_cannot_be_told_apart_from_the_best_and_metrics_that_others_wi
 
     assert found.best.label == "best" and found.alike == ["close"]
     assert found.wins == {"hd95": "far"}
+
+
+def test_the_sentences_read_well_without_markup_and_names_stay_in_one_line() -> None:
+    sheet = sheet_of("hd95", **{"a\nb": [5.0, 7.0], "c": [6.0, 5.5]})
+    parts = describe_headline(sheet, compute_statistics(sheet, "hd95"), {})
+    text = as_text(parts)
+
+    assert text.startswith(
+        "c has the lowest mean test HD95: 5.750 mm. It cannot be told apart from a b (p at"
+    )
+    assert "\n" not in text and "  " not in text and Name("c") in parts
+
+
+def test_a_gain_whose_sign_differs_between_seeds_is_said() -> None:
+    def replicates(*means: float) -> dict[ReplicateKey, Replicate]:
+        return {
+            (seed, None): Replicate(
+                seed, None, {"dice": {CaseKey("n", str(k), "r"): m + k / 10 for k in (0, 1)}}
+            )
+            for seed, m in enumerate(means)
+        }
+
+    rows = [RowScores("a", replicates(0.5, 0.5, 0.5)), RowScores("b", replicates(0.7, 0.6, 0.45))]
+    sheet = Sheet("toy", rows, "a", ["dice"], expected=3)
+    text = as_text(describe_headline(sheet, compute_statistics(sheet, "dice"), {}))
+
+    assert "with signs that differ between seeds" in text
 
 
 def scores_of(row: RowScores) -> CaseScores:
