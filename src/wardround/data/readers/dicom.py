@@ -127,12 +127,10 @@ def import_dicom(
         raise DataError(f"{source} is not a folder of DICOM files.")
     index = read_index(target / "index.csv")
     had_descriptions = any(row[3] for row in index.values())
-    key = b""
-    result = Imported()
-    wanted = (series or "").casefold()
+    origins, result = read_origins(target), Imported()
+    key, wanted = b"", (series or "").casefold()
     taken: set[str] = set()
     burned: list[str] = []
-    origins = read_origins(target)
     masks: list[Path] = []
     for found in find_series(source, pydicom, masks, result.notes):
         heads = [pydicom.dcmread(file, stop_before_pixels=True) for file in found.files]
@@ -140,13 +138,11 @@ def import_dicom(
         if wanted not in description.casefold():
             continue
         key = key or read_secret(target / KEY)
-        patient_id = str(heads[0].get("PatientID", ""))
+        patient_id, modality = str(heads[0].get("PatientID", "")), read_modality(heads[0])
         patient = "patient_" + make_pseudonym(patient_id or found.uid, key)
-        modality = read_modality(heads[0])
-        if by_folders:
-            name = make_folder_name(found, heads[0], source, taken)
-        else:
-            name = make_free_name(f"{patient}_{modality}_{make_pseudonym(found.uid, key)}", taken)
+        pseudonym = f"{patient}_{modality}_{make_pseudonym(found.uid, key)}"
+        by_folder = make_folder_name(found, heads[0], source, taken) if by_folders else None
+        name = by_folder or make_free_name(pseudonym, taken)
         for stem, content, ending in convert_series(found, name, heads, source, pydicom, result.notes):
             watch(stem)
             store(target / "images" / f"{stem}{ending}", content, result)
@@ -160,13 +156,12 @@ def import_dicom(
     if not index:
         raise DataError(" ".join([f"{source}: no DICOM series could be imported.", *result.notes[:3]]))
     if not by_folders:
+        write_origins(target, origins)
         import_masks(masks, source, target, structures or {}, result)
         note_names(result.notes, BURNED_IN, burned)
     if had_descriptions and not keep_descriptions:
         result.notes.append(f"Descriptions of an earlier import are taken out of {target / 'index.csv'}.")
     write_index(target, index, keep_descriptions)
-    if not by_folders:
-        write_origins(target, origins)
     return result
 
 
