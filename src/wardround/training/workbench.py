@@ -20,7 +20,8 @@ from wardround.config import OptimizerSettings
 from wardround.data.cases import Batch, Split
 from wardround.data.serving.augment import Augmentation
 from wardround.errors import ClientError
-from wardround.losses.objective import Context, Objective, Reference
+from wardround.losses.objective import Context, Objective
+from wardround.losses.reference import Reference
 from wardround.machine import free_memory, runs_at_once
 from wardround.models.base import Segmenter
 from wardround.models.norm import from_moments, reestimate, running_stats, to_moments
