@@ -18,8 +18,10 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from wardround.config import Config
+from wardround.data.annotation import Annotation
 from wardround.data.cases import Batch
 from wardround.losses import segmentation
+from wardround.losses.partial import exclusion_loss, marginal
 from wardround.losses.reference import Reference
 from wardround.models.base import Output, Segmenter, pad
 
@@ -31,6 +33,8 @@ class Context:
     global_, previous: frozen copies of the model this round started from and of the one this client
     returned last (the global one again when there is none yet; see `has_previous`);
     memory: the objective's own small state, kept between rounds and never sent;
+    annotation: what the client's labels tell apart, None for all classes; restrict: makes a loss one of
+    that (`Objective.restrict`); exclusion: weight of the exclusion loss;
     output: what the current forward pass gave; numbers, fixed: where a CUDA graph reads the objective's, and
     the tensors of a method's `ParameterTerm`.
     """
@@ -49,6 +53,9 @@ class Context:
         has_previous: bool = False,
         run: Run | None = None,
         compiled: Callable[[Callable[..., Any], Tensor], Callable[..., Any]] | None = None,
+        annotation: Annotation | None = None,
+        restrict: Restrict | None = None,
+        exclusion: float = 0.0,
     ) -> None:
         self.round = round
         self.rounds = rounds
@@ -73,6 +80,9 @@ class Context:
         self._previous = previous
         self._run = run or run_as_written
         self._compiled = compiled
+        self.annotation = annotation
+        self.exclusion = exclusion
+        self._restrict = restrict
 
     @property
     def global_(self) -> Reference:
@@ -108,10 +118,24 @@ class Context:
         With deep supervision it is the mean over resolutions, weighted 1, 1/2, 1/4 ... (nnU-Net).
         """
         self.has_supervised = True
-        found = [self.run_compiled(function, logits, label)]
-        for coarse in self.output.deep:
-            there = coarsen(label, self._size, coarse)
-            found.append(self.run_compiled(function, coarse, there))
+        if self.annotation is not None and self._restrict is not None:
+            return self._supervise(self._restrict(function, self.annotation), logits, label)
+        return self._supervise(partial(self.run_compiled, function), logits, label)
+
+    def exclude(self, probabilities: Callable[[Tensor], Tensor], label: Tensor) -> Tensor:
+        """The exclusion loss of the pass's logits, at every resolution, by its weight."""
+        annotation = self.annotation
+        assert annotation is not None
+
+        def exclusion(logits: Tensor, label: Tensor) -> Tensor:
+            return exclusion_loss(probabilities(logits), label, annotation=annotation)
+
+        loss: Tensor = self.exclusion * self._supervise(exclusion, self.output.logits, label)
+        return loss
+
+    def _supervise(self, function: Callable[..., Any], logits: Tensor, label: Tensor) -> Any:
+        found = [function(logits, label)]
+        found += [function(coarse, coarsen(label, self._size, coarse)) for coarse in self.output.deep]
         return found[0] if len(found) == 1 else mean_over_resolutions(found)
 
     def run_compiled(self, function: Callable[..., Any], logits: Tensor, *others: Tensor) -> Any:
@@ -142,6 +166,7 @@ class Context:
         self.terms[term] = self.terms[term] + value if term in self.terms else value
 
 
+Restrict = Callable[[Callable[..., Any], Annotation], Callable[..., Any]]
 Run = Callable[[nn.Module, Tensor, bool], Output]
 """A forward pass of a network, with features or without."""
 
@@ -225,6 +250,16 @@ class Objective(ABC):
     def sample_losses(self, logits: Tensor, label: Tensor) -> Tensor:
         """The supervised loss of each case (B,), for validation."""
 
+    def restrict(self, function: Callable[..., Any], annotation: Annotation) -> Callable[..., Any]:
+        """A loss of logits and labels, such as `sample_losses`, of what a client's labels tell apart.
+
+        Default: probabilities of classes that are not told apart are added up first (marginal loss).
+        """
+        return partial(marginal, function, annotation=annotation)
+
+    def check_annotation(self, annotation: Annotation) -> None:
+        """Refuse labels that do not tell all classes apart, with the reason; default nothing."""
+
     def start_model(self, model: nn.Module) -> None:
         """Add what the objective trains beside the network (projection heads); default nothing."""
 
@@ -257,6 +292,14 @@ class Objective(ABC):
     def warnings(self, config: Config) -> list[str]:
         """What is allowed but unusual, each in a sentence: logged at the start, shown in every record."""
         return []
+
+
+def told_losses(objective: Objective, logits: Tensor, label: Tensor, annotation: Annotation | None) -> Tensor:
+    """`sample_losses` of what a client's labels tell apart."""
+    if annotation is None:
+        return objective.sample_losses(logits, label)
+    losses: Tensor = objective.restrict(objective.sample_losses, annotation)(logits, label)
+    return losses
 
 
 @dataclass(frozen=True)

@@ -381,6 +381,10 @@ class TrainingLoop:
             )
         if hooks.add is not None:
             value = value + hooks.add(model, batch, context)
+        if context.exclusion and context.annotation is not None:
+            exclusion = context.exclude(self._learner.objective.probabilities, batch.label)
+            context.note("exclusion", exclusion)
+            value = value + exclusion
         for term, extra in network.extra_losses(context.num_examples).items():
             context.note(term, extra)
             value = value + extra

@@ -94,7 +94,7 @@ def check_labels(cases: Cases, listing: Listing, file: FederationFile) -> CheckR
     findings += [
         *report_background(norms),
         *report_no_background(cases, norms),
-        *across.find_absent_classes(drop_errors(cases, findings), norms.classes),
+        *across.find_absent_classes(drop_errors(cases, findings), norms.classes, file),
     ]
     return CheckReport.of([entry for entry, _ in cases], findings, {}, (), norms.background)
 

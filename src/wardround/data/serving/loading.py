@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from wardround.data import partitions
+from wardround.data.annotation import annotations_of
 from wardround.data.cases import ClientData, Split, TensorSplit
 from wardround.data.checking.check import assign_splits
 from wardround.data.checking.facts import ImageFacts, read_facts
@@ -101,6 +102,9 @@ class RealData:
             self.listing = replace(self.listing, entries=tuple(self.listing.of(only)))
         self.dimensions = len(first.shape)
         self.in_channels = len(self.file.channels) or first.channels
+        self.annotations = annotations_of(
+            self.file.annotates, list(self.file.labels), self.regions, found.clients
+        )
         self._check_numbers()
         self.prepared_shape = estimate_shape(first, self.file.prepare)
         self.default_patch = choose_patch([self.prepared_shape])
@@ -156,7 +160,7 @@ class RealData:
         """What loaded cases depend on: files, splits, settings and shifts."""
         files = self._preparer.compute_key(self.listing.entries)
         shifts = [entry.columns.get("shift") for entry in self.listing.entries]
-        return f"{self.cache.folder} {files} {self.settings!r} {shifts}"
+        return f"{self.cache.folder} {files} {self.settings!r} {shifts} {self.file.annotates}"
 
     # One client
 
@@ -176,6 +180,7 @@ class RealData:
             train=self._make_split(stored["train"], patch, in_memory, trains=True),
             val=self._make_split(stored["val"], patch, in_memory),
             test=self._make_split(stored["test"], patch, in_memory),
+            annotation=self.annotations.get(name),
         )
 
     def left_out(self, name: str) -> LeftOut:
@@ -234,14 +239,18 @@ class RealData:
     def _load_cases(self, name: str, client: PreparedClient) -> dict[str, list[StoredCase]]:
         """The prepared cases by split, mapped from their files."""
         stored: dict[str, list[StoredCase]] = {split: [] for split in SPLITS}
+        annotation = self.annotations.get(name)
         for entry in self.listing.of(name):
             if entry.name not in client.paths:
                 continue
             loaded = load_prepared(client.paths[entry.name])
             shift = partitions.read_shift(entry)
             change = None if shift is None else partial(partitions.apply_shift, shift=shift)
-            case = replace(loaded.case, name=entry.name)
-            stored[entry.split or "train"].append(StoredCase(case, loaded.foreground, change))
+            case, foreground = replace(loaded.case, name=entry.name), loaded.foreground
+            if annotation is not None and any(map(annotation.merges, foreground)):
+                case = replace(case, label=annotation.hide(case.label))
+                foreground = annotation.hide_voxels(foreground)
+            stored[entry.split or "train"].append(StoredCase(case, foreground, change))
         return stored
 
     def _choose_patch(self, cases: Sequence[StoredCase]) -> tuple[int, ...] | None:

@@ -30,10 +30,12 @@ from torch.nn import functional
 
 from wardround.clients import Client
 from wardround.config import EvaluateSettings
+from wardround.data.annotation import Annotation
 from wardround.data.cases import Split
 from wardround.engine.judging.evaluation import Regions, mean_dice
 from wardround.engine.judging.postprocessing import postprocess_labels
 from wardround.files import write_bytes
+from wardround.losses.partial import merge_sums
 from wardround.metrics import EmptyPolicy
 from wardround.params import Params
 from wardround.storage import StoredTensors, save_tensors
@@ -84,8 +86,15 @@ class Picture:
 class Album:
     """Takes the test cases of one client one after the other; keeps each small, then the chosen ones."""
 
-    def __init__(self, split: Split, regions: Regions, empty_policy: EmptyPolicy) -> None:
+    def __init__(
+        self,
+        split: Split,
+        regions: Regions,
+        empty_policy: EmptyPolicy,
+        annotation: Annotation | None = None,
+    ) -> None:
         self._split, self._regions, self._empty_policy = split, regions, empty_policy
+        self._annotation = annotation
         self._pictures: list[Picture] = []
         self._shares: list[float] = []
         self._calibration = torch.zeros(NUM_BINS, 3, dtype=torch.float64)
@@ -99,7 +108,8 @@ class Album:
         picture = picture_of(name, image, truth, torch.from_numpy(labels), entropy, spacing)
         self._pictures.append(replace(picture, dice=dice))
         self._shares.append(float((truth > 0).double().mean()))
-        self._calibration += count_calibration(probabilities, truth)
+        told = merge_sums(probabilities[None], self._annotation)[0]
+        self._calibration += count_calibration(told, truth)
 
     def save(
         self, path: Path, count: int, encode: Callable[[int], Tensor | None] = lambda index: None
@@ -126,7 +136,7 @@ def take_pictures(
 ) -> None:
     """The task "pictures": a few test cases with their uncertainty, written to the client's own folder."""
     split, objective = client.data.test, client.objective
-    album = Album(split, regions, settings.empty_policy)
+    album = Album(split, regions, settings.empty_policy, client.data.annotation)
     with evaluated_as(client.model, objective, settings.window, settings.tta):
         for logits, batch in client.predictions(split, params):
             for number, labels in enumerate(objective.predict(logits).cpu().numpy()):

@@ -1,0 +1,85 @@
+"""Losses of clients that annotate some of the classes: marginal and exclusion loss.
+
+Shi et al., "Marginal loss and exclusion loss for partially supervised multi-organ segmentation", Medical
+Image Analysis 70, 2021. https://arxiv.org/abs/2007.03868
+The marginal cross entropy is also the target adaptive loss of Fang and Yan, "Multi-organ segmentation over
+partially labeled datasets with multi-scale feature abstraction", IEEE TMI 2020.
+https://arxiv.org/abs/2001.00208
+
+Where kidneys are not outlined, background means "background or kidney". The marginal loss adds up the
+probabilities of such classes before any loss sees them. The exclusion loss uses that organs do not overlap:
+where the liver is outlined there is no kidney.
+
+Symbols: p probabilities of all classes, z their logits; m a group of classes that the labels do not tell
+apart (`Annotation`), q_m its marginal probability, y_m its label; n a class that is not annotated;
+e all that is outlined.
+
+    q_m     = sum over n in m of p_n                  marginal probability
+    L_mCE   = - sum over m of y_m log q_m             marginal cross entropy; likewise the Dice of q and y
+    L_eDice = sum over n of 2 sum(e p_n) / (sum(e) + sum(p_n))
+    L_eCE   = sum over n of mean(e log(p_n + 1))
+
+A softmax of logsumexp(z_n over m) is q_m, so any loss of logits becomes its marginal loss when the logits are
+merged first. Where everything is annotated nothing is merged and nothing is added.
+
+Differs: groups of several foreground classes (the whole disc, of rim and cup) are merged as well.
+Differs: the exclusion losses are means over the classes n, so that they do not grow with their number.
+
+>>> annotation = Annotation((0, 1, 0))
+>>> merge_logits(torch.tensor([[[0.0], [1.0], [0.0]]]), annotation)  # ln 2, and 1
+tensor([[[0.6931],
+         [1.0000]]])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from wardround.data.annotation import Annotation
+from wardround.losses.segmentation import at_least_float32, divide
+
+
+def marginal(
+    function: Callable[..., Any], logits: Tensor, label: Tensor, *, annotation: Annotation, **settings: Any
+) -> Any:
+    """A loss of softmax logits and labels, of the groups that the labels tell apart."""
+    return function(merge_logits(logits, annotation), annotation.to_groups(label), **settings)
+
+
+def merge_logits(logits: Tensor, annotation: Annotation) -> Tensor:
+    """One logit a group; softmax gives the sums of probabilities: (B, K, *spatial) -> (B, G, *spatial)."""
+    return merge_channels(at_least_float32(logits), annotation, lambda several: several.logsumexp(dim=1))
+
+
+def merge_sums(values: Tensor, annotation: Annotation | None) -> Tensor:
+    """Probabilities or Dirichlet parameters, added up in each group."""
+    return (
+        values if annotation is None else merge_channels(values, annotation, lambda several: several.sum(1))
+    )
+
+
+def merge_channels(values: Tensor, annotation: Annotation, merge: Callable[[Tensor], Tensor]) -> Tensor:
+    channels, groups = values.unbind(1), []
+    for group in range(annotation.num_groups):
+        members = [channels[number] for number in annotation.members(group)]
+        groups.append(members[0] if len(members) == 1 else merge(torch.stack(members, dim=1)))
+    return torch.stack(groups, dim=1)
+
+
+def exclusion_loss(p: Tensor, label: Tensor, *, annotation: Annotation) -> Tensor:
+    """L_eDice + L_eCE of class probabilities (B, K, *spatial), mean over cases.
+
+    It is 0 where nothing but background and what is annotated is predicted inside of what is outlined.
+    """
+    if not annotation.unannotated:
+        return p.sum() * 0
+    e = (annotation.to_groups(label) > 0).unsqueeze(1).to(p.dtype)
+    p = torch.stack([p[:, number] for number in annotation.unannotated], dim=1)
+    spatial = tuple(range(2, p.dim()))
+    overlap, total = (e * p).sum(spatial), e.sum(spatial) + p.sum(spatial)
+    cross_entropy = (e * torch.log1p(p)).mean(spatial)
+    return (divide(2 * overlap, total) + cross_entropy).mean()
