@@ -8,14 +8,19 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from helpers import run, settings, whole_and_resumed
 
 import wardround as wr
 from wardround.data.annotation import Annotation, annotations_of, measurable, shared_annotation
+from wardround.data.checking.check import check
+from wardround.data.federation_file import load
 from wardround.data.opening import open_federation
 from wardround.data.phantom.cases import PhantomSettings, make_client
+from wardround.data.phantom.files import write as write_files
 from wardround.data.settings import DataSettings
-from wardround.errors import ConfigError
+from wardround.data.sources import list_cases
+from wardround.errors import ConfigError, DataError
 from wardround.methods import METHODS
 
 ORGANS = ("skull", "nuclei", "ventricles", "lesion")
@@ -82,6 +87,55 @@ def test_a_phantom_hospital_holds_the_labels_of_what_it_annotates_alone() -> Non
         assert torch.equal(hidden, torch.where(labels == number, labels, 0))
         assert torch.equal(every.batch([0]).image, own.batch([0]).image)
     assert set(labels.unique().tolist()) == {0, 1, 2, 3, 4}
+
+
+# Files
+
+PATCHES = {"patch": [16, 16], "foreground": 1.0}
+
+
+@pytest.mark.parametrize("cut", [{}, PATCHES])
+def test_labels_that_hold_more_than_is_annotated_give_the_bytes_of_those_that_do_not(
+    tmp_path: Path, cut: dict[str, Any]
+) -> None:
+    """Voxels of other classes are hidden from losses, scores, and the places where patches are cut."""
+    found = []
+    for name, given in {"hidden": ONE_EACH, "whole": {}}.items():
+        write_files(PhantomSettings(**FOUR, annotates=given), tmp_path / name / "scans", "png", 1)
+        labels = {organ: [number] for number, organ in enumerate(ORGANS, start=1)}
+        plain = {"sources": [{"path": "scans"}], "labels": labels, "annotates": ONE_EACH}
+        (tmp_path / name / "federation.yaml").write_text(yaml.safe_dump(plain))
+        data = {"federation": str(tmp_path / name / "federation.yaml"), **cut}
+        found.append(run(tmp_path / name / "run", data=data))
+
+    assert found[0].outcome.state.params.sha256() == found[1].outcome.state.params.sha256()
+    cases = [(result.folder / "cases.csv").read_text() for result in found]
+    assert cases[0] == cases[1]
+
+
+def test_a_class_that_a_client_lacks_is_no_finding_where_it_is_not_annotated(tmp_path: Path) -> None:
+    write_files(PhantomSettings(**FOUR, annotates=ONE_EACH), tmp_path / "scans", "png", 1)
+    labels = {organ: [number] for number, organ in enumerate(ORGANS, start=1)}
+    plain: dict[str, Any] = {"sources": [{"path": "scans"}], "labels": labels}
+    path = tmp_path / "federation.yaml"
+    path.write_text(yaml.safe_dump(plain))
+    data = {"federation": str(path)}
+    with pytest.raises(DataError, match=r"say what was, such as annotates: \{east: \[...\]\}"):
+        run(tmp_path / "refused", data=data)
+    path.write_text(yaml.safe_dump({**plain, "annotates": ONE_EACH}))
+    report = check(list_cases(load(path), tmp_path), load(path))
+    assert not [found for found in report.findings if found.code.startswith("class_")]
+
+
+def test_annotates_and_a_partition_are_refused_together(tmp_path: Path) -> None:
+    path = tmp_path / "federation.yaml"
+    plain = {
+        "sources": [{"path": "scans"}], "labels": {"lesion": [1], "core": [2]},
+        "annotates": {"north": "lesion"}, "partition": {"kind": "iid"},
+    }  # fmt: skip
+    path.write_text(yaml.safe_dump(plain))
+    with pytest.raises(ConfigError, match="annotates names clients, but partition.kind is iid"):
+        load(path)
 
 
 # Whole runs

@@ -353,3 +353,20 @@ def test_a_folder_of_a_runs_cases_is_known_without_its_federation_file(
     names, notes = evaluate_on(plain, tmp_path / "data" / "north", elsewhere / "north")
     assert {case for _, case in names} == tests
     assert f"{8 - len(tests)} of 8 cases" in notes[0] and "left out" in notes[0]
+
+
+def test_a_centre_is_scored_in_what_it_annotates(tmp_path: Path) -> None:
+    organs = {"ventricles": [1], "lesion": [2]}
+    made = PhantomSettings(size=16, cases=4, hospitals=2, organs=tuple(organs))
+    phantom_files.write(made, tmp_path / "data", "png", seed=5)
+    plain = {"sources": [{"path": "data"}], "labels": organs}
+    path = tmp_path / "federation.yaml"
+    path.write_text(json.dumps(plain))
+    run(tmp_path / "run", data={"federation": str(path)}, rounds=1)
+    path.write_text(json.dumps({**plain, "annotates": {"north": ["lesion"]}}))
+    evaluate(tmp_path / "run", path, output=tmp_path / "out", split="all", report=False)
+    with (tmp_path / "out" / "cases.csv").open() as file:
+        rows = list(csv.DictReader(file))
+
+    scored = {name: {row["region"] for row in rows if row["client"] == name} for name in ("east", "north")}
+    assert scored == {"east": set(organs), "north": {"lesion"}}

@@ -152,7 +152,8 @@ def find_federation(paths: Sequence[Path], quiet: bool) -> Path:
         err.print("Inspecting folders ...")
     proposal = propose(paths, watch=lambda what: None)
     with writing(path):
-        write(proposal.file, path, notes=describe(proposal))
+        proposed = {"annotates": proposal.annotates}
+        write(proposal.file, path, notes=describe(proposal), proposed=proposed)
     for warning in proposal.warnings:
         err.print(escape(f"! {warning}"))
     err.print(

@@ -22,6 +22,7 @@ import yaml
 from numpy.typing import NDArray
 
 from wardround.config_file import resolve
+from wardround.data.annotation import Annotation, annotations_of, measurable
 from wardround.data.listing import Entry
 from wardround.data.preparing.prepare import to_classes
 from wardround.data.readers.image_files import read_label, same_affine
@@ -164,10 +165,14 @@ def evaluate_cases(
     """The rows of each centre; a case that cannot be evaluated goes to the problems."""
     rows: dict[str, list[dict[str, Any]]] = {}
     total = len(labelled.entries)
+    trained = predictor.preparation
+    annotations = annotations_of(
+        labelled.annotates, list(trained.labels), trained.regions, list(labelled.annotates)
+    )
     for number, entry in enumerate(labelled.entries, start=1):
         try:
             rows.setdefault(entry.client, []).append(
-                evaluate_case(predictor, entry, classes, labelled.ignore)
+                evaluate_case(predictor, entry, classes, labelled.ignore, annotations.get(entry.client))
             )
         except DataError as error:
             problems.append(InputProblem(entry.where, str(error)))
@@ -189,9 +194,13 @@ def find_classes(predictor: Predictor, entry: Entry, classes: Classes) -> Classe
 
 
 def evaluate_case(
-    predictor: Predictor, entry: Entry, classes: Classes, ignore: Sequence[int] = ()
+    predictor: Predictor,
+    entry: Entry,
+    classes: Classes,
+    ignore: Sequence[int] = (),
+    annotation: Annotation | None = None,
 ) -> dict[str, Any]:
-    """Every metric of one case, on its own grid."""
+    """Every metric of one case, on its own grid, in the regions that its label tells."""
     assert entry.label is not None
     label = read_label(entry.label)
     if np.isin(label.data, list(ignore)).any():
@@ -213,7 +222,7 @@ def evaluate_case(
     scores = measure(
         mask,
         truth,
-        predictor.preparation.regions,
+        measurable(predictor.preparation.regions, annotation),
         settings.metrics,
         prediction.spacing,
         tolerance=settings.tolerance,

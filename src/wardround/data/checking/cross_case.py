@@ -180,12 +180,13 @@ def find_absent_classes(cases: Cases, classes: Labels, file: FederationFile) -> 
             meant.setdefault(entry.client, set()).update(own)
             if own & set(values):
                 have.add(entry.client)
+        meant = {c: own for c, own in meant.items() if c not in known or known[c].tells([number])}
         if meant and not have:
             shown = join_names([str(value) for value in classes[name]])
             said = f"No case has class '{name}' ({shown}). Correct it under labels."
             found.append(Finding("", "", "class_nowhere", "warning", as_line(said)))
         for client in sorted(set(meant) - have) if have else ():
-            if not meant[client] or (client in known and not known[client].tells([number])):
+            if not meant[client]:
                 continue
             values_there = join_names([str(value) for value in sorted(meant[client])])
             said = (
