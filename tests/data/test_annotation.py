@@ -6,10 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import yaml
 from helpers import run, settings, whole_and_resumed
+from PIL import Image
 
 import wardround as wr
 from wardround.data.annotation import Annotation, annotations_of, measurable, shared_annotation
@@ -18,6 +20,7 @@ from wardround.data.federation_file import load
 from wardround.data.opening import open_federation
 from wardround.data.phantom.cases import PhantomSettings, make_client
 from wardround.data.phantom.files import write as write_files
+from wardround.data.serving.loading import RealData
 from wardround.data.settings import DataSettings
 from wardround.data.sources import list_cases
 from wardround.errors import ConfigError, DataError
@@ -113,6 +116,28 @@ def test_labels_that_hold_more_than_is_annotated_give_the_bytes_of_those_that_do
     assert cases[0] == cases[1]
 
 
+def test_voxels_to_ignore_change_neither_training_nor_scores(tmp_path: Path) -> None:
+    """Two runs whose labels have different values there, all of them ignored."""
+    found = []
+    for number in (0, 1):
+        home = tmp_path / str(number)
+        write_files(PhantomSettings(hospitals=2, size=24, cases=8), home / "scans", "png", 1)
+        for path in sorted((home / "scans").glob("*/labels/*.png")):
+            label = np.asarray(Image.open(path)).copy()
+            label[:12] = 9 if number else np.where(label[:12] == 1, 9, 8)
+            Image.fromarray(label).save(path)
+        plain = {"sources": [{"path": "scans"}], "labels": {"lesion": [1]}, "ignore": [8, 9]}
+        (home / "federation.yaml").write_text(yaml.safe_dump(plain))
+        found.append(run(home / "run", data={"federation": str(home / "federation.yaml")}))
+
+    assert found[0].outcome.state.params.sha256() == found[1].outcome.state.params.sha256()
+    cases = [(result.folder / "cases.csv").read_text() for result in found]
+    assert cases[0] == cases[1]
+    data = RealData(tmp_path / "0" / "federation.yaml", DataSettings()).load("north")
+    assert data.annotation == Annotation((0, 1), ignores=True)
+    assert set(data.train.batch(range(len(data.train))).label.unique().tolist()) == {0, 1, 2}
+
+
 def test_a_class_that_a_client_lacks_is_no_finding_where_it_is_not_annotated(tmp_path: Path) -> None:
     write_files(PhantomSettings(**FOUR, annotates=ONE_EACH), tmp_path / "scans", "png", 1)
     labels = {organ: [number] for number, organ in enumerate(ORGANS, start=1)}
@@ -180,7 +205,7 @@ def test_methods_that_weigh_by_loss_or_uncertainty_run(tmp_path: Path, method: s
 @pytest.mark.parametrize("method", sorted(name for name in METHODS if METHODS[name].needs_every_class))
 def test_methods_that_need_every_class_refuse_with_the_reason(tmp_path: Path, method: str) -> None:
     reason = METHODS[method].needs_every_class
-    with pytest.raises(ConfigError, match=f"annotates some of the classes only.*{method}.*{reason}"):
+    with pytest.raises(ConfigError, match=f"labels that do not say everything.*{method}.*{reason}"):
         wr.run(settings(tmp_path, data=PARTIAL, method={"name": method}))
 
 

@@ -150,6 +150,51 @@ def test_losses_of_cases_are_restricted_too(name: str, settings: dict[str, Any])
     assert torch.equal(losses(output.logits, label), losses(output.logits, hidden))
 
 
+# Voxels to be ignored
+
+COUNTING_BACKGROUND = ("generalised_dice", "evidential", "feduaa_evidential", "clsl")
+IGNORING = [(name, settings) for name, settings in EVERY if name not in COUNTING_BACKGROUND]
+IGNORING.remove(("dice", {"include_background": True, "reduction": "batch"}))
+
+
+@pytest.mark.parametrize("annotation", [Annotation((0, 1, 2, 3, 4), True), Annotation((0, 1, 0, 0, 0), True)])
+@pytest.mark.parametrize(("name", "settings"), IGNORING)
+def test_voxels_to_ignore_get_no_gradient_and_change_no_loss(
+    name: str, settings: dict[str, Any], annotation: Annotation
+) -> None:
+    objective = objective_of(name, settings)
+    objective.check_annotation(annotation)
+    output, label = example(objective, annotation)
+    label[:, :2] = annotation.ignored
+    loss = loss_of(objective, output, label, annotation)
+    loss.backward()
+    other, _ = example(objective, annotation)
+    with torch.no_grad():
+        other.logits[:, :, :2] = 7 * torch.randn(other.logits[:, :, :2].shape, dtype=torch.float64)
+
+    assert output.logits.grad is not None
+    assert bool((output.logits.grad[:, :, :2] == 0).all()) and bool((output.logits.grad != 0).any())
+    assert torch.equal(loss, loss_of(objective, other, label, annotation))
+
+
+def test_dice_sums_skip_voxels_to_ignore() -> None:
+    """As if the scan ended where they begin; in two classes, with one output, too."""
+    draw = torch.Generator().manual_seed(5)
+    logits = torch.randn(2, 1, 6, 4, generator=draw, dtype=torch.float64)
+    label = torch.randint(0, 2, (2, 6, 4), generator=draw)
+    whole = Dice().function()(logits[:, :, 2:], label[:, 2:])
+    label[:, :2] = 2
+    restricted = Dice().restrict(Dice().function(), Annotation((0, 1), ignores=True))
+
+    assert float(restricted(logits, label)) == pytest.approx(float(whole), abs=1e-12)
+
+
+@pytest.mark.parametrize("name", COUNTING_BACKGROUND)
+def test_objectives_that_count_background_refuse_voxels_to_ignore(name: str) -> None:
+    with pytest.raises(ConfigError, match="cannot leave out those to be ignored"):
+        objective_of(name, {}).check_annotation(Annotation((0, 1), ignores=True))
+
+
 # By hand
 
 

@@ -120,13 +120,14 @@ def test_image_and_label_elsewhere_are_refused(tmp_path: Path) -> None:
         evaluate_case(predictor(), Entry("c", "a", (image,), small, "a"), {"lesion": (1,)})
 
 
-def test_a_case_with_voxels_to_ignore_is_not_scored(tmp_path: Path) -> None:
-    values = np.ones((8, 8, 8), dtype=np.float32)
+def test_voxels_to_ignore_count_in_no_score(tmp_path: Path) -> None:
+    values = np.zeros((8, 8, 8), dtype=np.float32)
+    values[2:6, 2:6, 2:6] = 1
     image = save_nifti(tmp_path / "a.nii", values, np.eye(4))
-    values[0, 0, 0] = 9
+    values[:4] = 9  # half of the scan, and of what is predicted
     entry = Entry("c", "a", (image,), save_nifti(tmp_path / "l.nii", values.astype(np.uint8), np.eye(4)), "a")
-    with pytest.raises(DataError, match="client 'c', case 'a': the label has voxels to be ignored"):
-        evaluate_case(predictor(), entry, {"lesion": (1,)}, (9,))
+    scores = evaluate_case(predictor(), entry, {"lesion": (1,)}, (9,))["regions"]
+    assert [found["dice"] for found in scores.values()] == [1.0]
 
 
 def test_classes_go_by_name_then_by_order() -> None:

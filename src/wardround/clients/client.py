@@ -222,7 +222,7 @@ class Client:
             outputs = logits.shape[1]
             predicted, label = objective.predict(logits), batch.label
             if annotation is not None:
-                predicted, label = annotation.to_groups(predicted), annotation.to_groups(label)
+                predicted, label = map(annotation.to_groups, annotation.drop_ignored(predicted, label))
                 return mask_dice(predicted, label, annotation.num_groups)
             classes = objective.count_classes(outputs) if outputs > 1 else outputs
             return mask_dice(predicted, label, classes)

@@ -2,6 +2,7 @@
 
 A hospital that outlines livers alone says nothing about kidneys: outside of a liver its voxels are background
 or kidney. Classes that a client's labels do not tell apart are one group; that of background is number 0.
+Voxels to be ignored have the label above the last class.
 
 >>> Annotation.of([[1]], num_classes=4)  # the first of three organs
 Annotation(groups=(0, 1, 0, 0))
@@ -27,23 +28,33 @@ Regions = Mapping[str, Sequence[int]]
 
 @dataclass(frozen=True)
 class Annotation:
-    """The group of every class; clients whose labels say everything have no Annotation."""
+    """The group of every class; clients whose labels say everything have no Annotation.
+
+    ignores: whether some voxels have the label `ignored`, and are to count nowhere.
+    """
 
     groups: tuple[int, ...]
+    ignores: bool = False
 
     @classmethod
-    def of(cls, annotated: Sequence[Sequence[int]], num_classes: int) -> Annotation | None:
-        """From what is outlined, each a class or several joined; None where that tells all classes apart."""
+    def of(
+        cls, annotated: Sequence[Sequence[int]], num_classes: int, *, ignores: bool = False
+    ) -> Annotation | None:
+        """From what is outlined, each a class or several joined; None where that says everything."""
         numbers: dict[tuple[bool, ...], int] = {}
         groups = tuple(
             numbers.setdefault(tuple(number in classes for classes in annotated), len(numbers))
             for number in range(num_classes)
         )
-        return None if len(numbers) == num_classes else cls(groups)
+        return None if len(numbers) == num_classes and not ignores else cls(groups, ignores)
 
     @property
     def num_groups(self) -> int:
         return max(self.groups) + 1
+
+    @property
+    def ignored(self) -> int:
+        return len(self.groups)
 
     @property
     def unannotated(self) -> tuple[int, ...]:
@@ -59,8 +70,8 @@ class Annotation:
         return all((group in inside) == (number in classes) for number, group in enumerate(self.groups))
 
     def merges(self, number: int) -> bool:
-        """Whether a class is hidden behind another one of its group."""
-        return self.groups.index(self.groups[number]) != number
+        """Whether a label is hidden behind another one of its group, or ignored."""
+        return number == self.ignored or self.groups.index(self.groups[number]) != number
 
     def to_groups(self, label: Tensor) -> Tensor:
         """Class numbers as group numbers."""
@@ -74,9 +85,16 @@ class Annotation:
         """Voxels (N, d) of each class present, likewise; those of background are left out."""
         found: dict[int, list[Tensor]] = {}
         for number, places in sorted(voxels.items()):
-            if self.groups[number]:
+            if number < self.ignored and self.groups[number]:
                 found.setdefault(self.groups.index(self.groups[number]), []).append(places)
         return {number: torch.cat(places) for number, places in found.items()}
+
+    def drop_ignored(self, predicted: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
+        """Two label maps, both background where voxels are to be ignored."""
+        if not self.ignores:
+            return predicted, label
+        where = label == self.ignored
+        return predicted.masked_fill(where, 0), label.masked_fill(where, 0)
 
 
 def renumber(label: Tensor, numbers: Sequence[int]) -> Tensor:
@@ -92,6 +110,7 @@ def find_errors(predicted: Tensor, label: Tensor, annotation: Annotation | None)
     """Where a client's labels contradict a predicted label map."""
     if annotation is None:
         return predicted != label
+    predicted, label = annotation.drop_ignored(predicted, label)
     return annotation.to_groups(predicted) != annotation.to_groups(label)
 
 
@@ -103,17 +122,24 @@ def measurable(regions: Regions, annotation: Annotation | None) -> Regions:
 
 
 def annotations_of(
-    annotates: Mapping[str, Sequence[str]], classes: Sequence[str], regions: Regions, clients: Sequence[str]
+    annotates: Mapping[str, Sequence[str]],
+    classes: Sequence[str],
+    regions: Regions,
+    clients: Sequence[str],
+    *,
+    ignores: bool = False,
 ) -> dict[str, Annotation]:
     """Of each client that does not annotate everything.
 
-    annotates: client -> names of classes, or of regions that are outlined as a whole.
+    annotates: client -> names of classes, or of regions that are outlined as a whole; ignores: whether labels
+    of all clients may have voxels to be ignored.
     """
     known = {name: (number,) for number, name in enumerate(classes, start=1)} | {
         name: tuple(numbers) for name, numbers in regions.items()
     }
     found: dict[str, Annotation] = {}
-    for client, names in annotates.items():
+    given = {client: tuple(classes) for client in clients if ignores} | dict(annotates)
+    for client, names in given.items():
         if client not in clients:
             raise ConfigError(
                 f"annotates names client '{client}', which does not exist.{suggest(client, clients)} "
@@ -126,7 +152,7 @@ def annotations_of(
                 f"annotates.{client} {said}.{suggest(unknown or '', known)} Give one or more of: "
                 f"{', '.join(known)}."
             )
-        annotation = Annotation.of([known[name] for name in names], len(classes) + 1)
+        annotation = Annotation.of([known[name] for name in names], len(classes) + 1, ignores=ignores)
         if annotation is not None:
             found[client] = annotation
     return found

@@ -160,8 +160,7 @@ class FederationFile(Settings):
     regions: dict[str, Numbers] = Field(default_factory=dict)
     ignore: Numbers = Field(
         (),
-        description="label values of voxels that nobody annotated; cases that hold them are left out, since "
-        "they would be trained as background",
+        description="label values of voxels that nobody annotated: they count in no loss and no score",
     )
     annotates: dict[str, Annotated[tuple[str, ...], BeforeValidator(as_names)]] = Field(
         default_factory=dict,
@@ -298,7 +297,7 @@ COMMENTS = {
     "channels": "What the channels of an image show, in their order.",
     "labels": "Class name: the values in the label files that mean it. Everything else is background.",
     "regions": "What is measured: class numbers (1 is the first of labels) joined under a name.",
-    "ignore": "Label values of voxels that nobody annotated; cases that hold them are left out.",
+    "ignore": "Label values of voxels that nobody annotated; they count in no loss and no score.",
     "annotates": "Classes, or regions outlined as a whole, that a client annotates, where that is not all.",
     "labels_differ": "A class that some clients do not have is meant.",
     "splits": "Cases to train on, to choose by, to report; a patient is never split apart.\n"

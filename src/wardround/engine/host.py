@@ -74,9 +74,9 @@ def check_annotation(name: str, annotation: Annotation | None, host: Host) -> No
     if reason or name == PROXY:
         reason = reason or "the server's own cases stand for all classes"
         raise ConfigError(
-            f"client '{name}' annotates some of the classes only (annotates in federation.yaml), which "
-            f"method '{host.config.method.get('name', 'fedavg')}' cannot use: {reason}. Choose another "
-            "method, such as fedavg, or leave the client out."
+            f"client '{name}' has labels that do not say everything (annotates or ignore in federation.yaml)"
+            f", which method '{host.config.method.get('name', 'fedavg')}' cannot use: {reason}. Choose "
+            "another method, such as fedavg, or leave the client out."
         )
     host.objective.check_annotation(annotation)
 

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from wardround.config import Config
 from wardround.data.annotation import Annotation
 from wardround.data.cases import Batch
+from wardround.errors import ConfigError
 from wardround.losses import segmentation
 from wardround.losses.partial import exclusion_loss, marginal
 from wardround.losses.reference import Reference
@@ -207,6 +208,11 @@ class Objective(ABC):
     needs: ClassVar[frozenset[str]] = frozenset()  # features, decoder, global, previous, two_views
     least_together: ClassVar[int] = 1  # cases a pass needs for a meaningful loss
 
+    @property
+    def counts_background(self) -> bool:
+        """Whether sums over voxels run over those of background as well."""
+        return False
+
     def num_outputs(self, num_classes: int) -> int:
         """Channels the network must put out."""
         return 1 if num_classes == 2 else num_classes
@@ -258,7 +264,13 @@ class Objective(ABC):
         return partial(marginal, function, annotation=annotation)
 
     def check_annotation(self, annotation: Annotation) -> None:
-        """Refuse labels that do not tell all classes apart, with the reason; default nothing."""
+        """Refuse labels that do not say everything, where the objective cannot use them; by default voxels to
+        be ignored, where `counts_background`."""
+        if annotation.ignores and self.counts_background:
+            raise ConfigError(
+                f"objective '{self.title}' sums over background voxels too and cannot leave out those to be "
+                "ignored (ignore in federation.yaml). Choose another, for example dice_bce."
+            )
 
     def start_model(self, model: nn.Module) -> None:
         """Add what the objective trains beside the network (projection heads); default nothing."""
@@ -340,6 +352,10 @@ class Dice(Supervised):
     def function(self) -> Callable[..., Tensor]:
         return partial(segmentation.dice_loss, **self.dice_settings())
 
+    @property
+    def counts_background(self) -> bool:
+        return self.include_background
+
     def dice_settings(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in ("smooth", "reduction", "include_background")}
 
@@ -361,6 +377,7 @@ class GeneralisedDice(Supervised):
 
     title = "Generalised Dice"
     paper = "Sudre et al., DLMIA 2017"
+    counts_background = True
 
     def function(self) -> Callable[..., Tensor]:
         return segmentation.generalised_dice_loss

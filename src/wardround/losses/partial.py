@@ -22,6 +22,8 @@ e all that is outlined.
 A softmax of logsumexp(z_n over m) is q_m, so any loss of logits becomes its marginal loss when the logits are
 merged first. Where everything is annotated nothing is merged and nothing is added.
 
+Voxels to be ignored are taken out by certain background in logits and labels (`fill_ignored`).
+
 Differs: groups of several foreground classes (the whole disc, of rim and cup) are merged as well.
 Differs: the exclusion losses are means over the classes n, so that they do not grow with their number.
 
@@ -42,12 +44,33 @@ from torch import Tensor
 from wardround.data.annotation import Annotation
 from wardround.losses.segmentation import at_least_float32, divide
 
+CERTAIN = 1e4  # a logit whose probability is exactly 1, or 0 below it, in float64 too
+
 
 def marginal(
     function: Callable[..., Any], logits: Tensor, label: Tensor, *, annotation: Annotation, **settings: Any
 ) -> Any:
-    """A loss of softmax logits and labels, of the groups that the labels tell apart."""
-    return function(merge_logits(logits, annotation), annotation.to_groups(label), **settings)
+    """A loss of logits and labels, of the groups that the labels tell apart and voxels that count."""
+    logits = merge_logits(logits, annotation)
+    logits, label = fill_ignored(logits, label, annotation, background_first=logits.shape[1] > 1)
+    return function(logits, annotation.to_groups(label), **settings)
+
+
+def fill_ignored(
+    logits: Tensor, label: Tensor, annotation: Annotation, *, background_first: bool
+) -> tuple[Tensor, Tensor]:
+    """Logits and labels with certain background where voxels are to be ignored: nothing is learned there.
+
+    Such voxels add exactly 0 to every sum over foreground classes, and cost 0 in a cross entropy, whose mean
+    is still over all voxels. background_first: whether the first channel is background, the others are not.
+    """
+    if not annotation.ignores:
+        return logits, label
+    where = label == annotation.ignored
+    channels = list(logits.unbind(1))
+    certain = [CERTAIN if background_first else -CERTAIN, *[-CERTAIN] * (len(channels) - 1)]
+    filled = [channel.masked_fill(where, value) for channel, value in zip(channels, certain, strict=True)]
+    return torch.stack(filled, dim=1), label.masked_fill(where, 0)
 
 
 def merge_logits(logits: Tensor, annotation: Annotation) -> Tensor:
@@ -64,6 +87,8 @@ def merge_sums(values: Tensor, annotation: Annotation | None) -> Tensor:
 
 def merge_channels(values: Tensor, annotation: Annotation, merge: Callable[[Tensor], Tensor]) -> Tensor:
     channels, groups = values.unbind(1), []
+    if len(channels) == 1:  # two classes, which are always told apart
+        return values
     for group in range(annotation.num_groups):
         members = [channels[number] for number in annotation.members(group)]
         groups.append(members[0] if len(members) == 1 else merge(torch.stack(members, dim=1)))
@@ -77,6 +102,7 @@ def exclusion_loss(p: Tensor, label: Tensor, *, annotation: Annotation) -> Tenso
     """
     if not annotation.unannotated:
         return p.sum() * 0
+    _, label = annotation.drop_ignored(label, label)
     e = (annotation.to_groups(label) > 0).unsqueeze(1).to(p.dtype)
     p = torch.stack([p[:, number] for number in annotation.unannotated], dim=1)
     spatial = tuple(range(2, p.dim()))

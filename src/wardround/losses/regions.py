@@ -23,6 +23,7 @@ from wardround.config import Config
 from wardround.data.annotation import Annotation
 from wardround.errors import ConfigError
 from wardround.losses.objective import Smooth, Supervised
+from wardround.losses.partial import fill_ignored
 from wardround.losses.segmentation import Reduction, at_least_float32, divide, finish, sums
 
 # These compare classes by the network's outputs, which are regions here.
@@ -100,6 +101,7 @@ class RegionDiceBCE(Supervised):
             told = [place for place, region in enumerate(regions) if annotation.tells(region)]
             logits = torch.stack([logits[:, place] for place in told], dim=1)
             regions = [regions[place] for place in told]
+            logits, label = fill_ignored(logits, label, annotation, background_first=False)
         return region_dice_bce_loss(
             logits, label, regions=regions, smooth=smooth, reduction=reduction, reduce=reduce
         )
@@ -190,6 +192,7 @@ class RegionDiceBCE(Supervised):
                 )
 
     def check_annotation(self, annotation: Annotation) -> None:
+        super().check_annotation(annotation)
         if not any(map(annotation.tells, self.list_regions(len(annotation.groups) - 1))):
             raise ConfigError(
                 "objective 'region_dice_bce' has no region among what this client annotates (annotates in "

@@ -79,6 +79,7 @@ class Evidential(Objective):
 
     title = "Evidential Dice + KL"
     paper = "Chen et al., MICCAI 2024"
+    counts_background = True
 
     lam: Annotated[float, Field(ge=0)] = 0.01
     anneal_rounds: Annotated[int, Field(ge=0)] = 10

@@ -203,10 +203,6 @@ def evaluate_case(
     """Every metric of one case, on its own grid, in the regions that its label tells."""
     assert entry.label is not None
     label = read_label(entry.label)
-    if np.isin(label.data, list(ignore)).any():
-        raise DataError(
-            f"{entry.where}: the label has voxels to be ignored, which would count as background."
-        )
     prediction = predictor(Scan(entry.images, entry.images[0].name, entry.where))
     if not same_affine(prediction.affine, label.affine):
         raise DataError(f"{entry.where}: image and label have different affines.")
@@ -218,6 +214,7 @@ def evaluate_case(
         raise DataError(
             f"{entry.where}: image is {format_size(mask.shape)} but label is {format_size(truth.shape)}."
         )
+    mask = np.where(np.isin(label.data[0], list(ignore)), 0, mask)
     settings = predictor.models[0].config.evaluate
     scores = measure(
         mask,

@@ -108,6 +108,8 @@ class Preparer:
         cases = [[*name, own] for name, own in zip(names, files, strict=True)]
         maps = {ascii(e.client): list(e.labels.items()) for e in entries if e.labels is not None}
         rules = [maps, RULES, FORMAT, self.channels, self.dimensions, list(self.file.labels.items())]
+        if self.file.ignore:
+            rules.append(list(self.file.ignore))
         if self.file.annotates:
             rules.append({client: list(names) for client, names in self.file.annotates.items()})
         text = json.dumps([rules, self.file.prepare.model_dump(mode="json", exclude={"slices"}), cases])

@@ -97,14 +97,18 @@ class RealData:
         self.cache = Cache(path.parent / (file.cache or ".wardround-cache"))
         self.describe = LabelDescriptions(self.cache.folder / "labels.json", self.file.labels)
         self.listing = replace(found, entries=tuple(self._place(found)))
+        self.annotations = annotations_of(
+            self.file.annotates,
+            list(self.file.labels),
+            self.regions,
+            self.listing.clients,
+            ignores=bool(self.file.ignore),
+        )
         self.first_image = first = self._read_first_image()
         if only is not None:  # after the split and the partition, which need all
             self.listing = replace(self.listing, entries=tuple(self.listing.of(only)))
         self.dimensions = len(first.shape)
         self.in_channels = len(self.file.channels) or first.channels
-        self.annotations = annotations_of(
-            self.file.annotates, list(self.file.labels), self.regions, found.clients
-        )
         self._check_numbers()
         self.prepared_shape = estimate_shape(first, self.file.prepare)
         self.default_patch = choose_patch([self.prepared_shape])
@@ -313,7 +317,7 @@ def add_label_meaning(file: FederationFile, found: Listing, path: Path) -> Feder
         )
     regions = file.regions or found.regions
     meaning = {"labels": dict(found.labels), "channels": found.channels, "regions": dict(regions)}
-    return file.model_copy(update=meaning)
+    return file.model_copy(update={**meaning, "ignore": file.ignore or found.ignore})
 
 
 def estimate_shape(image: ImageFacts, settings: PrepareSettings) -> tuple[int, ...]:

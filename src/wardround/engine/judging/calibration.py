@@ -189,8 +189,9 @@ def quality_sums(
     before, after = Tally.empty(), Tally.empty()
     groups = {part: np.zeros((2, NUM_BINS)) for part in PARTS}
     rows: list[dict[str, Any]] = []
+    ignores = client.data.annotation is not None and client.data.annotation.ignores
     for place, logits, batch in iterate_cases(client, split, params):
-        if not is_usable(logits):
+        if not is_usable(logits) or ignores:
             rows.append({"case": split.names[place], **dict.fromkeys(ROW)})
             continue
         truth, predicted = batch.label[0], predict_once(client, logits, fitted)

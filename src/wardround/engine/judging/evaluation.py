@@ -57,7 +57,10 @@ def score_cases(
     ):
         for logits, batch in client.predictions(split, params):
             losses = told_losses(objective, logits, batch.label, client.data.annotation)
-            for job in scorer.jobs(objective.predict(logits), batch.label, losses):
+            predicted, label = objective.predict(logits), batch.label
+            if client.data.annotation is not None:
+                predicted, label = client.data.annotation.drop_ignored(predicted, label)
+            for job in scorer.jobs(predicted, label, losses):
                 turns.take(job)
             turns.end_batch()
         return turns.results()

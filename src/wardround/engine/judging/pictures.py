@@ -103,6 +103,8 @@ class Album:
         """The next case of the split. probabilities: (classes, *spatial); labels: as they were scored."""
         name, spacing = self._split.names[len(self._pictures)], self._split.spacing(len(self._pictures))
         truth, probabilities = truth.cpu(), probabilities.float().cpu()
+        if self._annotation is not None:
+            _, truth = self._annotation.drop_ignored(truth, truth)
         dice = mean_dice(labels, truth.numpy(), self._regions, spacing, self._empty_policy)
         entropy = entropy_bytes(probabilities)
         picture = picture_of(name, image, truth, torch.from_numpy(labels), entropy, spacing)
