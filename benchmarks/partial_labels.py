@@ -93,8 +93,15 @@ def configure(options: argparse.Namespace, out: Path, arm: str, seed: int, *, te
         "rounds": options.rounds,
         "output": str(out / f"{arm}-{seed}"),
         "method": {"name": "local" if arm == "alone" else "fedavg"},
+        "objective": {"name": "dice_bce", "reduction": "batch"},
         "exclusion": 1.0 if arm == "exclusion" else 0.0,
-        "optimizer": {"learning_rate": options.rate, "state": "keep", "schedule": {"name": "polynomial"}},
+        "optimizer": {
+            "name": options.optimizer,
+            "learning_rate": options.rate,
+            "momentum": 0.9 if options.optimizer == "sgd" else 0.0,
+            "state": "keep",
+            "schedule": {"name": "polynomial"},
+        },
         "compute": {"workers": 1, "threads": 1},
         "evaluate": {"metrics": ["dice"], "overlays": 0, "every": options.rounds},
     }
@@ -164,7 +171,8 @@ def main() -> None:
     parser.add_argument("--heterogeneity", type=float, default=0.0, help="between phantom hospitals")
     parser.add_argument("--size", type=int)
     parser.add_argument("--filters", type=int)
-    parser.add_argument("--rate", type=float, default=3e-3, help="learning rate")
+    parser.add_argument("--optimizer", choices=["adam", "sgd"], default="sgd")
+    parser.add_argument("--rate", type=float, default=0.1, help="learning rate")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     options.make, rounds, options.sites, options.structures = SETS[options.set]

@@ -71,6 +71,13 @@ def test_names_that_do_not_exist_are_refused_with_those_that_do(annotates: Any, 
         annotations_of(annotates, ["liver", "kidney"], {"both": [1, 2]}, ["north", "south"])
 
 
+def test_a_name_of_a_class_and_of_another_region_is_refused() -> None:
+    regions = {"tumour": [1, 2], "oedema": [2]}
+    with pytest.raises(ConfigError, match=r"'tumour', which is class 1 under labels but joins \[1, 2\]"):
+        annotations_of({"north": ["tumour"]}, ["tumour", "oedema"], regions, ["north"])
+    assert annotations_of({"north": ["oedema"]}, ["tumour", "oedema"], regions, ["north"])
+
+
 def test_cases_are_pooled_only_where_all_clients_annotate_the_same() -> None:
     one, other = Annotation((0, 1, 0)), Annotation((0, 0, 1))
     assert shared_annotation({"north": one, "south": one}) == one

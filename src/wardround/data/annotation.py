@@ -134,9 +134,16 @@ def annotations_of(
     annotates: client -> names of classes, or of regions that are outlined as a whole; ignores: whether labels
     of all clients may have voxels to be ignored.
     """
-    known = {name: (number,) for number, name in enumerate(classes, start=1)} | {
-        name: tuple(numbers) for name, numbers in regions.items()
-    }
+    known: dict[str, tuple[int, ...]] = {name: (n,) for n, name in enumerate(classes, start=1)}
+    for name, numbers in regions.items():
+        if any(name in names for names in annotates.values()) and known.get(name, tuple(numbers)) != tuple(
+            numbers
+        ):
+            raise ConfigError(
+                f"annotates names '{name}', which is class {known[name][0]} under labels but joins "
+                f"{list(numbers)} under regions. Give one of them another name."
+            )
+        known[name] = tuple(numbers)
     found: dict[str, Annotation] = {}
     given = {client: tuple(classes) for client in clients if ignores} | dict(annotates)
     for client, names in given.items():
