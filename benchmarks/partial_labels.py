@@ -172,7 +172,7 @@ def main() -> None:
     parser.add_argument("--size", type=int)
     parser.add_argument("--filters", type=int)
     parser.add_argument("--optimizer", choices=["adam", "sgd"], default="sgd")
-    parser.add_argument("--rate", type=float, default=0.1, help="learning rate")
+    parser.add_argument("--rate", type=float, default=0.2, help="learning rate")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     options.make, rounds, options.sites, options.structures = SETS[options.set]
