@@ -9,6 +9,8 @@ from types import ModuleType
 from typing import Any
 
 import typer
+import yaml
+from helpers import call
 from pydantic import BaseModel
 from pytest import MonkeyPatch, fixture, mark
 
@@ -239,3 +241,28 @@ def test_the_example_of_a_new_method_passes_its_own_tests(example: ModuleType, t
         function(tmp_path / name)
 
     assert len(tests) == 2
+
+
+def test_the_example_of_unequal_labels_runs_as_it_stands_on_its_page(
+    tmp_path: Path, monkeypatch: MonkeyPatch, capsys: Any
+) -> None:
+    text = (ROOT / "docs/how-to/unequal-labels.md").read_text(encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "configs").symlink_to(ROOT / "configs")
+    phantom, init, check, train = re.findall(r"^    wardround (.+)$", text, re.MULTILINE)
+    for command in (phantom, init):
+        assert call(monkeypatch, capsys, *shlex.split(command))[0] == 0
+    (printed,) = re.findall(r"```\n(# Classes.*?)```", text, re.DOTALL)
+    assert printed in (tmp_path / "federation.yaml").read_text()
+    code, _, error = call(monkeypatch, capsys, *shlex.split(train))
+    assert code == 2 and "annotates: {" in " ".join(error.split())
+
+    (named,) = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
+    written = yaml.safe_load((tmp_path / "federation.yaml").read_text()) | yaml.safe_load(named)
+    (tmp_path / "federation.yaml").write_text(yaml.safe_dump(written, sort_keys=False))
+    for command in (check, train):
+        code, _, error = call(monkeypatch, capsys, *shlex.split(command))
+        assert code == 0, error
+    rows = [line.split(",") for line in (tmp_path / "runs/unequal/cases.csv").read_text().splitlines()[1:]]
+    annotates = yaml.safe_load(named)["annotates"]
+    assert {(row[0], row[2]) for row in rows} == {(client, own[0]) for client, own in annotates.items()}

@@ -255,6 +255,12 @@ class Config(Settings):
     model: ModelSettings = ModelSettings()
     method: dict[str, Any] = Field(default_factory=lambda: {"name": "fedavg"})
     objective: dict[str, Any] = Field(default_factory=dict)
+    exclusion: float = Field(
+        0.0,
+        ge=0,
+        description="weight of the exclusion loss at clients that annotate some classes only: what they "
+        "outline is none of the others; 0 leaves the marginal loss alone",
+    )
     optimizer: OptimizerSettings = OptimizerSettings()
     augmentation: Augmentation = Augmentation()
     participation: float | tuple[str, ...] = Field(1.0, description="share of clients, or their names")

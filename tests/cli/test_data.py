@@ -16,6 +16,7 @@ from pytest import CaptureFixture, MonkeyPatch, fixture, mark
 from rich.markup import render
 
 from wardround.cli import app
+from wardround.data import federation_file
 from wardround.data.phantom.cases import PhantomSettings
 from wardround.data.phantom.files import write
 
@@ -263,3 +264,41 @@ def test_stretched_pictures_are_announced_by_init_check_and_train(
     (folder / "run.yaml").write_text(yaml.safe_dump({**settings, "data": {"federation": "federation.yaml"}}))
     code, out, err = call(monkeypatch, capsys, "train", "run.yaml")
     assert code == 0 and "some are stretched, by up to 1.5" in " ".join((out + err).split())
+
+
+def test_what_hospitals_seem_to_annotate_is_proposed_behind_a_hash(
+    tmp_path: Path, monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    organs = [
+        "--organs",
+        "ventricles,lesion",
+        "--annotates",
+        "north=lesion",
+        "--annotates",
+        "east=ventricles",
+    ]
+    made = ["--hospitals", "2", "--format", "png", "--set", "cases=8", "--set", "size=32"]
+    assert call(monkeypatch, capsys, "data", "phantom", "scans", *organs, *made)[0] == 0
+    code, output, _ = call(monkeypatch, capsys, "data", "init", "scans")
+    text = Path("federation.yaml").read_text()
+
+    assert code == 0 and "Clients hold different classes" in output
+    assert "# annotates:\n#   east: [class_1]\n#   north: [class_2]\n" in text
+    assert federation_file.load(Path("federation.yaml")).annotates == {}
+    confirmed = text.replace("# annotates:", "annotates:").replace("#   ", "  ")
+    Path("federation.yaml").write_text(confirmed)
+    assert federation_file.load(Path("federation.yaml")).annotates == {
+        "east": ("class_1",),
+        "north": ("class_2",),
+    }
+
+
+def test_a_hospital_and_its_classes_are_asked_for_in_one_word(
+    tmp_path: Path, monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
+) -> None:
+    code, _, error = call(monkeypatch, capsys, "data", "phantom", str(tmp_path / "x"), "--annotates", "north")
+    assert code == 2 and "give HOSPITAL=CLASS,CLASS" in error
+    wrong = ["--annotates", "nrth=lesion"]
+    code, _, error = call(monkeypatch, capsys, "data", "phantom", str(tmp_path / "x"), *wrong)
+    assert code == 2 and "Did you mean 'north'" in " ".join(error.split())

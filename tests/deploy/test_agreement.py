@@ -85,6 +85,51 @@ def test_a_rehearsal_over_one_file_has_the_bytes_of_train(tmp_path: Path, pictur
     assert one == other
 
 
+TWO_ORGANS = {"ventricles": [1], "lesion": [2]}
+
+
+@fixture(scope="module")
+def outlined(tmp_path_factory: TempPathFactory) -> Path:
+    """The same two hospitals: east outlines ventricles, north lesions."""
+    folder: Path = tmp_path_factory.mktemp("outlined") / "scans"
+    given = {"east": ("ventricles",), "north": ("lesion",)}
+    made = PhantomSettings(hospitals=2, size=24, cases=8, organs=tuple(TWO_ORGANS), annotates=given)
+    phantom_files.write(made, folder, "png", 1)
+    return folder
+
+
+def test_hospitals_that_annotate_different_classes_have_the_bytes_of_train(
+    tmp_path: Path, outlined: Path
+) -> None:
+    names = ("east", "north")
+    annotates = {"east": ["ventricles"], "north": ["lesion"]}
+    shutil.copytree(outlined, tmp_path / "scans")
+    path = tmp_path / "federation.yaml"
+    plain = {"sources": [{"path": "scans"}], "labels": TWO_ORGANS, "splits": SPLITS, "annotates": annotates}
+    path.write_text(yaml.safe_dump(plain))
+    changes = {**QUICK, "rounds": 2, "exclusion": 1.0}
+    here = run(tmp_path / "train", **{**changes, "data": {"federation": str(path)}})
+    rules = dict.fromkeys(names, RULES.model_copy(update={"data": path}))
+    conducted(Loopback(tmp_path / "sites", names, **rules), tmp_path / "run", **changes)
+    there = json.loads((tmp_path / "run" / "result.json").read_text())
+
+    assert there["params_sha256"] == here.outcome.state.params.sha256()
+    assert (tmp_path / "run" / "cases.csv").read_text() == (tmp_path / "train" / "cases.csv").read_text()
+
+
+def test_a_hospital_says_in_its_own_file_what_it_annotates(tmp_path: Path, outlined: Path) -> None:
+    given = {"east": ["ventricles"], "north": ["lesion"]}
+    rules = {
+        name: at_home(
+            tmp_path / "data", outlined, name, "ward", labels=TWO_ORGANS, annotates={"ward": given[name]}
+        )
+        for name in given
+    }
+    conducted(Loopback(tmp_path / "sites", tuple(given), **rules), tmp_path / "run", **QUICK)
+    rows = [line.split(",") for line in (tmp_path / "run" / "cases.csv").read_text().splitlines()[1:]]
+    assert {(row[0], row[2]) for row in rows} == {("east", "ventricles"), ("north", "lesion")}
+
+
 DIFFERENT = {
     "classes": {"labels": {"tumour": [1]}},
     "channels": {"channels": ["flair"]},

@@ -15,7 +15,7 @@ import wardround as wr
 from wardround.aggregation.weights import add_newcomers
 from wardround.clients import Answer, Clients, Registration
 from wardround.config_file import resolve
-from wardround.data.cases import Batch
+from wardround.data.cases import Batch, ClientData, TensorSplit
 from wardround.engine.memory_store import MemoryStore
 from wardround.errors import ClientError, ConfigError
 from wardround.losses.objective import Context, DiceBCE
@@ -164,6 +164,7 @@ class Scored:
     """A client that has logits for each model: its `evaluate` is the engine's, on given logits."""
 
     name = "north"
+    data = ClientData(TensorSplit.of([]), TensorSplit.of([]), TensorSplit.of([]))
 
     def __init__(self, surrogate, own, objective):
         self.logits = {"surrogate": surrogate, "own": own}

@@ -16,7 +16,8 @@ import wardround as wr
 from wardround.clients import Answer, Clients, Registration
 from wardround.data.cases import Batch
 from wardround.errors import ConfigError
-from wardround.losses.objective import Context, Reference
+from wardround.losses.objective import Context
+from wardround.losses.reference import Reference
 from wardround.losses.segmentation import dice_loss
 from wardround.messages import Message, Reply, ServerState
 from wardround.methods.fedavg import FedAvg

@@ -13,7 +13,7 @@ from torch import Tensor
 from wardround.clients import Answer
 from wardround.engine.networks import build_model
 from wardround.errors import ConfigError
-from wardround.losses.objective import Reference
+from wardround.losses.reference import Reference
 from wardround.methods.moon import MOON, model_contrast
 
 GOLDEN = vectors("moon")

@@ -20,7 +20,8 @@ from wardround.config_file import resolve
 from wardround.data.cases import Batch
 from wardround.engine.memory_store import MemoryStore
 from wardround.errors import ClientError, ConfigError
-from wardround.losses.objective import Context, Reference
+from wardround.losses.objective import Context
+from wardround.losses.reference import Reference
 from wardround.messages import Message, Reply, ServerState
 from wardround.methods import build_objective
 from wardround.methods.safcf import (

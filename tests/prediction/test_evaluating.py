@@ -120,13 +120,14 @@ def test_image_and_label_elsewhere_are_refused(tmp_path: Path) -> None:
         evaluate_case(predictor(), Entry("c", "a", (image,), small, "a"), {"lesion": (1,)})
 
 
-def test_a_case_with_voxels_to_ignore_is_not_scored(tmp_path: Path) -> None:
-    values = np.ones((8, 8, 8), dtype=np.float32)
+def test_voxels_to_ignore_count_in_no_score(tmp_path: Path) -> None:
+    values = np.zeros((8, 8, 8), dtype=np.float32)
+    values[2:6, 2:6, 2:6] = 1
     image = save_nifti(tmp_path / "a.nii", values, np.eye(4))
-    values[0, 0, 0] = 9
+    values[:4] = 9  # half of the scan, and of what is predicted
     entry = Entry("c", "a", (image,), save_nifti(tmp_path / "l.nii", values.astype(np.uint8), np.eye(4)), "a")
-    with pytest.raises(DataError, match="client 'c', case 'a': the label has voxels to be ignored"):
-        evaluate_case(predictor(), entry, {"lesion": (1,)}, (9,))
+    scores = evaluate_case(predictor(), entry, {"lesion": (1,)}, (9,))["regions"]
+    assert [found["dice"] for found in scores.values()] == [1.0]
 
 
 def test_classes_go_by_name_then_by_order() -> None:
@@ -379,3 +380,20 @@ def test_centres_elsewhere_are_held_out_where_others_were_trained_at(home: Path)
     assert find_held_out([home / "run"], trained) == set()
     assert find_held_out([home / "run"], ["north", "new"]) == {"new"}
     assert find_held_out([home / "run"], ["new", "newer"]) == set()  # nothing is known of them
+
+
+def test_a_centre_is_scored_in_what_it_annotates(tmp_path: Path) -> None:
+    organs = {"ventricles": [1], "lesion": [2]}
+    made = PhantomSettings(size=16, cases=4, hospitals=2, organs=tuple(organs))
+    phantom_files.write(made, tmp_path / "data", "png", seed=5)
+    plain = {"sources": [{"path": "data"}], "labels": organs}
+    path = tmp_path / "federation.yaml"
+    path.write_text(json.dumps(plain))
+    run(tmp_path / "run", data={"federation": str(path)}, rounds=1)
+    path.write_text(json.dumps({**plain, "annotates": {"north": ["lesion"]}}))
+    evaluate(tmp_path / "run", path, output=tmp_path / "out", split="all", report=False)
+    with (tmp_path / "out" / "cases.csv").open() as file:
+        rows = list(csv.DictReader(file))
+
+    scored = {name: {row["region"] for row in rows if row["client"] == name} for name in ("east", "north")}
+    assert scored == {"east": set(organs), "north": {"lesion"}}

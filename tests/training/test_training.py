@@ -18,7 +18,8 @@ from wardround.data.cases import Batch, TensorSplit
 from wardround.engine.host import Host
 from wardround.engine.networks import build_model
 from wardround.errors import ClientError, ConfigError, WardroundError
-from wardround.losses.objective import Context, Dice, DiceBCE, Reference
+from wardround.losses.objective import Context, Dice, DiceBCE
+from wardround.losses.reference import Reference
 from wardround.messages import Message
 from wardround.methods import OBJECTIVES
 from wardround.methods.safcf import CFSL

@@ -158,7 +158,8 @@ def find_federation(paths: Sequence[Path], quiet: bool) -> Path:
         err.print("Inspecting folders ...")
     proposal = propose(paths, watch=lambda what: None)
     with writing(path):
-        write(proposal.file, path, notes=describe(proposal))
+        proposed = {"annotates": proposal.annotates}
+        write(proposal.file, path, notes=describe(proposal), proposed=proposed)
     remarks = proposal.remarks
     for remark in remarks[:MOST_REMARKS]:
         err.print(escape(f"! {remark}"))

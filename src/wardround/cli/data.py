@@ -40,6 +40,14 @@ def phantom(
     hospitals: Annotated[int, typer.Option(help="How many hospitals.")] = 3,
     dimensions: Annotated[int, typer.Option(help="2 for images, 3 for volumes.")] = 2,
     file_format: Annotated[str, typer.Option("--format", help="nifti or png.")] = "nifti",
+    organs: Annotated[
+        str | None,
+        typer.Option(help="Classes in place of the lesion, for example skull,nuclei,ventricles,lesion."),
+    ] = None,
+    annotates: Annotated[
+        list[str] | None,
+        typer.Option(help="What a hospital annotates, for example north=skull,nuclei; may be repeated."),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Same seed, same files.")] = 42,
     set_: Set = None,
     debug: Debug = False,
@@ -53,6 +61,13 @@ def phantom(
     if file_format not in ("nifti", "png"):
         raise ConfigError(f"--format is '{file_format}'; use nifti or png.")
     settings: dict[str, Any] = {"hospitals": hospitals, "dimensions": dimensions}
+    if organs:
+        settings["organs"] = organs.split(",")
+    for given in annotates or []:
+        hospital, sign, classes = given.partition("=")
+        if not sign or not classes:
+            raise ConfigError(f"--annotates is '{given}'; give HOSPITAL=CLASS,CLASS such as north=lesion.")
+        settings.setdefault("annotates", {})[hospital] = classes.split(",")
     for override in set_ or []:
         apply_override(settings, override)
     checked = parse({"data": {"phantom": settings}, "model": {"name": f"unet{dimensions}d"}}).data.phantom
@@ -93,14 +108,14 @@ def init(
 
     if dataset is None:
         proposal = propose(folders, columns=read_columns(column), watch=lambda what: None)
-        file, sentences = proposal.file, describe(proposal)
+        file, sentences, annotates = proposal.file, describe(proposal), proposal.annotates
     elif len(folders) == 1:
-        file = datasets.make_federation_file(dataset, folders[0])
+        file, annotates = datasets.make_federation_file(dataset, folders[0]), {}
         sentences = [f"The data set {dataset} as published; its card: wardround datasets show {dataset}"]
     else:
         raise ConfigError("--dataset needs exactly one folder, the one with the whole data set.")
     with writing(output):
-        write(file, output, notes=sentences, overwrite=overwrite)
+        write(file, output, notes=sentences, proposed={"annotates": annotates}, overwrite=overwrite)
     if not quiet:
         print_list(sentences)
     suggest_check(output)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from wardround.config import Config, OptimizerSettings
 from wardround.data.cases import Batch, ClientData, Split
 from wardround.errors import ClientError
-from wardround.losses.objective import Context, Objective
+from wardround.losses.objective import Context, Objective, told_losses
 from wardround.losses.segmentation import mask_dice
 from wardround.params import Params
 from wardround.seeding import generator
@@ -207,18 +207,25 @@ class Client:
             split = self.data.train
         if not len(split):
             return None
-        value = function or (lambda logits, batch: self._bench.objective.sample_losses(logits, batch.label))
+        annotation = self.data.annotation
+        value = function or (
+            lambda logits, batch: told_losses(self.objective, logits, batch.label, annotation)
+        )
         totals = [value(logits, batch).double().sum() for logits, batch in self.predictions(split, params)]
         return float(torch.stack(totals).sum()) / len(split)
 
     def dice(self, params: Params) -> float | None:
         """The mean Dice of predicted masks over validation cases (training cases if there are none)."""
-        objective = self.objective
+        objective, annotation = self.objective, self.data.annotation
 
         def score(logits: Tensor, batch: Batch) -> Tensor:
             outputs = logits.shape[1]
+            predicted, label = objective.predict(logits), batch.label
+            if annotation is not None:
+                predicted, label = map(annotation.to_groups, annotation.drop_ignored(predicted, label))
+                return mask_dice(predicted, label, annotation.num_groups)
             classes = objective.count_classes(outputs) if outputs > 1 else outputs
-            return mask_dice(objective.predict(logits), batch.label, classes)
+            return mask_dice(predicted, label, classes)
 
         return self.evaluate(params, score)
 
@@ -255,4 +262,7 @@ class Client:
             has_previous=previous is not None,
             run=partial(bench.passes.run, decoder="decoder" in needs),
             compiled=bench.passes.compiled,
+            annotation=self.data.annotation,
+            restrict=bench.objective.restrict,
+            exclusion=self._config.exclusion,
         )

@@ -13,6 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from wardround.data.annotation import Annotation
 from wardround.errors import DataError
 
 
@@ -163,8 +164,12 @@ def as_stack(split: Split, who: str) -> TensorSplit:
 
 @dataclass(frozen=True)
 class ClientData:
-    """What one hospital has: cases to train on, to choose by, and to report."""
+    """What one hospital has: cases to train on, to choose by, and to report.
+
+    annotation: what its labels tell apart, None for all classes.
+    """
 
     train: Split
     val: Split
     test: Split
+    annotation: Annotation | None = None

@@ -6,11 +6,12 @@ Any client can be loaded alone, so a worker process or a hospital holds only its
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from torch import Tensor
 
+from wardround.data.annotation import shared_annotation
 from wardround.data.cases import ClientData, TensorSplit
 from wardround.data.federation_file import ClientPartition, PrepareSettings
 from wardround.data.roles import POOLED, PROXY
@@ -77,14 +78,16 @@ class Federation:
         """All cases of one client; the pooled one has everybody's, without their test cases."""
         if name == PROXY and self.proxy is not None:
             data, none = self.load_one(self.proxy), TensorSplit.of([])
-            return ClientData(train=join_splits([data.train, data.val]), val=none, test=none)
+            return replace(data, train=join_splits([data.train, data.val]), val=none, test=none)
         if name != POOLED:
             return self.load_one(name)
-        every = [self.load_one(client) for client in sorted(self.names)]
+        loaded = {client: self.load_one(client) for client in sorted(self.names)}
+        every = list(loaded.values())
         return ClientData(
             train=join_splits([data.train for data in every]),
             val=join_splits([data.val for data in every]),
             test=TensorSplit.of([]),
+            annotation=shared_annotation({client: data.annotation for client, data in loaded.items()}),
         )
 
     def prepare_clients(self) -> None:

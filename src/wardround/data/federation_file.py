@@ -53,6 +53,11 @@ def as_colour(value: Any) -> Any:
     return value.lower()
 
 
+def as_names(values: Any) -> Any:
+    """A name alone is a list of one."""
+    return [values] if isinstance(values, str) else values
+
+
 def as_slices(value: Any) -> Any:
     """An axis alone says how slices were cut."""
     return {"along": value} if isinstance(value, str) else value
@@ -173,8 +178,12 @@ class FederationFile(Settings):
     regions: dict[str, Numbers] = Field(default_factory=dict)
     ignore: Numbers = Field(
         (),
-        description="label values of voxels that nobody annotated; cases that hold them are left out, since "
-        "they would be trained as background",
+        description="label values of voxels that nobody annotated: they count in no loss and no score",
+    )
+    annotates: dict[str, Annotated[tuple[str, ...], BeforeValidator(as_names)]] = Field(
+        default_factory=dict,
+        description="client -> the classes, or regions outlined as a whole, that it annotates; the others "
+        "count as unknown in its loss and are not scored there; a client left out annotates all",
     )
     labels_differ: bool = Field(
         False, description="a class that some clients do not have is meant; otherwise `train` refuses it"
@@ -228,6 +237,11 @@ def check_consistency(file: FederationFile) -> None:
                 f"regions.{name} is {list(classes)}; give class numbers from 1 to "
                 f"{len(file.labels) or '...'} ({join_names(file.labels)})."
             )
+    if file.annotates and file.partition.kind not in ("natural", "feature"):
+        raise ConfigError(
+            f"annotates names clients, but partition.kind is {file.partition.kind}, which deals the cases of "
+            "all to new ones. Leave one of the two out."
+        )
     ignored = next((value for value in file.ignore if value in meaning), None)
     if ignored is not None:
         raise ConfigError(f"ignore: value {ignored} is class '{meaning[ignored]}'. A value is one of them.")
@@ -301,7 +315,8 @@ COMMENTS = {
     "channels": "What the channels of an image show, in their order.",
     "labels": "Class name: the values in the label files that mean it. Everything else is background.",
     "regions": "What is measured: class numbers (1 is the first of labels) joined under a name.",
-    "ignore": "Label values of voxels that nobody annotated; cases that hold them are left out.",
+    "ignore": "Label values of voxels that nobody annotated; they count in no loss and no score.",
+    "annotates": "Classes, or regions outlined as a whole, that a client annotates, where that is not all.",
     "labels_differ": "A class that some clients do not have is meant.",
     "splits": "Cases to train on, to choose by, to report; a patient is never split apart.\n"
     "by: column (what the list says, the rest drawn), ratios, file, kfold, repeated.",
@@ -314,17 +329,29 @@ COMMENTS = {
 ALWAYS = ("splits", "partition", "prepare")  # written even where they are the defaults, to be found
 
 
-def write(file: FederationFile, path: Path, *, notes: Sequence[str] = (), overwrite: bool = False) -> None:
-    """Write the file with comments, atomically; notes become comments on top."""
+def write(
+    file: FederationFile,
+    path: Path,
+    *,
+    notes: Sequence[str] = (),
+    proposed: Mapping[str, Any] | None = None,
+    overwrite: bool = False,
+) -> None:
+    """Write the file with comments, atomically; notes become comments on top.
+
+    proposed: settings to be confirmed, written behind a # at their place.
+    """
     path = Path(path)
     if path.exists() and not overwrite:
         raise ConfigError(
             f"{path} already exists and may hold edits of yours; give another name or remove it."
         )
-    write_text(path, as_text(file, path, notes))
+    write_text(path, as_text(file, path, notes, proposed or {}))
 
 
-def as_text(file: FederationFile, path: Path, notes: Sequence[str] = ()) -> str:
+def as_text(
+    file: FederationFile, path: Path, notes: Sequence[str] = (), proposed: Mapping[str, Any] | None = None
+) -> str:
     """The file as YAML, its paths relative to `path` where that is sensible."""
     plain = file.model_dump(mode="json", exclude_defaults=True)
     plain |= {name: short(getattr(file, name)) for name in ALWAYS}
@@ -336,6 +363,9 @@ def as_text(file: FederationFile, path: Path, notes: Sequence[str] = ()) -> str:
     for name in FederationFile.model_fields:
         if name in plain and name != "version":
             parts.append(commented(COMMENTS[name]) + dumped(name, plain[name]))
+        elif proposed and proposed.get(name):
+            said = f"{COMMENTS[name]}\nA guess from a few files. Confirm it by taking the # away:"
+            parts.append(commented(said) + commented(dumped(name, dict(proposed[name]))))
     return "\n".join(parts)
 
 

@@ -70,7 +70,8 @@ def divide(client: str, items: Any, seed: int, spacing: Sequence[float] | None) 
         bounds = {"train": (0, first), "val": (first, second), "test": (second, len(cases))}
         parts = {split: [cases[i] for i in sorted(order[a:b])] for split, (a, b) in bounds.items()}
     check_one_shape(client, sorted((c for cases in parts.values() for c in cases), key=lambda c: c.name))
-    return ClientData(**{split: TensorSplit.of(cases) for split, cases in parts.items()})
+    train, val, test = (TensorSplit.of(parts[split]) for split in SPLITS)
+    return ClientData(train, val, test)
 
 
 def check_one_shape(client: str, cases: Sequence[Case]) -> None:

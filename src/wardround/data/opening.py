@@ -59,16 +59,17 @@ def open_all(settings: DataSettings, seed: int, resident: Residence) -> Federati
         return federation_of(settings.federation, settings, seed, resident)
     made = settings.phantom
     names = phantom.list_hospitals(made)
+    labels = {name: [number] for number, name in enumerate(made.classes, start=1)}
     data_seed = made.seed if made.seed is not None else derive(seed, "data")
     return Federation(
         names=names,
         counts={name: phantom.count_cases(made, name) for name in names},
         dimensions=made.dimensions,
         in_channels=made.channels,
-        num_classes=made.num_classes,
-        regions={"lesion": [1]} if made.num_classes == 2 else {"lesion": [1, 2], "core": [2]},
+        num_classes=len(made.classes) + 1,
+        regions={"lesion": [1, 2], "core": [2]} if made.num_classes == 3 else labels,
         load_one=lambda name: phantom.make_client(made, name, data_seed),
-        labels={"lesion": [1]} if made.num_classes == 2 else {"rim": [1], "core": [2]},
+        labels=labels,
         prepare=PrepareSettings(orientation="PLS"),  # the axes of a synthetic head
         summarise_scans=lambda: ScanSummary(None, made.shape),
         version=lambda: f"{made!r} {data_seed}",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,9 @@ from wardround.clients import Answer, Client, Registration, Snapshot, SyncState
 from wardround.clients.client import run_to_completion
 from wardround.clients.traffic import as_received, count_wire_bytes
 from wardround.config import Config, EvaluateSettings, TrafficSettings
-from wardround.data.cases import ClientData
+from wardround.data.annotation import Annotation, measurable
 from wardround.data.federation import Federation
+from wardround.data.listing import SPLITS
 from wardround.data.opening import open_federation
 from wardround.data.roles import POOLED, PROXY
 from wardround.engine.cached_memory import CachedMemory, MemoryBudget
@@ -29,7 +30,7 @@ from wardround.engine.judging.pictures import PICTURES, take_pictures
 from wardround.engine.judging.postprocessing import read_steps
 from wardround.engine.memory_store import IN_FLIGHT, MemoryStore
 from wardround.engine.networks import choose_compute, network_for
-from wardround.errors import ClientError, WardroundError
+from wardround.errors import ClientError, ConfigError, WardroundError
 from wardround.files import file_name
 from wardround.messages import Message
 from wardround.methods import build_method, build_objective
@@ -58,6 +59,26 @@ def check_sendable(reply: Any, task: str) -> Message:
         f"what the method's '{task}' returned cannot be sent ({reason}). Return a Message: params and extras "
         "are Params, scalars are plain numbers and text."
     )
+
+
+def regions_of(client: Client, federation: Federation) -> Mapping[str, Sequence[int]]:
+    """What can be measured by a client's labels."""
+    return measurable(federation.regions, client.data.annotation)
+
+
+def check_annotation(name: str, annotation: Annotation | None, host: Host) -> None:
+    """Refuse a client that does not annotate every class where method or objective need that."""
+    if annotation is None:
+        return
+    reason = host.method.needs_every_class
+    if reason or name == PROXY:
+        reason = reason or "the server's own cases stand for all classes"
+        raise ConfigError(
+            f"client '{name}' has labels that do not say everything (annotates or ignore in federation.yaml)"
+            f", which method '{host.config.method.get('name', 'fedavg')}' cannot use: {reason}. Choose "
+            "another method, such as fedavg, or leave the client out."
+        )
+    host.objective.check_annotation(annotation)
 
 
 class Host:
@@ -135,7 +156,9 @@ class Host:
         if name not in self._clients:
             data = self.federation.load(name)
             device = self.bench.device
-            data = ClientData(data.train.to(device), data.val.to(device), data.test.to(device))
+            check_annotation(name, data.annotation, self)
+            splits = {split: getattr(data, split).to(device) for split in SPLITS}
+            data = replace(data, **splits)
             self._clients[name] = Client(name, data, self.bench, self._config_of(name), self.method.needs)
         return self._clients[name]
 
@@ -281,7 +304,7 @@ class Host:
         params = self._model_for(client, message)
         split = getattr(client.data, str(message.scalars["split"]))
         metrics = [name for name in message.scalars["metrics"] if name in METRICS]
-        regions, settings = self.federation.regions, self._settings_for(message)
+        regions, settings = regions_of(client, self.federation), self._settings_for(message)
         variants = [read_steps(steps) for steps in message.scalars.get("variants", ())]
         rows = score_cases(client, params, split, self.objective, regions, metrics, settings, variants)
         return Message(scalars={"cases": rows})
@@ -303,7 +326,9 @@ class Host:
     def _calibrate(self, client: Client, message: Message) -> Message:
         """How well calibrated the client's model is: sums over its cases."""
         params = self._model_for(client, message)
-        return calibrate(client, params, message, self.federation.regions, self._settings_for(message))
+        return calibrate(
+            client, params, message, regions_of(client, self.federation), self._settings_for(message)
+        )
 
     def _pictures(self, client: Client, message: Message) -> Message:
         """A few test cases with the model's uncertainty, written to the client's own folder."""

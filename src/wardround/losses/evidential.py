@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import importlib
 import math
+from collections.abc import Sequence
 from functools import cache
 from typing import Any, Literal, cast
 
@@ -110,6 +111,21 @@ def misleading_kl(evidence: Tensor, target: Tensor, *, one_hot: bool) -> Tensor:
         wrong = misleading.sum(dim=1).double()  # a - 1: of two numbers one is 0
         return torch.log1p(wrong) - wrong / (1 + wrong)
     return dirichlet_kl(misleading)
+
+
+def aggregated_kl(alpha: Tensor, target: Tensor, sizes: Sequence[int]) -> Tensor:
+    """`misleading_kl` where several classes count as one: KL( Dir(α̃) ‖ Dir(m) ), m the sizes of the groups.
+
+    Sums of a Dirichlet's parts are a Dirichlet of the sums of its parameters, so without evidence α is m, and
+    α̃ = m + (1 - y)(α - m). With groups of one class it is `misleading_kl`.
+    """
+    counts = [torch.full((), size, dtype=torch.float64, device=alpha.device) for size in sizes]
+    m = torch.stack(counts).reshape(1, -1, *[1] * (alpha.dim() - 2))
+    misled = (1 - target.double()) * (alpha.double() - m)
+    a = m + misled
+    total = a.sum(dim=1)
+    gammas = torch.lgamma(total) - torch.lgamma(m.sum()) + (torch.lgamma(m) - torch.lgamma(a)).sum(dim=1)
+    return gammas + (misled * (torch.digamma(a) - torch.digamma(total).unsqueeze(1))).sum(dim=1)
 
 
 def dirichlet_kl(evidence: Tensor) -> Tensor:

@@ -18,8 +18,12 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from wardround.config import Config
+from wardround.data.annotation import Annotation
 from wardround.data.cases import Batch
+from wardround.errors import ConfigError
 from wardround.losses import segmentation
+from wardround.losses.partial import exclusion_loss, marginal
+from wardround.losses.reference import Reference
 from wardround.models.base import Output, Segmenter, pad
 
 
@@ -30,6 +34,8 @@ class Context:
     global_, previous: frozen copies of the model this round started from and of the one this client
     returned last (the global one again when there is none yet; see `has_previous`);
     memory: the objective's own small state, kept between rounds and never sent;
+    annotation: what the client's labels tell apart, None for all classes; restrict: makes a loss one of
+    that (`Objective.restrict`); exclusion: weight of the exclusion loss;
     output: what the current forward pass gave; numbers, fixed: where a CUDA graph reads the objective's, and
     the tensors of a method's `ParameterTerm`.
     """
@@ -48,6 +54,9 @@ class Context:
         has_previous: bool = False,
         run: Run | None = None,
         compiled: Callable[[Callable[..., Any], Tensor], Callable[..., Any]] | None = None,
+        annotation: Annotation | None = None,
+        restrict: Restrict | None = None,
+        exclusion: float = 0.0,
     ) -> None:
         self.round = round
         self.rounds = rounds
@@ -72,6 +81,9 @@ class Context:
         self._previous = previous
         self._run = run or run_as_written
         self._compiled = compiled
+        self.annotation = annotation
+        self.exclusion = exclusion
+        self._restrict = restrict
 
     @property
     def global_(self) -> Reference:
@@ -107,10 +119,24 @@ class Context:
         With deep supervision it is the mean over resolutions, weighted 1, 1/2, 1/4 ... (nnU-Net).
         """
         self.has_supervised = True
-        found = [self.run_compiled(function, logits, label)]
-        for coarse in self.output.deep:
-            there = coarsen(label, self._size, coarse)
-            found.append(self.run_compiled(function, coarse, there))
+        if self.annotation is not None and self._restrict is not None:
+            return self._supervise(self._restrict(function, self.annotation), logits, label)
+        return self._supervise(partial(self.run_compiled, function), logits, label)
+
+    def exclude(self, probabilities: Callable[[Tensor], Tensor], label: Tensor) -> Tensor:
+        """The exclusion loss of the pass's logits, at every resolution, by its weight."""
+        annotation = self.annotation
+        assert annotation is not None
+
+        def exclusion(logits: Tensor, label: Tensor) -> Tensor:
+            return exclusion_loss(probabilities(logits), label, annotation=annotation)
+
+        loss: Tensor = self.exclusion * self._supervise(exclusion, self.output.logits, label)
+        return loss
+
+    def _supervise(self, function: Callable[..., Any], logits: Tensor, label: Tensor) -> Any:
+        found = [function(logits, label)]
+        found += [function(coarse, coarsen(label, self._size, coarse)) for coarse in self.output.deep]
         return found[0] if len(found) == 1 else mean_over_resolutions(found)
 
     def run_compiled(self, function: Callable[..., Any], logits: Tensor, *others: Tensor) -> Any:
@@ -141,6 +167,7 @@ class Context:
         self.terms[term] = self.terms[term] + value if term in self.terms else value
 
 
+Restrict = Callable[[Callable[..., Any], Annotation], Callable[..., Any]]
 Run = Callable[[nn.Module, Tensor, bool], Output]
 """A forward pass of a network, with features or without."""
 
@@ -172,75 +199,6 @@ def mean_over_resolutions(found: Sequence[Any]) -> Any:
     return sum(weight / sum(weights) * value for weight, value in zip(weights, found, strict=True))
 
 
-class Reference:
-    """A frozen model: evaluation mode, no gradient, encoder only.
-
-    Where the same images come back every epoch, their features are computed once and kept.
-    given: an image and where a captured step finds its features; seen: what was computed last, likewise.
-    """
-
-    def __init__(self, model: Segmenter, encode: Callable[[Segmenter, Tensor], Tensor] | None = None) -> None:
-        self.model = model
-        self.room = 0  # bytes that kept features may take
-        self._encode = encode or (lambda model, image: model.encode(image))
-        self.given: tuple[Tensor, Tensor] | None = None
-        self.seen: tuple[Tensor, Tensor] | None = None
-        self._kept: dict[int, Tensor] = {}
-        self._image: Tensor | None = None
-        self._cases: list[int] = []
-
-    def encode(self, image: Tensor) -> Tensor:
-        if self.given is not None and image is self.given[0]:
-            return self.given[1]
-        expected = image is self._image
-        kept = self.kept() if expected else None
-        if kept is not None:
-            return kept
-        with torch.no_grad():
-            features = self._encode(self.model, image)
-        self.seen = image, features
-        if expected:
-            self.keep(features)
-        return features
-
-    def expect(self, image: Tensor | None, cases: Sequence[int] = ()) -> None:
-        """Say that the next batch holds these cases, unaugmented; None: no image is seen twice."""
-        self._image, self._cases = image, list(cases)
-
-    @property
-    def expects(self) -> bool:
-        return self._image is not None
-
-    def kept(self) -> Tensor | None:
-        """Features of the expected batch, where those of all its cases are known."""
-        if self._image is None or any(case not in self._kept for case in self._cases):
-            return None
-        return stack_cases([self._kept[case] for case in self._cases])
-
-    def keep(self, features: Tensor) -> None:
-        """Remember the expected batch's features, as long as there is room."""
-        if self._image is not None:
-            self.room -= features.nbytes
-            if self.room >= 0:
-                self._kept.update(zip(self._cases, features.unbind(), strict=True))
-
-    def forget(self) -> None:
-        """Drop kept features: the model or the cases have changed."""
-        self._kept, self._image, self.seen = {}, None, None
-
-    def copy_from(self, model: nn.Module) -> None:
-        """Take over the present state of another model (for references that move within a round)."""
-        self.forget()
-        self.model.load_state_dict(model.state_dict())
-
-
-def stack_cases(cases: Sequence[Tensor]) -> Tensor:
-    """One batch (B, C, *spatial) in the memory layout its cases have: those with channels last stay so."""
-    if cases[0].is_contiguous():
-        return torch.stack(list(cases))
-    return torch.stack([case.movedim(0, -1) for case in cases]).movedim(-1, 1)
-
-
 @dataclass(frozen=True)
 class Objective(ABC):
     """Base of all objectives: probabilities by sigmoid (two classes) or softmax (more)."""
@@ -249,6 +207,11 @@ class Objective(ABC):
     paper: ClassVar[str] = ""
     needs: ClassVar[frozenset[str]] = frozenset()  # features, decoder, global, previous, two_views
     least_together: ClassVar[int] = 1  # cases a pass needs for a meaningful loss
+
+    @property
+    def counts_background(self) -> bool:
+        """Whether sums over voxels run over those of background as well."""
+        return False
 
     def num_outputs(self, num_classes: int) -> int:
         """Channels the network must put out."""
@@ -293,6 +256,22 @@ class Objective(ABC):
     def sample_losses(self, logits: Tensor, label: Tensor) -> Tensor:
         """The supervised loss of each case (B,), for validation."""
 
+    def restrict(self, function: Callable[..., Any], annotation: Annotation) -> Callable[..., Any]:
+        """A loss of logits and labels, such as `sample_losses`, of what a client's labels tell apart.
+
+        Default: probabilities of classes that are not told apart are added up first (marginal loss).
+        """
+        return partial(marginal, function, annotation=annotation)
+
+    def check_annotation(self, annotation: Annotation) -> None:
+        """Refuse labels that do not say everything, where the objective cannot use them; by default voxels to
+        be ignored, where `counts_background`."""
+        if annotation.ignores and self.counts_background:
+            raise ConfigError(
+                f"objective '{self.title}' sums over background voxels too and cannot leave out those to be "
+                "ignored (ignore in federation.yaml). Choose another, for example dice_bce."
+            )
+
     def start_model(self, model: nn.Module) -> None:
         """Add what the objective trains beside the network (projection heads); default nothing."""
 
@@ -325,6 +304,14 @@ class Objective(ABC):
     def warnings(self, config: Config) -> list[str]:
         """What is allowed but unusual, each in a sentence: logged at the start, shown in every record."""
         return []
+
+
+def told_losses(objective: Objective, logits: Tensor, label: Tensor, annotation: Annotation | None) -> Tensor:
+    """`sample_losses` of what a client's labels tell apart."""
+    if annotation is None:
+        return objective.sample_losses(logits, label)
+    losses: Tensor = objective.restrict(objective.sample_losses, annotation)(logits, label)
+    return losses
 
 
 @dataclass(frozen=True)
@@ -365,6 +352,10 @@ class Dice(Supervised):
     def function(self) -> Callable[..., Tensor]:
         return partial(segmentation.dice_loss, **self.dice_settings())
 
+    @property
+    def counts_background(self) -> bool:
+        return self.include_background
+
     def dice_settings(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in ("smooth", "reduction", "include_background")}
 
@@ -386,6 +377,7 @@ class GeneralisedDice(Supervised):
 
     title = "Generalised Dice"
     paper = "Sudre et al., DLMIA 2017"
+    counts_background = True
 
     def function(self) -> Callable[..., Tensor]:
         return segmentation.generalised_dice_loss

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -20,8 +20,10 @@ from pydantic import Field
 from torch import Tensor
 
 from wardround.config import Config
+from wardround.data.annotation import Annotation
 from wardround.errors import ConfigError
 from wardround.losses.objective import Smooth, Supervised
+from wardround.losses.partial import fill_ignored
 from wardround.losses.segmentation import Reduction, at_least_float32, divide, finish, sums
 
 # These compare classes by the network's outputs, which are regions here.
@@ -77,13 +79,36 @@ class RegionDiceBCE(Supervised):
     def function(self) -> Callable[..., Tensor]:
         return partial(self._loss, smooth=self.smooth, reduction=self.reduction)
 
+    def sample_losses(self, logits: Tensor, label: Tensor, *, annotation: Annotation | None = None) -> Tensor:
+        return self.function()(logits, label, reduce=False, annotation=annotation)
+
+    def restrict(self, function: Callable[..., Any], annotation: Annotation) -> Callable[..., Any]:
+        """Regions that the client's labels do not tell are left out: their outputs get no gradient."""
+        return partial(function, annotation=annotation)
+
     def _loss(
-        self, logits: Tensor, label: Tensor, *, smooth: float, reduction: Reduction, reduce: bool = True
+        self,
+        logits: Tensor,
+        label: Tensor,
+        *,
+        smooth: float,
+        reduction: Reduction,
+        reduce: bool = True,
+        annotation: Annotation | None = None,
     ) -> Tensor:
-        regions = self.regions or [(number,) for number in range(1, logits.shape[1] + 1)]
+        regions = self.list_regions(logits.shape[1])
+        if annotation is not None:
+            told = [place for place, region in enumerate(regions) if annotation.tells(region)]
+            logits = torch.stack([logits[:, place] for place in told], dim=1)
+            regions = [regions[place] for place in told]
+            logits, label = fill_ignored(logits, label, annotation, background_first=False)
         return region_dice_bce_loss(
             logits, label, regions=regions, smooth=smooth, reduction=reduction, reduce=reduce
         )
+
+    def list_regions(self, num_outputs: int) -> Regions:
+        """The classes of each output."""
+        return self.regions or [(number,) for number in range(1, num_outputs + 1)]
 
     def painted(self, num_outputs: int) -> list[int]:
         """The class that each region paints."""
@@ -165,6 +190,15 @@ class RegionDiceBCE(Supervised):
                 raise ConfigError(
                     f"objective.order paints class {number} for region {list(region)}, which lacks it."
                 )
+
+    def check_annotation(self, annotation: Annotation) -> None:
+        super().check_annotation(annotation)
+        if not any(map(annotation.tells, self.list_regions(len(annotation.groups) - 1))):
+            raise ConfigError(
+                "objective 'region_dice_bce' has no region among what this client annotates (annotates in "
+                "federation.yaml), so it would learn nothing there. Name a region under annotates, or choose "
+                "another objective, for example dice_bce."
+            )
 
     def check_classes(self, num_classes: int) -> None:
         count = len(self.regions) or num_classes - 1

@@ -29,6 +29,7 @@ from pydantic import Field
 
 from wardround.aggregation.weights import add_newcomers, collect, normalise, recall_weights, redistribute
 from wardround.clients import Client, Clients
+from wardround.losses.objective import told_losses
 from wardround.messages import Message, Reply, ServerState
 from wardround.methods.base import Method
 from wardround.params import Params
@@ -136,7 +137,7 @@ class AAW(Method):
             loss = client.evaluate(params, fallback=False)
         else:
             losses = [
-                client.objective.sample_losses(logits, batch.label).double()
+                told_losses(client.objective, logits, batch.label, client.data.annotation).double()
                 for logits, batch in client.predictions(client.data.train, params)
             ]
             loss = float(torch.cat(losses).mean())

@@ -23,8 +23,9 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -33,12 +34,14 @@ from torch import Tensor, nn
 from wardround.aggregation.weights import add_newcomers, collect, normalise, redistribute, renormalise
 from wardround.clients import Client, Clients
 from wardround.config import Config
+from wardround.data.annotation import Annotation
 from wardround.data.cases import Batch
 from wardround.errors import ClientError, ConfigError
 from wardround.losses.evidential import (
     CapKind,
     DiceMode,
     EvidenceKind,
+    aggregated_kl,
     dirichlet_dice_loss,
     evidence,
     expected_probabilities,
@@ -48,6 +51,7 @@ from wardround.losses.evidential import (
     two_class_terms,
 )
 from wardround.losses.objective import Context, Objective, Smooth
+from wardround.losses.partial import merge_sums
 from wardround.losses.segmentation import Reduction, at_least_float32, matching_targets
 from wardround.messages import Message, Reply, ServerState
 from wardround.methods.base import Method
@@ -75,6 +79,7 @@ class Evidential(Objective):
 
     title = "Evidential Dice + KL"
     paper = "Chen et al., MICCAI 2024"
+    counts_background = True
 
     lam: Annotated[float, Field(ge=0)] = 0.01
     anneal_rounds: Annotated[int, Field(ge=0)] = 10
@@ -114,13 +119,21 @@ class Evidential(Objective):
         loss: Tensor = dice + context.number("kl", self.numbers(context)["kl"]) * kl  # Eq. 11
         return loss
 
-    def sample_losses(self, logits: Tensor, label: Tensor) -> Tensor:
+    def sample_losses(self, logits: Tensor, label: Tensor, *, annotation: Annotation | None = None) -> Tensor:
         """Each case's own Dice and KL; the KL in full, so that rounds compare."""
-        dice, kl = self.terms(logits, label, reduce=False)
+        dice, kl = self.terms(logits, label, reduce=False, annotation=annotation)
         return dice if kl is None else dice + self.lam * kl
 
-    def terms(self, logits: Tensor, label: Tensor, *, reduce: bool = True) -> tuple[Tensor, Tensor | None]:
+    def restrict(self, function: Callable[..., Any], annotation: Annotation) -> Callable[..., Any]:
+        """Parameters of classes that are not told apart are added up: exactly a Dirichlet of the groups."""
+        return partial(function, annotation=annotation)
+
+    def terms(
+        self, logits: Tensor, label: Tensor, *, reduce: bool = True, annotation: Annotation | None = None
+    ) -> tuple[Tensor, Tensor | None]:
         """The Dice (Eq. 9) and the mean KL (Eq. 10), or None where it has no weight."""
+        if annotation is not None:
+            return self._aggregated_terms(logits, annotation.to_groups(label), annotation, reduce)
         usual = (self.evidence, self.cap_kind, self.dice_mode) == ("exp", "smooth", "bayes")
         if usual and self.lam and fits_kernels(logits, label):
             how: dict[str, Any] = {"smooth": self.smooth, "reduction": self.reduction, "reduce": reduce}
@@ -134,6 +147,21 @@ class Evidential(Objective):
         if not self.lam:
             return dice, None
         voxels = misleading_kl(e, y, one_hot=not label.is_floating_point())
+        kl = voxels.mean() if reduce else case_means(voxels)
+        return dice, kl.to(dice.dtype)
+
+    def _aggregated_terms(
+        self, logits: Tensor, label: Tensor, annotation: Annotation, reduce: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """The same of groups of classes; label: numbers of groups."""
+        alpha = merge_sums(self.alpha(logits), annotation)
+        y = matching_targets(alpha, label)
+        dice = dirichlet_dice_loss(
+            alpha, y, mode=self.dice_mode, smooth=self.smooth, reduction=self.reduction, reduce=reduce
+        )
+        if not self.lam:
+            return dice, None
+        voxels = aggregated_kl(alpha, y, [len(annotation.members(m)) for m in range(annotation.num_groups)])
         kl = voxels.mean() if reduce else case_means(voxels)
         return dice, kl.to(dice.dtype)
 
@@ -286,11 +314,15 @@ class FedEvi(Method):
         assert isinstance(objective, Evidential)
         fallback = self.missing_scores == "train"
 
+        def alpha(logits: Tensor) -> Tensor:
+            """Of what the client's labels tell apart: it does not answer for classes it never saw."""
+            return merge_sums(objective.alpha(logits.double()), client.data.annotation)
+
         def epistemic(logits: Tensor, batch: Batch) -> Tensor:
-            return case_means(decompose(objective.alpha(logits.double())).epistemic)
+            return case_means(decompose(alpha(logits)).epistemic)
 
         def aleatoric(logits: Tensor, batch: Batch) -> Tensor:
-            means = case_means(decompose(objective.alpha(logits.double())).aleatoric)
+            means = case_means(decompose(alpha(logits)).aleatoric)
             return means.clamp_min(LEAST_ALEATORIC)
 
         def certainty(logits: Tensor, batch: Batch) -> Tensor:

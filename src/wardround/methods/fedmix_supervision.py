@@ -62,6 +62,7 @@ class FedMixSupervision(Method):
     year = 2023
     link = "https://arxiv.org/abs/2205.01840"
     sends = "a second network, the number of images used, the mean loss"
+    needs_every_class = "it makes labels of all classes itself"
     up = frozenset({"num_used", "loss"})
     objective = "dice"
 

@@ -55,6 +55,7 @@ class FedProto(Method):
     link = "https://arxiv.org/abs/2105.00243"
     kind = "objective"
     sends = "a mean feature vector and a voxel count for each class"
+    needs_every_class = "it compares mean features of every class"
     needs = frozenset({"features", "decoder"})
     up = frozenset({"prototypes"})
 

@@ -34,6 +34,7 @@ from torch import Tensor, nn
 from wardround.aggregation.weights import collect, softmax
 from wardround.clients import Client
 from wardround.config import Config
+from wardround.data.annotation import find_errors
 from wardround.data.cases import Batch
 from wardround.errors import ConfigError
 from wardround.losses.evidential import DiceMode, EvidenceKind
@@ -123,7 +124,7 @@ class FedUAA(Method):
         for logits, batch in client.predictions(split, params):
             u = uncertainty(objective.alpha(logits.double()))
             predicted = objective.predict(logits)
-            wrong = predicted != batch.label
+            wrong = find_errors(predicted, batch.label, client.data.annotation)
             if self.region == "foreground":
                 chosen = find_near((predicted > 0) | (batch.label > 0), self.margin)
                 u, wrong = u[chosen], wrong[chosen]

@@ -65,6 +65,7 @@ class CLSL(Objective):
 
     title = "CLSL"
     paper = "FSF3A"
+    counts_background = True  # by its edges
     needs = frozenset({"features", "global", "previous"})
 
     gamma: Annotated[float, Field(ge=0)] = 0.5

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from wardround.comparison.runs import read_run
 from wardround.config_file import resolve
+from wardround.data.annotation import Annotation, annotations_of, measurable
 from wardround.data.listing import Entry
 from wardround.data.preparing.prepare import to_classes
 from wardround.data.readers.image_files import same_affine
@@ -184,10 +185,14 @@ def evaluate_cases(
     """The rows of each centre; a case that cannot be evaluated goes to the problems."""
     rows: dict[str, list[dict[str, Any]]] = {}
     total = len(labelled.entries)
+    trained = predictor.preparation
+    annotations = annotations_of(
+        labelled.annotates, list(trained.labels), trained.regions, list(labelled.annotates)
+    )
     for number, entry in enumerate(labelled.entries, start=1):
         try:
             rows.setdefault(entry.client, []).append(
-                evaluate_case(predictor, entry, classes, labelled.ignore)
+                evaluate_case(predictor, entry, classes, labelled.ignore, annotations.get(entry.client))
             )
         except DataError as error:
             problems.append(InputProblem(entry.where, str(error)))
@@ -209,15 +214,15 @@ def find_classes(predictor: Predictor, entry: Entry, classes: Classes) -> Classe
 
 
 def evaluate_case(
-    predictor: Predictor, entry: Entry, classes: Classes, ignore: Sequence[int] = ()
+    predictor: Predictor,
+    entry: Entry,
+    classes: Classes,
+    ignore: Sequence[int] = (),
+    annotation: Annotation | None = None,
 ) -> dict[str, Any]:
-    """Every metric of one case, on its own grid."""
+    """Every metric of one case, on its own grid, in the regions that its label tells."""
     label = read_case_label(entry)
     assert label is not None
-    if np.isin(label.data, list(ignore)).any():
-        raise DataError(
-            f"{entry.where}: the label has voxels to be ignored, which would count as background."
-        )
     prediction = predictor(Scan(entry.images, entry.images[0].name, entry.where))
     if not same_affine(prediction.affine, label.affine):
         raise DataError(f"{entry.where}: image and label have different affines.")
@@ -229,11 +234,12 @@ def evaluate_case(
         raise DataError(
             f"{entry.where}: image is {format_size(mask.shape)} but label is {format_size(truth.shape)}."
         )
+    mask = np.where(np.isin(label.data[0], list(ignore)), 0, mask)
     settings = predictor.models[0].config.evaluate
     scores = measure(
         mask,
         truth,
-        predictor.preparation.regions,
+        measurable(predictor.preparation.regions, annotation),
         settings.metrics,
         prediction.spacing,
         tolerance=settings.tolerance,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from wardround.data.checking.check import assign_splits
@@ -28,7 +28,7 @@ Classes = Mapping[str, tuple[int, ...]]  # name -> values in a file
 class LabelledSet:
     """A labelled set: its cases by centre, and the values of its classes; notes: for the user.
 
-    ignore: label values of voxels that nobody annotated.
+    ignore: label values of voxels that nobody annotated; annotates: centre -> what it annotates, if not all.
     """
 
     path: Path
@@ -36,6 +36,7 @@ class LabelledSet:
     labels: Classes
     notes: tuple[str, ...] = ()
     ignore: tuple[int, ...] = ()
+    annotates: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 def open_labelled(path: Path, split: str, settings: DataSettings | None = None) -> LabelledSet:
@@ -59,7 +60,8 @@ def open_labelled(path: Path, split: str, settings: DataSettings | None = None) 
     if not annotated:
         which = "" if split == "all" else f" in split '{split}'"
         raise DataError(f"{path} has no labelled cases{which}.")
-    return LabelledSet(path, annotated, file.labels, tuple(notes), file.ignore or found.ignore)
+    ignore = file.ignore or found.ignore
+    return LabelledSet(path, annotated, file.labels, tuple(notes), ignore, file.annotates)
 
 
 def read_federation(path: Path) -> tuple[FederationFile, Listing]:

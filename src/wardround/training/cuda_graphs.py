@@ -165,7 +165,8 @@ class StepGraphs:
         if not self._small and len(batch) != self._learner.passes.usual:
             return None  # an epoch's last batch, of another size at every client, would cost memory
         shapes = tuple(batch.image.shape), tuple(batch.label.shape), batch.label.dtype
-        return *shapes, constants, context.num_examples if has_own_terms(self._learner.model) else None
+        own = context.num_examples if has_own_terms(self._learner.model) else None
+        return *shapes, constants, own, context.annotation
 
     def _run_eagerly(self, batch: Batch, context: Context, loss: Loss) -> Tensor:
         self._learner.optimizer.zero_grad(set_to_none=True)

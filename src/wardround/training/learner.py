@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from wardround.config import OptimizerSettings
 from wardround.data.cases import Batch
-from wardround.losses.objective import Context, Objective, Reference, run_as_written
+from wardround.losses.objective import Context, Objective, run_as_written
+from wardround.losses.reference import Reference
 from wardround.models.base import Output, Segmenter
 from wardround.models.instance_norm import keep_layout
 from wardround.models.norm import frozen_statistics

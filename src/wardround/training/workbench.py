@@ -20,7 +20,8 @@ from wardround.config import OptimizerSettings
 from wardround.data.cases import Batch, Split
 from wardround.data.serving.augment import Augmentation
 from wardround.errors import ClientError
-from wardround.losses.objective import Context, Objective, Reference
+from wardround.losses.objective import Context, Objective
+from wardround.losses.reference import Reference
 from wardround.machine import free_memory, runs_at_once
 from wardround.models.base import Segmenter
 from wardround.models.norm import from_moments, reestimate, running_stats, to_moments
@@ -391,6 +392,10 @@ class TrainingLoop:
             )
         if hooks.add is not None:
             value = value + hooks.add(model, batch, context)
+        if context.exclusion and context.annotation is not None:
+            exclusion = context.exclude(self._learner.objective.probabilities, batch.label)
+            context.note("exclusion", exclusion)
+            value = value + exclusion
         for term, extra in network.extra_losses(context.num_examples).items():
             context.note(term, extra)
             value = value + extra

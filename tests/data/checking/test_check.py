@@ -186,16 +186,17 @@ def test_a_value_most_cases_have_beside_a_class_is_background(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("said_by", ["federation.yaml", "the reader"])
-def test_a_case_with_voxels_to_ignore_is_left_out_and_they_are_never_background(
+def test_voxels_to_ignore_are_never_background_and_a_case_without_others_is_left_out(
     tmp_path: Path, said_by: str
 ) -> None:
     entries = [labelled(tmp_path, case, 1, 4) for case in "abc"] + [labelled(tmp_path, "d", 1)]
+    entries.append(labelled(tmp_path, "e", *[4] * 12))
     file = file_with(labels={"lesion": (1,)}, ignore=(4,) if said_by == "federation.yaml" else ())
     told = () if said_by == "federation.yaml" else (4,)
     report = check(Listing("test", tuple(entries), ignore=told), file)
-    assert names(report.usable) == ["d"] and report.background == ()
-    assert [found.code for found in report.findings if found.severity == "error"] == ["ignored_voxels"] * 3
-    assert "are to be ignored (value 4), but would be trained as background" in report.findings[0].sentence
+    assert names(report.usable) == ["a", "b", "c", "d"] and report.background == ()
+    assert [found.code for found in report.findings if found.severity == "error"] == ["ignored_voxels"]
+    assert "all voxels of the label are to be ignored (value 4)" in report.findings[0].sentence
 
 
 def test_a_mask_of_255_where_1_is_meant_is_an_error_everywhere(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from pytest import mark, raises
 from torch import Tensor
 
 from wardround.config import EvaluateSettings
-from wardround.data.cases import Batch, Case, TensorSplit
+from wardround.data.cases import Batch, Case, ClientData, TensorSplit
 from wardround.engine.judging.evaluation import Turns, score_cases
 from wardround.engine.judging.postprocessing import largest_components
 from wardround.errors import DataError
@@ -55,7 +55,9 @@ def client(batch_size: int) -> Any:
         for batch in read_in_order(given, batch_size):
             yield batch.image, batch
 
-    return SimpleNamespace(device=torch.device("cpu"), model=None, predictions=predictions)
+    none = TensorSplit.of([])
+    data = ClientData(none, none, none)
+    return SimpleNamespace(device=torch.device("cpu"), model=None, data=data, predictions=predictions)
 
 
 def rows(batch_size: int = 3, metrics: Any = tuple(METRICS), **settings: Any) -> list[dict[str, Any]]:

@@ -95,7 +95,7 @@ def check_labels(cases: Cases, listing: Listing, file: FederationFile) -> CheckR
     findings += [
         *report_background(norms),
         *report_no_background(cases, norms),
-        *across.find_absent_classes(drop_errors(cases, findings), norms.classes),
+        *across.find_absent_classes(drop_errors(cases, findings), norms.classes, file),
     ]
     return CheckReport.of([entry for entry, _ in cases], findings, {}, (), norms.background)
 
@@ -254,13 +254,9 @@ def judge_label(label: LabelFacts, norms: Norms, named: set[int]) -> Iterator[Ve
     """named: the values that mean a class."""
     values = set(label.values) - set(norms.ignore)
     ignored = sum(label.values.get(value, 0) for value in norms.ignore)
-    if ignored:
-        yield (
-            "ignored_voxels",
-            "error",
-            f"{ignored} voxels of the label are to be ignored (value {join_names(map(str, norms.ignore))}), "
-            "but would be trained as background. Annotate them, or leave the case out.",
-        )
+    if ignored and not values:
+        value = join_names(map(str, norms.ignore))
+        yield "ignored_voxels", "error", f"all voxels of the label are to be ignored (value {value})."
     allowed = named | {0} | set(norms.background) if named else {v for v in values if 0 <= v <= LARGEST_CLASS}
     unexpected = sorted(values - allowed)
     if not unexpected and label.num_values > len(label.values):

@@ -12,6 +12,7 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import NDArray
 
+from wardround.data.annotation import annotations_of
 from wardround.data.checking.facts import CaseFacts, ImageFacts
 from wardround.data.checking.findings import Finding, as_line
 from wardround.data.federation_file import FederationFile, PrepareSettings
@@ -107,7 +108,7 @@ def compare_clients(every: Cases, good: Cases, file: FederationFile, classes: La
             images.setdefault(entry.client, []).append(facts.image)
     return [
         *check_groups(every, good, file),
-        *find_absent_classes(good, classes),
+        *find_absent_classes(good, classes, file),
         *find_stretched([image for facts in images.values() for image in facts], file.prepare),
         *compare_channel_order(images),
         *compare_spacing(images),
@@ -167,14 +168,15 @@ def find_shared_patients(cases: Cases) -> list[Finding]:
     return [Finding("", "", "shared_patient", "warning", as_line(said))]
 
 
-def find_absent_classes(cases: Cases, classes: Labels) -> list[Finding]:
-    """A class that no case has, or some clients have and another never has, unless its source says so."""
+def find_absent_classes(cases: Cases, classes: Labels, file: FederationFile) -> list[Finding]:
+    """A class that no case has, or some clients have and another never has, unless the file says so."""
+    known = annotations_of(file.annotates, list(classes), file.regions, list(file.annotates))
     labels = [(entry, facts.label.values) for entry, facts in cases if facts.label is not None]
     if not classes:
         every = sorted({value for _, values in labels for value in values} - {0})
         classes = {f"value {value}": (value,) for value in every}
     found = []
-    for name in classes:
+    for number, name in enumerate(classes, start=1):
         meant: dict[str, set[int]] = {}  # client -> the values of this class there
         have = set()
         for entry, values in labels:
@@ -182,6 +184,7 @@ def find_absent_classes(cases: Cases, classes: Labels) -> list[Finding]:
             meant.setdefault(entry.client, set()).update(own)
             if own & set(values):
                 have.add(entry.client)
+        meant = {c: own for c, own in meant.items() if c not in known or known[c].tells([number])}
         if meant and not have:
             shown = join_names([str(value) for value in classes[name]])
             said = f"No case has class '{name}' ({shown}). Correct it under labels."
@@ -205,7 +208,8 @@ def refuse_absent_classes(findings: Sequence[Finding], file: FederationFile) -> 
         more = "" if len(absent) == 1 else f" ({len(absent) - 1} more: wardround data check)"
         raise DataError(
             f"{absent[0].sentence}{more} If other values mean it there, give its source a label map, such as "
-            "labels: {lesion: [255]}, under sources; if the class is really missing, write "
+            "labels: {lesion: [255]}, under sources. If nobody outlined it there, say what was, such as "
+            f"annotates: {{{absent[0].client}: [...]}}; if no patient there has it, write "
             "labels_differ: true in federation.yaml."
         )
 

@@ -17,19 +17,22 @@ top): `image[0]` of a 2D case and `image[0, :, :, k]` of a 3D case are upright p
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
+from wardround.data.annotation import Annotation, annotations_of
 from wardround.data.cases import Case, ClientData, TensorSplit
 from wardround.data.phantom.scans import (
     DESIGNED,
+    Organ,
     PhantomHospital,
     acquire,
     annotate,
+    annotate_organs,
     blend,
     draw_head,
     draw_lesions,
@@ -37,7 +40,7 @@ from wardround.data.phantom.scans import (
     make_generator,
     make_grid,
 )
-from wardround.errors import DataError
+from wardround.errors import ConfigError, DataError
 from wardround.settings import Settings
 
 Array = NDArray[np.float32]
@@ -60,6 +63,14 @@ class PhantomSettings(Settings):
     )
     num_classes: Literal[2, 3] = Field(
         default=2, description="2: background and lesion; 3: background, lesion rim and lesion core."
+    )
+    organs: tuple[Organ, ...] = Field(
+        default=(),
+        description="Classes in place of the lesion alone, in this order: skull, nuclei, ventricles, lesion.",
+    )
+    annotates: dict[str, tuple[str, ...]] = Field(
+        default_factory=dict,
+        description="Hospital -> the classes it annotates; its labels hold no others. Left out: all.",
     )
     channels: int = Field(
         default=1, ge=1, le=4, description="Sequences of each scan; each shows other tissue."
@@ -106,6 +117,28 @@ class PhantomSettings(Settings):
         if not all(share > 0 for share in split) or abs(sum(split) - 1) > 1e-6:
             raise ValueError("three shares above 0 must add up to 1")
         return split
+
+    @model_validator(mode="after")
+    def _check_annotates(self) -> Self:
+        if len(set(self.organs)) != len(self.organs):
+            raise ValueError("organs names one twice")
+        if self.organs and self.num_classes != 2:
+            raise ValueError("organs and num_classes are both given; leave num_classes out")
+        try:
+            annotations_of(self.annotates, self.classes, {}, list_hospitals(self))
+        except ConfigError as error:
+            raise ValueError(str(error)) from None
+        return self
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the classes, without background."""
+        return self.organs or (("lesion",) if self.num_classes == 2 else ("rim", "core"))
+
+    @property
+    def annotations(self) -> dict[str, Annotation]:
+        """Of each hospital that does not annotate everything."""
+        return annotations_of(self.annotates, self.classes, {}, list_hospitals(self))
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -198,7 +231,8 @@ def make_client(settings: PhantomSettings, name: str, seed: int) -> ClientData:
     cases: dict[str, list[Case]] = {"train": [], "val": [], "test": []}
     for number in range(1, count_cases(settings, name) + 1):
         cases[choose_split(settings, name, number)].append(make_case(settings, style, number, seed))
-    return ClientData(**{split: TensorSplit.of(members) for split, members in cases.items()})
+    train, val, test = (TensorSplit.of(members) for members in cases.values())
+    return ClientData(train, val, test, settings.annotations.get(name))
 
 
 def make_case(settings: PhantomSettings, hospital: PhantomHospital, number: int, seed: int) -> Case:
@@ -241,7 +275,13 @@ def make_scan(settings: PhantomSettings, hospital: PhantomHospital, number: int,
     lesion = None
     if not _is_healthy(settings, hospital, number, seed):
         lesion = draw_lesions(make_generator(*who, "lesions"), grid, head, hospital)
-    label = annotate(lesion, grid, hospital, settings.num_classes)
+    if settings.organs:
+        label = annotate_organs(head, lesion, grid, hospital, settings.organs)
+    else:
+        label = annotate(lesion, grid, hospital, settings.num_classes)
+    annotation = settings.annotations.get(hospital.name)
+    if annotation is not None:
+        label = annotation.hide(torch.from_numpy(label)).numpy()
     channels = [
         acquire(make_generator(*who, "scanner", channel), grid, head, lesion, hospital, contrast)
         for channel, contrast in enumerate(hospital.contrasts[: settings.channels])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 Array = NDArray[np.float32]
 Random = np.random.Generator
 Point = tuple[float, float, float]
+Organ = Literal["skull", "nuclei", "ventricles", "lesion"]
 
 
 @dataclass(frozen=True)
@@ -362,6 +363,26 @@ def annotate(
         if value > 1:
             outline = np.where(label > 0, outline - hospital.margin, -np.inf)
         label[(outline > 0) | (outline == outline.max())] = value
+    return label
+
+
+def annotate_organs(
+    head: PhantomHead,
+    lesion: Lesion | None,
+    grid: ScanGrid,
+    hospital: PhantomHospital,
+    organs: Sequence[Organ],
+) -> NDArray[np.uint8]:
+    """The label of several organs, class 1 the first; inner ones cover outer ones, as in the image."""
+    bone = np.minimum(head.skin - 5.0, 11.0 - head.skin)
+    levels = {"skull": bone, "nuclei": head.nuclei, "ventricles": head.ventricles}
+    if lesion is not None:
+        levels["lesion"] = lesion.whole
+    label = np.zeros(grid.shape, dtype=np.uint8)
+    for organ, level in levels.items():
+        outline = grid.smooth(level, hospital.smoothing) + hospital.margin
+        covered = organs.index(organ) + 1 if organ in organs else 0
+        label[outline > 0] = covered
     return label
 
 

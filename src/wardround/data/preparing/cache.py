@@ -57,14 +57,23 @@ class CacheFolderError(DataError):
 
 @dataclass(frozen=True)
 class Recipe:
-    """All that decides the bytes of a prepared case, besides its files; background: see `prepare_case`."""
+    """All that decides the bytes of a prepared case, besides its files; background: see `prepare_case`.
+
+    ignore: values of voxels to be ignored, which get the label above the last class.
+    """
 
     prepare: PrepareSettings
     labels: Labels
     background: tuple[int, ...] | None = ()
+    ignore: tuple[int, ...] = ()
+
+    @property
+    def stored(self) -> Labels:
+        """What the stored labels tell apart, in their order."""
+        return {**self.labels, "": self.ignore} if self.ignore else self.labels
 
     def as_dict(self) -> dict[str, Any]:
-        labels = [[name, list(values)] for name, values in self.labels.items()]  # their order counts
+        labels = [[name, list(values)] for name, values in self.stored.items()]  # their order counts
         prepare = self.prepare.model_dump(mode="json", exclude={"slices"})  # their origin does not count
         return {"format": FORMAT, "prepare": prepare, "labels": labels}
 
@@ -131,7 +140,7 @@ class Cache:
                 return target, before, 0.0
             image = read_image(entry.images)
             label = read_case_label(entry)
-            made = prepare_case(image, label, recipe.prepare, recipe.labels, background=recipe.background)
+            made = prepare_case(image, label, recipe.prepare, recipe.stored, background=recipe.background)
             for path in entry.files:
                 if stat_signature(path) != before[str(path)][0]:
                     raise DataError(f"{path} changed while it was read; try again when nothing writes to it.")

@@ -68,7 +68,7 @@ def prepare_cases(
     """
     check_settings(file.prepare)
     allowed = None if background is None else tuple(sorted(background))
-    recipe = Recipe(file.prepare, file.labels, allowed)
+    recipe = Recipe(file.prepare, file.labels, allowed, file.ignore)
     recipes = {own.key: own for own in (recipe, *(recipe.of_case(entry) for entry in entries))}
     for own in recipes.values():
         cache.open(own)

@@ -4,6 +4,7 @@ join_by_name(listings)           data sets that name their classes and number th
 match_values(values_of_clients)  masks of 0 and 1 here, of 0 and 255 there
 list_values(values_of_clients)   masks of 0 and 1 here, of 0 and 2 there: maps to be corrected
 split_centres(source, listing)   a source for each centre of a folder, so that each can have a map
+guess_annotates(labelled, labels) which classes each client has, where some have fewer
 """
 
 from __future__ import annotations
@@ -134,3 +135,15 @@ def place_again(cases: Cases, listing: Listing) -> Cases:
     """The same cases as a listing has them now."""
     known = {(entry.client, entry.name): entry for entry in listing.entries}
     return [(known[entry.client, entry.name], facts) for entry, facts in cases]
+
+
+def guess_annotates(labelled: Cases, labels: Labels) -> dict[str, list[str]]:
+    """The classes seen at each client that lacks one which others have; empty where all have the same."""
+    seen: dict[str, set[str]] = {}
+    for entry, facts in labelled:
+        values = set(facts.label.values) if facts.label is not None else set()
+        own = {name for name, meant in entry.label_map(labels).items() if values & set(meant)}
+        seen.setdefault(entry.client, set()).update(own)
+    every = set().union(*seen.values())
+    lacking = {client: own for client, own in sorted(seen.items()) if own and own != every}
+    return {client: [name for name in labels if name in own] for client, own in lacking.items()}

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +25,13 @@ from wardround.data.listing import FOLD, Entry, Listing
 from wardround.data.preparing.grid import round_to_multiple
 from wardround.data.proposing.codings import code_colours, code_masks
 from wardround.data.proposing.inspection import Inspection, inspect_files
-from wardround.data.proposing.label_maps import join_by_name, map_values, place_again, zip_all
+from wardround.data.proposing.label_maps import (
+    guess_annotates,
+    join_by_name,
+    map_values,
+    place_again,
+    zip_all,
+)
 from wardround.data.readers import detect, table
 from wardround.data.readers.common import is_safe, join_names
 from wardround.data.sources import join_listings, never_trains, read_source
@@ -47,13 +53,17 @@ log = logging.getLogger(__name__)
 @dataclass(frozen=True)
 class Proposal:
     """A federation.yaml, the reader recognised for each folder, a sentence on every choice, and what a check
-    of the labels that were opened found."""
+    of the labels that were opened found.
+
+    annotates: what each client seems to annotate, where that is not everything; for the user to confirm.
+    """
 
     file: FederationFile
     listing: Listing
     recognised: tuple[str, ...]
     choices: tuple[str, ...]
     warnings: tuple[str, ...] = ()
+    annotates: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     @property
     def remarks(self) -> list[str]:
@@ -153,7 +163,13 @@ def choose(sources: Sources, listing: Listing, found: Inspection, recognised: Se
         prepare=prepare,
     )
     warnings = check_labels(found.labelled, listing, file).sentences(MOST_WARNINGS)
-    return Proposal(file, listing, tuple(recognised), tuple(choices), tuple(warnings))
+    annotates = guess_annotates(found.labelled, labels)
+    if annotates:
+        choices.append(
+            "Clients hold different classes. If the others were not outlined there, take the # from the line "
+            "annotates; otherwise they are taken for background, and train asks for labels_differ: true."
+        )
+    return Proposal(file, listing, tuple(recognised), tuple(choices), tuple(warnings), annotates)
 
 
 def choose_channels(listing: Listing, found: Inspection, choices: list[str]) -> tuple[str, ...]:

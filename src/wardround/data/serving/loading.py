@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from wardround.data import partitions
+from wardround.data.annotation import annotations_of
 from wardround.data.cases import ClientData, Split, TensorSplit
 from wardround.data.checking.check import assign_splits
 from wardround.data.checking.facts import ImageFacts, read_facts
@@ -108,6 +109,13 @@ class RealData:
         self.cache = Cache(path.parent / (file.cache or ".wardround-cache"))
         self.describe = LabelDescriptions(self.cache.folder / "labels.json", self.file.labels)
         self.listing = replace(found, entries=tuple(self._place(found)))
+        self.annotations = annotations_of(
+            self.file.annotates,
+            list(self.file.labels),
+            self.regions,
+            self.listing.clients,
+            ignores=bool(self.file.ignore),
+        )
         self.first_image = first = self._read_first_image()
         if only is not None:  # after the split and the partition, which need all
             self.listing = replace(self.listing, entries=tuple(self.listing.of(only)))
@@ -189,7 +197,7 @@ class RealData:
         """What loaded cases depend on: files, splits, settings and shifts."""
         files = self._preparer.compute_key(self.listing.entries)
         shifts = [entry.columns.get("shift") for entry in self.listing.entries]
-        return f"{self.cache.folder} {files} {self.settings!r} {shifts}"
+        return f"{self.cache.folder} {files} {self.settings!r} {shifts} {self.file.annotates}"
 
     # One client
 
@@ -209,6 +217,7 @@ class RealData:
             train=self._make_split(stored["train"], patch, in_memory, trains=True),
             val=self._make_split(stored["val"], patch, in_memory),
             test=self._make_split(stored["test"], patch, in_memory),
+            annotation=self.annotations.get(name),
         )
 
     def left_out(self, name: str) -> LeftOut:
@@ -267,14 +276,18 @@ class RealData:
     def _load_cases(self, name: str, client: PreparedClient) -> dict[str, list[StoredCase]]:
         """The prepared cases by split, mapped from their files."""
         stored: dict[str, list[StoredCase]] = {split: [] for split in SPLITS}
+        annotation = self.annotations.get(name)
         for entry in self.listing.of(name):
             if entry.name not in client.paths:
                 continue
             loaded = load_prepared(client.paths[entry.name])
             shift = partitions.read_shift(entry)
             change = None if shift is None else partial(partitions.apply_shift, shift=shift)
-            case = replace(loaded.case, name=entry.name)
-            stored[entry.split or "train"].append(StoredCase(case, loaded.foreground, change))
+            case, foreground = replace(loaded.case, name=entry.name), loaded.foreground
+            if annotation is not None and any(map(annotation.merges, foreground)):
+                case = replace(case, label=annotation.hide(case.label))
+                foreground = annotation.hide_voxels(foreground)
+            stored[entry.split or "train"].append(StoredCase(case, foreground, change))
         return stored
 
     def _choose_patch(self, cases: Sequence[StoredCase]) -> tuple[int, ...] | None:
@@ -337,7 +350,7 @@ def add_label_meaning(file: FederationFile, found: Listing, path: Path) -> Feder
         )
     regions = file.regions or found.regions
     meaning = {"labels": dict(found.labels), "channels": found.channels, "regions": dict(regions)}
-    return file.model_copy(update=meaning)
+    return file.model_copy(update={**meaning, "ignore": file.ignore or found.ignore})
 
 
 def estimate_shape(image: ImageFacts, settings: PrepareSettings) -> tuple[int, ...]:

@@ -281,6 +281,7 @@ def make_federation_file(
             "sources": (federation_file.Source(path=Path(LIST), reader="table"),),
             "clients": named,
             "held_out": tuple(name for name in file.held_out if name in clients),
+            "annotates": {name: own for name, own in file.annotates.items() if name in clients},
             "channels": file.channels or tuple(listing.channels),
             "labels": recipe.labels,
             "labels_differ": file.labels_differ or any(source.labels for source in file.sources),

@@ -20,9 +20,11 @@ from torch import Tensor
 
 from wardround.clients import Client, Clients
 from wardround.config import EvaluateSettings
+from wardround.data.annotation import Annotation, find_errors
 from wardround.data.cases import Batch, Split
 from wardround.engine.judging.evaluation import Regions, mean_dice
 from wardround.engine.judging.postprocessing import postprocess_labels
+from wardround.losses.partial import merge_logits
 from wardround.messages import Message, Reply
 from wardround.params import Params
 from wardround.training.inference import evaluated_as
@@ -89,8 +91,11 @@ def is_usable(logits: Tensor) -> bool:
 
 
 def temperature_sums(client: Client, params: Params) -> dict[str, Any]:
+    """Slopes of the likelihood; a client whose labels do not tell all classes apart has none to offer."""
     sums = np.zeros((len(temperature.NAMES), temperature.POINTS))
     cases = voxels = left_out = 0
+    if client.data.annotation is not None:
+        return {**temperature.scalars(sums), "cases": 0, "voxels": 0, "left_out": len(client.data.val)}
     for _, logits, batch in iterate_cases(client, client.data.val, params):
         if not is_usable(logits):
             left_out += 1
@@ -184,17 +189,18 @@ def quality_sums(
     before, after = Tally.empty(), Tally.empty()
     groups = {part: np.zeros((2, NUM_BINS)) for part in PARTS}
     rows: list[dict[str, Any]] = []
+    ignores = client.data.annotation is not None and client.data.annotation.ignores
     for place, logits, batch in iterate_cases(client, split, params):
-        if not is_usable(logits):
+        if not is_usable(logits) or ignores:
             rows.append({"case": split.names[place], **dict.fromkeys(ROW)})
             continue
         truth, predicted = batch.label[0], predict_once(client, logits, fitted)
         box = around(truth, predicted.label)
         s = scores(objective, logits[(None, slice(None), *box)])[0].flatten(1)
         true, label = truth[box].flatten(), predicted.label[box].flatten()
-        before += Tally.of(log_probabilities(s), true, label)
-        after += Tally.of(log_probabilities(s, fitted), true, label)
-        wrong = true != label
+        before += tally(log_probabilities(s), true, label, client.data.annotation)
+        after += tally(log_probabilities(s, fitted), true, label, client.data.annotation)
+        wrong = find_errors(label, true, client.data.annotation)
         for part in PARTS:
             values = predicted.part(part)
             if values is not None:
@@ -214,6 +220,14 @@ def quality_sums(
         "errors": {part: sparse(*sums) for part, sums in groups.items() if sums.any()},
         "cases": rows,
     }
+
+
+def tally(log_p: Tensor, truth: Tensor, predicted: Tensor, annotation: Annotation | None) -> Tally:
+    """Of all classes, or of the groups that the client's labels tell apart."""
+    if annotation is None:
+        return Tally.of(log_p, truth, predicted)
+    merged = merge_logits(log_p[None], annotation)[0]
+    return Tally.of(merged, annotation.to_groups(truth), annotation.to_groups(predicted))
 
 
 def case_dice(

@@ -18,7 +18,7 @@ from wardround.clients import Client
 from wardround.config import EvaluateSettings, Postprocess
 from wardround.data.cases import Split
 from wardround.engine.judging.postprocessing import Steps, name_variant, postprocess_labels
-from wardround.losses.objective import Objective
+from wardround.losses.objective import Objective, told_losses
 from wardround.messages import Reply
 from wardround.metrics import METRICS, EmptyPolicy, measure
 from wardround.metrics.overlap import Confusion, bounded, label_pairs, region_confusion
@@ -56,8 +56,11 @@ def score_cases(
         Turns(client.device, inline=not scorer.needs_masks) as turns,
     ):
         for logits, batch in client.predictions(split, params):
-            losses = objective.sample_losses(logits, batch.label)
-            for job in scorer.jobs(objective.predict(logits), batch.label, losses):
+            losses = told_losses(objective, logits, batch.label, client.data.annotation)
+            predicted, label = objective.predict(logits), batch.label
+            if client.data.annotation is not None:
+                predicted, label = client.data.annotation.drop_ignored(predicted, label)
+            for job in scorer.jobs(predicted, label, losses):
                 turns.take(job)
             turns.end_batch()
         return turns.results()

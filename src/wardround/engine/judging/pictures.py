@@ -32,12 +32,14 @@ from torch.nn import functional
 
 from wardround.clients import Client
 from wardround.config import EvaluateSettings
+from wardround.data.annotation import Annotation, measurable
 from wardround.data.cases import Split
 from wardround.data.federation import Federation
 from wardround.engine.judging.evaluation import Regions, mean_dice
 from wardround.engine.judging.postprocessing import postprocess_labels
 from wardround.engine.judging.views import View, choose_view
 from wardround.files import write_bytes
+from wardround.losses.partial import merge_sums
 from wardround.metrics import EmptyPolicy
 from wardround.params import Params
 from wardround.storage import StoredTensors, save_tensors
@@ -97,10 +99,15 @@ class Album:
     """Takes the test cases of one client one after the other; keeps each small, then the chosen ones."""
 
     def __init__(
-        self, split: Split, regions: Regions, empty_policy: EmptyPolicy, orientation: str | None = None
+        self,
+        split: Split,
+        regions: Regions,
+        empty_policy: EmptyPolicy,
+        orientation: str | None = None,
+        annotation: Annotation | None = None,
     ) -> None:
         self._split, self._regions, self._empty_policy = split, regions, empty_policy
-        self._orientation = orientation
+        self._orientation, self._annotation = orientation, annotation
         self._pictures: list[Picture] = []
         self._views: list[View] = []
         self._shares: list[float] = []
@@ -110,6 +117,8 @@ class Album:
         """The next case of the split. probabilities: (classes, *spatial); labels: as they were scored."""
         name, spacing = self._split.names[len(self._pictures)], self._split.spacing(len(self._pictures))
         truth, probabilities = truth.cpu(), probabilities.float().cpu()
+        if self._annotation is not None:
+            _, truth = self._annotation.drop_ignored(truth, truth)
         dice = mean_dice(labels, truth.numpy(), self._regions, spacing, self._empty_policy)
         entropy = entropy_bytes(probabilities)
         view = View() if truth.ndim == 2 else choose_view(truth.shape, spacing, self._orientation)
@@ -117,7 +126,8 @@ class Album:
         self._views.append(view)
         self._pictures.append(replace(picture, dice=dice))
         self._shares.append(float((truth > 0).double().mean()))
-        self._calibration += count_calibration(probabilities, truth)
+        told = merge_sums(probabilities[None], self._annotation)[0]
+        self._calibration += count_calibration(told, truth)
 
     def save(
         self,
@@ -151,7 +161,9 @@ def take_pictures(
 ) -> None:
     """The task "pictures": a few test cases with their uncertainty, written to the client's own folder."""
     split, objective = client.data.test, client.objective
-    album = Album(split, federation.regions, settings.empty_policy, federation.orientation)
+    annotation = client.data.annotation
+    regions = measurable(federation.regions, annotation)
+    album = Album(split, regions, settings.empty_policy, federation.orientation, annotation)
     with evaluated_as(client.model, objective, settings.window, settings.tta):
         for logits, batch in client.predictions(split, params):
             for number, labels in enumerate(objective.predict(logits).cpu().numpy()):
