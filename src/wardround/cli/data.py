@@ -54,7 +54,7 @@ def phantom(
         raise ConfigError(f"--format is '{file_format}'; use nifti, png or dicom.")
     settings: dict[str, Any] = {"hospitals": hospitals, "dimensions": dimensions}
     for override in set_ or []:
-        apply_override(settings, override)
+        apply_override(settings, override.removeprefix("data.phantom."))
     checked = parse({"data": {"phantom": settings}, "model": {"name": f"unet{dimensions}d"}}).data.phantom
     write(checked, folder, cast(Literal["nifti", "png", "dicom"], file_format), seed)
     made = "1 hospital" if checked.hospitals == 1 else f"{checked.hospitals} hospitals"
