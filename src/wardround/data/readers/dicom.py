@@ -53,7 +53,7 @@ from wardround.data.readers.dicom_volume import Stack, is_multi_frame, is_volume
 from wardround.errors import DataError
 from wardround.files import file_name, write_bytes, write_text
 
-PACKED = 1  # level of gzip: 6 takes four times as long and saves a tenth
+PACKED = 1  # level of gzip: 6 takes five times as long on a CT, for 2 % smaller files
 HEADS = ("stem", "patient", "modality")
 DESCRIPTION = "series"  # the column of those who keep descriptions
 KEY = ".patient-key"
