@@ -1,4 +1,4 @@
-"""The tutorial, typed in as it stands on the page."""
+"""The tutorial, and the way from a PACS and back, typed in as they stand on the page."""
 
 import json
 import re
@@ -8,8 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from helpers import call
 
 PAGE = Path(__file__).parents[1] / "docs/tutorial/first-federation.md"
+PACS = Path(__file__).parents[1] / "docs/how-to/pacs.md"
 
 
 @pytest.mark.slow
@@ -46,3 +48,22 @@ def test_every_command_of_the_tutorial_works_in_an_empty_folder(tmp_path: Path) 
         "masks/west-001.nii.gz", "masks/west-001_uncertainty.nii.gz", "masks/predictions.json",
     ):  # fmt: skip
         assert (tmp_path / path).stat().st_size > 0
+
+
+@pytest.mark.slow
+def test_every_command_from_a_pacs_and_back_works_in_an_empty_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("highdicom", reason="needs wardround[dicom]")
+    text = PACS.read_text(encoding="utf-8")
+    (yaml,) = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    Path("pacs.yaml").write_text(yaml)
+    for command in re.findall(r"^    wardround (.+)$", text, re.MULTILINE):
+        code, _, said = call(monkeypatch, capsys, *shlex.split(command))
+        assert code == 0, f"{command}: {said}"
+    assert "lesion: [1]" in Path("federation.yaml").read_text()
+    written = {path.name for path in Path("back").iterdir()}
+    assert written == {
+        "north-001.seg.dcm", "north-001.rtstruct.dcm", "north-001.seg.nrrd", "predictions.json",
+    }  # fmt: skip

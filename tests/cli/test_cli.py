@@ -71,7 +71,7 @@ def test_quiet_shows_the_result_alone(
         (["demo", "--output", "/proc/nope"], "cannot be written"),
         (["methods", "fedavgg"], "'fedavgg' is not a method. Did you mean 'fedavg'?"),
         (["models", "show", "unet"], "model.name is 'unet'. Did you mean 'unet"),
-        (["data", "phantom", "{folder}", "--format", "tiff"], "use nifti or png"),
+        (["data", "phantom", "{folder}", "--format", "tiff"], "use nifti, png or dicom"),
         (["data", "phantom", "{folder}", "--set", "hospital=3"], "Did you mean 'hospitals'?"),
     ],
 )

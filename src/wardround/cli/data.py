@@ -6,7 +6,7 @@ import json
 import shlex
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 import typer
 from rich.markup import escape
@@ -39,7 +39,7 @@ def phantom(
     folder: Annotated[Path, typer.Argument(help="A new or empty folder.")],
     hospitals: Annotated[int, typer.Option(help="How many hospitals.")] = 3,
     dimensions: Annotated[int, typer.Option(help="2 for images, 3 for volumes.")] = 2,
-    file_format: Annotated[str, typer.Option("--format", help="nifti or png.")] = "nifti",
+    file_format: Annotated[str, typer.Option("--format", help="nifti, png, or dicom with masks.")] = "nifti",
     organs: Annotated[
         str | None,
         typer.Option(help="Classes in place of the lesion, for example skull,nuclei,ventricles,lesion."),
@@ -58,8 +58,8 @@ def phantom(
     from wardround.data.phantom.files import write
     from wardround.errors import ConfigError
 
-    if file_format not in ("nifti", "png"):
-        raise ConfigError(f"--format is '{file_format}'; use nifti or png.")
+    if file_format not in ("nifti", "png", "dicom"):
+        raise ConfigError(f"--format is '{file_format}'; use nifti, png or dicom.")
     settings: dict[str, Any] = {"hospitals": hospitals, "dimensions": dimensions}
     if organs:
         settings["organs"] = organs.split(",")
@@ -69,10 +69,9 @@ def phantom(
             raise ConfigError(f"--annotates is '{given}'; give HOSPITAL=CLASS,CLASS such as north=lesion.")
         settings.setdefault("annotates", {})[hospital] = classes.split(",")
     for override in set_ or []:
-        apply_override(settings, override)
+        apply_override(settings, override.removeprefix("data.phantom."))
     checked = parse({"data": {"phantom": settings}, "model": {"name": f"unet{dimensions}d"}}).data.phantom
-    chosen: Literal["nifti", "png"] = "nifti" if file_format == "nifti" else "png"
-    write(checked, folder, chosen, seed)
+    write(checked, folder, cast(Literal["nifti", "png", "dicom"], file_format), seed)
     made = "1 hospital" if checked.hospitals == 1 else f"{checked.hospitals} hospitals"
     out.print(f"Wrote {made} to [bold]{escape(str(folder))}[/] (index.csv lists the cases).")
 

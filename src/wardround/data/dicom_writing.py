@@ -318,7 +318,7 @@ def write_series(
 
 
 def describe_patient(data: Any, patient: str, modality: str) -> None:
-    data.PatientID = data.PatientName = patient
+    data.PatientID, data.PatientName = patient, f"{patient}^"
     data.PatientBirthDate = data.PatientSex = data.StudyDate = data.StudyTime = data.AccessionNumber = ""
     data.ReferringPhysicianName, data.StudyID = "", "1"
     data.StudyInstanceUID = make_uid(patient, "study")

@@ -145,7 +145,7 @@ def test_a_failure_half_way_leaves_nothing_behind(tmp_path: Path, monkeypatch: p
     [
         (PhantomSettings(dimensions=3), "png", "PNG files hold 2D cases .* choose the format 'nifti'"),
         (PhantomSettings(channels=2), "png", "PNG files hold 1 or 3 channels .* have 2"),
-        (PhantomSettings(), "dicom", "'dicom'; choose 'nifti' or 'png'"),
+        (PhantomSettings(), "tiff", "'tiff'; choose 'nifti', 'png' or 'dicom'"),
     ],
 )
 def test_what_a_format_cannot_hold_is_refused(

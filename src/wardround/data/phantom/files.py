@@ -3,6 +3,7 @@
     <folder>/index.csv                        centre,stem,split
     <folder>/<hospital>/images/<case>.nii.gz  what the scanner stores, not normalised
     <folder>/<hospital>/labels/<case>.nii.gz  classes 0, 1, ... in the same geometry
+    <folder>/<hospital>/<case>/*.dcm          as DICOM: a series and a mask drawn on it (`dicom_files`)
 
 NIfTI keeps the axes of `PhantomScan` (rows, columns, slices), with their directions and spacing in the
 affine; a 2D case is a volume of one slice, and several channels are a fourth axis. PNG holds 2D cases
@@ -25,11 +26,13 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from wardround.data.phantom import cases as phantom
+from wardround.data.phantom import dicom_files
 from wardround.data.phantom.cases import PhantomScan, PhantomSettings
 from wardround.data.phantom.scans import SLICE_THICKNESS
 from wardround.errors import DataError
 
-FileFormat = Literal["nifti", "png"]
+FileFormat = Literal["nifti", "png", "dicom"]
+WriteScan = Callable[[PhantomScan, Path, int], None]  # scan, folder of its hospital, number of the hospital
 
 
 def write(settings: PhantomSettings, folder: Path, file_format: FileFormat, seed: int) -> None:
@@ -49,12 +52,16 @@ def write(settings: PhantomSettings, folder: Path, file_format: FileFormat, seed
         unfinished.rename(folder)
 
 
-def _choose_writer(settings: PhantomSettings, file_format: str) -> Callable[[PhantomScan, Path, Path], None]:
+def _choose_writer(settings: PhantomSettings, file_format: str) -> WriteScan:
     """The function that writes one scan; refuse a format that cannot hold it."""
     if file_format == "nifti":
         return _write_nifti
+    if file_format == "dicom":
+        if settings.dimensions != 3 or settings.channels != 1:
+            raise DataError("DICOM series hold 3D cases of one channel; choose these, or the format 'nifti'.")
+        return _write_dicom
     if file_format != "png":
-        raise DataError(f"The file format is {file_format!r}; choose 'nifti' or 'png'.")
+        raise DataError(f"The file format is {file_format!r}; choose 'nifti', 'png' or 'dicom'.")
     if settings.dimensions != 2:
         raise DataError(
             "PNG files hold 2D cases and these are 3D; choose the format 'nifti', or dimensions: 2."
@@ -74,18 +81,16 @@ def _check_free(folder: Path) -> None:
         )
 
 
-def _write_hospitals(
-    settings: PhantomSettings, folder: Path, write_scan: Callable[[PhantomScan, Path, Path], None], seed: int
-) -> None:
+def _write_hospitals(settings: PhantomSettings, folder: Path, write_scan: WriteScan, seed: int) -> None:
     rows = []
     for index, name in enumerate(phantom.list_hospitals(settings)):
-        images, labels = folder / name / "images", folder / name / "labels"
-        images.mkdir(parents=True)
-        labels.mkdir()
+        if write_scan is not _write_dicom:
+            (folder / name / "images").mkdir(parents=True)
+            (folder / name / "labels").mkdir()
         style = phantom.make_hospital(settings, index, seed)
         for number in range(1, phantom.count_cases(settings, name) + 1):
             scan = phantom.make_scan(settings, style, number, seed)
-            write_scan(scan, images / scan.name, labels / scan.name)
+            write_scan(scan, folder / name, index)
             rows.append((name, scan.name, phantom.choose_split(settings, name, number)))
     with (folder / "index.csv").open("w", newline="", encoding="utf-8") as file:
         table = csv.writer(file, lineterminator="\n")
@@ -93,7 +98,7 @@ def _write_hospitals(
         table.writerows(rows)
 
 
-def _write_nifti(scan: PhantomScan, image_stem: Path, label_stem: Path) -> None:
+def _write_nifti(scan: PhantomScan, home: Path, hospital: int) -> None:
     image = np.moveaxis(scan.image, 0, -1)  # (C, *spatial) -> (*spatial, C)
     label = scan.label
     spacing = scan.spacing
@@ -102,8 +107,8 @@ def _write_nifti(scan: PhantomScan, image_stem: Path, label_stem: Path) -> None:
     if image.shape[-1] == 1:
         image = image[..., 0]
     affine = _make_affine(label.shape, spacing)
-    _save_nifti(image, affine, image_stem)
-    _save_nifti(label, affine, label_stem)
+    _save_nifti(image, affine, home / "images" / scan.name)
+    _save_nifti(label, affine, home / "labels" / scan.name)
 
 
 def _make_affine(shape: tuple[int, ...], spacing: tuple[float, ...]) -> NDArray[np.float64]:
@@ -122,9 +127,13 @@ def _save_nifti(values: NDArray[np.generic], affine: NDArray[np.float64], stem: 
     stem.with_name(f"{stem.name}.nii.gz").write_bytes(gzip.compress(volume.to_bytes(), 6, mtime=0))
 
 
-def _write_png(scan: PhantomScan, image_stem: Path, label_stem: Path) -> None:
+def _write_dicom(scan: PhantomScan, home: Path, hospital: int) -> None:
+    dicom_files.write_scan(scan, _make_affine(scan.label.shape, scan.spacing), home, hospital)
+
+
+def _write_png(scan: PhantomScan, home: Path, hospital: int) -> None:
     brightest = np.maximum(scan.image.max(axis=(1, 2), keepdims=True), 1)
     channels = np.rint(scan.image * (255.0 / brightest)).astype(np.uint8)
     picture = channels[0] if len(channels) == 1 else np.moveaxis(channels, 0, -1)
-    Image.fromarray(picture).save(image_stem.with_name(f"{image_stem.name}.png"))
-    Image.fromarray(scan.label).save(label_stem.with_name(f"{label_stem.name}.png"))
+    Image.fromarray(picture).save(home / "images" / f"{scan.name}.png")
+    Image.fromarray(scan.label).save(home / "labels" / f"{scan.name}.png")

@@ -57,7 +57,7 @@ from wardround.files import file_name, write_bytes, write_private, write_text
 
 DEEPEST = 5  # folders down, as in country/hospital/patient/study/series; the first few of each level
 MOST_LOOKED_AT = 20
-PACKED = 1  # level of gzip: 6 takes four times as long and saves a tenth
+PACKED = 1  # level of gzip: 6 takes five times as long on a CT, for 2 % smaller files
 HEADS = ("stem", "patient", "modality")
 DESCRIPTION = "series"  # the column of those who keep descriptions
 BURNED_IN = "BurnedInAnnotation is YES: check that the text in these pictures, which stays, identifies nobody"

@@ -1,8 +1,6 @@
-"""Image files: NIfTI, NRRD, MetaImage, PNG, JPEG, TIFF, NumPy, each read into a `Volume`; what cannot be read
-is a DataError.
+"""Image files, each read into a `Volume`: NIfTI, NRRD, MetaImage, PNG, JPEG, TIFF, NumPy; or a DataError.
 
-Axes stay as the file stores them: (x, y, z) in NIfTI, NRRD and MetaImage, (row, column) in pictures, pages of
-a TIFF last.
+Axes stay as the file stores them: (x, y, z), but (row, column) in pictures, with pages of a TIFF last.
 
 - A scan of one slice is 2D: the axis of length one is dropped, and `Volume.thin` remembers which.
 - Colours are three channels; an alpha channel is dropped; a palette is looked up in images, and in labels
