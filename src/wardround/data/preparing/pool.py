@@ -14,7 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -285,7 +285,8 @@ def entry_again(plain: Mapping[str, Any]) -> Entry:
     own = plain["labels"] and {name: tuple(values) for name, values in plain["labels"]}
     masks = {name: Path(path) for name, path in plain["masks"]}
     coding = None if plain["coding"] is None else LabelCoding(**plain["coding"])
-    return Entry(plain["client"], plain["name"], images, label, plain["group"], None, {}, own, masks, coding)
+    found = Entry(plain["client"], plain["name"], images, label, plain["group"])
+    return replace(found, labels=own, masks=masks, coding=coding)
 
 
 def plain_recipe(recipe: Recipe) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from wardround.data.listing import FOLD, Entry, Listing
 from wardround.data.preparing.grid import round_to_multiple
 from wardround.data.proposing.codings import code_colours, code_masks
 from wardround.data.proposing.inspection import Inspection, inspect_files
-from wardround.data.proposing.label_maps import join_by_name, map_values, place_again, zip_all
+from wardround.data.proposing.label_maps import join_by_name, map_values, note_unnamed, place_again, zip_all
 from wardround.data.readers import detect, table
 from wardround.data.readers.common import is_safe, join_names
 from wardround.data.sources import join_listings, never_trains, read_source
@@ -58,8 +58,14 @@ class Proposal:
     @property
     def remarks(self) -> list[str]:
         """What to look at before training: guesses, what the readers left out, and warnings."""
-        guesses = [said for said in (*self.recognised, *self.choices) if "a guess" in said]
-        return [*guesses, *self.listing.notes, *self.warnings]
+        told = (*self.guesses, *self.listing.notes, *self.warnings)
+        return list(dict.fromkeys(told))
+
+    @property
+    def guesses(self) -> list[str]:
+        """Choices that the files suggest but do not say."""
+        told = (*self.recognised, *self.choices, *self.listing.notes)
+        return [said for said in told if "a guess" in said]
 
 
 def propose(
@@ -103,6 +109,7 @@ def propose(
             "each source with its own labels."
         )
     listing = join_listings(listings, labels=common)
+    note_unnamed(listings, said)
     found = inspect_files(listing, watch)
     if not listing.labels:
         sources, listing = map_values(sources, listings, listing, found.labelled, said)
