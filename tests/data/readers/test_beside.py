@@ -113,3 +113,26 @@ def test_images_without_a_label_anywhere_are_no_data_set(tmp_path: Path) -> None
     touch(tmp_path, "p1/p1_ct.nii", "p1/p1_pet.nii", "p2/p2_ct.nii", "p2/p2_pet.nii")
     with raises(DataError, match="no name says which is the label"):
         detect(tmp_path)
+
+
+def test_words_of_images_and_labels_may_both_differ_from_the_case(tmp_path: Path) -> None:
+    touch(tmp_path / "x", *(f"{word}-{n}.nii" for n in (0, 1, 10) for word in ("volume", "segmentation")))
+    found = read(tmp_path / "x")
+    assert [files(entry) for entry in found.entries] == [
+        ([f"volume-{n}.nii"], [f"segmentation-{n}.nii"]) for n in (0, 1, 10)
+    ]
+
+
+def test_a_second_mask_of_an_image_is_no_channel(tmp_path: Path) -> None:
+    touch(tmp_path / "x", *("a.png", "a_mask.png", "a_mask_1.png", "b.png", "b_mask.png"))
+    found = read(tmp_path / "x")
+    assert [entry.name for entry in found.entries] == ["b"]
+    assert "case 'a': several labels (a_mask.png, a_mask_1.png); left out" in " ".join(found.notes)
+
+
+def test_numbered_masks_of_one_case_are_no_classes(tmp_path: Path) -> None:
+    touch(
+        tmp_path, *(f"{case}/{file}.png" for case in ("p1", "p2") for file in ("photo", "1_mask", "2_mask"))
+    )
+    with raises(DataError, match="no name says which is the label"):
+        detect(tmp_path)

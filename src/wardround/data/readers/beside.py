@@ -20,7 +20,7 @@ from pathlib import Path
 
 from wardround.data.listing import Entry, Listing
 from wardround.data.readers.centres import IMAGES, LABELS, find_split, note_unread_lists, tell_apart
-from wardround.data.readers.class_masks import APART, Masks, describe_masks, strip_word
+from wardround.data.readers.class_masks import ANNOTATOR, APART, WORDS, Masks, describe_masks, strip_word
 from wardround.data.readers.common import (
     check_name,
     find_first,
@@ -31,6 +31,9 @@ from wardround.data.readers.common import (
     note_names,
 )
 from wardround.data.readers.image_files import PICTURES
+
+WORD_INSIDE = re.compile(rf"{APART}+(?:{'|'.join(WORDS)})(?={APART})", re.IGNORECASE)
+NUMBERED_WORD = re.compile(rf"{APART}+(?:{'|'.join(WORDS)}){APART}?\d+$", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -215,7 +218,7 @@ def find_bundles(folder: Path) -> list[Bundle]:
     inner = {child.name.lower(): child for child in list_folders(folder, [])}
     below = find_first(LABELS, inner)
     drawn = list_images(inner[below], []) if below else {}
-    plain = {stem: base for stem in files if (base := strip_word(stem)) is not None}
+    plain = {stem: base for stem in files if (base := find_base(stem, files)) is not None}
     images = {stem: path for stem, path in files.items() if stem not in plain}
     if drawn and not plain:
         names = {strip_word(stem) or stem: path for stem, path in sorted(drawn.items())}
@@ -224,6 +227,17 @@ def find_bundles(folder: Path) -> list[Bundle]:
     if not plain:
         return pair_by_added_word(images) or [Bundle(folder.name, name_channels(images, folder.name))]
     return group_by_label(folder.name, images, {stem: files[stem] for stem in plain}, plain)
+
+
+def find_base(stem: str, files: Mapping[str, Path]) -> str | None:
+    """A label's name without its word; None for an image.
+
+    A word inside, or with a number behind it, counts where an image is called like the rest: x_mask_7 of x_7,
+    x_mask_1 of x.
+    """
+    base = strip_word(stem)
+    others = (WORD_INSIDE.sub("", stem, count=1), NUMBERED_WORD.sub("", stem))
+    return base if base is not None else next((o for o in others if o != stem and o in files), None)
 
 
 def group_by_label(
@@ -236,6 +250,8 @@ def group_by_label(
             return [Bundle(folder, name_channels(images, folder), tuple(labels.values()))]
         start = common_words([*bases.values(), *images])
         masks = {base[len(start) :].strip("_-. "): labels[stem] for stem, base in sorted(bases.items())}
+        if any(not name or ANNOTATOR.fullmatch(name) for name in masks):
+            return [Bundle(folder, name_channels(images, folder))]
         return [Bundle(folder, name_channels(images, start or folder), (), masks)]
     bundles = []
     for base in sorted(set(bases.values())):
@@ -247,15 +263,23 @@ def group_by_label(
 
 
 def find_longest(stem: str, bases: set[str]) -> str | None:
-    """The longest base a stem begins with, at a word's border; an empty one takes any."""
-    fitting = [b for b in bases if stem == b or not b or re.match(re.escape(b) + APART, stem)]
+    """The longest base a stem begins or ends with, at a word's border; an empty one takes any."""
+    fitting = [
+        base
+        for base in bases
+        if stem == base
+        or not base
+        or re.match(re.escape(base) + APART, stem)
+        or re.search(APART + re.escape(base) + "$", stem)
+    ]
     return max(fitting, key=len, default=None)
 
 
 def name_channels(images: Mapping[str, Path], case: str) -> dict[str, Path]:
-    """Images by what their names have behind the case's."""
+    """Images by what their names have beside the case's."""
+    starts = {stem: bool(case) and stem.startswith(case) for stem in images}
     return {
-        (stem.removeprefix(case) if case and stem.startswith(case) else stem).strip("_-. "): path
+        (stem.removeprefix(case) if starts[stem] else stem.removesuffix(case)).strip("_-. "): path
         for stem, path in images.items()
     }
 

@@ -15,7 +15,7 @@ rows are the cases; all its columns are carried along.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -105,9 +105,32 @@ def read(path: Path, client: str | None = None) -> Listing:
 
 def find_pair(folder: Path, notes: list[str]) -> tuple[Path, Path] | None:
     """Its folders of images and of labels, under any of their usual names."""
-    children = {child.name.lower(): child for child in list_folders(folder, notes)}
+    return match_roles({child.name.lower(): child for child in list_folders(folder, notes)})
+
+
+def match_roles(children: Mapping[str, Path]) -> tuple[Path, Path] | None:
     images, labels = find_first(IMAGES, children), find_first(LABELS, children)
     return (children[images], children[labels]) if images and labels else None
+
+
+def list_roles(name: str) -> Iterator[tuple[str, str]]:
+    """The split and the role that a folder's name joins: val and masks of val_masks."""
+    for word, split in SPLIT_WORDS.items():
+        for role in (name.removeprefix(word).lstrip("_-"), name.removesuffix(word).rstrip("_-")):
+            if role != name and role in (*IMAGES, *LABELS):
+                yield split, role
+
+
+def find_split_pairs(folder: Path) -> list[Part]:
+    """Folders of images and labels that are named with their split: train_images, imagesTr, masks-test."""
+    if is_file(folder / "dataset.json"):  # nnU-Net's, which says more
+        return []
+    children: dict[str, dict[str, Path]] = {}
+    for child in list_folders(folder, []):
+        for split, role in list_roles(child.name.lower()):
+            children.setdefault(split, {})[role] = child
+    pairs = [(split, match_roles(own)) for split, own in children.items()]
+    return [Part(*pair, split) for split, pair in pairs if pair is not None]
 
 
 def find_parts(folder: Path, notes: list[str]) -> list[Part]:
@@ -119,7 +142,9 @@ def find_parts(folder: Path, notes: list[str]) -> list[Part]:
             return [Part(*pair)]
         by_split = [Part(*own, split) for name, own in inner.items() if (split := find_split(name))]
         return by_split if len(by_split) == len(inner) else []
-    parts = []
+    parts = find_split_pairs(folder)
+    if parts:
+        return parts
     for child in list_folders(folder, notes):
         split, pair = find_split(child.name), find_pair(child, [])
         if pair is not None and (split is None or match_folders(*pair)):

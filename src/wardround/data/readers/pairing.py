@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 
-from wardround.data.readers.class_masks import Masks, describe_masks, find_class_masks
+from wardround.data.readers.class_masks import WORDS, Masks, describe_masks, find_class_masks
 from wardround.data.readers.common import list_images, note_names
 
 LABEL_MARKS = re.compile(r"[_-](mask|label|labels|seg|segmentation|gt|annotation|roi)$", re.IGNORECASE)
@@ -46,6 +47,8 @@ def pair_files(
         [case for case in cases if case not in found], [stem for stem in found if stem not in cases]
     )
     doubled |= {case: [found[stem] for stem in stems] for case, stems in several.items()}
+    if not matched and not doubled and not set(found) & set(cases):
+        matched = match_cores(list(cases), list(found))
     if matched:
         case, stem = next(iter(matched.items()))
         notes.append(
@@ -89,8 +92,8 @@ def pair_masks(
 
 
 def match_stems(images: Sequence[str], labels: Sequence[str]) -> tuple[dict[str, str], dict[str, list[str]]]:
-    """Image -> label whose stem is the image's with something before or behind it, the same for all: mask_x,
-    x_lesion, x.gt. And image -> labels where several such endings fit equally well.
+    """Image -> label whose stem is the image's with something before, behind or in it, the same for all:
+    mask_x, x_lesion, x.gt, x_mask_7 of x_7. And image -> labels where several such endings fit equally well.
 
     >>> match_stems(["a", "a1"], ["mask_a", "mask_a1"])
     ({'a': 'mask_a', 'a1': 'mask_a1'}, {})
@@ -104,6 +107,9 @@ def match_stems(images: Sequence[str], labels: Sequence[str]) -> tuple[dict[str,
                 found.setdefault((label[: number + 1], ""), {})[label[number + 1 :]] = label
             if label[:number] in wanted:
                 found.setdefault(("", label[number:]), {})[label[:number]] = label
+        for start, end in pairwise(cuts):  # a word in the middle
+            if label[:start] + label[end:] in wanted:
+                found.setdefault((label[start : end + 1], "inside"), {})[label[:start] + label[end:]] = label
     if not found:
         return {}, {}
     most = max(len(pairs) for pairs in found.values())
@@ -116,6 +122,41 @@ def match_stems(images: Sequence[str], labels: Sequence[str]) -> tuple[dict[str,
             several.setdefault(image, []).append(label)
     single = {image: own[0] for image, own in several.items() if len(own) == 1}
     return single, {image: own for image, own in several.items() if len(own) > 1}
+
+
+def match_cores(images: Sequence[str], labels: Sequence[str]) -> dict[str, str]:
+    """Image -> label where names differ only in what all images, and all labels, begin and end with, and that
+    of the labels begins with a word for one.
+
+    >>> match_cores(["volume-7", "volume-12"], ["segmentation-12", "segmentation-7"])
+    {'volume-7': 'segmentation-7', 'volume-12': 'segmentation-12'}
+    """
+    (named, _), (drawn, shared) = find_cores(images), find_cores(labels)
+    pairs = {stem: drawn[core] for core, stem in named.items() if core in drawn}
+    has_word = any(part.lower().strip("_-. ").startswith(WORDS) for part in shared)
+    return pairs if has_word and 2 * len(pairs) > max(len(images), len(labels)) else {}
+
+
+def find_cores(stems: Sequence[str]) -> tuple[dict[str, str], tuple[str, str]]:
+    """Stems by what is left without what all have before and behind, and these two; a number stays whole."""
+    if len(stems) < 2:
+        return {}, ("", "")
+    start = measure_shared(stems)
+    while start and stems[0][start - 1].isdigit():
+        start -= 1
+    rest = [stem[start:] for stem in stems]
+    end = measure_shared([stem[::-1] for stem in rest])
+    while end and rest[0][-end].isdigit():
+        end -= 1
+    cores = {stem[: len(stem) - end]: whole for stem, whole in zip(rest, stems, strict=True)}
+    shared = stems[0][:start], rest[0][len(rest[0]) - end :]
+    return (cores if len(cores) == len(stems) and "" not in cores else {}), shared
+
+
+def measure_shared(texts: Sequence[str]) -> int:
+    """How many letters all texts begin with."""
+    low, high = min(texts), max(texts)
+    return next((n for n, pair in enumerate(zip(low, high, strict=False)) if len(set(pair)) > 1), len(low))
 
 
 def group_channels(pictures: Mapping[str, Path], labels: Mapping[str, Path]) -> dict[str, tuple[Path, ...]]:
