@@ -33,6 +33,7 @@ from wardround.data.readers.common import (
 from wardround.data.readers.image_files import PICTURES
 
 WORD_INSIDE = re.compile(rf"{APART}+(?:{'|'.join(WORDS)})(?={APART})", re.IGNORECASE)
+CENTRE = re.compile("hospital|clinic|client|cent(?:re|er)|site|institut|scanner|vendor", re.IGNORECASE)
 NUMBERED_WORD = re.compile(rf"{APART}+(?:{'|'.join(WORDS)}){APART}?\d+$", re.IGNORECASE)
 
 
@@ -94,6 +95,8 @@ def read(path: Path, client: str | None = None) -> Listing:
 
 def name_images(entries: Sequence[Entry], wanted: tuple[str, ...]) -> tuple[str, ...]:
     """Names of the channels; of a single file only where it is a volume that is called ct, say."""
+    if not entries:
+        return ()
     if len(wanted) == 1 and (wanted[0].lower() in ("", *IMAGES) or is_picture(entries[0].images[0])):
         return ()
     return tuple(name or "image" for name in wanted)
@@ -118,6 +121,8 @@ def read_centre(client: str, homes: Sequence[Home], wanted: tuple[str, ...], not
         lone = home.patient is not None and len(home.bundles) == 1
         for bundle in home.bundles:
             name = home.folder.name if lone else bundle.name
+            if home.patient is not None and not name.startswith(home.folder.name):
+                name = f"{home.folder.name}_{name}"  # slices count again at every patient
             images = (
                 tuple(bundle.images.values())
                 if wanted == ("",)
@@ -161,9 +166,8 @@ def find_centres(root: Path, notes: list[str]) -> dict[str, list[Home]]:
         several = [home for home in homes if home.patient is not None and len(home.bundles) > 1]
         if several:
             notes.append(
-                f"{root}: its folders ({len(homes)}, such as {homes[0].folder.name}) are taken for patients, "
-                "since the names of their files begin with the folder's. If they are hospitals, give them "
-                "one by one."
+                f"{root}: its folders ({len(homes)}, such as {homes[0].folder.name}) are taken for patients: "
+                "a guess. If they are hospitals, give them one by one."
             )
         return {root.name: homes}
     found: dict[str, list[Home]] = {}
@@ -196,15 +200,13 @@ def collect_homes(folder: Path, notes: list[str]) -> list[Home]:
 
 
 def holds_centres(homes: Sequence[Home]) -> bool:
-    """Whether folders are centres rather than cases or patients: several cases in each, named otherwise."""
+    """Whether folders are centres rather than cases or patients: several cases in each, and no names with
+    numbers as patients have."""
     inner = [home for home in homes if home.patient is not None and home.bundles]
     if not inner or all(len(home.bundles) == 1 for home in inner):
         return False
-    return not all(
-        any(letter.isdigit() for letter in home.folder.name)
-        and all(bundle.name.startswith(home.folder.name) for bundle in home.bundles)
-        for home in inner
-    )
+    names = [home.folder.name for home in inner]
+    return any(CENTRE.search(name) or not any(letter.isdigit() for letter in name) for name in names)
 
 
 # The cases of one folder
