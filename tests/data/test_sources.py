@@ -47,6 +47,65 @@ def test_centres_under_one_name_keep_equal_stems_apart(tmp_path: Path) -> None:
     ]
 
 
+# What masks and colours of a source mean
+
+
+def organs(root: Path, *names: str) -> Path:
+    centre(root, *(f"a_{name}" for name in names))
+    for path in (root / "images").iterdir():
+        path.unlink()
+    (root / "images" / "a.png").write_bytes(b"")
+    return root
+
+
+def test_masks_have_the_values_of_their_source_whatever_lies_beside_them_later(tmp_path: Path) -> None:
+    source = Source(path=organs(tmp_path / "north", "liver", "spleen"), masks={"spleen": 1, "liver": 2})
+    entry = read_source(source, Path()).entries[0]
+    assert list(entry.masks) == ["spleen", "liver"] and entry.coding is not None
+    assert entry.coding.masks == {"spleen": 1, "liver": 2} and entry.label == entry.masks["spleen"]
+    organs(tmp_path / "north", "kidney")
+    found = read_source(source, Path())
+    assert found.entries[0].coding == entry.coding and list(found.entries[0].masks) == ["spleen", "liver"]
+    assert "masks that its source does not name are not used: kidney" in " ".join(found.notes)
+
+
+def test_labels_of_masks_without_values_are_refused_since_they_could_be_swapped(tmp_path: Path) -> None:
+    organs(tmp_path / "north", "liver", "spleen")
+    assert list_cases(of("north"), tmp_path).labels == {"liver": (1,), "spleen": (2,)}
+    with raises(
+        ConfigError, match="value each has, so that labels can name it: masks: {liver: 1, spleen: 2}"
+    ):
+        list_cases(of("north", labels={"spleen": (1,), "liver": (2,)}), tmp_path)
+
+
+def test_masks_that_are_not_there_are_refused_or_noted(tmp_path: Path) -> None:
+    organs(tmp_path / "north", "liver", "spleen")
+    found = read_source(Source(path=tmp_path / "north", masks={"liver": 1, "spleen": 2, "lung": 3}), Path())
+    assert "no mask is called 'lung', which masks names" in " ".join(found.notes)
+    centre(tmp_path / "south", "a")
+    with raises(ConfigError, match="has no masks of single classes"):
+        read_source(Source(path=tmp_path / "south", masks={"liver": 1}), Path())
+
+
+@mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"colours": {"red": 1}}, "'red' is not a colour; write '#ff0000', in quotes"),
+        ({"colours": {"#ff0000": 256}}, "256"),
+        ({"masks": {"liver": -1}}, "-1"),
+        ({"overlap": "first"}, "refuse.*later"),
+    ],
+)
+def test_a_wrong_map_is_named(settings: dict[str, Any], reason: str) -> None:
+    with raises(ConfigError, match=reason):
+        FederationFile.read({"sources": [{"path": "north", **settings}]})
+
+
+def test_colours_are_read_in_either_case() -> None:
+    file = FederationFile.read({"sources": [{"path": "north", "colours": {"#FF00aa": 1}}]})
+    assert file.sources[0].colours == {"#ff00aa": 1}
+
+
 # All cases of a file
 
 

@@ -46,11 +46,14 @@ def as_list(values: Any) -> Any:
     return [values] if isinstance(values, int) and not isinstance(values, bool) else values
 
 
-def as_colour(value: Any) -> Any:
-    """#RRGGBB in lower case."""
-    if not isinstance(value, str) or not re.fullmatch("#[0-9A-Fa-f]{6}", value):
-        raise ValueError(f"{value!r} is not a colour; write '#ff0000', in quotes")
-    return value.lower()
+def as_colours(values: Any) -> Any:
+    """Colours such as #ff0000 in lower case."""
+    if not isinstance(values, dict):
+        return values
+    for name in values:
+        if not isinstance(name, str) or not re.fullmatch("#[0-9A-Fa-f]{6}", name):
+            raise ValueError(f"{name!r} is not a colour; write '#ff0000', in quotes")
+    return {name.lower(): value for name, value in values.items()}
 
 
 def as_names(values: Any) -> Any:
@@ -65,8 +68,8 @@ def as_slices(value: Any) -> Any:
 
 Place = Annotated[Path, AfterValidator(expand_home)]
 Numbers = Annotated[tuple[int, ...], BeforeValidator(as_list)]
-Colour = Annotated[str, BeforeValidator(as_colour)]
 ByteValue = Annotated[int, Field(ge=0, le=255)]
+Colours = Annotated[dict[str, ByteValue], BeforeValidator(as_colours), Field(min_length=1)]
 
 
 class Source(Settings):
@@ -87,7 +90,7 @@ class Source(Settings):
     column: str | None = None
     labels: dict[str, Numbers] | None = None
     columns: dict[str, str] | None = None
-    colours: dict[Colour, ByteValue] | None = Field(None, min_length=1)
+    colours: Colours | None = None
     masks: dict[str, ByteValue] | None = Field(None, min_length=1)
     overlap: Literal["refuse", "later"] | None = None
 

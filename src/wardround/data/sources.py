@@ -29,15 +29,7 @@ def list_cases(file: FederationFile, base: Path) -> Listing:
 
     Cases of held-out clients come with split test.
     """
-    listings = [read_source(source, base) for source in file.sources]
-    for number, (source, own) in enumerate(zip(file.sources, listings, strict=True)):
-        if file.labels and source.masks is None and any(entry.masks for entry in own.entries):
-            names = ", ".join(f"{name}: {values[0]}" for name, values in own.labels.items())
-            raise ConfigError(
-                f"federation.yaml: every class of sources.{number} has mask files of its own. Say which "
-                f"value each has, so that labels can name it: masks: {{{names}}}"
-            )
-    found = join_listings(listings, file.channels, file.labels)
+    found = join_listings(read_sources(file, base), file.channels, file.labels)
     known = set(found.clients)
     for name in (*(file.clients or ()), *file.held_out):
         if name not in known:
@@ -56,6 +48,20 @@ def list_cases(file: FederationFile, base: Path) -> Listing:
         if entry.client in training or entry.client in file.held_out
     ]
     return replace(found, entries=tuple(entries), notes=tuple(notes))
+
+
+def read_sources(file: FederationFile, base: Path) -> list[Listing]:
+    """The cases of every source; masks of single classes whose values nobody wrote down are refused, since
+    labels could name others than meant."""
+    listings = [read_source(source, base) for source in file.sources]
+    for number, (source, own) in enumerate(zip(file.sources, listings, strict=True)):
+        if file.labels and source.masks is None and any(entry.masks for entry in own.entries):
+            names = ", ".join(f"{name}: {values[0]}" for name, values in own.labels.items())
+            raise ConfigError(
+                f"federation.yaml: every class of sources.{number} has mask files of its own. Say which "
+                f"value each has, so that labels can name it: masks: {{{names}}}"
+            )
+    return listings
 
 
 def check_client_names(clients: Sequence[str]) -> None:

@@ -16,7 +16,7 @@ from wardround.data.proposing.proposal import propose
 from wardround.data.serving.loading import RealData, add_label_meaning, override_sections
 from wardround.data.settings import DataSettings
 from wardround.data.slices.cutting import CUT_FROM, VOLUME, hash_volume
-from wardround.data.sources import join_listings, read_source
+from wardround.data.sources import join_listings, read_sources
 from wardround.errors import ConfigError, DataError, WardroundError
 from wardround.prediction.trained import TrainedModel, read_config
 from wardround.yaml_file import read_yaml
@@ -44,17 +44,18 @@ def open_labelled(path: Path, split: str, settings: DataSettings | None = None) 
 
     settings: of the run whose own file it is, laid over the file as the run did.
     """
+    notes: list[str] = []
     if path.is_file() and path.suffix.lower() in (".yaml", ".yml"):
         file, found = read_federation(path)
     else:
         proposal = propose([path])
         file, found = proposal.file, proposal.listing
+        notes += proposal.guesses
     if split != "all":
         file = file if settings is None else override_sections(file, settings)
         entries, _ = assign_splits(found, file, path.parent if path.is_file() else path)
         found = replace(found, entries=tuple(entry for entry in entries if (entry.split or "train") == split))
     annotated = tuple(entry for entry in found.entries if entry.label is not None)
-    notes = []
     if len(annotated) < len(found.entries):
         notes.append(f"{len(found.entries) - len(annotated)} cases have no label and are left out.")
     if not annotated:
@@ -67,8 +68,7 @@ def open_labelled(path: Path, split: str, settings: DataSettings | None = None) 
 def read_federation(path: Path) -> tuple[FederationFile, Listing]:
     """All centres that a file names, or every centre if it names none, whether it can train or not."""
     file = load(path)
-    listings = [read_source(source, path.parent) for source in file.sources]
-    found = join_listings(listings, file.channels, file.labels)
+    found = join_listings(read_sources(file, path.parent), file.channels, file.labels)
     if file.clients is not None:
         chosen = {*file.clients, *file.held_out}
         found = replace(found, entries=tuple(entry for entry in found.entries if entry.client in chosen))

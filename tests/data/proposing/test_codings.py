@@ -70,6 +70,18 @@ def test_blurred_masks_are_said_and_not_counted(tmp_path: Path) -> None:
         propose([folder])
 
 
+def test_many_colours_are_said_to_be_many(tmp_path: Path) -> None:
+    folder = centre(tmp_path / "north", RED)
+    for n in range(4):
+        label = np.zeros((32, 32, 3))
+        label[:10, :, 0] = 25 * np.arange(1, 11)[:, None]
+        save(folder / "masks" / f"c{n}.png", label)
+    proposal = propose([folder])
+    assert len(proposal.file.labels) == 10 and "10 colours are many classes: a guess" in " ".join(
+        proposal.guesses
+    )
+
+
 def test_black_and_white_masks_in_colours_are_read_as_numbers(tmp_path: Path) -> None:
     proposal = propose([centre(tmp_path / "north", WHITE)])
     assert proposal.file.sources[0].colours is None and proposal.file.labels == {"class_1": (255,)}

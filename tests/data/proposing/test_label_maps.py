@@ -63,3 +63,14 @@ def test_masks_of_1_and_255_get_a_map_each_in_several_layouts(tmp_path: Path, im
     assert proposal.file.clients == ("north", "south") and "a guess" in " ".join(proposal.remarks)
     write(proposal.file, tmp_path / "federation.yaml")
     prepare(tmp_path / "federation.yaml")
+
+
+def test_plain_numbers_beside_named_classes_are_a_guess_that_is_said(tmp_path: Path) -> None:
+    for name in ("liver", "spleen"):
+        centre(tmp_path / "north", 1, label=f"masks/{{}}_{name}.png")
+    for n in range(4):
+        path = tmp_path / "north" / "masks" / f"c{n}_spleen.png"
+        Image.fromarray(np.eye(32, dtype=np.uint8)[::-1] * (1 - np.eye(32, dtype=np.uint8))).save(path)
+    centre(tmp_path / "south", 1)
+    proposal = propose([tmp_path / "north", tmp_path / "south"])
+    assert "south does not say what its label values mean" in " ".join(proposal.guesses)

@@ -66,10 +66,21 @@ LAYOUTS = {
     "splits below": Layout("{h}/images/{s}/{c}.png", "{h}/labels/{s}/{c}.png", True),
     "splits above": Layout("{s}/{h}/images/{c}.png", "{s}/{h}/labels/{c}.png", True),
     "splits in words": Layout("{h}/{S}/images/{c}.png", "{h}/{S}/labels/{c}.png", True),
+    "splits in names": Layout("{h}/images_{s}/{c}.png", "{h}/masks_{s}/{c}.png", True),
+    "a word inside": Layout(
+        "{h}/images/s_{c}.png", "{h}/masks/s_mask_{c}.png", name="s_{c}", guess="paired with"
+    ),
+    "two words": Layout(
+        "{h}/images/img_{c}.png", "{h}/masks/label_{c}.png", name="img_{c}", guess="paired with"
+    ),
+    "words without a gap": Layout(
+        "{h}/images/img{c}.png", "{h}/masks/gt{c}.png", name="img{c}", guess="paired with"
+    ),
+    "two words in one folder": Layout("{h}/volume-{c}.nii.gz", "{h}/segmentation-{c}.nii.gz"),
     "BraTS": Layout("{h}/{c}/{c}_{m}.nii.gz", "{h}/{c}/{c}_seg.nii.gz", channels=MODALITIES),
     "a folder a case": Layout("{h}/{c}/image.png", "{h}/{c}/mask.png"),
     "a folder a case in splits": Layout("{h}/{s}/{c}/{c}.png", "{h}/{s}/{c}/{c}_seg.png", True),
-    "a folder a patient": Layout("{h}/{c}/{c}_7.png", "{h}/{c}/{c}_7_mask.png", name="{c}"),
+    "a folder a patient": Layout("{h}/{c}/{c}_7.png", "{h}/{c}/{c}_7_mask.png"),
     "mask beside image": Layout("{h}/{c}.png", "{h}/{c}_mask.png"),
     "any word beside image": Layout("{h}/{c}.png", "{h}/{c}_lesion.png", guess="has a word more"),
     "a file a class": Layout(
@@ -172,14 +183,16 @@ def test_a_layout_is_read_without_an_edit(tmp_path: Path, name: str) -> None:
     proposal = propose([make(tmp_path / "data", layout)])
     assert proposal.file.clients == HOSPITALS and proposal.file.labels == layout.labels
     found = {(entry.client, entry.name): entry for entry in proposal.listing.entries}
-    assert sorted(found) == [(hospital, case) for hospital in HOSPITALS for case in CASES]
-    for (hospital, case), entry in found.items():
+    cases = {(h, layout.fill(layout.name, h, c)): (h, c) for h in HOSPITALS for c in CASES}
+    assert sorted(found) == sorted(cases)
+    for key, entry in found.items():
+        hospital, case = cases[key]
         at = tmp_path / "data"
         assert entry.images == tuple(
             at / layout.fill(layout.image, hospital, case, m) for m in layout.channels
         )
         labels = [at / layout.fill(layout.label, hospital, case, organ=organ) for organ in layout.organs]
-        assert entry.label_files == labels and entry.group == case
+        assert entry.label_files == labels and entry.group == layout.fill(layout.name, hospital, case)
         assert entry.split == (SPLITS[case] if layout.has_splits else None)
     assert proposal.file.splits.by == ("column" if layout.has_splits else "ratios") and not proposal.warnings
     told = [said for said in (*proposal.remarks,) if layout.guess and layout.guess in said]

@@ -64,7 +64,7 @@ def test_two_labels_of_a_case_are_not_chosen_from(tmp_path: Path) -> None:
     assert "case 'p1': several labels (p1_mask.png, p1_seg.png); left out. Keep one" in " ".join(found.notes)
 
 
-def test_folders_of_several_cases_are_patients_where_files_are_called_after_them(tmp_path: Path) -> None:
+def test_folders_of_several_cases_are_patients_where_their_names_are_numbered(tmp_path: Path) -> None:
     for patient in ("TCGA_01", "TCGA_02"):
         touch(tmp_path / patient, *(f"{patient}_{n}{end}.tif" for n in (1, 2) for end in ("", "_mask")))
     found = read(tmp_path)
@@ -73,6 +73,26 @@ def test_folders_of_several_cases_are_patients_where_files_are_called_after_them
         (tmp_path.name, "TCGA_01_2", "TCGA_01"),
     ]
     assert "are taken for patients" in " ".join(found.notes)
+
+
+def test_slices_that_count_again_at_every_patient_are_told_apart(tmp_path: Path) -> None:
+    for patient in ("p01", "p02"):
+        touch(tmp_path / patient, *(f"slice{n}{end}.png" for n in (1, 2) for end in ("", "_mask")))
+    assert names(read(tmp_path))[1:3] == [
+        (tmp_path.name, "p01_slice2", "p01"),
+        (tmp_path.name, "p02_slice1", "p02"),
+    ]
+
+
+def test_numbered_hospitals_are_centres(tmp_path: Path) -> None:
+    for centre in ("hospital1", "hospital2"):
+        touch(tmp_path / centre, *(f"{n}{end}.png" for n in (1, 2) for end in ("", "_mask")))
+    assert read(tmp_path).clients == ["hospital1", "hospital2"]
+
+
+def test_cases_that_all_have_two_labels_leave_none(tmp_path: Path) -> None:
+    touch(tmp_path / "x", "a.png", "a_mask.png", "a_seg.png")
+    assert not read(tmp_path / "x").entries
 
 
 def test_folders_of_several_cases_are_centres_where_they_are_not(tmp_path: Path) -> None:
@@ -111,5 +131,28 @@ def test_a_folder_of_images_that_holds_masks_too_is_its_centres(tmp_path: Path) 
 
 def test_images_without_a_label_anywhere_are_no_data_set(tmp_path: Path) -> None:
     touch(tmp_path, "p1/p1_ct.nii", "p1/p1_pet.nii", "p2/p2_ct.nii", "p2/p2_pet.nii")
+    with raises(DataError, match="no name says which is the label"):
+        detect(tmp_path)
+
+
+def test_words_of_images_and_labels_may_both_differ_from_the_case(tmp_path: Path) -> None:
+    touch(tmp_path / "x", *(f"{word}-{n}.nii" for n in (0, 1, 10) for word in ("volume", "segmentation")))
+    found = read(tmp_path / "x")
+    assert [files(entry) for entry in found.entries] == [
+        ([f"volume-{n}.nii"], [f"segmentation-{n}.nii"]) for n in (0, 1, 10)
+    ]
+
+
+def test_a_second_mask_of_an_image_is_no_channel(tmp_path: Path) -> None:
+    touch(tmp_path / "x", *("a.png", "a_mask.png", "a_mask_1.png", "b.png", "b_mask.png"))
+    found = read(tmp_path / "x")
+    assert [entry.name for entry in found.entries] == ["b"]
+    assert "case 'a': several labels (a_mask.png, a_mask_1.png); left out" in " ".join(found.notes)
+
+
+def test_numbered_masks_of_one_case_are_no_classes(tmp_path: Path) -> None:
+    touch(
+        tmp_path, *(f"{case}/{file}.png" for case in ("p1", "p2") for file in ("photo", "1_mask", "2_mask"))
+    )
     with raises(DataError, match="no name says which is the label"):
         detect(tmp_path)

@@ -23,6 +23,7 @@ from wardround.data.sources import read_source
 from wardround.errors import DataError
 
 MOST_COLOURS = 32  # a mask with more has blurred edges, or is a photograph
+MANY_COLOURS = 8  # from here on a hint: shades of an edge are colours too
 NUM_COLOURED = 40  # masks of a client that are opened for their colours
 NUM_MASKED = 3  # cases of a client whose masks are opened for overlaps
 BLACK = 0
@@ -62,6 +63,11 @@ def code_colours(sources: list[Source], listings: list[Listing], said: list[str]
         f"pixels) is taken for background: a guess. Others are a class each: {join_names(shown, 12)}. "
         "Correct the values under colours of the sources; 0 is background."
     )
+    if len(drawn) > MANY_COLOURS:
+        said.append(
+            f"{len(drawn)} colours are many classes: a guess. If they are shades of smoothed edges, save the "
+            "masks without smoothing."
+        )
     plain = [own.clients[0] for own, labels in zip(listings, coloured, strict=True) if not labels]
     if plain:
         said.append(

@@ -44,6 +44,17 @@ def join_by_name(listings: Sequence[Listing]) -> Labels | None:
     return joined
 
 
+def note_unnamed(listings: Sequence[Listing], said: list[str]) -> None:
+    """Say whose label values are taken to mean what another data set calls them."""
+    named = [own.clients[0] for own in listings if own.labels]
+    plain = [own.clients[0] for own in listings if not own.labels]
+    if named and plain:
+        said.append(
+            f"{join_names(plain)} does not say what its label values mean; they are taken for those of "
+            f"{named[0]}: a guess. Otherwise give its source labels of its own."
+        )
+
+
 def match_values(clients: Mapping[str, Set[int]]) -> dict[str, Labels] | None:
     """A map for each client, if their values are the same classes: as many, all different, grey levels at all
     clients but those that count 1, 2 ...; None where that is not so.

@@ -29,6 +29,7 @@ from wardround.data.proposing.label_maps import (
     guess_annotates,
     join_by_name,
     map_values,
+    note_unnamed,
     place_again,
     zip_all,
 )
@@ -68,8 +69,14 @@ class Proposal:
     @property
     def remarks(self) -> list[str]:
         """What to look at before training: guesses, what the readers left out, and warnings."""
-        guesses = [said for said in (*self.recognised, *self.choices) if "a guess" in said]
-        return [*guesses, *self.listing.notes, *self.warnings]
+        told = (*self.guesses, *self.listing.notes, *self.warnings)
+        return list(dict.fromkeys(told))
+
+    @property
+    def guesses(self) -> list[str]:
+        """Choices that the files suggest but do not say."""
+        told = (*self.recognised, *self.choices, *self.listing.notes)
+        return [said for said in told if "a guess" in said]
 
 
 def propose(
@@ -113,6 +120,7 @@ def propose(
             "each source with its own labels."
         )
     listing = join_listings(listings, labels=common)
+    note_unnamed(listings, said)
     found = inspect_files(listing, watch)
     if not listing.labels:
         sources, listing = map_values(sources, listings, listing, found.labelled, said)

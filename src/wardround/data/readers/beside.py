@@ -20,7 +20,7 @@ from pathlib import Path
 
 from wardround.data.listing import Entry, Listing
 from wardround.data.readers.centres import IMAGES, LABELS, find_split, note_unread_lists, tell_apart
-from wardround.data.readers.class_masks import APART, Masks, describe_masks, strip_word
+from wardround.data.readers.class_masks import ANNOTATOR, APART, WORDS, Masks, describe_masks, strip_word
 from wardround.data.readers.common import (
     check_name,
     find_first,
@@ -31,6 +31,10 @@ from wardround.data.readers.common import (
     note_names,
 )
 from wardround.data.readers.image_files import PICTURES
+
+WORD_INSIDE = re.compile(rf"{APART}+(?:{'|'.join(WORDS)})(?={APART})", re.IGNORECASE)
+CENTRE = re.compile("hospital|clinic|client|cent(?:re|er)|site|institut|scanner|vendor", re.IGNORECASE)
+NUMBERED_WORD = re.compile(rf"{APART}+(?:{'|'.join(WORDS)}){APART}?\d+$", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -91,6 +95,8 @@ def read(path: Path, client: str | None = None) -> Listing:
 
 def name_images(entries: Sequence[Entry], wanted: tuple[str, ...]) -> tuple[str, ...]:
     """Names of the channels; of a single file only where it is a volume that is called ct, say."""
+    if not entries:
+        return ()
     if len(wanted) == 1 and (wanted[0].lower() in ("", *IMAGES) or is_picture(entries[0].images[0])):
         return ()
     return tuple(name or "image" for name in wanted)
@@ -115,6 +121,8 @@ def read_centre(client: str, homes: Sequence[Home], wanted: tuple[str, ...], not
         lone = home.patient is not None and len(home.bundles) == 1
         for bundle in home.bundles:
             name = home.folder.name if lone else bundle.name
+            if home.patient is not None and not name.startswith(home.folder.name):
+                name = f"{home.folder.name}_{name}"  # slices count again at every patient
             images = (
                 tuple(bundle.images.values())
                 if wanted == ("",)
@@ -158,9 +166,8 @@ def find_centres(root: Path, notes: list[str]) -> dict[str, list[Home]]:
         several = [home for home in homes if home.patient is not None and len(home.bundles) > 1]
         if several:
             notes.append(
-                f"{root}: its folders ({len(homes)}, such as {homes[0].folder.name}) are taken for patients, "
-                "since the names of their files begin with the folder's. If they are hospitals, give them "
-                "one by one."
+                f"{root}: its folders ({len(homes)}, such as {homes[0].folder.name}) are taken for patients: "
+                "a guess. If they are hospitals, give them one by one."
             )
         return {root.name: homes}
     found: dict[str, list[Home]] = {}
@@ -193,15 +200,13 @@ def collect_homes(folder: Path, notes: list[str]) -> list[Home]:
 
 
 def holds_centres(homes: Sequence[Home]) -> bool:
-    """Whether folders are centres rather than cases or patients: several cases in each, named otherwise."""
+    """Whether folders are centres rather than cases or patients: several cases in each, and no names with
+    numbers as patients have."""
     inner = [home for home in homes if home.patient is not None and home.bundles]
     if not inner or all(len(home.bundles) == 1 for home in inner):
         return False
-    return not all(
-        any(letter.isdigit() for letter in home.folder.name)
-        and all(bundle.name.startswith(home.folder.name) for bundle in home.bundles)
-        for home in inner
-    )
+    names = [home.folder.name for home in inner]
+    return any(CENTRE.search(name) or not any(letter.isdigit() for letter in name) for name in names)
 
 
 # The cases of one folder
@@ -215,7 +220,7 @@ def find_bundles(folder: Path) -> list[Bundle]:
     inner = {child.name.lower(): child for child in list_folders(folder, [])}
     below = find_first(LABELS, inner)
     drawn = list_images(inner[below], []) if below else {}
-    plain = {stem: base for stem in files if (base := strip_word(stem)) is not None}
+    plain = {stem: base for stem in files if (base := find_base(stem, files)) is not None}
     images = {stem: path for stem, path in files.items() if stem not in plain}
     if drawn and not plain:
         names = {strip_word(stem) or stem: path for stem, path in sorted(drawn.items())}
@@ -224,6 +229,17 @@ def find_bundles(folder: Path) -> list[Bundle]:
     if not plain:
         return pair_by_added_word(images) or [Bundle(folder.name, name_channels(images, folder.name))]
     return group_by_label(folder.name, images, {stem: files[stem] for stem in plain}, plain)
+
+
+def find_base(stem: str, files: Mapping[str, Path]) -> str | None:
+    """A label's name without its word; None for an image.
+
+    A word inside, or with a number behind it, counts where an image is called like the rest: x_mask_7 of x_7,
+    x_mask_1 of x.
+    """
+    base = strip_word(stem)
+    others = (WORD_INSIDE.sub("", stem, count=1), NUMBERED_WORD.sub("", stem))
+    return base if base is not None else next((o for o in others if o != stem and o in files), None)
 
 
 def group_by_label(
@@ -236,6 +252,8 @@ def group_by_label(
             return [Bundle(folder, name_channels(images, folder), tuple(labels.values()))]
         start = common_words([*bases.values(), *images])
         masks = {base[len(start) :].strip("_-. "): labels[stem] for stem, base in sorted(bases.items())}
+        if any(not name or ANNOTATOR.fullmatch(name) for name in masks):
+            return [Bundle(folder, name_channels(images, folder))]
         return [Bundle(folder, name_channels(images, start or folder), (), masks)]
     bundles = []
     for base in sorted(set(bases.values())):
@@ -247,15 +265,23 @@ def group_by_label(
 
 
 def find_longest(stem: str, bases: set[str]) -> str | None:
-    """The longest base a stem begins with, at a word's border; an empty one takes any."""
-    fitting = [b for b in bases if stem == b or not b or re.match(re.escape(b) + APART, stem)]
+    """The longest base a stem begins or ends with, at a word's border; an empty one takes any."""
+    fitting = [
+        base
+        for base in bases
+        if stem == base
+        or not base
+        or re.match(re.escape(base) + APART, stem)
+        or re.search(APART + re.escape(base) + "$", stem)
+    ]
     return max(fitting, key=len, default=None)
 
 
 def name_channels(images: Mapping[str, Path], case: str) -> dict[str, Path]:
-    """Images by what their names have behind the case's."""
+    """Images by what their names have beside the case's."""
+    starts = {stem: bool(case) and stem.startswith(case) for stem in images}
     return {
-        (stem.removeprefix(case) if case and stem.startswith(case) else stem).strip("_-. "): path
+        (stem.removeprefix(case) if starts[stem] else stem.removesuffix(case)).strip("_-. "): path
         for stem, path in images.items()
     }
 

@@ -14,14 +14,12 @@ rows are the cases; all its columns are carried along.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from wardround.data.listing import Entry, Listing
-from wardround.data.readers.class_masks import Masks, describe_masks, find_class_masks
 from wardround.data.readers.common import (
     CASE,
     CLIENT,
@@ -36,21 +34,18 @@ from wardround.data.readers.common import (
     join_names,
     list_entries,
     list_folders,
-    list_images,
     note_names,
     parse_split,
     read_rows,
     stem_of,
 )
+from wardround.data.readers.pairing import pair_files
 from wardround.errors import DataError
 
 IMAGES = ("images", "image", "imgs", "img", "scans")
 LABELS = (
     "labels", "label", "masks", "mask", "gt", "ground_truth", "segmentations", "segmentation", "annotations",
 )  # fmt: skip
-LABEL_MARKS = re.compile(r"[_-](mask|label|labels|seg|segmentation|gt|annotation|roi)$", re.IGNORECASE)
-CHANNEL_MARK = re.compile(r"^(?P<case>.+)_(?P<channel>\d{4})$")
-Pairs = dict[str, tuple[tuple[Path, ...], Path | None]]
 
 
 @dataclass(frozen=True)
@@ -110,9 +105,32 @@ def read(path: Path, client: str | None = None) -> Listing:
 
 def find_pair(folder: Path, notes: list[str]) -> tuple[Path, Path] | None:
     """Its folders of images and of labels, under any of their usual names."""
-    children = {child.name.lower(): child for child in list_folders(folder, notes)}
+    return match_roles({child.name.lower(): child for child in list_folders(folder, notes)})
+
+
+def match_roles(children: Mapping[str, Path]) -> tuple[Path, Path] | None:
     images, labels = find_first(IMAGES, children), find_first(LABELS, children)
     return (children[images], children[labels]) if images and labels else None
+
+
+def list_roles(name: str) -> Iterator[tuple[str, str]]:
+    """The split and the role that a folder's name joins: val and masks of val_masks."""
+    for word, split in SPLIT_WORDS.items():
+        for role in (name.removeprefix(word).lstrip("_-"), name.removesuffix(word).rstrip("_-")):
+            if role != name and role in (*IMAGES, *LABELS):
+                yield split, role
+
+
+def find_split_pairs(folder: Path) -> list[Part]:
+    """Folders of images and labels that are named with their split: train_images, imagesTr, masks-test."""
+    if is_file(folder / "dataset.json"):  # nnU-Net's, which says more
+        return []
+    children: dict[str, dict[str, Path]] = {}
+    for child in list_folders(folder, []):
+        for split, role in list_roles(child.name.lower()):
+            children.setdefault(split, {})[role] = child
+    pairs = [(split, match_roles(own)) for split, own in children.items()]
+    return [Part(*pair, split) for split, pair in pairs if pair is not None]
 
 
 def find_parts(folder: Path, notes: list[str]) -> list[Part]:
@@ -124,7 +142,9 @@ def find_parts(folder: Path, notes: list[str]) -> list[Part]:
             return [Part(*pair)]
         by_split = [Part(*own, split) for name, own in inner.items() if (split := find_split(name))]
         return by_split if len(by_split) == len(inner) else []
-    parts = []
+    parts = find_split_pairs(folder)
+    if parts:
+        return parts
     for child in list_folders(folder, notes):
         split, pair = find_split(child.name), find_pair(child, [])
         if pair is not None and (split is None or match_folders(*pair)):
@@ -239,115 +259,6 @@ def make_entry(
     return Entry(
         client, stem, images, label, group, parse_split(get_cell(row, find_first(SPLIT, row)), stem), columns
     )
-
-
-def pair_files(
-    images: Path, labels: Path, client: str, notes: list[str]
-) -> tuple[Pairs, Mapping[str, Sequence[Path]], Masks]:
-    """Stem -> images and label, stem -> labels where nothing says which of several is meant, and stem ->
-    masks where every class has a file of its own.
-
-    What has no partner is noted; an image alone stays, without label. A label of the image's own name counts
-    before `x_mask` and `x_seg`, which are then noted.
-    """
-    pictures, masks = list_images(images, notes), list_images(labels, [])
-    classes = find_class_masks(list_case_names(pictures), labels, masks)
-    if classes:
-        return pair_masks(pictures, classes, len(masks), client, notes), {}, classes
-    masks = list_images(labels, notes)
-    own = {stem: path for stem, path in masks.items() if stem in pictures or not LABEL_MARKS.search(stem)}
-    marked: dict[str, list[Path]] = {}
-    for stem in sorted(set(masks) - set(own)):
-        marked.setdefault(LABEL_MARKS.sub("", stem), []).append(masks[stem])
-    doubled = {case: paths for case, paths in marked.items() if len(paths) > 1 and case not in own}
-    spare = [path.name for case, paths in marked.items() if case in own for path in paths]
-    note_names(notes, f"client '{client}': labels beside one of the image's own name are not used", spare)
-    found = {**{case: paths[0] for case, paths in marked.items()}, **own}
-    cases = group_channels(pictures, found)
-    matched, several = match_stems(
-        [case for case in cases if case not in found], [stem for stem in found if stem not in cases]
-    )
-    doubled |= {case: [found[stem] for stem in stems] for case, stems in several.items()}
-    if matched:
-        case, stem = next(iter(matched.items()))
-        notes.append(
-            f"client '{client}': {len(matched)} labels are paired with images by what their names share, "
-            f"such as {found[stem].name} with {pictures.get(case, images / case).name}; a guess."
-        )
-    for case, stem in matched.items():
-        found[case] = found.pop(stem)
-    if pictures and masks and not set(found) & set(cases):
-        notes.append(
-            f"client '{client}': {len(pictures)} images, {len(masks)} labels, no pair; e.g. "
-            f"{min(pictures.values()).name} and {min(masks.values()).name}."
-        )
-    paired = {case: (files, found.get(case)) for case, files in cases.items()}
-    bare = sorted(case for case, (_, label) in paired.items() if label is None)
-    note_names(notes, f"client '{client}': {len(bare)} images have no label", bare)
-    lost = sorted(path.name for stem, path in found.items() if stem not in cases)
-    note_names(notes, f"client '{client}': {len(lost)} labels have no image", lost, "; left out")
-    return paired, doubled, {}
-
-
-def list_case_names(pictures: Iterable[str]) -> list[str]:
-    """Names a case may have, by its images: x, and also y where that is y_0000."""
-    marks = map(CHANNEL_MARK.match, pictures)
-    return [*pictures, *(mark["case"] for mark in marks if mark)]
-
-
-def pair_masks(
-    pictures: Mapping[str, Path], classes: Masks, num_files: int, client: str, notes: list[str]
-) -> Pairs:
-    """Stem -> images and the first of its masks."""
-    firsts = {case: next(iter(own.values())) for case, own in classes.items()}
-    paired = {case: (files, firsts.get(case)) for case, files in group_channels(pictures, firsts).items()}
-    notes += describe_masks(classes, client)
-    bare = sorted(case for case, (_, label) in paired.items() if label is None)
-    note_names(notes, f"client '{client}': {len(bare)} images have no label", bare)
-    lost = num_files - sum(len(own) for own in classes.values())
-    if num_files and lost > 0:
-        notes.append(f"client '{client}': {lost} labels have no image or name no class; left out.")
-    return paired
-
-
-def match_stems(images: Sequence[str], labels: Sequence[str]) -> tuple[dict[str, str], dict[str, list[str]]]:
-    """Image -> label whose stem is the image's with something before or behind it, the same for all: mask_x,
-    x_lesion, x.gt. And image -> labels where several such endings fit equally well.
-
-    >>> match_stems(["a", "a1"], ["mask_a", "mask_a1"])
-    ({'a': 'mask_a', 'a1': 'mask_a1'}, {})
-    """
-    found: dict[tuple[str, str], dict[str, str]] = {}
-    wanted = set(images)
-    for label in labels:
-        cuts = [number for number, letter in enumerate(label) if not letter.isalnum()]
-        for number in cuts:
-            if label[number + 1 :] in wanted:
-                found.setdefault((label[: number + 1], ""), {})[label[number + 1 :]] = label
-            if label[:number] in wanted:
-                found.setdefault(("", label[number:]), {})[label[:number]] = label
-    if not found:
-        return {}, {}
-    most = max(len(pairs) for pairs in found.values())
-    best = [pairs for pairs in found.values() if len(pairs) == most]
-    if len(best) == 1:
-        return best[0], {}
-    several: dict[str, list[str]] = {}
-    for pairs in best:
-        for image, label in pairs.items():
-            several.setdefault(image, []).append(label)
-    single = {image: own[0] for image, own in several.items() if len(own) == 1}
-    return single, {image: own for image, own in several.items() if len(own) > 1}
-
-
-def group_channels(pictures: Mapping[str, Path], labels: Mapping[str, Path]) -> dict[str, tuple[Path, ...]]:
-    """Files by case: `x_0000` and `x_0001` are channels of `x` where the label is called `x`."""
-    cases: dict[str, list[Path]] = {}
-    for stem in sorted(pictures):
-        match = CHANNEL_MARK.match(stem) if stem not in labels else None
-        case = match["case"] if match and match["case"] in labels else stem
-        cases.setdefault(case, []).append(pictures[stem])
-    return {case: tuple(files) for case, files in cases.items()}
 
 
 def read_index(path: Path) -> tuple[dict[str, dict[str, dict[str, str]]] | None, str]:

@@ -21,8 +21,8 @@ from typing import Any
 
 from wardround.data.listing import FOLD, Entry, Labels, Listing
 from wardround.data.readers import msd
-from wardround.data.readers.centres import CHANNEL_MARK
 from wardround.data.readers.common import is_file, join_names, list_images, note_names, parse_whole, read_json
+from wardround.data.readers.pairing import CHANNEL_MARK
 from wardround.errors import DataError
 
 

@@ -38,7 +38,8 @@ from wardround.data.preparing.cache import Cache, describe
 from wardround.data.preparing.cache import load as load_prepared
 from wardround.data.preparing.grid import reorient_grid
 from wardround.data.preparing.prepare import prepare_case
-from wardround.data.readers.image_files import COLOURS, read_image, read_label
+from wardround.data.readers.image_files import COLOURS, read_image
+from wardround.data.readers.label_files import read_case_label
 from wardround.data.serving.client_cache import LabelDescriptions, LeftOut, PreparedClient, Preparer
 from wardround.data.serving.resident import (
     CachedSplit,
@@ -146,7 +147,7 @@ class RealData:
         settings = self.file.prepare.model_copy(update={"normalise": "none"})
         label = None
         if settings.crop == "foreground" and entry.label is not None:  # it keeps what is labelled
-            label = read_label(entry.label)
+            label = read_case_label(entry)
         labels = self.file.labels if entry.labels is None else entry.labels
         return prepare_case(image, label, settings, labels, background=None).image
 
