@@ -13,7 +13,8 @@ from rich.markup import escape
 from rich.progress import Progress
 
 from wardround.cli.common import Debug, Json, Quiet, app, configure_logging, err, out, print_table
-from wardround.cli.progress import bar_columns, show_cases
+from wardround.cli.progress import show_cases
+from wardround.progress import bar_columns
 
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run, such as runs/quickstart.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:0.")]

@@ -1,4 +1,4 @@
-"""Progress of runs: bars on a terminal, plain lines in a pipe, and what Ctrl-C does."""
+"""Progress of commands: bars on a terminal, plain lines in a pipe, and what Ctrl-C does."""
 
 from __future__ import annotations
 
@@ -13,57 +13,11 @@ from typing import Any
 
 import typer
 from rich.markup import escape
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-)
+from rich.progress import Progress
 
 from wardround.cli.common import err
+from wardround.progress import bar_columns, describe_round, show_bars
 from wardround.text import format_duration
-
-
-class Screen:
-    """Progress on a terminal: one bar for the rounds, one for each client in training."""
-
-    def __init__(self, progress: Progress) -> None:
-        self._progress = progress
-        self._rounds: TaskID | None = None
-        self._clients: dict[str, TaskID] = {}
-
-    def on_start(self, config: Any, first_round: int) -> None:
-        if self._rounds is not None:
-            self._progress.remove_task(self._rounds)
-        self._rounds = self._progress.add_task(
-            escape(config.name), total=config.rounds, completed=first_round, note=""
-        )
-
-    def on_round(self, round: int, present: Sequence[str]) -> None:
-        for task in self._clients.values():
-            self._progress.remove_task(task)
-        self._clients = {}
-
-    def on_progress(self, client: str, step: int, steps: int) -> None:
-        if client not in self._clients:
-            self._clients[client] = self._progress.add_task(
-                f"  {escape(client)}", total=steps, note="training"
-            )
-        note = "" if step == steps else "training"
-        self._progress.update(self._clients[client], completed=step, total=steps, note=note)
-
-    def on_record(self, record: Mapping[str, Any]) -> None:
-        assert self._rounds is not None
-        self._progress.update(self._rounds, completed=record["round"], note=describe_round(record))
-
-    def on_rounds(self, name: str, done: int, rounds: int) -> None:
-        """One bar for each of several runs."""
-        if name not in self._clients:
-            self._clients[name] = self._progress.add_task(escape(name), total=rounds, note="rounds")
-        self._progress.update(self._clients[name], completed=done)
 
 
 class Lines:
@@ -138,24 +92,6 @@ class RoundProgress:
         return f", about {format_duration(left * (time.monotonic() - self._began) / done)} left"
 
 
-def describe_round(record: Mapping[str, Any]) -> str:
-    """A round in short: validation score, time, and refused or lost replies."""
-    parts = []
-    for metric, entry in record.get("validation", {}).items():
-        if metric != "loss":
-            parts.append(f"validation {metric} {entry['mean']:.3f}")
-            break
-    parts.append(f"{record['seconds']:.1f} s")
-    trouble = len(record["refused"]) + len(record["lost"])
-    if trouble:
-        parts.append(f"{trouble} replies refused or lost")
-    return ", ".join(parts)
-
-
-def bar_columns() -> list[ProgressColumn]:
-    return [TextColumn("{task.description}"), BarColumn(28), MofNCompleteColumn(), TimeElapsedColumn()]
-
-
 @contextmanager
 def show_rounds(hidden: bool) -> Iterator[Any]:
     """A listener that shows progress: bars on a terminal, lines in a pipe, or None."""
@@ -164,8 +100,8 @@ def show_rounds(hidden: bool) -> Iterator[Any]:
     elif not err.is_terminal:
         yield Lines()
     else:
-        with Progress(*bar_columns(), TextColumn("{task.fields[note]}"), console=err) as progress:
-            yield Screen(progress)
+        with show_bars(err) as screen:
+            yield screen
 
 
 @contextmanager
