@@ -444,6 +444,11 @@ def test_predictions_evaluations_and_comparisons_are_short_too(tmp_path: Path) -
     assert "<table>" in compared._repr_html_()
 
 
+def test_a_comparison_asks_for_import_paths(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="methods has .*Equal.*named by its import path, 'my_file:Name'"):
+        wr.compare(settings(tmp_path / "x"), methods=[Equal], output=tmp_path / "c")
+
+
 # Listeners
 
 

@@ -38,6 +38,7 @@ SOURCE = Path(wr.__file__).parent
             "a personal model (--client north) may be better",
             "a personal model (client='north') may be better",
         ),
+        ("--methods has 3; write a name", "methods has 3; write a name"),
         ("--uncertainty is mc; choose", "uncertainty is mc; choose"),
         ("Export it with --to torch or --to bundle.", "Export it with to='torch' or to='bundle'."),
         ("choose --leave-one-out or --hold-out, not both.", "choose leave_one_out or hold_out, not both."),

@@ -14,7 +14,7 @@ from wardround.errors import WardroundError
 F = TypeVar("F", bound=Callable[..., Any])
 
 SWITCHES = ("resume", "overwrite")  # options without a value
-NOT_VALUES = r"(?:and|can|chooses|continues|evaluates|for|is|needs|or|out|replaces|they|to|uses)\b"
+NOT_VALUES = r"(?:and|can|chooses|continues|evaluates|for|has|is|needs|or|out|replaces|they|to|uses)\b"
 OPTION = re.compile(rf"(?<![\w-])--([a-z][a-z-]*)(?: (?!{NOT_VALUES})([\w./-]*\w))?")
 SETTING = re.compile(r"--set ([\w.]+=(?:\[[^\]]*\]|\.\.\.|[\w./-]*\w))")
 COMMAND = re.compile(r"(wardround [a-z]+(?: [^;`]*?)?(?=[;`]|\. |\.?$))")  # to be typed as it stands
