@@ -34,6 +34,9 @@ def test_the_quickstart_is_valid() -> None:
         ),
         ({"objective": {"name": "dise"}}, "objective.name is 'dise'. Did you mean 'dice'?"),
         ({"roundz": 3}, "roundz is not a setting. Did you mean 'rounds'?"),
+        ({"optimizer": {"lr": 1}}, "optimizer.lr is not a setting. Did you mean 'learning_rate'?"),
+        ({"lr": 1}, "lr is not a setting. Did you mean 'optimizer.learning_rate'?"),
+        ({"device": "cpu"}, "device is not a setting. Did you mean 'compute.device'?"),
         (
             {"optimizer": {"learning_rat": 3}},
             "optimizer.learning_rat is not a setting. Did you mean 'learning_rate'?",

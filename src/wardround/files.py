@@ -65,11 +65,16 @@ def write_bytes(path: Path, content: bytes) -> None:
     write_parts(path, [content])
 
 
-def write_parts(path: Path, parts: Iterable[bytes | memoryview], *, durable: bool = True) -> None:
-    """Write a file from its parts, whole or not at all; durable: even after a power cut."""
+def write_parts(
+    path: Path, parts: Iterable[bytes | memoryview], *, durable: bool = True, private: bool = False
+) -> None:
+    """Write a file from its parts, whole or not at all; durable: even after a power cut; private: for its
+    owner's eyes alone."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.partial")
     try:
+        if private:
+            partial.touch(0o600)
         with partial.open("wb") as file:
             for part in parts:
                 file.write(part)
@@ -86,6 +91,11 @@ def write_parts(path: Path, parts: Iterable[bytes | memoryview], *, durable: boo
 
 def write_text(path: Path, text: str) -> None:
     write_bytes(path, text.encode())
+
+
+def write_private(path: Path, text: str) -> None:
+    """Write a text file that its owner alone can read."""
+    write_parts(path, [text.encode()], private=True)
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -105,7 +105,7 @@ class Params(NamedTensors):
 
     def load_into(self, model: nn.Module) -> None:
         """Copy the values into a model; names the model lacks are an error, missing ones stay."""
-        own = model.state_dict()
+        own = model.state_dict(keep_vars=True)  # without a view of each, which would take its time
         unknown = [name for name in self if name not in own]
         if unknown:
             raise KeyError(f"the model has no tensor '{unknown[0]}'")

@@ -21,7 +21,7 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
-from wardround.text import format_duration
+from wardround.text import describe_round, format_duration
 
 SHORTEST = 0.2  # seconds between two pictures in a notebook
 
@@ -111,20 +111,6 @@ class Notebook:
             for name, done, of, note in bars
         )
         self._show(f"<table>{rows}</table>")
-
-
-def describe_round(record: Mapping[str, Any]) -> str:
-    """A round in short: validation score, time, and refused or lost replies."""
-    parts = []
-    for metric, entry in record.get("validation", {}).items():
-        if metric != "loss":
-            parts.append(f"validation {metric} {entry['mean']:.3f}")
-            break
-    parts.append(f"{record['seconds']:.1f} s")
-    trouble = len(record["refused"]) + len(record["lost"])
-    if trouble:
-        parts.append(f"{trouble} replies refused or lost")
-    return ", ".join(parts)
 
 
 def bar_columns() -> list[ProgressColumn]:

@@ -7,13 +7,13 @@ given, what is expected, and the nearest key that exists.
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from wardround.errors import ConfigError
-from wardround.text import suggest
+from wardround.text import is_short_for, suggest
 
 _short = reprlib.Repr()
 _short.maxlist = _short.maxdict = _short.maxtuple = 4
@@ -55,7 +55,7 @@ def explain(error: ValidationError, kind: type[BaseModel] | None = None, where: 
     name, value, problem = where + ".".join(place), first.get("input"), first["type"]
     known = known_keys(kind, place[:-1])
     if problem in ("extra_forbidden", "unexpected_keyword_argument"):
-        return f"{name} is not a setting.{suggest(place[-1], known)}"
+        return f"{name} is not a setting.{suggest_key(place, kind, where)}"
     if problem == "missing":
         beside = [
             str(e["loc"][-1])
@@ -93,6 +93,26 @@ def known_keys(kind: Any, place: Sequence[str]) -> list[str]:
         kinds = [] if field is None else [field.annotation, *get_args(field.annotation)]
         kind = next((k for k in kinds if isinstance(k, type) and issubclass(k, BaseModel)), None)
     return [] if kind is None else list(kind.model_fields)
+
+
+def suggest_key(place: Sequence[str], kind: type[BaseModel] | None, where: str) -> str:
+    """What a key that is not there may mean: one of its section, or one of its name in another."""
+    word, known = place[-1], known_keys(kind, place[:-1])
+    beside = suggest(word, [key for key in known if is_short_for(word, key)])
+    elsewhere = [key for key in list_keys(kind) if key.rpartition(".")[2] == word]
+    elsewhere = elsewhere or [key for key in list_keys(kind) if is_short_for(word, key.rpartition(".")[2])]
+    if beside or not elsewhere:
+        return beside or suggest(word, known)
+    section = where.rpartition(" ")[2]  # behind the name of a file
+    return f" Did you mean '{section}{min(elsewhere, key=lambda key: key.count('.'))}'?"
+
+
+def list_keys(kind: type[BaseModel] | None, place: str = "") -> Iterator[str]:
+    """All keys of a section and the sections in it, by their dotted names."""
+    for name, field in () if kind is None else kind.model_fields.items():
+        yield f"{place}{name}"
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            yield from list_keys(field.annotation, f"{place}{name}.")
 
 
 def shown(value: Any) -> str:

@@ -1,10 +1,10 @@
-"""Text for people: what else they may have meant, and sizes as they are written."""
+"""Text for people: what else they may have meant, sizes as they are written, a round in short."""
 
 from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 UNITS = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
@@ -14,12 +14,18 @@ UNITS |= {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 def suggest(word: str, known: Iterable[object], prefix: str = "") -> str:
     """ " Did you mean 'x'?" for the nearest known word, capitals aside; nothing if none is near.
 
-    >>> suggest("SCAFFOLD", ["scaffold", "fedavg"])
-    " Did you mean 'scaffold'?"
+    >>> suggest("SCAFFOLD", ["scaffold", "fedavg"]), suggest("lr", ["learning_rate", "name"])
+    (" Did you mean 'scaffold'?", " Did you mean 'learning_rate'?")
     """
     by_lower = {str(item).lower(): str(item) for item in known}
-    near = difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=0.5)
+    near = [key for key in by_lower if is_short_for(word.lower(), key)]
+    near = near or difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=0.5)
     return f" Did you mean '{prefix}{by_lower[near[0]]}'?" if near else ""
+
+
+def is_short_for(word: str, key: str) -> bool:
+    """Whether a word has the initials of a key, as `lr` has those of `learning_rate`."""
+    return "_" in key and word == "".join(part[:1] for part in key.split("_"))
 
 
 def format_size(sides: Iterable[float]) -> str:
@@ -76,3 +82,17 @@ def clipped(text: str, length: int = 24) -> str:
     """Names from elsewhere: short, one line, and never read as mathematics."""
     flat = "".join(character if character.isprintable() else "?" for character in text).replace("$", r"\$")
     return flat if len(flat) <= length else flat[: length - 1] + "…"
+
+
+def describe_round(record: Mapping[str, Any]) -> str:
+    """A round in short: validation score, time, and refused or lost replies."""
+    parts = []
+    for metric, entry in record.get("validation", {}).items():
+        if metric != "loss":
+            parts.append(f"validation {metric} {entry['mean']:.3f}")
+            break
+    parts.append(f"{record['seconds']:.1f} s")
+    trouble = len(record["refused"]) + len(record["lost"])
+    if trouble:
+        parts.append(f"{trouble} replies refused or lost")
+    return ", ".join(parts)

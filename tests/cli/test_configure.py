@@ -121,6 +121,24 @@ def test_a_folder_is_all_that_train_needs(do: Any, here: Path) -> None:
     assert found["model.base_filters"]["reason"].startswith("as you set it; the plan had")
 
 
+def test_a_list_is_data_and_what_was_guessed_is_said(do: Any, here: Path) -> None:
+    rows = [
+        f"hospitals/{name}/images/{path.name},hospitals/{name}/labels/{path.name},{name}"
+        for name in ("north", "east")
+        for path in sorted((here / "hospitals" / name / "images").iterdir())
+    ]
+    (here / "cases.csv").write_text("\n".join(["foto,contour,hospital", *rows]))
+
+    told = " ".join(do("train", "cases.csv", "--budget", "2", "--no-report", *TINY).split())
+
+    assert "image from 'foto' (a guess), label from 'contour' (a guess), client from 'hospital'" in told
+    assert "training cases at 2 clients, 2D" in told and "| north |" in told
+    source = yaml.safe_load((here / "federation.yaml").read_text())["sources"][0]
+    assert source["columns"] == {"image": "foto", "label": "contour"}
+    do("configure", "cases.csv", "-o", "run.yaml", "--budget", "2", *TINY)
+    assert (here / "run.yaml").exists()
+
+
 def test_fingerprints_are_in_the_ledger(do: Any, here: Path) -> None:
     do("train", "hospitals", "--budget", "4", "-q", "--no-report", *TINY)
     ledger = (here / "runs" / "hospitals" / "egress.jsonl").read_text().splitlines()

@@ -194,3 +194,72 @@ def test_init_and_train_say_what_the_check_finds_about_labels(
     assert code == 0 and "- warning: client" in out and "has no case with class" in out
     code, _, err = call(monkeypatch, capsys, "train", "federation.yaml", "--budget", "2")
     assert code == 2 and "has no case with class" in err
+
+
+def test_columns_of_a_list_are_named_by_options(
+    folder: Path, monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
+) -> None:
+    names = sorted(path.name for path in (folder / "data" / "north" / "images").iterdir())
+    (folder / "data" / "north" / "labels").rename(folder / "data" / "north" / "b")  # a name that says nothing
+    rows = [f"north/images/{name},north/b/{name},p{n // 2},a" for n, name in enumerate(names)]
+    (folder / "data" / "list.csv").write_text("\n".join(["foto,drawn,mrn,where", *rows]))
+    given = ("data", "init", "data/list.csv")
+    code, _, err = call(monkeypatch, capsys, *given)
+    assert code == 2 and "--column image=foto --column label=drawn" in " ".join(err.split())
+    named = [f"--column={text}" for text in ("image=foto", "label=drawn", "patient=mrn", "client=where")]
+    code, out, err = call(monkeypatch, capsys, *given, *named)
+    assert code == 0, err
+    assert "image from 'foto', label from 'drawn', patient from 'mrn', client from 'where'" in " ".join(
+        out.split()
+    )
+    code, out, err = call(monkeypatch, capsys, "data", "check", "federation.yaml")
+    assert code == 0 and "10 of 10 cases are usable" in out
+    for wrong, reason in (("image", "write NEED=COLUMN"), ("image=photo", "no column 'photo'. Did you mean")):
+        code, _, err = call(monkeypatch, capsys, *given, "--column", wrong, "-o", "other.yaml")
+        assert code == 2 and reason in " ".join(err.split())
+    code, _, err = call(
+        monkeypatch, capsys, "data", "init", "data", "--column", "image=x", "-o", "other.yaml"
+    )
+    assert code == 2 and "Columns are those of a list" in err
+
+
+def test_coloured_masks_go_from_init_to_a_trained_model(
+    folder: Path, monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
+) -> None:
+    colours = np.array([[255, 255, 255], [200, 0, 0]], dtype=np.uint8)
+    for path in sorted((folder / "data").glob("*/labels/*.png")):
+        with Image.open(path) as picture:
+            label = np.array(picture)
+        Image.fromarray(colours[(label > 0).astype(int)]).save(path)
+    code, out, err = call(monkeypatch, capsys, "data", "init", "data")
+    assert code == 0, err
+    assert "#ffffff" in out and "is taken for background: a guess" in " ".join(out.split())
+    settings = {"rounds": 1, "model": {"base_filters": 2, "levels": 2}, "evaluate": {"metrics": ["dice"]}}
+    (folder / "run.yaml").write_text(yaml.safe_dump({**settings, "data": {"federation": "federation.yaml"}}))
+    code, out, err = call(monkeypatch, capsys, "train", "run.yaml", "--quiet")
+    assert code == 0 and "| north |" in out, err
+    first = min((folder / "data" / "north" / "labels").iterdir())
+    with Image.open(first) as picture:
+        shown = np.array(picture)
+    shown[0, :3] = (254, 255, 255)
+    Image.fromarray(shown).save(first)
+    code, out, _ = call(monkeypatch, capsys, "data", "check", "federation.yaml", "--strict")
+    assert code == 2 and f"{first.name} has the colour #feffff in 3 pixels" in " ".join(out.split())
+
+
+def test_stretched_pictures_are_announced_by_init_check_and_train(
+    folder: Path, monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
+) -> None:
+    for path in sorted((folder / "data" / "north").glob("*/*.png")):
+        with Image.open(path) as picture:
+            wide = picture.resize((48, 32), Image.Resampling.NEAREST)
+        wide.save(path)
+    _, out, _ = call(monkeypatch, capsys, "data", "init", "data")
+    assert "Their shapes differ (32x32 to 32x48), so that some are stretched" in " ".join(out.split())
+    _, out, _ = call(monkeypatch, capsys, "data", "check", "federation.yaml")
+    assert "Images of different proportions (32x32 to 32x48) all become 32x32" in " ".join(out.split())
+    assert "No findings" not in out and "shapes that will be stretched 1" in " ".join(out.split())
+    settings = {"rounds": 1, "model": {"base_filters": 2, "levels": 2}, "evaluate": {"metrics": ["dice"]}}
+    (folder / "run.yaml").write_text(yaml.safe_dump({**settings, "data": {"federation": "federation.yaml"}}))
+    code, out, err = call(monkeypatch, capsys, "train", "run.yaml")
+    assert code == 0 and "some are stretched, by up to 1.5" in " ".join((out + err).split())

@@ -64,7 +64,7 @@ def test_dice_is_of_the_batch_in_2d_or_where_a_patch_sees_little(
 
 @pytest.mark.parametrize(
     ("steps", "expected"),
-    [(1, (1, 1)), (9, (1, 9)), (300, (30, 10)), (1250, (50, 25)), (5000, (50, 100)), (62_500, (625, 100))],
+    [(1, (1, 1)), (9, (1, 9)), (300, (60, 5)), (1250, (250, 5)), (5000, (200, 25)), (62_500, (625, 100))],
 )
 def test_rounds_and_local_steps_make_the_steps(steps: int, expected: tuple[int, int]) -> None:
     assert choose_rounds(steps) == expected
@@ -73,9 +73,9 @@ def test_rounds_and_local_steps_make_the_steps(steps: int, expected: tuple[int, 
 @pytest.mark.parametrize(
     ("steps", "reason"),
     [
-        (1250, "50 x 25 steps are the 1250 of each client"),
-        (1049, "52 x 20 steps make 1040, nearest to 1049"),
-        (5149, "51 x 100 steps make 5100, nearest to 5149"),
+        (1200, "200 x 6 steps are the 1200 of each client"),
+        (1049, "210 x 5 steps make 1050, nearest to 1049"),
+        (25147, "251 x 100 steps make 25100, nearest to 25147"),
     ],
 )
 def test_the_plan_says_how_many_steps_its_rounds_make(make_facts: Make, steps: int, reason: str) -> None:
@@ -84,10 +84,11 @@ def test_the_plan_says_how_many_steps_its_rounds_make(make_facts: Make, steps: i
     assert (rounds.key, rounds.reason) == ("rounds", reason)
 
 
-def test_adam_trains_below_a_thousand_steps_and_nnunets_sgd_from_there() -> None:
-    few, many = values(choose_optimizer(999)), values(choose_optimizer(1000))
+def test_adam_trains_below_ten_thousand_steps_and_nnunets_sgd_from_there() -> None:
+    few, some, many = (values(choose_optimizer(steps)) for steps in (499, 9999, 10_000))
 
-    assert (few["optimizer.name"], few["optimizer.learning_rate"]) == ("adam", 0.01)
+    assert (few["optimizer.name"], few["optimizer.learning_rate"]) == ("adam", 0.003)
+    assert (some["optimizer.name"], some["optimizer.learning_rate"]) == ("adam", 0.001)
     assert (many["optimizer.name"], many["optimizer.momentum"], many["optimizer.nesterov"]) == (
         "sgd",
         0.99,
@@ -118,7 +119,7 @@ def test_patches_rotate_as_nnunets_and_thick_slices_in_their_plane(
 
 
 def test_few_steps_see_images_as_they_are() -> None:
-    assert values(choose_augmentation(300, (64, 64)))["augmentation"] == {"flip": 0.0, "intensity": 0.0}
+    assert values(choose_augmentation(499, (64, 64)))["augmentation"] == {"flip": 0.0, "intensity": 0.0}
 
 
 @pytest.mark.parametrize(("count", "expected"), [(1, 1), (2, 2), (3, 2), (4, 2), (7, 4)])

@@ -7,12 +7,14 @@ from pathlib import Path
 import torch
 import yaml
 from helpers import config, run, settings
-from pytest import raises
+from pytest import LogCaptureFixture, raises
 
 import wardround as wr
 from wardround.config_file import resolve
 from wardround.engine.experiment import Experiment
 from wardround.errors import CheckpointError, ConfigError
+
+KEEP = {"learning_rate": 0.01, "state": "keep"}  # so that clients remember something
 
 
 def test_resuming_with_other_settings_is_refused_by_name(tmp_path: Path) -> None:
@@ -33,6 +35,37 @@ def test_a_resume_names_the_setting_that_differs(tmp_path: Path) -> None:
         CheckpointError, match=r"'optimizer\.learning_rate' was 0\.01 when the run began and is 0\.5"
     ):
         wr.run(settings(tmp_path / "run", rounds=1, optimizer={"learning_rate": 0.5}), resume=True)
+
+
+def test_more_rounds_continue_a_finished_run_to_the_same_bytes(
+    tmp_path: Path, caplog: LogCaptureFixture
+) -> None:
+    whole = run(tmp_path / "whole", rounds=3, optimizer=KEEP)
+    run(tmp_path / "run", rounds=2, optimizer=KEEP)
+
+    longer = wr.run(settings(tmp_path / "run", rounds=3, optimizer=KEEP), resume=True)
+
+    assert longer.params_sha256 == whole.params_sha256
+    assert len(longer.records) == 3 and longer.summary["rounds"] == 3
+    assert "rounds was raised from 2 to 3 when the run was resumed" in caplog.text
+    assert [len(record["warnings"]) for record in longer.records] == [0, 0, 1]
+    assert wr.load_config(tmp_path / "run/config.yaml").rounds == 3
+
+
+def test_more_rounds_of_a_schedule_that_ends_are_named(tmp_path: Path) -> None:
+    falling = {"learning_rate": 0.01, "schedule": {"name": "polynomial"}}
+    run(tmp_path / "run", rounds=1, optimizer=falling)
+
+    longer = wr.run(settings(tmp_path / "run", rounds=2, optimizer=falling), resume=True)
+
+    assert "The polynomial learning rate was laid out for 1 until then" in longer.records[1]["warnings"][0]
+
+
+def test_fewer_rounds_are_refused(tmp_path: Path) -> None:
+    run(tmp_path / "run")
+
+    with raises(CheckpointError, match="rounds was 2 and is 1 now"):
+        wr.run(settings(tmp_path / "run", rounds=1), resume=True)
 
 
 def test_a_run_folder_that_was_moved_resumes_where_it_lies_now(tmp_path: Path) -> None:
@@ -88,6 +121,7 @@ def test_the_run_folder_holds_the_facts(tmp_path: Path) -> None:
         "preparation.json",
         "records.jsonl",
         "result.json",
+        "run.log",
     ]
     written = yaml.safe_load((folder / "config.yaml").read_text())
     assert written["method"] == {"name": "fedavg", "weighting": "samples"}

@@ -70,7 +70,7 @@ def not_finite(folder: Path) -> Path:
 
 
 def odd_ending(folder: Path) -> Path:
-    path = folder / "scan.mha"
+    path = folder / "scan.mgz"
     path.write_bytes(b"ObjectType = Image")
     return path
 

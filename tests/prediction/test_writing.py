@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import zipfile
 from pathlib import Path
 
 import nibabel
@@ -12,6 +14,11 @@ from PIL import Image
 from scipy.spatial.transform import Rotation
 
 from prediction.threshold import ball, predictor, save_nifti
+from wardround.data.dicom_writing import write_series
+from wardround.data.readers import metaimage, nrrd
+from wardround.data.readers.dicom import import_dicom
+from wardround.data.readers.image_files import read_image, read_label
+from wardround.prediction.inputs import Format
 from wardround.prediction.session import predict_all, predict_into
 
 
@@ -150,3 +157,145 @@ def test_probabilities_and_maps_lie_where_the_scan_lies(tmp_path: Path) -> None:
     values = np.asarray(maps["probabilities"].dataobj)
     assert_allclose(values.sum(axis=-1), 1, atol=1e-5)
     assert np.array_equal(values.argmax(axis=-1), np.asarray(maps["mask"].dataobj))
+
+
+# NRRD and MetaImage
+
+
+def save_scan(path: Path, values: np.ndarray, affine: np.ndarray) -> Path:
+    content = nrrd.encode(values, affine) if path.suffix == ".nrrd" else metaimage.encode(values, affine)
+    path.write_bytes(content)
+    return path
+
+
+@pytest.mark.parametrize("to", [None, "nifti", "nrrd"])
+@pytest.mark.parametrize("ending", [".nrrd", ".mha", ".nii.gz"])
+def test_masks_of_every_format_lie_where_the_scan_lies(tmp_path: Path, ending: str, to: str | None) -> None:
+    own = {".nrrd": ".seg.nrrd"}.get(ending, ending)
+    expected = {"nifti": ".nii.gz", "nrrd": ".seg.nrrd", None: own}[to]
+    for number in range(6):
+        draw = np.random.default_rng(number)
+        affine = random_affine(draw, number)
+        values = (draw.random((7, 8, 9)) > 0.6).astype(np.float32) * 900 + 100
+        save = save_nifti if ending == ".nii.gz" else save_scan
+        scan = save(tmp_path / f"scan{number}{ending}", values, affine)
+        model = predictor(
+            3, prepare={"orientation": None}, options={"probabilities": True, "uncertainty": "auto"}
+        )
+        report = predict_into(model, [scan], tmp_path / "out", to=to)  # type: ignore[arg-type]
+        assert not report.problems
+        (facts,) = report.done.values()
+        assert facts["files"]["mask"] == f"scan{number}{expected}"
+        mask = read_label(tmp_path / "out" / facts["files"]["mask"])
+        assert np.array_equal(mask.data[0] > 0, values > 500)
+        assert_allclose(mask.affine, affine, atol=1e-5)
+        shares = read_image([tmp_path / "out" / facts["files"]["probabilities"]])
+        assert shares.data.shape == (2, 7, 8, 9)
+        assert np.array_equal(shares.data[1] > 0.5, values > 500)
+        assert_allclose(shares.affine, affine, atol=1e-5)
+        assert read_image([tmp_path / "out" / facts["files"]["total"]]).spatial == (7, 8, 9)
+    if expected == ".seg.nrrd":
+        assert [s.name for s in nrrd.read_segments(tmp_path / "out" / "scan0.seg.nrrd")] == ["lesion"]
+
+
+def test_a_slice_in_another_format_keeps_its_plane(tmp_path: Path) -> None:
+    values = np.zeros((12, 10, 1), dtype=np.float32)
+    values[3:6, 4:7] = 1000
+    scan = save_scan(tmp_path / "scan.mha", values, np.diag([-1.0, -2, 3, 1]))
+    report = predict_into(predictor(2, prepare={"orientation": None}), [scan], tmp_path / "out", to="nifti")
+    assert not report.problems
+    mask = nibabel.load(tmp_path / "out" / "scan.nii.gz")
+    assert np.array_equal(np.asarray(mask.dataobj) > 0, values > 500)
+
+
+def test_pictures_have_no_mask_in_another_format(tmp_path: Path) -> None:
+    Image.fromarray(np.zeros((16, 16), dtype=np.uint8)).save(tmp_path / "photo.png")
+    report = predict_into(predictor(2), [tmp_path / "photo.png"], tmp_path / "out", to="nrrd")
+    (problem,) = report.problems
+    assert "photo.png is a picture or an array: no mask as nrrd" in problem.reason
+
+
+def test_segmentations_beside_the_scans_are_not_predicted(tmp_path: Path) -> None:
+    save_scan(tmp_path / "scan.nrrd", np.zeros((7, 8, 9), dtype=np.float32), np.eye(4))
+    save_scan(tmp_path / "scan.seg.nrrd", np.zeros((7, 8, 9), dtype=np.uint8), np.eye(4))
+    report = predict_into(predictor(3), [tmp_path], tmp_path / "out")
+    assert list(report.done) == ["scan.seg.nrrd"] and not report.problems
+
+
+# DICOM
+
+
+def save_study(folder: Path) -> tuple[np.ndarray, list[Path]]:
+    """A bright box in a CT, oblique, and where it is."""
+    pytest.importorskip("highdicom", reason="needs wardround[dicom]")
+    affine = np.eye(4)
+    affine[:3, :3] = Rotation.from_euler("xyz", [10, 20, 30], degrees=True).as_matrix() * [1.0, 1.5, 3.0]
+    values = np.full((14, 12, 6), 100, dtype=np.int16)
+    values[4:9, 3:7, 2:5] = 1000
+    values[6, 5, 3] = 100  # a hole
+    return values > 500, write_series(folder, values, affine, "patient 1")
+
+
+@pytest.mark.parametrize("to", ["dicom-seg", "rtstruct"])
+def test_a_mask_goes_back_to_the_series_it_was_predicted_from(tmp_path: Path, to: Format) -> None:
+    inside, _ = save_study(tmp_path / "study")
+    options = {"probabilities": True, "uncertainty": "auto"}
+    model = predictor(3, prepare={"orientation": None}, options=options)
+    report = predict_into(model, [tmp_path / "study"], tmp_path / "out", to=to)
+    assert not report.problems
+    (facts,) = report.done.values()
+    ending = {"dicom-seg": "study.seg.dcm", "rtstruct": "study.rtstruct.dcm"}[to]
+    assert facts["files"] == {
+        "mask": ending,
+        "probabilities": "study_probabilities.seg.dcm",
+        "total": "study_uncertainty.seg.dcm",
+    }
+    for name in ("mask", "probabilities"):
+        (tmp_path / name).mkdir()
+        shutil.copytree(tmp_path / "study", tmp_path / name / "in")
+        shutil.copy(tmp_path / "out" / facts["files"][name], tmp_path / name / "in" / "mask.dcm")
+        done = import_dicom(tmp_path / name / "in", tmp_path / name / "out", structures={"lesion": "lesion"})
+        assert not done.notes
+        (label,) = (tmp_path / name / "out" / "labels").iterdir()
+        assert np.array_equal(read_label(label).data[0] > 0, inside)
+    again = predict_into(model, [tmp_path / "study"], tmp_path / "out", to=to)
+    assert "exists already" in again.problems[0].reason
+
+
+def test_a_zip_of_a_study_is_read_wherever_its_series_lie(tmp_path: Path) -> None:
+    inside, files = save_study(tmp_path / "study")
+    with zipfile.ZipFile(tmp_path / "export.zip", "w") as packed:
+        for file in files:
+            packed.write(file, f"DICOM/PAT1/ST1/SE1/{file.name}")
+        packed.writestr("DICOM/readme.txt", "from the PACS")
+    model = predictor(3, prepare={"orientation": None})
+    for to in ("dicom-seg", None):
+        report = predict_into(model, [tmp_path / "export.zip"], tmp_path / f"out {to}", to=to)  # type: ignore[arg-type]
+        assert not report.problems and len(report.done) == 1
+    (mask,) = (tmp_path / "out None").glob("*.nii.gz")
+    assert np.array_equal(read_label(mask).data[0] > 0, inside)
+    report = predict_into(model, [tmp_path / "study"], tmp_path / "nested", to="nrrd")
+    assert list(report.done) == ["study.seg.nrrd"]
+
+
+def test_a_folder_of_nested_series_is_read(tmp_path: Path) -> None:
+    save_study(tmp_path / "pacs" / "patient" / "series")
+    report = predict_into(predictor(3), [tmp_path / "pacs"], tmp_path / "out")
+    assert not report.problems and len(report.done) == 1
+
+
+def test_a_mask_as_dicom_needs_a_dicom_scan(tmp_path: Path) -> None:
+    scan = save_nifti(tmp_path / "scan.nii.gz", np.zeros((7, 8, 9), dtype=np.float32), np.eye(4))
+    report = predict_into(predictor(3), [scan], tmp_path / "out", to="dicom-seg")
+    assert "is no DICOM volume, to which a mask as dicom-seg would refer" in report.problems[0].reason
+
+
+def test_broken_and_huge_zips_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "broken.zip").write_bytes(b"PK no zip")
+    report = predict_into(predictor(3), [tmp_path / "broken.zip"], tmp_path / "out")
+    assert "broken.zip cannot be unpacked" in report.problems[0].reason
+    with zipfile.ZipFile(tmp_path / "large.zip", "w") as packed:
+        packed.writestr("scan.nii", bytes(2000))
+    monkeypatch.setattr("wardround.prediction.inputs.MOST_UNPACKED", 1000)
+    report = predict_into(predictor(3), [tmp_path / "large.zip"], tmp_path / "out")
+    assert "would unpack to more than" in report.problems[0].reason

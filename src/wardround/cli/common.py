@@ -15,12 +15,42 @@ from rich.console import Console
 from rich.logging import RichHandler
 from rich.markup import escape
 from rich.table import Table as RichTable
+from typer.core import TyperGroup
+
+PANELS = {
+    "First steps": ("demo", "train", "report"),
+    "Data": ("data", "datasets"),
+    "Train and compare": ("configure", "plan", "compare", "watch", "papers"),
+    "Use a model": ("predict", "evaluate", "export"),
+    "Real hospitals": (
+        "rehearse", "provision", "preflight", "server", "join", "submit", "status", "stop", "egress",
+        "flare-job",
+    ),
+    "Look things up": ("methods", "objectives", "models", "cache"),
+}  # fmt: skip
+
+
+class PanelGroup(TyperGroup):
+    """The commands in the order and under the titles of PANELS."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        placed = [name for names in PANELS.values() for name in names if name in self.commands]
+        return [*placed, *(name for name in self.commands if name not in placed)]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        command: Any = super().get_command(ctx, cmd_name)
+        panel = next((title for title, names in PANELS.items() if cmd_name in names), None)
+        if command is not None and panel is not None:
+            command.rich_help_panel = panel
+        return command
+
 
 app = typer.Typer(
     name="wardround",
+    cls=PanelGroup,
     help="One segmentation model, every hospital: federated training of medical image segmentation.",
     no_args_is_help=True,
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
@@ -39,10 +69,11 @@ Set = Annotated[
 
 
 def configure_logging(debug: bool, quiet: bool) -> None:
+    """What is shown; run.log has the rest too."""
     level = logging.DEBUG if debug else logging.ERROR if quiet else logging.WARNING
-    handler = RichHandler(console=err, show_time=False, show_path=debug, markup=False)
+    handler = RichHandler(level, console=err, show_time=False, show_path=debug, markup=False)
     logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[handler], force=True)
-    logging.getLogger("wardround").setLevel(level)
+    logging.getLogger("wardround").setLevel(min(level, logging.INFO))
 
 
 @contextmanager

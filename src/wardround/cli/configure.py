@@ -33,17 +33,21 @@ BudgetOption = Annotated[
     ),
 ]
 DEFAULT = "quick"
+LISTS = (".csv", ".tsv")  # of cases: data, as a folder is
 Given = Literal["configuration", "run", "federation", "folders"]
 KINDS = {"ct": "CT", "mr": "MR", "rgb": "colour", "other": "neither CT nor colour"}
 WIDTH = 80  # of the screen where the output is no terminal
 LABEL = 14  # columns of a row's label
 MOST_NOTES = 3
+MOST_REMARKS = 8
 MOST_ROW_LINES = 17
 
 
 @app.command()
 def configure(
-    paths: Annotated[list[Path], typer.Argument(help="A federation.yaml, or folders of scans.")],
+    paths: Annotated[
+        list[Path], typer.Argument(help="A federation.yaml, or folders or lists (CSV) of scans.")
+    ],
     output: Annotated[Path, typer.Option("--output", "-o", help="The file to write.")] = Path("run.yaml"),
     budget: BudgetOption = None,
     from_: Annotated[
@@ -111,6 +115,8 @@ def recognise(paths: Sequence[Path]) -> Given:
     first = paths[0]
     if len(paths) == 1 and first.is_dir():
         return "run" if any((first / name).exists() for name in ("config.yaml", PLAN)) else "folders"
+    if len(paths) == 1 and first.suffix.lower() in LISTS and first.is_file():
+        return "folders"
     if len(paths) > 1:
         files = [path for path in paths if path.suffix.lower() in (".yaml", ".yml")]
         if files:
@@ -153,8 +159,11 @@ def find_federation(paths: Sequence[Path], quiet: bool) -> Path:
     proposal = propose(paths, watch=lambda what: None)
     with writing(path):
         write(proposal.file, path, notes=describe(proposal))
-    for warning in proposal.warnings:
-        err.print(escape(f"! {warning}"))
+    remarks = proposal.remarks
+    for remark in remarks[:MOST_REMARKS]:
+        err.print(escape(f"! {remark}"))
+    if len(remarks) > MOST_REMARKS:
+        err.print(f"! and {len(remarks) - MOST_REMARKS} more, at the top of {path}")
     err.print(
         f"Wrote [bold]{path}[/]: who takes part, with what data. It says what was found; edit it freely."
     )

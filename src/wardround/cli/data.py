@@ -69,12 +69,16 @@ Jobs = Annotated[int | None, typer.Option("--jobs", "-j", min=1, help="Processes
 
 @data_app.command()
 def init(
-    folders: Annotated[list[Path], typer.Argument(help="Folders of scans, one or several.")],
+    folders: Annotated[list[Path], typer.Argument(help="Folders or lists (CSV) of scans, one or several.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="The file to write.")] = Path(
         "federation.yaml"
     ),
     dataset: Annotated[
         str | None, typer.Option("--dataset", help="A published data set; see `wardround datasets`.")
+    ] = None,
+    column: Annotated[
+        list[str] | None,
+        typer.Option("--column", help="Of a list: NEED=COLUMN, such as image=scan or label=contour."),
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier file.")] = False,
     quiet: Quiet = False,
@@ -88,7 +92,7 @@ def init(
     from wardround.errors import ConfigError
 
     if dataset is None:
-        proposal = propose(folders, watch=lambda what: None)
+        proposal = propose(folders, columns=read_columns(column), watch=lambda what: None)
         file, sentences = proposal.file, describe(proposal)
     elif len(folders) == 1:
         file = datasets.make_federation_file(dataset, folders[0])
@@ -210,7 +214,8 @@ def fingerprint(
     configure_logging(debug, json_)
     from wardround.data.fingerprint.distance import compare, save_picture
     from wardround.data.fingerprint.measure import measure_clients
-    from wardround.data.readers.image_files import read_image, read_label
+    from wardround.data.readers.image_files import read_image
+    from wardround.data.readers.label_files import read_case_label
     from wardround.errors import DataError
     from wardround.files import write_json
 
@@ -219,7 +224,7 @@ def fingerprint(
         raise DataError(f"{file}: no case is usable. {report.sentences()[0]}")
 
     def read(entry: Any) -> Any:
-        return read_image(entry.images), None if entry.label is None else read_label(entry.label)
+        return read_image(entry.images), read_case_label(entry)
 
     labels = listing.labels or None
     told = measure_clients(report.usable, read, minimum=minimum, labels=labels, jobs=cores())
@@ -287,16 +292,32 @@ def import_dicom(
             "--keep-descriptions", help="Keep series descriptions, which may hold names, dates and diagnoses."
         ),
     ] = False,
+    structure: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=CLASS",
+            help="A structure of SEG or RTSTRUCT and its class; may be repeated. Others are then left out.",
+        ),
+    ] = None,
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    r"""Convert DICOM series to NIfTI (or PNG) files under pseudonyms; needs wardround\[dicom]."""
+    r"""Convert DICOM series and the masks drawn on them to a centre's folder; needs wardround\[dicom]."""
     configure_logging(debug, quiet)
     from wardround.data.readers.dicom import import_dicom as convert
+    from wardround.data.readers.patient_map import MAP
+    from wardround.errors import ConfigError
 
-    done = convert(source, target, keep_descriptions=keep_descriptions)
+    structures = {}
+    for given in structure or []:
+        name, mark, own = given.rpartition("=")
+        if not mark or not name.strip() or not own.strip():
+            raise ConfigError(f"--structure is {given!r}; write NAME=CLASS, such as 'GTV 1=tumour'.")
+        structures[name] = own.strip()
+    done = convert(source, target, keep_descriptions=keep_descriptions, structures=structures)
     print_list(done.notes)
     out.print(f"Wrote {len(done.written)} files to [bold]{escape(str(target))}[/].")
+    out.print(f"{escape(str(target / MAP))} says which file is whose: keep it here, and never pass it on.")
 
 
 # Published data sets
@@ -346,6 +367,20 @@ def write_dataset_labels(
 def print_list(sentences: Iterable[str]) -> None:
     for sentence in sentences:
         out.print(f"- {escape(sentence)}")
+
+
+def read_columns(said: list[str] | None) -> dict[str, str] | None:
+    """What a list needs -> the column that has it, from NEED=COLUMN."""
+    from wardround.errors import ConfigError
+
+    for text in said or []:
+        if not all(part.strip() for part in text.partition("=")):
+            raise ConfigError(
+                f"--column is '{text}'; write NEED=COLUMN, such as image=scan or label=contour."
+            )
+    return {
+        need.strip(): head.strip() for need, _, head in (text.partition("=") for text in said or [])
+    } or None
 
 
 def suggest_check(path: Path) -> None:

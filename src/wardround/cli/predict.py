@@ -43,9 +43,15 @@ def predict(
     run: Run,
     inputs: Annotated[
         list[Path],
-        typer.Argument(metavar="INPUT...", help="Scans, folders of scans, DICOM series, or lists (.txt)."),
+        typer.Argument(
+            metavar="INPUT...", help="Scans, folders or zips of scans or DICOM series, lists (.txt)."
+        ),
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="The folder for the masks.")],
+    to: Annotated[
+        Literal["nifti", "nrrd", "dicom-seg", "rtstruct"] | None,
+        typer.Option(help="Format of the masks; default: each scan's own. The last two are for DICOM scans."),
+    ] = None,
     probabilities: Annotated[
         bool, typer.Option("--probabilities", help="Write the probability of every class.")
     ] = False,
@@ -79,7 +85,7 @@ def predict(
         slices=slices,
     )
     with show_progress(quiet or json_) as watch:
-        done = predict_into(predictor, inputs, output, overwrite=overwrite, watch=watch)
+        done = predict_into(predictor, inputs, output, to=to, overwrite=overwrite, watch=watch)
     if json_:
         out.print_json(json.dumps(done.as_dict()))
     else:

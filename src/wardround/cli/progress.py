@@ -16,8 +16,8 @@ from rich.markup import escape
 from rich.progress import Progress
 
 from wardround.cli.common import err
-from wardround.progress import bar_columns, describe_round, show_bars
-from wardround.text import format_duration
+from wardround.progress import bar_columns, show_bars
+from wardround.text import describe_round, format_duration
 
 
 class Lines:
@@ -124,6 +124,8 @@ def show_cases(what: str, hidden: bool) -> Iterator[Callable[[int, int, str], No
     with Progress(*bar_columns(), console=err) as bars:
         task = bars.add_task(what, total=None)
         yield lambda done, total, where: bars.update(task, completed=done, total=total)
+        total = bars.tasks[0].total
+        bars.update(task, completed=total, visible=total is not None)  # all were in the cache: no bar
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from wardround.cli.common import Debug, Json, app, configure_logging, err, out
-from wardround.progress import describe_round
+from wardround.text import describe_round
 
 BARS = "▁▂▃▄▅▆▇█"
 POLL_SECONDS = 1.0

@@ -32,8 +32,8 @@ def train(
     paths: Annotated[
         list[Path],
         typer.Argument(
-            help="Folders of scans, or a federation.yaml: no configuration is needed. Or a configuration, or "
-            "the folder of a run to resume."
+            help="Folders or lists (CSV) of scans, or a federation.yaml: no configuration is needed. Or a "
+            "configuration, or the folder of a run to resume."
         ),
     ],
     budget: BudgetOption = None,

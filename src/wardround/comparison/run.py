@@ -25,6 +25,7 @@ from wardround.comparison.outcome import Comparison, write_comparison
 from wardround.comparison.presets import find_preset, list_preset_rows
 from wardround.comparison.sweep import SHORTHANDS, read_sweep
 from wardround.config import Config
+from wardround.config_file import find_federation
 from wardround.engine.checkpoint import keep_models
 from wardround.errors import CheckpointError, ConfigError, WardroundError
 from wardround.files import file_name, try_lock
@@ -140,7 +141,7 @@ def read_settings(source: ConfigSource, overrides: Sequence[str]) -> dict[str, A
     elif isinstance(source, Mapping):
         values = json.loads(json.dumps(dict(source), default=str))
     else:
-        values = read_yaml(Path(source))
+        values = find_federation(read_yaml(Path(source)), Path(source))
     for override in overrides:
         apply_override(values, override)
     return values

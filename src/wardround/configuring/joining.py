@@ -17,6 +17,7 @@ from wardround.data.fingerprint.distance import check_comparable, join_words, qu
 from wardround.data.fingerprint.histogram import Histogram, find_intensity, find_quantile
 from wardround.data.fingerprint.measure import ALL, Fingerprint, Modality
 from wardround.data.listing import Labels
+from wardround.data.readers.image_files import COLOURS
 from wardround.errors import DataError
 
 NAMED: Mapping[Modality, frozenset[str]] = {  # words in the name of a channel
@@ -40,7 +41,7 @@ NAMED: Mapping[Modality, frozenset[str]] = {  # words in the name of a channel
             "bold",
         }
     ),
-    "rgb": frozenset({"rgb", "red", "green", "blue", "r", "g", "b"}),
+    "rgb": COLOURS,
 }
 
 

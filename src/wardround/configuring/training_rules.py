@@ -13,9 +13,11 @@ from typing import Any
 from wardround.configuring.facts import Facts
 from wardround.configuring.plan import Choice
 
-FEW_STEPS = 1000  # of each client; below it momentum of 0.99 has hardly begun
-FEWEST_ROUNDS = 50  # where there are steps enough
-LOCAL_STEPS = (10, 100)  # of a round: fewest and most
+# Steps of each client; benchmarks/autopilot/recipes.json has the trials that these rest on
+FEW_STEPS = 500  # below it images are seen as they are: at 300 steps augmentation cost more than it gave
+MANY_STEPS = 10_000  # from here on nnU-Net's SGD, tuned for 250,000; tried up to 4,000, where Adam was ahead
+FEWEST_ROUNDS = 200  # where there are steps enough
+LOCAL_STEPS = (5, 100)  # of a round: fewest and most
 VALIDATIONS = 10  # in a run
 THICK = 3  # longest to shortest side of a patch of few thick slices (nnU-Net: do_dummy_2d_data_aug)
 LONG = 1.5  # longest to shortest side of a 2D patch that is not turned upside down (nnU-Net)
@@ -79,15 +81,15 @@ def choose_foreground() -> list[Choice]:
 
 
 def choose_optimizer(steps: int) -> list[Choice]:
-    """nnU-Net's SGD; ours below FEW_STEPS: Adam, which is far after a few hundred steps.
+    """nnU-Net's SGD for long runs; ours below MANY_STEPS: Adam, which is far after a few hundred steps.
 
-    Momentum of 0.99 is a mean over a hundred steps, and 0.01 is tuned for 250,000. FEW_STEPS is a first
-    guess: where Adam should end was not measured. The state stays at the clients from round to round: reset,
-    each round would begin without momentum.
+    Momentum of 0.99 is a mean over a hundred steps, and of K clients each takes a K-th of them. The state
+    stays at the clients from round to round: reset, each round would begin without momentum.
     """
-    if steps < FEW_STEPS:
+    if steps < MANY_STEPS:
+        rate = 0.003 if steps < FEW_STEPS else 0.001
         few = f"{steps} steps are few: Adam learns from the first on"
-        chosen = [Choice("optimizer.name", "adam", few), Choice("optimizer.learning_rate", 0.01, few)]
+        chosen = [Choice("optimizer.name", "adam", few), Choice("optimizer.learning_rate", rate, few)]
     else:
         chosen = [
             Choice("optimizer.name", "sgd", "as nnU-Net"),
@@ -100,19 +102,24 @@ def choose_optimizer(steps: int) -> list[Choice]:
         *chosen,
         Choice("optimizer.clip_norm", 12.0, "as nnU-Net"),
         Choice("optimizer.schedule", {"name": "polynomial", "power": 0.9}, "falls to 0, as nnU-Net's"),
-        Choice("optimizer.state", "keep", "momentum needs more steps than a round has"),
+        Choice("optimizer.state", "keep", "its moments need more steps than a round has"),
     ]
 
 
 def choose_rounds(steps: int) -> tuple[int, int]:
     """Rounds and local steps of each that make `steps`, or nearly so where they do not divide (ours).
 
-    At least fifty rounds where there are steps for it, so that clients do not drift apart, of 10 to 100
-    steps, so that the exchange does not take longer than the training.
+    At least 200 rounds where there are steps for it, so that clients do not drift apart (of 20, 10 and 5
+    local steps the fewest were best on validation cases), of 5 to 100 steps, so that the exchange does not
+    take longer than the training.
     """
     fewest, most = LOCAL_STEPS
-    local = min(max(steps // FEWEST_ROUNDS, fewest), most, steps)
-    return max(1, round(steps / local)), local
+    if steps < 2 * fewest:
+        return 1, steps
+    local = min(max(steps // FEWEST_ROUNDS, fewest), most)
+    dividing = [few for few in range(local, max(fewest, local // 2) - 1, -1) if steps % few == 0]
+    local = dividing[0] if dividing else local
+    return round(steps / local), local
 
 
 def choose_work(facts: Facts, steps: int) -> list[Choice]:

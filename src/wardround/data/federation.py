@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from torch import Tensor
+
 from wardround.data.cases import ClientData, TensorSplit
 from wardround.data.federation_file import PrepareSettings
 from wardround.data.roles import POOLED, PROXY
@@ -40,7 +42,8 @@ class Federation:
     summarise_scans: what the training scans were like, once they are prepared; first_images: one file of
     every case, where there are files on this machine; units: of distances, where the cases do not say;
     prepared_shape: of the first scan once it is prepared, estimated; version: text that differs where loading
-    would give something else.
+    would give something else; orientation: of prepared volumes, such as RAS, where files say how the patient
+    lies; colours_of: see `read_colours`.
     """
 
     names: Sequence[str]
@@ -61,6 +64,12 @@ class Federation:
     units: str | None = None
     prepared_shape: tuple[int, ...] | None = None
     version: Callable[[], str] | None = None
+    orientation: str | None = None
+    colours_of: Callable[[str, str], Tensor | None] | None = None
+
+    def read_colours(self, client: str, case: str) -> Tensor | None:
+        """A colour image (3, H, W) on the prepared grid, its values as in the file; None for other images."""
+        return None if self.colours_of is None else self.colours_of(client, case)
 
     def load(self, name: str) -> ClientData:
         """All cases of one client; the pooled one has everybody's, without their test cases."""

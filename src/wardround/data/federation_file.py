@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -44,6 +45,13 @@ def as_list(values: Any) -> Any:
     return [values] if isinstance(values, int) and not isinstance(values, bool) else values
 
 
+def as_colour(value: Any) -> Any:
+    """#RRGGBB in lower case."""
+    if not isinstance(value, str) or not re.fullmatch("#[0-9A-Fa-f]{6}", value):
+        raise ValueError(f"{value!r} is not a colour; write '#ff0000', in quotes")
+    return value.lower()
+
+
 def as_slices(value: Any) -> Any:
     """An axis alone says how slices were cut."""
     return {"along": value} if isinstance(value, str) else value
@@ -51,6 +59,8 @@ def as_slices(value: Any) -> Any:
 
 Place = Annotated[Path, AfterValidator(expand_home)]
 Numbers = Annotated[tuple[int, ...], BeforeValidator(as_list)]
+Colour = Annotated[str, BeforeValidator(as_colour)]
+ByteValue = Annotated[int, Field(ge=0, le=255)]
 
 
 class Source(Settings):
@@ -59,7 +69,10 @@ class Source(Settings):
     reader: the layout, `auto` detects it, `package.module:READER` is your own; client: the name all its cases
     get, left out where the layout names centres itself; column: the column of a list that names the client;
     labels: class name -> values in the files of this source, in place of the common `labels`; a class left
-    out is one that its annotators did not draw.
+    out is one that its annotators did not draw; columns: of a list, what is needed -> the column that has it,
+    such as {image: scan, label: contour}; colours: of coloured masks, colour -> value, 0 for background;
+    masks: where every class has a mask file of its own, name of the mask -> value; overlap: where such masks
+    overlap, refuse (default) the case, or paint the later of `masks` over the earlier (later).
     """
 
     path: Place
@@ -67,6 +80,10 @@ class Source(Settings):
     client: str | None = None
     column: str | None = None
     labels: dict[str, Numbers] | None = None
+    columns: dict[str, str] | None = None
+    colours: dict[Colour, ByteValue] | None = Field(None, min_length=1)
+    masks: dict[str, ByteValue] | None = Field(None, min_length=1)
+    overlap: Literal["refuse", "later"] | None = None
 
 
 class SplitSettings(Settings):
@@ -277,7 +294,7 @@ ABOUT = """\
 """
 COMMENTS = {
     "sources": "Folders or lists of cases, relative to this file. Readers: auto, nnunet, msd, "
-    "bids, centres, table.",
+    "bids, centres, table, beside.",
     "clients": "Who trains; leave it out for all that have training cases.",
     "held_out": "Never train, only ever tested: an unseen hospital.",
     "channels": "What the channels of an image show, in their order.",

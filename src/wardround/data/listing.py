@@ -17,13 +17,28 @@ Labels = Mapping[str, tuple[int, ...]]  # class name -> the values in the files 
 
 
 @dataclass(frozen=True)
+class LabelCoding:
+    """How label files tell classes apart where the number of a voxel does not.
+
+    colours: colour (#rrggbb) -> value; masks: name of a mask -> value, where every class has a file of its
+    own; overlap: whether later masks are painted over earlier ones, else a voxel in two is an error.
+    """
+
+    colours: Mapping[str, int] = field(default_factory=dict)
+    masks: Mapping[str, int] = field(default_factory=dict)
+    overlap: bool = False
+
+
+@dataclass(frozen=True)
 class Entry:
     """One case.
 
     name: unique within its client; images: one file with all channels, or one file a channel in channel
     order; label: None for an unlabelled case; group: the patient (or video), never split apart;
     split: where the list fixes it; columns: what else the list says; labels: its own label map with every
-    class, where its source has one, so that its files have other values than the federation's.
+    class, where its source or label has one, so that its files have other values than the federation's;
+    masks: name -> file, where every class has one, and `label` is the first of them; coding: what their
+    names, or the colours of the label, mean; data_files: beside headers (.mhd) that hold no voxels.
     """
 
     client: str
@@ -34,6 +49,9 @@ class Entry:
     split: str | None = None
     columns: Mapping[str, str] = field(default_factory=dict)
     labels: Labels | None = None
+    masks: Mapping[str, Path] = field(default_factory=dict)
+    coding: LabelCoding | None = None
+    data_files: tuple[Path, ...] = ()
 
     def label_map(self, common: Labels) -> Labels:
         """What the values of its label mean; common: where its source does not say."""
@@ -41,8 +59,18 @@ class Entry:
 
     @property
     def files(self) -> list[Path]:
-        """Its images and, where it has one, its label."""
-        return [*self.images, *([] if self.label is None else [self.label])]
+        """Its images and, where it has one, its label, with all that they consist of."""
+        return [*self.images, *self.label_files, *self.data_files]
+
+    @property
+    def label_files(self) -> list[Path]:
+        """Its label, or its masks."""
+        return list(self.masks.values()) or ([] if self.label is None else [self.label])
+
+    @property
+    def coding_text(self) -> list[str]:
+        """How its label is read, for whoever keeps what was read; nothing for plain numbers."""
+        return [] if self.coding is None else [f"{self.coding} {list(self.masks)}"]
 
     @property
     def where(self) -> str:

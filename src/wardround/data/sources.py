@@ -13,9 +13,10 @@ from pathlib import Path
 
 from wardround.data import datasets
 from wardround.data.federation_file import FederationFile, Source
-from wardround.data.listing import Entry, Labels, Listing
-from wardround.data.readers import READERS, detect
-from wardround.data.readers.common import check_name, join_names
+from wardround.data.headers import match_names, names_no_class, read_headers
+from wardround.data.listing import Entry, LabelCoding, Labels, Listing
+from wardround.data.readers import READERS, detect, table
+from wardround.data.readers.common import check_name, join_names, note_names
 from wardround.data.roles import NOT_HOSPITALS
 from wardround.errors import ConfigError, DataError
 from wardround.text import suggest
@@ -28,7 +29,15 @@ def list_cases(file: FederationFile, base: Path) -> Listing:
 
     Cases of held-out clients come with split test.
     """
-    found = join_listings([read_source(source, base) for source in file.sources], file.channels, file.labels)
+    listings = [read_source(source, base) for source in file.sources]
+    for number, (source, own) in enumerate(zip(file.sources, listings, strict=True)):
+        if file.labels and source.masks is None and any(entry.masks for entry in own.entries):
+            names = ", ".join(f"{name}: {values[0]}" for name, values in own.labels.items())
+            raise ConfigError(
+                f"federation.yaml: every class of sources.{number} has mask files of its own. Say which "
+                f"value each has, so that labels can name it: masks: {{{names}}}"
+            )
+    found = join_listings(listings, file.channels, file.labels)
     known = set(found.clients)
     for name in (*(file.clients or ()), *file.held_out):
         if name not in known:
@@ -91,6 +100,8 @@ def read_source(source: Source, base: Path) -> Listing:
     folder = path.parent if path.name == "dataset.json" and name in ("msd", "nnunet") else path
     if of_preset:
         listing = datasets.read_dataset(name.removeprefix(datasets.PREFIX), folder, source.client)
+    elif source.columns is not None:
+        listing = table.read(folder, source.client, source.columns)
     else:
         listing = READERS[name].read(folder, source.client)
     if not listing.entries:
@@ -99,11 +110,40 @@ def read_source(source: Source, base: Path) -> Listing:
         listing = rename_by_column(listing, source.column, path)
     if source.client is not None:
         listing = rename_client(listing, check_name(source.client, str(path)))
+    listing = code_labels(listing, source, path)
+    listing = read_headers(listing)
     ordered = tuple(sorted(listing.entries, key=lambda entry: (entry.client, entry.name)))
     if source.labels is None:
         return replace(listing, entries=ordered)
-    mapped = tuple(replace(entry, labels=dict(source.labels)) for entry in ordered)
+    said = dict(source.labels)
+    mapped = tuple(
+        e if e.labels and not names_no_class(e, said) else replace(e, labels=said) for e in ordered
+    )
     return replace(listing, entries=mapped, labels=dict(source.labels))
+
+
+def code_labels(listing: Listing, source: Source, path: Path) -> Listing:
+    """The cases with what the colours, or the names of the mask files, of their source mean."""
+    found = sorted({name for entry in listing.entries for name in entry.masks})
+    if source.masks is not None and not found:
+        raise ConfigError(f"{path} has no masks of single classes, but its source names some under masks.")
+    if not found and source.colours is None:
+        return listing
+    values = source.masks or {name: number for number, name in enumerate(found, start=1)}
+    notes = [
+        f"{path}: no mask is called '{name}', which masks names." for name in values if name not in found
+    ]
+    other = [name for name in found if name not in values]
+    note_names(notes, f"{path}: masks that its source does not name are not used", other)
+    coding = LabelCoding(source.colours or {}, values if found else {}, source.overlap == "later")
+    entries = []
+    for entry in listing.entries:
+        masks = {name: entry.masks[name] for name in values if name in entry.masks}
+        label = next(iter(masks.values()), None) if found else entry.label
+        entries.append(replace(entry, coding=coding, masks=masks, label=label))
+    named = {name: (value,) for name, value in values.items() if value} if found else listing.labels
+    named = named if len(set(named.values())) == len(named) else {}  # several masks are one class
+    return replace(listing, entries=tuple(entries), labels=named, notes=(*listing.notes, *notes))
 
 
 def rename_by_column(listing: Listing, column: str, path: Path) -> Listing:
@@ -158,6 +198,8 @@ def join_listings(
     if labels:
         notes += [n for own in listings if not has_own_map(own) for n in list_conflicts(own, labels)]
     joined = dict(labels or join_labels(listings))
+    unnamed = [entry.where for entry in entries if names_no_class(entry, joined)]
+    note_names(notes, "No segment of these labels has the name of a class, so their values count", unnamed)
     entries = [complete_map(entry, joined) for entry in entries]
     return Listing(
         reader="+".join(dict.fromkeys(listing.reader for listing in listings)),
@@ -172,14 +214,14 @@ def join_listings(
 
 def has_own_map(listing: Listing) -> bool:
     """Whether its source says itself what its label values mean."""
-    return any(entry.labels is not None for entry in listing.entries)
+    return any(entry.labels is not None or entry.masks for entry in listing.entries)
 
 
 def complete_map(entry: Entry, labels: Labels) -> Entry:
     """The case with all classes of the federation in its own map, in their order; absent ones are empty."""
-    if entry.labels is None:
-        return entry
-    return replace(entry, labels={name: tuple(entry.labels.get(name, ())) for name in labels})
+    if entry.labels is None or names_no_class(entry, labels):
+        return replace(entry, labels=None)
+    return replace(entry, labels=match_names(entry.labels, labels))
 
 
 def check_unique(entries: Sequence[Entry]) -> None:

@@ -148,7 +148,10 @@ def open_own_federation(config: Config, site: SiteFile, name: str) -> Federation
     found = federation_of(source, settings, config.seed, config.compute.resident, only=inside)
     renamed = replace(found, names=[name], counts={name: found.counts[inside]})
     return replace(
-        renamed, load_one=lambda _: found.load_one(inside), left_out_of=lambda _: found.left_out(inside)
+        renamed,
+        load_one=lambda _: found.load_one(inside),
+        left_out_of=lambda _: found.left_out(inside),
+        colours_of=lambda _, case: found.read_colours(inside, case),
     )
 
 

@@ -30,6 +30,7 @@ from wardround.engine.networks import choose_compute, network_for
 from wardround.engine.outcome import Listener, Outcome, Progress, SilentListener
 from wardround.engine.records import append_lines, describe_exchanges, missing_replies, round_record
 from wardround.engine.run_folder import RunFolder
+from wardround.engine.run_log import keep_log
 from wardround.engine.trackers import open_trackers
 from wardround.engine.transports.local import open_transport
 from wardround.engine.transports.placement import Placement, check_participation, choose_present, place
@@ -43,7 +44,9 @@ from wardround.models.base import Segmenter
 from wardround.models.norm import from_moments, running_stats, to_moments
 from wardround.models.start_weights import Match
 from wardround.params import Params
+from wardround.text import describe_round
 from wardround.training.device import choose, choose_device, set_threads, start_device
+from wardround.version import __version__
 
 log = logging.getLogger(__name__)
 
@@ -96,9 +99,13 @@ class Experiment:
         if from_round is not None and not resume:
             raise ConfigError("--from-round chooses the round that --resume continues after; add --resume.")
         self.folder.open(resume=resume, overwrite=overwrite)
-        for warning in self._method_warnings:  # the objective's were logged with the configuration
-            log.warning("%s", warning)
-        with self.folder.locked():
+        self._warnings += self.folder.warnings
+        with self.folder.locked(), keep_log(self.folder.path) as self._say:
+            for warning in (
+                *self._method_warnings,
+                *self.folder.warnings,
+            ):  # the objective's were logged before
+                log.warning("%s", warning)
             if self._hospitals is None:
                 start_device(self.config.compute)
             set_threads(self.config.compute.threads or cores())
@@ -216,6 +223,7 @@ class Experiment:
         title, num_classes = f"{config.name}: {self.method.title}", self.federation.num_classes
         judge = Judge(config, self.folder, clients, self._transport, title, num_classes)
         self.listener.on_start(config, state.round)
+        self._say(f"{title}, from round {state.round + 1} of {config.rounds}; wardround {__version__}")
         gc.freeze()  # what is here now stays for all rounds; looking through it takes longer than a round
         tracking = open_trackers(config.trackers, self.folder.path, resolve(config), state.round)
         while state.round < config.rounds:
@@ -244,6 +252,7 @@ class Experiment:
                 seconds=seconds,
             )
             self._save_round(state, record, egress, progress)
+            self._say(f"round {state.round} of {config.rounds}: {describe_round(record)}")
             self.listener.on_record(record)
             tracking.on_record(record)
         else:
@@ -251,6 +260,7 @@ class Experiment:
             self._writer.flush()
             outcome = self._test(judge, clients, egress, self._average.judged(state), progress)
         tracking.on_end(self.folder.write_result(outcome))
+        self._say(f"{outcome.status} after round {state.round} of {config.rounds}")
         return outcome
 
     def _save_round(

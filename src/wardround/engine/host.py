@@ -310,5 +310,5 @@ class Host:
         params = self._model_for(client, message)
         path = self.folder(client.name) / PICTURES
         settings = self._settings_for(message)
-        take_pictures(client, self.bench, params, self.federation.regions, settings, path)
+        take_pictures(client, self.bench, params, self.federation, settings, path)
         return Message()

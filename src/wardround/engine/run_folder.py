@@ -27,6 +27,7 @@ from wardround.engine.judging.result_tables import read_test, read_units
 from wardround.engine.memory_store import open_stores
 from wardround.engine.outcome import Outcome, Progress
 from wardround.engine.records import keep_lines, read_lines
+from wardround.engine.run_log import RUN_LOG
 from wardround.engine.transports.placement import Placement
 from wardround.errors import CheckpointError, ConfigError
 from wardround.files import try_lock, write_json, write_text
@@ -43,7 +44,7 @@ LOCK = ".lock"  # in every folder of a run
 TESTED = "tested/round-{}.csv"  # the test of a round that `evaluate.test_after` names
 RUN_ENTRIES = (
     "config.yaml", "plan.yaml", "environment.json", "preparation.json", "setup.json", "left_out.json",
-    "records.jsonl", "egress.jsonl", "cases.csv", "tested", "calibration.json", "start_weights.json",
+    "records.jsonl", "egress.jsonl", RUN_LOG, "cases.csv", "tested", "calibration.json", "start_weights.json",
     POSTPROCESS, "result.json", "overlays.png", "report.html", "tensorboard", "mlflow.json",
     "checkpoints", "clients", "exchange",
 )  # fmt: skip
@@ -52,7 +53,8 @@ RUN_ENTRIES = (
 class RunFolder:
     """The folder of one run, and the files in it that are not the clients'.
 
-    files: name -> text of files that a new run begins with.
+    files: name -> text of files that a new run begins with; warnings: what a reader of the result should know
+    of how it goes on.
     """
 
     def __init__(self, config: Config, files: Mapping[str, str] | None = None) -> None:
@@ -64,11 +66,13 @@ class RunFolder:
         self.exchange = self.path / "exchange"
         self.records = self.path / "records.jsonl"
         self.egress = self.path / "egress.jsonl"
+        self.warnings: list[str] = []
 
     def open(self, *, resume: bool, overwrite: bool) -> None:
         """Make the folder ready for a new run, or check that this run can go on in it."""
         check_folder(self.config, resume, overwrite)
         if resume:
+            self.warnings = describe_more_rounds(self.config)
             self._write_config()  # worker processes read it; compute settings may have changed
             return
         if (self.path / "config.yaml").exists():
@@ -209,8 +213,13 @@ def check_same(config: Config, path: Path) -> None:
     before, now = resolve(load_config(path)), resolve(config)
     if before["data"]["in_memory"] is True:  # an older run, which did not write down what it was given
         now["data"]["in_memory"] = bool(now["data"]["in_memory"])
+    if now["rounds"] < before["rounds"]:
+        raise CheckpointError(
+            f"{path}: rounds was {before['rounds']} and is {now['rounds']} now. A run that is resumed may "
+            "get more rounds, not fewer."
+        )
     for key in now:
-        if key in MAY_DIFFER:
+        if key in MAY_DIFFER or key == "rounds":
             continue
         if (found := find_difference(before[key], now[key], key)) is not None:
             name, was, is_now = found
@@ -236,6 +245,21 @@ def check_objects(config: Config, path: Path) -> None:
                 f"{path}: '{key}' was {was!r} when the run began, but what is handed over is {name!r}; the "
                 "digits after @ change with its source or its values."
             )
+
+
+def describe_more_rounds(config: Config) -> list[str]:
+    """A sentence where a run that is resumed gets more rounds than it began with; else nothing."""
+    before = load_config(config.folder / "config.yaml").rounds
+    if before == config.rounds:
+        return []
+    schedule = config.optimizer.schedule.name
+    follows = "What follows the number of rounds, as some methods and objectives do,"
+    if schedule in ("polynomial", "cosine"):
+        follows = f"The {schedule} learning rate"
+    return [
+        f"rounds was raised from {before} to {config.rounds} when the run was resumed. {follows} was laid "
+        f"out for {before} until then: a run of {config.rounds} rounds from the start may differ."
+    ]
 
 
 def find_difference(before: Any, now: Any, name: str) -> tuple[str, Any, Any] | None:

@@ -93,7 +93,8 @@ class WindowInferer:
 
 
 class MaskOnOwnGrid:
-    """{"logits", "geometry"} -> also "pred": the mask on the scan's own grid, with the labels' values."""
+    """{"logits", "geometry"} -> also "pred": the mask on the scan's own grid, with the labels' values, and
+    their "names"."""
 
     def __init__(self, model: TrainedModel) -> None:
         self.predictor = Predictor([model])
@@ -104,11 +105,13 @@ class MaskOnOwnGrid:
         together.add(item["logits"])
         label = restore_mask(together.result(), item["geometry"])
         label = postprocess_labels(label, model.config.evaluate.postprocess)
-        return {**item, "pred": np.asarray(preparation.values).astype(np.uint8)[label]}
+        values = np.asarray(preparation.values)
+        names = {int(values[number]): name for number, name in preparation.numbered}
+        return {**item, "pred": values.astype(np.uint8)[label], "names": names}
 
 
 class SaveMask:
-    """{"pred", "scan"} -> a file in the folder: the scan's name, format, shape and affine."""
+    """{"pred", "names", "geometry", "scan"} -> a file in the folder: the scan's name, format and geometry."""
 
     def __init__(self, output_dir: str) -> None:
         self.folder = Path(output_dir)
@@ -118,7 +121,9 @@ class SaveMask:
         path = self.folder / scan.name
         if path.resolve() in {file.resolve() for file in scan.files}:
             raise DataError(f"{scan.where}: its mask would replace the scan itself; choose another folder.")
-        write_bytes(path, encode(item["pred"], scan))
+        found = item["geometry"]["affine"]
+        affine = None if found is None else np.asarray(found)
+        write_bytes(path, encode(item["pred"], scan, affine, names=item["names"]))
         log.info("%s -> %s", scan.where, path)
         return {**item, "saved": str(path)}
 

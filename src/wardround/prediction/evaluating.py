@@ -24,7 +24,8 @@ from numpy.typing import NDArray
 from wardround.config_file import resolve
 from wardround.data.listing import Entry
 from wardround.data.preparing.prepare import to_classes
-from wardround.data.readers.image_files import read_label, same_affine
+from wardround.data.readers.image_files import same_affine
+from wardround.data.readers.label_files import read_case_label
 from wardround.data.slices.cutting import Along
 from wardround.engine.judging.evaluation import Evaluation, summarise_cases
 from wardround.engine.judging.result_tables import case_rows, client_table
@@ -199,8 +200,8 @@ def evaluate_case(
     predictor: Predictor, entry: Entry, classes: Classes, ignore: Sequence[int] = ()
 ) -> dict[str, Any]:
     """Every metric of one case, on its own grid."""
-    assert entry.label is not None
-    label = read_label(entry.label)
+    label = read_case_label(entry)
+    assert label is not None
     if np.isin(label.data, list(ignore)).any():
         raise DataError(
             f"{entry.where}: the label has voxels to be ignored, which would count as background."

@@ -1,8 +1,9 @@
 """Inputs: from paths on the command line to scans, each with all of its channels.
 
-    scan.nii.gz  photo.png  ...    one scan, or one channel of it (<case>_0000, <case>_0001 or <case>_flair)
+    scan.nii.gz  ct.mha  photo.png one scan, or one channel of it (<case>_0000, <case>_0001 or <case>_flair)
     a folder of such files         all of them, sorted by name; else those of its subfolders, one level down
     a folder of DICOM files        every series, converted to NIfTI (needs pydicom)
+    study.zip                      what it holds, as a folder
     list.txt                       one scan per line, channels separated by tabs; paths relative to the list
 
 An input that cannot be used becomes an `InputProblem`; the others go on.
@@ -12,31 +13,50 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Sequence
+import zipfile
+import zlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Literal
 
+from wardround.data.readers import metaimage, nrrd
 from wardround.data.readers.common import join_names, stem_of
 from wardround.data.readers.dicom import holds_dicom, import_dicom, is_dicom
-from wardround.data.readers.image_files import ENDINGS, NIFTI, NUMPY, has_known_ending
+from wardround.data.readers.image_files import ENDINGS, NIFTI, NUMPY, WITH_GEOMETRY, has_known_ending
 from wardround.errors import DataError
 
 NUMBERED = re.compile(r"^(?P<case>.+)_(?P<channel>\d{4})$")
 NOT_SCANS = re.compile(r"^(labels?|masks?|seg|segmentations?|annotations?)(T[rs])?$", re.IGNORECASE)
 LISTS = (".txt", ".lst")
 MOST_LINES = 1_000_000
+Format = Literal["nifti", "nrrd", "dicom-seg", "rtstruct"]
+FORMATS: Mapping[str, str] = {
+    "nifti": ".nii.gz",
+    "nrrd": nrrd.SEGMENTATION,
+    "dicom-seg": ".seg.dcm",
+    "rtstruct": ".rtstruct.dcm",
+}
+DICOM = (".seg.dcm", ".rtstruct.dcm")
+MOST_UNPACKED = 2**36  # bytes of a zip; a study has a few gigabytes
 
 
 @dataclass(frozen=True)
 class Scan:
-    """One scan: its files in channel order, the file name of its mask, its name in messages."""
+    """One scan: its files in channel order, the file name of its mask, its name in messages.
+
+    series: the DICOM files that a volume was converted from.
+    """
 
     files: tuple[Path, ...]
     name: str
     where: str
+    series: tuple[Path, ...] = ()
 
     @property
     def stem(self) -> str:
+        if self.name.endswith(DICOM):
+            return self.name.rsplit(".", 2)[0]
         return stem_of(self.name) or self.name
 
     @property
@@ -101,6 +121,8 @@ def find_scans(inputs: Sequence[str | Path], layout: Layout, workplace: Path) ->
             elif not given.exists():
                 link = "is a broken link" if given.is_symlink() else "does not exist"
                 found.refuse(given, f"{given} {link}.")
+            elif given.suffix.lower() == ".zip":
+                add_zip(given, layout, workplace, found)
             elif given.suffix.lower() in LISTS:
                 add_list(given, layout, found)
             else:
@@ -149,10 +171,11 @@ def add_folder(
 ) -> None:
     files = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
     scans = [path for path in files if has_known_ending(path) and not path.is_dir()]
+    scans = [path for path in scans if not path.name.lower().endswith(nrrd.SEGMENTATION)]
     if scans:
         add_files(scans, layout, found)
         return
-    if any(is_dicom(path) for path in files if path.is_file()):
+    if any(is_dicom(path) for path in files if path.is_file()) or (not deeper and holds_dicom(folder)):
         add_series(folder, workplace, found)
         return
     if (folder / "images").is_dir():  # a centre's folder, as wardround and its readers know it
@@ -171,14 +194,33 @@ def add_folder(
         )
 
 
-def add_series(folder: Path, workplace: Path, found: FoundScans) -> None:
-    """Every series of a folder, converted as by `data import-dicom`."""
+def add_series(folder: Path, workplace: Path, found: FoundScans, where: Path | None = None) -> None:
+    """Every series of a folder, converted as by `data import-dicom`; where: how messages call it."""
     target = workplace / f"series-{len(list(workplace.iterdir()))}"
+    where = where or folder
     imported = import_dicom(folder, target, by_folders=True)
     for note in imported.notes:
-        found.refuse(folder, f"{folder}: {note}")
+        found.refuse(where, f"{where}: {note}")
     for path in imported.written:
-        found.scans.append(Scan((path,), name_mask(path.name), str(folder)))
+        stem = stem_of(path.name) or path.name
+        series = imported.volumes[stem].files if stem in imported.volumes else ()
+        found.scans.append(Scan((path,), name_mask(path.name), str(where), tuple(series)))
+
+
+def add_zip(path: Path, layout: Layout, workplace: Path, found: FoundScans) -> None:
+    """What a zip holds: DICOM series wherever they lie in it, or the scans of a folder."""
+    folder = workplace / f"zip-{len(list(workplace.iterdir()))}" / path.stem
+    try:
+        with zipfile.ZipFile(path) as packed:
+            if sum(member.file_size for member in packed.infolist()) > MOST_UNPACKED:
+                raise DataError(f"{path} would unpack to more than {MOST_UNPACKED >> 30} GiB.")
+            packed.extractall(folder)  # which keeps every file below the folder
+    except (zipfile.BadZipFile, zlib.error, RuntimeError, NotImplementedError, EOFError) as error:
+        raise DataError(f"{path} cannot be unpacked: {str(error).rstrip('.')}.") from None
+    if any(is_dicom(file) for file in folder.rglob("*")):
+        add_series(folder, workplace, found, path)
+    else:
+        add_folder(folder, layout, workplace, found)
 
 
 def add_list(path: Path, layout: Layout, found: FoundScans) -> None:
@@ -220,10 +262,30 @@ def find_common_name(files: Sequence[Path]) -> str:
 def name_mask(name: str) -> str:
     """The file name of a scan's mask: the scan's, with an extension that stores class values exactly."""
     lower = name.lower()
-    if lower.endswith((*NIFTI, ".png", ".tif", ".tiff")):
+    if lower.endswith((*NIFTI, ".mha", ".png", ".tif", ".tiff")):
         return name
     stem = stem_of(name) or name
+    if lower.endswith(nrrd.ENDINGS):
+        return f"{stem}{nrrd.SEGMENTATION}"
+    if lower.endswith(metaimage.ENDINGS):
+        return f"{stem}.mha"
     return f"{stem}.npy" if lower.endswith(NUMPY) else f"{stem}.png"
+
+
+def name_in_format(found: FoundScans, to: Format) -> FoundScans:
+    """The scans with the file names of masks in another format; pictures and arrays are refused."""
+    named = FoundScans(problems=list(found.problems))
+    for scan in found.scans:
+        ending = FORMATS[to]
+        if ending in DICOM and not scan.series:
+            named.refuse(scan.where, f"{scan.where} is no DICOM volume, to which a mask as {to} would refer.")
+        elif scan.files[0].name.lower().endswith(WITH_GEOMETRY):
+            named.scans.append(replace(scan, name=f"{scan.stem}{ending}"))
+        else:
+            named.refuse(
+                scan.where, f"{scan.where} is a picture or an array: no mask as {to}. Leave out --to."
+            )
+    return named
 
 
 def deduplicate(scans: Sequence[Scan]) -> list[Scan]:

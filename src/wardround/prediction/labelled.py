@@ -156,8 +156,8 @@ class RunCases:
     def _same_label(self, one: Entry, other: Entry) -> bool:
         if one.label is None or other.label is None:
             return False
-        content = self._content([one.label])
-        return all(content) and content == self._content([other.label])
+        content = self._content(one.label_files)
+        return all(content) and content == self._content(other.label_files)
 
     def _content(self, paths: Sequence[Path]) -> tuple[str, ...]:
         return tuple(sorted(map(self._digest, paths)))

@@ -15,11 +15,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from wardround.data.dicom_writing import MadeBy
 from wardround.data.slices.cutting import Along
 from wardround.errors import ConfigError, DataError, WardroundError
 from wardround.files import jsonable, write_json
 from wardround.prediction import writing
-from wardround.prediction.inputs import InputProblem, Scan, find_scans
+from wardround.prediction.inputs import Format, InputProblem, Scan, find_scans, name_in_format
 from wardround.prediction.predicting import Predictor
 from wardround.prediction.results import Prediction
 from wardround.prediction.trained import TrainedModel, list_clients
@@ -90,16 +91,21 @@ def predict_into(
     inputs: Sequence[Input],
     folder: Path,
     *,
+    to: Format | None = None,
     overwrite: bool = False,
     watch: WatchScans | None = None,
 ) -> Report:
-    """Predict every input into a folder. Inputs that fail are in the report; no file is left incomplete."""
+    """Predict every input into a folder. Inputs that fail are in the report; no file is left incomplete.
+
+    to: the format of all masks and maps; None: each scan's own.
+    """
     check_writable(folder)
     report = Report(folder, notes=predictor.notes)
     before = read_earlier(folder / PREDICTIONS, overwrite)
     origin = describe_models(predictor)
     with tempfile.TemporaryDirectory(prefix="wardround-") as workplace:
         found = find_scans(list(map(Path, inputs)), predictor.layout, Path(workplace))
+        found = found if to is None else name_in_format(found, to)
         report.problems += found.problems
         sources = {file.resolve(): f"the scan {file}" for scan in found.scans for file in scan.files}
         taken = dict(sources)
@@ -131,7 +137,7 @@ def predict_one(
     try:
         outputs = check_outputs(scan, folder, predictor, overwrite, taken)
         prediction = predictor(scan, watch)
-        files = writing.write(prediction, folder)
+        files = writing.write(prediction, folder, describe_algorithm(predictor))
     except WardroundError as error:
         report.problems.append(InputProblem(scan.where, str(error)))
     except OSError as error:
@@ -266,6 +272,13 @@ def read_earlier(path: Path, overwrite: bool) -> dict[str, Any]:
     if overwrite:
         return {}
     raise ConfigError(f"{path} was not written by wardround predict. Add --overwrite to replace it.")
+
+
+def describe_algorithm(predictor: Predictor) -> MadeBy:
+    """What a DICOM mask says of its making: the method, and the digest that the model card has."""
+    first, *others = predictor.models
+    name = type(first.method).__name__ if not others else f"ensemble of {len(predictor.models)}"
+    return MadeBy(name, first.params.sha256())
 
 
 def describe_models(predictor: Predictor) -> dict[str, Any]:

@@ -246,7 +246,8 @@ def draw_panel(group: RunGroup, layer: str) -> Any:
             axis.set_xticks([])
             axis.set_yticks([])
         draw_scan(row[0], case.scan, ("truth",))
-        row[0].set_ylabel(f"{clipped(case.client, 18)}\n{clipped(case.scan.name, 18)}", fontsize=7)
+        where = f"\n{case.scan.plane}" if case.scan.plane else ""
+        row[0].set_ylabel(f"{clipped(case.client, 18)}\n{clipped(case.scan.name, 18)}{where}", fontsize=7)
         for axis, label in zip(row[1:], labels, strict=True):
             draw_cell(axis, case.rows[label], layer)
         if line == 0:
@@ -261,7 +262,7 @@ def draw_cell(axis: Axes, picture: Picture, layer: str) -> None:
     if layer == "prediction":
         draw_scan(axis, picture, ("truth", "prediction"))
     elif getattr(picture, layer) is not None:
-        height, width = picture.image.shape[1:]
+        height, width = picture.size
         axis.imshow(
             getattr(picture, layer)[0], PALETTES[layer], vmin=0, vmax=255, interpolation="nearest",
             extent=(-0.5, width - 0.5, height - 0.5, -0.5), aspect=picture.aspect,
@@ -302,7 +303,7 @@ def add_key(figure: Any, layer: str) -> None:
     truth = Line2D([], [], color=TRUTH, label="truth")
     prediction = Line2D([], [], color=PREDICTION, linestyle="--", label="prediction")
     says: Mapping[str, str] = {
-        "uncertainty": "entropy: dark is confident, bright is uncertain",
+        "uncertainty": "entropy: 0 (dark) is confident, 1 (bright) an even guess",
         "features": "mean activation: dark is weak, bright is strong (each picture on its own)",
     }
     figure.legend(

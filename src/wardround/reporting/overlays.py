@@ -98,7 +98,7 @@ def encode(picture: Picture) -> Encoded:
 
 def strip(layer: Layer) -> Layer:
     """All slices below each other."""
-    return layer.reshape(-1, layer.shape[-1])
+    return layer.reshape(-1, *layer.shape[2:])
 
 
 def colour(values: Layer, palette: str = "magma") -> Image.Image:
@@ -169,6 +169,11 @@ def gallery(
         "The best, the median and the worst test case of every client by Dice. Left: the scan; right: the "
         "uncertainty of the model (entropy of its prediction as trained, dark is confident)."
     )
+    if any(entry.picture.plane for cases in encoded.values() for entry in cases):
+        lead += (
+            " Volumes: slices of the plane with the finest pixels, in the aspect of millimetres, the "
+            "patient's right on the left."
+        )
     if math.isfinite(temperature) and temperature != 1:
         lead += (
             f" Entropy maps of predict use the run's temperature, {format_number(temperature)}; these do not."
@@ -188,9 +193,8 @@ def draw_keys() -> Html:
         )
         for kind, words in (("truth", "truth"), ("prediction", "prediction"))
     ]  # fmt: skip
-    scale = tag(
-        "span", "confident", tag("span", class_="scale", aria_hidden="true"), "uncertain", class_="scale-key"
-    )
+    bar = tag("span", class_="scale", aria_hidden="true")
+    scale = tag("span", "entropy 0 (confident)", bar, "1 (an even guess)", class_="scale-key")
     return tag("div", boxes, scale, class_="keys")
 
 
@@ -207,10 +211,11 @@ def case_figure(client: str, entry: Encoded) -> Html:
         if entry.uncertainty is not None
         else tag("p", "This run kept no uncertainty.", class_="absent"),
     ]
+    is_one = bool(picture.plane) and len(picture.image) == 1  # without a slider, which names the plane
     caption = tag(
         "figcaption",
         tag("span", picture.kind, class_=f"kind {picture.kind}") if picture.kind else None,
-        tag("span", name(picture.name, 28), class_="case-name"),
+        tag("span", name(picture.name, 28), f", {picture.plane}" if is_one else None, class_="case-name"),
         None if math.isnan(picture.dice) else tag("span", f"Dice {shown(picture.dice)}", class_="case-score"),
     )
     return tag("figure", tag("div", panels, class_="panels"), slider(picture, words), caption, class_="case")
@@ -219,7 +224,7 @@ def case_figure(client: str, entry: Encoded) -> Html:
 def panel(entry: Encoded, strip_address: str, kinds: Sequence[str], words: str) -> Html:
     """One slice of a strip, with the outlines that belong to it."""
     picture = entry.picture
-    height, width = picture.image.shape[1:]
+    height, width = picture.size
     groups = [
         tag(
             "g",
@@ -248,7 +253,8 @@ def slider(picture: Picture, words: str) -> Html | None:
     """Moves through the slices of a volume."""
     if len(picture.image) < 2:
         return None
-    where = f"slice {picture.places[picture.shown] + 1} of {picture.depth}"
+    what = f"{picture.plane} slice".strip()
+    where = f"{what} {picture.places[picture.shown] + 1} of {picture.depth}"
     places = ",".join(str(place + 1) for place in picture.places)
     return tag(
         "div",
@@ -257,6 +263,6 @@ def slider(picture: Picture, words: str) -> Html | None:
             step="1", aria_label=f"Slice of {words}", data_places=places,
             aria_valuetext=where,
         ),
-        tag("output", where, data_depth=picture.depth),
+        tag("output", where, data_depth=picture.depth, data_what=what),
         class_="slider",
     )  # fmt: skip

@@ -100,7 +100,7 @@ def draw_case(case: PanelCase, identifier: str) -> Html:
     for label, picture in case.rows.items():
         dice = None if math.isnan(picture.dice) else tag("span", shown(picture.dice), class_="case-score")
         figures.append(draw_row(draw_layers(picture, identifier, f"{words}; {plain(label)}"), label, dice))
-    title = tag("h4", name(case.client), ": ", name(scan.name))
+    title = tag("h4", name(case.client), ": ", name(scan.name), f", {scan.plane}" if scan.plane else None)
     return tag("div", title, tag("div", figures, class_="panel"), class_="client-cases")
 
 
@@ -117,7 +117,7 @@ def draw_layers(picture: Picture, scan: str, words: str) -> list[Html]:
     for kind, said in (("uncertainty", "Where the model was uncertain"), ("features", "Deepest features")):
         layer = getattr(picture, kind)
         if layer is not None:
-            height, width = picture.image.shape[1:]
+            height, width = picture.size
             image = tag(
                 "image", href=encode_data_url(colour(layer[0], PALETTES[kind]), "PNG"), width=str(width),
                 height=str(height), preserveAspectRatio="none",
@@ -134,7 +134,7 @@ def outline(picture: Picture, kind: str) -> Html:
 
 def frame(picture: Picture, content: Child, words: str) -> Html:
     """A picture in the aspect of its pixels."""
-    height, width = picture.image.shape[1:]
+    height, width = picture.size
     tall = height * picture.aspect
     inner = tag(
         "svg", content, viewBox=f"0 0 {width} {height}", width=str(width), height=f"{tall:g}",

@@ -44,7 +44,7 @@
       panel.querySelectorAll(":scope > .slice").forEach((slice, place) => slice.classList.toggle("off", place !== index));
     }
     const output = figure.querySelector("output");
-    const text = `slice ${slider.dataset.places.split(",")[index]} of ${output.dataset.depth}`;
+    const text = `${output.dataset.what} ${slider.dataset.places.split(",")[index]} of ${output.dataset.depth}`;
     output.textContent = text;
     slider.setAttribute("aria-valuetext", text);
   }

@@ -259,10 +259,10 @@ class Workbench(Learner):
         for reference in self.references:
             reference.forget()
         clone_tensors(context.memory)
-        values, num_steps = loop.values, loop.num_steps
-        losses = {"total": float(torch.stack(values).double().mean())} if values else {}
+        params, num_steps = self.export(), loop.num_steps  # before the wait for the last step's loss
+        losses = {} if not loop.values else {"total": float(loop.finite_losses().double().mean())}
         losses |= {term: float(value) / num_steps for term, value in context.terms.items()}
-        return Fitted(self.export(), num_steps, len(split), settings.learning_rate * num_steps, losses)
+        return Fitted(params, num_steps, len(split), settings.learning_rate * num_steps, losses)
 
     def free_memory(self) -> None:
         """Release what a failed step left behind."""
@@ -314,7 +314,7 @@ class TrainingLoop:
         )
 
     def run(self) -> None:
-        """Train for the epochs or steps asked for; a loss that is not finite ends it with the epoch."""
+        """Train for the epochs or steps asked for; a loss that is not finite ends it before another epoch."""
         learner, context, settings, hooks = self._learner, self._context, self._settings, self._hooks
         take = hooks.step or self._take
         expected = settings.count_steps(len(self._split))
@@ -326,8 +326,8 @@ class TrainingLoop:
         epoch = -1
         for pass_, indices in self._draw_indices():
             if pass_ != epoch:
-                if settings.steps is None:  # passes over few cases would make it wait at every step
-                    refuse_non_finite(self.values, settings.where, settings.learning_rate)
+                if self.values and settings.steps is None:  # passes over few cases would wait at every step
+                    self.finite_losses()
                 context.epoch = epoch = pass_
                 learner.objective.start_epoch(learner.model, context)
             batch = self._read_batch(indices)
@@ -340,7 +340,18 @@ class TrainingLoop:
             context.step += 1
             if hooks.on_progress is not None:
                 hooks.on_progress(self.num_steps, expected)
-        refuse_non_finite(self.values, settings.where, settings.learning_rate)
+
+    def finite_losses(self) -> Tensor:
+        """The losses of all steps so far, on the host: one wait for all of them."""
+        losses = torch.stack(self.values).cpu()
+        finite = torch.isfinite(losses)
+        if not bool(finite.all()):
+            step = int((~finite).nonzero()[0]) + 1
+            raise ClientError(
+                f"{self._settings.where}: the loss became NaN or infinite at step {step}. "
+                f"Last learning_rate {self._settings.learning_rate:g}; try a smaller one."
+            )
+        return losses
 
     def _draw_indices(self) -> Iterator[tuple[int, Tensor]]:
         """Which cases come, batch after batch, and in which epoch each batch begins."""
@@ -415,16 +426,3 @@ def read_in_order(split: Split, batch_size: int) -> Iterator[Batch]:
     batch_size = batch_size if split.one_shape else 1
     for start in range(0, len(split), batch_size):
         yield split.batch(range(start, min(start + batch_size, len(split))))
-
-
-def refuse_non_finite(values: list[Tensor], where: str, learning_rate: float) -> None:
-    """Check all losses once an epoch: no synchronisation inside it."""
-    if not values:
-        return
-    finite = torch.isfinite(torch.stack(values))
-    if not bool(finite.all()):
-        step = int((~finite).nonzero()[0]) + 1
-        raise ClientError(
-            f"{where}: the loss became NaN or infinite at step {step}. "
-            f"Last learning_rate {learning_rate:g}; try a smaller one."
-        )

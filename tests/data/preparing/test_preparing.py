@@ -80,6 +80,22 @@ def test_cases_are_prepared_once_and_mapped(tmp_path: Path) -> None:
     assert load(first.paths["north", "case 000"]).case.image.max() < 7
 
 
+def test_git_ignores_the_cache(tmp_path: Path) -> None:
+    entries, cache = make(tmp_path / "data", 1), Cache(tmp_path / "cache")
+    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    prepare_cases(cache, entries, federation(), jobs=1)
+    shown = subprocess.run(["git", "-C", str(tmp_path), "status", "--short"], capture_output=True, text=True)
+
+    assert shown.stdout == "?? data/\n"
+
+
+def test_a_folder_with_files_of_the_users_is_not_hidden_from_git(tmp_path: Path) -> None:
+    entries = make(tmp_path / "data", 1)
+    prepare_cases(Cache(tmp_path / "data"), entries, federation(), jobs=1)
+
+    assert not (tmp_path / "data" / ".gitignore").exists()
+
+
 def test_the_metadata_of_a_prepared_file(tmp_path: Path) -> None:
     entries = make(tmp_path / "data", 1)
     path = prepare_cases(Cache(tmp_path / "cache"), entries, federation(), jobs=1).paths["north", "case 000"]

@@ -114,7 +114,7 @@ def test_masks_of_255_are_a_class_and_pictures_are_no_masks(tmp_path: Path) -> N
     assert proposal.file.labels == {"class_1": (1,)} and "is this an image" in " ".join(describe(proposal))
     for n in range(3):
         Image.fromarray(grey).save(tmp_path / "b" / "x" / "labels" / f"c{n}.png")
-    with raises(DataError, match="no class values.*is this an image"):
+    with raises(DataError, match="None of the labels.*is this an image"):
         proposed([tmp_path / "b"])
     pictures(tmp_path / "c" / "x", value=0)
     with raises(DataError, match="no class values"):

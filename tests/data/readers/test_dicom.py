@@ -14,10 +14,16 @@ from numpy.typing import NDArray
 from PIL import Image
 from pytest import CaptureFixture, MonkeyPatch, approx, fixture, importorskip, mark, raises
 
-from wardround.data.federation_file import Source
+from wardround.data.federation_file import Source, write
+from wardround.data.proposing.proposal import describe, propose
+from wardround.data.readers.common import read_rows
 from wardround.data.readers.dicom import import_dicom
+from wardround.data.readers.patient_map import KEY, MAP
+from wardround.data.slices.cutting import cut
 from wardround.data.sources import read_source
 from wardround.errors import DataError
+
+PRIVATE = (KEY, MAP)  # what names patients, or the secret behind their names
 
 
 @fixture
@@ -89,10 +95,66 @@ def test_what_is_written_is_a_centre_and_names_nobody(pydicom: Any, tmp_path: Pa
     a, b = found.entries
     assert a.group != b.group and a.group.startswith("patient_") and b.group.startswith("patient_")
     assert a.name.startswith(f"{a.group}_CT_") and b.name.startswith(f"{b.group}_CT_")
-    everything = b"".join(path.read_bytes() for path in (tmp_path / "centre").rglob("*.csv"))
+    every = [path for path in (tmp_path / "centre").rglob("*.csv") if path.name not in PRIVATE]
+    everything = b"".join(path.read_bytes() for path in every)
     assert b"secret" not in everything and b"Doe" not in everything
     only = import_dicom(tmp_path / "in", tmp_path / "flair", series="flair", by_folders=True)
     assert [path.name for path in only.written] == ["a.nii.gz"]
+
+
+def test_a_map_beside_the_key_leads_back_to_the_source_and_is_read_by_its_owner_alone(
+    pydicom: Any, tmp_path: Path, monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
+) -> None:
+    source, target = tmp_path / "in", tmp_path / "centre"
+    stack(pydicom, source / "a", "1.1", PatientID="A-1")
+    command = ("data", "import-dicom", str(source), str(target))
+    code, out, _ = call(monkeypatch, capsys, *command)
+    assert code == 0 and ".patient-map.csv says which file is whose" in " ".join(out.split())
+    stack(pydicom, source / "b", "1.2", PatientID="B-2")
+    assert call(monkeypatch, capsys, *command)[0] == 0
+    for name in PRIVATE:
+        assert (target / name).stat().st_mode & 0o777 == 0o600
+    rows = {row["stem"]: row for row in read_rows(target / ".patient-map.csv")}
+    listed = {row["stem"]: row["patient"] for row in read_rows(target / "index.csv")}
+    assert {stem: row["patient"] for stem, row in rows.items()} == listed
+    assert {(row["patient_id"], row["series_uid"], row["source"]) for row in rows.values()} == {
+        ("A-1", "1.1", str(source / "a")),
+        ("B-2", "1.2", str(source / "b")),
+    }
+    assert (target / ".gitignore").read_text().split() == list(PRIVATE)
+
+
+def test_the_map_is_in_no_listing_and_in_nothing_that_is_written_from_one(
+    pydicom: Any, tmp_path: Path
+) -> None:
+    target = tmp_path / "centre"
+    for number in range(3):
+        stack(pydicom, tmp_path / "in" / f"{number}", f"1.{number}", PatientID=f"A-{number}")
+    for path in import_dicom(tmp_path / "in", target).written:
+        image = nibabel.load(path)
+        (target / "labels").mkdir(exist_ok=True)
+        label = nibabel.Nifti1Image((np.asarray(image.dataobj) > -900).astype(np.uint8), image.affine)
+        nibabel.save(label, target / "labels" / path.name)
+    proposal = propose([target])
+    assert not {path.name for entry in proposal.listing.entries for path in entry.files} & set(PRIVATE)
+    write(proposal.file, tmp_path / "federation.yaml", notes=describe(proposal))
+    cut(tmp_path / "federation.yaml", tmp_path / "slices")
+    written = [tmp_path / "federation.yaml", *(p for p in (tmp_path / "slices").rglob("*") if p.is_file())]
+    for path in written:
+        content = path.read_bytes()
+        content = gzip.decompress(content) if path.suffix == ".gz" else content
+        assert b"A-1" not in content and b"patient_id" not in content and path.name not in PRIVATE
+
+
+def test_a_map_of_somebody_else_is_not_replaced(pydicom: Any, tmp_path: Path) -> None:
+    stack(pydicom, tmp_path / "in")
+    (tmp_path / "centre").mkdir()
+    (tmp_path / "centre" / ".patient-map.csv").write_text("a,b\n1,2\n")
+    with raises(DataError, match="is not the map that an import writes; move it elsewhere"):
+        import_dicom(tmp_path / "in", tmp_path / "centre")
+    assert not (tmp_path / "centre" / "images").exists()
+    import_dicom(tmp_path / "in", tmp_path / "once", by_folders=True)
+    assert not (tmp_path / "once" / ".patient-map.csv").exists()
 
 
 # Nobody is named
@@ -128,7 +190,7 @@ def told(target: Path) -> list[str]:
     """Every path and content below a folder, compressed ones opened, that tells something of the source."""
     found = []
     for path in sorted(target.rglob("*")):
-        if path.is_dir() or path.name == ".patient-key":
+        if path.is_dir() or path.name in PRIVATE:
             continue
         content = path.read_bytes()
         content = gzip.decompress(content)[:352] if path.suffix == ".gz" else content
@@ -228,7 +290,7 @@ def test_a_mask_does_not_pass_for_a_scan(pydicom: Any, tmp_path: Path) -> None:
     save(pydicom, tmp_path / "in" / "1.dcm", pixels, "1", Modality="US")
     save(pydicom, tmp_path / "in" / "2.dcm", pixels, "2", Modality="SEG")
     done = import_dicom(tmp_path / "in", tmp_path / "north")
-    assert len(done.written) == 1 and "1 files are not DICOM images: 2.dcm" in " ".join(done.notes)
+    assert len(done.written) == 1 and "2.dcm: no image has its frame of reference" in " ".join(done.notes)
 
 
 def test_one_series_in_two_folders_is_two_files(pydicom: Any, tmp_path: Path) -> None:

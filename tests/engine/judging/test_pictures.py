@@ -2,11 +2,16 @@
 
 from pathlib import Path
 
+import numpy as np
 import torch
+import yaml
 from helpers import run
+from PIL import Image
+from pytest import mark
 
 from wardround.comparison.runs import read_run
 from wardround.engine.judging import pictures
+from wardround.engine.judging.views import View
 
 
 def test_two_methods_keep_the_same_cases_and_their_own_predictions(tmp_path: Path) -> None:
@@ -46,10 +51,10 @@ def test_few_cases_are_shown_once_and_empty_ones_never() -> None:
 def test_features_are_mean_sizes_of_the_slice_that_is_shown() -> None:
     features = torch.zeros(2, 3, 2, 2)  # two channels, three slices
     features[:, 2] = torch.tensor([[[1.0, -2.0], [3.0, 5.0]], [[-1.0, 0.0], [3.0, 5.0]]])
-    drawn = pictures.draw_features(features, at=1.0)
+    drawn = pictures.draw_features(features, 1.0, View())
 
     assert drawn.tolist() == [[[0, 0], [128, 255]]]  # 1, 1, 3 and 5 from smallest to largest
-    assert not pictures.draw_features(features, at=0.0).any()
+    assert not pictures.draw_features(features, 0.0, View()).any()
 
 
 def test_a_panel_of_a_volume_is_one_small_slice() -> None:
@@ -63,3 +68,48 @@ def test_a_panel_of_a_volume_is_one_small_slice() -> None:
     assert panel.places == [30] and panel.truth.any() and len(panel.image) == 1
     for layer in (panel.image, panel.prediction, panel.uncertainty, panel.features):
         assert layer is not None and max(layer.shape) <= pictures.PANEL_PIXELS
+
+
+def write_pictures(folder: Path, channels: list[str]) -> Path:
+    """Two hospitals' colour images: orange, with a blue square that is labelled; a federation.yaml."""
+    rng = np.random.default_rng(0)
+    for client in ("north", "south"):
+        for kind in ("images", "labels"):
+            (folder / client / kind).mkdir(parents=True)
+        for number in range(8):
+            image = np.full((24, 32, 3), (220, 120, 40), np.uint8) + rng.integers(0, 9, (24, 32, 3), np.uint8)
+            label = np.zeros((24, 32), np.uint8)
+            label[4:12, 4 : 12 + number] = 255
+            image[label > 0] = (30, 60, 200)
+            Image.fromarray(image).save(folder / client / "images" / f"p{number}.png")
+            Image.fromarray(label).save(folder / client / "labels" / f"p{number}.png")
+    sources = [{"path": ".", "reader": "centres"}]
+    file = {"sources": sources, "labels": {"lesion": [255]}, "prepare": {"size": [24, 32]}}
+    if channels:
+        file["channels"] = channels
+    (folder / "federation.yaml").write_text(yaml.safe_dump(file))
+    return folder / "federation.yaml"
+
+
+@mark.parametrize("channels", [[], ["red", "green", "blue"]])
+def test_colour_images_are_shown_in_the_colours_of_their_files(tmp_path: Path, channels: list[str]) -> None:
+    path = write_pictures(tmp_path / "data", channels)
+    evaluate = {"metrics": ["dice"], "overlays": 2}
+    run(tmp_path / "run", rounds=1, data={"federation": str(path)}, evaluate=evaluate)
+
+    for files in read_run(tmp_path / "run").files.values():
+        for picture in (*files.pictures, *files.panel):
+            assert picture.image.shape == (1, 24, 32, 3) and picture.size == (24, 32)
+            inside, outside = picture.image[picture.truth > 0], picture.image[picture.truth == 0]
+            assert np.abs(inside.mean(axis=0) - (30, 60, 200)).max() < 1
+            assert np.abs(outside.mean(axis=0) - (224, 124, 44)).max() < 1
+    assert (tmp_path / "run/overlays.png").exists()
+
+
+def test_three_channels_of_other_names_are_not_taken_for_colours(tmp_path: Path) -> None:
+    path = write_pictures(tmp_path / "data", ["T1", "T2", "FLAIR"])
+    evaluate = {"metrics": ["dice"], "overlays": 1}
+    run(tmp_path / "run", rounds=1, data={"federation": str(path)}, evaluate=evaluate)
+
+    (picture,) = read_run(tmp_path / "run").files["north"].pictures
+    assert picture.image.ndim == 3

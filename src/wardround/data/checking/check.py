@@ -35,7 +35,8 @@ from wardround.data.federation_file import FederationFile, PrepareSettings
 from wardround.data.listing import Entry, Labels, Listing, Watch
 from wardround.data.preparing.prepare import MOST_CUT, cut_off, plan
 from wardround.data.readers.common import join_names
-from wardround.data.readers.image_files import Volume, read_image, read_label
+from wardround.data.readers.image_files import Volume, read_image
+from wardround.data.readers.label_files import read_case_label
 from wardround.errors import DataError
 from wardround.text import format_size
 
@@ -203,7 +204,9 @@ def measure_cut(entry: Entry, facts: CaseFacts, settings: PrepareSettings, norms
     try:
         if not plan(shown, None, settings.model_copy(update={"crop": "none"})).cuts:
             return 0.0
-        values = read_label(entry.label).data
+        label = read_case_label(entry)
+        assert label is not None
+        values = label.data
         named = norms.named(entry)
         labelled = np.isin(values, list(named)) if named else values > 0
         if settings.crop != "none":  # where the box lies shows only in the image

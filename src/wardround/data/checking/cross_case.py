@@ -10,11 +10,13 @@ from collections.abc import Mapping, Sequence
 from itertools import combinations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from wardround.data.checking.facts import CaseFacts, ImageFacts
 from wardround.data.checking.findings import Finding, as_line
-from wardround.data.federation_file import FederationFile
+from wardround.data.federation_file import FederationFile, PrepareSettings
 from wardround.data.listing import Entry, Labels
+from wardround.data.preparing.grid import reorient_grid
 from wardround.data.readers.common import join_names
 from wardround.errors import DataError
 from wardround.text import format_size
@@ -23,6 +25,7 @@ Cases = Sequence[tuple[Entry, CaseFacts]]
 
 SPACING_FACTOR = 3.0
 INTENSITY_FACTOR = 10.0
+MOST_STRETCH = 1.05  # of one side to another, between images
 LOST_FACTOR = 2.0  # extents of scans with unit spacing: no body part differs that much in one data set
 CLEAR = 2 / 3  # share of a client's cases that must agree on an order of channels
 FEWEST_FOR_ORDER = 3  # cases of a client before its order of channels is worth a word
@@ -105,6 +108,7 @@ def compare_clients(every: Cases, good: Cases, file: FederationFile, classes: La
     return [
         *check_groups(every, good, file),
         *find_absent_classes(good, classes),
+        *find_stretched([image for facts in images.values() for image in facts], file.prepare),
         *compare_channel_order(images),
         *compare_spacing(images),
         *find_lost_spacing(images),
@@ -204,6 +208,32 @@ def refuse_absent_classes(findings: Sequence[Finding], file: FederationFile) -> 
             "labels: {lesion: [255]}, under sources; if the class is really missing, write "
             "labels_differ: true in federation.yaml."
         )
+
+
+def find_stretched(images: Sequence[ImageFacts], settings: PrepareSettings) -> list[Finding]:
+    """Images of different proportions that `prepare.size` brings to the same."""
+    if settings.size is None or settings.spacing is not None:  # otherwise they are padded or cropped
+        return []
+    shapes = [reorient_grid(image.shape, image.spacing, image.affine)[0] for image in images]
+    sides = np.asarray([shape for shape in shapes if len(shape) == len(settings.size)], dtype=float)
+    most = measure_stretch(sides)
+    if most <= MOST_STRETCH:
+        return []
+    low, high = format_size(sides.min(axis=0).astype(int)), format_size(sides.max(axis=0).astype(int))
+    said = (
+        f"Images of different proportions ({low} to {high}) all become {format_size(settings.size)}, so that "
+        f"some are stretched, by up to {most:.2g} against others. To pad and crop instead, set "
+        "prepare.spacing."
+    )
+    return [Finding("", "", "stretched", "warning", as_line(said))]
+
+
+def measure_stretch(sides: NDArray[np.float64]) -> float:
+    """By how much one image is stretched along an axis against another, where all get one shape."""
+    if len(sides) < 2:
+        return 1.0
+    ratios = sides / sides[:, :1]  # to the first axis
+    return float((ratios.max(axis=0) / ratios.min(axis=0)).max())
 
 
 def compare_channel_order(images: Mapping[str, Sequence[ImageFacts]]) -> list[Finding]:

@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wardround.data.listing import Entry, Watch
-from wardround.data.readers.image_files import Volume, read_image, read_label
+from wardround.data.readers.image_files import Volume, read_image
+from wardround.data.readers.label_files import read_case_label
 from wardround.errors import DataError
 
 NUM_SAMPLED = 8_192  # voxels of a channel sampled for its quantiles
@@ -94,7 +95,7 @@ def read_each(entries: Sequence[Entry], jobs: int) -> Iterator[CaseFacts]:
 
 # One case
 
-Key = tuple[tuple[str, int, int, int], ...]
+Key = tuple[str | tuple[str, int, int, int], ...]
 _remembered: dict[Key, CaseFacts] = {}
 
 
@@ -121,7 +122,7 @@ def remember(key: Key, facts: CaseFacts) -> None:
 def read_and_remember(entry: Entry) -> tuple[Volume, Volume | None]:
     """The image and label of a case, for more than its facts, which are remembered."""
     key = make_key(entry)
-    image, label = read_image(entry.images), None if entry.label is None else read_label(entry.label)
+    image, label = read_image(entry.images), read_case_label(entry)
     if key is not None and key not in _remembered:
         remember(key, CaseFacts(measure_image(image), None if label is None else measure_label(label)))
     return image, label
@@ -133,7 +134,8 @@ def make_key(entry: Entry) -> Key | None:
         found = [(str(path), path.stat()) for path in entry.files]
     except (OSError, ValueError):
         return None
-    return tuple((path, stat.st_size, stat.st_mtime_ns, stat.st_ino) for path, stat in found)
+    files = ((path, stat.st_size, stat.st_mtime_ns, stat.st_ino) for path, stat in found)
+    return (*files, *entry.coding_text)
 
 
 def open_case(entry: Entry) -> CaseFacts:
@@ -144,11 +146,11 @@ def open_case(entry: Entry) -> CaseFacts:
     except Exception as error:  # a file can be broken in ways no reader foresaw; the others go on
         code = classify_file(entry.images) or "unreadable"
         troubles.append((code, describe_error(error, entry.images[:1])))
-    if entry.label is not None:
-        try:
-            label = measure_label(read_label(entry.label))
-        except Exception as error:
-            troubles.append((classify_label(entry.label), describe_error(error, [entry.label])))
+    try:
+        found = read_case_label(entry)
+        label = None if found is None else measure_label(found)
+    except Exception as error:
+        troubles.append((classify_label(entry), describe_error(error, entry.label_files[:1])))
     return CaseFacts(image, label, tuple(troubles))
 
 
@@ -172,13 +174,13 @@ def classify_file(paths: Sequence[Path]) -> str | None:
     return None
 
 
-def classify_label(path: Path) -> str:
+def classify_label(entry: Entry) -> str:
     """Why a label was refused: its file, or its values, if the same file opens as an image."""
-    known = classify_file([path])
-    if known is not None:
-        return known
+    known = classify_file(entry.label_files)
+    if known is not None or entry.coding is not None:
+        return known or "unreadable"
     try:
-        values = read_image([path]).data
+        values = read_image(entry.label_files).data
     except DataError:
         return "unreadable"
     with np.errstate(invalid="ignore"):

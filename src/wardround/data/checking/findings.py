@@ -53,18 +53,15 @@ CODES = {
     "background_value": "label value taken as background",
     "class_absent": "class absent at a client",
     "class_nowhere": "class that no case has",
+    "stretched": "shapes that will be stretched",
     "channel_order": "channel order",
     "spacing": "spacing between clients",
     "unit_spacing": "voxel size perhaps lost",
     "intensity": "intensity scale between clients",
 }
 
-ABOUT_LABELS = (
-    "class_absent",
-    "class_nowhere",
-    "background_value",
-    "no_background",
-)  # of a client, or of all
+# What a run says before it trains, of a client or of all
+ANNOUNCED = ("class_absent", "class_nowhere", "background_value", "no_background", "stretched")
 
 
 @dataclass(frozen=True)

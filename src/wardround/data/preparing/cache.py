@@ -4,6 +4,7 @@
     <cache>/<settings>/<client>/<case>-<content>.safetensors
     <cache>/files.jsonl                                  size, times and SHA-256 of every source file
     <cache>/locks/                                       lock files, so that one process prepares a case
+    <cache>/.gitignore                                   keeps all of it out of the user's repository
 
 `settings` and `content` are hashes, of the settings and of the files' bytes: when either changes, another
 file is made, and the old one stays for runs that still read it. Files are written atomically: two runs at
@@ -35,12 +36,14 @@ from wardround.data.cases import Case
 from wardround.data.federation_file import PrepareSettings
 from wardround.data.listing import Entry, Labels
 from wardround.data.preparing.prepare import PreparedCase, check_values, list_values, prepare_case
-from wardround.data.readers.image_files import read_image, read_label
+from wardround.data.readers.image_files import read_image
+from wardround.data.readers.label_files import read_case_label
 from wardround.errors import DataError
-from wardround.files import file_name, wait_for_lock, write_json
+from wardround.files import file_name, wait_for_lock, write_json, write_text
 from wardround.storage import tensor_parts
 
 FORMAT = 2  # raised when the same settings would give other bytes; 2: pictures follow their EXIF orientation
+OWN = frozenset({"locks", "clients", "files.jsonl", "labels.json"})  # beside a folder for each settings
 NUM_LOCKS = 256
 MAX_FOREGROUND = 2000
 STALE_SECONDS = 24 * 3600.0  # a partial file of another machine is abandoned after that
@@ -86,6 +89,8 @@ class Cache:
         home = self.folder / recipe.key
         with explain_write_errors(self.folder):
             (self.folder / "locks").mkdir(parents=True, exist_ok=True)
+            if not (self.folder / ".gitignore").exists() and holds_cache_alone(self.folder):
+                write_text(self.folder / ".gitignore", "*\n")
             home.mkdir(exist_ok=True)
             if not (home / "settings.json").exists():
                 write_json(home / "settings.json", recipe.as_dict())
@@ -97,7 +102,7 @@ class Cache:
         digests = [known.get(path) for path in entry.files]
         if None in digests:
             return None
-        path = self.locate(entry, recipe, hash_contents([digest for digest in digests if digest]))
+        path = self.locate(entry, recipe, hash_contents([*filter(None, digests), *entry.coding_text]))
         return path if self._is_usable(path, recipe) else None
 
     def locate(self, entry: Entry, recipe: Recipe, content: str) -> Path:
@@ -119,13 +124,13 @@ class Cache:
         """Prepare one case unless it exists: its path, signatures and digests of its files, share cut off."""
         recipe = recipe.of_case(entry)
         before = {str(path): (stat_signature(path), hash_file(path)) for path in entry.files}
-        content = hash_contents([digest for _, digest in before.values()])
+        content = hash_contents([*(digest for _, digest in before.values()), *entry.coding_text])
         target = self.locate(entry, recipe, content)
         with self._lock_case(target):
             if self._is_usable(target, recipe):
                 return target, before, 0.0
             image = read_image(entry.images)
-            label = None if entry.label is None else read_label(entry.label)
+            label = read_case_label(entry)
             made = prepare_case(image, label, recipe.prepare, recipe.labels, background=recipe.background)
             for path in entry.files:
                 if stat_signature(path) != before[str(path)][0]:
@@ -148,6 +153,11 @@ class Cache:
             with contextlib.suppress(OSError):
                 wait_for_lock(lock)
             yield
+
+
+def holds_cache_alone(folder: Path) -> bool:
+    """Whether nothing of a user's is in the folder, as where `cache: .` is chosen."""
+    return all(path.name in OWN or (path / "settings.json").exists() for path in folder.iterdir())
 
 
 # Source files

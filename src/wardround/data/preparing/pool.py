@@ -22,7 +22,7 @@ import torch
 
 from wardround.child_process import ChildProcess, connect
 from wardround.data.federation_file import FederationFile, PrepareSettings, check_settings
-from wardround.data.listing import Entry, Watch
+from wardround.data.listing import Entry, LabelCoding, Watch
 from wardround.data.preparing.cache import (
     Cache,
     CacheFolderError,
@@ -274,6 +274,9 @@ def plain_entry(entry: Entry) -> dict[str, Any]:
     return {
         "client": entry.client, "name": entry.name, "images": [str(path) for path in entry.images],
         "label": label, "group": entry.group, "labels": entry.labels and list(entry.labels.items()),
+        "masks": [[name, str(path)] for name, path in entry.masks.items()],
+        "coding": None if entry.coding is None else vars(entry.coding),
+        "data_files": [str(path) for path in entry.data_files],
     }  # fmt: skip
 
 
@@ -281,7 +284,13 @@ def entry_again(plain: Mapping[str, Any]) -> Entry:
     label = None if plain["label"] is None else Path(plain["label"])
     images = tuple(Path(path) for path in plain["images"])
     own = plain["labels"] and {name: tuple(values) for name, values in plain["labels"]}
-    return Entry(plain["client"], plain["name"], images, label, plain["group"], labels=own)
+    masks = {name: Path(path) for name, path in plain["masks"]}
+    coding = None if plain["coding"] is None else LabelCoding(**plain["coding"])
+    files = tuple(Path(path) for path in plain["data_files"])
+    return Entry(
+        plain["client"], plain["name"], images, label, plain["group"],
+        labels=own, masks=masks, coding=coding, data_files=files,
+    )  # fmt: skip
 
 
 def plain_recipe(recipe: Recipe) -> dict[str, Any]:

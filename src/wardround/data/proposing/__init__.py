@@ -1,4 +1,5 @@
 """Proposing: `wardround data init`, a federation.yaml for folders nobody has described yet.
 
-proposal  opens a few files of every client, then chooses every setting with its reason: `propose`, `describe`
+proposal    chooses every setting with its reason, from a few files of every client: `propose`, `describe`
+codings     what colours of masks and names of mask files mean; label_maps: values that differ between clients
 """

@@ -2,6 +2,7 @@
 
 join_by_name(listings)           data sets that name their classes and number them differently
 match_values(values_of_clients)  masks of 0 and 1 here, of 0 and 255 there
+list_values(values_of_clients)   masks of 0 and 1 here, of 0 and 2 there: maps to be corrected
 split_centres(source, listing)   a source for each centre of a folder, so that each can have a map
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
 from functools import partial
+from itertools import combinations
 from pathlib import Path
 
 from wardround.data.checking.facts import CaseFacts
@@ -64,14 +66,27 @@ def match_values(clients: Mapping[str, Set[int]]) -> dict[str, Labels] | None:
     }
 
 
+def list_values(clients: Mapping[str, Set[int]]) -> dict[str, Labels] | None:
+    """The same map for each client, a class for every value, to be corrected for each; None where no two
+    clients have values that the other lacks, so that a class may merely be rare.
+
+    >>> list_values({"north": {1}, "south": {2}})["south"]
+    {'class_1': (1,), 'class_2': (2,)}
+    """
+    if not any(one - other and other - one for one, other in combinations(clients.values(), 2)):
+        return None
+    every = sorted({value for values in clients.values() for value in values})
+    return {client: {f"class_{n}": (value,) for n, value in enumerate(every, start=1)} for client in clients}
+
+
 def split_centres(source: Source, listing: Listing) -> list[Source] | None:
     """A source for each client; None where they are not folders of their own."""
     if len(listing.clients) == 1:
         return [source]
     folders = {client: source.path / client for client in listing.clients}
-    if source.reader != "centres" or not all(folder.is_dir() for folder in folders.values()):
+    if source.reader not in ("centres", "beside") or not all(map(Path.is_dir, folders.values())):
         return None
-    return [Source(path=folder, reader="centres", client=client) for client, folder in folders.items()]
+    return [source.model_copy(update={"path": at, "client": client}) for client, at in folders.items()]
 
 
 def map_values(
@@ -81,7 +96,8 @@ def map_values(
     values: dict[str, set[int]] = {client: set() for client in listing.clients}
     for entry, facts in labelled:
         values[entry.client] |= {value for value in facts.label.values if value > 0} if facts.label else set()
-    maps = match_values(values)
+    matched = match_values(values)
+    maps = matched or list_values(values)
     if maps is None:
         return sources, listing
     shown = join_names((f"{name} {join_names(map(str, sorted(own)))}" for name, own in values.items()), 8)
@@ -92,10 +108,15 @@ def map_values(
             "source (a list or folder) of its own, with its labels."
         )
         return sources, listing
-    said.append(
-        f"Clients have different label values ({shown}). They are taken for the same classes, in this order, "
-        "each source with its own labels: a guess, correct it if it is wrong."
-    )
+    if matched is not None:
+        told = (
+            "They are taken for the same classes, in this order, each source with its own labels: a guess, "
+        )
+        told += "correct it if it is wrong."
+    else:
+        told = "Each source has its own labels: put values that mean the same under one name, or write "
+        told += "labels_differ: true if they are different classes. `train` refuses them until then."
+    said.append(f"Clients have different label values ({shown}). {told}")
     mapped = [
         source.model_copy(update={"labels": maps[find_client(source, own)]})
         for own, parts in zip_all(listings, split)

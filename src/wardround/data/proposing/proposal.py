@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,26 +19,22 @@ import numpy as np
 
 from wardround.data import federation_file
 from wardround.data.checking.check import check_labels
-from wardround.data.checking.facts import CaseFacts, measure_label
+from wardround.data.checking.cross_case import MOST_STRETCH, measure_stretch
 from wardround.data.federation_file import FederationFile, PartitionSettings, PrepareSettings, SplitSettings
 from wardround.data.listing import FOLD, Entry, Listing
-from wardround.data.preparing.grid import reorient_grid, round_to_multiple
+from wardround.data.preparing.grid import round_to_multiple
+from wardround.data.proposing.codings import code_colours, code_masks
+from wardround.data.proposing.inspection import Inspection, inspect_files
 from wardround.data.proposing.label_maps import join_by_name, map_values, place_again, zip_all
-from wardround.data.readers import detect
+from wardround.data.readers import detect, table
 from wardround.data.readers.common import is_safe, join_names
-from wardround.data.readers.image_files import PICTURES, Volume, read_image, read_label
 from wardround.data.sources import join_listings, never_trains, read_source
 from wardround.errors import DataError
 from wardround.text import format_size
 
 FEWEST_TO_SPLIT = 3  # patients: one each for training, validation and test
-NUM_IMAGES = 60  # opened in all, shared among the clients, at least FEWEST of each
-NUM_LABELS = 120
-FEWEST = 3
 MOST_WARNINGS = 6
-MOST_CLASSES = 32  # a label with more values is an image
 LARGEST_PICTURE = 512
-STRETCH = 1.05  # of height to width, between pictures
 LARGEST_VOLUME = 128**3  # voxels; above it, patches
 
 Labels = dict[str, tuple[int, ...]]
@@ -59,9 +55,23 @@ class Proposal:
     choices: tuple[str, ...]
     warnings: tuple[str, ...] = ()
 
+    @property
+    def remarks(self) -> list[str]:
+        """What to look at before training: guesses, what the readers left out, and warnings."""
+        guesses = [said for said in (*self.recognised, *self.choices) if "a guess" in said]
+        return [*guesses, *self.listing.notes, *self.warnings]
 
-def propose(folders: Sequence[Path], *, watch: Callable[[str], None] = log.info) -> Proposal:
-    """Read folders, inspect a few files of each client, and choose settings; watch: called with each step."""
+
+def propose(
+    folders: Sequence[Path],
+    *,
+    columns: Mapping[str, str] | None = None,
+    watch: Callable[[str], None] = log.info,
+) -> Proposal:
+    """Read folders, inspect a few files of each client, and choose settings.
+
+    columns: of lists, what is needed -> the column that has it; watch: called with each step.
+    """
     if not folders:
         raise DataError("Give the folders to inspect: wardround data init FOLDER... -o federation.yaml")
     places = [Path(folder).absolute() for folder in folders]
@@ -71,11 +81,17 @@ def propose(folders: Sequence[Path], *, watch: Callable[[str], None] = log.info)
     sources = []
     for place in places:
         reader, why = detect(place)
+        own = (columns or table.find_guess(place)) if reader == "table" else None
+        why = f"{place}: {table.describe_list(place, columns)}." if own and columns else why
         recognised.append(f"{why} Reader: {reader}.")
-        sources.append(federation_file.Source(path=place, reader=reader))
+        sources.append(federation_file.Source(path=place, reader=reader, columns=own))
+    if columns and not any(source.columns for source in sources):
+        raise DataError("Columns are those of a list (CSV, TSV, JSON); none is given.")
     listings = [read_source(source, Path()) for source in sources]
     sources, listings = name_clients(sources, listings)
     said: list[str] = []
+    sources, listings = code_colours(sources, listings, said)
+    sources, listings = code_masks(sources, listings, said)
     common = join_by_name(listings)
     if common is not None:
         sources = [
@@ -167,6 +183,8 @@ def choose_labels(listing: Listing, found: Inspection, choices: list[str]) -> La
     values = [value for value in found.values if value > 0]
     if not values and not any(entry.label for entry in listing.entries):
         raise DataError(" ".join(["No image has a label.", *listing.notes[:2]]))
+    if not found.labelled and found.notes:
+        raise DataError(f"None of the labels that were opened can be used. {found.notes[0]}")
     if not values:
         first = " ".join(found.notes[:1])
         raise DataError(
@@ -286,96 +304,7 @@ def format_count(count: int, what: str) -> str:
     return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
-# Inspecting a few files; a rare label value may be missed, and `wardround data check` opens all
-
-
-@dataclass(frozen=True)
-class Inspection:
-    """What a few files of every client contain.
-
-    channels, dimensions: of most images; shapes and spacings: of every image opened with as many
-    dimensions, in the orientation they will be prepared in; has_spacing: whether they say millimetres;
-    labelled: cases and the facts of their labels; low: the smallest intensity; pictures: PNG, JPEG and the
-    like; notes: files that could not be opened.
-    """
-
-    channels: int
-    dimensions: int
-    shapes: tuple[tuple[int, ...], ...]
-    spacings: tuple[tuple[float, ...], ...]
-    has_spacing: bool
-    labelled: list[tuple[Entry, CaseFacts]]
-    low: float
-    pictures: bool
-    notes: tuple[str, ...] = ()
-
-    @property
-    def values(self) -> list[int]:
-        """All values of the labels, sorted."""
-        return sorted({value for _, facts in self.labelled if facts.label for value in facts.label.values})
-
-
-def inspect_files(listing: Listing, watch: Callable[[str], None]) -> Inspection:
-    """Open a few files of every client; note those that cannot be read, and raise if no image can."""
-    notes: list[str] = []
-    images: list[Volume] = []
-    opened: list[tuple[Entry, CaseFacts]] = []
-    share = 1 / max(1, len(listing.clients))
-    for client in listing.clients:
-        watch(f"inspecting {client}")
-        labelled = [entry for entry in listing.of(client) if entry.label is not None]
-        for entry in choose_evenly(labelled or listing.of(client), max(FEWEST, int(NUM_IMAGES * share))):
-            images += try_reading(lambda entry=entry: read_image(entry.images), notes)  # type: ignore[misc]
-        for entry in choose_evenly(labelled, max(FEWEST, int(NUM_LABELS * share))):
-            for label in try_reading(lambda entry=entry: read_label(entry.label), notes):  # type: ignore[misc]
-                facts = measure_label(label)
-                if facts.num_values > MOST_CLASSES:
-                    held = f"{entry.label} holds {facts.num_values} values"
-                    notes.append(f"{held}: is this an image, not a label?")
-                else:
-                    opened.append((entry, CaseFacts(label=facts)))
-    if not images:
-        raise DataError(" ".join(["None of the inspected images can be read.", *notes[:2]]))
-    first = listing.entries[0].images[0].name.lower()
-    return summarise(images, opened, first.endswith(PICTURES), notes)
-
-
-def choose_evenly(entries: Sequence[Entry], count: int) -> list[Entry]:
-    """Some cases, evenly from first to last: neighbours in a folder are often alike."""
-    if len(entries) <= count:
-        return list(entries)
-    return [entries[place * len(entries) // count] for place in range(count)]
-
-
-def try_reading(read: Callable[[], Volume], notes: list[str]) -> list[Volume]:
-    try:
-        return [read()]
-    except DataError as error:
-        notes.append(str(error))
-        return []
-
-
-def summarise(
-    images: Sequence[Volume],
-    labelled: list[tuple[Entry, CaseFacts]],
-    pictures: bool,
-    notes: Sequence[str],
-) -> Inspection:
-    dimensions = Counter(image.data.ndim - 1 for image in images).most_common(1)[0][0]
-    alike = [image for image in images if image.data.ndim - 1 == dimensions]
-    grids = [reorient_grid(image.spatial, image.spacing, image.affine) for image in alike]
-    finite = [image.data[np.isfinite(image.data)] for image in alike]
-    return Inspection(
-        channels=Counter(len(image.data) for image in alike).most_common(1)[0][0],
-        dimensions=dimensions,
-        shapes=tuple(shape for shape, _ in grids),
-        spacings=tuple(spacing for _, spacing in grids),
-        has_spacing=all(image.affine is not None for image in alike),
-        labelled=labelled,
-        low=float(np.median([part.min() for part in finite if part.size] or [0.0])),
-        pictures=pictures,
-        notes=tuple(notes),
-    )
+# The grid of prepared cases
 
 
 def propose_grid(found: Inspection) -> GridProposal:
@@ -394,7 +323,9 @@ def propose_grid(found: Inspection) -> GridProposal:
         )
         return None, (1.0, 1.0, 1.0), why
     size = tuple(round_to_multiple(side) for side in middle)
-    why = f"Volumes have no spacing and a median size of {median}: all become {format_size(size)}."
+    uneven = measure_stretch(np.asarray(found.shapes)) > MOST_STRETCH
+    stretched = " Their proportions differ, so that some are stretched." if uneven else ""
+    why = f"Volumes have no spacing and a median size of {median}: all become {format_size(size)}.{stretched}"
     return size, None, why
 
 
@@ -404,9 +335,8 @@ def propose_picture_grid(found: Inspection, median: str) -> GridProposal:
     sides = shapes[0] if len(set(found.shapes)) == 1 else np.repeat(np.median(shapes.min(axis=1)), 2)
     shrink = min(1.0, LARGEST_PICTURE / float(max(sides)))
     size = tuple(round_to_multiple(side * shrink) for side in sides)
-    aspects = shapes[:, 0] / shapes[:, 1]
     low, high = format_size(shapes.min(axis=0)), format_size(shapes.max(axis=0))
-    uneven = aspects.max() > STRETCH * aspects.min()
+    uneven = measure_stretch(shapes) > MOST_STRETCH
     stretched = f" Their shapes differ ({low} to {high}), so that some are stretched." if uneven else ""
     why = f"Pictures have a median size of {median}: all become {format_size(size)}.{stretched}"
     return size, None, why

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from wardround.data.listing import Listing
-from wardround.data.readers import bids, centres, msd, nnunet, table
+from wardround.data.readers import beside, bids, centres, msd, nnunet, table
 from wardround.data.readers.common import join_names, list_entries, list_folders
 from wardround.data.readers.dicom import holds_dicom
 from wardround.errors import DataError
@@ -41,6 +41,7 @@ _LAYOUTS = {
     "bids": (bids, "BIDS: sub-*/anat, masks beside or under derivatives/"),
     "centres": (centres, "one folder a centre, with images/ and labels/"),
     "table": (table, "a CSV or JSON list of images and labels"),
+    "beside": (beside, "labels beside their images, as p01/p01_t1 and p01/p01_seg"),
 }
 _READERS = {name: Reader(about, own.recognise, own.read) for name, (own, about) in _LAYOUTS.items()}
 
@@ -78,6 +79,9 @@ def explain_unknown(path: Path) -> str:
         return (
             f"{path} holds DICOM files. Bring them into a centre's folder first: wardround data import-dicom"
         )
+    unclear = beside.explain_unknown_labels(path)
+    if unclear is not None:
+        return unclear
     seen = [entry.name for entry in list_entries(path, [])]
     layouts = "; ".join(reader.about for reader in readers)
     held = join_names(seen) or "nothing"

@@ -4,6 +4,7 @@
     <root>/<centre>/labels/<stem>.nii.gz | .png ...     or <stem>_mask.png, <stem>_seg.nii.gz ...
     <root>/<centre>/train/images ...                    or images/train: train, val and test are splits
     <root>/images/<centre>, <root>/labels/<centre>      centres below
+    <root>/<centre>/labels/<stem>_liver, <stem>_spleen  a file a class; or labels/liver/<stem>
     <root>/index.csv                                    optional: centre, stem, split, patient, ...
 
 The folders may also be called image(s), img(s), scans and label(s), mask(s), gt, segmentations. Several
@@ -15,11 +16,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from wardround.data.listing import Entry, Listing
+from wardround.data.readers.class_masks import Masks, describe_masks, find_class_masks
 from wardround.data.readers.common import (
     CASE,
     CLIENT,
@@ -97,6 +99,7 @@ def read(path: Path, client: str | None = None) -> Listing:
             continue
         rows = index.get(name) or {} if index is not None else None
         entries += read_centre(parts, name, rows, source, notes)
+    note_unread_folders(root, {entry.client for entry in entries}, notes)
     for missing in sorted(set(index or {}) - {entry.client for entry in entries}):
         notes.append(f"{source} lists centre '{missing}', which has no cases here.")
     return Listing("centres", tuple(entries), notes=tuple(notes))
@@ -188,14 +191,14 @@ def read_centre(
         notes.append(f"client '{client}': folders are its splits, not clients: {told}.")
     every = [(part, pair_files(part.images, part.labels, client, notes)) for part in parts]
     if index is not None:
-        stems = {stem for _, (cases, _) in every for stem in cases}
+        stems = {stem for _, (cases, _, _) in every for stem in cases}
         absent, extra = sorted(set(index) - stems), sorted(stems - set(index))
         where = f"client '{client}'"
         note_names(notes, f"{where}: {source} lists cases without an image", absent, "; left out")
         note_names(notes, f"{where}: {len(extra)} images are not in {source}", extra, "; left out")
     rows = index or {}
     entries = []
-    for part, (cases, doubled) in every:
+    for part, (cases, doubled, masks) in every:
         chosen = sorted(stem for stem in cases if index is None or stem in index)
         for case in sorted(set(doubled) & set(chosen)):
             files = join_names(path.name for path in doubled[case])
@@ -204,7 +207,10 @@ def read_centre(
             )
             chosen.remove(case)
         found = [make_entry(client, stem, *cases[stem], rows.get(stem, {})) for stem in chosen]
-        entries += [replace(entry, split=entry.split or part.split) for entry in found]
+        entries += [
+            replace(entry, split=entry.split or part.split, masks=masks.get(entry.name, {}))
+            for entry in found
+        ]
     return tell_apart(entries)
 
 
@@ -237,13 +243,18 @@ def make_entry(
 
 def pair_files(
     images: Path, labels: Path, client: str, notes: list[str]
-) -> tuple[Pairs, Mapping[str, Sequence[Path]]]:
-    """Stem -> images and label, and stem -> labels where nothing says which of several is meant.
+) -> tuple[Pairs, Mapping[str, Sequence[Path]], Masks]:
+    """Stem -> images and label, stem -> labels where nothing says which of several is meant, and stem ->
+    masks where every class has a file of its own.
 
     What has no partner is noted; an image alone stays, without label. A label of the image's own name counts
     before `x_mask` and `x_seg`, which are then noted.
     """
-    pictures, masks = list_images(images, notes), list_images(labels, notes)
+    pictures, masks = list_images(images, notes), list_images(labels, [])
+    classes = find_class_masks(list_case_names(pictures), labels, masks)
+    if classes:
+        return pair_masks(pictures, classes, len(masks), client, notes), {}, classes
+    masks = list_images(labels, notes)
     own = {stem: path for stem, path in masks.items() if stem in pictures or not LABEL_MARKS.search(stem)}
     marked: dict[str, list[Path]] = {}
     for stem in sorted(set(masks) - set(own)):
@@ -275,7 +286,28 @@ def pair_files(
     note_names(notes, f"client '{client}': {len(bare)} images have no label", bare)
     lost = sorted(path.name for stem, path in found.items() if stem not in cases)
     note_names(notes, f"client '{client}': {len(lost)} labels have no image", lost, "; left out")
-    return paired, doubled
+    return paired, doubled, {}
+
+
+def list_case_names(pictures: Iterable[str]) -> list[str]:
+    """Names a case may have, by its images: x, and also y where that is y_0000."""
+    marks = map(CHANNEL_MARK.match, pictures)
+    return [*pictures, *(mark["case"] for mark in marks if mark)]
+
+
+def pair_masks(
+    pictures: Mapping[str, Path], classes: Masks, num_files: int, client: str, notes: list[str]
+) -> Pairs:
+    """Stem -> images and the first of its masks."""
+    firsts = {case: next(iter(own.values())) for case, own in classes.items()}
+    paired = {case: (files, firsts.get(case)) for case, files in group_channels(pictures, firsts).items()}
+    notes += describe_masks(classes, client)
+    bare = sorted(case for case, (_, label) in paired.items() if label is None)
+    note_names(notes, f"client '{client}': {len(bare)} images have no label", bare)
+    lost = num_files - sum(len(own) for own in classes.values())
+    if num_files and lost > 0:
+        notes.append(f"client '{client}': {lost} labels have no image or name no class; left out.")
+    return paired
 
 
 def match_stems(images: Sequence[str], labels: Sequence[str]) -> tuple[dict[str, str], dict[str, list[str]]]:
@@ -347,6 +379,29 @@ def note_unread_lists(folder: Path, client: str) -> list[str]:
         f"client '{client}': {join_names(found)} beside the images is not read. If it names the patients, "
         "give it to `wardround data init` itself, or call it index.csv."
     ]
+
+
+def note_unread_folders(root: Path, centres: set[str], notes: list[str]) -> None:
+    """Folders beside the centres that hold images but are none: a hospital must not go missing unseen."""
+    pair = find_pair(root, [])
+    known = {name.lower() for name in centres}
+    others = [
+        folder.name
+        for folder in list_folders(root if pair is None else pair[0], [])
+        if folder.name.lower() not in known and find_split(folder.name) is None and holds_images(folder)
+    ]
+    note_names(
+        notes, f"{root}: folders where images and labels are not found as elsewhere", others, "; not read"
+    )
+
+
+def holds_images(folder: Path) -> bool:
+    """Whether image files lie in a folder or one below."""
+    return any(
+        stem_of(entry.name) is not None
+        for place in (folder, *list_folders(folder, []))
+        for entry in list_entries(place, [])
+    )
 
 
 def find_lone_index(folder: Path) -> tuple[Mapping[str, Mapping[str, str]] | None, str]:

@@ -1,13 +1,15 @@
 """DICOM as an import step: every series becomes one NIfTI file, or a PNG a picture, in a centre's folder.
 
     <folder>/images/<patient>_<modality>_<series>.nii.gz | .png
+    <folder>/labels/<patient>_<modality>_<series>.seg.nrrd   masks drawn on it (SEG, RTSTRUCT), by name
     <folder>/index.csv           stem, patient, modality; series (its description) for those who ask
     <folder>/.patient-key        the secret behind the pseudonyms; it stays at the hospital
+    <folder>/.patient-map.csv    which file came from which patient and folder; it stays there too
 
 Volumes (CT, MR, PET ...) are ordered by where their slices lie, and keep their geometry. Single pictures
 (X-ray, ultrasound, endoscopy, fundus) become 8 or 16 bit PNG. Patient and series are pseudonyms: nothing
 that is written repeats a name, an ID, a date, a folder or a free text of the source. Pixels stay as they are.
-Labels are not made here: put them into <folder>/labels under the same names.
+Structures keep their names where these are medical terms (`class_names`).
 
 Needs pydicom: pip install wardround[dicom]
 """
@@ -24,33 +26,41 @@ import os
 import re
 import secrets
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from wardround.data.readers import nrrd
 from wardround.data.readers.common import (
-    join_names,
     list_entries,
     list_folders,
     list_images,
     note_names,
     read_rows,
 )
+from wardround.data.readers.dicom_labels import (
+    KINDS,
+    Mask,
+    find_images,
+    join_structures,
+    read_mask,
+    read_structures,
+)
+from wardround.data.readers.dicom_volume import Stack, is_multi_frame, is_volume, plan_stack, read_stack
+from wardround.data.readers.patient_map import KEY, Origin, read_origins, write_origins
 from wardround.errors import DataError
-from wardround.files import file_name, write_bytes, write_text
+from wardround.files import file_name, write_bytes, write_private, write_text
 
-UNEVEN = 0.05  # of the slice distance: more is a missing slice
-SAME_DIRECTION = 1e-3
-# DICOM counts to the patient's left and back, NIfTI to right and front.
-TO_NIFTI = np.diag([-1.0, -1.0, 1.0, 1.0])
+DEEPEST = 5  # folders down, as in country/hospital/patient/study/series; the first few of each level
+MOST_LOOKED_AT = 20
+PACKED = 1  # level of gzip: 6 takes four times as long and saves a tenth
 HEADS = ("stem", "patient", "modality")
 DESCRIPTION = "series"  # the column of those who keep descriptions
-KEY = ".patient-key"
+BURNED_IN = "BurnedInAnnotation is YES: check that the text in these pictures, which stays, identifies nobody"
 # DICOM PS3.3 C.7.3.1.1.1, those with pictures. Anything else in this field may be free text.
 MODALITIES = re.compile(
     "BI|CR|CT|DG|DX|ES|GM|IO|IVOCT|IVUS|MG|MR|NM|OCT|OP|OPT|PT|PX|RF|SM|TG|US|XA|XC", re.ASCII
@@ -60,20 +70,22 @@ Row = tuple[str, str, str, str]
 
 
 @dataclass
-class Imported:
-    """What an import wrote, and what it left out and why."""
-
-    written: list[Path] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-
-
-@dataclass
 class Series:
     """The files of one series, by the folder they lie in."""
 
     folder: Path
     uid: str
     files: list[Path] = field(default_factory=list)
+    stack: Stack | None = None  # of a volume, once it is converted
+
+
+@dataclass
+class Imported:
+    """What an import wrote, and what it left out and why; volumes: the series behind each, by stem."""
+
+    written: list[Path] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    volumes: dict[str, Series] = field(default_factory=dict)
 
 
 @contextmanager
@@ -97,15 +109,18 @@ def import_dicom(
     *,
     series: str | None = None,
     keep_descriptions: bool = False,
+    structures: Mapping[str, str] | None = None,
     by_folders: bool = False,
     watch: Callable[[str], None] = lambda name: None,
 ) -> Imported:
     """Bring all series below `source` into the centre's folder `target`.
 
     series: only those whose description has this text (flair); keep_descriptions: list them, with whatever
-    they reveal of the patient; by_folders: names follow the source's folders instead of pseudonyms, where the
-    files are thrown away after use; watch: called with each name. A series that cannot be used, or is there
-    already, is noted and the others go on. Notes name the source's folders, for those who may see them.
+    they reveal of the patient; structures: class names of some masks, by their names in the source; others
+    are then left out; by_folders: names follow the source's folders instead of pseudonyms, and masks are not
+    read, where the files are thrown away after use; watch: called with each name. A series that cannot be
+    used, or is there already, is noted and the others go on. Notes name the source's folders, for those who
+    may see them.
     """
     pydicom = import_pydicom()
     if not source.is_dir():
@@ -117,13 +132,16 @@ def import_dicom(
     wanted = (series or "").casefold()
     taken: set[str] = set()
     burned: list[str] = []
-    for found in find_series(source, pydicom, result.notes):
+    origins = read_origins(target)
+    masks: list[Path] = []
+    for found in find_series(source, pydicom, masks, result.notes):
         heads = [pydicom.dcmread(file, stop_before_pixels=True) for file in found.files]
         description = str(heads[0].get("SeriesDescription", ""))
         if wanted not in description.casefold():
             continue
         key = key or read_secret(target / KEY)
-        patient = "patient_" + make_pseudonym(str(heads[0].get("PatientID", "")) or found.uid, key)
+        patient_id = str(heads[0].get("PatientID", ""))
+        patient = "patient_" + make_pseudonym(patient_id or found.uid, key)
         modality = read_modality(heads[0])
         if by_folders:
             name = make_folder_name(found, heads[0], source, taken)
@@ -132,30 +150,35 @@ def import_dicom(
         for stem, content, ending in convert_series(found, name, heads, source, pydicom, result.notes):
             watch(stem)
             store(target / "images" / f"{stem}{ending}", content, result)
+            if found.stack is not None:
+                result.volumes[stem] = found
             facts = index.get(stem, (stem, patient, modality))[:3]  # what was listed may have been corrected
             index[stem] = (*facts, description)
+            origins[stem] = Origin(stem, facts[1], patient_id, found.uid, str(found.folder.resolve()))
             if str(heads[0].get("BurnedInAnnotation", "")).upper() == "YES":
                 burned.append(stem)
     if not index:
         raise DataError(" ".join([f"{source}: no DICOM series could be imported.", *result.notes[:3]]))
-    if burned and not by_folders:
-        result.notes.append(
-            f"BurnedInAnnotation is YES for {join_names(burned)}: check that the text in these pictures "
-            "identifies nobody; it stays in them."
-        )
+    if not by_folders:
+        import_masks(masks, source, target, structures or {}, result)
+        note_names(result.notes, BURNED_IN, burned)
     if had_descriptions and not keep_descriptions:
         result.notes.append(f"Descriptions of an earlier import are taken out of {target / 'index.csv'}.")
     write_index(target, index, keep_descriptions)
+    if not by_folders:
+        write_origins(target, origins)
     return result
 
 
 def holds_dicom(path: Path) -> bool:
-    """Whether a file here, or up to two folders down, carries DICOM's mark."""
-    files = [path / entry.name for entry in list_entries(path, [])]
-    children = list_folders(path, [])[:5]
-    children += [folder for child in children for folder in list_folders(child, [])[:3]]
-    files += [child / e.name for child in children for e in list_entries(child, [])[:5]]
-    return any(is_dicom(file) for file in files[:200])
+    """Whether a file here, or in the first folders down to a series, carries DICOM's mark."""
+    level = [path]
+    for _ in range(DEEPEST + 1):
+        files = [f / entry.name for f in level for entry in list_entries(f, [])[:MOST_LOOKED_AT]]
+        if any(is_dicom(file) for file in files):
+            return True
+        level = [child for folder in level for child in list_folders(folder, [])[:5]][:MOST_LOOKED_AT]
+    return False
 
 
 def is_dicom(file: Path) -> bool:
@@ -179,8 +202,11 @@ def import_pydicom() -> Any:
     return pydicom
 
 
-def find_series(source: Path, pydicom: Any, notes: list[str]) -> Iterator[Series]:
-    """Every series below a folder, in the order of folders; links to folders are not followed."""
+def find_series(source: Path, pydicom: Any, masks: list[Path], notes: list[str]) -> Iterator[Series]:
+    """Every series below a folder, in the order of folders; links to folders are not followed.
+
+    masks: filled with the files of segmentations and contours.
+    """
     found: dict[tuple[str, str], Series] = {}
     broken = []
     for place, folders, names in os.walk(source, followlinks=False):
@@ -193,9 +219,10 @@ def find_series(source: Path, pydicom: Any, notes: list[str]) -> Iterator[Series
                 tags = ["SeriesInstanceUID", "Rows", "Modality"]
                 head = pydicom.dcmread(file, stop_before_pixels=True, specific_tags=tags)
                 uid = str(head.SeriesInstanceUID)
-                head.Rows  # noqa: B018 - reports and structure sets have none
-                if str(head.get("Modality", "")).strip().upper() == "SEG":
-                    raise DataError("a mask must not pass for a scan")
+                if str(head.get("Modality", "")).strip().upper() in KINDS:  # a mask must not pass for a scan
+                    masks.append(file)
+                    continue
+                head.Rows  # noqa: B018 - reports have none
             except Exception:  # a broken file may break the library in any way
                 broken.append(str(file.relative_to(source)))
                 continue
@@ -210,11 +237,12 @@ def convert_series(
 ) -> Iterator[tuple[str, bytes, str]]:
     """Names and contents of the files a series becomes."""
     try:
-        if any(int(head.get("NumberOfFrames", 1) or 1) > 1 for head in heads):
-            raise DataError("it is multi-frame; convert it with dcm2niix")
-        if "ImagePositionPatient" in heads[0] and len(heads) > 1:
-            yield stem, convert_volume(series, heads, pydicom), ".nii.gz"
+        if is_volume(heads):
+            series.stack = plan_stack(heads)
+            yield stem, convert_volume(series.stack, series.files, pydicom), ".nii.gz"
             return
+        if any(is_multi_frame(head) for head in heads):
+            raise DataError("it is multi-frame and no volume in one file; convert it with dcm2niix")
         for number, file in enumerate(series.files, start=1):
             name = stem if len(series.files) == 1 else f"{stem}_{number:04d}"
             yield name, convert_picture(pydicom.dcmread(file), pydicom), ".png"
@@ -223,6 +251,35 @@ def convert_series(
         # The folder, so that one finds it, and no pseudonym beside it.
         which = f", series {heads[0].SeriesNumber}" if heads[0].get("SeriesNumber") else ""
         notes.append(f"{series.folder.relative_to(source)}{which}: {reason.rstrip('.')}; left out.")
+
+
+def import_masks(
+    paths: Sequence[Path], source: Path, target: Path, renamed: Mapping[str, str], result: Imported
+) -> None:
+    """A label for each volume that masks were drawn on; a mask that cannot be used is noted, and why."""
+    pydicom = import_pydicom()
+    found: dict[str, dict[str, Mask]] = {}
+    stacks = {stem: series.stack for stem, series in result.volumes.items() if series.stack is not None}
+    wanted = {name.strip().casefold(): own for name, own in renamed.items()}
+    for path in paths:
+        where = path.relative_to(source)
+        try:
+            mask = read_mask(path, pydicom)
+            for stem in find_images(mask, stacks):
+                own = read_structures(mask, stacks[stem], wanted, pydicom)
+                result.notes += [f"{where}: {note}." for note in own.notes]
+                twice = sorted(set(own.found) & set(found.get(stem, {})))
+                note_names(result.notes, f"{where}: an earlier mask of this image has these already", twice)
+                found[stem] = {**own.found, **found.get(stem, {})}
+        except Exception as error:  # a broken file may break the library in any way
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            result.notes.append(f"{where}: {reason.rstrip('.')}; left out.")
+    for stem, structures in found.items():
+        if structures:
+            label, names, overlaps = join_structures(structures)
+            result.notes += [f"{stem}: {note}." for note in overlaps]
+            content = nrrd.encode_segments(label, stacks[stem].affine, names, nrrd.COLOURS)
+            store(target / "labels" / f"{stem}{nrrd.SEGMENTATION}", content, result)
 
 
 def read_modality(head: Any) -> str:
@@ -250,60 +307,13 @@ def make_free_name(stem: str, taken: set[str]) -> str:
     return stem
 
 
-def convert_volume(series: Series, heads: Sequence[Any], pydicom: Any) -> bytes:
-    """A stack of slices in the order they lie, as compressed NIfTI with its geometry."""
+def convert_volume(stack: Stack, files: Sequence[Path], pydicom: Any) -> bytes:
+    """A stack of slices as compressed NIfTI with its geometry."""
     import nibabel
 
-    shapes = {(int(head.Rows), int(head.Columns)) for head in heads}
-    if len(shapes) > 1:
-        raise DataError(f"slices have different sizes: {sorted(shapes)}")
-    directions = np.asarray([[float(v) for v in head.ImageOrientationPatient] for head in heads])
-    if np.abs(directions - directions[0]).max() > SAME_DIRECTION:
-        raise DataError("slices lie in different directions (a scout?)")
-    normal = np.cross(directions[0, :3], directions[0, 3:])
-    places = np.asarray([[float(v) for v in head.ImagePositionPatient] for head in heads])
-    heights = places @ normal
-    order = np.argsort(heights)
-    steps = np.diff(heights[order])
-    step = float(np.median(steps))
-    if step <= 0 or np.abs(steps - step).max() > UNEVEN * step:
-        raise DataError(
-            f"slices are missing or doubled: distances from {steps.min():.2f} to {steps.max():.2f} mm"
-        )
-    slices = [rescale(pydicom.dcmread(series.files[place]), pydicom) for place in order]
-    values = np.stack(slices, axis=-1).swapaxes(0, 1)  # (row, column, slice) -> (column, row, slice)
-    image = nibabel.Nifti1Image(
-        to_smallest_type(values), compute_affine(heads[0], directions[0], places[order], step)
-    )  # type: ignore[no-untyped-call]
+    image = nibabel.Nifti1Image(read_stack(stack, files, pydicom), stack.affine)  # type: ignore[no-untyped-call]
     image.header.set_xyzt_units("mm")  # type: ignore[no-untyped-call]
-    return gzip.compress(image.to_bytes(), 6, mtime=0)
-
-
-def compute_affine(
-    head: Any, direction: NDArray[np.float64], places: NDArray[np.float64], step: float
-) -> NDArray[np.float64]:
-    """Voxel to millimetres, DICOM PS3.3 C.7.6.2.1.1, in NIfTI's directions."""
-    row_distance, column_distance = (float(v) for v in head.PixelSpacing)
-    affine = np.eye(4)
-    affine[:3, 0] = direction[:3] * column_distance
-    affine[:3, 1] = direction[3:] * row_distance
-    affine[:3, 2] = (places[-1] - places[0]) / (len(places) - 1)  # a tilted gantry shears the stack
-    affine[:3, 3] = places[0]
-    return TO_NIFTI @ affine
-
-
-def rescale(data: Any, pydicom: Any) -> NDArray[np.float32]:
-    """Stored values in the unit of the modality (Hounsfield for CT)."""
-    values = pydicom.pixels.apply_rescale(data.pixel_array, data)
-    return np.asarray(values, dtype=np.float32)
-
-
-def to_smallest_type(values: NDArray[np.float32]) -> NDArray[Any]:
-    """Whole numbers that fit 16 bit are stored so; anything else as float32."""
-    rounded = np.rint(values)
-    if np.array_equal(rounded, values) and values.min() >= -32768 and values.max() <= 32767:
-        return rounded.astype(np.int16)
-    return values
+    return gzip.compress(image.to_bytes(), PACKED, mtime=0)
 
 
 def convert_picture(data: Any, pydicom: Any) -> bytes:
@@ -363,7 +373,7 @@ def write_index(target: Path, rows: dict[str, Row], keep_descriptions: bool) -> 
 def read_secret(path: Path) -> bytes:
     """A random key that stays in the centre's folder, so that later imports call a patient the same."""
     if not path.exists():
-        write_text(path, secrets.token_hex(16) + "\n")
+        write_private(path, secrets.token_hex(16) + "\n")
     key = path.read_bytes().strip()
     if not key:  # pseudonyms without a secret could be found by trying out IDs
         raise DataError(f"{path} is empty; restore it, or remove it to give all patients new pseudonyms.")

@@ -1,10 +1,12 @@
-"""Image files: NIfTI, PNG, JPEG, TIFF, NumPy, each read into a `Volume`; what cannot be read is a DataError.
+"""Image files: NIfTI, NRRD, MetaImage, PNG, JPEG, TIFF, NumPy, each read into a `Volume`; what cannot be read
+is a DataError.
 
-Axes stay as the file stores them: (x, y, z) in NIfTI, (row, column) in pictures, pages of a TIFF last.
+Axes stay as the file stores them: (x, y, z) in NIfTI, NRRD and MetaImage, (row, column) in pictures, pages of
+a TIFF last.
 
 - A scan of one slice is 2D: the axis of length one is dropped, and `Volume.thin` remembers which.
 - Colours are three channels; an alpha channel is dropped; a palette is looked up in images, and in labels
-  its numbers are the classes. A label stored as RGB must have equal channels.
+  its numbers are the classes. A label stored as RGB has equal channels, or comes with a map of its colours.
 - A picture is rotated as its EXIF orientation says, as every viewer shows it.
 - A JPEG label is blurred by its format: black and white ones are cut in the middle to 0 and 255, others
   are refused.
@@ -20,7 +22,7 @@ import math
 import stat
 import warnings
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -29,6 +31,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageSequence, UnidentifiedImageError
 
+from wardround.data.readers import metaimage, nrrd
+from wardround.data.readers.colours import apply_colours
 from wardround.errors import DataError
 from wardround.text import format_size
 
@@ -36,8 +40,11 @@ Array = NDArray[Any]
 
 NIFTI = (".nii.gz", ".nii")
 PICTURES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp")
+JPEG = (".jpg", ".jpeg")
 NUMPY = (".npy", ".npz")
-ENDINGS = NIFTI + PICTURES + NUMPY
+COLOURS = frozenset({"rgb", "red", "green", "blue", "r", "g", "b"})  # names of channels
+WITH_GEOMETRY = NIFTI + nrrd.ENDINGS + metaimage.ENDINGS
+ENDINGS = WITH_GEOMETRY + PICTURES + NUMPY
 MOST_PACKED = 1100  # gzip makes nothing smaller than about a thousandth
 MAX_VALUES = 2**32  # a file that claims more is broken, or made to fill our memory
 ORIENTATION = 0x0112  # the EXIF tag
@@ -108,16 +115,36 @@ def read_image(paths: Sequence[Path]) -> Volume:
     return Volume(data, first.affine, first.spacing, first.thin)
 
 
-def read_label(path: Path) -> Volume:
-    """Whole class values, int64 (1, *spatial)."""
+def read_label(path: Path, colours: Mapping[str, int] | None = None) -> Volume:
+    """Whole class values, int64 (1, *spatial); colours: value of each, where colours tell classes apart."""
     path = Path(path)
+    if colours:
+        shown, affine = read_colours(path)
+        return _make_volume(apply_colours(shown, colours, path)[None], affine, path)
     raw = _load(path, label=True)
     values = raw.values
     if raw.colours:
         values = _drop_equal_channels(values, path)
-    if path.suffix.lower() in (".jpg", ".jpeg"):
+    if path.suffix.lower() in JPEG:
         values = _binarise_jpeg(values, path)
     return _make_volume(_to_whole(values, path)[None], raw.affine, path)
+
+
+def read_colours(path: Path) -> tuple[NDArray[np.int64], NDArray[np.float64] | None]:
+    """The colours of a label as 0xrrggbb (*spatial), and its affine; grey counts as a colour."""
+    raw = _load(path, label=False)
+    values = raw.values if raw.colours else np.repeat(raw.values[..., None], 3, axis=-1)
+    if path.suffix.lower() in JPEG:
+        raise DataError(f"{path} is a JPEG, which blurs colours; store the label as PNG.")
+    if values.shape[-1] != 3 or values.min(initial=0) < 0 or values.max(initial=0) > 255:
+        raise DataError(f"{path} is not a picture of red, green and blue from 0 to 255.")
+    return np.asarray(values).astype(np.int64) @ np.array([1 << 16, 1 << 8, 1]), raw.affine
+
+
+def is_coloured(path: Path) -> bool:
+    """Whether a label is stored in colours that are not shades of grey."""
+    raw = _load(path, label=True)
+    return raw.colours and bool((raw.values != raw.values[..., :1]).any())
 
 
 def same_affine(one: Array | None, other: Array | None, tolerance: float = SAME_PLACE) -> bool:
@@ -169,6 +196,8 @@ def _load(path: Path, *, label: bool) -> Raw:
     try:
         if name.endswith(NIFTI):
             return _load_nifti(path, label)
+        if name.endswith(nrrd.ENDINGS + metaimage.ENDINGS):
+            return _load_block(path, label)
         if name.endswith(NUMPY):
             return _load_numpy(path, label)
         return _load_picture(path, label)
@@ -274,6 +303,17 @@ def _read_affine(loaded: Any, path: Path) -> NDArray[np.float64]:
     return affine
 
 
+# NRRD and MetaImage
+
+
+def _load_block(path: Path, label: bool) -> Raw:
+    is_nrrd = path.name.lower().endswith(nrrd.ENDINGS)
+    values, affine, channels = nrrd.load(path, label) if is_nrrd else metaimage.load(path)
+    if label and channels:
+        raise DataError(f"{path} has {values.shape[-1]} values a voxel; a label has one.")
+    return Raw(values, affine, channels)
+
+
 # Pictures
 
 
@@ -374,7 +414,12 @@ def _choose_array(arrays: Any, name: str, path: Path) -> Array:
 def _drop_equal_channels(values: Array, path: Path) -> Array:
     """One channel of a label stored in colours, which must say the same three times."""
     if bool((values != values[..., :1]).any()):
-        raise DataError(f"{path} is a coloured label; store class numbers (grey or palette) instead.")
+        if path.suffix.lower() in JPEG:
+            raise DataError(f"{path} is a coloured JPEG, which blurs colours; store the label as PNG.")
+        raise DataError(
+            f"{path} is a coloured label. Say what its colours mean under sources, such as "
+            "colours: {'#000000': 0, '#ff0000': 1}; `wardround data init` proposes it."
+        )
     grey: Array = values[..., 0]
     return grey
 

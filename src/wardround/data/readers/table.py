@@ -5,7 +5,8 @@
 
 image: one file, several separated by `;`, or a column a channel (image_0, image_1 or image_t1, image_flair);
 label may be empty. Other columns are optional and carried along. Heads may be written in either case and
-under usual other names (mask, center, site, subject ...). Paths are relative to the list and stay below its
+under usual other names (mask, center, site, subject ...); under any other where `columns` of the source says
+so, or where the files in them leave no doubt. Paths are relative to the list and stay below its
 folder; a file elsewhere is given by its absolute path.
 """
 
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from wardround.data.listing import Entry, Listing
+from wardround.data.readers.class_masks import strip_word
 from wardround.data.readers.common import (
     CASE,
     CLIENT,
@@ -36,18 +38,23 @@ from wardround.data.readers.common import (
     stem_of,
 )
 from wardround.data.readers.msd import resolve_inside
-from wardround.errors import DataError
+from wardround.errors import ConfigError, DataError
+from wardround.text import suggest
 
 IMAGE = ("image", "images", "img", "image_path", "image_file", "scan", "path", "file", "filename")
 LABEL = (
     "label", "mask", "labels", "masks", "seg", "segmentation", "label_path", "mask_path", "label_file", "gt",
 )  # fmt: skip
 LIST_ENDINGS = (".csv", ".tsv", ".json")
+NUM_SAMPLED = 20  # cells of a column that say whether it holds files
+
+
+NEEDS = {"image": IMAGE, "label": LABEL, "case": CASE, "patient": GROUP, "split": SPLIT, "client": CLIENT}
 
 
 @dataclass(frozen=True)
 class Heads:
-    """Which column says what; images: several where there is a column a channel."""
+    """Which column says what; images: several where there is a column a channel; guessed: by their files."""
 
     images: tuple[str, ...]
     label: str | None
@@ -55,10 +62,24 @@ class Heads:
     group: str | None
     split: str | None
     client: str | None
+    guessed: tuple[str, ...] = ()
 
     @property
     def known(self) -> set[str | None]:
         return {*self.images, self.label, self.case, self.split, self.client}
+
+    def describe(self) -> str:
+        """Which column is taken for what, and what the list lacks."""
+        found = {"image": join_names(self.images), "label": self.label, "case": self.case}
+        found |= {"patient": self.group, "split": self.split, "client": self.client}
+        taken = (
+            f"{need} from '{head}'{' (a guess)' if need in self.guessed else ''}"
+            for need, head in found.items()
+            if head
+        )
+        lacking = [need for need in ("label", "patient", "split", "client") if not found[need]]
+        then = f"; no column for {join_names(lacking)} (--column {lacking[0]}=...)" if lacking else ""
+        return f"{join_names(taken, 6)}{then}"
 
 
 def recognise(path: Path) -> str | None:
@@ -68,10 +89,31 @@ def recognise(path: Path) -> str | None:
         return None
     try:
         rows = read_list(file)
-        return f"{file.name} lists {len(rows)} cases" if read_heads(rows, file) else None
+        if read_heads(rows, file).guessed and file != path:
+            return None  # somebody else's list
+        return describe_list(file)
     except DataError:
         # A list given by name is read, and its mistakes reported; one merely found in a folder is ignored.
         return f"{file.name} is a list" if file == path else None
+
+
+def describe_list(path: Path, named: Mapping[str, str] | None = None) -> str:
+    """How many cases a list has, and which column is taken for what."""
+    file = find_list(path) or path
+    rows = read_list(file)
+    return f"{file.name} lists {len(rows)} cases: {read_heads(rows, file, named).describe()}"
+
+
+def find_guess(path: Path) -> dict[str, str] | None:
+    """The columns of a list where some are a guess, to be written down; None where names say it."""
+    file = find_list(path)
+    if file is None:
+        return None
+    heads = read_heads(read_list(file), file)
+    if not heads.guessed:
+        return None
+    found = {"image": ", ".join(heads.images), "label": heads.label}
+    return {need: head for need, head in found.items() if head}
 
 
 def find_list(path: Path) -> Path | None:
@@ -84,14 +126,15 @@ def find_list(path: Path) -> Path | None:
     return lists[0] if len(lists) == 1 else None
 
 
-def read(path: Path, client: str | None = None) -> Listing:
-    """The cases of a list; client: of all cases, where the list has no column for it."""
+def read(path: Path, client: str | None = None, named: Mapping[str, str] | None = None) -> Listing:
+    """The cases of a list; client: of all cases, where the list has no column for it; named: the column of
+    what is needed (image, label, patient ...), where its name does not say it."""
     file = find_list(path)
     if file is None:
         raise DataError(f"{path} is not a list ({', '.join(LIST_ENDINGS)}), nor a folder with just one.")
     file = file.resolve()
     rows = read_list(file)
-    columns = read_heads(rows, file)
+    columns = read_heads(rows, file, named or {})
     fallback = client or file.parent.name or "all"
     entries = [make_entry(row, columns, file, n, fallback) for n, row in enumerate(rows, start=2)]
     entries = make_unique(entries, file)
@@ -103,9 +146,9 @@ def read(path: Path, client: str | None = None) -> Listing:
     note_names(notes, f"{file.name}: {len(bare)} cases have no label", bare)
     if columns.label is None:
         others = join_names([head for head in rows[0] if head not in columns.known], 12) or "none"
-        notes.append(
-            f"{file.name} has no column 'label'; call the one with the label files so, of: {others}."
-        )
+        notes.append(f"{file.name} has no column of label files. Name one of: {others}; --column label=...")
+    if columns.guessed:
+        notes.append(f"{file.name}: {columns.describe()}. Another: --column label=...")
     ordered = tuple(sorted(entries, key=lambda entry: (entry.client, entry.name)))
     return Listing("table", ordered, channels, notes=tuple(notes))
 
@@ -145,19 +188,75 @@ def as_text(row: Any, file: Path) -> dict[str, str]:
     return plain
 
 
-def read_heads(rows: Sequence[Mapping[str, str]], file: Path) -> Heads:
-    """What each column is; a list without images is refused."""
+def read_heads(
+    rows: Sequence[Mapping[str, str]], file: Path, named: Mapping[str, str] | None = None
+) -> Heads:
+    """What each column is, by what was named, by usual names, then by the files in it; a list whose images
+    cannot be told is refused."""
     columns = list(dict.fromkeys(head for row in rows for head in row))
-    one = find_first(IMAGE, columns)
-    images = (one,) if one else tuple(head for head in columns if holds_images(head, rows))
+    said = {find_need(need): check_heads(text, columns, file) for need, text in (named or {}).items()}
+    usual = {need: find_first(names, columns) for need, names in NEEDS.items()}
+    found = {need: said[need][0] if need in said else head for need, head in usual.items()}
+    one = usual["image"]
+    images = said.get("image") or ((one,) if one else tuple(h for h in columns if holds_images(h, rows)))
+    guessed: list[str] = []
+    files = [h for h in columns if holds_files(h, rows) and h not in (*images, *found.values())]
+    if files and found["label"] is None:
+        drawn = [head for head in files if names_label(head, rows)]
+        drawn = drawn if images else drawn[: len(files) - 1]
+        if len(drawn) == 1 or (images and len(files) == 1):
+            found["label"] = (drawn or files)[0]
+            guessed.append("label")
+            files.remove((drawn or files)[0])
+    if not images and files and (found["label"] is not None or len(files) == 1):
+        images = tuple(files)
+        guessed.insert(0, "image")
     if not images:
-        raise DataError(
-            f"{file} has no column 'image'; its columns are {join_names(columns, 12)}. Call the one with the "
-            "image files image, and the one with the label files label."
-        )
+        raise DataError(ask_for_columns(file, columns, files))
     if all(head.removeprefix("image_").isdecimal() for head in images):
         images = tuple(sorted(images, key=lambda head: int(head.removeprefix("image_"))))
-    return Heads(images, *(find_first(names, columns) for names in (LABEL, CASE, GROUP, SPLIT, CLIENT)))
+    group, client = found["patient"], found["client"]
+    return Heads(images, found["label"], found["case"], group, found["split"], client, tuple(guessed))
+
+
+def find_need(word: str) -> str:
+    """What a list needs, by any of its names: hospital is client."""
+    need = next((need for need, names in NEEDS.items() if word.strip().lower() in (need, *names)), None)
+    if need is None:
+        raise ConfigError(f"A list has no use for a column of '{word}'; name one of {', '.join(NEEDS)}.")
+    return need
+
+
+def check_heads(text: str, columns: Sequence[str], file: Path) -> tuple[str, ...]:
+    """The columns somebody named, several separated by commas."""
+    heads = tuple(part.strip().lower() for part in text.split(","))
+    for head in heads:
+        if head not in columns:
+            have = join_names(columns, 12)
+            raise ConfigError(f"{file} has no column '{head}'.{suggest(head, columns)} It has: {have}.")
+    return heads
+
+
+def ask_for_columns(file: Path, columns: Sequence[str], files: Sequence[str]) -> str:
+    held = f"Files are in {join_names(files, 8)}. " if files else ""
+    first, second = (*files, "...", "...")[:2]
+    return (
+        f"{file} has no column 'image'; its columns are {join_names(columns, 12)}. {held}Say which has the "
+        f"images and which the labels: --column image={first} --column label={second}; or call them so."
+    )
+
+
+def holds_files(head: str, rows: Sequence[Mapping[str, str]]) -> bool:
+    """Whether the first filled cells of a column are all image files."""
+    values = [row[head] for row in rows if row.get(head)][:NUM_SAMPLED]
+    return bool(values) and all(stem_of(value) is not None for value in values)
+
+
+def names_label(head: str, rows: Sequence[Mapping[str, str]]) -> bool:
+    """Whether the name of a column, or of its first file and folder, has a word for labels."""
+    value = next((row[head] for row in rows if row.get(head)), "")
+    parts = [head, stem_of(Path(value).name) or "", Path(value).parent.name]
+    return any(strip_word(part) is not None for part in parts)
 
 
 def holds_images(head: str, rows: Sequence[Mapping[str, str]]) -> bool:

@@ -22,13 +22,13 @@ from typing import Any
 from wardround.data.checking.check import check
 from wardround.data.checking.cross_case import refuse_absent_classes
 from wardround.data.checking.facts import measure_label
-from wardround.data.checking.findings import ABOUT_LABELS
+from wardround.data.checking.findings import ANNOUNCED
 from wardround.data.federation_file import FederationFile
 from wardround.data.listing import Entry, Labels, Listing, Watch
 from wardround.data.partitions import Description
 from wardround.data.preparing.cache import FORMAT, Cache, describe, explain_write_errors, stat_signature
 from wardround.data.preparing.pool import prepare_cases
-from wardround.data.readers.image_files import read_label
+from wardround.data.readers.label_files import read_case_label
 from wardround.errors import DataError
 from wardround.files import file_name, try_lock, wait_for_lock, write_json
 from wardround.machine import cores
@@ -36,7 +36,7 @@ from wardround.machine import cores
 log = logging.getLogger(__name__)
 
 WAIT_SECONDS = 3600.0
-RULES = 3  # raised when the rules of checking change
+RULES = 4  # raised when the rules of checking change
 LeftOut = tuple[tuple[str, str], ...]  # case and reason
 
 
@@ -105,7 +105,8 @@ class Preparer:
         """Changes with the files (size, times), the splits and the settings."""
         files = [[[ascii(str(path)), *stat_signature(path)] for path in e.files] for e in entries]
         names = [(ascii(e.client), ascii(e.name), ascii(e.group), e.split) for e in entries]
-        cases = [[*name, own] for name, own in zip(names, files, strict=True)]
+        codings = [e.coding_text for e in entries]
+        cases = [[*name, own, *coding] for name, own, coding in zip(names, files, codings, strict=True)]
         maps = {ascii(e.client): list(e.labels.items()) for e in entries if e.labels is not None}
         rules = [maps, RULES, FORMAT, self.channels, self.dimensions, list(self.file.labels.items())]
         text = json.dumps([rules, self.file.prepare.model_dump(mode="json", exclude={"slices"}), cases])
@@ -147,7 +148,7 @@ class Preparer:
         left_out = {n: sorted((case, why) for (c, case), why in reasons.items() if c == n) for n in paths}
         warnings: dict[str, list[str]] = {name: [] for name in paths}
         for found in report.findings:
-            if found.code in ABOUT_LABELS:
+            if found.code in ANNOUNCED:
                 warnings[found.client or listing.clients[0]].append(found.sentence)
         return {n: PreparedClient(paths[n], tuple(left_out[n]), tuple(warnings[n])) for n in paths}
 
@@ -171,23 +172,25 @@ class LabelDescriptions:
 
     def __call__(self, entry: Entry) -> Description:
         """Foreground as a share of the image, and the classes present; none if the label cannot be read."""
-        counts = self._counts(entry.label) if entry.label is not None else {}
+        counts = self._counts(entry) if entry.label is not None else {}
         own = entry.label_map(self._labels).values()
         number = {value: n for n, values in enumerate(own, start=1) for value in values}
         inside = {int(value): count for value, count in counts.items() if int(value) in number}
         share = sum(inside.values()) / max(1, sum(counts.values()))
         return Description(share, tuple(sorted({number[value] for value in inside})))
 
-    def _counts(self, label: Path) -> Mapping[str, int]:
+    def _counts(self, entry: Entry) -> Mapping[str, int]:
         if self._known is None:
             self._known = self._read()
-        place, now = ascii(str(label.absolute())), list(stat_signature(label))
+        place = ascii(str(entry.label_files[0].absolute()))
+        now = [*(part for path in entry.label_files for part in stat_signature(path)), *entry.coding_text]
         known = self._known.get(place)
         if not isinstance(known, dict) or known.get("signature") != now:
             try:
-                values = measure_label(read_label(label)).values
+                label = read_case_label(entry)
             except DataError:
                 return {}
+            values = {} if label is None else measure_label(label).values
             known = {"signature": now, "values": {str(value): count for value, count in values.items()}}
             self._known[place] = known
             self._changed = True

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from wardround.data import partitions
 from wardround.data.cases import ClientData, Split, TensorSplit
@@ -29,6 +30,8 @@ from wardround.data.listing import SPLITS, Entry, Listing, Watch
 from wardround.data.preparing.cache import Cache, describe
 from wardround.data.preparing.cache import load as load_prepared
 from wardround.data.preparing.grid import reorient_grid
+from wardround.data.preparing.prepare import prepare_case
+from wardround.data.readers.image_files import COLOURS, read_image, read_label
 from wardround.data.serving.client_cache import LabelDescriptions, LeftOut, PreparedClient, Preparer
 from wardround.data.serving.resident import (
     CachedSplit,
@@ -78,6 +81,8 @@ def federation_of(
         first_images=lambda: (entry.images[0] for entry in data.listing.entries),
         prepared_shape=data.prepared_shape,
         version=data.describe_version,
+        orientation=data.file.prepare.orientation if data.has_orientation else None,
+        colours_of=data.read_colours,
     )
 
 
@@ -108,6 +113,27 @@ class RealData:
         self._preparer = Preparer(self.cache, self.file, self.in_channels, self.dimensions, strict)
         self._prepared: dict[str, PreparedClient] = {}  # asked for often; looking at all files takes time
         self._summary: ScanSummary | None = None
+
+    @property
+    def has_orientation(self) -> bool:
+        """Whether files say how the patient lies, as the first one does or not."""
+        return self.dimensions == 3 and self.first_image.affine is not None
+
+    def read_colours(self, client: str, case: str) -> Tensor | None:
+        """A colour image (3, H, W) on the prepared grid, its values as in the file; None for other images."""
+        entry = next((entry for entry in self.listing.of(client) if entry.name == case), None)
+        names = {name.lower() for name in self.file.channels}
+        if entry is None or self.dimensions != 2 or self.in_channels != 3 or not names <= COLOURS:
+            return None
+        image = read_image(entry.images)
+        if image.affine is not None or image.data.min() < 0:
+            return None
+        settings = self.file.prepare.model_copy(update={"normalise": "none"})
+        label = None
+        if settings.crop == "foreground" and entry.label is not None:  # it keeps what is labelled
+            label = read_label(entry.label)
+        labels = self.file.labels if entry.labels is None else entry.labels
+        return prepare_case(image, label, settings, labels, background=None).image
 
     @property
     def regions(self) -> Mapping[str, Sequence[int]]:

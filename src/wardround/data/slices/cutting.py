@@ -31,7 +31,8 @@ from wardround.data.preparing.cache import hash_contents, hash_file, is_gone
 from wardround.data.preparing.geometry import find_reorientation, invert_reorientation, reorient
 from wardround.data.preparing.prepare import check_voxels
 from wardround.data.readers.common import check_name
-from wardround.data.readers.image_files import Volume, read_image, read_label, same_affine
+from wardround.data.readers.image_files import Volume, read_image, same_affine
+from wardround.data.readers.label_files import read_case_label
 from wardround.data.sources import list_cases
 from wardround.errors import ConfigError, DataError
 from wardround.files import file_name, write_bytes, write_text, writing
@@ -176,7 +177,7 @@ def cut_one(entry: Entry, folder: Path, recipe: CutRecipe, others: set[int]) -> 
     """Write the slices of one volume, and yield a row for each; others: collects label values of no class."""
     along = recipe.settings.along
     image = read_image(entry.images)
-    label = None if entry.label is None else read_label(entry.label)
+    label = read_case_label(entry)
     if label is None and recipe.keep == "labelled":
         raise DataError("it has no label; --keep all includes it.")
     check_voxels(image, label)

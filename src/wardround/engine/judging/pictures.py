@@ -5,7 +5,8 @@ simulation, on one machine, the run joins them to `overlays.png` and the report 
 is a message, so nothing of it leaves a hospital.
 
     clients/<name>/pictures.safetensors
-      <n>/image, truth, prediction, uncertainty    (slices, H, W) uint8; uncertainty: 255 is an even guess
+      <n>/image, truth, prediction, uncertainty    (slices, H, W) uint8; uncertainty: 255 is an even guess;
+                                                   image: (slices, H, W, 3) where it is in colour
       panel/<n>/image, truth, ..., features        one slice of the cases that every method shows
       calibration                                  (bins, 3): voxels, sum of probabilities, true foreground
       foreground                                   share of foreground in every test case
@@ -19,6 +20,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +33,10 @@ from torch.nn import functional
 from wardround.clients import Client
 from wardround.config import EvaluateSettings
 from wardround.data.cases import Split
+from wardround.data.federation import Federation
 from wardround.engine.judging.evaluation import Regions, mean_dice
 from wardround.engine.judging.postprocessing import postprocess_labels
+from wardround.engine.judging.views import View, choose_view
 from wardround.files import write_bytes
 from wardround.metrics import EmptyPolicy
 from wardround.params import Params
@@ -44,6 +48,7 @@ from wardround.training.workbench import Workbench
 PICTURES = "pictures.safetensors"
 COLOURS = ("#19a7ce", "#ff7a45", "#b37feb", "#ffd666")
 LAYERS = ("image", "truth", "prediction", "uncertainty")
+FACTS = ("kind", "dice", "places", "depth", "shown", "aspect", "plane")
 MOST_SLICES = 24
 MOST_PIXELS = {2: 320, 3: 160}  # of a side; larger pictures shrink
 PANEL = "panel/"
@@ -56,12 +61,13 @@ Layer = NDArray[np.uint8]
 
 @dataclass(frozen=True)
 class Picture:
-    """One test case to look at; layers (slices, H, W).
+    """One test case to look at; layers (slices, H, W), of a colour image (slices, H, W, 3).
 
     kind: best, median, worst, or "" for another place in the order by Dice; places: where in the volume the
     slices were, of `depth`; shown: the slice with most foreground, where one looks first;
-    aspect: height of a pixel divided by its width; uncertainty: None in runs before it was kept;
-    features: in a panel, the mean size of the bottleneck's activations, as coarse as they are.
+    aspect: height of a pixel divided by its width; plane: axial, coronal or sagittal, where known;
+    uncertainty: None in runs before it was kept; features: in a panel, the mean size of the bottleneck's
+    activations, as coarse as they are.
     """
 
     name: str
@@ -75,7 +81,13 @@ class Picture:
     depth: int = 1
     shown: int = 0
     aspect: float = 1.0
+    plane: str = ""
     features: Layer | None = None
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Height and width in pixels."""
+        return self.image.shape[1], self.image.shape[2]
 
 
 # Written by a client
@@ -84,9 +96,13 @@ class Picture:
 class Album:
     """Takes the test cases of one client one after the other; keeps each small, then the chosen ones."""
 
-    def __init__(self, split: Split, regions: Regions, empty_policy: EmptyPolicy) -> None:
+    def __init__(
+        self, split: Split, regions: Regions, empty_policy: EmptyPolicy, orientation: str | None = None
+    ) -> None:
         self._split, self._regions, self._empty_policy = split, regions, empty_policy
+        self._orientation = orientation
         self._pictures: list[Picture] = []
+        self._views: list[View] = []
         self._shares: list[float] = []
         self._calibration = torch.zeros(NUM_BINS, 3, dtype=torch.float64)
 
@@ -96,23 +112,32 @@ class Album:
         truth, probabilities = truth.cpu(), probabilities.float().cpu()
         dice = mean_dice(labels, truth.numpy(), self._regions, spacing, self._empty_policy)
         entropy = entropy_bytes(probabilities)
-        picture = picture_of(name, image, truth, torch.from_numpy(labels), entropy, spacing)
+        view = View() if truth.ndim == 2 else choose_view(truth.shape, spacing, self._orientation)
+        picture = picture_of(name, image, truth, torch.from_numpy(labels), entropy, spacing, view)
+        self._views.append(view)
         self._pictures.append(replace(picture, dice=dice))
         self._shares.append(float((truth > 0).double().mean()))
         self._calibration += count_calibration(probabilities, truth)
 
     def save(
-        self, path: Path, count: int, encode: Callable[[int], Tensor | None] = lambda index: None
+        self,
+        path: Path,
+        count: int,
+        encode: Callable[[int], Tensor | None] = lambda index: None,
+        read_colours: Callable[[str], Tensor | None] = lambda name: None,
     ) -> None:
         """Write `count` of the cases, a panel, and what is known of all; nothing without test cases.
 
-        encode: the bottleneck of a case by its index, (C, *spatial), where the network shows one.
+        encode: the bottleneck of a case by its index, (C, *spatial), where the network shows one;
+        read_colours: a case by its name as it was before its intensities were scaled, where it is in colour.
         """
-        chosen = choose(self._pictures, count)
+        chosen = [in_colour(picture, read_colours(picture.name)) for picture in choose(self._pictures, count)]
+        panel = []
+        for index in choose_by_truth(self._shares) if chosen else ():
+            picture = self._pictures[index]
+            coloured = in_colour(picture, read_colours(picture.name))
+            panel.append(make_panel(coloured, encode(index), self._views[index]))
         if chosen:
-            panel = [
-                make_panel(self._pictures[index], encode(index)) for index in choose_by_truth(self._shares)
-            ]
             save_pictures(path, chosen, panel, self._calibration, self._shares)
 
 
@@ -120,13 +145,13 @@ def take_pictures(
     client: Client,
     bench: Workbench,
     params: Params,
-    regions: Regions,
+    federation: Federation,
     settings: EvaluateSettings,
     path: Path,
 ) -> None:
     """The task "pictures": a few test cases with their uncertainty, written to the client's own folder."""
     split, objective = client.data.test, client.objective
-    album = Album(split, regions, settings.empty_policy)
+    album = Album(split, federation.regions, settings.empty_policy, federation.orientation)
     with evaluated_as(client.model, objective, settings.window, settings.tta):
         for logits, batch in client.predictions(split, params):
             for number, labels in enumerate(objective.predict(logits).cpu().numpy()):
@@ -147,18 +172,23 @@ def take_pictures(
         with bench.autocast():
             return reference.encode(bench.lay_out(image.to(bench.device)))[0]
 
-    album.save(path, settings.overlays, encode)
+    album.save(path, settings.overlays, encode, partial(federation.read_colours, client.name))
 
 
 def picture_of(
-    name: str, image: Tensor, truth: Tensor, predicted: Tensor, entropy: Tensor, spacing: Sequence[float]
+    name: str,
+    image: Tensor,
+    truth: Tensor,
+    predicted: Tensor,
+    entropy: Tensor,
+    spacing: Sequence[float],
+    view: View | None = None,
 ) -> Picture:
     """A case made small: a few slices of the first channel, at most some hundred pixels wide."""
-    dimensions = truth.ndim
+    dimensions, view = truth.ndim, view or View()
     scan = to_bytes(normalise(image[0].float().cpu().numpy()))
     volumes = [torch.from_numpy(scan), *(part.to(torch.uint8).cpu() for part in (truth, predicted, entropy))]
-    if dimensions == 2:
-        volumes = [volume[None] for volume in volumes]
+    volumes = [volume[None] if dimensions == 2 else view.turn(volume) for volume in volumes]
     depth = len(volumes[0])
     largest = find_fullest_slice(volumes[1], volumes[2])
     places = choose_slices(depth, MOST_SLICES, largest)
@@ -166,8 +196,20 @@ def picture_of(
         shrink(volume[places], MOST_PIXELS[dimensions], smooth=number in (0, 3))
         for number, volume in enumerate(volumes)
     )
-    shown, aspect = places.index(largest), spacing[-2] / spacing[-1]
-    return Picture(name, scan, labels, guess, unsure, places=places, depth=depth, shown=shown, aspect=aspect)
+    return Picture(
+        name, scan, labels, guess, unsure, places=places, depth=depth, shown=places.index(largest),
+        aspect=spacing[0] / spacing[1] if dimensions == 2 else view.aspect(spacing), plane=view.plane,
+    )  # fmt: skip
+
+
+def in_colour(picture: Picture, colours: Tensor | None) -> Picture:
+    """The same with its colours, (3, H, W) with values up to 1, 255 or more; None leaves it grey."""
+    if colours is None:
+        return picture
+    most = next((limit for limit in (1, 255) if float(colours.max()) <= limit), float(colours.max()))
+    values = (255 * colours.float().cpu() / most).round().clamp(0, 255).to(torch.uint8)
+    small = [shrink(channel[None], MOST_PIXELS[2], smooth=True) for channel in values]
+    return replace(picture, image=np.stack(small, axis=-1))
 
 
 def to_bytes(values: NDArray[np.float32]) -> Layer:
@@ -245,25 +287,32 @@ def choose_by_truth(shares: Sequence[float], count: int = PANEL_CASES) -> list[i
     return [order[step] for step in sorted(steps) if order]
 
 
-def make_panel(picture: Picture, features: Tensor | None) -> Picture:
+def make_panel(picture: Picture, features: Tensor | None, view: View | None = None) -> Picture:
     """The slice with most foreground alone, small, with the features (C, *spatial) there."""
     at = picture.shown
     layers: dict[str, Any] = {}
     for layer in LAYERS:
         values = torch.from_numpy(getattr(picture, layer)[at : at + 1])
-        layers[layer] = shrink(values, PANEL_PIXELS, smooth=layer in ("image", "uncertainty"))
+        smooth = layer in ("image", "uncertainty")
+        parts = [
+            shrink(part, PANEL_PIXELS, smooth)
+            for part in (values.unbind(3) if values.ndim == 4 else [values])
+        ]
+        layers[layer] = parts[0] if len(parts) == 1 else np.stack(parts, axis=-1)
     place = picture.places[at]
-    seen = None if features is None else draw_features(features, place / max(1, picture.depth - 1))
+    where = place / max(1, picture.depth - 1)
+    seen = None if features is None else draw_features(features, where, view or View())
     return replace(picture, **layers, kind="", places=[place], shown=0, features=seen)
 
 
-def draw_features(features: Tensor, at: float) -> Layer:
+def draw_features(features: Tensor, at: float, view: View) -> Layer:
     """The mean absolute activation over channels, from its smallest to its largest value, (1, H, W).
 
     at: where the slice of a volume lies, 0 to 1.
     """
     size = features.float().abs().mean(dim=0).cpu()
     if size.ndim == 3:
+        size = view.turn(size)
         size = size[round(at * (len(size) - 1))]
     low, high = size.min(), size.max()
     scaled = (255 * (size - low) / (high - low).clamp_min(1e-12)).round().to(torch.uint8)
@@ -289,7 +338,7 @@ def save_pictures(
 
 
 def list_facts(picture: Picture) -> dict[str, Any]:
-    return {key: getattr(picture, key) for key in ("kind", "dice", "places", "depth", "shown", "aspect")}
+    return {key: getattr(picture, key) for key in FACTS}
 
 
 # Read again
@@ -322,8 +371,9 @@ def read_panel(stored: StoredTensors) -> list[Picture]:
 
 
 def slices(layer: Tensor) -> NDArray[Any]:
-    """(H, W) or (slices, H, W) -> (slices, H, W)."""
-    return layer.numpy().reshape(-1, *layer.shape[-2:])
+    """(H, W) or (slices, H, W) -> (slices, H, W); colours (slices, H, W, 3) as they are."""
+    values: NDArray[Any] = layer.numpy()
+    return values[None] if values.ndim == 2 else values
 
 
 # overlays.png

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from wardround.data.federation import Federation
-from wardround.data.readers.image_files import NIFTI
+from wardround.data.readers.image_files import WITH_GEOMETRY
 from wardround.data.roles import NOT_HOSPITALS
 from wardround.engine.judging.evaluation import Evaluation
 from wardround.metrics import BOTH, METRICS, MM, MM_OR_PX, PX, ClientsSummary, Summary, combine_units
@@ -149,7 +149,7 @@ def detect_units(federation: Federation) -> str:
     """mm, px, or either; synthetic cases have a spacing in mm."""
     if federation.first_images is not None:
         images = federation.first_images()
-        return combine_units(MM if path.name.lower().endswith(NIFTI) else PX for path in images)
+        return combine_units(MM if path.name.lower().endswith(WITH_GEOMETRY) else PX for path in images)
     if federation.units is not None:
         return federation.units
     seen = None if federation.summarise_scans is None else federation.summarise_scans().spacing
