@@ -444,6 +444,15 @@ def test_predictions_evaluations_and_comparisons_are_short_too(tmp_path: Path) -
     assert "<table>" in compared._repr_html_()
 
 
+def test_an_exported_network_is_called_the_users_own(tmp_path: Path) -> None:
+    wr.run(tiny(tmp_path / "run", rounds=1), model=Net)
+
+    wr.export(tmp_path / "run", "torch", tmp_path / "out")
+
+    card = (tmp_path / "out/MODEL_CARD.md").read_text()
+    assert f"{__name__}:Net@" in card and "of the user's own" in card and "MONAI (Cardoso" not in card
+
+
 def test_a_comparison_asks_for_import_paths(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="methods has .*Equal.*named by its import path, 'my_file:Name'"):
         wr.compare(settings(tmp_path / "x"), methods=[Equal], output=tmp_path / "c")
