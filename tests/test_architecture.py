@@ -13,8 +13,8 @@ SOURCE = TESTS.parent / "src" / "wardround"
 
 # A line may import from the lines above it, never from those below. Names on one line know nothing of each other.
 LAYERS = """
-version errors text seeds
-files machine settings yaml_file tables seeding plugins
+version errors text seeds objects
+files machine settings yaml_file tables seeding plugins progress python_words
 storage child_process
 params
 host_copy gpu_service

@@ -10,6 +10,7 @@ The names below are the public interface; modules and everything else in them ar
 from __future__ import annotations
 
 from importlib import import_module
+from inspect import isfunction
 from typing import TYPE_CHECKING, Any
 
 from wardround.version import __version__
@@ -121,7 +122,10 @@ def __getattr__(name: str) -> Any:
     if name not in _PLACES:
         raise AttributeError(f"module 'wardround' has no attribute '{name}'")
     module, attribute = _PLACES[name]
-    return getattr(import_module(module), attribute)
+    found = getattr(import_module(module), attribute)
+    if not isfunction(found):
+        return found
+    return import_module("wardround.python_words").for_python(found)
 
 
 def __dir__() -> list[str]:

@@ -17,6 +17,8 @@ from wardround.data.settings import DataSettings
 from wardround.files import file_name
 from wardround.metrics import METRICS
 from wardround.models import ModelSettings
+from wardround.objects import split_name
+from wardround.plugins import is_import_path
 from wardround.settings import Settings, shown
 from wardround.text import parse_size
 
@@ -302,6 +304,17 @@ class Config(Settings):
     def count_batches(self, num_train: int) -> int:
         """Steps of one pass over so many cases."""
         return -(-num_train // self.batch_size)
+
+    @property
+    def objects(self) -> dict[str, str]:
+        """What was handed over in Python, by its setting (see `wardround.objects`)."""
+        names = {"model.name": self.model.name}
+        names |= {f"method.{key}": str(value) for key, value in self.method.items()}
+        names |= {f"objective.{key}": str(value) for key, value in self.objective.items()}
+        found = {key: name for key, name in names.items() if split_name(name)[1] and is_import_path(name)}
+        cases = self.data.in_memory
+        said = cases if isinstance(cases, dict) else {}
+        return found | {f"data.in_memory.{client}": text for client, text in said.items()}
 
     @property
     def folder(self) -> Path:

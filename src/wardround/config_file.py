@@ -11,13 +11,18 @@ from typing import Any
 from wardround.config import Config
 from wardround.errors import ConfigError
 from wardround.losses.contrastive_objectives import probe_output
+from wardround.losses.loss_function import NAME as LOSS_FUNCTION
+from wardround.losses.loss_function import give_loss
 from wardround.losses.objective import Objective
-from wardround.methods import build_method, build_objective
+from wardround.methods import METHODS, OBJECTIVES, build_method, build_objective
 from wardround.methods.base import Method
 from wardround.models import check_dimensions
 from wardround.models import resolve as find_model
+from wardround.models.foreign_networks import give_network
 from wardround.models.measure import features_text
+from wardround.objects import digest, split_name
 from wardround.plugins import NotInstalled
+from wardround.settings import shown
 from wardround.training.inference import check_averaging
 from wardround.training.sketch import sketch_model
 from wardround.yaml_file import apply_override, read_yaml
@@ -25,19 +30,106 @@ from wardround.yaml_file import apply_override, read_yaml
 log = logging.getLogger(__name__)
 
 
-def load_config(source: str | Path | Mapping[str, Any] | Config, overrides: Sequence[str] = ()) -> Config:
-    """A checked configuration from a YAML file, a dictionary or a Config, with `a.b=c` on top."""
-    if isinstance(source, Config):
-        if not overrides:
-            return source
-        label, values = "", source.model_dump(mode="json")
-    elif isinstance(source, Mapping):
-        label, values = "", dict(source)
-    else:
-        label, values = f"{source}: ", find_federation(read_yaml(Path(source)), Path(source))
+def load_config(
+    source: str | Path | Mapping[str, Any] | Config,
+    overrides: Sequence[str] = (),
+    *,
+    model: Any = None,
+    method: Any = None,
+    objective: Any = None,
+) -> Config:
+    """A checked configuration from a YAML file, a dictionary or a Config, with `a.b=c` on top.
+
+    model, method, objective: names or objects in the place of the configuration's, as `wr.run` takes them.
+    """
+    objects = {"model": model, "method": method, "objective": objective}
+    if (
+        isinstance(source, Config)
+        and not overrides
+        and not any(found is not None for found in objects.values())
+    ):
+        return source
+    label, values = read_values(source)
+    name_objects(values, objects)
     for override in overrides:
         apply_override(values, override)
     return parse(values, label)
+
+
+def read_values(source: str | Path | Mapping[str, Any] | Config) -> tuple[str, dict[str, Any]]:
+    """What stands before a mistake in them, and the settings as they were given."""
+    if isinstance(source, Config):
+        return "", source.model_dump(mode="json")
+    if isinstance(source, Mapping):
+        return "", copy_sections(source)
+    return f"{source}: ", find_federation(read_yaml(Path(source)), Path(source))
+
+
+def copy_sections(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings for us to change; what the user gave stays as it is."""
+    return {key: copy_sections(value) if isinstance(value, dict) else value for key, value in values.items()}
+
+
+# Objects in the place of names
+
+
+def name_objects(values: dict[str, Any], given: Mapping[str, Any]) -> None:
+    """Put names in the place of objects, which this process then finds by them."""
+    namers = {"model": name_model, "method": name_method, "objective": name_objective}
+    for key, found in given.items():
+        section = values.get(key)
+        before = section if isinstance(section, dict) else {}
+        keeps = key == "model" or found is None
+        if found is None:
+            found = before.get("name") if isinstance(section, dict | None) else section
+            if found is None or isinstance(found, str):
+                continue
+        rest = {name: value for name, value in before.items() if keeps and name != "name"}
+        named = {"name": found} if isinstance(found, str) else namers[key](found, before)
+        values[key] = {**rest, **named}
+
+
+def name_model(found: Any, before: Mapping[str, Any]) -> dict[str, Any]:
+    return {"name": give_network(found, find_earlier_name(found, before))}
+
+
+def name_method(found: Any, before: Mapping[str, Any]) -> dict[str, Any]:
+    kind = found if isinstance(found, type) else type(found)
+    if not issubclass(kind, Method):
+        raise ConfigError(
+            f"method is {shown(found)}; give a name, a subclass of wr.Method or an object of one."
+        )
+    return {"name": METHODS.give(kind, find_earlier_name(kind, before)), **read_fields(found)}
+
+
+def name_objective(found: Any, before: Mapping[str, Any]) -> dict[str, Any]:
+    kind = found if isinstance(found, type) else type(found)
+    if issubclass(kind, Objective):
+        return {"name": OBJECTIVES.give(kind, find_earlier_name(kind, before)), **read_fields(found)}
+    if not callable(found):
+        raise ConfigError(
+            f"objective is {shown(found)}; give a name, a loss of (logits, labels), a subclass of "
+            "wr.Objective or an object of one."
+        )
+    return {"name": LOSS_FUNCTION, "function": give_loss(found, find_earlier_name(found, before))}
+
+
+def read_fields(found: Any) -> dict[str, Any]:
+    """The settings that an object of a method or objective holds; a class holds none."""
+    if isinstance(found, type):
+        return {}
+    return {field.name: getattr(found, field.name) for field in dataclasses.fields(found)}
+
+
+def find_earlier_name(found: Any, before: Mapping[str, Any]) -> str | None:
+    """The name that a run wrote down of the same object, also where it lay in another module then."""
+    names = [before.get("function"), before.get("name")]
+    return next(
+        (name for name in names if isinstance(name, str) and split_name(name)[1] == digest(found)), None
+    )
+
+
+# Files
 
 
 def find_federation(values: dict[str, Any], source: Path) -> dict[str, Any]:

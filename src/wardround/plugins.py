@@ -3,7 +3,9 @@
 A name in a configuration is one of three things: a name of ours, an entry point of an installed package
 (group `wardround.methods`, `wardround.objectives`, ...), or an import path `package.module:Name`, found in
 the current directory or among the installed packages. Code is imported by `Registry.find` alone, so that a
-file from somebody else can be listed, compared and reported without running what it names.
+file from somebody else can be listed, compared and reported without running what it names. What is handed
+over in Python has a name as well (`objects`); another process finds a class again by its import path, where
+its source is still the same, and never a function.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from wardround.errors import ConfigError
+from wardround.objects import digest, name_object, split_name
 from wardround.text import suggest
 
 T = TypeVar("T")
@@ -25,7 +28,7 @@ imported_modules: set[str] = set()  # of others, in this process
 
 
 class NotInstalled(ConfigError):
-    """The module of an import path is not on this machine, or not where the command was started."""
+    """What a name means is not on this machine, or not where the command was started."""
 
 
 class Registry(Mapping[str, T], Generic[T]):
@@ -52,6 +55,7 @@ class Registry(Mapping[str, T], Generic[T]):
         self._expected = expected
         self._has_command = has_command
         self._loaded: dict[str, T] = {}
+        self._given: dict[str, T] = {}
 
     def __getitem__(self, name: str) -> T:
         return self.own[name] if name in self.own else self._loaded[name]
@@ -71,8 +75,8 @@ class Registry(Mapping[str, T], Generic[T]):
     def find(self, name: str, key: str | None = None) -> T:
         """What a name means, imported if need be; key: the setting that holds it."""
         key = key or f"{self.kind}.name"
-        if name in self.own:
-            return self.own[name]
+        if name in self.own or name in self._given:
+            return self.own[name] if name in self.own else self._given[name]
         point = self.installed.get(name)
         path = name if point is None else point.value
         if not is_import_path(path):
@@ -84,11 +88,20 @@ class Registry(Mapping[str, T], Generic[T]):
             )
             hint = suggest(name, known)
             raise ConfigError(f"{key} is {name!r}.{hint} {where} Write your own as package.module:Name.")
-        found = self._accept(name, import_object(path, key))
+        found = self._accept(name, import_again(name, key) if "@" in name else import_object(path, key))
         if found is None:
             raise ConfigError(f"{key} is '{name}', which is not {self._expected}.")
         self._loaded[name] = found
         return found
+
+    def give(self, found: T, name: str | None = None) -> str:
+        """Take what was handed over in Python; the name by which `find` knows it in this process."""
+        own = next((key for key, value in self.own.items() if value is found), None)
+        if own is not None:
+            return own
+        name = name or name_object(found)
+        self._given[name] = found
+        return name
 
 
 def accept_subclass(base: type[T]) -> Callable[[str, Any], type[T] | None]:
@@ -106,7 +119,7 @@ def is_import_path(name: str) -> bool:
     >>> is_import_path("mypackage.nets:MyNet"), is_import_path("unet2d"), is_import_path("monai:UNet")
     (True, False, True)
     """
-    module, colon, attribute = name.partition(":")
+    module, colon, attribute = split_name(name)[0].partition(":")
     return bool(colon) and all(part.isidentifier() for part in (*module.split("."), *attribute.split(".")))
 
 
@@ -119,6 +132,28 @@ def import_object(path: str, key: str) -> Any:
             names = [name for name, value in vars(found).items() if isinstance(value, type)]
             raise ConfigError(f"{key} is '{path}', but {module} has no '{part}'.{suggest(part, names)}")
         found = getattr(found, part)
+    return found
+
+
+def import_again(name: str, key: str) -> type:
+    """A class that was handed over in Python once, if it can be imported and its source is the same."""
+    path, digits = split_name(name)
+    keyword = key.partition(".")[0]
+    again = (
+        f"Hand it over again: wr.Result.load(folder, {keyword}=...), or wr.run(..., {keyword}=..., "
+        "resume=True). Other processes, such as the command line, need a class in a file of its own."
+    )
+    try:
+        found = None if path.startswith("__main__:") else import_object(path, key)
+    except ConfigError:
+        found = None
+    if not isinstance(found, type):
+        raise NotInstalled(f"{key} is '{name}', which was handed over in Python and is not here. {again}")
+    if digest(found) != digits:
+        raise NotInstalled(
+            f"{key} is '{name}', handed over in Python, but the source of {path} is another now "
+            f"(@{digest(found)}). Restore it, or train again."
+        )
     return found
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import html
 import io
 import math
 from collections.abc import Sequence
@@ -76,6 +77,20 @@ class Table:
         ]
         body = "\n".join("| " + " | ".join(line) + " |" for line in [heads, rule, *rows])
         return f"{body}\n\n{escaped(self.caption)}" if self.caption else body
+
+    def html(self) -> str:
+        """A table for a notebook; best bold, second underlined."""
+        marks = ("{}", "<b>{}</b>", "<u>{}</u>")
+        rows = [
+            [marks[rank].format(html.escape(cell)) for cell, rank in zip(row, ranks, strict=True)]
+            for row, ranks in zip(self.cells(), self.ranks(), strict=True)
+        ]
+        heads = "".join(f"<th>{html.escape(head)}</th>" for head in self.heads())
+        body = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in rows)
+        caption = f"<p>{html.escape(self.caption)}</p>" if self.caption else ""
+        return f"<table><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>{caption}"
+
+    _repr_html_ = html
 
     def latex(self) -> str:
         """A table for the booktabs package; best bold, second underlined."""

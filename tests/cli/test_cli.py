@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.progress import Progress, TextColumn
 
 from wardround.cli import common, progress
-from wardround.cli.progress import Screen
+from wardround.progress import Screen
 
 
 @fixture

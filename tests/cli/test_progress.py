@@ -9,7 +9,8 @@ from rich.console import Console
 from rich.progress import Progress
 
 from wardround.cli import common, progress
-from wardround.cli.progress import Lines, RoundProgress, TimeLeftColumn, show_rounds
+from wardround.cli.progress import Lines, show_rounds
+from wardround.progress import RoundProgress, TimeLeftColumn
 
 
 class Clock:

@@ -104,5 +104,5 @@ def test_a_configuration_is_planned_from_python(tmp_path: Path, monkeypatch: Mon
     assert isinstance(config, wr.Config)
     assert config.name == "hospitals" and config.seed == 7
     assert config.rounds * (config.local_steps or 0) == 30
-    with raises(ConfigError, match="--budget is 'long'"):
+    with raises(ConfigError, match="budget is 'long'"):
         wr.configure("federation.yaml", budget="long")

@@ -91,7 +91,7 @@ def test_a_crash_while_going_back_leaves_the_earlier_round(
     copied: Path, finished: Callable[[str], Path]
 ) -> None:
     checkpoints_of(copied).rewind(4)  # the first of its steps, and no other
-    with raises(CheckpointError, match="does not keep round 6; --from-round can be 4"):
+    with raises(CheckpointError, match="does not keep round 6; from_round can be 4"):
         checkpoints_of(copied).check(6)
     wr.run(settings(copied, **changes("scaffold")), resume=True)
     assert_same_run(copied, finished("scaffold"))
@@ -169,9 +169,9 @@ def test_damaged_rewinds_are_refused(tmp_path: Path) -> None:
 
 def test_a_round_that_is_not_kept_cannot_be_chosen(copied: Path) -> None:
     for number in (3, 7, -1):
-        with raises(CheckpointError, match=rf"does not keep round {number}; --from-round can be 4, 5, 6"):
+        with raises(CheckpointError, match=rf"does not keep round {number}; from_round can be 4, 5, 6"):
             wr.run(settings(copied, **changes("scaffold")), resume=True, from_round=number)
-    with raises(ConfigError, match="add --resume"):
+    with raises(ConfigError, match="add resume=True"):
         wr.run(settings(copied, **changes("scaffold")), from_round=5)
 
 

@@ -20,9 +20,9 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from wardround.cli.common import Debug, Json, Quiet, Set, app, configure_logging, err, out, show_wait
-from wardround.cli.progress import RoundProgress
 from wardround.cli.runs import write_page
 from wardround.cli.terminal_table import STRUCTURE, WIDER, draw_table
+from wardround.progress import RoundProgress
 
 MOST_COLUMNS = 6  # seeds and folds shown side by side while the runs go on; more become a count
 MOST_ROWS = 40  # on a terminal, of a table with several structures

@@ -13,7 +13,8 @@ from rich.markup import escape
 from rich.progress import Progress
 
 from wardround.cli.common import Debug, Json, Quiet, app, configure_logging, err, out, print_table
-from wardround.cli.progress import TimeLeftColumn, bar_columns, show_cases
+from wardround.cli.progress import show_cases
+from wardround.progress import TimeLeftColumn, bar_columns
 
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run, such as runs/quickstart.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:0.")]
@@ -217,7 +218,7 @@ def show_progress(hidden: bool) -> Iterator[Callable[[str, int, int, int, int], 
 
         yield line
         return
-    with Progress(*bar_columns(), TimeLeftColumn(), console=err, transient=True) as bars:
+    with Progress(*bar_columns(err), TimeLeftColumn(), console=err, transient=True) as bars:
         scans, parts = bars.add_task("scans", total=None), bars.add_task("", total=None)
 
         def bar(where: str, number: int, total: int, done: int, windows: int) -> None:

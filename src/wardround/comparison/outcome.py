@@ -24,6 +24,7 @@ comparison.json:
 from __future__ import annotations
 
 import dataclasses
+import html
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -146,6 +147,15 @@ class Comparison:
             raise CheckpointError(f"{folder} contains no comparison (there is no comparison.json).") from None
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise CheckpointError(f"{path} cannot be read ({error!r}).") from None
+
+    def __repr__(self) -> str:
+        failed = f", {len(self.failures)} failed" if self.failures else ""
+        rows = ", ".join(self.rows)
+        return f"<Comparison {self.name}: {rows}; {len(self.cells)} runs{failed}, in {self.folder}>"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return f"{self.table().html()}<p>{html.escape(repr(self)[1:-1])}</p>"
 
     # Tables and statistics
 

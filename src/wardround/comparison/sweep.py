@@ -153,7 +153,8 @@ def build_point(section: str, value: Any, settings: Mapping[str, Any], where: st
     ):
         raise ConfigError(
             f"{where} has {value!r}; write a name, or a mapping with a label and settings: "
-            f"{{label: mine, {section}: {{name: ...}}}}."
+            f"{{label: mine, {section}: {{name: ...}}}}. Runs are processes of their own, so code of yours "
+            "is named by its import path, 'my_file:Name'."
         )
     return Point(str(value["label"]), {key: item for key, item in value.items() if key != "label"})
 

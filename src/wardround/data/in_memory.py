@@ -2,21 +2,23 @@
 
 A client's cases are a PyTorch `Dataset` or any sequence of `(image, label)` pairs or MONAI-style dictionaries
 with `image` and `label`, as NumPy arrays or tensors; or a mapping with `train`, `val` and `test` of these.
-They are used as they are: nothing is resampled or normalised.
+They are read once and used as they are: nothing is resampled or normalised.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence, Sized
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from wardround.data.cases import Case, ClientData, TensorSplit
+from wardround.data.cases import Case, ClientData, TensorSplit, as_stack
 from wardround.data.federation import Federation, ScanSummary
 from wardround.data.listing import SPLITS
 from wardround.errors import DataError
+from wardround.objects import DIGITS
 from wardround.seeding import generator
 from wardround.text import format_size
 
@@ -29,6 +31,9 @@ def open_in_memory(
     """A federation of cases in memory; classes: their names without the background."""
     if not data:
         raise DataError("data has no client. Give a mapping from client names to their cases.")
+    for name in data:
+        if not isinstance(name, str):
+            raise DataError(f"data: {name!r} is not a name; call clients by text, such as {str(name)!r}.")
     clients = {name: divide(name, items, seed, spacing) for name, items in data.items()}
     splits = [getattr(client, split) for client in clients.values() for split in SPLITS]
     filled = [split for split in splits if len(split)]
@@ -53,6 +58,20 @@ def open_in_memory(
         labels={name: [number] for number, name in enumerate(names, start=1)},
         summarise_scans=lambda: ScanSummary(None, shape[1:] if len(shapes) == 1 else None),
     )
+
+
+def describe_clients(federation: Federation) -> dict[str, str]:
+    """What a run writes down of each client's cases: their number, and the first digits of a SHA-256."""
+    found = {}
+    for name in federation.names:
+        summed = hashlib.sha256()
+        for part in SPLITS:
+            split = as_stack(getattr(federation.load(name), part), "data")
+            for tensor in (split.images, split.labels):
+                summed.update(f"{tuple(tensor.shape)}".encode())
+                summed.update(tensor.contiguous().numpy().data)
+        found[name] = f"{federation.counts[name]} cases @{summed.hexdigest()[:DIGITS]}"
+    return found
 
 
 def divide(client: str, items: Any, seed: int, spacing: Sequence[float] | None) -> ClientData:
@@ -92,10 +111,16 @@ def read_cases(client: str, prefix: str, items: Any, spacing: Sequence[float] | 
         )
     source: Any = items
     where = f"data, client '{client}', {prefix}"
-    return [
+    cases = [
         read_case(f"{prefix}-{index:04d}", f"{where} {index}", source[index], spacing)
         for index in range(len(items))
     ]
+    if cases and not torch.equal(read_case("again", where, source[0], spacing).image, cases[0].image):
+        raise DataError(
+            f"{where} 0 is another image each time it is read. Cases are read once, so leave random "
+            "transforms out, and set `augmentation` in the configuration."
+        )
+    return cases
 
 
 def read_case(name: str, where: str, item: Any, spacing: Sequence[float] | None) -> Case:

@@ -30,8 +30,10 @@ class DataSettings(Settings):
     hospitals: bool = Field(
         False, description="cases are at the hospitals, each with its own federation.yaml: wardround submit"
     )
-    in_memory: bool = Field(
-        False, description="cases are handed over in Python: wr.run(config, data={client: cases})"
+    in_memory: bool | dict[str, str] = Field(
+        False,
+        description="cases are handed over in Python: wr.run(config, data={client: cases}); a run writes "
+        "down what each client had",
     )
     prepare: dict[str, Any] | None = None
     splits: dict[str, Any] | None = None
@@ -68,7 +70,7 @@ class DataSettings(Settings):
             "phantom": self.phantom != PhantomSettings(),
             "federation": self.federation is not None,
             "hospitals": self.hospitals,
-            "in_memory": self.in_memory,
+            "in_memory": bool(self.in_memory),
         }
         named = [name for name, is_given in given.items() if is_given]
         if len(named) > 1:

@@ -71,7 +71,8 @@ class Experiment:
         files: Mapping[str, str] | None = None,
     ) -> None:
         self.config = config
-        self.method = build_method(config)
+        self.method, objective = build_method(config), build_objective(config)
+        objective.check_present()
         self.folder = RunFolder(config, files)
         self.federation = federation or open_federation(config.data, config.seed, config.compute.resident)
         self._hospitals = hospitals
@@ -84,7 +85,7 @@ class Experiment:
         choose_device(config.compute)  # refused before anything is written
         self._method_warnings = self.method.warnings(config, self._network)
         self._statistics = running_stats(self._network)
-        self._warnings = [*build_objective(config).warnings(config), *self._method_warnings]
+        self._warnings = [*objective.warnings(config), *self._method_warnings]
         self._names = [*self.federation.names, *([POOLED] if self.method.pooled else [])]
         if "proxy" in self.method.needs and self.federation.proxy is not None:
             self._names.append(PROXY)

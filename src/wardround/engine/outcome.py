@@ -53,24 +53,51 @@ class Outcome:
 
 
 class Listener(Protocol):
-    """Who wants to know how the run goes; the command line draws it."""
+    """Who wants to know how the run goes: extend it, and write those functions that you need.
 
-    def on_start(self, config: Config, first_round: int) -> None: ...
+    They are called in the process that called `wr.run`, which waits for them. An exception in one stops the
+    run; it can be resumed.
+    """
 
-    def on_round(self, round: int, present: Sequence[str]) -> None: ...
+    def on_start(self, config: Config, first_round: int) -> None:
+        """Once; first_round: how many rounds are done already."""
+        return
 
-    def on_progress(self, client: str, step: int, steps: int) -> None: ...
+    def on_round(self, round: int, present: Sequence[str]) -> None:
+        """Before each round, counted from 1; present: the clients that train in it."""
+        return
 
-    def on_record(self, record: Mapping[str, Any]) -> None: ...
+    def on_progress(self, client: str, step: int, steps: int) -> None:
+        """As a client trains: after some of its optimizer steps of this round."""
+        return
+
+    def on_record(self, record: Mapping[str, Any]) -> None:
+        """After each round; record: its line of records.jsonl, with losses, weights and validation."""
+        return
 
 
-class SilentListener:
+class SilentListener(Listener):
     """A listener that shows nothing."""
 
-    def on_start(self, config: Config, first_round: int) -> None: ...
 
-    def on_round(self, round: int, present: Sequence[str]) -> None: ...
+@dataclass(frozen=True)
+class SeveralListeners:
+    """All of them, in their order."""
 
-    def on_progress(self, client: str, step: int, steps: int) -> None: ...
+    listeners: Sequence[Listener]
 
-    def on_record(self, record: Mapping[str, Any]) -> None: ...
+    def on_start(self, config: Config, first_round: int) -> None:
+        for listener in self.listeners:
+            listener.on_start(config, first_round)
+
+    def on_round(self, round: int, present: Sequence[str]) -> None:
+        for listener in self.listeners:
+            listener.on_round(round, present)
+
+    def on_progress(self, client: str, step: int, steps: int) -> None:
+        for listener in self.listeners:
+            listener.on_progress(client, step, steps)
+
+    def on_record(self, record: Mapping[str, Any]) -> None:
+        for listener in self.listeners:
+            listener.on_record(record)

@@ -33,8 +33,10 @@ from wardround.engine.transports.placement import Placement
 from wardround.errors import CheckpointError, ConfigError
 from wardround.files import try_lock, write_json, write_text
 from wardround.messages import ServerState
+from wardround.objects import split_name
 from wardround.training.device import Compute, choose_device
 from wardround.version import __version__
+from wardround.yaml_file import read_yaml
 
 MAY_DIFFER = (
     "output", "name", "compute", "deadline", "retries", "checkpoint", "trackers", "min_clients",
@@ -214,6 +216,8 @@ def check_folder(config: Config, resume: bool, overwrite: bool) -> None:
 def check_same(config: Config, path: Path) -> None:
     """A resumed run must be the same run."""
     before, now = resolve(load_config(path)), resolve(config)
+    if before["data"]["in_memory"] is True:  # an older run, which did not write down what it was given
+        now["data"]["in_memory"] = bool(now["data"]["in_memory"])
     if now["rounds"] < before["rounds"]:
         raise CheckpointError(
             f"{path}: rounds was {before['rounds']} and is {now['rounds']} now. A run that is resumed may "
@@ -224,9 +228,27 @@ def check_same(config: Config, path: Path) -> None:
             continue
         if (found := find_difference(before[key], now[key], key)) is not None:
             name, was, is_now = found
+            advice = "Resume with the same settings, or start a new run with another output."
+            if name in config.objects:
+                advice = (
+                    "What is handed over in Python must be the same; the digits after @ change with its "
+                    "source or its values. Hand over what it was, or start a new run with another output."
+                )
             raise CheckpointError(
-                f"{path}: '{name}' was {was!r} when the run began and is {is_now!r} now. "
-                "Resume with the same settings, or start a new run with another output."
+                f"{path}: '{name}' was {was!r} when the run began and is {is_now!r} now. {advice}"
+            )
+
+
+def check_objects(config: Config, path: Path) -> None:
+    """Refuse objects of a loaded run that are not those it was trained with."""
+    stored = read_yaml(path)
+    for key, name in config.objects.items():
+        section, _, setting = key.partition(".")
+        was = stored[section].get(setting) if section != "data" else name
+        if was != name:
+            raise CheckpointError(
+                f"{path}: '{key}' was {was!r} when the run began, but what is handed over is {name!r}; the "
+                "digits after @ change with its source or its values."
             )
 
 
@@ -254,6 +276,9 @@ def find_difference(before: Any, now: Any, name: str) -> tuple[str, Any, Any] | 
             found = find_difference(before.get(key), now.get(key), f"{name}.{key}")
             if found is not None:
                 return found
+    digits = split_name(str(before))[1]
+    if digits and digits == split_name(str(now))[1]:  # an object that lies in another module now
+        return None
     return name, before, now
 
 
@@ -271,6 +296,7 @@ def describe_environment(config: Config, placement: Placement, compute: Compute)
         "compute": compute.as_dict(),
         "commit": git_commit(),
         "seed": config.seed,
+        **({"objects": config.objects} if config.objects else {}),
     }
 
 

@@ -23,6 +23,7 @@ from wardround.files import write_text
 from wardround.methods import METHODS, OBJECTIVES
 from wardround.metrics import METRICS, PX
 from wardround.models import MODELS
+from wardround.models.foreign_networks import MONAI_PREFIX
 from wardround.tables import Interval, escaped, shown
 from wardround.text import format_size
 from wardround.version import __version__
@@ -205,6 +206,8 @@ def citations(package: Package) -> Iterator[str]:
     info = MODELS.get(config.model.name)
     if info is not None:
         items.append(f"- Network: {info.title}. {info.paper}.")
+    elif not config.model.name.startswith(MONAI_PREFIX):
+        items.append(f"- Network: {config.model.name}, of the user's own.")
     else:
         items.append(f"- Network: {config.model.name}, of MONAI (Cardoso et al., 2022). <https://monai.io>")
     items.append(f"- Software: wardround {run.environment.get('wardround', __version__)}.")

@@ -18,6 +18,8 @@ from pydantic import TypeAdapter, ValidationError
 from wardround.config import Config
 from wardround.errors import ConfigError
 from wardround.losses.contrastive_objectives import InfoNCE, LocalCL, SimCLR, SwAV
+from wardround.losses.loss_function import NAME as LOSS_FUNCTION
+from wardround.losses.loss_function import LossFunction
 from wardround.losses.objective import CrossEntropy, Dice, DiceBCE, FocalTversky, GeneralisedDice, Objective
 from wardround.losses.regions import RegionDiceBCE
 from wardround.methods.adaptive_weights import AAW
@@ -134,6 +136,7 @@ OBJECTIVES: Registry[type[Objective]] = Registry(
     accept_subclass(Objective),  # type: ignore[type-abstract]
     "a class that extends wardround.Objective",
 )
+OBJECTIVES.give(LossFunction, LOSS_FUNCTION)  # from Python alone, so not in the table of contents
 
 
 def build_method(config: Config) -> Method:

@@ -6,7 +6,8 @@
 that the data decide go to the arguments with one of the names below; a network without them must fit the data
 as it is. A `Segmenter` is used as it is.
 
-Only classes are called, never functions: a configuration may come from someone else.
+Of what a configuration names only classes are called, never functions: it may come from someone else. A
+function that makes a network can be handed over in Python.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import inspect
 import typing
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
+from weakref import WeakValueDictionary
 
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 from pydantic_core import SchemaError
@@ -25,6 +27,7 @@ from wardround.models.base import Segmenter
 from wardround.models.probe import missing_package
 from wardround.models.tap import TappedSegmenter
 from wardround.plugins import Registry, accept_subclass, is_import_path
+from wardround.settings import shown
 from wardround.text import suggest
 
 ANY_TYPE = ConfigDict(arbitrary_types_allowed=True)
@@ -61,14 +64,36 @@ def find_monai_network(name: str) -> type[nn.Module]:
     return networks[network]
 
 
-NETWORKS: Registry[type[nn.Module]] = Registry(
+Maker = Callable[..., nn.Module]
+"""A class, or a function that was handed over in Python."""
+
+NETWORKS: Registry[Maker] = Registry(
     "network", {}, accept_subclass(nn.Module), "a subclass of torch.nn.Module"
 )
+_made: WeakValueDictionary[str, nn.Module] = WeakValueDictionary()  # the last network of each function
 
 
-def find_user_network(name: str) -> type[nn.Module]:
-    """The class that an import path or an entry point means; refused with the reason if there is none."""
+def find_user_network(name: str) -> Maker:
+    """What an import path, an entry point or an object's name means; refused with the reason if nothing."""
     return NETWORKS.find(name, "model.name")
+
+
+def give_network(found: Any, name: str | None = None) -> str:
+    """Take a class or a function that makes a network; the name by which this process knows it."""
+    if isinstance(found, nn.Module):
+        kind = type(found).__name__
+        raise ConfigError(
+            f"model is a network, an object of {kind}. Give the class ({kind}) or a function that makes one "
+            f"(lambda in_channels, out_channels: {kind}(...)): server and clients each need their own."
+        )
+    if not callable(found) or (isinstance(found, type) and not issubclass(found, nn.Module)):
+        raise ConfigError(
+            f"model is {shown(found)}; give a name, a subclass of torch.nn.Module or a function that makes "
+            "one."
+        )
+    if isinstance(found, type) and found.__module__.startswith("monai.networks.nets."):
+        return MONAI_PREFIX + found.__name__
+    return NETWORKS.give(found, name)
 
 
 def is_user_network(name: str) -> bool:
@@ -88,7 +113,7 @@ def from_data(network_class: Callable[..., nn.Module], sizes: Mapping[str, int])
 
 def build_foreign(
     name: str,
-    network_class: type[nn.Module],
+    network_class: Maker,
     arguments: Mapping[str, Any],
     *,
     in_channels: int,
@@ -109,9 +134,23 @@ def build_foreign(
                 f"model.name is '{name}', which needs the package '{package}'. Install it."
             ) from error
         raise ConfigError(f"model.arguments: '{name}' cannot be built with them: {error}") from error
+    if not isinstance(network_class, type):
+        check_made(name, network)
     if isinstance(network, Segmenter):
         return network
     return TappedSegmenter(network, name=name, **sizes, divisor=divisor, features=features)
+
+
+def check_made(name: str, network: Any) -> None:
+    """Refuse what a user's function made if it is no network, or the one it made before."""
+    if not isinstance(network, nn.Module):
+        raise ConfigError(f"model: {name} returned {shown(network)}; it must return a torch.nn.Module.")
+    if _made.get(name) is network:
+        raise ConfigError(
+            f"model: {name} returned the same network twice. Make a new one in each call: server and clients "
+            "each need their own."
+        )
+    _made[name] = network
 
 
 # Settings, checked against the signature of what builds the network, so that a mistake is a sentence when the
@@ -168,7 +207,9 @@ def check_arguments(
         and key not in arguments
     ]
     if missing:
-        raise ConfigError(f"model.arguments: '{name}' also needs {', '.join(missing)}.")
+        names = ", ".join((DIMENSIONS[0], INPUTS[0], OUTPUTS[0]))
+        hint = "" if from_data else f" What the data decide is called {names}."
+        raise ConfigError(f"model.arguments: '{name}' also needs {', '.join(missing)}.{hint}")
     types = types_of(builder)
     return {
         key: check_value(value, types.get(key), f"model.arguments.{key}") for key, value in arguments.items()

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
-from torch import nn
 
 from wardround.errors import ConfigError
 from wardround.models.base import Segmenter
 from wardround.models.foreign_networks import (
     MONAI_DIVISOR,
     MONAI_PREFIX,
+    Maker,
     build_foreign,
     check_arguments,
     check_value,
@@ -195,7 +195,7 @@ def is_foreign(settings: ModelSettings) -> bool:
     return name not in MODELS and (name.startswith(MONAI_PREFIX) or is_user_network(name))
 
 
-def find_foreign_class(name: str) -> type[nn.Module]:
+def find_foreign_class(name: str) -> Maker:
     return find_monai_network(name) if name.startswith(MONAI_PREFIX) else find_user_network(name)
 
 

@@ -78,6 +78,13 @@ class EvaluationReport:
     def table(self) -> Table:
         return client_table(self.evaluation, self.metrics, self.title, self.units, [OWN_GRID])
 
+    def __repr__(self) -> str:
+        return f"<EvaluationReport {self.title}: {self.num_cases} cases, in {self.folder}>"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return self.table.html()
+
     @property
     def num_cases(self) -> int:
         return sum(len(rows) for rows in self.evaluation.cases.values())

@@ -17,6 +17,7 @@ from wardround.data.preparing.record import Preparation
 from wardround.data.readers.image_files import Volume
 from wardround.data.slices.cutting import Slices
 from wardround.prediction.inputs import Scan
+from wardround.text import format_size
 from wardround.uncertainty.maps import Predicted
 
 Array = NDArray[Any]
@@ -55,6 +56,10 @@ class Prediction:
     @property
     def name(self) -> str:
         return self.scan.name
+
+    def __repr__(self) -> str:
+        found = ", ".join(f"{name} {size['voxels']:g} voxels" for name, size in self.sizes.items())
+        return f"<Prediction {self.name}: {format_size(self.mask.shape)}, {found}, doubt {self.doubt:.3f}>"
 
     def as_dict(self) -> dict[str, Any]:
         """All but the arrays, for predictions.json."""

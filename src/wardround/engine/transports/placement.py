@@ -97,8 +97,10 @@ def place(config: Config, federation: Federation, names: Sequence[str]) -> Place
     settings = config.compute
     device, gpus = settings.device, torch.cuda.device_count()
     on_gpu = choose_device(settings).type == "cuda"
-    if config.data.in_memory:
-        workers, why = 1, "cases in memory stay in this process"
+    if config.data.in_memory or config.objects:
+        workers, why = 1, "what is handed over in Python stays in this process"
+        if settings.workers not in ("auto", 1):
+            log.warning("compute.workers is %s, but %s: 1 is used.", settings.workers, why)
     elif settings.workers != "auto":
         workers, why = min(settings.workers, len(names)), "as asked"
     elif on_gpu:
