@@ -43,7 +43,7 @@ def test_steps_have_the_names_of_classes_and_a_column_for_each(tmp_path: Path) -
         "all steps that were taken",
     ):
         assert text in page
-    assert page.count(">taken<") == 2
+    assert page.count(">yes<") == 2
 
 
 def test_a_run_that_chose_nothing_has_no_such_sections(tmp_path: Path) -> None:
@@ -67,7 +67,7 @@ def test_methods_that_were_tried_stand_with_their_scores(tmp_path: Path) -> None
 
     for text in ("Methods that were tried", "validation Dice", "0.500", "0.612", "needs three clients"):
         assert text in page
-    assert "trained for 3 rounds" in page and page.count(">taken<") == 1
+    assert "trained for 3 rounds" in page and page.count(">yes<") == 1
 
 
 def test_settings_are_never_raw_dictionaries() -> None:

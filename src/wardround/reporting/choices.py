@@ -45,7 +45,7 @@ def method_table(choice: Mapping[str, Any]) -> Html | None:
     metric, taken = key.removeprefix(SCORES), choice.get("taken")
     title = METRICS[metric].label if metric in METRICS else metric
     rows: list[list[Any]] = [
-        [name, number(score), "taken" if name == taken else ""]
+        [name, number(score), "yes" if name == taken else "no"]
         for name, score in mapping(choice[key]).items()
     ]
     rows += [[name, "not tried", str(why)] for name, why in mapping(choice.get("refused")).items()]
@@ -53,7 +53,7 @@ def method_table(choice: Mapping[str, Any]) -> Html | None:
         f"Each trained for {choice.get('rounds')} rounds on this plan, with the same seed, and judged by the "
         "mean over clients on validation cases. FedAvg stays unless another is better by a margin."
     )
-    return plain_table("Methods that were tried", ["method", f"validation {title}", ""], rows, note)
+    return plain_table("Methods that were tried", ["method", f"validation {title}", "taken"], rows, note)
 
 
 def postprocessing(run: Run, prefix: str) -> Html:
@@ -64,12 +64,11 @@ def postprocessing(run: Run, prefix: str) -> Html:
     dice = mapping(found.get("dice"))
     before = mapping(dice.get("before"))
     regions = list(mapping(before.get("regions")))
-    columns = ["step", "mean Dice", *(regions if len(regions) > 1 else []), ""]
+    columns = ["step", "mean Dice", *(regions if len(regions) > 1 else []), "taken"]
     steps = [("predictions as they are", before, "")]
     for entry in map(mapping, found.get("tried") or []):
-        steps.append(
-            (name_step(run, entry), mapping(entry.get("dice")), "taken" if entry.get("taken") else "")
-        )
+        is_taken = "yes" if entry.get("taken") else "no"
+        steps.append((name_step(run, entry), mapping(entry.get("dice")), is_taken))
     if len(found.get("steps") or []) > 1:
         steps.append(("all steps that were taken", mapping(dice.get("after")), ""))
     rows = []
