@@ -5,8 +5,11 @@ Skipped, with the reason, where one of them is missing.
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -14,7 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from helpers import run, settings
+from PIL import Image, ImageStat
 
 import wardround as wr
 from wardround.reporting import write_report
@@ -173,6 +178,48 @@ def test_values_appear_under_the_pointer(opened: Opened) -> None:
     band.hover(force=True)
 
     assert "round 1" in opened.page.locator("#tip").inner_text()
+
+
+def test_what_to_do_next_is_in_the_contents_and_the_bar_has_numbers(opened: Opened) -> None:
+    opened.page.locator("nav a", has_text="What to do next").click()
+
+    assert opened.page.locator("#r0-next li").first.is_visible()
+    key = opened.page.locator("article:not([hidden]) .scale-key").first.inner_text().split("\n")
+    assert "confident 0" in key[0] and "1 even guess" in key[-1]
+
+
+def test_colours_are_shown_and_planes_are_named(browser: Any, report: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(report.parent / "local", folder)
+    path = folder / "clients/north/pictures.safetensors"
+    stored = StoredTensors(path)
+    tensors = {key: stored[key] for key in stored}
+    for key in [key for key in tensors if key.endswith("/image")]:
+        grey = tensors[key]
+        tensors[key] = torch.stack([grey.clamp_min(120), grey // 8, grey // 8], dim=-1)  # red
+    facts = [{**entry, "plane": "axial"} for entry in json.loads(stored.metadata["cases"])]
+    save_tensors(path, tensors, {**stored.metadata, "cases": json.dumps(facts)})
+    page = write_report([folder], tmp_path / "report.html")
+    with Opened(browser, page.as_uri()) as shown:
+        figure = shown.page.locator("figure.case", has_text="north-").first
+        figure.locator("input[type=range]").focus()
+        shown.page.keyboard.press("ArrowLeft")
+        red, green, _ = (
+            Image.open(io.BytesIO(figure.locator(".scan").first.screenshot())).convert("RGB").split()
+        )
+
+        assert figure.locator("output").inner_text().startswith("axial slice ")
+        assert ImageStat.Stat(red).mean[0] > 60 + ImageStat.Stat(green).mean[0]
+        assert shown.complaints == []
+
+
+def test_the_picture_of_the_readme_is_drawn(report: Path, tmp_path: Path) -> None:
+    script = Path(__file__).parents[2] / "docs" / "make_report_picture.py"
+    code = f"import runpy; runpy.run_path({str(script)!r})['draw'](Path({str(report.parent / 'fedavg')!r}), Path('p.png'))"
+    subprocess.run([sys.executable, "-c", f"from pathlib import Path; {code}"], cwd=tmp_path, check=True)
+
+    width, height = Image.open(tmp_path / "p.png").size
+    assert width > 1000 and 0.4 < height / width < 1.5
 
 
 @pytest.mark.parametrize("width", [1280, 390])

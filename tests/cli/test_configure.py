@@ -251,7 +251,11 @@ def test_full_trains_the_best_of_a_short_list(do: Any, here: Path, monkeypatch: 
     assert plan["methods"]["validation_dice"] == {"fedavg": 0.5, "fedprox": 0.6}
     assert Result.load(run).config.method == {"name": "fedprox", "mu": 0.1}
     assert "Method fedprox: validation dice 0.600 after 3 rounds, against fedavg 0.500" in told
-    assert "against fedavg 0.500" in (run / "report.html").read_text()
+    page = (run / "report.html").read_text()
+    assert "against fedavg 0.500" in page and "Methods that were tried" in page
+    first, *others = Result.load(run).records
+    assert first["method_choice"] == plan["methods"]
+    assert all("method_choice" not in record for record in others)
     assert not (run / "choice" / "fedavg" / "checkpoints").exists()
 
 

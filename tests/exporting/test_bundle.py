@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import shutil
 import warnings
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,10 @@ import nibabel
 import numpy as np
 import pytest
 import torch
+import yaml
 
-from wardround.exporting import export
+from wardround.exporting import export, parts
+from wardround.prediction.predicting import Predictor
 from wardround.prediction.session import predict
 from wardround.prediction.trained import TrainedModel
 
@@ -78,6 +81,32 @@ def test_monai_runs_it_and_gives_the_mask_of_predict(
         assert np.array_equal(np.asarray(mask.dataobj), prediction.mask)
         assert np.allclose(mask.affine, prediction.affine)
         assert len(np.unique(prediction.mask)) > 1  # an empty mask would prove little
+
+
+@pytest.mark.parametrize(
+    "evaluate", [{"tta": True}, {"window": [8, 8, 8]}, {"tta": True, "window": [8, 8, 8]}]
+)
+def test_mirror_images_and_windows_of_the_run_come_along(
+    volumes: Path, tmp_path: Path, evaluate: dict[str, Any]
+) -> None:
+    shutil.copytree(volumes, tmp_path / "run")
+    settings = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
+    settings["evaluate"].update(evaluate)
+    (tmp_path / "run" / "config.yaml").write_text(yaml.safe_dump(settings))
+    scan = next((volumes.parent / "scans").glob("*/images/*.nii.gz"))
+    (expected,) = predict(tmp_path / "run", scan, uncertainty=None, probabilities=False, device="cpu")
+    (plain,) = predict(volumes, scan, uncertainty=None, probabilities=False, device="cpu")
+    folder = export(tmp_path / "run", "bundle", tmp_path / "bundle").folder
+
+    model = parts.trained(str(folder / "configs/model.json"), str(folder / "models/model.safetensors"))
+    (item,) = parts.datalist(str(scan), model, str(tmp_path / "series"))
+    item = parts.ReadAndPrepare(model)(item)
+    item["logits"] = parts.WindowInferer(model)(item["image"][None], model.model)[0]
+
+    assert np.array_equal(parts.MaskOnOwnGrid(model)(item)["pred"], expected.mask)
+    assert not np.array_equal(expected.mask, plain.mask)  # or nothing would be shown
+    assert np.array_equal(Predictor([model])(item["scan"]).mask, expected.mask)  # as a PyTorch folder does
+    assert "as the run was tested" in (folder / "docs" / "README.md").read_text()
 
 
 @pytest.mark.skipif(

@@ -162,6 +162,8 @@ def test_pictures_have_the_masks_of_predict(pictures: Path, tmp_path: Path) -> N
 
     has_masks_of_predict(pictures, exported, make_pictures(tmp_path / "in", 5), tmp_path / "masks")
 
+    assert not list(exported.rglob("__pycache__"))  # the folder is as it was exported
+
 
 def test_volumes_have_the_masks_of_predict(volumes: Path, tmp_path: Path) -> None:
     exported = export(volumes, "onnx", tmp_path / "out").folder

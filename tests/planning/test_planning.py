@@ -215,8 +215,10 @@ def test_windows_and_mirror_images_count_in_the_time_of_a_test(tmp_path: Path) -
     client = ClientPlan("north", train=10, val=2, test=4, steps=5)
     plain = config(tmp_path, evaluate={"overlays": 0, "calibrate": False})
     mirrored = config(tmp_path, evaluate={"overlays": 0, "calibrate": False, "tta": True, "window": [8, 8]})
+    chosen = config(tmp_path, evaluate={"overlays": 0, "calibrate": False, "postprocess": "auto"})
 
     assert estimate_test(plain, seen, client, windows=1) == 4 * 0.5
+    assert estimate_test(chosen, seen, client, windows=1) == (4 + client.val) * 0.5  # once more over these
     assert estimate_test(mirrored, seen, client, windows=3) == 4 * 0.5 * 3 * 4  # 2 axes: 4 mirror images
     assert count_windows((16, 8), (8, 8)) == 3  # they overlap by half
 

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from wardround.configuring.plan import Choice, ConfigurationPlan
+from wardround.engine.run_folder import PLAN as PLAN
 from wardround.errors import CheckpointError
 from wardround.yaml_file import commented, dumped, read_yaml
 
-PLAN = "plan.yaml"  # in the run folder
 WIDTH = 96  # of a comment
 ABOUT = """\
 # A run on {federation}. Written by `wardround configure`; made to be edited.

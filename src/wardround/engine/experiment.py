@@ -251,6 +251,8 @@ class Experiment:
                 strays=self._transport.strays(),
                 seconds=seconds,
             )
+            if state.round == 1:
+                record |= self.folder.read_method_choice()
             self._save_round(state, record, egress, progress)
             self._say(f"round {state.round} of {config.rounds}: {describe_round(record)}")
             self.listener.on_record(record)

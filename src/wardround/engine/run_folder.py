@@ -41,10 +41,11 @@ from wardround.yaml_file import read_yaml
 MAY_DIFFER = (
     "output", "name", "compute", "deadline", "retries", "checkpoint", "trackers", "min_clients",
 )  # fmt: skip
+PLAN = "plan.yaml"  # of a run that was planned from its data
 LOCK = ".lock"  # in every folder of a run
 TESTED = "tested/round-{}.csv"  # the test of a round that `evaluate.test_after` names
 RUN_ENTRIES = (
-    "config.yaml", "plan.yaml", "environment.json", "preparation.json", "setup.json", "left_out.json",
+    "config.yaml", PLAN, "environment.json", "preparation.json", "setup.json", "left_out.json",
     "records.jsonl", "egress.jsonl", RUN_LOG, "cases.csv", "tested", "calibration.json", "start_weights.json",
     POSTPROCESS, "result.json", "overlays.png", "report.html", "tensorboard", "mlflow.json",
     "checkpoints", "clients", "exchange",
@@ -124,6 +125,12 @@ class RunFolder:
 
     def remove_exchange(self) -> None:
         shutil.rmtree(self.exchange, ignore_errors=True)
+
+    def read_method_choice(self) -> dict[str, Any]:
+        """Which methods were tried before the run and what they scored, as plan.yaml has it; or nothing."""
+        path = self.path / PLAN
+        found = read_yaml(path).get("methods") if path.exists() else None
+        return {"method_choice": found} if isinstance(found, dict) else {}
 
     def write_preparation(self, federation: Federation) -> None:
         """preparation.json: how a scan became what the network sees, so that the model can go elsewhere."""

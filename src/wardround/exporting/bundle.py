@@ -167,6 +167,7 @@ def references(package: Package) -> list[str]:
 
 
 def readme(package: Package) -> str:
+    note = f"\n- {package.inference_note}" if package.inference_note else ""
     return f"""# {package.name}: a MONAI bundle
 
 Written by wardround {__version__}. What it is for, what it reached and where it fails:
@@ -184,7 +185,7 @@ python -m monai.bundle run --config_file configs/inference.json --inputs scan.ni
 - `--inputs`: a scan, a folder of scans, a DICOM folder, or a text file with one scan a line.
 - `--output_dir`: each mask gets its scan's name, format, shape and affine. It is the mask that
   `wardround predict` makes.
-- From elsewhere, add `--bundle_root FOLDER` and give the paths in full.
+- From elsewhere, add `--bundle_root FOLDER` and give the paths in full.{note}
 
 Check the bundle (needs `jsonschema`; the first command downloads MONAI's schema unless that file exists):
 

@@ -237,6 +237,7 @@ def write_folder(folder: Path, package: Package) -> None:
 def folder_readme(package: Package) -> str:
     preparation = package.preparation
     stay = f" {package.orientation_note}" if package.orientation_note else ""
+    note = f" {package.inference_note}" if package.inference_note else ""
     sides = ", ".join(["1", str(preparation.in_channels), *["64"] * preparation.dimensions])
     return f"""# {package.name}: a network for PyTorch
 
@@ -255,7 +256,7 @@ p = probabilities(found, logits)                   # after the temperature; {", 
 - `model.safetensors`: the tensors.
 - `model.json`: settings of the network, classes, how an image was prepared.{stay}
 - `loader.py` needs `torch`, `safetensors` and `wardround` (which holds the definition of the network).
-- Prediction of whole scans, with preparation and the way back to the scan's own grid:
+- Prediction of whole scans, with preparation and the way back to the scan's own grid.{note}
 
 ```python
 from wardround.prediction.predicting import Predictor

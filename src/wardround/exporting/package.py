@@ -33,6 +33,7 @@ from wardround.models.base import Segmenter
 from wardround.params import Params
 from wardround.prediction.trained import TrainedModel, read_status
 from wardround.storage import save_tensors
+from wardround.text import format_size
 from wardround.training.device import autocast_dtype, choose_device
 from wardround.version import __version__
 
@@ -117,6 +118,16 @@ class Package:
             "`wardround predict` does the same with a whole volume; scores are those of slices."
         )
 
+    @property
+    def inference_note(self) -> str:
+        """What the run's masks need beside the network, in sentences; "" where that is nothing."""
+        settings = self.trained.config.evaluate
+        how = [] if settings.window is None else [f"in windows of {format_size(settings.window)}"]
+        how += ["as the mean over mirror images"] if settings.tta else []
+        if not how:
+            return ""
+        return f"Masks are made {' and '.join(how)}, as the run was tested; the network alone is not."
+
     def as_dict(self) -> dict[str, Any]:
         """The content of model.json."""
         trained, network = self.trained, self.network
@@ -138,6 +149,8 @@ class Package:
             "channels": list(trained.preparation.channels),
             "preparation": jsonable(asdict(self.preparation)),
             "postprocess": trained.config.evaluate.postprocess,
+            "tta": trained.config.evaluate.tta,
+            "window": trained.config.evaluate.window,
             "calibration": self.calibration,
             "params_sha256": self.params.sha256(),
         }
@@ -191,7 +204,11 @@ def opened(model: Path | str, weights: Path | str, device: str = "cpu") -> Train
                 "model": facts["network"]["settings"],
                 "method": facts["layers_of"] or {"name": "fedavg"},
                 "objective": facts["objective"],
-                "evaluate": {"postprocess": facts["postprocess"]},
+                "evaluate": {
+                    "postprocess": facts["postprocess"],
+                    "tta": facts.get("tta", False),  # absent in older exports
+                    "window": facts.get("window"),
+                },
             }
         )
         network = network_of(facts)

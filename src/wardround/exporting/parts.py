@@ -31,6 +31,7 @@ from wardround.prediction.results import restore_mask
 from wardround.prediction.trained import TrainedModel
 from wardround.prediction.windows import Forward
 from wardround.prediction.writing import encode
+from wardround.training.inference import evaluated_as
 from wardround.uncertainty.maps import Accumulator
 
 log = logging.getLogger(__name__)
@@ -81,7 +82,7 @@ class ReadAndPrepare:
 
 
 class WindowInferer:
-    """Logits of prepared images (B, C, *spatial), window by window where they are large volumes."""
+    """Logits of prepared images (B, C, *spatial), by windows and over mirror images as the run was tested."""
 
     def __init__(self, model: TrainedModel) -> None:
         self.model = model
@@ -89,7 +90,8 @@ class WindowInferer:
     def __call__(self, inputs: Tensor, network: torch.nn.Module, *args: Any, **kwargs: Any) -> Tensor:
         model = self.model
         forward = Forward(network, device=model.device, window=model.window, autocast=model.autocast)
-        return torch.stack([forward(image.cpu()) for image in inputs])
+        with evaluated_as(network, model.objective, tta=model.config.evaluate.tta):
+            return torch.stack([forward(image.cpu()) for image in inputs])
 
 
 class MaskOnOwnGrid:

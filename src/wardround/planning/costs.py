@@ -231,12 +231,13 @@ def count_windows(whole: Sequence[int] | None, window: Sequence[int] | None) -> 
 
 
 def estimate_test(config: Config, dry_run: DryRun, client: ClientPlan, windows: int) -> float:
-    """Seconds of a client's test: its scores, and the passes for pictures and calibration."""
+    """Seconds of a client's test: its scores, and the passes for pictures, calibration and the choice of
+    postprocessing."""
     settings = config.evaluate
     mirrors = 2 ** len(config.evaluate.window or config.data.patch or (0, 0)) if settings.tta else 1
-    passes = (
-        client.test * (1 + (settings.overlays > 0) + settings.calibrate) + 2 * client.val * settings.calibrate
-    )
+    of_test = 1 + (settings.overlays > 0) + settings.calibrate
+    of_validation = 2 * settings.calibrate + (settings.postprocess == "auto")
+    passes = client.test * of_test + client.val * of_validation
     surfaces = max(0.0, dry_run.test_case - dry_run.case)
     return passes * dry_run.case * windows * mirrors + client.test * surfaces
 

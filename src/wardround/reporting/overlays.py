@@ -194,7 +194,7 @@ def draw_keys() -> Html:
         for kind, words in (("truth", "truth"), ("prediction", "prediction"))
     ]  # fmt: skip
     bar = tag("span", class_="scale", aria_hidden="true")
-    scale = tag("span", "entropy 0 (confident)", bar, "1 (an even guess)", class_="scale-key")
+    scale = tag("span", "confident 0", bar, "1 even guess", class_="scale-key")
     return tag("div", boxes, scale, class_="keys")
 
 

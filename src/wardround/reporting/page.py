@@ -39,7 +39,7 @@ from wardround.reporting.html import (
 from wardround.reporting.overlays import SLICE_CHOICES, Encoded, encode_all
 from wardround.reporting.panels import panel_section
 from wardround.reporting.sections import run_sections
-from wardround.reporting.tabular import facts_table
+from wardround.reporting.tabular import facts_table, in_words
 from wardround.version import __version__
 
 FIGURES = "figures"  # folder beside a comparison's page
@@ -50,6 +50,7 @@ SHARED = {
     "panel": "The same cases",
 }
 DETAILS = {
+    "next": "What to do next",
     "curves": "Learning curves",
     "weights": "Aggregation weights",
     "losses": "Loss terms",
@@ -61,6 +62,7 @@ DETAILS = {
     "trouble": "Refused updates and warnings",
     "failed": "Not evaluated",
     "data": "How the clients differ",
+    "postprocess": "Postprocessing",
     "configured": "How it was configured",
     "made": "How it was made",
 }
@@ -299,7 +301,13 @@ def colophon_section(run: Run, prefix: str) -> Html:
         *([] if run.is_evaluation else [("seconds in rounds", format_seconds(run))]),
         ("folder", tag("code", str(run.folder))),
     ]
-    rows += [(key, str(value)) for key, value in environment.items() if key not in ("commit", "seed")]
+    for key, value in environment.items():
+        if isinstance(value, Mapping):
+            rows += [
+                (f"{key}: {part}", in_words(entry)) for part, entry in value.items() if entry is not None
+            ]
+        elif key not in ("commit", "seed"):
+            rows.append((key, in_words(value)))
     text = yaml.safe_dump(dict(run.config), sort_keys=False, allow_unicode=True)
     folded = details("Configuration, every default written out", tag("pre", tag("code", text), tabindex="0"))
     lead = (

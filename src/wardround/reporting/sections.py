@@ -1,8 +1,10 @@
-"""One run in sections: curves, weights, losses, cases, pictures, calibration, traffic, trouble, data."""
+"""One run in sections: curves, weights, losses, cases, pictures, calibration, traffic, trouble, data.
+
+What to do next is in advice.py, what was chosen by the data in choices.py.
+"""
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -12,17 +14,18 @@ from wardround.comparison.scores import metric_loss
 from wardround.comparison.statistics import CaseKey
 from wardround.engine.judging.result_tables import client_table
 from wardround.metrics import METRICS
+from wardround.reporting.advice import next_steps
 from wardround.reporting.calibration import confidence_section
 from wardround.reporting.charts import area_chart, format_number, line_chart, number_labels, reliability_chart
+from wardround.reporting.choices import configuration, postprocessing
 from wardround.reporting.html import Html, details, name, section, tag
 from wardround.reporting.overlays import Encoded, gallery
 from wardround.reporting.strips import Spot, strip_chart
-from wardround.reporting.tabular import NumberCell, plain_table, table_html
+from wardround.reporting.tabular import NumberCell, facts_table, in_words, plain_table, table_html
 
 MOST_SMALL_CHARTS = 12
 MOST_LINES = 40  # of refused replies and warnings
 WORST_CASES = 6
-MOST_OF_A_SETTING = 120  # characters
 SUMS = ("mean", "SD between clients", "weighted mean", "worst client")
 
 
@@ -33,6 +36,7 @@ def run_sections(
     places = number_labels(run.clients)
     parts = [
         state(run),
+        next_steps(run, prefix),
         scores(run, prefix) if with_scores else Html(""),
         curves(run, prefix, places),
         weights(run, prefix, places),
@@ -44,6 +48,7 @@ def run_sections(
         traffic(run, prefix, places),
         failed_cases(run, prefix) if run.is_evaluation else trouble(run, prefix),
         heterogeneity(run, prefix, places),
+        postprocessing(run, prefix),
         configuration(run, prefix),
     ]
     return [part for part in parts if part]
@@ -327,29 +332,6 @@ def split_task(who: str) -> tuple[str, str]:
     return (client, task) if client else (who, "")
 
 
-# How a run was configured
-
-
-def configuration(run: Run, prefix: str) -> Html:
-    """The choices of a planned run, each with its reason; nothing for a run with a file of the user's."""
-    choices = [mapping(choice) for choice in run.plan.get("choices") or []]
-    if not choices:
-        return Html("")
-    rows = [[str(c.get("setting")), plain_setting(c.get("value")), str(c.get("reason"))] for c in choices]
-    table = plain_table("Settings that were chosen", ["setting", "value", "reason"], rows)
-    said = [*(run.plan.get("notes") or []), *(run.plan.get("warnings") or [])]
-    listed = tag("ul", [tag("li", str(text)) for text in said], class_="warnings") if said else None
-    budget, steps = run.plan.get("budget"), run.plan.get("steps_of_each_client")
-    lead = f"Planned from the data, without a configuration. Budget {budget}: {steps} steps of each client."
-    return section(f"{prefix}-configured", "How this run was configured", listed, table, level=3, lead=lead)
-
-
-def plain_setting(value: Any) -> str:
-    """A setting as YAML has it, on one line."""
-    text = json.dumps(value, ensure_ascii=False).replace('"', "")
-    return text if len(text) <= MOST_OF_A_SETTING else text[: MOST_OF_A_SETTING - 1] + "…"
-
-
 # How the clients differ
 
 
@@ -407,17 +389,15 @@ def num_validation(run: Run, client: str) -> int:
 
 
 def fingerprint(run: Run) -> Html:
-    """fingerprint.json, if the run has one: client -> fact -> value, or anything else as it is."""
+    """fingerprint.json, if the run has one: client -> fact -> value, or anything else fact by fact."""
     clients = mapping(run.fingerprint.get("clients"))
     if not clients or not all(isinstance(entry, Mapping) for entry in clients.values()):
-        text = json.dumps(run.fingerprint, indent=2, ensure_ascii=False)
-        return details("Data fingerprint", tag("pre", text, tabindex="0"))
+        found = [(key, in_words(value)) for key, value in run.fingerprint.items()]
+        return details("Data fingerprint", facts_table("Data fingerprint", found))
     facts = list(dict.fromkeys(key for entry in clients.values() for key in entry))
     rows = [[client, *(plain_fact(entry.get(key, "")) for key in facts)] for client, entry in clients.items()]
     return plain_table("Data fingerprint", ["client", *facts], rows)
 
 
 def plain_fact(value: Any) -> Any:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
-    return value
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else in_words(value)

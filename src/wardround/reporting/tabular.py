@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -110,3 +110,22 @@ def plain_table(
     """A table of numbers and names that are not scores: floats with as many digits as they need."""
     filled = [[NumberCell(format_number(v), v) if isinstance(v, float) else v for v in row] for row in rows]
     return table_html(Table(title, columns, filled, note), fixed=fixed)
+
+
+def in_words(value: Any) -> str:
+    """A value of a file without brackets and quotes.
+
+    >>> in_words({"device": "cpu", "chances": {"noise": 0.1, "blur": 0.2}}), in_words([1.0, 2.0])
+    ('device cpu, chances (noise 0.1, blur 0.2)', '1.0, 2.0')
+    """
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {in_nested_words(entry)}" for key, entry in value.items()) or "none"
+    if isinstance(value, list | tuple):
+        return ", ".join(map(in_nested_words, value)) or "none"
+    if isinstance(value, bool) or value is None:
+        return {True: "yes", False: "no", None: "none"}[value]
+    return str(value)
+
+
+def in_nested_words(value: Any) -> str:
+    return f"({in_words(value)})" if isinstance(value, Mapping | list) and value else in_words(value)

@@ -26,7 +26,8 @@ try:
     import numpy as np
 except ImportError:
     sys.exit("numpy is missing here: pip install numpy")
-from scan_files import (  # noqa: I001
+sys.dont_write_bytecode |= __name__ == "__main__"  # the folder stays as it was exported
+from scan_files import (  # noqa: E402, I001
     Array, LoadedImage, RefusedScan, check_target, find_axes, load_package, read_image, write_mask,
 )  # fmt: skip
 
