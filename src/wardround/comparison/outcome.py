@@ -292,24 +292,18 @@ class Comparison:
         for metric in self.metrics:
             scores, tests, crossed = self.table(metric), self.significance(metric), self.cross_site(metric)
             shown = [scores, tests] if len(self.rows) > 1 else [scores]
-            self._write_tables(f"table-{metric}", shown, join_tables(scores, tests))
+            write_tables(self.folder, f"table-{metric}", shown, join_tables(scores, tests))
             hospitals = self.hospitals(metric)
-            self._write_tables(f"clients-{metric}", [hospitals], hospitals)
+            write_tables(self.folder, f"clients-{metric}", [hospitals], hospitals)
             printed = self.published(metric)
             if printed is not None:
-                self._write_tables(f"published-{metric}", [printed], printed)
+                write_tables(self.folder, f"published-{metric}", [printed], printed)
             if crossed is not None:
-                self._write_tables(f"cross-site-{metric}", [crossed], crossed)
+                write_tables(self.folder, f"cross-site-{metric}", [crossed], crossed)
             everything["metrics"][metric] = self.numbers(metric)
         cost = self.cost()
-        self._write_tables("table-cost", [cost], cost)
+        write_tables(self.folder, "table-cost", [cost], cost)
         write_json(self.folder / "statistics.json", everything)
-
-    def _write_tables(self, name: str, tables: Sequence[Table], wide: Table) -> None:
-        markdown = "\n\n".join(f"## {table.title}\n\n{table.markdown()}" for table in tables)
-        write_text(self.folder / f"{name}.md", markdown + "\n")
-        write_text(self.folder / f"{name}.tex", "\n".join(table.latex() for table in tables))
-        write_text(self.folder / f"{name}.csv", wide.csv())
 
     def numbers(self, metric: str) -> dict[str, Any]:
         """Everything about a metric as plain values: summaries, tests, captions."""
@@ -327,26 +321,9 @@ class Comparison:
             "summaries": [dataclasses.asdict(summary) for summary in whole],
             "structures": {name: [dataclasses.asdict(s) for s in found] for name, found in apart.items()},
             "statistics": dataclasses.asdict(statistics),
-            "published": self._list_published(metric),
+            "published": list_published(self.published(metric), self.sheet, metric),
             "captions": [self.table(metric).caption, self.significance(metric).caption],
         }
-
-    def _list_published(self, metric: str) -> dict[str, Any] | None:
-        """Printed and measured values, and the order of rows, as plain values."""
-        table = self.published(metric)
-        if table is None:
-            return None
-        order = compare_order(self.sheet, metric)
-        rows = [
-            {
-                "label": label,
-                "column": column,
-                "printed": dataclasses.asdict(printed),
-                "measured": dataclasses.asdict(measured),
-            }
-            for label, column, printed, measured, _ in table.rows
-        ]
-        return {"rows": rows, "order": None if order is None else dataclasses.asdict(order)}
 
 
 def read_replicate(cells: Sequence[StoredCell], after: int | None = None) -> Replicate:
@@ -386,3 +363,28 @@ def write_comparison(folder: Path, grid: Grid, failures: Mapping[str, str]) -> N
     """Write comparison.json."""
     facts = {"version": VERSION, **grid.as_dict(), "failures": dict(failures)}
     write_json(folder / "comparison.json", facts)
+
+
+def write_tables(folder: Path, name: str, tables: Sequence[Table], wide: Table) -> None:
+    """Tables below each other as Markdown and LaTeX, and side by side as CSV."""
+    markdown = "\n\n".join(f"## {table.title}\n\n{table.markdown()}" for table in tables)
+    write_text(folder / f"{name}.md", markdown + "\n")
+    write_text(folder / f"{name}.tex", "\n".join(table.latex() for table in tables))
+    write_text(folder / f"{name}.csv", wide.csv())
+
+
+def list_published(table: Table | None, sheet: Sheet, metric: str) -> dict[str, Any] | None:
+    """Printed and measured values, and the order of rows, as plain values."""
+    if table is None:
+        return None
+    order = compare_order(sheet, metric)
+    rows = [
+        {
+            "label": label,
+            "column": column,
+            "printed": dataclasses.asdict(printed),
+            "measured": dataclasses.asdict(measured),
+        }
+        for label, column, printed, measured, _ in table.rows
+    ]
+    return {"rows": rows, "order": None if order is None else dataclasses.asdict(order)}

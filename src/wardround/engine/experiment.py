@@ -37,6 +37,7 @@ from wardround.engine.transports.placement import Placement, check_participation
 from wardround.engine.write_behind import BackgroundWriter
 from wardround.errors import ConfigError, TooFewClients, WardroundError
 from wardround.files import write_json
+from wardround.losses.loss_function import LossFunction
 from wardround.machine import cores
 from wardround.messages import Message, ServerState
 from wardround.methods import build_method, build_objective
@@ -72,7 +73,8 @@ class Experiment:
     ) -> None:
         self.config = config
         self.method, objective = build_method(config), build_objective(config)
-        objective.check_present()
+        if isinstance(objective, LossFunction):
+            objective.check_present()
         self.folder = RunFolder(config, files)
         self.federation = federation or open_federation(config.data, config.seed, config.compute.resident)
         self._hospitals = hospitals

@@ -83,6 +83,7 @@ class LossFunction(Objective):
             _tried.add(self.function)
 
     def check_present(self) -> None:
+        """Refuse to train without the function, which only the process of its author has."""
         if self.function not in _given:
             raise ConfigError(
                 f"objective.function is '{self.function}', a loss handed over in Python that is not here. "

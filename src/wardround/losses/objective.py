@@ -298,9 +298,6 @@ class Objective(ABC):
     def check(self, config: Config) -> None:
         """Refuse what cannot work, with the reason, when the configuration is read."""
 
-    def check_present(self) -> None:
-        """Refuse to train without what only a process of the user's has; default nothing."""
-
     def check_classes(self, num_classes: int) -> None:
         """Refuse data with other classes than the objective is made for."""
 
