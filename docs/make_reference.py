@@ -152,12 +152,12 @@ def reference() -> str:
     parts.append(
         "## Methods\n\n`method: {name: ...}` with these settings. `wardround methods` lists them all.\n"
     )
-    parts += [choice(name, kind) for name, kind in METHODS.items()]
+    parts += [choice(name, kind) for name, kind in METHODS.own.items()]
     parts.append(
         "## Objectives\n\n`objective: {name: ...}` with these settings. "
         "`wardround objectives` lists them all.\n"
     )
-    parts += [choice(name, kind) for name, kind in OBJECTIVES.items()]
+    parts += [choice(name, kind) for name, kind in OBJECTIVES.own.items()]
     return "\n".join(parts)
 
 
@@ -395,7 +395,7 @@ def methods_page() -> str:
 def method_rows() -> str:
     columns = method_list().columns
     lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
-    for name, *cells in method_list().rows:
+    for name, *cells in (row for row in method_list().rows if row[0] in METHODS.own):
         kind = METHODS[name]
         page = METHODS_PAGE.parent / f"{name}.md"
         source = Path(inspect.getfile(kind)).name
@@ -409,7 +409,11 @@ def method_rows() -> str:
 def objective_rows() -> str:
     table = objective_list()
     lines = ["| " + " | ".join(table.columns) + " |", "|" + "---|" * len(table.columns)]
-    lines += ["| " + " | ".join([f"`{name}`", *map(str, cells)]) + " |" for name, *cells in table.rows]
+    lines += [
+        "| " + " | ".join([f"`{name}`", *map(str, cells)]) + " |"
+        for name, *cells in table.rows
+        if name in OBJECTIVES.own
+    ]
     return "\n".join(lines)
 
 

@@ -91,7 +91,7 @@ def test_a_crash_while_going_back_leaves_the_earlier_round(
     copied: Path, finished: Callable[[str], Path]
 ) -> None:
     checkpoints_of(copied).rewind(4)  # the first of its steps, and no other
-    with raises(CheckpointError, match="does not keep round 6; from_round can be 4"):
+    with raises(CheckpointError, match="does not keep round 6; --from-round can be 4"):
         checkpoints_of(copied).check(6)
     wr.run(settings(copied, **changes("scaffold")), resume=True)
     assert_same_run(copied, finished("scaffold"))

@@ -126,8 +126,9 @@ def map_values(
         )
         told += "correct it if it is wrong."
     else:
-        told = "Each source has its own labels: put values that mean the same under one name, or write "
-        told += "labels_differ: true if they are different classes. `train` refuses them until then."
+        told = "Each source has its own labels: put values that mean the same under one name. If they are "
+        told += "different classes, remove these labels and confirm annotates, or write labels_differ: true. "
+        told += "`train` refuses them until then."
     said.append(f"Clients have different label values ({shown}). {told}")
     mapped = [
         source.model_copy(update={"labels": maps[find_client(source, own)]})
