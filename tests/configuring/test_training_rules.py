@@ -87,7 +87,7 @@ def test_the_plan_says_how_many_steps_its_rounds_make(make_facts: Make, steps: i
 def test_adam_trains_below_ten_thousand_steps_and_nnunets_sgd_from_there() -> None:
     few, some, many = (values(choose_optimizer(steps)) for steps in (499, 9999, 10_000))
 
-    assert (few["optimizer.name"], few["optimizer.learning_rate"]) == ("adam", 0.003)
+    assert (few["optimizer.name"], few["optimizer.learning_rate"]) == ("adam", 0.01)
     assert (some["optimizer.name"], some["optimizer.learning_rate"]) == ("adam", 0.001)
     assert (many["optimizer.name"], many["optimizer.momentum"], many["optimizer.nesterov"]) == (
         "sgd",

@@ -87,7 +87,7 @@ def choose_optimizer(steps: int) -> list[Choice]:
     stays at the clients from round to round: reset, each round would begin without momentum.
     """
     if steps < MANY_STEPS:
-        rate = 0.003 if steps < FEW_STEPS else 0.001
+        rate = 0.01 if steps < FEW_STEPS else 0.001  # few steps are those of a narrow network on a CPU
         few = f"{steps} steps are few: Adam learns from the first on"
         chosen = [Choice("optimizer.name", "adam", few), Choice("optimizer.learning_rate", rate, few)]
     else:
