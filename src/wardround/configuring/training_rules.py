@@ -14,7 +14,7 @@ from wardround.configuring.facts import Facts
 from wardround.configuring.plan import Choice
 
 # Steps of each client; benchmarks/autopilot/recipes.json has the trials that these rest on
-FEW_STEPS = 500  # below it images are seen as they are: at 300 steps augmentation cost more than it gave
+FEW_STEPS = 500  # up to here images are seen as they are: at 300 and 500 augmentation cost more than it gave
 MANY_STEPS = 10_000  # from here on nnU-Net's SGD, tuned for 250,000; tried up to 4,000, where Adam was ahead
 FEWEST_ROUNDS = 200  # where there are steps enough
 LOCAL_STEPS = (5, 100)  # of a round: fewest and most
@@ -87,7 +87,7 @@ def choose_optimizer(steps: int) -> list[Choice]:
     stays at the clients from round to round: reset, each round would begin without momentum.
     """
     if steps < MANY_STEPS:
-        rate = 0.01 if steps < FEW_STEPS else 0.001  # few steps are those of a narrow network on a CPU
+        rate = 0.01 if steps <= FEW_STEPS else 0.001  # few steps are those of a narrow network on a CPU
         few = f"{steps} steps are few: Adam learns from the first on"
         chosen = [Choice("optimizer.name", "adam", few), Choice("optimizer.learning_rate", rate, few)]
     else:
@@ -147,7 +147,7 @@ def choose_augmentation(steps: int, patch: Sequence[int]) -> list[Choice]:
     (up to 180) and scaled in their plane alone (do_dummy_2d_data_aug). Scaling 0.7 to 1.4; noise, blur,
     brightness, contrast, low resolution and gamma with its probabilities.
     """
-    if steps < FEW_STEPS:
+    if steps <= FEW_STEPS:
         return [Choice("augmentation", NO_AUGMENTATION, f"{steps} steps are too few to see variants")]
     sides = max(patch) / min(patch)
     chosen: dict[str, Any] = {"flip": 0.0, "mirror": 0.5, "spatial": 0.36, "scale": 0.4}
@@ -202,7 +202,7 @@ def choose_evaluation(facts: Facts, steps: int, patch: Sequence[int]) -> list[Ch
     rounds, _ = choose_rounds(steps)
     every = max(1, rounds // VALIDATIONS)
     slow = [client.name for client in facts.clients if client.device == "cpu"]
-    if steps < FEW_STEPS:
+    if steps <= FEW_STEPS:
         tta, why = False, "no mirror images in training"
     elif slow:
         tta, why = False, f"'{slow[0]}' has no GPU, and it takes {2 ** len(patch)} passes an image"
