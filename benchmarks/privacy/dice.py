@@ -22,9 +22,12 @@ from wardround.config_file import load_config
 from wardround.data.datasets import make_federation_file
 from wardround.data.federation_file import write
 from wardround.engine.experiment import Experiment
+from wardround.files import write_json
+from wardround.privacy.words import MEASURED
 
 EPSILONS = ("inf", "16", "8", "4", "1")
 LEVELS = ("case", "client")
+TITLES = {"phantom": "phantoms of 16 x 16", "polyp": "colonoscopy frames of 32 x 32"}
 
 
 def describe_run(options: argparse.Namespace, out: Path) -> dict[str, Any]:
@@ -41,7 +44,7 @@ def describe_run(options: argparse.Namespace, out: Path) -> dict[str, Any]:
         "local_steps": options.steps,
         "batch_size": options.batch,
         "data": data,
-        "model": {"name": "unet2d", "base_filters": options.filters, "levels": 3},
+        "model": {"name": "unet2d", "base_filters": options.filters, "levels": options.depth},
         "evaluate": {
             "every": options.rounds,
             "calibrate": False,
@@ -105,17 +108,19 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--epsilons", nargs="+", default=EPSILONS)
     parser.add_argument("--levels", nargs="+", default=LEVELS)
-    parser.add_argument("--size", type=int, default=32)
-    parser.add_argument("--cases", type=int, default=300)
-    parser.add_argument("--filters", type=int, default=4)
-    parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--steps", type=int, default=6)
-    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--size", type=int, default=16)
+    parser.add_argument("--cases", type=int, default=250)
+    parser.add_argument("--filters", type=int, default=2)
+    parser.add_argument("--levels-of-unet", dest="depth", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--batch", type=int, default=50)
     parser.add_argument("--optimizer", default="adam")
-    parser.add_argument("--rate", type=float, default=0.01)
-    parser.add_argument("--private-rate", type=float, default=0.01)
-    parser.add_argument("--case-clip", type=float, default=0.5)
+    parser.add_argument("--rate", type=float, default=0.03)
+    parser.add_argument("--private-rate", type=float, default=0.03)
+    parser.add_argument("--case-clip", type=float, default=0.2)
     parser.add_argument("--client-clip", type=float, default=0.1)
+    parser.add_argument("--write", action="store_true", help="put the means where wardround plan finds them")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     kept = options.out / f"{options.set}.json"
@@ -129,6 +134,21 @@ def main() -> None:
                     kept.write_text(json.dumps(found, indent=1) + "\n")
                     print(key, found[key], flush=True)
     print_table(found, options.seeds)
+    if options.write:
+        write_measured(options, found)
+
+
+def write_measured(options: argparse.Namespace, found: dict[str, dict[str, Any]]) -> None:
+    """Put the means into the file that `wardround plan` reads."""
+
+    def mean(level: str, epsilon: str) -> float:
+        return statistics.mean(found[f"{level}/{epsilon}/{seed}"]["dice"] for seed in options.seeds)
+
+    known = json.loads(MEASURED.read_text(encoding="utf-8")) if MEASURED.exists() else {}
+    table: dict[str, Any] = {"none": round(mean("none", "inf"), 3)}
+    for level in LEVELS:
+        table[level] = {epsilon: round(mean(level, epsilon), 3) for epsilon in EPSILONS[1:]}
+    write_json(MEASURED, known | {TITLES[options.set]: table})
 
 
 if __name__ == "__main__":
