@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from wardround.config_file import load_config
-from wardround.data.datasets import make_federation_file
-from wardround.data.federation_file import write
+from wardround.data.federation_file import FederationFile, Source, write
 from wardround.engine.experiment import Experiment
 from wardround.files import write_json
 from wardround.privacy.words import MEASURED
@@ -36,7 +35,8 @@ def describe_run(options: argparse.Namespace, out: Path) -> dict[str, Any]:
         "phantom": {"hospitals": 4, "size": options.size, "cases": options.cases, "seed": 1}
     }
     if options.set == "polyp":
-        write(make_federation_file("polyp", options.data / "polyp4"), out / "federation.yaml")
+        sources = (Source(path=(options.data / "polyp4").resolve()),)
+        write(FederationFile(sources=sources, labels={"polyp": (1,)}), out / "federation.yaml")
         data = {"federation": str(out / "federation.yaml"), "prepare": {"size": [options.size] * 2}}
     return {
         "name": "privacy",

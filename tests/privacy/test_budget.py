@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pytest import approx, fixture, mark, raises
 
-from wardround.privacy import Budget, Policy, PrivacyRefusal, PrivacySettings
+from wardround.privacy import Policy, PrivacyBudget, PrivacyRefusal, PrivacySettings
 from wardround.privacy.budget import Line
 
 CLIENT = PrivacySettings(level="client", epsilon=4.0)
@@ -16,16 +16,16 @@ CASE = PrivacySettings(level="case", epsilon=4.0)
 
 
 @fixture
-def budget(tmp_path: Path) -> Budget:
-    return Budget(tmp_path / "state" / "privacy.jsonl")
+def budget(tmp_path: Path) -> PrivacyBudget:
+    return PrivacyBudget(tmp_path / "state" / "privacy.jsonl")
 
 
-def spend(budget: Budget, policy: Policy, run: str = "a", rounds: int = 2) -> None:
+def spend(budget: PrivacyBudget, policy: Policy, run: str = "a", rounds: int = 2) -> None:
     for round in range(rounds):
         budget.charge(policy, run, round, rounds_left=rounds - round)
 
 
-def test_a_spent_budget_is_refused_in_one_sentence(budget: Budget) -> None:
+def test_a_spent_budget_is_refused_in_one_sentence(budget: PrivacyBudget) -> None:
     spend(budget, Policy(CLIENT))
 
     with raises(PrivacyRefusal, match="budget of this run is spent: epsilon 4 at delta 1e-05"):
@@ -34,14 +34,14 @@ def test_a_spent_budget_is_refused_in_one_sentence(budget: Budget) -> None:
     assert budget.spent(CLIENT) == approx(4.0, rel=1e-5)
 
 
-def test_a_new_process_reads_what_was_spent(budget: Budget) -> None:
+def test_a_new_process_reads_what_was_spent(budget: PrivacyBudget) -> None:
     spend(budget, Policy(CLIENT))
 
     with raises(PrivacyRefusal, match="is spent"):
-        Budget(budget.path).charge(Policy(CLIENT), "a", 0, rounds_left=2)
+        PrivacyBudget(budget.path).charge(Policy(CLIENT), "a", 0, rounds_left=2)
 
 
-def test_runs_of_a_hospital_share_its_budget(budget: Budget) -> None:
+def test_runs_of_a_hospital_share_its_budget(budget: PrivacyBudget) -> None:
     small = Policy(PrivacySettings(level="client", epsilon=2.0), CLIENT)
     spend(budget, small, "first")
     spend(budget, small, "second")
@@ -53,21 +53,21 @@ def test_runs_of_a_hospital_share_its_budget(budget: Budget) -> None:
     assert budget.spent(CLIENT) <= 4.0
 
 
-def test_without_a_hospitals_own_budget_runs_count_by_themselves(budget: Budget) -> None:
+def test_without_a_hospitals_own_budget_runs_count_by_themselves(budget: PrivacyBudget) -> None:
     spend(budget, Policy(CLIENT), "first")
     spend(budget, Policy(CLIENT), "second")
 
     assert budget.spent(CLIENT, "first") == approx(budget.spent(CLIENT, "second"))
 
 
-def test_case_level_answers_cannot_be_counted_at_client_level(budget: Budget) -> None:
+def test_case_level_answers_cannot_be_counted_at_client_level(budget: PrivacyBudget) -> None:
     budget.charge(Policy(CASE, CASE), "a", 0, rounds_left=1, rate=0.5, steps=2)
 
     with raises(PrivacyRefusal, match="does not add up"):
         budget.charge(Policy(CLIENT, CLIENT), "b", 0, rounds_left=1)
 
 
-def test_a_line_that_a_crash_cut_off_is_replaced(budget: Budget) -> None:
+def test_a_line_that_a_crash_cut_off_is_replaced(budget: PrivacyBudget) -> None:
     spend(budget, Policy(CLIENT), rounds=3)
     whole = budget.path.read_bytes()
     budget.path.write_bytes(whole[:-5])
@@ -78,7 +78,7 @@ def test_a_line_that_a_crash_cut_off_is_replaced(budget: Budget) -> None:
 
 
 @mark.parametrize("change", [b"{}\n", b"nonsense\n", b'{"noise": -1}\n', b"\xff\n"])
-def test_nothing_leaves_on_a_damaged_file(budget: Budget, change: bytes) -> None:
+def test_nothing_leaves_on_a_damaged_file(budget: PrivacyBudget, change: bytes) -> None:
     spend(budget, Policy(CLIENT), rounds=1)
     budget.path.write_bytes(change + budget.path.read_bytes())
 
@@ -86,12 +86,12 @@ def test_nothing_leaves_on_a_damaged_file(budget: Budget, change: bytes) -> None
         budget.charge(Policy(CLIENT), "b", 0, rounds_left=1)
 
 
-def test_a_charge_outlives_a_killed_process(budget: Budget) -> None:
+def test_a_charge_outlives_a_killed_process(budget: PrivacyBudget) -> None:
     script = (
         "import os, signal, sys; from pathlib import Path\n"
-        "from wardround.privacy import Budget, Policy, PrivacySettings\n"
+        "from wardround.privacy import PrivacyBudget, Policy, PrivacySettings\n"
         "policy = Policy(PrivacySettings(level='client', epsilon=4.0))\n"
-        "Budget(Path(sys.argv[1])).charge(policy, 'a', 0, rounds_left=1)\n"
+        "PrivacyBudget(Path(sys.argv[1])).charge(policy, 'a', 0, rounds_left=1)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     ended = subprocess.run([sys.executable, "-c", script, str(budget.path)])

@@ -15,15 +15,15 @@ from wardround.engine.host import Host
 from wardround.engine.records import read_lines
 from wardround.messages import Message
 from wardround.params import Params
-from wardround.privacy import Budget, PrivacySettings
+from wardround.privacy import PrivacyBudget, PrivacySettings
 from wardround.privacy.words import describe_told, gather_told
 from wardround.reporting import write_report
 
 CLIENT = {"level": "client", "epsilon": 4.0}
 
 
-def budget_of(folder: Path, client: str = "north") -> Budget:
-    return Budget(folder / "clients" / client / "privacy.jsonl")
+def budget_of(folder: Path, client: str = "north") -> PrivacyBudget:
+    return PrivacyBudget(folder / "clients" / client / "privacy.jsonl")
 
 
 def answer(host: Host, task: str = "train", round: int = 0, **scalars: Any) -> Any:

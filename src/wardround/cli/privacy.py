@@ -37,13 +37,13 @@ def status(
 ) -> None:
     """Show what was spent: epsilon by run and together, and what it covers."""
     configure_logging(debug, json_)
-    from wardround.privacy.budget import Budget
+    from wardround.privacy.budget import PrivacyBudget
     from wardround.privacy.words import COVERS
 
     files = find_budgets(path)
     settings = find_settings(path)
     at = delta or settings.delta
-    entries = [entry for file in files for entry in summarise(Budget(file), at, file)]
+    entries = [entry for file in files for entry in summarise(PrivacyBudget(file), at, file)]
     limit = settings.epsilon if settings.is_on else None
     if json_:
         out.print_json(json.dumps({"delta": at, "limit": limit, "spent": entries}))

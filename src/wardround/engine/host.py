@@ -37,7 +37,7 @@ from wardround.messages import Message
 from wardround.methods import build_method, build_objective
 from wardround.metrics import METRICS
 from wardround.params import Params
-from wardround.privacy import BUDGET_FILE, Budget, Guard, Outgoing, Policy, PrivacyRefusal
+from wardround.privacy import BUDGET_FILE, Guard, Outgoing, Policy, PrivacyBudget, PrivacyRefusal
 from wardround.privacy.checks import check_cards, check_network
 from wardround.seeding import seed_everything
 from wardround.training.device import apply
@@ -92,6 +92,32 @@ def pass_on(guard: Guard, task: str, round: int, request: Message, answer: Answe
     return replace(answer, **left, privacy=guard.report(outgoing))
 
 
+def check_privacy(host: Host) -> None:
+    """Refuse what does not work under the policy."""
+    config, settings = host.config, host.policy.run
+    method, objective = (
+        config.method.get("name", "fedavg"),
+        config.objective.get("name", host.method.objective),
+    )
+    check_cards(settings, method, host.method, objective, host.objective)
+    check_network(settings, config.model.name, host.bench.model, host.shared)
+
+
+def make_guard(host: Host, client: Client) -> Guard:
+    """What stands between a client's answers and whoever asked for them."""
+    cases, run = host.policy.run.cases or client.num_examples, host.folder(client.name).parent
+    return Guard(
+        host.policy,
+        PrivacyBudget(host.budget or host.folder(client.name) / BUDGET_FILE),
+        run.parent.name if host.budget is None else run.name,
+        rounds=host.config.rounds,
+        cases=cases,
+        steps=host.config.count_steps(cases),
+        batch=host.config.batch_size,
+        trainable=[name for name in Params.trainable(host.bench.model) if name in host.shared],
+    )
+
+
 class Host:
     """Some clients, one workbench.
 
@@ -117,7 +143,7 @@ class Host:
     ) -> None:
         self.config = config
         self.policy = policy or Policy(config.privacy)
-        self._budget = budget
+        self.budget = budget
         self.method = build_method(config)
         self.objective = build_objective(config)
         self.federation = federation or open_federation(config.data, config.seed, config.compute.resident)
@@ -146,18 +172,9 @@ class Host:
                 "(see nvidia-smi), or choose another device with compute.device."
             ) from None
         apply(self.bench.compute)
-        self._check_privacy()
+        check_privacy(self)
         self._clients: dict[str, Client] = {}
         self._stores: dict[str, MemoryStore | CachedMemory] = {}
-
-    def _check_privacy(self) -> None:
-        asked, settings = self.config, self.policy.run
-        method, objective = (
-            asked.method.get("name", "fedavg"),
-            asked.objective.get("name", self.method.objective),
-        )
-        check_cards(settings, method, self.method, objective, self.objective)
-        check_network(settings, asked.model.name, self.bench.model, self.shared)
 
     # Registration and bookkeeping
 
@@ -186,30 +203,13 @@ class Host:
             device = self.bench.device
             check_annotation(name, data.annotation, self)
             splits = {split: getattr(data, split).to(device) for split in SPLITS}
-            if self._withholds_scores and name != PROXY:  # as if it had no cases to be judged on
+            if self.policy.withholds_scores and name != PROXY:  # as if it had no cases to be judged on
                 splits |= {"val": TensorSplit.of([]), "test": TensorSplit.of([])}
             data = replace(data, **splits)
             client = Client(name, data, self.bench, self._config_of(name), self.method.needs)
-            client.guard = self._guard(client) if self.policy.is_on and name != PROXY else None
+            client.guard = make_guard(self, client) if self.policy.is_on and name != PROXY else None
             self._clients[name] = client
         return self._clients[name]
-
-    @property
-    def _withholds_scores(self) -> bool:
-        return self.policy.is_on and self.policy.run.scores == "withhold"
-
-    def _guard(self, client: Client) -> Guard:
-        cases = self.policy.run.cases or client.num_examples
-        return Guard(
-            self.policy,
-            Budget(self._budget or self.folder(client.name) / BUDGET_FILE),
-            self._folder.parent.name if self._budget is None else self._folder.name,
-            rounds=self.config.rounds,
-            cases=cases,
-            steps=self.config.count_steps(cases),
-            batch=self.config.batch_size,
-            trainable=[name for name in Params.trainable(self.bench.model) if name in self.shared],
-        )
 
     def _config_of(self, name: str) -> Config:
         """The configuration; the pooled client takes the steps of all clients that could train."""

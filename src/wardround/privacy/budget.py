@@ -37,7 +37,7 @@ class Line(NamedTuple):
     time: str = ""
 
 
-class Budget:
+class PrivacyBudget:
     """The account of one client's training cases, in a file."""
 
     def __init__(self, path: Path) -> None:

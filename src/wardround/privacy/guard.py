@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any, NamedTuple
 
-from wardround.privacy.budget import Budget, PrivacyRefusal
+from wardround.privacy.budget import PrivacyBudget, PrivacyRefusal
 from wardround.privacy.filters import ClientNoise, Filter, Outgoing, Withhold
 from wardround.privacy.settings import Policy
 
@@ -40,7 +40,7 @@ class Guard:
     def __init__(
         self,
         policy: Policy,
-        budget: Budget,
+        budget: PrivacyBudget,
         run: str,
         *,
         rounds: int,

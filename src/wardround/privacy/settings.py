@@ -50,6 +50,10 @@ class Policy(NamedTuple):
     def is_on(self) -> bool:
         return self.run.is_on
 
+    @property
+    def withholds_scores(self) -> bool:
+        return self.is_on and self.run.scores == "withhold"
+
 
 def combine(asked: PrivacySettings, site: PrivacySettings | None) -> Policy:
     """A run may ask for more privacy than the hospital demands, never for less.
