@@ -57,8 +57,8 @@ def read_sources(file: FederationFile, base: Path) -> list[Listing]:
     """The cases of every source; masks of single classes whose values nobody wrote down are refused, since
     labels could name others than meant."""
     listings = [read_source(source, base) for source in file.sources]
-    for client, names in file.channels_of.items():
-        listings = [rename_channels(own, names, client) for own in listings]
+    for client, channels in file.channels_of.items():
+        listings = [rename_channels(own, channels, client) for own in listings]
     for number, (source, own) in enumerate(zip(file.sources, listings, strict=True)):
         if file.labels and source.masks is None and any(entry.masks for entry in own.entries):
             names = ", ".join(f"{name}: {values[0]}" for name, values in own.labels.items())
