@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,11 @@ import yaml
 from helpers import run, settings, whole_and_resumed
 
 import wardround as wr
+from wardround.configuring.measuring import measure_federation
 from wardround.data.channels import find_places, join_channels
 from wardround.data.checking.check import check
 from wardround.data.federation_file import PrepareSettings, load
+from wardround.data.fingerprint.distance import compare
 from wardround.data.listing import Entry, Listing
 from wardround.data.opening import open_federation
 from wardround.data.phantom.cases import PhantomSettings
@@ -25,6 +28,7 @@ from wardround.data.preparing.prepare import prepare_case
 from wardround.data.proposing.proposal import propose
 from wardround.data.readers.image_files import Volume
 from wardround.data.settings import DataSettings
+from wardround.data.slices.cutting import cut
 from wardround.data.sources import list_cases
 from wardround.errors import ConfigError
 from wardround.exporting import export
@@ -374,3 +378,27 @@ def test_in_one_file_too_another_order_is_put_right(tmp_path: Path) -> None:
         return federation.load("north").train.batch([0]).image[0]
 
     assert torch.equal(first(names)[[2, 0, 1]], first(names[1:] + names[:1]))
+
+
+def test_fingerprints_leave_out_what_a_client_lacks(trained: Path) -> None:
+    told, facts = measure_federation(trained / "federation.yaml")
+    east = next(one for one in told if one.client == "east")
+
+    assert [curve is None for curve in east.intensity] == [False, True, False]
+    assert east.modality[1] is None and east.inside[1] is None
+    assert [channel.name for channel in facts.channels] == ["channel_0", "channel_1", "channel_2"]
+    assert not math.isnan(sum(channel.mean for channel in facts.channels))
+    assert compare(told).distances["brightness"].max() < math.inf
+
+
+def test_slices_keep_what_volumes_lack(tmp_path: Path) -> None:
+    made = {**THREE, "dimensions": 3, "hospitals": 2, "cases": 3, "lacks": {"north": ("channel_1",)}}
+    write_files(PhantomSettings.read(made), tmp_path / "scans", "nifti", 1)
+    path = write(
+        tmp_path / "federation.yaml",
+        sources=[{"path": "scans"}],
+        channels=["a", "b", "c"],
+        channels_of={"north": ["c", "a"]},  # stored in another order
+    )
+    cut(path, tmp_path / "slices")
+    assert load(tmp_path / "slices/federation.yaml").channels_of == {"north": ("a", "c")}
