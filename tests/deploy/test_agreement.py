@@ -130,6 +130,15 @@ def test_a_hospital_says_in_its_own_file_what_it_annotates(tmp_path: Path, outli
     assert {(row[0], row[2]) for row in rows} == {("east", "ventricles"), ("north", "lesion")}
 
 
+def test_hospitals_agree_on_classes_by_name_whatever_their_values(tmp_path: Path, pictures: Path) -> None:
+    rules = {
+        name: at_home(tmp_path / "data", pictures, name, name, labels={"lesion": values})
+        for name, values in {"east": [1], "north": [1, 7]}.items()
+    }
+    conducted(Loopback(tmp_path / "sites", ("east", "north"), **rules), tmp_path / "run", **QUICK)
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["status"] == "done"
+
+
 @mark.parametrize("drop_channels", [None, 0.5])
 def test_hospitals_that_lack_channels_have_the_bytes_of_train(
     tmp_path: Path, drop_channels: float | None

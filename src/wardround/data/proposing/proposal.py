@@ -31,6 +31,7 @@ from wardround.data.proposing.label_maps import (
     map_values,
     note_unnamed,
     place_again,
+    spell_as,
     zip_all,
 )
 from wardround.data.readers import detect, table
@@ -113,12 +114,13 @@ def propose(
     common = join_by_name(listings)
     if common is not None:
         sources = [
-            s.model_copy(update={"labels": own.labels or None}) for s, own in zip_all(sources, listings)
+            s.model_copy(update={"labels": spell_as(own.labels, common) or None})
+            for s, own in zip_all(sources, listings)
         ]
         listings = [read_source(source, Path()) for source in sources]
         said.append(
-            f"Data sets give one value to different classes. They are joined by name ({join_names(common)}), "
-            "each source with its own labels."
+            f"Data sets number or spell their classes differently. They are joined by name "
+            f"({join_names(common)}), each source with its own labels."
         )
     listing = join_listings(listings, labels=common)
     note_unnamed(listings, said)
