@@ -22,9 +22,10 @@ from wardround.child_process import Line, connect, listen
 from wardround.config_file import load_config
 from wardround.deploy import limits
 from wardround.deploy.conducting import conduct, find_rehearsed_pictures
-from wardround.deploy.parcel_file import read_parcel, write_parcel
+from wardround.deploy.parcel_file import find_numbers, read_parcel, write_parcel
 from wardround.deploy.remote import NUMBERS_ONLY
 from wardround.deploy.wire import Parcel, ParcelError
+from wardround.files import compute_sha256
 from wardround.reporting import write_report
 
 log = logging.getLogger(__name__)
@@ -86,8 +87,9 @@ class PipeChannel:
         seconds = deadline - time.monotonic()
         is_small = parcel.header["task"] in NUMBERS_ONLY
         limit = 2 * limits.HEADER_CHARACTERS if is_small else limits.REPLY_BYTES
-        facts = {"hospital": hospital, "letter": letter, "path": str(path), "limit": limit}
-        self._send({"post": {**facts, "seconds": seconds}})
+        head = find_numbers(path)
+        facts = {"hospital": hospital, "letter": letter, "path": str(path), "limit": limit, "head": head}
+        self._send({"post": {**facts, "sha256": compute_sha256(path, head), "seconds": seconds}})
 
     def _next(self, deadline: float) -> Line | None:
         """The next reply, or None at the deadline."""

@@ -62,7 +62,7 @@ class RunningJob:
         self._hospitals.close_job(self.job)
 
     def _post(self, line: Line) -> None:
-        content = RequestFile(Path(line["path"]), int(line["limit"]))
+        content = RequestFile(Path(line["path"]), int(line["limit"]), int(line["head"]), line["sha256"])
         deadline = time.monotonic() + float(line["seconds"])
         self._hospitals.post(self.job, Letter(line["hospital"], content, deadline, line["letter"]))
 
