@@ -45,6 +45,7 @@ READ = {
         "path",
         "hospital",
         "alive",
+        "moving",
         "strays",
         "stop",
     },
