@@ -68,8 +68,7 @@ class Replies:
         self._enter(letter, reply, start)
         announced, is_whole = reply.announced, False
         try:
-            pieces = until_cancelled(chunks, reply.call)
-            write_chunks(reply.path, reply.transfer.count(pieces), announced.num_bytes, start)
+            write_chunks(reply.path, reply.transfer.count(chunks), announced.num_bytes, start)
             if announced.sha256 and compute_sha256(reply.path) != announced.sha256:
                 reply.path.unlink()
                 raise ReplyRefused("the reply does not have the SHA-256 that was announced")
@@ -118,13 +117,6 @@ class Replies:
     def _end_call(self, reply: ReplyFile) -> None:
         cancel(reply.call)
         self._changed.wait_for(lambda: reply.call is None, limits.HANDSHAKE_SECONDS)
-
-
-def until_cancelled(chunks: Iterator[bytes], call: Any) -> Iterator[bytes]:
-    """The pieces of a call; of one that was cancelled gRPC says no more than that there are no others."""
-    yield from chunks
-    if call is not None and not call.is_active():
-        raise ReplyRefused("the call was ended")
 
 
 def cancel(call: Any) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 
 from wardround.deploy import limits
 from wardround.deploy.rpc.service import (
+    CutShort,
     MessageError,
     Transfer,
     read_count,
@@ -92,7 +93,11 @@ class Requests:
             raise MessageError("a request that begins after what is here")
         self._part = request if sha256 else None
         transfer = Transfer(end, start)
-        write_chunks(request.path, watch(transfer, chunks, on_transfer), end, start)
+        try:
+            write_chunks(request.path, watch(transfer, chunks, on_transfer), end, start)
+        except CutShort:  # by a server that says it has sent all
+            request.path.unlink()
+            raise
         self._part = None
         self._complete(request.path, head, sha256, is_known)
         return request

@@ -48,6 +48,10 @@ class MessageError(WardroundError):
     """What arrived is not what the protocol says."""
 
 
+class CutShort(MessageError):
+    """Less arrived than was announced."""
+
+
 def encode(info: Mapping[str, Any]) -> bytes:
     return json.dumps(dict(info)).encode()
 
@@ -129,7 +133,7 @@ def read_chunks(path: Path, start: int = 0, end: int | None = None) -> Iterator[
 def write_chunks(path: Path, chunks: Iterable[bytes], num_bytes: int, start: int = 0) -> None:
     """Write pieces into a file, from a byte on, until it has exactly so many bytes.
 
-    More or fewer of them leave no file; where the connection breaks, what has come stays.
+    More of them leave no file; where fewer come, or the connection breaks, what has come stays.
     """
     left = num_bytes - start
     try:
@@ -141,7 +145,9 @@ def write_chunks(path: Path, chunks: Iterable[bytes], num_bytes: int, start: int
                     raise MessageError(f"more than the {num_bytes:,} bytes that were announced")
                 file.write(chunk)
         if left:
-            raise MessageError(f"{left:,} bytes less than were announced")
+            raise CutShort(f"{left:,} bytes less than were announced")
+    except CutShort:  # a call that was cancelled looks like this, too
+        raise
     except (MessageError, OSError):
         with contextlib.suppress(OSError):
             path.unlink()
