@@ -43,6 +43,7 @@ def describe_run(options: argparse.Namespace, out: Path) -> dict[str, Any]:
         "rounds": options.rounds,
         "local_steps": options.steps,
         "batch_size": options.batch,
+        "objective": {"name": options.objective},
         "data": data,
         "model": {"name": "unet2d", "base_filters": options.filters, "levels": options.depth},
         "evaluate": {
@@ -110,12 +111,13 @@ def main() -> None:
     parser.add_argument("--levels", nargs="+", default=LEVELS)
     parser.add_argument("--size", type=int, default=16)
     parser.add_argument("--cases", type=int, default=250)
-    parser.add_argument("--filters", type=int, default=2)
+    parser.add_argument("--filters", type=int, default=4)
     parser.add_argument("--levels-of-unet", dest="depth", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--batch", type=int, default=50)
     parser.add_argument("--optimizer", default="adam")
+    parser.add_argument("--objective", default="dice")
     parser.add_argument("--rate", type=float, default=0.03)
     parser.add_argument("--private-rate", type=float, default=0.03)
     parser.add_argument("--case-clip", type=float, default=0.2)
