@@ -39,7 +39,8 @@ from wardround.version import __version__
 from wardround.yaml_file import read_yaml
 
 MAY_DIFFER = (
-    "output", "name", "compute", "deadline", "retries", "checkpoint", "trackers", "min_clients",
+    "output", "name", "compute", "deadline", "absent_after", "retries", "checkpoint", "trackers",
+    "min_clients",
 )  # fmt: skip
 PLAN = "plan.yaml"  # of a run that was planned from its data
 LOCK = ".lock"  # in every folder of a run
