@@ -50,6 +50,11 @@ def phantom(
         list[str] | None,
         typer.Option(help="What a hospital annotates, for example north=skull,nuclei; may be repeated."),
     ] = None,
+    channels: Annotated[int, typer.Option(help="Sequences of each scan: channel_0, channel_1 ...")] = 1,
+    lacks: Annotated[
+        list[str] | None,
+        typer.Option(help="What scans of a hospital do not have, for example north=channel_1; repeatable."),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Same seed, same files.")] = 42,
     set_: Set = None,
     debug: Debug = False,
@@ -62,14 +67,16 @@ def phantom(
 
     if file_format not in ("nifti", "png", "dicom"):
         raise ConfigError(f"--format is '{file_format}'; use nifti, png or dicom.")
-    settings: dict[str, Any] = {"hospitals": hospitals, "dimensions": dimensions}
+    settings: dict[str, Any] = {"hospitals": hospitals, "dimensions": dimensions, "channels": channels}
     if organs:
         settings["organs"] = organs.split(",")
-    for given in annotates or []:
-        hospital, sign, classes = given.partition("=")
-        if not sign or not classes:
-            raise ConfigError(f"--annotates is '{given}'; give HOSPITAL=CLASS,CLASS such as north=lesion.")
-        settings.setdefault("annotates", {})[hospital] = classes.split(",")
+    asked = [("annotates", given, "CLASS,CLASS such as north=lesion") for given in annotates or []]
+    asked += [("lacks", given, "CHANNEL,CHANNEL such as north=channel_1") for given in lacks or []]
+    for option, given, form in asked:
+        hospital, sign, names = given.partition("=")
+        if not sign or not names:
+            raise ConfigError(f"--{option} is '{given}'; give HOSPITAL={form}.")
+        settings.setdefault(option, {})[hospital] = names.split(",")
     for override in set_ or []:
         apply_override(settings, override.removeprefix("data.phantom."))
     checked = parse({"data": {"phantom": settings}, "model": {"name": f"unet{dimensions}d"}}).data.phantom
@@ -109,14 +116,14 @@ def init(
 
     if dataset is None:
         proposal = propose(folders, columns=read_columns(column), watch=lambda what: None)
-        file, sentences, annotates = proposal.file, describe(proposal), proposal.annotates
+        file, sentences, proposed = proposal.file, describe(proposal), proposal.proposed
     elif len(folders) == 1:
-        file, annotates = datasets.make_federation_file(dataset, folders[0]), {}
+        file, proposed = datasets.make_federation_file(dataset, folders[0]), {}
         sentences = [f"The data set {dataset} as published; its card: wardround datasets show {dataset}"]
     else:
         raise ConfigError("--dataset needs exactly one folder, the one with the whole data set.")
     with writing(output):
-        write(file, output, notes=sentences, proposed={"annotates": annotates}, overwrite=overwrite)
+        write(file, output, notes=sentences, proposed=proposed, overwrite=overwrite)
     if not quiet:
         print_list(sentences)
     suggest_check(output)
