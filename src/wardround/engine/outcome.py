@@ -27,7 +27,7 @@ class Progress:
 
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any]) -> Progress:
-        return cls(**{entry.name: stored[entry.name] for entry in fields(cls)})
+        return cls(**{entry.name: stored[entry.name] for entry in fields(cls) if entry.name in stored})
 
 
 @dataclass

@@ -22,6 +22,7 @@ from wardround.data.federation import Federation
 from wardround.data.federation_file import ClientPartition
 from wardround.data.preparing.record import PREPARATION, Preparation
 from wardround.engine.checkpoint import Checkpoints
+from wardround.engine.checksums import read_object
 from wardround.engine.judging.evaluation import Evaluation
 from wardround.engine.judging.postprocessing import POSTPROCESS
 from wardround.engine.judging.result_tables import read_test, read_units
@@ -173,16 +174,20 @@ class RunFolder:
 
     def load_outcome(self) -> Outcome:
         """What `write_result`, cases.csv and the last checkpoint say."""
-        result = json.loads((self.path / "result.json").read_text())
+        path = self.path / "result.json"
+        result = read_object(path)
         facts, params, memory = self.checkpoints.load()
         state = ServerState(params, memory, facts["round"])
-        test = read_test(result, read_lines(self.records), self.config.participation, self.path / "cases.csv")
-        crossed = {name: Evaluation.from_dict(entry) for name, entry in result["cross_site"].items()}
+        records = read_lines(self.records)
+        try:
+            test = read_test(result, records, self.config.participation, self.path / "cases.csv")
+            crossed = {name: Evaluation.from_dict(entry) for name, entry in result["cross_site"].items()}
+            made = ClientPartition(**result["partition"]) if "partition" in result else None
+            status = str(result["status"])
+        except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
+            raise CheckpointError(f"{path} is damaged ({type(error).__name__}: {error}).") from None
         progress = Progress.from_dict(facts)
-        made = ClientPartition(**result["partition"]) if "partition" in result else None
-        return Outcome(
-            result["status"], state, progress, test, crossed, units=read_units(result), partition=made
-        )
+        return Outcome(status, state, progress, test, crossed, units=read_units(result), partition=made)
 
 
 def clear_run(folder: Path) -> None:
