@@ -40,7 +40,8 @@ from wardround.version import __version__
 from wardround.yaml_file import read_yaml
 
 MAY_DIFFER = (
-    "output", "name", "compute", "deadline", "retries", "checkpoint", "trackers", "min_clients",
+    "output", "name", "compute", "deadline", "retries", "checkpoint", "trackers", "min_clients", "limits",
+    "without",
 )  # fmt: skip
 PLAN = "plan.yaml"  # of a run that was planned from its data
 LOCK = ".lock"  # in every folder of a run
@@ -76,6 +77,8 @@ class RunFolder:
         check_folder(self.config, resume, overwrite)
         if resume:
             self.warnings = describe_more_rounds(self.config)
+            left_out = {*load_config(self.path / "config.yaml").without, *self.config.without}
+            self.config = self.config.model_copy(update={"without": tuple(sorted(left_out))})
             self._write_config()  # worker processes read it; compute settings may have changed
             return
         if (self.path / "config.yaml").exists():

@@ -256,6 +256,12 @@ class Evaluation:
         overall = summarise_clients(self.clients, lambda name: name not in names)
         return replace(self, overall=overall, held_out=names)
 
+    @property
+    def is_broken(self) -> bool:
+        """Whether the model has no finite loss on any case of any client."""
+        losses = self.clients.get("loss", {}).values()
+        return bool(losses) and not any(summary.num for summary in losses)
+
     def value(self, metric: str) -> float:
         """The mean over clients, without those held out."""
         return self.overall[metric].mean
