@@ -225,8 +225,8 @@ class LimitSettings(Settings):
     max_share: largest share of all training cases that one client's count for, 1 for any; auto: from three
     clients on, five times what the others have on average, or as many as all of them together where that is
     more. max_norm: how many times as
-    large as the others' an update may be, null for any; auto: 10, with more room where a client has more
-    cases, less where its own updates were smaller before, and 30 for a single tensor.
+    large as the others' an update may be, null for any; auto: 20, with more room where a client has more
+    cases, less where its own updates were smaller before, and 60 for a single tensor.
     refuse_opposite: refuse a client whose updates point against those of the others, where these agree.
     """
 

@@ -59,7 +59,8 @@ def test_weights_give_the_point_that_the_papers_algorithm_gives(iterations: int)
     sizes = [5, 1, 4, 2, 2, 6]
     expected = explicit_weiszfeld(POINTS, np.array(sizes) / sum(sizes), iterations, 1e-6)
 
-    assert median_of(POINTS, sizes, iterations=iterations) == approx(expected, abs=1e-9)
+    found = median_of(POINTS, sizes, iterations=iterations, weighting="samples")
+    assert found == approx(expected, abs=1e-9)
 
 
 def test_no_point_nearby_has_a_smaller_sum_of_distances() -> None:
@@ -108,8 +109,8 @@ def test_the_weights_sum_to_one_and_are_those_of_running_statistics_too() -> Non
 def test_a_client_with_most_of_the_cases_decides_unless_all_count_alike() -> None:
     points = np.array([[0.0, 0.0], [4.0, 0.0], [0.0, 4.0]])
 
-    assert median_of(points, [8, 1, 1]) == approx([0, 0], abs=1e-5)
-    assert np.linalg.norm(median_of(points, [8, 1, 1], weighting="uniform")) > 0.5
+    assert median_of(points, [8, 1, 1], weighting="samples") == approx([0, 0], abs=1e-5)
+    assert np.linalg.norm(median_of(points, [8, 1, 1])) > 0.5
 
 
 def test_identical_replies_and_a_client_alone_come_back_bit_for_bit() -> None:

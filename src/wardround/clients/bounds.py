@@ -23,9 +23,9 @@ from wardround.params import Params
 
 MANY = 5.0  # times the others' mean number of cases
 INCREDIBLE = 20.0  # times more than that: a claim, not a hospital
-MAX_NORM = 10.0  # of an update, in those of the others
-MAX_JUMP, LEAST_JUMP = 5.0, 3.0  # in its own share of the others' before; below the second none is one
-MAX_PART = 30.0  # of one tensor or one group of extras: small ones differ more
+MAX_NORM = 20.0  # of an update, in those of the others
+MAX_JUMP, LEAST_JUMP = 10.0, 5.0  # in what was usual for it; below the second none is one
+MAX_PART = 60.0  # of one tensor or one group of extras: small ones differ more
 STILL = 1e-3  # of the model's norm: whatever is below is no change to speak of
 MAX_OPPOSITE = -0.15  # mean cosine with the others, by which a client is against them
 EVIDENCE = 0.1  # the least sum of the others' own agreement, before that is said

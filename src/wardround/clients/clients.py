@@ -20,6 +20,7 @@ from wardround.clients.gate import (
     count_complaint,
     facts_complaint,
     names_complaint,
+    scores_complaint,
     variance_complaint,
 )
 from wardround.errors import TooFewClients
@@ -280,7 +281,7 @@ class Clients:
         if known is None:
             return "the client never registered"
         if task == "evaluate":  # surface distances may rightly be infinite
-            return None
+            return scores_complaint(answer.message, max(known.num_train, known.num_val, known.num_test))
         if task == "train":
             most = None if self._most_steps is None else self._most_steps(known.num_train)
             reason = complaint(known, answer.message, answer.num_examples, answer.num_steps, most)

@@ -17,6 +17,7 @@ import torch
 from wardround.aggregation.weights import check_weights, is_number
 from wardround.clients.traffic import short
 from wardround.messages import Message, ServerState
+from wardround.metrics.registry import SHARES
 from wardround.params import Params
 from wardround.storage import DTYPES
 
@@ -148,6 +149,22 @@ def variance_complaint(params: Params | None) -> str | None:
     given = params if params is not None else Params()
     bad = (name for name in given if name.endswith("running_var") and bool((given[name] < 0).any()))
     return next((f"tensor '{name}' holds a negative variance" for name in bad), None)
+
+
+def scores_complaint(message: Message, num_cases: int) -> str | None:
+    """Scores of no more cases than registered, each inside what its metric can be; NaN: not defined."""
+    rows = message.scalars.get("cases", [])
+    if not isinstance(rows, list) or not all(isinstance(row, Mapping) for row in rows):
+        return "its scores are not a list with a row for each case"
+    if len(rows) > num_cases:
+        return f"it scored {len(rows)} cases, but the client registered {num_cases}"
+    for row in rows:
+        regions = row.get("regions")
+        for region in regions.values() if isinstance(regions, Mapping) else ():
+            for metric, value in region.items() if isinstance(region, Mapping) else ():
+                if metric in SHARES and is_number(value) and not 0 <= value <= 1:
+                    return f"{metric} of a case is {value:g}, not between 0 and 1"
+    return None
 
 
 def names_complaint(declared: Collection[str], message: Message) -> str | None:

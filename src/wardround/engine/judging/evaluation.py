@@ -262,6 +262,11 @@ class Evaluation:
         losses = self.clients.get("loss", {}).values()
         return bool(losses) and not any(summary.num for summary in losses)
 
+    def scores(self, metric: str) -> dict[str, float]:
+        """The mean of each client that has one, without those held out."""
+        found = self.clients[metric]
+        return {name: found[name].mean for name in found if found[name].num and name not in self.held_out}
+
     def value(self, metric: str) -> float:
         """The mean over clients, without those held out."""
         return self.overall[metric].mean
