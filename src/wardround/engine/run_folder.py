@@ -40,8 +40,8 @@ from wardround.version import __version__
 from wardround.yaml_file import read_yaml
 
 MAY_DIFFER = (
-    "output", "name", "compute", "deadline", "retries", "checkpoint", "trackers", "min_clients", "limits",
-    "without",
+    "output", "name", "compute", "deadline", "absent_after", "retries", "checkpoint", "trackers",
+    "min_clients", "limits", "without",
 )  # fmt: skip
 PLAN = "plan.yaml"  # of a run that was planned from its data
 LOCK = ".lock"  # in every folder of a run
@@ -138,7 +138,8 @@ class RunFolder:
 
     def write_preparation(self, federation: Federation) -> None:
         """preparation.json: how a scan became what the network sees, so that the model can go elsewhere."""
-        Preparation.of(federation).save(self.path / PREPARATION)
+        drops = bool(self.config.augmentation.drop_channels)
+        Preparation.of(federation, drops_channels=drops).save(self.path / PREPARATION)
 
     def write_environment(self, placement: Placement, compute: Compute) -> None:
         write_json(self.path / "environment.json", describe_environment(self.config, placement, compute))
@@ -166,6 +167,7 @@ class RunFolder:
             "held_out": list(test.held_out) if test is not None else [],
             "units": outcome.units,
             **({"partition": vars(outcome.partition)} if outcome.partition is not None else {}),
+            **({"lacks": outcome.lacks} if outcome.lacks else {}),
             "cross_site": {name: entry.as_dict() for name, entry in outcome.cross_site.items()},
             "num_refused": sum(len(record["refused"]) for record in records),
             "num_lost": sum(len(record["lost"]) for record in records),
@@ -186,11 +188,20 @@ class RunFolder:
             test = read_test(result, records, self.config.participation, self.path / "cases.csv")
             crossed = {name: Evaluation.from_dict(entry) for name, entry in result["cross_site"].items()}
             made = ClientPartition(**result["partition"]) if "partition" in result else None
-            status = str(result["status"])
+            status, lacks = str(result["status"]), dict(result.get("lacks", {}))
         except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
             raise CheckpointError(f"{path} is damaged ({type(error).__name__}: {error}).") from None
         progress = Progress.from_dict(facts)
-        return Outcome(status, state, progress, test, crossed, units=read_units(result), partition=made)
+        return Outcome(
+            status,
+            state,
+            progress,
+            test,
+            crossed,
+            units=read_units(result),
+            partition=made,
+            lacks=lacks,
+        )
 
 
 def clear_run(folder: Path) -> None:
