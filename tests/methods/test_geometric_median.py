@@ -122,10 +122,10 @@ def test_identical_replies_and_a_client_alone_come_back_bit_for_bit() -> None:
         assert median_of(np.repeat(POINTS[:1], count, axis=0)) == approx(POINTS[0], rel=1e-15)
 
 
-def test_without_iterations_it_is_fedavg(tmp_path: Path) -> None:
+def test_without_iterations_it_is_fedavg_with_equal_weights(tmp_path: Path) -> None:
     uneven = {"phantom": {"hospitals": 3, "size": 16, "cases": [4, 8, 11]}}
     off = run(tmp_path / "off", method={"name": "geometric_median", "iterations": 0}, data=uneven)
-    fedavg = run(tmp_path / "fedavg", method={"name": "fedavg"}, data=uneven)
+    fedavg = run(tmp_path / "fedavg", method={"name": "fedavg", "weighting": "uniform"}, data=uneven)
     on = run(tmp_path / "on", method={"name": "geometric_median"}, data=uneven)
 
     assert off.params_sha256 == fedavg.params_sha256 != on.params_sha256

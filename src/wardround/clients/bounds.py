@@ -55,14 +55,15 @@ def bound_counts(counts: Mapping[str, int], max_share: float | Literal["auto"]) 
             if count > most:
                 lowered[name] = most if count <= INCREDIBLE * most else int(median(others))
         return lowered
-    ranked = sorted(counts, key=lambda name: -counts[name])
+    ranked, level = sorted(counts, key=lambda name: -counts[name]), 0
     for num_above in range(len(ranked)):
         rest = sum(counts[name] for name in ranked[num_above:])
         room = 1 - max_share * num_above
-        level = int(max_share * rest / room + 1e-9) if room > 1e-9 else counts[ranked[-1]]
+        level = int(max_share * rest / room + 1e-9) if room > 1e-9 else 0
         if counts[ranked[num_above]] <= level:
             break
-    return {name: max(1, level) for name in ranked if counts[name] > level}
+    level = max(level, min(counts.values(), default=0))  # a share that not all can have makes them equal
+    return {name: level for name in ranked if counts[name] > level}
 
 
 # Updates

@@ -102,14 +102,9 @@ class Experiment:
         """
         if from_round is not None and not resume:
             raise ConfigError("--from-round chooses the round that --resume continues after; add --resume.")
-        if self.config.without and not resume:
-            raise ConfigError(
-                "--without leaves clients out of a run that goes on; add --resume. For a new run, name those "
-                "that take part in participation."
-            )
+        self._check_left_out(resume)
         self.folder.open(resume=resume, overwrite=overwrite)
         self.config = self.folder.config  # with those who were left out before
-        self._check_left_out()
         self._warnings += self.folder.warnings
         with self.folder.locked(), keep_log(self.folder.path) as self._say:
             for warning in (
@@ -147,11 +142,16 @@ class Experiment:
 
     # Clients
 
-    def _check_left_out(self) -> None:
+    def _check_left_out(self, resume: bool) -> None:
+        if self.config.without and not resume:
+            raise ConfigError(
+                "clients can be left out of a run that goes on; add --resume. For a new run, name those that "
+                "take part in participation."
+            )
         unknown = [name for name in self.config.without if name not in self._names]
         if unknown and self._hospitals is None:
             raise ConfigError(
-                f"--without names '{unknown[0]}', which is not a client of this run."
+                f"'{unknown[0]}' is not a client of this run and cannot be left out."
                 f"{suggest(unknown[0], self._names)} It has: {', '.join(self._names)}."
             )
 

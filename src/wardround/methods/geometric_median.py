@@ -37,7 +37,7 @@ class GeometricMedian(Method):
     """Averages with weights that fall with the distance from the others.
 
     weighting: first weights, all alike or by number of training cases (the paper). iterations: of
-    Weiszfeld's rule, 0 gives FedAvg. nu: ν, distances below it count as this long.
+    Weiszfeld's rule, 0 gives FedAvg with equal weights. nu: ν, distances below it count as this long.
     """
 
     title = "Geometric median (RFA)"
