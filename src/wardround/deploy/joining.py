@@ -150,7 +150,9 @@ class Joining:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._ended.set()
-        for worker in [*self._workers.values(), *([self._spare] if self._spare else [])]:
+        with self._lock:  # from here on none is started
+            workers = [*self._workers.values(), *([self._spare] if self._spare else [])]
+        for worker in workers:
             worker.end()
         if self._connection is not None:
             self._connection.close()
@@ -294,6 +296,8 @@ class Joining:
     def _find_worker(self, job: str) -> WorkerProcess:
         """The process of a run; a new one may take the place of the one that has been idle for longest."""
         with self._lock:
+            if self._ended.is_set():
+                raise Superseded("this hospital is leaving")
             worker = self._workers.pop(job, None)
             if worker is None or not worker.is_alive():
                 self._make_room()
