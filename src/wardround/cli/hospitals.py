@@ -218,9 +218,9 @@ def show_state(facts: dict[str, Any], trouble: str, *, clear: bool) -> None:
     if trouble:
         err.print(escape(trouble))
     elif facts["hospitals"]:
-        columns = ("hospital", "heard of", "now")
-        rows = [[entry[key] for key in columns] for entry in facts["hospitals"]]
-        print_table(Table("Hospitals", columns, rows))
+        seen = ("hospital", "heard of", "now")
+        rows = [[entry[key] for key in seen] for entry in facts["hospitals"]]
+        print_table(Table("Hospitals", seen, rows))
         out.print()
     else:
         out.print("No hospital is connected.\n")
