@@ -283,7 +283,7 @@ def test_a_transfer_that_takes_a_while_is_told_of_with_the_time_that_is_left(
 ) -> None:
     monkeypatch.setattr(joining, "PACE_SECONDS", (0.0, 60.0))
     said: list[str] = []
-    pace, transfer = joining.Pace("a request arrives", said.append), Transfer(4_000_000)
+    pace, transfer = joining.TransferReporter("a request arrives", said.append), Transfer(4_000_000)
     for _ in transfer.count(bytes(1_000_000) for _ in range(4)):
         time.sleep(0.01)
         pace.tell(transfer)

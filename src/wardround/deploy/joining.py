@@ -50,7 +50,7 @@ class TooManyRuns(WardroundError):
     """All processes that train are at work."""
 
 
-class Pace:
+class TransferReporter:
     """Tells how far a transfer is and how long it will take, where that is a while."""
 
     def __init__(self, what: str, say: Say) -> None:
@@ -181,7 +181,10 @@ class Joining:
                     self._ended.wait(RETRY_SECONDS / 10)
                     continue
                 request = self._connection.wait(
-                    list(self._held), self._folder, self._largest, Pace("a request arrives", self._say).tell
+                    list(self._held),
+                    self._folder,
+                    self._largest,
+                    TransferReporter("a request arrives", self._say).tell,
                 )
                 if request is not None:
                     self._take(request)
@@ -280,7 +283,7 @@ class Joining:
         """Send a reply, again and again while the connection is away and the organiser may still want it."""
         assert self._connection is not None
         deadline, again = time.monotonic() + SEND_SECONDS, False
-        pace = Pace("a reply leaves", self._say)
+        pace = TransferReporter("a reply leaves", self._say)
         while time.monotonic() < deadline and not self._ended.is_set():
             try:
                 self._connection.answer(request, reply, failed, again=again, on_transfer=pace.tell)
