@@ -22,6 +22,7 @@ if TYPE_CHECKING:  # `status` must stay quick: these need torch
     from wardround.engine.outcome import Listener
 
 LOOK_SECONDS = 0.3
+RESUME_SECONDS = 15.0  # for a run that is being resumed to reach the server
 FINAL = ("done", "stopped", "failed")
 UNBEGUN = ("queued", "starting", "failed")  # of these no round is shown
 
@@ -35,15 +36,31 @@ def read_live(folder: Path) -> dict[str, Any] | None:
     return facts if isinstance(facts, dict) else None
 
 
-def find_running(kit: Kit, name: str | None = None) -> tuple[str, dict[str, Any]]:
-    """The run in progress, and what live.json says of it."""
-    going = {
-        path.parent.name: facts
-        for path in sorted(kit.runs.glob("*/live.json"))
-        if (facts := read_live(path.parent)) is not None and facts["state"] not in FINAL
-    }
-    if name is not None:
-        going = {key: facts for key, facts in going.items() if key == file_name(name)}
+def find_running(
+    kit: Kit, name: str | None = None, is_known: Callable[[str], bool] = lambda job: True
+) -> tuple[str, dict[str, Any]]:
+    """The run in progress, and what live.json says of it.
+
+    is_known: whether the server has this job. A run that is not done may just be resumed, which takes a
+    command some seconds: it is waited for that long.
+    """
+    deadline = time.monotonic() + RESUME_SECONDS
+    while True:
+        runs = {path.parent.name: read_live(path.parent) for path in sorted(kit.runs.glob("*/live.json"))}
+        mine = {
+            key: facts
+            for key, facts in runs.items()
+            if facts is not None and (name is None or key == file_name(name))
+        }
+        going = {
+            key: facts
+            for key, facts in mine.items()
+            if facts["state"] not in FINAL and is_known(str(facts.get("job")))
+        }
+        may_come = any(facts["state"] != "done" for facts in mine.values())
+        if going or not may_come or time.monotonic() >= deadline:
+            break
+        time.sleep(LOOK_SECONDS)
     if not going:
         what = "no run is" if name is None else f"run '{name}' is not"
         raise WardroundError(f"{what} in progress.")

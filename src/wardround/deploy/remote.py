@@ -30,6 +30,7 @@ from wardround.engine.transports.local import InProcess, Spilling
 from wardround.errors import TooFewClients
 from wardround.files import write_json
 from wardround.messages import Message, Reply
+from wardround.tables import one_line
 
 log = logging.getLogger(__name__)
 WAITING_STEP = 0.2
@@ -270,7 +271,7 @@ class Remote:
             for key in ("failure", "refused"):
                 if more.get(key) is not None:
                     words = f"the hospital refuses: {more[key]}" if key == "refused" else str(more[key])
-                    return Answer(name, failure=make_printable(words))
+                    return Answer(name, failure=one_line(words[: limits.REASON]))
             answer = Answer(name, message, num_bytes=parcel.num_bytes, **read_facts(more))
             check_usable(task, sent, answer)
             return answer
@@ -322,13 +323,7 @@ class Remote:
 
 
 def describe_error(error: Exception) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
-
-
-def make_printable(words: str) -> str:
-    """A hospital's own words on one line, as far as they are kept."""
-    kept = words[: limits.REASON]
-    return "".join(letter if letter.isprintable() else " " for letter in kept)
+    return one_line(" ".join(f"{type(error).__name__}: {error}".split())[:300])
 
 
 # What a reply may hold, known before it is unpacked
