@@ -370,7 +370,7 @@ def read_privacy(told: Any) -> dict[str, Any]:
     if not told:
         return {}
     largest = sys.float_info.max
-    words = {key: make_printable(str(told[key]))[:100] for key in ("level", "scores", "counts")}
+    words = {key: one_line(str(told[key]))[:100] for key in ("level", "scores", "counts")}
     numbers = {
         key: float(read_number(f"privacy {key}", told[key], 0, largest, int | float))
         for key in ("epsilon", "delta", "total", "limit")
@@ -388,7 +388,7 @@ def read_filter(entry: Any) -> dict[str, Any]:
     numbers = {key: entry[key] for key in ("clip", "noise") if key in entry}
     most = sys.float_info.max
     return {
-        "filter": make_printable(entry["filter"])[:100],
+        "filter": one_line(entry["filter"])[:100],
         **{key: float(read_number(key, value, 0, most, int | float)) for key, value in numbers.items()},
     }
 
