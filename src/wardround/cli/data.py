@@ -107,14 +107,15 @@ def init(
 
     if dataset is None:
         proposal = propose(folders, columns=read_columns(column), watch=lambda what: None)
-        file, sentences, annotates = proposal.file, describe(proposal), proposal.annotates
+        file, sentences = proposal.file, describe(proposal)
+        guessed = {"annotates": dict(proposal.annotates), "unlabelled": list(proposal.unlabelled)}
     elif len(folders) == 1:
-        file, annotates = datasets.make_federation_file(dataset, folders[0]), {}
+        file, guessed = datasets.make_federation_file(dataset, folders[0]), {}
         sentences = [f"The data set {dataset} as published; its card: wardround datasets show {dataset}"]
     else:
         raise ConfigError("--dataset needs exactly one folder, the one with the whole data set.")
     with writing(output):
-        write(file, output, notes=sentences, proposed={"annotates": annotates}, overwrite=overwrite)
+        write(file, output, notes=sentences, proposed=guessed, overwrite=overwrite)
     if not quiet:
         print_list(sentences)
     suggest_check(output)

@@ -29,7 +29,8 @@ class Registration:
     """What a client registered before round 0.
 
     tensors: shape and type of what it will send; trainable: names of those that learn; kept: of what the
-    method leaves at the client; num_pooled: its training cases where the pooled client trains on them.
+    method leaves at the client; num_pooled: its training cases where the pooled client trains on them;
+    num_unlabelled: training cases without a label.
     """
 
     client: str
@@ -40,6 +41,12 @@ class Registration:
     trainable: tuple[str, ...] = ()
     kept: Mapping[str, Spec] = field(default_factory=dict)
     num_pooled: int = 0
+    num_unlabelled: int = 0
+
+    @property
+    def has_labels(self) -> bool:
+        """Whether it trains on any label."""
+        return self.num_unlabelled < self.num_train
 
     @property
     def learned(self) -> dict[str, Spec]:
@@ -66,6 +73,7 @@ class Registration:
             trainable=tuple(str(name) for name in facts["trainable"]),
             kept=specs(facts["kept"]),
             num_pooled=count(facts.get("num_pooled", 0)),
+            num_unlabelled=count(facts.get("num_unlabelled", 0)),
         )
 
 

@@ -188,6 +188,11 @@ class FederationFile(Settings):
         description="client -> the classes, or regions outlined as a whole, that it annotates; the others "
         "count as unknown in its loss and are not scored there; a client left out annotates all",
     )
+    unlabelled: Annotated[tuple[str, ...], BeforeValidator(as_names)] = Field(
+        (),
+        description="clients whose cases without a label train without one; elsewhere such a case is left "
+        "out, since its label may have been forgotten",
+    )
     labels_differ: bool = Field(
         False, description="a class that some clients do not have is meant; otherwise `train` refuses it"
     )
@@ -240,11 +245,15 @@ def check_consistency(file: FederationFile) -> None:
                 f"regions.{name} is {list(classes)}; give class numbers from 1 to "
                 f"{len(file.labels) or '...'} ({join_names(file.labels)})."
             )
-    if file.annotates and file.partition.kind not in ("natural", "feature"):
-        raise ConfigError(
-            f"annotates names clients, but partition.kind is {file.partition.kind}, which deals the cases of "
-            "all to new ones. Leave one of the two out."
-        )
+    for name, given in (("annotates", file.annotates), ("unlabelled", file.unlabelled)):
+        if given and file.partition.kind not in ("natural", "feature"):
+            raise ConfigError(
+                f"{name} names clients, but partition.kind is {file.partition.kind}, which deals the cases "
+                "of all to new ones. Leave one of the two out."
+            )
+    tested = next((name for name in file.unlabelled if name in file.held_out), None)
+    if tested is not None:
+        raise ConfigError(f"'{tested}' is in unlabelled and in held_out, but a test needs labels.")
     ignored = next((value for value in file.ignore if value in meaning), None)
     if ignored is not None:
         raise ConfigError(f"ignore: value {ignored} is class '{meaning[ignored]}'. A value is one of them.")
@@ -320,6 +329,8 @@ COMMENTS = {
     "regions": "What is measured: class numbers (1 is the first of labels) joined under a name.",
     "ignore": "Label values of voxels that nobody annotated; they count in no loss and no score.",
     "annotates": "Classes, or regions outlined as a whole, that a client annotates, where that is not all.",
+    "unlabelled": "Clients whose cases without a label train without one (objective mean_teacher or "
+    "pseudo_labels).",
     "labels_differ": "A class that some clients do not have is meant.",
     "splits": "Cases to train on, to choose by, to report; a patient is never split apart.\n"
     "by: column (what the list says, the rest drawn), ratios, file, kfold, repeated.",
@@ -368,7 +379,7 @@ def as_text(
             parts.append(commented(COMMENTS[name]) + dumped(name, plain[name]))
         elif proposed and proposed.get(name):
             said = f"{COMMENTS[name]}\nA guess from a few files. Confirm it by taking the # away:"
-            parts.append(commented(said) + commented(dumped(name, dict(proposed[name]))))
+            parts.append(commented(said) + commented(dumped(name, proposed[name])))
     return "\n".join(parts)
 
 

@@ -31,7 +31,7 @@ def list_cases(file: FederationFile, base: Path) -> Listing:
     """
     found = join_listings(read_sources(file, base), file.channels, file.labels)
     known = set(found.clients)
-    for name in (*(file.clients or ()), *file.held_out):
+    for name in (*(file.clients or ()), *file.held_out, *file.unlabelled):
         if name not in known:
             raise ConfigError(
                 f"federation.yaml names client '{name}', which has no cases.{suggest(name, known)} "

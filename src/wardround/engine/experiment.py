@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any
@@ -14,7 +14,7 @@ import torch
 
 from wardround.aggregation.mean import mean
 from wardround.aggregation.weights import by_samples
-from wardround.clients import Clients, Exchange, Snapshot, Transport
+from wardround.clients import Clients, Exchange, Registration, Snapshot, Transport
 from wardround.clients.gate import state_complaint
 from wardround.config import Config
 from wardround.config_file import resolve
@@ -38,6 +38,7 @@ from wardround.engine.write_behind import BackgroundWriter
 from wardround.errors import ConfigError, TooFewClients, WardroundError
 from wardround.files import write_json
 from wardround.losses.loss_function import LossFunction
+from wardround.losses.unlabelled import SemiSupervised
 from wardround.machine import cores
 from wardround.messages import Message, ServerState
 from wardround.methods import build_method, build_objective
@@ -72,7 +73,8 @@ class Experiment:
         files: Mapping[str, str] | None = None,
     ) -> None:
         self.config = config
-        self.method, objective = build_method(config), build_objective(config)
+        self.method, self._objective = build_method(config), build_objective(config)
+        objective = self._objective
         if isinstance(objective, LossFunction):
             objective.check_present()
         self.folder = RunFolder(config, files)
@@ -155,7 +157,11 @@ class Experiment:
 
     def _register_clients(self, egress: Egress) -> Clients:
         registered = self._transport.register()
-        untested = [e.client for e in registered if not e.num_test and e.client not in NOT_HOSPITALS]
+        check_labelled(registered, self.config.min_clients)
+        bare = {entry.client for entry in registered if entry.num_unlabelled}
+        untested = [
+            e.client for e in registered if not e.num_test and e.client not in {*NOT_HOSPITALS, *bare}
+        ]
         if untested and self.config.data.test:
             log.warning(
                 "no test case at %s: the results will have no row for %s. Look at splits, and at what was "
@@ -330,7 +336,12 @@ class Experiment:
 
     def _run_round(self, clients: Clients, state: ServerState) -> ServerState:
         """One round of the method; with too few answers it is repeated, then the run stops."""
-        present = choose_present(self.config, self.method, clients.trainable, state.round)
+        able, objective = clients.trainable, self._objective
+        if isinstance(objective, SemiSupervised) and state.round < objective.first_unlabelled_round(
+            self.config.rounds
+        ):
+            able = [name for name in able if clients.registered[name].has_labels]
+        present = choose_present(self.config, self.method, able, state.round)
         self.listener.on_round(state.round + 1, present)
         earlier: list[Exchange] = []  # of attempts that failed; the records show them too
         for attempt in range(self.config.retries + 1):
@@ -389,6 +400,17 @@ class Experiment:
     def _rewind(self, clients: Clients, round: int) -> None:
         """The round restarts: what clients remember of it does not count, as their next request says."""
         clients.sync_state = replace(clients.sync_state, rewinds=self.folder.checkpoints.add_rewind(round))
+
+
+def check_labelled(registered: Sequence[Registration], min_clients: int) -> None:
+    """Refuse a run that nobody could teach: clients without any label follow those that have some."""
+    training = [entry for entry in registered if entry.num_train]
+    labelled = [entry for entry in training if entry.has_labels]
+    if len(labelled) < len(training) and len(labelled) < min_clients:
+        raise ConfigError(
+            f"{len(labelled)} of {len(training)} clients that train have labels, but min_clients is "
+            f"{min_clients}. Lower it, or add labels; somebody must have them."
+        )
 
 
 def announce_best(clients: Clients, progress: Progress) -> None:

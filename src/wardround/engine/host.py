@@ -19,6 +19,7 @@ from wardround.clients.client import run_to_completion
 from wardround.clients.traffic import as_received, count_wire_bytes
 from wardround.config import Config, EvaluateSettings, TrafficSettings
 from wardround.data.annotation import Annotation, measurable
+from wardround.data.cases import ClientData
 from wardround.data.federation import Federation
 from wardround.data.listing import SPLITS
 from wardround.data.opening import open_federation
@@ -79,6 +80,25 @@ def check_annotation(name: str, annotation: Annotation | None, host: Host) -> No
             "another method, such as fedavg, or leave the client out."
         )
     host.objective.check_annotation(annotation)
+
+
+def check_unlabelled(name: str, data: ClientData, host: Host) -> None:
+    """Refuse training cases without a label where method or objective cannot use them."""
+    if not data.num_unlabelled or host.method.labels_itself(name):
+        return
+    method, objective = host.config.method.get("name", "fedavg"), host.objective
+    found = f"client '{name}' has {data.num_unlabelled} training cases without a label"
+    reason = host.method.needs_labels or ("the server's own cases are to be right" if name == PROXY else "")
+    if reason:
+        raise ConfigError(
+            f"{found}, which method '{method}' cannot use: {reason}. Choose another, such as fedavg, or take "
+            "the client out of unlabelled in federation.yaml."
+        )
+    if not objective.uses_unlabelled:
+        raise ConfigError(
+            f"{found}, which objective '{objective.title}' cannot use. Set objective.name to mean_teacher or "
+            "pseudo_labels, or take the client out of unlabelled in federation.yaml."
+        )
 
 
 class Host:
@@ -149,6 +169,7 @@ class Host:
             trainable=tuple(t for t in Params.trainable(self.bench.model) if t in self.shared),
             kept={tensor: everything.spec(tensor) for tensor in self.kept},
             num_pooled=len(data.train) if is_pooled and name != PROXY else 0,
+            num_unlabelled=0 if is_pooled else data.num_unlabelled,
         )
 
     def client(self, name: str) -> Client:
@@ -157,6 +178,7 @@ class Host:
             data = self.federation.load(name)
             device = self.bench.device
             check_annotation(name, data.annotation, self)
+            check_unlabelled(name, data, self)
             splits = {split: getattr(data, split).to(device) for split in SPLITS}
             data = replace(data, **splits)
             self._clients[name] = Client(name, data, self.bench, self._config_of(name), self.method.needs)

@@ -132,8 +132,9 @@ class AAW(Method):
         return Message(scalars={} if q is None else {"Q": q})
 
     def validation_loss(self, client: Client, params: Params) -> float | None:
-        """The mean loss of the cases (Eqs. 1 and 10), or None if there are none or it is not finite."""
-        if self.validation == "holdout":
+        """The mean loss of the cases (Eqs. 1 and 10), or None if there are none or it is not finite; a client
+        with training cases that have no label has none of those."""
+        if self.validation == "holdout" or client.data.num_unlabelled:
             loss = client.evaluate(params, fallback=False)
         else:
             losses = [

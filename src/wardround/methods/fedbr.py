@@ -70,6 +70,7 @@ class FedBR(Banked):
     kind = "objective"
     sends = "mean images and masks of groups of cases, once"
     needs_every_class = "its pseudo cases mix the masks of all clients"
+    needs_labels = needs_every_class
     needs = frozenset({"features", "global"})
 
     mu: Annotated[float, Field(ge=0)] = 0.05

@@ -66,6 +66,7 @@ class FedCE(Method):
     secure_sum = False  # cosines need every client's own update
     needs = frozenset({"validation", "state", "full"})
     up = frozenset({"error"})
+    needs_labels = "it weighs clients by their errors, which only labels show"
 
     mode: Literal["plus", "times"] = "plus"
     consensus: Literal["weighted", "uniform"] = "weighted"

@@ -78,6 +78,7 @@ class FedDG(Banked):
     kind = "objective"
     sends = "low-frequency amplitudes of some images, once"
     needs_every_class = "it contrasts the features inside and outside of an outline"
+    needs_labels = needs_every_class
     needs = frozenset({"features", "decoder"})
 
     outer: bool = True

@@ -92,6 +92,7 @@ class FedUAA(Method):
     sends = "one number (its uncertainty threshold)"
     needs = frozenset({"validation"})
     up = frozenset({"threshold"})
+    needs_labels = "it weighs clients by which voxels are wrong, which only labels show"
     objective = "feduaa_evidential"
 
     source: Literal["val", "train"] = "val"

@@ -49,7 +49,6 @@ MANY_VALUES = 32  # more are the greys of a picture
 
 Cases = list[tuple[Entry, CaseFacts]]
 Verdict = tuple[str, Severity, str]  # code, severity, what is wrong
-NO_LABEL: Verdict = ("no_label", "error", "it has no label; add one, or take it off the list.")
 
 
 def check(
@@ -109,7 +108,7 @@ class Norms:
 
     channels: how many, and how a message names their source; dimensions: of most images; classes: name ->
     values, empty where none are named; background: values of no class that most cases have, with counts;
-    ignore: values of voxels that nobody annotated.
+    ignore: values of voxels that nobody annotated; unlabelled: clients whose cases may train without label.
     """
 
     channels: tuple[int, str]
@@ -117,6 +116,7 @@ class Norms:
     classes: Labels
     background: Mapping[int, int]
     ignore: tuple[int, ...] = ()
+    unlabelled: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, cases: Cases, listing: Listing, file: FederationFile) -> Norms:
@@ -129,7 +129,7 @@ class Norms:
         ignore = file.ignore or listing.ignore
         usual = find_background_values(cases, classes)
         background = {value: count for value, count in usual.items() if value not in ignore}
-        return cls(channels, dimensions, classes, background, ignore)
+        return cls(channels, dimensions, classes, background, ignore, file.unlabelled)
 
     def named(self, entry: Entry) -> set[int]:
         """Label values that mean a class in this case."""
@@ -223,13 +223,26 @@ def judge_case(entry: Entry, facts: CaseFacts, norms: Norms) -> Iterator[Verdict
     for code, sentence in facts.troubles:
         yield code, "error", sentence
     if entry.label is None:
-        yield NO_LABEL
+        yield from judge_unlabelled(entry, norms.unlabelled)
     if facts.image is not None:
         yield from judge_image(facts.image, norms)
     if facts.label is not None:
         yield from judge_label(facts.label, norms, norms.named(entry))
     if facts.image is not None and facts.label is not None:
         yield from judge_pair(facts.image, facts.label)
+
+
+def judge_unlabelled(entry: Entry, unlabelled: Sequence[str]) -> Iterator[Verdict]:
+    """A case without a label trains where federation.yaml says so, and is never tested."""
+    if entry.client not in unlabelled:
+        said = "it has no label; add one, take it off the list, or name its client under unlabelled."
+        yield "no_label", "error", said
+    elif entry.split not in (None, "train"):
+        yield (
+            "no_label",
+            "error",
+            f"it has no label, so it cannot be in {entry.split}; add one, or train on it.",
+        )
 
 
 def judge_image(image: ImageFacts, norms: Norms) -> Iterator[Verdict]:
@@ -292,7 +305,7 @@ def check_quickly(listing: Listing, file: FederationFile, *, base: Path | None =
     """What needs no decoding, microseconds a case: files are there and not empty, labels, leaks, patients."""
     entries, findings = assign_splits(listing, file, base)
     cases = [(entry, CaseFacts()) for entry in entries]
-    findings += [Finding.at(entry, *said) for entry in entries for said in judge_files(entry)]
+    findings += [Finding.at(e, *said) for e in entries for said in judge_files(e, file.unlabelled)]
     good = drop_errors(cases, findings)
     findings += across.find_leaks(good)
     findings += across.check_groups(cases, drop_errors(good, findings), file)
@@ -320,10 +333,10 @@ def drop_errors(cases: Cases, findings: Sequence[Finding]) -> Cases:
     return [(entry, facts) for entry, facts in cases if (entry.client, entry.name) not in wrong]
 
 
-def judge_files(entry: Entry) -> Iterator[Verdict]:
+def judge_files(entry: Entry, unlabelled: Sequence[str] = ()) -> Iterator[Verdict]:
     """What the file system says of a case, without opening anything."""
     if entry.label is None:
-        yield NO_LABEL
+        yield from judge_unlabelled(entry, unlabelled)
     for path in entry.files:
         trouble = inspect_file(path)
         if trouble is not None:

@@ -56,7 +56,8 @@ class Proposal:
     """A federation.yaml, the reader recognised for each folder, a sentence on every choice, and what a check
     of the labels that were opened found.
 
-    annotates: what each client seems to annotate, where that is not everything; for the user to confirm.
+    annotates: what each client seems to annotate, where that is not everything; for the user to confirm, as
+    is `unlabelled`: clients with images that have no label.
     """
 
     file: FederationFile
@@ -65,6 +66,7 @@ class Proposal:
     choices: tuple[str, ...]
     warnings: tuple[str, ...] = ()
     annotates: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    unlabelled: Sequence[str] = ()
 
     @property
     def remarks(self) -> list[str]:
@@ -177,7 +179,20 @@ def choose(sources: Sources, listing: Listing, found: Inspection, recognised: Se
             "Clients hold different classes. If the others were not outlined there, take the # from the line "
             "annotates; otherwise they are taken for background, and train asks for labels_differ: true."
         )
-    return Proposal(file, listing, tuple(recognised), tuple(choices), tuple(warnings), annotates)
+    unlabelled = find_unlabelled(listing, training, choices) if partition.kind == "natural" else []
+    return Proposal(file, listing, tuple(recognised), tuple(choices), tuple(warnings), annotates, unlabelled)
+
+
+def find_unlabelled(listing: Listing, training: Sequence[str], choices: list[str]) -> list[str]:
+    """Clients with images that have no label: these are left out, unless the user confirms them."""
+    found = {name: [entry.label is None for entry in listing.of(name)] for name in training}
+    counts = [f"{name} ({sum(bare)} of {len(bare)})" for name, bare in found.items() if any(bare)]
+    if counts:
+        choices.append(
+            f"Images without a label: {join_names(counts, 20)}. They are left out. To train on them without "
+            "labels, take the # from the line unlabelled."
+        )
+    return [name for name, bare in found.items() if any(bare)]
 
 
 def choose_channels(listing: Listing, found: Inspection, choices: list[str]) -> tuple[str, ...]:
@@ -230,7 +245,7 @@ def choose_held_out(listing: Listing, choices: list[str]) -> list[str]:
         name
         for name in listing.clients
         if never_trains(listing.of(name))
-        or (few[name] < FEWEST_TO_SPLIT and None in {entry.split for entry in listing.of(name)})
+        or (0 < few[name] < FEWEST_TO_SPLIT and None in {entry.split for entry in listing.of(name)})
     ]
     if len(held) == len(listing.clients):
         return []

@@ -113,6 +113,8 @@ class Preparer:
             rules.append(list(self.file.ignore))
         if self.file.annotates:
             rules.append({client: list(names) for client, names in self.file.annotates.items()})
+        if self.file.unlabelled:
+            rules.append(["unlabelled", *self.file.unlabelled])
         text = json.dumps([rules, self.file.prepare.model_dump(mode="json", exclude={"slices"}), cases])
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from wardround.data import partitions
 from wardround.data.annotation import annotations_of
-from wardround.data.cases import ClientData, Split, TensorSplit
+from wardround.data.cases import ClientData, Split, TensorSplit, blank_label
 from wardround.data.checking.check import assign_splits
 from wardround.data.checking.facts import ImageFacts, read_facts
 from wardround.data.federation import Federation, ScanSummary
@@ -219,6 +219,7 @@ class RealData:
             val=self._make_split(stored["val"], patch, in_memory),
             test=self._make_split(stored["test"], patch, in_memory),
             annotation=self.annotations.get(name),
+            num_unlabelled=sum(e.label is None and e.name in client.paths for e in self.listing.of(name)),
         )
 
     def left_out(self, name: str) -> LeftOut:
@@ -285,7 +286,9 @@ class RealData:
             shift = partitions.read_shift(entry)
             change = None if shift is None else partial(partitions.apply_shift, shift=shift)
             case, foreground = replace(loaded.case, name=entry.name), loaded.foreground
-            if annotation is not None and any(map(annotation.merges, foreground)):
+            if entry.label is None:
+                case = replace(case, label=blank_label(case.image))
+            elif annotation is not None and any(map(annotation.merges, foreground)):
                 case = replace(case, label=annotation.hide(case.label))
                 foreground = annotation.hide_voxels(foreground)
             stored[entry.split or "train"].append(StoredCase(case, foreground, change))
