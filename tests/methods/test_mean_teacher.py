@@ -1,21 +1,25 @@
 """Mean teacher: two rounds against NumPy, who teaches whom, what a client remembers, whole runs."""
 
+import json
 import math
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from helpers import run
-from pytest import approx, mark
+from helpers import Watcher, run, settings
+from pytest import approx, mark, raises
 from torch import nn
 
+import wardround as wr
 from toy import IMAGES, LABELS, NONE, average_rounds, descend, looking_client, sigmoid, supervised
 from wardround.data.cases import UNLABELLED, Batch
 from wardround.engine.memory_store import MemoryStore
+from wardround.errors import ConfigError
 from wardround.losses.objective import Context
 from wardround.losses.unlabelled import follow
 from wardround.methods.mean_teacher import MeanTeacher
+from wardround.reporting import write_report
 
 
 def consistency(w: Any, teacher: Any, images: Any, ramp: float) -> float:
@@ -113,3 +117,36 @@ def test_clients_without_labels_join_after_the_warmup_and_keep_their_teacher(tmp
     kept = {name: MemoryStore(tmp_path / "run" / "clients" / name).load() for name in ("east", "north")}
     assert "teacher" in kept["east"] and "teacher" not in kept["north"]
     assert list(result.outcome.test.cases) == ["north"]
+
+
+def test_a_run_with_unlabelled_clients_resumes_to_the_same_bytes_also_in_workers(tmp_path: Path) -> None:
+    whole = run(tmp_path / "whole", data=DATA, **CHOSEN)
+    broken = settings(tmp_path / "broken", data=DATA, **CHOSEN)
+    with raises(KeyboardInterrupt):
+        wr.run(broken, listener=Watcher(crash_in_round=3, crash_at="south"))
+    assert wr.run(broken, resume=True).params_sha256 == whole.params_sha256
+    workers = run(tmp_path / "workers", data=DATA, compute={"threads": 1, "workers": 2}, **CHOSEN)
+    assert workers.params_sha256 == whole.params_sha256
+
+
+def test_scores_and_the_report_count_labelled_clients_alone(tmp_path: Path) -> None:
+    result = run(tmp_path / "run", data=DATA, **CHOSEN)
+    stored = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert stored["test"]["dice"]["num_clients"] == 1 and list(stored["test"]["dice"]["clients"]) == ["north"]
+    assert stored["unlabelled"] == {"east": 5, "south": 5}
+    page = write_report([tmp_path / "run"], tmp_path / "page.html").read_text()
+    assert "Training cases without a label: east 5, south 5; they are in no score." in page
+    assert result.table.rows[0][0] == "north"
+
+
+@mark.parametrize("chosen", [{}, {"objective": {"name": "focal_tversky"}}])
+def test_other_objectives_refuse_and_name_the_two(chosen: dict[str, Any], tmp_path: Path) -> None:
+    said = "client 'east' has 5 training cases without a label.*mean_teacher or pseudo_labels"
+    with raises(ConfigError, match=said):
+        run(tmp_path / "run", data=DATA, **chosen)
+
+
+def test_somebody_must_have_labels(tmp_path: Path) -> None:
+    data = {"phantom": {**DATA["phantom"], "unlabelled": ["east", "north", "south"]}}
+    with raises(ConfigError, match="0 of 3 clients that train have labels"):
+        run(tmp_path / "run", data=data, **CHOSEN)

@@ -251,6 +251,12 @@ class Run:
         """Cases that could not be evaluated, and why."""
         return {str(where): str(why) for where, why in mapping(self.evaluation.get("problems")).items()}
 
+    @cached_property
+    def unlabelled(self) -> dict[str, int]:
+        """Training cases without a label of each client that has some."""
+        found = mapping(self.result.get("unlabelled"))
+        return {str(name): int(number(count) or 0) for name, count in found.items()}
+
     # Clients' own folders
 
     @cached_property
@@ -264,7 +270,7 @@ class Run:
                     if '"task": "train"' in line and line.endswith("\n"):
                         entry = mapping(json.loads(line))
                         found[str(entry.get("client"))] = int(number(entry.get("num_examples")) or 0)
-                    if set(self.clients) <= set(found):
+                    if {*self.clients, *self.unlabelled} <= set(found):
                         break
         return found
 

@@ -270,6 +270,8 @@ class Experiment:
             self._writer.flush()
             outcome = self._test(judge, clients, egress, self._average.judged(state), progress)
         outcome.partition = self.federation.partition
+        counts = {name: entry.num_unlabelled for name, entry in clients.registered.items()}
+        outcome.unlabelled = {n: c for n, c in counts.items() if c and n not in NOT_HOSPITALS}
         tracking.on_end(self.folder.write_result(outcome))
         self._say(f"{outcome.status} after round {state.round} of {config.rounds}")
         return outcome

@@ -162,6 +162,7 @@ class RunFolder:
             "held_out": list(test.held_out) if test is not None else [],
             "units": outcome.units,
             **({"partition": vars(outcome.partition)} if outcome.partition is not None else {}),
+            **({"unlabelled": outcome.unlabelled} if outcome.unlabelled else {}),
             "cross_site": {name: entry.as_dict() for name, entry in outcome.cross_site.items()},
             "num_refused": sum(len(record["refused"]) for record in records),
             "num_lost": sum(len(record["lost"]) for record in records),
@@ -181,7 +182,14 @@ class RunFolder:
         progress = Progress.from_dict(facts)
         made = ClientPartition(**result["partition"]) if "partition" in result else None
         return Outcome(
-            result["status"], state, progress, test, crossed, units=read_units(result), partition=made
+            result["status"],
+            state,
+            progress,
+            test,
+            crossed,
+            units=read_units(result),
+            partition=made,
+            unlabelled=dict(result.get("unlabelled", {})),
         )
 
 

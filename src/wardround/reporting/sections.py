@@ -342,8 +342,11 @@ def heterogeneity(run: Run, prefix: str, places: Mapping[str, int]) -> Html:
         table = plain_table("Cases of each client", ["client", "cases"], counts)
         return section(f"{prefix}-data", "How the clients differ", table, level=3)
     columns = ["client", "training cases", "validation", "test", "foreground", "last weight"]
-    rows = [client_row(run, client) for client in run.clients]
+    rows = [client_row(run, client) for client in sorted({*run.clients, *run.unlabelled})]
     note = "Foreground: mean share of a test case."
+    if run.unlabelled:
+        counts = ", ".join(f"{client} {count}" for client, count in run.unlabelled.items())
+        note += f" Training cases without a label: {counts}; they are in no score."
     parts = [plain_table("Cases of each client", columns, rows, note), *foreground_chart(run, places)]
     if run.fingerprint:
         parts.append(fingerprint(run))
@@ -351,7 +354,7 @@ def heterogeneity(run: Run, prefix: str, places: Mapping[str, int]) -> Html:
 
 
 def client_row(run: Run, client: str) -> list[Any]:
-    shares = run.files[client].foreground
+    shares = run.files[client].foreground if client in run.files else ()
     mean = sum(shares) / len(shares) if shares else math.nan
     weights = run.records.series("weights").get(client, [])
     counts = [run.num_trained.get(client, "n/a"), num_validation(run, client), num_tested(run, client)]
