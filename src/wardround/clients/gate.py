@@ -20,6 +20,7 @@ from wardround.messages import Message, ServerState
 from wardround.params import Params
 from wardround.storage import DTYPES
 
+MOST_CLASSES = 255  # labels are bytes
 KINDS = {dtype: kind for kind, dtype in DTYPES.items()}
 Spec = tuple[tuple[int, ...], torch.dtype]
 
@@ -30,7 +31,8 @@ class Registration:
 
     tensors: shape and type of what it will send; trainable: names of those that learn; kept: of what the
     method leaves at the client; num_pooled: its training cases where the pooled client trains on them;
-    num_unlabelled: training cases without a label.
+    num_unlabelled: training cases without a label; annotates: whether its labels say where each class is,
+    from the first after background, empty where they say everything.
     """
 
     client: str
@@ -42,6 +44,7 @@ class Registration:
     kept: Mapping[str, Spec] = field(default_factory=dict)
     num_pooled: int = 0
     num_unlabelled: int = 0
+    annotates: tuple[bool, ...] = ()
 
     @property
     def has_labels(self) -> bool:
@@ -59,7 +62,8 @@ class Registration:
             {name: [list(shape), KINDS[dtype]] for name, (shape, dtype) in group.items()}
             for group in (self.tensors, self.kept)
         )
-        return {**vars(self), "tensors": tensors, "trainable": list(self.trainable), "kept": kept}
+        lists = {"trainable": list(self.trainable), "annotates": list(self.annotates)}
+        return {**vars(self), "tensors": tensors, "kept": kept, **lists}
 
     @classmethod
     def from_dict(cls, facts: Mapping[str, Any]) -> Registration:
@@ -74,6 +78,7 @@ class Registration:
             kept=specs(facts["kept"]),
             num_pooled=count(facts.get("num_pooled", 0)),
             num_unlabelled=count(facts.get("num_unlabelled", 0)),
+            annotates=tuple(bool(told) for told in list(facts.get("annotates", ()))[:MOST_CLASSES]),
         )
 
 

@@ -170,6 +170,7 @@ class Host:
             kept={tensor: everything.spec(tensor) for tensor in self.kept},
             num_pooled=len(data.train) if is_pooled and name != PROXY else 0,
             num_unlabelled=0 if is_pooled else data.num_unlabelled,
+            annotates=() if data.annotation is None else data.annotation.told_classes,
         )
 
     def client(self, name: str) -> Client:

@@ -27,7 +27,14 @@ from typing import Annotated, Literal
 import torch
 from pydantic import Field
 
-from wardround.aggregation.weights import add_newcomers, collect, normalise, recall_weights, redistribute
+from wardround.aggregation.weights import (
+    add_newcomers,
+    by_class,
+    collect,
+    normalise,
+    recall_weights,
+    redistribute,
+)
 from wardround.clients import Client, Clients
 from wardround.losses.objective import told_losses
 from wardround.messages import Message, Reply, ServerState
@@ -98,7 +105,7 @@ class AAW(Method):
         return dict(zip(clients.sizes, normalise(list(clients.sizes.values())), strict=True))
 
     def weigh(self, state: ServerState, replies: Sequence[Reply]) -> list[float]:
-        return recall_weights(state.memory["weights"], replies)
+        return by_class(recall_weights(state.memory["weights"], replies), replies)
 
     def step(self, round: int, clients: Clients) -> float:
         """s_t = step0 (1 - t/T), by choice over K (A5)."""
