@@ -345,8 +345,8 @@ def heterogeneity(run: Run, prefix: str, places: Mapping[str, int]) -> Html:
     rows = [client_row(run, client) for client in sorted({*run.clients, *run.unlabelled})]
     note = "Foreground: mean share of a test case."
     if run.unlabelled:
-        counts = ", ".join(f"{client} {count}" for client, count in run.unlabelled.items())
-        note += f" Training cases without a label: {counts}; they are in no score."
+        bare = ", ".join(f"{client} {count}" for client, count in run.unlabelled.items())
+        note += f" Training cases without a label: {bare}; they are in no score."
     parts = [plain_table("Cases of each client", columns, rows, note), *foreground_chart(run, places)]
     if run.fingerprint:
         parts.append(fingerprint(run))
