@@ -197,15 +197,15 @@ def status(
 
 def collect_state(kit: Kit) -> dict[str, Any]:
     """Server, hospitals and runs, as plain values."""
-    trouble, hospitals = "", dict[str, float]()
+    trouble, hospitals, transfers = "", dict[str, float](), dict[str, str]()
     try:
-        hospitals = open_queue(kit).connected()
+        hospitals, transfers = open_queue(kit).connected(), JobQueue(kit).transfers()
     except WardroundError as error:
         trouble = str(error)
     return {
         "server": trouble or "running",
         "hospitals": [
-            {"hospital": name, "heard of": f"{seconds:.0f} s ago"}
+            {"hospital": name, "heard of": f"{seconds:.0f} s ago", "now": transfers.get(name, "")}
             for name, seconds in sorted(hospitals.items())
         ],
         "runs": list_runs(kit),
@@ -218,8 +218,9 @@ def show_state(facts: dict[str, Any], trouble: str, *, clear: bool) -> None:
     if trouble:
         err.print(escape(trouble))
     elif facts["hospitals"]:
-        rows = [[entry["hospital"], entry["heard of"]] for entry in facts["hospitals"]]
-        print_table(Table("Hospitals", ("hospital", "heard of"), rows))
+        columns = ("hospital", "heard of", "now")
+        rows = [[entry[key] for key in columns] for entry in facts["hospitals"]]
+        print_table(Table("Hospitals", columns, rows))
         out.print()
     else:
         out.print("No hospital is connected.\n")

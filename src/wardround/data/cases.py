@@ -178,7 +178,8 @@ def as_stack(split: Split, who: str) -> TensorSplit:
 class ClientData:
     """What one hospital has: cases to train on, to choose by, and to report.
 
-    annotation: what its labels tell apart, None for all classes; num_unlabelled: training cases without one.
+    annotation: what its labels tell apart, None for all classes; num_unlabelled: training cases without one;
+    lacking: whether cases of the federation, its own or others', may lack channels, which are zeros.
     """
 
     train: Split
@@ -186,3 +187,4 @@ class ClientData:
     test: Split
     annotation: Annotation | None = None
     num_unlabelled: int = 0
+    lacking: bool = False

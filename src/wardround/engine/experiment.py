@@ -272,6 +272,7 @@ class Experiment:
         outcome.partition = self.federation.partition
         counts = {name: entry.num_unlabelled for name, entry in clients.registered.items()}
         outcome.unlabelled = {n: c for n, c in counts.items() if c and n not in NOT_HOSPITALS}
+        outcome.lacks = {name: own for name, own in self.federation.lacks.items() if own}
         tracking.on_end(self.folder.write_result(outcome))
         self._say(f"{outcome.status} after round {state.round} of {config.rounds}")
         return outcome

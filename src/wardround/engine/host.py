@@ -101,6 +101,17 @@ def check_unlabelled(name: str, data: ClientData, host: Host) -> None:
         )
 
 
+def check_channels(name: str, data: ClientData, host: Host) -> None:
+    """Refuse clients whose scans lack channels, or lose some in training, where the method needs all."""
+    reason = host.method.needs_every_channel
+    if reason and (data.lacking or host.config.augmentation.drop_channels):
+        raise ConfigError(
+            f"client '{name}': scans lack channels (channels_of in federation.yaml, or "
+            f"augmentation.drop_channels), which method '{host.config.method.get('name')}' cannot use: "
+            f"{reason}. Choose another method, such as fedavg, or leave out what lacks channels."
+        )
+
+
 class Host:
     """Some clients, one workbench.
 
@@ -180,6 +191,7 @@ class Host:
             device = self.bench.device
             check_annotation(name, data.annotation, self)
             check_unlabelled(name, data, self)
+            check_channels(name, data, self)
             splits = {split: getattr(data, split).to(device) for split in SPLITS}
             data = replace(data, **splits)
             self._clients[name] = Client(name, data, self.bench, self._config_of(name), self.method.needs)

@@ -48,6 +48,7 @@ class Method:
     pooled: ClassVar[bool] = False  # trains on the union of all cases, as a reference only
     needs_every_class: ClassVar[str] = ""  # why it cannot use clients that annotate some classes only
     needs_labels: ClassVar[str] = ""  # why it cannot use clients with cases that have no label
+    needs_every_channel: ClassVar[str] = ""  # why it cannot use clients whose scans lack channels
     objective: ClassVar[str] = "dice_bce"  # what clients minimise unless the configuration says otherwise
 
     # Server

@@ -342,7 +342,11 @@ def heterogeneity(run: Run, prefix: str, places: Mapping[str, int]) -> Html:
         table = plain_table("Cases of each client", ["client", "cases"], counts)
         return section(f"{prefix}-data", "How the clients differ", table, level=3)
     columns = ["client", "training cases", "validation", "test", "foreground", "last weight"]
-    rows = [client_row(run, client) for client in sorted({*run.clients, *run.unlabelled})]
+    clients = sorted({*run.clients, *run.unlabelled})
+    rows = [client_row(run, client) for client in clients]
+    if run.lacks:
+        columns.append("channels absent")
+        rows = [[*row, run.lacks.get(client, "")] for row, client in zip(rows, clients, strict=True)]
     note = "Foreground: mean share of a test case."
     if run.unlabelled:
         bare = ", ".join(f"{client} {count}" for client, count in run.unlabelled.items())
