@@ -66,7 +66,6 @@ class SemiSupervised(DiceBCE):
         loss: Tensor = len(bare) / len(batch) * self.lam * other
         if len(have):
             own = context.supervise(self.function(), logits[have], batch.label[have], rows=have)
-            context.note("labelled", own)
             loss = loss + len(have) / len(batch) * own
         return loss
 
