@@ -36,6 +36,13 @@ Slices = Annotated[
 ]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace existing files.")]
 Kind = Literal["auto", "entropy", "evidential", "samples", "dropout", "ensemble"]
+Inputs = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="INPUT...",
+        help="Scans, folders or zips of scans or DICOM series, lists (.txt), https://ARCHIVE/studies/UID.",
+    ),
+]
 Store = Annotated[
     str | None, typer.Option(metavar="URL", help="Also send DICOM masks to this DICOMweb archive.")
 ]
@@ -45,13 +52,7 @@ MOST_SHOWN = 200
 @app.command()
 def predict(
     run: Run,
-    inputs: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="INPUT...",
-            help="Scans, folders or zips of scans or DICOM series, lists (.txt), https://ARCHIVE/studies/UID.",
-        ),
-    ],
+    inputs: Inputs,
     output: Annotated[Path, typer.Option("--output", "-o", help="The folder for the masks.")],
     to: Annotated[
         Literal["nifti", "nrrd", "dicom-seg", "rtstruct"] | None,
