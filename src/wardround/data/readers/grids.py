@@ -46,7 +46,7 @@ def place_label(label: Volume, image: Path) -> Volume:
     data = data[0].transpose(order)
     back = [axis for axis in range(3) if turn[axis, order[axis]] < 0]
     start[back] -= np.array(data.shape)[back] - 1
-    data = np.flip(data, back)
+    data = np.flip(data, tuple(back))
     first, last = np.maximum(start, 0), np.minimum(start + data.shape, shape)
     inside = data[
         tuple(slice(*ends) for ends in zip(first - start, np.maximum(last - start, 0), strict=True))
@@ -54,7 +54,7 @@ def place_label(label: Volume, image: Path) -> Volume:
     if np.count_nonzero(inside) < np.count_nonzero(data) or not inside.size:
         return label
     whole: Array = np.zeros((1, *shape), dtype=label.data.dtype)
-    whole[(0, *(slice(*pair) for pair in zip(first, last, strict=True)))] = inside
+    whole[0][tuple(slice(*pair) for pair in zip(first, last, strict=True))] = inside
     sides = tuple(float(side) for side in np.linalg.norm(affine[:3, :3], axis=0))
     return replace(label, data=whole, affine=affine, spacing=sides, thin=None, placed=True)
 
