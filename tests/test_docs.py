@@ -259,7 +259,7 @@ def test_the_example_of_channels_runs_as_it_stands_on_its_page(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "configs").symlink_to(ROOT / "configs")
     phantom, init, check, train, predict = re.findall(r"^    wardround (.+)$", text, re.MULTILINE)
-    for command in (f"{phantom} --set cases=8", init):
+    for command in (f"{phantom} --set data.phantom.cases=8", init):
         assert call(monkeypatch, capsys, *shlex.split(command))[0] == 0
     (printed,) = re.findall(r"```\n(# What.*?)```", text, re.DOTALL)
     assert printed in (tmp_path / "mri.yaml").read_text()
