@@ -109,6 +109,14 @@ def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(jsonable(value), indent=2, ensure_ascii=False) + "\n")
 
 
+def parse_json(text: str | bytes) -> Any:
+    """A JSON value; what nests too deep is a ValueError, as any other damage."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it nests too deep") from None
+
+
 def jsonable(value: Any) -> Any:
     """Plain JSON values; NaN and infinities become the strings "nan", "inf", "-inf"."""
     if isinstance(value, Mapping):

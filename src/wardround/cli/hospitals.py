@@ -17,7 +17,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.markup import escape
 
-from wardround.cli.common import Debug, Json, Quiet, Set, app, configure_logging, err, out, print_table
+from wardround.cli.common import (
+    Debug,
+    Json,
+    Quiet,
+    Set,
+    Without,
+    app,
+    configure_logging,
+    err,
+    leave_out,
+    out,
+    print_table,
+)
 from wardround.cli.configure import read_config
 from wardround.cli.progress import show_rounds, stop_at_round_end
 from wardround.cli.runs import show_result
@@ -112,6 +124,7 @@ def submit(
         typer.Option("--hospitals", metavar="A,B", help="Who takes part; default: those connected now."),
     ] = None,
     from_round: FromRound = None,
+    without: Without = None,
     overwrite: Overwrite = False,
     detach: Annotated[bool, typer.Option("--detach", help="Do not wait for the end.")] = False,
     json_: Json = False,
@@ -128,7 +141,8 @@ def submit(
         raise ConfigError("give a configuration to start a run, or --resume RUN to continue one.")
     if resume is not None:
         stored = organising.load_stored_config(opened, resume)
-        checked = load_config(stored, set_ or []).model_copy(update={"output": stored.output})
+        changes = [*(set_ or []), *leave_out([*stored.without, *(without or [])])]
+        checked = load_config(stored, changes).model_copy(update={"output": stored.output})
     else:
         checked = organising.place_at_organiser(load_config(Path(str(config)), set_ or []), opened)
         organising.refuse_second(checked, opened, overwrite)

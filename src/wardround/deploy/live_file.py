@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from wardround.deploy.kits import Kit
 from wardround.engine.records import read_lines
 from wardround.errors import ConfigError, WardroundError
-from wardround.files import file_name, jsonable, write_parts
+from wardround.files import file_name, jsonable, parse_json, write_parts
 
 if TYPE_CHECKING:  # `status` must stay quick: these need torch
     from wardround.config import Config
@@ -30,10 +30,10 @@ UNBEGUN = ("queued", "starting", "failed")  # of these no round is shown
 def read_live(folder: Path) -> dict[str, Any] | None:
     """What live.json says, None where there is none yet."""
     try:
-        facts: dict[str, Any] = json.loads((folder / "live.json").read_text(encoding="utf-8"))
+        facts = parse_json((folder / "live.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    return facts
+    return facts if isinstance(facts, dict) else None
 
 
 def find_running(

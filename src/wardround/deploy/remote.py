@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import secrets
@@ -23,6 +22,7 @@ from wardround.deploy.agreement import DataFacts, make_hospital_config
 from wardround.deploy.live_file import Live
 from wardround.deploy.strict_json import show
 from wardround.deploy.wire import Parcel, ParcelError, pack, unpack
+from wardround.engine.checksums import read_object
 from wardround.engine.judging.calibration import fit_temperature, pooled_quantiles, summarise_test
 from wardround.engine.judging.evaluation import gather
 from wardround.engine.judging.result_tables import case_rows
@@ -114,7 +114,9 @@ class Remote:
                 except (KeyError, TypeError, ValueError) as error:
                     reason = f"its registration cannot be read ({describe_error(error)})"
             troubles[answer.client] = reason
+        changed = self._refuse_other_counts()
         self._remember_those_away(troubles)
+        troubles |= changed
         for name, reason in troubles.items():
             self._gone[name] = reason
             log.warning("hospital '%s' does not take part: %s", name, reason)
@@ -143,10 +145,25 @@ class Remote:
             raise ValueError("too many tensors, or one with too many or too long sides")
         self._registered[name], self.facts[name] = entry, facts
 
+    def _refuse_other_counts(self) -> dict[str, str]:
+        """A resumed run goes on with the cases it began with: other counts would be other weights."""
+        changed = {}
+        known = self._read_registrations()
+        for name in [name for name in self.facts if name in known]:
+            before, now = known[name]["registration"]["num_train"], self._registered[name].num_train
+            if before != now:
+                changed[name] = f"it registered {before} training cases when the run began, and {now} now"
+                del self._registered[name], self.facts[name]
+        return changed
+
+    def _read_registrations(self) -> dict[str, Any]:
+        """What hospitals registered when a run that is resumed began."""
+        path = self._folder / REGISTRATIONS
+        return read_object(path) if self._resumes and path.exists() else {}
+
     def _remember_those_away(self, troubles: dict[str, str]) -> None:
         """A resumed run knows its hospitals: one that is away for now may rejoin later."""
-        path = self._folder / REGISTRATIONS
-        known = json.loads(path.read_text(encoding="utf-8")) if self._resumes and path.exists() else {}
+        known = self._read_registrations()
         for name in [name for name in troubles if name in known]:
             self._enter(name, known[name])
             log.warning("hospital '%s' is away for now: %s", name, troubles.pop(name))
@@ -154,7 +171,7 @@ class Remote:
             name: {"registration": entry.as_dict(), "facts": self.facts[name].model_dump(mode="json")}
             for name, entry in self.hospitals.items()
         }
-        write_json(path, {**known, **said})
+        write_json(self._folder / REGISTRATIONS, {**known, **said})
 
     # Requests
 
