@@ -19,7 +19,7 @@ storage child_process
 params
 host_copy gpu_service
 messages
-aggregation metrics models
+aggregation metrics models privacy
 data
 config
 losses

@@ -31,6 +31,7 @@ from wardround.cli import (  # noqa: F401, each adds its commands to the app
     models,
     plan,
     predict,
+    privacy,
     report,
     runs,
 )

@@ -25,7 +25,7 @@ PANELS = {
     "Train and compare": ("configure", "plan", "compare", "watch", "papers"),
     "Use a model": ("predict", "evaluate", "export"),
     "Real hospitals": (
-        "rehearse", "provision", "preflight", "server", "join", "submit", "status", "stop", "egress",
+        "rehearse", "provision", "preflight", "server", "join", "submit", "status", "stop", "egress", "privacy",
         "flare-job",
     ),
     "Look things up": ("methods", "objectives", "models", "cache"),

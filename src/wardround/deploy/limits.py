@@ -30,6 +30,7 @@ CASES = 10**7  # of a hospital, in registrations and counts; none has more scans
 STEPS = 10**9  # of local training in one round
 SECONDS = 10**8  # of a task: three years
 LOSS_TERMS = 1000  # of a training loss; losses have fewer than ten
+FILTERS = 20  # of an answer, as a hospital tells them; there are two
 ROUNDS = 2**31  # a number beyond is no round
 
 # What a run remembers of replies

@@ -359,6 +359,37 @@ def read_facts(more: Mapping[str, Any]) -> dict[str, Any]:
             term: float(read_number(f"loss '{show(term)}'", value, -largest, largest, int | float))
             for term, value in loss.items()
         },
+        "privacy": read_privacy(more.get("privacy", {})),
+    }
+
+
+def read_privacy(told: Any) -> dict[str, Any]:
+    """What a hospital says it did for privacy; only what we know, inside its limits."""
+    if not isinstance(told, dict):
+        raise ValueError("privacy is not an object")
+    if not told:
+        return {}
+    largest = sys.float_info.max
+    words = {key: one_line(str(told[key]))[:100] for key in ("level", "scores", "counts")}
+    numbers = {
+        key: float(read_number(f"privacy {key}", told[key], 0, largest, int | float))
+        for key in ("epsilon", "delta", "total", "limit")
+        if key in told
+    }
+    filters = told["filters"]
+    if not isinstance(filters, list) or len(filters) > limits.FILTERS:
+        raise ValueError(f"privacy has not at most {limits.FILTERS} filters")
+    return {**words, **numbers, "filters": [read_filter(entry) for entry in filters]}
+
+
+def read_filter(entry: Any) -> dict[str, Any]:
+    if not isinstance(entry, dict) or not isinstance(entry.get("filter"), str):
+        raise ValueError("privacy holds something other than filters")
+    numbers = {key: entry[key] for key in ("clip", "noise") if key in entry}
+    most = sys.float_info.max
+    return {
+        "filter": one_line(entry["filter"])[:100],
+        **{key: float(read_number(key, value, 0, most, int | float)) for key, value in numbers.items()},
     }
 
 
