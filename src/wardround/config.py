@@ -19,6 +19,7 @@ from wardround.metrics import METRICS
 from wardround.models import ModelSettings
 from wardround.objects import split_name
 from wardround.plugins import is_import_path
+from wardround.privacy.settings import PrivacySettings
 from wardround.settings import Settings, shown
 from wardround.text import parse_size
 
@@ -219,6 +220,40 @@ class TrafficSettings(Settings):
         return self.upload in ("float16", "delta_float16")
 
 
+class LimitSettings(Settings):
+    """What one client may do to the model, whatever it sends; see docs/explanation/security.md.
+
+    max_share: largest share of all training cases that one client's count for, 1 for any; auto: from three
+    clients on, five times what the others have on average, or as many as all of them together where that is
+    more. max_norm: how many times as
+    large as the others' an update may be, null for any; auto: 20, with more room where a client has more
+    cases, less where its own updates were smaller before, and 60 for a single tensor.
+    refuse_opposite: refuse a client whose updates point against those of the others, where these agree.
+    """
+
+    max_share: float | Literal["auto"] = "auto"
+    max_norm: float | Literal["auto"] | None = "auto"
+    refuse_opposite: bool = True
+    cases: dict[str, Annotated[int, Field(ge=0)]] = Field(
+        default_factory=dict,
+        description="training cases that clients agreed to have, by name; one that registers more is refused",
+    )
+
+    @field_validator("max_share", mode="before")
+    @classmethod
+    def sensible_share(cls, value: Any) -> Any:
+        if value == "auto" or (type(value) in (int, float) and 0 < value <= 1):
+            return value
+        raise ValueError(f"it is {shown(value)}; give auto, or a number above 0 and at most 1")
+
+    @field_validator("max_norm", mode="before")
+    @classmethod
+    def sensible_norm(cls, value: Any) -> Any:
+        if value in ("auto", None) or (type(value) in (int, float) and 1 <= value < math.inf):
+            return value
+        raise ValueError(f"it is {shown(value)}; give auto, null, or a number from 1 on")
+
+
 class CheckpointSettings(Settings):
     """What stays on the disk for `--resume`."""
 
@@ -287,6 +322,11 @@ class Config(Settings):
     evaluate: EvaluateSettings = EvaluateSettings()
     compute: ComputeSettings = ComputeSettings()
     traffic: TrafficSettings = TrafficSettings()
+    privacy: PrivacySettings = PrivacySettings()
+    limits: LimitSettings = LimitSettings()
+    without: tuple[str, ...] = Field(
+        (), description="clients that no longer take part in a run that is resumed (--without)"
+    )
     checkpoint: CheckpointSettings = CheckpointSettings()
     trackers: tuple[Literal["tensorboard", "mlflow"], ...] = Field(
         (), description="who else keeps the numbers; each needs its extra, for example wardround[mlflow]"

@@ -60,6 +60,15 @@ def wait_for_lock(file: IO[Any] | int, seconds: float = math.inf) -> bool:
     return True
 
 
+def sync_folder(folder: Path) -> None:
+    """Sync a new file's directory entry to disk."""
+    opened = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
+
+
 def write_bytes(path: Path, content: bytes) -> None:
     """Write a file that another process sees whole or not at all."""
     write_parts(path, [content])
@@ -107,6 +116,14 @@ def write_private(path: Path, text: str) -> None:
 
 def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(jsonable(value), indent=2, ensure_ascii=False) + "\n")
+
+
+def parse_json(text: str | bytes) -> Any:
+    """A JSON value; what nests too deep is a ValueError, as any other damage."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it nests too deep") from None
 
 
 def jsonable(value: Any) -> Any:

@@ -17,7 +17,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.markup import escape
 
-from wardround.cli.common import Debug, Json, Quiet, Set, app, configure_logging, err, out, print_table
+from wardround.cli.common import (
+    Debug,
+    Json,
+    Quiet,
+    Set,
+    Without,
+    app,
+    configure_logging,
+    err,
+    leave_out,
+    out,
+    print_table,
+)
 from wardround.cli.configure import read_config
 from wardround.cli.progress import show_rounds, stop_at_round_end
 from wardround.cli.runs import show_result
@@ -25,9 +37,9 @@ from wardround.deploy import require
 from wardround.deploy.job_queue import JobQueue
 from wardround.deploy.kits import Kit, find_organisers_kit, open_kit
 from wardround.deploy.live_file import describe_waiting, find_running, read_live
-from wardround.deploy.processes import LOG_BYTES, end_with_input
+from wardround.deploy.processes import LOG_BYTES, end_after, end_with_input
 from wardround.errors import ConfigError, WardroundError
-from wardround.tables import Table
+from wardround.tables import Table, one_line
 
 if TYPE_CHECKING:
     from wardround.config import Config
@@ -112,6 +124,7 @@ def submit(
         typer.Option("--hospitals", metavar="A,B", help="Who takes part; default: those connected now."),
     ] = None,
     from_round: FromRound = None,
+    without: Without = None,
     overwrite: Overwrite = False,
     detach: Annotated[bool, typer.Option("--detach", help="Do not wait for the end.")] = False,
     json_: Json = False,
@@ -128,7 +141,8 @@ def submit(
         raise ConfigError("give a configuration to start a run, or --resume RUN to continue one.")
     if resume is not None:
         stored = organising.load_stored_config(opened, resume)
-        checked = load_config(stored, set_ or []).model_copy(update={"output": stored.output})
+        changes = [*(set_ or []), *leave_out([*stored.without, *(without or [])])]
+        checked = load_config(stored, changes).model_copy(update={"output": stored.output})
     else:
         checked = organising.place_at_organiser(load_config(Path(str(config)), set_ or []), opened)
         organising.refuse_second(checked, opened, overwrite)
@@ -218,9 +232,9 @@ def show_state(facts: dict[str, Any], trouble: str, *, clear: bool) -> None:
     if trouble:
         err.print(escape(trouble))
     elif facts["hospitals"]:
-        columns = ("hospital", "heard of", "now")
-        rows = [[entry[key] for key in columns] for entry in facts["hospitals"]]
-        print_table(Table("Hospitals", columns, rows))
+        seen = ("hospital", "heard of", "now")
+        rows = [[entry[key] for key in seen] for entry in facts["hospitals"]]
+        print_table(Table("Hospitals", seen, rows))
         out.print()
     else:
         out.print("No hospital is connected.\n")
@@ -277,7 +291,9 @@ def stop(
     """End a run after its current round, with a checkpoint; it can be resumed."""
     prepare(debug, False)
     opened = find_organisers_kit(kit)
-    name, facts = find_running(opened, run)
+    queue = JobQueue(opened)
+    is_served = queue.is_server_running()
+    name, facts = find_running(opened, run, lambda job: not is_served or queue.find_state(job) != "ended")
     open_queue(opened).ask(str(facts["job"]), "abort" if now else "stop")
     when = "at once; the last whole round is safe" if now else "after this round, with a checkpoint"
     out.print(
@@ -320,24 +336,34 @@ def make_speaker(hidden: bool) -> Callable[[str], None]:
     """Says one line with the time in front."""
     if hidden:
         return lambda line: None
-    return lambda line: err.print(f"[dim]{datetime.now():%H:%M:%S}[/] {escape(line)}")
+    return lambda line: err.print(f"[dim]{datetime.now():%H:%M:%S}[/] {escape(one_line(line))}")
 
 
 @contextmanager
-def leaving_on_signals() -> Iterator[None]:
-    """SIGTERM leaves like Ctrl-C, so that every process started here is ended too."""
+def leaving_on_signals(seconds: float | None = None) -> Iterator[None]:
+    """SIGTERM leaves like Ctrl-C, so that every process started here is ended too.
+
+    seconds: after which it ends all of them itself, whatever this process is waiting for. A further signal
+    changes nothing then: in the middle of the ending it would leave processes behind.
+    """
 
     def leave(number: int, frame: FrameType | None) -> None:
+        if seconds is not None:
+            for each in before:
+                signal.signal(each, signal.SIG_IGN)
+            end_after(seconds)
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, leave)
+    numbers = (signal.SIGTERM,) if seconds is None else (signal.SIGTERM, signal.SIGINT)
+    before = {number: signal.signal(number, leave) for number in numbers}
     try:
         yield
     except KeyboardInterrupt:
         err.print("Stopped; everything that was started here has ended.")
         raise typer.Exit(130) from None
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def finish(config: Config, state: str, json_: bool, again: str) -> None:
@@ -347,7 +373,7 @@ def finish(config: Config, state: str, json_: bool, again: str) -> None:
     result = Result.load(config.folder)
     if not json_:
         for line in describe_absent(read_live(config.folder) or {}):
-            err.print(escape(f"At the end {line}"))
+            err.print(escape(one_line(f"At the end {line}")))
     if json_:
         out.print_json(json.dumps(result.summary))
     elif state == "done":

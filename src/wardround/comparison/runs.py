@@ -22,7 +22,7 @@ from wardround.engine.judging.pictures import Picture, read_panel, read_pictures
 from wardround.engine.judging.result_tables import OWN_GRID, read_test, read_units
 from wardround.engine.records import read_lines
 from wardround.errors import CheckpointError, WardroundError
-from wardround.files import file_name
+from wardround.files import file_name, parse_json
 from wardround.metrics import METRICS
 from wardround.storage import StoredTensors
 from wardround.yaml_file import read_yaml
@@ -335,7 +335,7 @@ def read_run(folder: Path, label: str | None = None) -> Run:
 def read_json(path: Path) -> Mapping[str, Any]:
     """An object; empty where the file is absent."""
     try:
-        return mapping(json.loads(path.read_text(encoding="utf-8")))
+        return mapping(parse_json(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:

@@ -109,6 +109,7 @@ def make_hospital_config(config: Config) -> dict[str, Any]:
     plain["model"]["weights"] = None  # what began from a file comes with the first message
     plain["trackers"] = []
     plain["output"] = None
+    del plain["limits"], plain["without"]  # what the organiser makes of replies
     return plain
 
 

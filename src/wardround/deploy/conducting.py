@@ -24,6 +24,7 @@ from wardround.engine.transports.local import InProcess, Spilling
 from wardround.errors import ConfigError, WardroundError
 from wardround.files import file_name, take_lock, write_text
 from wardround.methods import build_method
+from wardround.tables import one_line
 
 
 def conduct(
@@ -79,7 +80,7 @@ def conduct(
         except BaseException as error:
             reason = str(error) if isinstance(error, WardroundError) else f"{type(error).__name__}: {error}"
             with suppress(OSError):  # a full disk must not hide the reason
-                live.say(state="failed", reason=reason, waiting_for=[], until=None)
+                live.say(state="failed", reason=one_line(reason), waiting_for=[], until=None)
             raise
         live.say(state=outcome.status, waiting_for=[], until=None)
     return outcome

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import secrets
@@ -23,6 +22,7 @@ from wardround.deploy.agreement import DataFacts, make_hospital_config
 from wardround.deploy.live_file import Live
 from wardround.deploy.strict_json import show
 from wardround.deploy.wire import Parcel, ParcelError, pack, unpack
+from wardround.engine.checksums import read_object
 from wardround.engine.judging.calibration import fit_temperature, pooled_quantiles, summarise_test
 from wardround.engine.judging.evaluation import gather
 from wardround.engine.judging.result_tables import case_rows
@@ -30,6 +30,7 @@ from wardround.engine.transports.local import InProcess, Spilling
 from wardround.errors import TooFewClients
 from wardround.files import write_json
 from wardround.messages import Message, Reply
+from wardround.tables import one_line
 
 log = logging.getLogger(__name__)
 WAITING_STEP = 0.2
@@ -113,7 +114,9 @@ class Remote:
                 except (KeyError, TypeError, ValueError) as error:
                     reason = f"its registration cannot be read ({describe_error(error)})"
             troubles[answer.client] = reason
+        changed = self._refuse_other_counts()
         self._remember_those_away(troubles)
+        troubles |= changed
         for name, reason in troubles.items():
             self._gone[name] = reason
             log.warning("hospital '%s' does not take part: %s", name, reason)
@@ -142,10 +145,25 @@ class Remote:
             raise ValueError("too many tensors, or one with too many or too long sides")
         self._registered[name], self.facts[name] = entry, facts
 
+    def _refuse_other_counts(self) -> dict[str, str]:
+        """A resumed run goes on with the cases it began with: other counts would be other weights."""
+        changed = {}
+        known = self._read_registrations()
+        for name in [name for name in self.facts if name in known]:
+            before, now = known[name]["registration"]["num_train"], self._registered[name].num_train
+            if before != now:
+                changed[name] = f"it registered {before} training cases when the run began, and {now} now"
+                del self._registered[name], self.facts[name]
+        return changed
+
+    def _read_registrations(self) -> dict[str, Any]:
+        """What hospitals registered when a run that is resumed began."""
+        path = self._folder / REGISTRATIONS
+        return read_object(path) if self._resumes and path.exists() else {}
+
     def _remember_those_away(self, troubles: dict[str, str]) -> None:
         """A resumed run knows its hospitals: one that is away for now may rejoin later."""
-        path = self._folder / REGISTRATIONS
-        known = json.loads(path.read_text(encoding="utf-8")) if self._resumes and path.exists() else {}
+        known = self._read_registrations()
         for name in [name for name in troubles if name in known]:
             self._enter(name, known[name])
             log.warning("hospital '%s' is away for now: %s", name, troubles.pop(name))
@@ -153,7 +171,7 @@ class Remote:
             name: {"registration": entry.as_dict(), "facts": self.facts[name].model_dump(mode="json")}
             for name, entry in self.hospitals.items()
         }
-        write_json(path, {**known, **said})
+        write_json(self._folder / REGISTRATIONS, {**known, **said})
 
     # Requests
 
@@ -253,7 +271,7 @@ class Remote:
             for key in ("failure", "refused"):
                 if more.get(key) is not None:
                     words = f"the hospital refuses: {more[key]}" if key == "refused" else str(more[key])
-                    return Answer(name, failure=make_printable(words))
+                    return Answer(name, failure=one_line(words[: limits.REASON]))
             answer = Answer(name, message, num_bytes=parcel.num_bytes, **read_facts(more))
             check_usable(task, sent, answer)
             return answer
@@ -305,13 +323,7 @@ class Remote:
 
 
 def describe_error(error: Exception) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
-
-
-def make_printable(words: str) -> str:
-    """A hospital's own words on one line, as far as they are kept."""
-    kept = words[: limits.REASON]
-    return "".join(letter if letter.isprintable() else " " for letter in kept)
+    return one_line(" ".join(f"{type(error).__name__}: {error}".split())[:300])
 
 
 # What a reply may hold, known before it is unpacked
@@ -347,6 +359,37 @@ def read_facts(more: Mapping[str, Any]) -> dict[str, Any]:
             term: float(read_number(f"loss '{show(term)}'", value, -largest, largest, int | float))
             for term, value in loss.items()
         },
+        "privacy": read_privacy(more.get("privacy", {})),
+    }
+
+
+def read_privacy(told: Any) -> dict[str, Any]:
+    """What a hospital says it did for privacy; only what we know, inside its limits."""
+    if not isinstance(told, dict):
+        raise ValueError("privacy is not an object")
+    if not told:
+        return {}
+    largest = sys.float_info.max
+    words = {key: one_line(str(told[key]))[:100] for key in ("level", "scores", "counts")}
+    numbers = {
+        key: float(read_number(f"privacy {key}", told[key], 0, largest, int | float))
+        for key in ("epsilon", "delta", "total", "limit")
+        if key in told
+    }
+    filters = told["filters"]
+    if not isinstance(filters, list) or len(filters) > limits.FILTERS:
+        raise ValueError(f"privacy has not at most {limits.FILTERS} filters")
+    return {**words, **numbers, "filters": [read_filter(entry) for entry in filters]}
+
+
+def read_filter(entry: Any) -> dict[str, Any]:
+    if not isinstance(entry, dict) or not isinstance(entry.get("filter"), str):
+        raise ValueError("privacy holds something other than filters")
+    numbers = {key: entry[key] for key in ("clip", "noise") if key in entry}
+    most = sys.float_info.max
+    return {
+        "filter": one_line(entry["filter"])[:100],
+        **{key: float(read_number(key, value, 0, most, int | float)) for key, value in numbers.items()},
     }
 
 

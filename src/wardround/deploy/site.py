@@ -33,6 +33,7 @@ from wardround.errors import ConfigError, WardroundError
 from wardround.files import file_name
 from wardround.messages import Message
 from wardround.params import Params
+from wardround.privacy import BUDGET_FILE, combine
 from wardround.training.device import set_threads
 
 log = logging.getLogger(__name__)
@@ -225,7 +226,14 @@ class Site:
         federation.prepare_clients()
         refuse(resources.refuses_network(config, federation))
         host = Host(
-            config, self._folder(run), [self.name], self._keep_time, federation=federation, durable=True
+            config,
+            self._folder(run),
+            [self.name],
+            self._keep_time,
+            federation=federation,
+            durable=True,
+            policy=combine(config.privacy, self._site.privacy),
+            budget=self._state / BUDGET_FILE,
         )
         num_train = host.client(self.name).num_examples
         refuse(rules.too_few(num_train) or resources.refuses_steps(config, num_train))
@@ -243,9 +251,14 @@ class Site:
             answer = host.run(self.name, task, round, message, sync_state)
             self._keep_time()
             return answer
-        registration = host.register(self.name).as_dict()
-        scalars = {"registration": registration, "facts": collect_facts(host.federation)}
-        return Answer(self.name, Message(scalars=scalars), num_examples=host.client(self.name).num_examples)
+        registration = host.register(self.name)
+        facts = collect_facts(host.federation)
+        if host.policy.is_on:  # measured on cases, and only for a plan
+            facts |= {"shape": None, "spacing": None}
+        scalars = {"registration": registration.as_dict(), "facts": facts}
+        client = host.client(self.name)
+        count = client.num_examples if client.guard is None else registration.num_train
+        return Answer(self.name, Message(scalars=scalars), num_examples=count)
 
     def _filter_reply(self, host: Host, task: str, answer: Answer) -> tuple[Message, dict[str, Any]]:
         """The reply and the facts beside it, as far as they may leave."""
@@ -261,6 +274,7 @@ class Site:
             "num_steps": answer.num_steps,
             "seconds": answer.seconds,
             "loss": self._rules.filter_loss(task, answer.loss),
+            **({"privacy": answer.privacy} if answer.privacy else {}),
         }
 
 

@@ -20,6 +20,7 @@ from wardround.methods import METHODS, OBJECTIVES
 from wardround.metrics import METRICS
 from wardround.models import MODELS
 from wardround.plugins import is_import_path
+from wardround.privacy import PrivacySettings
 from wardround.settings import Settings, refuse_boolean
 from wardround.text import format_bytes, parse_size, suggest
 from wardround.yaml_file import commented, dumped, read_yaml
@@ -68,6 +69,7 @@ class SiteFile(Settings):
     case_names: Literal["number", "keep"] = "number"
     min_cases: int = Field(10, ge=0)
     min_batch: int = Field(2, ge=1)
+    privacy: PrivacySettings = PrivacySettings()
     resources: Resources = Resources()
     quiet_hours: tuple[str, ...] = ()
 
@@ -117,6 +119,15 @@ class SiteFile(Settings):
                     "monai:SegResNet, your own as package.module:Class"
                 )
         return names
+
+    @field_validator("privacy")
+    @classmethod
+    def declared(cls, value: PrivacySettings) -> PrivacySettings:
+        if value.is_on and value.cases is None:
+            raise ValueError(
+                "cases is missing. Give the number of training cases that others are told, about the true one"
+            )
+        return value
 
     @field_validator("device")
     @classmethod
@@ -229,6 +240,13 @@ COMMENTS = {
     "task count are refused. The organiser is told the minimum, not the number.",
     "min_batch": "Least number of cases in one training step (batch_size). A higher one protects single\n"
     "cases better; volumes are usually trained on with 2.",
+    "privacy": "Differential privacy of what leaves; a run may ask for more of it, never for less.\n"
+    "  {level: client, epsilon: 8, delta: 1e-5, cases: 100}\n"
+    "level none: as the run asks; case: covers whether any one training case took part; client: covers\n"
+    "whatever this hospital trained on. epsilon and delta: what all answers of all runs may spend\n"
+    "together; then nothing more is answered. See: wardround privacy status . clip: largest norm of a\n"
+    "case's gradient, or of an update. cases: training cases that others are told of, about the true\n"
+    "number. scores: withhold keeps scores and calibration here, show lets them leave uncovered.",
     "resources": "How much of this machine a run may take; null: no limit.",
     "quiet_hours": 'Times of day, on this machine\'s clock, at which requests are refused: ["22:00-06:00"].\n'
     "A task that started before may still finish and be sent.",

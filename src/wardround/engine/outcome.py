@@ -15,11 +15,15 @@ from wardround.metrics import MM
 
 @dataclass
 class Progress:
-    """What the loop carries from round to round beside the server's state."""
+    """What the loop carries from round to round beside the server's state.
+
+    best_scores: of each client, with the best model so far.
+    """
 
     best_round: int | None = None
     best_value: float | None = None
     best_file: str | None = None
+    best_scores: dict[str, float] = field(default_factory=dict)
     seconds: float = 0.0
 
     def as_dict(self) -> dict[str, Any]:
@@ -27,7 +31,7 @@ class Progress:
 
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any]) -> Progress:
-        return cls(**{entry.name: stored[entry.name] for entry in fields(cls)})
+        return cls(**{entry.name: stored[entry.name] for entry in fields(cls) if entry.name in stored})
 
 
 @dataclass

@@ -298,6 +298,9 @@ def judge_pair(image: ImageFacts, label: LabelFacts) -> Iterator[Verdict]:
         elif apart > SAME_AFFINE:
             said = f"the affines of image and label differ by {apart:.1g}; the image's is taken."
             yield "geometry", "repaired", said
+    if label.placed:
+        said = "the label stores the image's voxels in another order, or a part of them; they are put right."
+        yield "geometry", "repaired", said
 
 
 # Without opening an image: files are there, labels, patients in two splits

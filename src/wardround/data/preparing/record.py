@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 from wardround.data.federation import Federation
 from wardround.data.federation_file import PrepareSettings
 from wardround.errors import CheckpointError
-from wardround.files import write_json
+from wardround.files import parse_json, write_json
 
 PREPARATION = "preparation.json"
 FORMAT = 1
@@ -66,7 +65,7 @@ class Preparation:
     @classmethod
     def load(cls, path: Path) -> Preparation:
         try:
-            plain = json.loads(path.read_text(encoding="utf-8"))
+            plain = parse_json(path.read_text(encoding="utf-8"))
             plain.pop("format")
             for name in ("classes", "channels", "patch", "shape"):
                 plain[name] = None if plain[name] is None else tuple(plain[name])
@@ -76,6 +75,8 @@ class Preparation:
                 low, high = plain["spacing"]
                 plain["spacing"] = (tuple(low), tuple(high))
             found = cls(**plain)
+            if found.dimensions not in (2, 3) or type(found.in_channels) is not int or found.in_channels < 1:
+                raise ValueError("dimensions or in_channels is not one")
             PrepareSettings.model_validate(dict(found.prepare))
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             reason = str(error).splitlines()[0]
