@@ -24,6 +24,7 @@ from wardround.deploy import limits
 from wardround.deploy.conducting import conduct, find_rehearsed_pictures
 from wardround.deploy.parcel_file import read_parcel, write_parcel
 from wardround.deploy.remote import NUMBERS_ONLY
+from wardround.deploy.rules import SURVEY
 from wardround.deploy.wire import Parcel, ParcelError
 from wardround.reporting import write_report
 
@@ -84,8 +85,9 @@ class PipeChannel:
         path = self._folder / f"{letter}.request"
         write_parcel(path, parcel)
         seconds = deadline - time.monotonic()
-        is_small = parcel.header["task"] in NUMBERS_ONLY
-        limit = 2 * limits.HEADER_CHARACTERS if is_small else limits.REPLY_BYTES
+        task = parcel.header["task"]
+        limit = 2 * limits.HEADER_CHARACTERS if task in NUMBERS_ONLY else limits.REPLY_BYTES
+        limit = 2 * limits.SURVEY_BYTES if task in SURVEY else limit
         facts = {"hospital": hospital, "letter": letter, "path": str(path), "limit": limit}
         self._send({"post": {**facts, "seconds": seconds}})
 

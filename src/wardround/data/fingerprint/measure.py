@@ -75,8 +75,8 @@ class Curve(FingerprintModel):
 class Sizes(FingerprintModel):
     """How large a class is where it is present.
 
-    share: of the cases that have it, to a tenth; fraction: of the cropped image; volume: in mm to the power
-    of the dimensions, None where files have no spacing.
+    share: of the cases that have it, to a tenth, and 1 where only a few patients lack it; fraction: of the
+    cropped image; volume: in mm to the power of the dimensions, None where files have no spacing.
     """
 
     share: Share
@@ -168,9 +168,9 @@ def check_content(validate: Callable[[], Fingerprint]) -> Fingerprint:
         raise DataError(f"This is not a fingerprint: {where}: {first['msg']}.") from None
 
 
-def describe_hardware() -> Hardware:
-    """What this machine computes with; memory to three digits."""
-    on_gpu = torch.cuda.is_available()
+def describe_hardware(device: str = "auto") -> Hardware:
+    """What this machine computes with; memory to three digits. device: the one that is used; auto: a GPU."""
+    on_gpu = torch.cuda.is_available() and device != "cpu"
     memory = torch.cuda.get_device_properties(0).total_memory if on_gpu else total_memory()
     return Hardware(device="cuda" if on_gpu else "cpu", memory=int(round_all([memory])[0]), cores=cores())
 
@@ -258,14 +258,17 @@ def withhold(entries: Sequence[Entry], minimum: int) -> Fingerprint:
     return Fingerprint(client=entries[0].client, cases=shown, groups=few, hardware=describe_hardware())
 
 
-def summarise(cases: Sequence[CaseStatistics], minimum: int) -> Fingerprint:
-    """The fingerprint of a client from its measured cases; withheld where they are of too few patients."""
+def summarise(cases: Sequence[CaseStatistics], minimum: int, behind: int | None = None) -> Fingerprint:
+    """The fingerprint of a client from its measured cases; withheld where they are of too few patients.
+
+    behind: fewest patients of a bin; default BEHIND, or `minimum` where that is less.
+    """
     entries = [case.entry for case in cases]
     groups = [entry.group for entry in entries]
     if len(set(groups)) < minimum:
         return withhold(entries, minimum)
     check_alike(cases)
-    behind = min(BEHIND, max(1, minimum))
+    behind = behind or min(BEHIND, max(1, minimum))
     sides = np.array([case.shape for case in cases], dtype=np.float64)
     spacings = np.array([case.spacing for case in cases])
     drawn = [case for case in cases if case.inside]
@@ -415,11 +418,14 @@ def summarise_sizes(cases: Sequence[CaseStatistics], minimum: int, behind: int) 
         if len(set(groups)) < max(1, minimum):
             found[name] = None
             continue
+        without = {case.entry.group for case, voxels in labelled if not voxels.get(name, 0)}
+        exact = len(own) / len(labelled)
+        share = exact if minimum <= 1 else round(exact, 1) if len(without) >= minimum else 1.0
         fractions = [count / math.prod(case.shape) for case, count in own]
         volumes = [count * math.prod(case.spacing) for case, count in own]
         measured = all(case.has_spacing for case, _ in own)
         found[name] = Sizes(
-            share=round(len(own) / len(labelled), 1 if minimum > 1 else 4),
+            share=round(share, 4),
             fraction=make_histogram(fractions, groups, behind),
             volume=make_histogram(volumes, groups, behind) if measured else None,
         )

@@ -1,0 +1,194 @@
+"""The page of a survey: one HTML file in the style of reports, that opens offline."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from string import Template
+from typing import Any
+
+from wardround.data.fingerprint.histogram import Histogram, find_quantile, round_all
+from wardround.data.fingerprint.measure import ALL, LEVELS, Fingerprint
+from wardround.deploy.survey.differences import Deviation
+from wardround.deploy.survey.proposing import use_names
+from wardround.deploy.survey.survey_file import Survey
+from wardround.reporting.charts import (
+    Axis,
+    axis_titles,
+    choose_style,
+    draw_curve,
+    draw_dot,
+    draw_figure,
+    draw_grid,
+    draw_legend,
+    fit_axis,
+    format_number,
+    number_labels,
+    stretch,
+)
+from wardround.reporting.html import Html, attribute, data_block, escape, join, plain, section, tag
+from wardround.reporting.page import build_policy, draw_footer, read_asset
+from wardround.reporting.strips import Spot, strip_chart
+from wardround.reporting.tabular import plain_table, table_html
+from wardround.version import __version__
+from wardround.yaml_file import dumped
+
+SECTIONS = {
+    "fit": "What does not fit",
+    "differ": "How hospitals differ",
+    "hospitals": "Hospitals",
+    "intensities": "Intensities",
+    "sizes": "Sizes and spacings",
+    "proposal": "Proposed for all",
+}
+DECISIONS = {"accepted": "accepted", "waiting": "a person there must confirm it", "declined": "declined"}
+MOST_CHANNELS = 8  # that are drawn
+
+
+def draw_survey(survey: Survey) -> str:
+    """The whole page as text."""
+    known = {
+        hospital: use_names(survey.hospitals[hospital], survey.common, hospital)
+        for hospital in sorted(survey.common.classes)
+        if survey.hospitals[hospital].fingerprint.is_open
+    }
+    parts = {
+        "fit": list_section("fit", survey.deviations, blocks=True),
+        "differ": list_section("differ", survey.deviations, blocks=False),
+        "hospitals": section("hospitals", SECTIONS["hospitals"], table_html(survey.as_table())),
+        "intensities": intensity_section(known, survey.common.channel_names),
+        "sizes": size_section(known),
+        "proposal": proposal_section(survey),
+    }
+    title = f"{len(survey.hospitals)} hospitals, {survey.time[:10]}"
+    mark = tag(
+        "p", tag("span", "wardround", class_="mark"), tag("span", "Survey", class_="crumb"), class_="brand"
+    )
+    items = [tag("li", tag("a", SECTIONS[key], href=f"#{key}")) for key, part in parts.items() if part]
+    menu = tag("details", tag("summary", "Contents"), tag("ul", items), open=True)
+    style, script = read_asset("report.css"), read_asset("report.js")
+    return Template(read_asset("page.html")).substitute(
+        policy=escape(build_policy(style, script, live=False)),
+        version=escape(__version__),
+        title=escape(f"Survey: {title} · wardround"),
+        style=style,
+        live=attribute("data_live", None),
+        header=tag("header", mark, tag("h1", title), class_="top"),
+        nav=tag("nav", menu, aria_label="Contents"),
+        main="\n".join(part for part in parts.values() if part),
+        footer=draw_footer(),
+        data=data_block("facts", {"wardround": __version__, **survey.as_dict()}),
+        script=script,
+    )
+
+
+def list_section(key: str, deviations: Sequence[Deviation], *, blocks: bool) -> Html:
+    """What does not fit, or what only differs, a line each."""
+    own = [one for one in deviations if one.blocks == blocks]
+    none = "Nothing stands in the way of one model." if blocks else "The hospitals are alike."
+    if not own:
+        return section(key, SECTIONS[key], tag("p", none))
+    lines = [tag("li", tag("strong", one.aspect), ": ", plain(one.text, 0)) for one in own]
+    lead = (
+        "Somebody must do something about these, or confirm them, before one model can serve all."
+        if blocks
+        else "One model can serve these; the proposed preparation takes out spacings, sizes and brightness."
+    )
+    return section(key, SECTIONS[key], tag("ul", lines), lead=lead)
+
+
+def intensity_section(known: Mapping[str, Fingerprint], channels: Sequence[str]) -> Html:
+    """Quantile curves of every channel, as stored, and with mean 0 and SD 1 in each case."""
+    if not known:
+        return Html("")
+    count = min(MOST_CHANNELS, len(next(iter(known.values())).intensity))
+    charts = []
+    for number in range(count):
+        title = channels[number] if number < len(channels) else f"channel {number + 1}"
+        for field, words in (("intensity", "as stored"), ("contrast", "mean 0, SD 1 in each case")):
+            curves = {who: getattr(one, field)[number].mean for who, one in known.items()}
+            charts.append(quantile_chart(f"{plain(title)}, {words}", curves))
+    lead = "Mean over the training cases of each hospital: what share of the voxels lies below a value."
+    return section("intensities", SECTIONS["intensities"], tag("div", charts, class_="charts"), lead=lead)
+
+
+def quantile_chart(title: str, curves: Mapping[str, Sequence[float]]) -> Html:
+    """One line a hospital: intensity at each level."""
+    x = Axis(0.0, 100.0, (0.0, 25.0, 50.0, 75.0, 100.0))
+    y = fit_axis([value for curve in curves.values() for value in curve])
+    places, drawn, dots = number_labels(list(curves)), [], []
+    for label, curve in curves.items():
+        points = list(zip(LEVELS, curve, strict=True))
+        style = choose_style(places[label])
+        drawn.append(draw_curve(points, x, y, style))
+        for at, value in points:
+            said = f"{plain(label, 32)}: {at:g} % of voxels below {format_number(value)}"
+            dots.append(draw_dot(x.percent(at), y.percent(value), style, said))
+    words = "; ".join(f"{plain(label, 32)}: median {format_number(c[3])}" for label, c in curves.items())
+    plot = [*draw_grid(x, y), *axis_titles("% of voxels below", "value"), stretch(*drawn), *dots]
+    below = [draw_legend(list(curves), places)]
+    return draw_figure(title, f"{words}.", *plot, height=240, below=below, class_="titled")
+
+
+def size_section(known: Mapping[str, Fingerprint]) -> Html:
+    """Every bin of the histograms as a spot, with its number of cases; quantiles in a table."""
+    if not known:
+        return Html("")
+    first = next(iter(known.values()))
+    axes = range(len(first.shape))
+    kinds: dict[str, Any] = {}
+    for axis in axes:
+        kinds[f"voxels along axis {axis + 1}"] = {who: one.shape[axis] for who, one in known.items()}
+        if all(one.has_spacing for one in known.values()):
+            kinds[f"mm a voxel along axis {axis + 1}"] = {
+                who: one.spacing[axis] for who, one in known.items()
+            }
+    for word in first.foreground:
+        sizes = {who: one.foreground.get(word) for who, one in known.items()}
+        title = "foreground" if word == ALL else f"class {plain(word)}"
+        kinds[f"{title}: share of the image"] = {who: s.fraction for who, s in sizes.items() if s is not None}
+    charts = [draw_bins(title, own) for title, own in kinds.items() if own]
+    rows = [[title, who, *summarise_bins(one)] for title, own in kinds.items() for who, one in own.items()]
+    table = plain_table("Quantiles", ["what", "hospital", "10 %", "median", "90 %", "fewest in a bin"], rows)
+    lead = "A dot is the mean of a group of similar cases, never of one: the table says how many at least."
+    return section("sizes", SECTIONS["sizes"], tag("div", charts, class_="charts"), table, lead=lead)
+
+
+def draw_bins(title: str, own: Mapping[str, Histogram]) -> Html:
+    rows = {
+        who: [
+            Spot(mean, f"{count} cases", place)
+            for mean, count in zip(one.means, one.counts, strict=True)
+        ]
+        for place, (who, one) in enumerate(own.items())
+    }  # fmt: skip
+    return strip_chart(title, rows, within=(0.0, float("inf")))
+
+
+def summarise_bins(one: Histogram) -> list[Any]:
+    levels = round_all([find_quantile([one], level) for level in (0.1, 0.5, 0.9)])
+    return [*levels, min(one.counts)]
+
+
+def proposal_section(survey: Survey) -> Html:
+    """The common sections as federation.yaml would have them, and what each hospital says to them."""
+    common = survey.common
+    if not common.class_names:
+        return section("proposal", SECTIONS["proposal"], tag("p", " ".join(common.notes)))
+    text = dumped("labels", common.class_names)
+    if common.channel_names:
+        text += dumped("channels", common.channel_names)
+    text += dumped("prepare", common.prepare) if common.prepare else ""
+    rows = []
+    for hospital in sorted(survey.hospitals):
+        own = [*common.classes.get(hospital, {}).items(), *common.channels.get(hospital, {}).items()]
+        changed = ", ".join(f"{mine} as {theirs}" for theirs, mine in own if mine != theirs)
+        said = survey.decisions.get(hospital, common.left_out.get(hospital, "not asked"))
+        rows.append([hospital, changed or "as it is", DECISIONS.get(said, said)])
+    lead = join(
+        "Sent by ", tag("code", "wardround submit"), "; every hospital decides by its own rules (",
+        tag("code", "accept"), " in its site.yaml). Values in label files stay each hospital's own.",
+    )  # fmt: skip
+    table = plain_table("What hospitals say", ["hospital", "its own names", "decision"], rows)
+    return section(
+        "proposal", SECTIONS["proposal"], tag("pre", tag("code", text), tabindex="0"), table, lead=lead
+    )
