@@ -214,7 +214,8 @@ class Run:
     def remarks(self) -> list[str]:
         """What to say below a table of its scores."""
         made = [] if self.partition is None else [self.partition.sentence]
-        return [*made, *([OWN_GRID] if self.is_evaluation else [])]
+        on_scans = self.is_evaluation and str(self.evaluation.get("grid", "")).startswith("the scan")
+        return [*made, *([OWN_GRID] if on_scans else [])]
 
     @cached_property
     def cases(self) -> CaseScores:

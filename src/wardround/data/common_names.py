@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from wardround.data.federation_file import FederationFile
 from wardround.data.listing import Entry, Labels, Listing
@@ -52,7 +53,7 @@ def use_common_names(file: FederationFile, found: Listing, names: OwnNames) -> t
         for name, classes in file.regions.items()
         if set(classes) <= set(numbers)
     }
-    changes = {
+    changes: dict[str, Any] = {
         "labels": rename(file.labels, names.classes),
         "regions": regions,
         "annotates": {
@@ -60,6 +61,10 @@ def use_common_names(file: FederationFile, found: Listing, names: OwnNames) -> t
             for client, told in file.annotates.items()
         },
     }
+    maps = [file.labels, *(entry.labels for entry in found.entries if entry.labels is not None)]
+    dropped = {v for own in maps for name, values in own.items() if name not in back for v in values}
+    kept = {value for values in changes["labels"].values() for value in values}
+    changes["background"] = tuple(sorted({*file.background, *dropped} - kept))
     entries = found.entries
     if names.channels:
         there = names.list_channels(file)

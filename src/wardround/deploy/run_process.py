@@ -22,9 +22,11 @@ from wardround.child_process import Line, connect, listen
 from wardround.config_file import load_config
 from wardround.deploy import limits
 from wardround.deploy.conducting import conduct, find_rehearsed_pictures
+from wardround.deploy.evaluating import conduct_evaluation
 from wardround.deploy.parcel_file import read_parcel, write_parcel
 from wardround.deploy.remote import NUMBERS_ONLY
 from wardround.deploy.rules import SURVEY
+from wardround.deploy.survey.conducting import conduct_survey
 from wardround.deploy.wire import Parcel, ParcelError
 from wardround.reporting import write_report
 
@@ -139,6 +141,20 @@ class ConductedRun:
     def conduct(self) -> None:
         arguments = self._arguments
         config, kits = load_config(arguments["config"]), arguments.get("kits")
+        if arguments.get("kind") == "survey":
+            conduct_survey(self.channel, config, names=arguments["names"], job=self.job)
+            return
+        if arguments.get("kind") == "evaluation":
+            conduct_evaluation(
+                self.channel,
+                config,
+                names=arguments["names"],
+                model=Path(arguments["model"]),
+                split=arguments["split"],
+                proposals=arguments.get("proposals"),
+                job=self.job,
+            )
+            return
         conduct(
             self.channel,
             config,
@@ -146,6 +162,7 @@ class ConductedRun:
             resume=arguments.get("resume", False),
             overwrite=arguments.get("overwrite", False),
             from_round=arguments.get("from_round"),
+            proposals=arguments.get("proposals"),
             job=self.job,
             pictures_at=partial(find_rehearsed_pictures, Path(kits), config.folder) if kits else None,
             on_experiment=self._begin,

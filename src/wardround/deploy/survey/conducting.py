@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import Any
 
 from wardround.clients import SyncState
 from wardround.config import Config
-from wardround.deploy.live_file import Live
+from wardround.deploy.live_file import Live, announcing
 from wardround.deploy.remote import Channel, Remote
 from wardround.deploy.survey.page import draw_survey
 from wardround.deploy.survey.proposals import Proposal
 from wardround.deploy.survey.replies import Surveyed, read_decision, read_surveyed
 from wardround.deploy.survey.survey_file import PAGE, Survey
-from wardround.errors import ConfigError, WardroundError
+from wardround.errors import ConfigError
 from wardround.files import write_text
 from wardround.messages import Message
 
@@ -29,8 +28,7 @@ def conduct_survey(
     """
     folder = config.folder
     folder.mkdir(parents=True, exist_ok=True)
-    live = Live(folder / "live.json", job=job, rounds=0, run=None)
-    try:
+    with announcing(Live(folder / "live.json", job=job, rounds=0, run=None)) as live:
         run = secrets.token_hex(8)
         remote = Remote(channel, config, run=run, names=names, live=live, exchange=folder / "exchange")
         found, absent = ask_fingerprints(remote, names)
@@ -40,12 +38,6 @@ def conduct_survey(
             survey = Survey(found, absent, ask_agreement(remote, proposals), survey.time)
         survey.save(folder)
         write_text(folder / PAGE, draw_survey(survey))
-    except BaseException as error:
-        reason = str(error) if isinstance(error, WardroundError) else f"{type(error).__name__}: {error}"
-        with suppress(OSError):
-            live.say(state="failed", reason=reason, waiting_for=[], until=None)
-        raise
-    live.say(state="done", waiting_for=[], until=None)
     return survey
 
 

@@ -58,8 +58,17 @@ class Proposal(Settings):
         return OwnNames(self.classes, self.channels)
 
 
+def complete_prepare(prepare: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Every setting of a preparation, so that nothing of a hospital's own is left under it.
+
+    How 2D images were cut from volumes is said only where it is known.
+    """
+    plain = PrepareSettings.read(dict(prepare or {}), "prepare.").model_dump(mode="json")
+    return {name: value for name, value in plain.items() if name != "slices" or value is not None}
+
+
 def make_key(classes: list[str], channels: list[str], prepare: Mapping[str, Any] | None) -> str:
-    plain = json.loads(json.dumps([classes, channels, dict(prepare or {})]))
+    plain = [classes, channels, complete_prepare(prepare)]
     return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:16]
 
 

@@ -17,7 +17,7 @@ from wardround.configuring.preparation_rules import plan_preparation
 from wardround.data.fingerprint.distance import join_words, quote
 from wardround.data.fingerprint.measure import ALL, Fingerprint
 from wardround.deploy.agreement import DataFacts
-from wardround.deploy.survey.proposals import Proposal, spell
+from wardround.deploy.survey.proposals import Proposal, complete_prepare, spell
 from wardround.deploy.survey.replies import Surveyed
 from wardround.errors import ConfigError, DataError
 
@@ -83,7 +83,7 @@ def propose(surveyed: Mapping[str, Surveyed]) -> CommonSections:
     except (DataError, ConfigError) as error:
         return CommonSections(**{**vars(found), "notes": (str(error),)})
     prepare = {choice.key.removeprefix("data.prepare."): choice.value for choice in plan_preparation(facts)}
-    return CommonSections(**{**vars(found), "prepare": prepare})
+    return CommonSections(**{**vars(found), "prepare": complete_prepare(prepare)})
 
 
 def find_other_dimensions(surveyed: Mapping[str, Surveyed]) -> dict[str, str]:

@@ -44,14 +44,17 @@ def score_cases(
     metrics: Sequence[str],
     settings: EvaluateSettings,
     variants: Sequence[Steps] = (),
+    *,
+    tta: bool = False,
 ) -> list[Row]:
     """One row a case: its name, its loss, and every metric of every region.
 
-    variants: score the prediction after the steps of each; regions are named by `name_variant`.
+    variants: score the prediction after the steps of each; regions are named by `name_variant`; tta: average
+    over mirror images whatever the split.
     """
     scorer = Scorer(split, regions, metrics, settings, variants)
     # not in validation after rounds, which would take several times as long
-    tta = settings.tta and (split is client.data.test or bool(variants))
+    tta = tta or (settings.tta and (split is client.data.test or bool(variants)))
     with (
         evaluated_as(client.model, objective, tta=tta),
         Turns(client.device, inline=not scorer.needs_masks) as turns,
