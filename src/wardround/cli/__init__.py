@@ -32,6 +32,7 @@ from wardround.cli import (  # noqa: F401, each adds its commands to the app
     predict,
     report,
     runs,
+    survey,
 )
 from wardround.cli.common import app, err, out
 from wardround.errors import WardroundError, explain

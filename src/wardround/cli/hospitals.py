@@ -12,13 +12,13 @@ from datetime import datetime
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.markup import escape
 
 from wardround.cli.common import Debug, Json, Quiet, Set, app, configure_logging, err, out, print_table
-from wardround.cli.configure import read_config
+from wardround.cli.configure import BudgetOption, read_config, refuse_budget, show_run_plan
 from wardround.cli.progress import show_rounds, stop_at_round_end
 from wardround.cli.runs import show_result
 from wardround.deploy import require
@@ -32,6 +32,7 @@ from wardround.tables import Table
 if TYPE_CHECKING:
     from wardround.config import Config
     from wardround.deploy.organising import Submission
+    from wardround.deploy.survey.survey_file import Survey
 
 KitOption = Annotated[
     Path | None, typer.Option("--kit", help="The organiser's kit; default: the one nearby.", metavar="KIT")
@@ -99,10 +100,24 @@ def server(
 @app.command()
 def submit(
     config: Annotated[
-        str | None, typer.Argument(help="A YAML file; not needed with --resume.", metavar="CONFIG")
+        str | None,
+        typer.Argument(help="A YAML file; left out, the run is planned from the survey.", metavar="CONFIG"),
     ] = None,
     kit: KitOption = None,
     set_: Set = None,
+    budget: BudgetOption = None,
+    evaluate: Annotated[
+        Path | None,
+        typer.Option(
+            "--evaluate",
+            metavar="MODEL",
+            help="Train nothing: hospitals judge this model, of a run or an exported folder.",
+        ),
+    ] = None,
+    split: Annotated[
+        Literal["test", "val", "train", "all"],
+        typer.Option(help="With --evaluate: which cases, by each hospital's own splits."),
+    ] = "test",
     resume: Annotated[
         str | None,
         typer.Option("--resume", metavar="RUN", help="Continue this run from its last checkpoint."),
@@ -120,26 +135,25 @@ def submit(
 ) -> None:
     """Submit a run to the running server; the hospitals that are connected take part."""
     prepare(debug, quiet or json_)
-    from wardround.config_file import load_config
     from wardround.deploy import organising
 
     opened = find_organisers_kit(kit)
-    if (config is None) == (resume is None):
-        raise ConfigError("give a configuration to start a run, or --resume RUN to continue one.")
-    if resume is not None:
-        stored = organising.load_stored_config(opened, resume)
-        checked = load_config(stored, set_ or []).model_copy(update={"output": stored.output})
-    else:
-        checked = organising.place_at_organiser(load_config(Path(str(config)), set_ or []), opened)
-        organising.refuse_second(checked, opened, overwrite)
-    say = make_speaker(quiet or json_)
+    say, survey = make_speaker(quiet or json_), organising.find_survey(opened)
+    checked = choose_run(
+        opened, config, resume, evaluate, survey, budget=budget, set_=set_, hidden=quiet or json_
+    )
+    again, more = resume is not None, dict[str, Any]()
+    if evaluate is not None:
+        more = {"kind": "evaluation", "model": str(evaluate.absolute()), "split": split}
+    if not again:
+        organising.refuse_second(checked, opened, overwrite, is_evaluation=evaluate is not None)
     queue = open_queue(opened)
     organising.refuse_running(queue, checked)
     asked = None if hospitals is None else organising.parse_hospitals(hospitals)
-    again = resume is not None
     names = organising.choose_hospitals(queue, checked, asked, resume=again)
+    more["proposals"] = organising.list_proposals(checked, survey, names)
     submission = organising.submit(
-        queue, checked, names, resume=again, overwrite=overwrite, from_round=from_round
+        queue, checked, names, resume=again, overwrite=overwrite, from_round=from_round, **more
     )
     say(f"hospitals: {', '.join(names)}")
     say(f"run '{checked.name}' was submitted; its files are in {checked.folder}")
@@ -150,8 +164,71 @@ def submit(
     if detach:
         say(f"watch it with: wardround status --watch --kit {opened.folder}")
         return
-    state = watch_run(submission, opened, quiet or json_, say)
+    state = watch_run(submission, opened, quiet or json_ or evaluate is not None, say)
+    if evaluate is not None:
+        show_evaluation(checked.folder, json_)
+        return
     finish(checked, state, json_, f"wardround submit --resume {checked.folder.name} --kit {opened.folder}")
+
+
+def choose_run(
+    kit: Kit,
+    config: str | None,
+    resume: str | None,
+    evaluate: Path | None,
+    survey: Survey | None,
+    *,
+    budget: str | None,
+    set_: list[str] | None,
+    hidden: bool,
+) -> Config:
+    """The run asked for: a file's, one to continue, a model to judge, or one planned from the survey."""
+    from wardround.config_file import load_config
+    from wardround.deploy import organising
+
+    if sum(given is not None for given in (config, resume, evaluate)) > 1:
+        raise ConfigError(
+            "give one of these: a configuration to start a run, --resume RUN to continue one, --evaluate "
+            "MODEL to judge a model; or none, to plan a run from the survey."
+        )
+    if resume is not None:
+        stored = organising.load_stored_config(kit, resume)
+        return load_config(stored, set_ or []).model_copy(update={"output": stored.output})
+    if evaluate is not None:
+        from wardround.deploy.evaluating import configure_evaluation, load_judged
+
+        return organising.place_at_organiser(configure_evaluation(load_judged(evaluate), set_), kit)
+    if config is not None:
+        refuse_budget(budget, Path(config))
+        placed = organising.place_at_organiser(load_config(Path(config), set_ or []), kit)
+        return organising.use_survey(placed, survey)
+    if survey is None:
+        raise ConfigError(
+            "give a configuration to start a run, or --resume RUN to continue one. Without a configuration, "
+            "ask the hospitals first: wardround survey; the run is then planned from what they said."
+        )
+    run = organising.plan_survey(kit.survey / "survey.json", kit.project, budget, set_)
+    if not hidden:
+        show_run_plan(run)
+    return organising.place_at_organiser(organising.use_survey(run.config(), survey), kit)
+
+
+def show_evaluation(folder: Path, json_: bool) -> None:
+    """What `wardround evaluate` shows."""
+    from wardround.comparison.runs import read_run
+    from wardround.engine.judging.result_tables import client_table
+
+    run = read_run(folder)
+    if json_:
+        out.print_json(json.dumps(run.evaluation))
+        return
+    assert run.test is not None
+    print_table(client_table(run.test, run.metrics, run.label, run.lengths, run.remarks))
+    for note in run.notes():
+        err.print(f"[yellow]note[/] {escape(note)}")
+    for who, why in run.failed_cases().items():
+        err.print(f"[bold red]error[/] {escape(f'{who}: {why}')}")
+    out.print(f"\nResults are in [bold]{escape(str(folder))}[/].")
 
 
 def watch_run(submission: Submission, kit: Kit, hidden: bool, say: Callable[[str], None]) -> str:

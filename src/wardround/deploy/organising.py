@@ -11,6 +11,8 @@ from typing import Any
 
 from wardround.config import Config
 from wardround.config_file import load_config, resolve
+from wardround.configuring.budget import parse_budget
+from wardround.configuring.run_plan import RunPlan, plan_hospitals
 from wardround.data.settings import TRAVELLING
 from wardround.deploy.conducting import refuse_pooled
 from wardround.deploy.job_queue import JobQueue
@@ -23,6 +25,7 @@ from wardround.engine.outcome import Listener
 from wardround.engine.run_folder import check_folder
 from wardround.errors import ConfigError, WardroundError
 from wardround.files import file_name, write_json
+from wardround.prediction.evaluating import check_folder as check_evaluation_folder
 from wardround.text import suggest
 
 HOSPITALS = "hospitals.json"  # in the run folder: who was asked to take part
@@ -50,8 +53,11 @@ def place_at_organiser(config: Config, kit: Kit) -> Config:
     return make_paths_absolute(config.model_copy(update=changes))
 
 
-def refuse_second(config: Config, kit: Kit, overwrite: bool) -> None:
+def refuse_second(config: Config, kit: Kit, overwrite: bool, *, is_evaluation: bool = False) -> None:
     """A run of the same name is continued or replaced, never mixed with another."""
+    if is_evaluation:
+        check_evaluation_folder(config.folder, overwrite)
+        return
     if (config.folder / "config.yaml").exists() and not overwrite:
         raise ConfigError(
             f"{config.folder} already holds a run. Continue it with: wardround submit --resume "
@@ -186,7 +192,8 @@ def submit(
     evaluation (`kind`).
     """
     refuse_pooled(config)
-    check_folder(config, resume, overwrite)
+    if not more:
+        check_folder(config, resume, overwrite)
     proposed = {name: one.model_dump(mode="json") for name, one in (proposals or {}).items()}
     args = {
         "config": resolve(config),
@@ -235,6 +242,13 @@ def use_survey(config: Config, survey: Survey | None) -> Config:
 
 def describe_common(survey: Survey) -> dict[str, Any]:
     return {"classes": survey.common.class_names, "channels": survey.common.channel_names}
+
+
+def plan_survey(path: Path, name: str, budget: str | None, overrides: Sequence[str] | None) -> RunPlan:
+    """A run planned from a survey.json; budget: quick where none is given."""
+    found = load_survey(path)
+    data = {"hospitals": True, "common": describe_common(found)}
+    return plan_hospitals(found.join(), name, path, data, parse_budget(budget or "quick"), overrides or [])
 
 
 def list_proposals(config: Config, survey: Survey | None, names: Sequence[str]) -> dict[str, Proposal]:

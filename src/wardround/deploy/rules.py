@@ -113,9 +113,9 @@ class Rules:
         if task == "evaluate" and self.site.scores == "aggregate":
             rows = list(message.scalars["cases"])
             others = {name: value for name, value in message.scalars.items() if name != "cases"}
-            return replace(
-                message, scalars={**others, "aggregate": aggregate_rows(rows, self.site.min_count)}
-            )
+            sums = aggregate_rows(rows, self.site.min_count)
+            told = {"aggregate": sums.model_dump(mode="json"), "fewest": sums.fewest}
+            return replace(message, scalars={**others, **told})
         if self.site.case_names == "keep":
             return message
         scalars = {name: number_cases(value) for name, value in message.scalars.items()}

@@ -136,6 +136,12 @@ class Fingerprint(FingerprintModel):
         """Whether there were enough cases to share more than their count."""
         return isinstance(self.cases, int) and isinstance(self.groups, int) and bool(self.intensity)
 
+    def count_bins(self) -> list[int]:
+        """The number of cases of every bin."""
+        sizes = [one for own in self.foreground.values() if own for one in (own.fraction, own.volume)]
+        every = [*self.shape, *self.spacing, *self.extent, *self.foreground_extent, self.kept, *sizes]
+        return [count for one in every if one is not None for count in one.counts]
+
     def as_dict(self) -> dict[str, Any]:
         return self.model_dump(mode="json")
 

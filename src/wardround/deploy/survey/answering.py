@@ -26,11 +26,8 @@ def answer_survey(
 
     state: of the hospital's kit; on_progress: called with every case.
     """
-    if not isinstance(site.data, Path):
-        raise ConfigError(f"site '{name}' has only synthetic cases, and a survey is of real ones.")
-    settings = localise_data(DataSettings(hospitals=True), site)
-    inside = find_client(site, federation_of(site.data, settings, 0).names, name)
-    data = RealData(site.data, settings, only=inside)
+    data = open_own_data(site, name)
+    (inside,) = data.listing.clients
     if task == "agree":
         proposal = read_proposal(message.scalars.get("proposal"))
         decision = ProposalFolder(state).consider(proposal, data.file, site.accept)
@@ -38,7 +35,18 @@ def answer_survey(
     cases = measure_training_cases(data, jobs=site.threads, on_progress=on_progress, strict=False)[inside]
     found = summarise(cases, site.min_count, behind=site.min_count)
     told = found.model_copy(update={"client": name, "hardware": describe_hardware(site.device)})
-    return Message(scalars={"fingerprint": told.as_dict(), "facts": describe_files(site, inside)}), len(cases)
+    scalars = {"fingerprint": told.as_dict(), "facts": describe_files(site, inside)}
+    fewest = min(told.count_bins(), default=0)  # for the ledger: cases behind any number that leaves
+    return Message(scalars={**scalars, "fewest": fewest}), len(cases)
+
+
+def open_own_data(site: SiteFile, name: str) -> RealData:
+    """The cases of one hospital, as its federation.yaml describes them."""
+    if not isinstance(site.data, Path):
+        raise ConfigError(f"site '{name}' has only synthetic cases, and a survey is of real ones.")
+    settings = localise_data(DataSettings(hospitals=True), site)
+    inside = find_client(site, federation_of(site.data, settings, 0).names, name)
+    return RealData(site.data, settings, only=inside)
 
 
 def describe_files(site: SiteFile, inside: str) -> Mapping[str, Any]:

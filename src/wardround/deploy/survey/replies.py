@@ -22,22 +22,13 @@ class Surveyed(NamedTuple):
 def read_surveyed(client: str, scalars: Mapping[str, Any]) -> Surveyed:
     """The answer to "fingerprint", under the name of who sent it; an error says what is wrong."""
     found = Fingerprint.from_dict(scalars["fingerprint"])
-    counts = [found.cases if isinstance(found.cases, int) else 0, *count_bins(found)]
+    counts = [found.cases if isinstance(found.cases, int) else 0, *found.count_bins()]
     if max(counts) > limits.CASES:
         raise ValueError(f"more than {limits.CASES} cases")
     facts = DataFacts.model_validate({**scalars["facts"], "patch": None, "shape": None, "spacing": None})
     if found.is_open and (len(found.shape), len(found.intensity)) != (facts.dimensions, facts.in_channels):
         raise ValueError("the fingerprint has other dimensions or channels than its federation.yaml")
     return Surveyed(found.model_copy(update={"client": client}), facts)
-
-
-def count_bins(found: Fingerprint) -> list[int]:
-    """The number of cases of every bin."""
-    sizes = [one.fraction for one in found.foreground.values() if one is not None]
-    sizes += [one.volume for one in found.foreground.values() if one is not None and one.volume is not None]
-    axes = [*found.shape, *found.spacing, *found.extent, *found.foreground_extent]
-    histograms = [*axes, *sizes, *([] if found.kept is None else [found.kept])]
-    return [count for one in histograms for count in one.counts]
 
 
 def read_decision(scalars: Mapping[str, Any]) -> str:

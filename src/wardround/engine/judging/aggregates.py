@@ -70,12 +70,17 @@ class Aggregate(FingerprintModel):
             first = error.errors(include_input=False)[0]
             where = ".".join(str(part)[:80] for part in first["loc"])
             raise ValueError(f"its sums of scores are wrong: {where}: {first['msg']}") from None
-        for sums in (one for own in found.scores.values() for one in own.values() if one is not None):
-            counts = [sums.num, sums.num_skipped, sums.num_infinite]
-            counts += [] if sums.histogram is None else sums.histogram.counts
-            if any(0 < count < found.minimum for count in counts):
-                raise ValueError(f"its sums of scores have fewer than {found.minimum} cases behind a number")
+        if 0 < found.fewest < found.minimum:
+            raise ValueError(f"its sums of scores have fewer than {found.minimum} cases behind a number")
         return found
+
+    @property
+    def fewest(self) -> int:
+        """The fewest cases behind any number; 0 where all are withheld."""
+        told = [one for own in self.scores.values() for one in own.values() if one is not None]
+        counts = [count for one in told for count in (one.num, one.num_skipped, one.num_infinite)]
+        counts += [count for one in told if one.histogram is not None for count in one.histogram.counts]
+        return min((count for count in counts if count), default=0)
 
     @property
     def regions(self) -> list[str]:
@@ -119,8 +124,8 @@ def summarise_sums(parts: Sequence[ScoreSums | None]) -> Summary:
 # At the hospital
 
 
-def aggregate_rows(rows: Sequence[Mapping[str, Any]], minimum: int) -> dict[str, Any]:
-    """The rows of an evaluation as sums, as plain JSON."""
+def aggregate_rows(rows: Sequence[Mapping[str, Any]], minimum: int) -> Aggregate:
+    """The rows of an evaluation as sums."""
     regions = list(dict.fromkeys(region for row in rows for region in row["regions"]))
     metrics = list(dict.fromkeys(m for row in rows for scores in row["regions"].values() for m in scores))
     whole = {"loss": [float(row["loss"]) for row in rows if "loss" in row]} | {
@@ -145,7 +150,7 @@ def aggregate_rows(rows: Sequence[Mapping[str, Any]], minimum: int) -> dict[str,
         region: {metric: add_up(found, minimum) for metric, found in own.items()}
         for region, own in {WHOLE: whole, **values}.items()
     }
-    return Aggregate(minimum=minimum, scores=scores).model_dump(mode="json")
+    return Aggregate(minimum=minimum, scores=scores)
 
 
 def add_up(values: Sequence[float], minimum: int) -> ScoreSums | None:
