@@ -118,6 +118,7 @@ def list_distances(surveyed: Mapping[str, Surveyed], common: CommonSections) -> 
         others = "; ".join(f"{name} {show(adapted[name])}" for name in names if name != far)
         title = WORDS.get(aspect, aspect)
         text = f"{quote(far)} differs {much} in {title}: {show(adapted[far])}. The others: {others}."
+        text += PERCENTILES if aspect in ("brightness", "contrast") else ""
         found.append(Deviation(title, (far,), text))
     return found
 
@@ -132,6 +133,7 @@ def describe_levels(field: str, middle: Sequence[int] = (1, 3, 5)) -> Callable[[
     return describe
 
 
+PERCENTILES = " (5th, 50th and 95th percentile of each channel, mean over cases.)"
 DESCRIBED: Mapping[str, Callable[[Fingerprint], str]] = {
     "brightness": describe_levels("intensity"),
     "contrast": describe_levels("contrast"),

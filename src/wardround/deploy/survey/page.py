@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from string import Template
-from typing import Any
 
 from wardround.data.fingerprint.histogram import Histogram, find_quantile, round_all
 from wardround.data.fingerprint.measure import ALL, LEVELS, Fingerprint
@@ -27,7 +26,6 @@ from wardround.reporting.charts import (
 )
 from wardround.reporting.html import Html, attribute, data_block, escape, join, plain, section, tag
 from wardround.reporting.page import build_policy, draw_footer, read_asset
-from wardround.reporting.strips import Spot, strip_chart
 from wardround.reporting.tabular import plain_table, table_html
 from wardround.version import __version__
 from wardround.yaml_file import dumped
@@ -35,13 +33,14 @@ from wardround.yaml_file import dumped
 SECTIONS = {
     "fit": "What does not fit",
     "differ": "How hospitals differ",
-    "hospitals": "Hospitals",
-    "intensities": "Intensities",
-    "sizes": "Sizes and spacings",
     "proposal": "Proposed for all",
+    "hospitals": "Hospitals",
+    "sizes": "Sizes and spacings",
+    "intensities": "Intensities",
 }
 DECISIONS = {"accepted": "accepted", "waiting": "a person there must confirm it", "declined": "declined"}
 MOST_CHANNELS = 8  # that are drawn
+CASE_LEVELS = (5.0, 10.0, 25.0, 50.0, 75.0, 90.0, 95.0)  # per cent of cases
 
 
 def draw_survey(survey: Survey) -> str:
@@ -54,10 +53,10 @@ def draw_survey(survey: Survey) -> str:
     parts = {
         "fit": list_section("fit", survey.deviations, blocks=True),
         "differ": list_section("differ", survey.deviations, blocks=False),
-        "hospitals": section("hospitals", SECTIONS["hospitals"], table_html(survey.as_table())),
-        "intensities": intensity_section(known, survey.common.channel_names),
-        "sizes": size_section(known),
         "proposal": proposal_section(survey),
+        "hospitals": section("hospitals", SECTIONS["hospitals"], table_html(survey.as_table())),
+        "sizes": size_section(known),
+        "intensities": intensity_section(known, survey.common.channel_names),
     }
     title = f"{len(survey.hospitals)} hospitals, {survey.time[:10]}"
     mark = tag(
@@ -111,62 +110,70 @@ def intensity_section(known: Mapping[str, Fingerprint], channels: Sequence[str])
     return section("intensities", SECTIONS["intensities"], tag("div", charts, class_="charts"), lead=lead)
 
 
-def quantile_chart(title: str, curves: Mapping[str, Sequence[float]]) -> Html:
-    """One line a hospital: intensity at each level."""
+def quantile_chart(
+    title: str, curves: Mapping[str, Sequence[float]], levels: Sequence[float] = LEVELS, of: str = "voxels"
+) -> Html:
+    """One line a hospital: the value that a share of the voxels, or cases, lies below; levels: per cent."""
     x = Axis(0.0, 100.0, (0.0, 25.0, 50.0, 75.0, 100.0))
     y = fit_axis([value for curve in curves.values() for value in curve])
     places, drawn, dots = number_labels(list(curves)), [], []
     for label, curve in curves.items():
-        points = list(zip(LEVELS, curve, strict=True))
+        points = list(zip(levels, curve, strict=True))
         style = choose_style(places[label])
         drawn.append(draw_curve(points, x, y, style))
         for at, value in points:
-            said = f"{plain(label, 32)}: {at:g} % of voxels below {format_number(value)}"
+            said = f"{plain(label, 32)}: {at:g} % of {of} below {format_number(value)}"
             dots.append(draw_dot(x.percent(at), y.percent(value), style, said))
-    words = "; ".join(f"{plain(label, 32)}: median {format_number(c[3])}" for label, c in curves.items())
-    plot = [*draw_grid(x, y), *axis_titles("% of voxels below", "value"), stretch(*drawn), *dots]
+    middle = len(levels) // 2
+    words = "; ".join(f"{plain(label, 32)}: median {format_number(c[middle])}" for label, c in curves.items())
+    plot = [*draw_grid(x, y), *axis_titles(f"% of {of} below", "value"), stretch(*drawn), *dots]
     below = [draw_legend(list(curves), places)]
     return draw_figure(title, f"{words}.", *plot, height=240, below=below, class_="titled")
 
 
 def size_section(known: Mapping[str, Fingerprint]) -> Html:
-    """Every bin of the histograms as a spot, with its number of cases; quantiles in a table."""
+    """Shapes, spacings and foreground sizes: a table of all, charts of those that differ."""
     if not known:
         return Html("")
+    kinds = list_sizes(known)
+    charts = []
+    for title, own in kinds.items():
+        curves = {who: quantiles(one, CASE_LEVELS) for who, one in own.items()}
+        if len({value for curve in curves.values() for value in curve}) > 1:
+            charts.append(quantile_chart(title, curves, CASE_LEVELS, "cases"))
+    rows = [
+        [title, *(describe_bins(own[who]) if who in own else "withheld" for who in known)]
+        for title, own in kinds.items()
+    ]
+    note = "The median of training cases, and from the 10th to the 90th percentile where they differ."
+    table = plain_table("Sizes and spacings", ["what", *known], rows, note)
+    fewest = min(min(one.count_bins()) for one in known.values())
+    lead = f"From groups of similar cases, never of one: at least {fewest} cases are behind every number."
+    return section("sizes", SECTIONS["sizes"], table, tag("div", charts, class_="charts"), lead=lead)
+
+
+def list_sizes(known: Mapping[str, Fingerprint]) -> dict[str, dict[str, Histogram]]:
+    """What is measured of every case -> hospital -> its histogram."""
     first = next(iter(known.values()))
-    axes = range(len(first.shape))
-    kinds: dict[str, Any] = {}
-    for axis in axes:
+    kinds: dict[str, dict[str, Histogram]] = {}
+    for axis in range(len(first.shape)):
         kinds[f"voxels along axis {axis + 1}"] = {who: one.shape[axis] for who, one in known.items()}
-        if all(one.has_spacing for one in known.values()):
-            kinds[f"mm a voxel along axis {axis + 1}"] = {
-                who: one.spacing[axis] for who, one in known.items()
-            }
+    for axis in range(len(first.shape)) if all(one.has_spacing for one in known.values()) else ():
+        kinds[f"mm a voxel along axis {axis + 1}"] = {who: one.spacing[axis] for who, one in known.items()}
     for word in first.foreground:
         sizes = {who: one.foreground.get(word) for who, one in known.items()}
-        title = "foreground" if word == ALL else f"class {plain(word)}"
-        kinds[f"{title}: share of the image"] = {who: s.fraction for who, s in sizes.items() if s is not None}
-    charts = [draw_bins(title, own) for title, own in kinds.items() if own]
-    rows = [[title, who, *summarise_bins(one)] for title, own in kinds.items() for who, one in own.items()]
-    table = plain_table("Quantiles", ["what", "hospital", "10 %", "median", "90 %", "fewest in a bin"], rows)
-    lead = "A dot is the mean of a group of similar cases, never of one: the table says how many at least."
-    return section("sizes", SECTIONS["sizes"], tag("div", charts, class_="charts"), table, lead=lead)
+        title = "all that is labelled" if word == ALL else f"class {plain(word)}"
+        kinds[f"{title}, share of the image"] = {who: s.fraction for who, s in sizes.items() if s is not None}
+    return kinds
 
 
-def draw_bins(title: str, own: Mapping[str, Histogram]) -> Html:
-    rows = {
-        who: [
-            Spot(mean, f"{count} cases", place)
-            for mean, count in zip(one.means, one.counts, strict=True)
-        ]
-        for place, (who, one) in enumerate(own.items())
-    }  # fmt: skip
-    return strip_chart(title, rows, within=(0.0, float("inf")))
+def quantiles(one: Histogram, levels: Sequence[float]) -> list[float]:
+    return list(round_all([find_quantile([one], level / 100) for level in levels]))
 
 
-def summarise_bins(one: Histogram) -> list[Any]:
-    levels = round_all([find_quantile([one], level) for level in (0.1, 0.5, 0.9)])
-    return [*levels, min(one.counts)]
+def describe_bins(one: Histogram) -> str:
+    low, median, high = quantiles(one, (10, 50, 90))
+    return f"{median:g}" if low == high else f"{median:g} ({low:g} to {high:g})"
 
 
 def proposal_section(survey: Survey) -> Html:
@@ -181,9 +188,13 @@ def proposal_section(survey: Survey) -> Html:
     rows = []
     for hospital in sorted(survey.hospitals):
         own = [*common.classes.get(hospital, {}).items(), *common.channels.get(hospital, {}).items()]
-        changed = ", ".join(f"{mine} as {theirs}" for theirs, mine in own if mine != theirs)
+        facts, used = survey.hospitals[hospital].facts, {mine for _, mine in own}
+        changed = [f"{mine} as {theirs}" for theirs, mine in own if mine != theirs]
+        changed += [
+            f"without {word}" for word in (*facts.classes, *facts.channels) if own and word not in used
+        ]
         said = survey.decisions.get(hospital, common.left_out.get(hospital, "not asked"))
-        rows.append([hospital, changed or "as it is", DECISIONS.get(said, said)])
+        rows.append([hospital, ", ".join(changed) or "as they are", DECISIONS.get(said, said)])
     lead = join(
         "Sent by ", tag("code", "wardround submit"), "; every hospital decides by its own rules (",
         tag("code", "accept"), " in its site.yaml). Values in label files stay each hospital's own.",
