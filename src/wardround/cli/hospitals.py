@@ -32,7 +32,6 @@ from wardround.tables import Table
 if TYPE_CHECKING:
     from wardround.config import Config
     from wardround.deploy.organising import Submission
-    from wardround.deploy.survey.survey_file import Survey
 
 KitOption = Annotated[
     Path | None, typer.Option("--kit", help="The organiser's kit; default: the one nearby.", metavar="KIT")
@@ -135,26 +134,10 @@ def submit(
 ) -> None:
     """Submit a run to the running server; the hospitals that are connected take part."""
     prepare(debug, quiet or json_)
-    from wardround.deploy import organising
-
-    opened = find_organisers_kit(kit)
-    say, survey = make_speaker(quiet or json_), organising.find_survey(opened)
-    checked = choose_run(
-        opened, config, resume, evaluate, survey, budget=budget, set_=set_, hidden=quiet or json_
-    )
-    again, more = resume is not None, dict[str, Any]()
-    if evaluate is not None:
-        more = {"kind": "evaluation", "model": str(evaluate.absolute()), "split": split}
-    if not again:
-        organising.refuse_second(checked, opened, overwrite, is_evaluation=evaluate is not None)
-    queue = open_queue(opened)
-    organising.refuse_running(queue, checked)
-    asked = None if hospitals is None else organising.parse_hospitals(hospitals)
-    names = organising.choose_hospitals(queue, checked, asked, resume=again)
-    more["proposals"] = organising.list_proposals(checked, survey, names)
-    submission = organising.submit(
-        queue, checked, names, resume=again, overwrite=overwrite, from_round=from_round, **more
-    )
+    opened, say = find_organisers_kit(kit), make_speaker(quiet or json_)
+    checked = choose_run(opened, config, resume, evaluate, budget=budget, set_=set_, hidden=quiet or json_)
+    begun = {"resume": resume is not None, "overwrite": overwrite, "from_round": from_round}
+    submission, names = begin_run(opened, checked, hospitals, evaluate, split, **begun)
     say(f"hospitals: {', '.join(names)}")
     say(f"run '{checked.name}' was submitted; its files are in {checked.folder}")
     if detach and json_:
@@ -176,7 +159,6 @@ def choose_run(
     config: str | None,
     resume: str | None,
     evaluate: Path | None,
-    survey: Survey | None,
     *,
     budget: str | None,
     set_: list[str] | None,
@@ -198,6 +180,7 @@ def choose_run(
         from wardround.deploy.evaluating import configure_evaluation, load_judged
 
         return organising.place_at_organiser(configure_evaluation(load_judged(evaluate), set_), kit)
+    survey = organising.find_survey(kit)
     if config is not None:
         refuse_budget(budget, Path(config))
         placed = organising.place_at_organiser(load_config(Path(config), set_ or []), kit)
@@ -211,6 +194,25 @@ def choose_run(
     if not hidden:
         show_run_plan(run)
     return organising.place_at_organiser(organising.use_survey(run.config(), survey), kit)
+
+
+def begin_run(
+    kit: Kit, config: Config, hospitals: str | None, evaluate: Path | None, split: str, **begun: Any
+) -> tuple[Submission, list[str]]:
+    """Submit the run, or the evaluation, and say who takes part; begun: resume, overwrite, from_round."""
+    from wardround.deploy import organising
+
+    more: dict[str, Any] = {}
+    if evaluate is not None:
+        more = {"kind": "evaluation", "model": str(evaluate.absolute()), "split": split}
+    if not begun["resume"]:
+        organising.refuse_second(config, kit, begun["overwrite"], is_evaluation=evaluate is not None)
+    queue = open_queue(kit)
+    organising.refuse_running(queue, config)
+    asked = None if hospitals is None else organising.parse_hospitals(hospitals)
+    names = organising.choose_hospitals(queue, config, asked, resume=begun["resume"])
+    proposals = organising.list_proposals(config, organising.find_survey(kit), names)
+    return organising.submit(queue, config, names, proposals=proposals, **begun, **more), names
 
 
 def show_evaluation(folder: Path, json_: bool) -> None:

@@ -17,7 +17,7 @@ from wardround.errors import ConfigError
 
 if TYPE_CHECKING:
     from wardround.data.federation_file import FederationFile
-    from wardround.deploy.survey.proposals import Proposal
+    from wardround.deploy.survey.proposals import HospitalProposal
     from wardround.deploy.survey.survey_file import Survey
 
 
@@ -113,7 +113,7 @@ def confirm(
         err.print("Accepted." if accepted else "Declined; runs with these names are refused here.")
 
 
-def show_proposal(proposal: Proposal, file: FederationFile) -> None:
+def show_proposal(proposal: HospitalProposal, file: FederationFile) -> None:
     """What is proposed, with the values in this hospital's own label files, and what it would change."""
     from wardround.deploy.survey.proposals import describe_changes
 

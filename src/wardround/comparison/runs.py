@@ -239,6 +239,7 @@ class Run:
         found = {client for values in self.cases.values() for client in (key.client for key in values)}
         for record in self.records:
             found.update(mapping(validation_of(record, "loss").get("clients")))
+        found.update(self.test.aggregates if self.test is not None else ())
         if not found:
             found = {name for record in self.records for name in record.get("clients", [])}
         return sorted(found)

@@ -18,7 +18,7 @@ from wardround.deploy.conducting import refuse_pooled
 from wardround.deploy.job_queue import JobQueue
 from wardround.deploy.kits import Kit
 from wardround.deploy.live_file import FINAL, Live, follow, is_past_registering, read_live
-from wardround.deploy.survey.proposals import Proposal, complete_prepare
+from wardround.deploy.survey.proposals import HospitalProposal, complete_prepare
 from wardround.deploy.survey.proposing import CommonSections
 from wardround.deploy.survey.survey_file import SURVEY, Survey, load_survey
 from wardround.engine.outcome import Listener
@@ -182,7 +182,7 @@ def submit(
     overwrite: bool = False,
     from_round: int | None = None,
     kits: Path | None = None,
-    proposals: Mapping[str, Proposal] | None = None,
+    proposals: Mapping[str, HospitalProposal] | None = None,
     **more: Any,
 ) -> Submission:
     """Submit a run to the server.
@@ -251,7 +251,9 @@ def plan_survey(path: Path, name: str, budget: str | None, overrides: Sequence[s
     return plan_hospitals(found.join(), name, path, data, parse_budget(budget or "quick"), overrides or [])
 
 
-def list_proposals(config: Config, survey: Survey | None, names: Sequence[str]) -> dict[str, Proposal]:
+def list_proposals(
+    config: Config, survey: Survey | None, names: Sequence[str]
+) -> dict[str, HospitalProposal]:
     """What each hospital is asked to accept before the run; nothing where the run has no common names."""
     asked = config.data.common
     if asked is None:
@@ -261,7 +263,7 @@ def list_proposals(config: Config, survey: Survey | None, names: Sequence[str]) 
     if (common.class_names, common.channel_names) != (list(asked.classes), list(asked.channels)):
         same = {"classes": dict(zip(asked.classes, asked.classes, strict=True))}
         same["channels"] = dict(zip(asked.channels, asked.channels, strict=True))
-        return {name: Proposal(**same, prepare=prepare) for name in names}
+        return {name: HospitalProposal(**same, prepare=prepare) for name in names}
     return {name: common.propose_to(name, prepare) for name in names}
 
 

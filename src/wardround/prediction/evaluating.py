@@ -309,7 +309,7 @@ def check_folder(folder: Path, overwrite: bool) -> None:
 
 
 def write_evaluation(
-    done: EvaluationReport, models: Sequence[TrainedModel], *, data: str, split: str, tta: bool
+    done: EvaluationReport, models: Sequence[TrainedModel], *, data: str, split: str, tta: bool | None
 ) -> None:
     """The tables, and the files that make the folder readable as a run folder."""
     folder, model = done.folder, models[0]

@@ -78,10 +78,10 @@ def federation_of(
     the same cases at the same clients.
     """
     data = RealData(Path(path), settings, resident, only, names)
-    names = data.listing.clients
+    clients = data.listing.clients
     return Federation(
-        names=names,
-        counts={name: len(data.listing.of(name)) for name in names},
+        names=clients,
+        counts={name: len(data.listing.of(name)) for name in clients},
         dimensions=data.dimensions,
         in_channels=data.in_channels,
         num_classes=len(data.file.labels) + 1,

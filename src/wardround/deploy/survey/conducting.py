@@ -11,7 +11,7 @@ from wardround.config import Config
 from wardround.deploy.live_file import Live, announcing
 from wardround.deploy.remote import Channel, Remote
 from wardround.deploy.survey.page import draw_survey
-from wardround.deploy.survey.proposals import Proposal
+from wardround.deploy.survey.proposals import HospitalProposal
 from wardround.deploy.survey.replies import Surveyed, read_decision, read_surveyed
 from wardround.deploy.survey.survey_file import PAGE, Survey
 from wardround.errors import ConfigError
@@ -57,7 +57,7 @@ def ask_fingerprints(remote: Remote, names: list[str]) -> tuple[dict[str, Survey
     return found, absent
 
 
-def ask_agreement(remote: Remote, proposals: Mapping[str, Proposal]) -> dict[str, str]:
+def ask_agreement(remote: Remote, proposals: Mapping[str, HospitalProposal]) -> dict[str, str]:
     """Hospital -> accepted, waiting or declined; or why it did not say."""
     messages = {
         name: Message(scalars={"proposal": one.model_dump(mode="json")}) for name, one in proposals.items()
@@ -71,7 +71,7 @@ def ask_agreement(remote: Remote, proposals: Mapping[str, Proposal]) -> dict[str
 
 def require_agreement(remote: Remote, proposals: Mapping[str, Any]) -> None:
     """Raise where a hospital does not accept what the run proposes."""
-    decisions = ask_agreement(remote, {name: Proposal.read(one) for name, one in proposals.items()})
+    decisions = ask_agreement(remote, {name: HospitalProposal.read(one) for name, one in proposals.items()})
     waiting = [name for name, decision in sorted(decisions.items()) if decision == "waiting"]
     others = {name: why for name, why in decisions.items() if why not in ("accepted", "waiting")}
     if waiting:

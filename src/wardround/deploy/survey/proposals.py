@@ -29,7 +29,7 @@ Decision = Literal["accepted", "waiting", "declined"]
 Name = Annotated[str, Field(min_length=1, max_length=200)]
 
 
-class Proposal(Settings):
+class HospitalProposal(Settings):
     """What is proposed to one hospital.
 
     classes, channels: common name -> what this hospital calls it; prepare: settings laid over those of its
@@ -72,11 +72,11 @@ def make_key(classes: list[str], channels: list[str], prepare: Mapping[str, Any]
     return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def read_proposal(value: Any) -> Proposal:
+def read_proposal(value: Any) -> HospitalProposal:
     try:
-        return Proposal.model_validate(value)
+        return HospitalProposal.model_validate(value)
     except ValidationError as error:
-        raise ConfigError(f"the proposal is wrong: {explain(error, Proposal)}") from None
+        raise ConfigError(f"the proposal is wrong: {explain(error, HospitalProposal)}") from None
 
 
 def spell(name: str) -> str:
@@ -91,7 +91,7 @@ def spell(name: str) -> str:
 # At the hospital
 
 
-def describe_changes(proposal: Proposal, file: FederationFile) -> list[str]:
+def describe_changes(proposal: HospitalProposal, file: FederationFile) -> list[str]:
     """What would be other than federation.yaml says, a sentence each; nothing: all is as it is."""
     lines = []
     for kind, own, there in (
@@ -114,7 +114,7 @@ def describe_changes(proposal: Proposal, file: FederationFile) -> list[str]:
     return lines
 
 
-def changes_meaning(proposal: Proposal, file: FederationFile) -> bool:
+def changes_meaning(proposal: HospitalProposal, file: FederationFile) -> bool:
     """Whether a class or channel is left out, or called something that is not a matter of spelling."""
     pairs = [*proposal.classes.items(), *proposal.channels.items()]
     renamed = any(spell(common) != spell(own) for common, own in pairs if not own.startswith("#"))
@@ -128,7 +128,7 @@ class ProposalFolder:
     def __init__(self, state: Path) -> None:
         self._folder = state / PROPOSALS
 
-    def find(self, key: str) -> tuple[Proposal, Decision] | None:
+    def find(self, key: str) -> tuple[HospitalProposal, Decision] | None:
         try:
             found = json.loads((self._folder / f"{key}.json").read_text(encoding="utf-8"))
             decision: Decision = found["decision"]
@@ -140,16 +140,18 @@ class ProposalFolder:
                 f"{self._folder / f'{key}.json'} is damaged. Remove it; the next survey asks again."
             ) from None
 
-    def list_waiting(self) -> list[Proposal]:
+    def list_waiting(self) -> list[HospitalProposal]:
         """What a person has not decided yet."""
         found = [self.find(path.stem) for path in sorted(self._folder.glob("*.json"))]
         return [one[0] for one in found if one is not None and one[1] == "waiting"]
 
-    def decide(self, proposal: Proposal, decision: Decision) -> None:
+    def decide(self, proposal: HospitalProposal, decision: Decision) -> None:
         facts = {"decision": decision, "proposal": proposal.model_dump(mode="json")}
         write_json(self._folder / f"{proposal.key}.json", facts)
 
-    def consider(self, proposal: Proposal, file: FederationFile, accept: Literal["ask", "auto"]) -> Decision:
+    def consider(
+        self, proposal: HospitalProposal, file: FederationFile, accept: Literal["ask", "auto"]
+    ) -> Decision:
         """What this hospital says to a proposal: as before, by its rules, or a person is to be asked."""
         proposal.names.check(file)
         before = self.find(proposal.key)

@@ -7,7 +7,7 @@ over, these are taken for the same, a guess that hospitals must confirm. What no
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +17,7 @@ from wardround.configuring.preparation_rules import plan_preparation
 from wardround.data.fingerprint.distance import join_words, quote
 from wardround.data.fingerprint.measure import ALL, Fingerprint
 from wardround.deploy.agreement import DataFacts
-from wardround.deploy.survey.proposals import Proposal, complete_prepare, spell
+from wardround.deploy.survey.proposals import HospitalProposal, complete_prepare, spell
 from wardround.deploy.survey.replies import Surveyed
 from wardround.errors import ConfigError, DataError
 
@@ -48,12 +48,12 @@ class CommonSections:
     def channel_names(self) -> list[str]:
         return list(next(iter(self.channels.values()), {}))
 
-    def propose_to(self, hospital: str, prepare: Mapping[str, Any] | None = None) -> Proposal:
+    def propose_to(self, hospital: str, prepare: Mapping[str, Any] | None = None) -> HospitalProposal:
         """The proposal to one hospital; to one that was not surveyed, under the common names."""
         chosen = self.prepare if prepare is None else dict(prepare)
         classes = self.classes.get(hospital, {name: name for name in self.class_names})
         channels = self.channels.get(hospital, {name: name for name in self.channel_names})
-        return Proposal(classes=classes, channels=channels, prepare=chosen)
+        return HospitalProposal(classes=classes, channels=channels, prepare=chosen)
 
     def as_dict(self) -> dict[str, Any]:
         return dict(vars(self))
@@ -138,7 +138,7 @@ def choose_spelling(spelled: Mapping[str, Mapping[str, str]], key: str) -> str:
     return choose_word(own[key] for own in spelled.values() if key in own and spell(own[key]) == key)
 
 
-def choose_word(words: Any) -> str:
+def choose_word(words: Iterable[str]) -> str:
     counted = Counter(words)
     return min(counted, key=lambda word: (-counted[word], word != word.lower(), word))
 
