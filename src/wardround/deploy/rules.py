@@ -69,7 +69,7 @@ class Rules:
     def refuses_rows(self, task: str, message: Message) -> str | None:
         """Why the cases of this split are not scored one by one, or None."""
         split = message.scalars.get("split")
-        wanted = SPLITS if split == "all" else (split,)
+        wanted = SPLITS if split == "all" else (str(split),)
         if task != "evaluate" or set(wanted) <= set(self.site.rows):
             return None
         if self.site.scores == "aggregate" and set(wanted) <= set(SPLITS):

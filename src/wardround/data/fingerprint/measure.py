@@ -75,8 +75,9 @@ class Curve(FingerprintModel):
 class Sizes(FingerprintModel):
     """How large a class is where it is present.
 
-    share: of the cases that have it, to a tenth, and 1 where only a few patients lack it; fraction: of the
-    cropped image; volume: in mm to the power of the dimensions, None where files have no spacing.
+    share: of the cases that have it, to a tenth; a hospital says 1 where only a few patients lack it;
+    fraction: of the cropped image; volume: in mm to the power of the dimensions, None where files have no
+    spacing.
     """
 
     share: Share
@@ -267,14 +268,15 @@ def withhold(entries: Sequence[Entry], minimum: int) -> Fingerprint:
 def summarise(cases: Sequence[CaseStatistics], minimum: int, behind: int | None = None) -> Fingerprint:
     """The fingerprint of a client from its measured cases; withheld where they are of too few patients.
 
-    behind: fewest patients of a bin; default BEHIND, or `minimum` where that is less.
+    behind: fewest patients of a bin, and of those who lack a class where some do, so that no count below it
+    can be worked out; default BEHIND, or `minimum` where that is less, for bins alone.
     """
     entries = [case.entry for case in cases]
     groups = [entry.group for entry in entries]
     if len(set(groups)) < minimum:
         return withhold(entries, minimum)
     check_alike(cases)
-    behind = behind or min(BEHIND, max(1, minimum))
+    strict, behind = behind is not None, behind or min(BEHIND, max(1, minimum))
     sides = np.array([case.shape for case in cases], dtype=np.float64)
     spacings = np.array([case.spacing for case in cases])
     drawn = [case for case in cases if case.inside]
@@ -300,7 +302,7 @@ def summarise(cases: Sequence[CaseStatistics], minimum: int, behind: int | None 
             for channel in channels
             if known
         ),
-        "foreground": summarise_sizes(cases, minimum, behind),
+        "foreground": summarise_sizes(cases, minimum, behind, strict=strict),
         "foreground_extent": tuple(make_histogram(column, owners, behind) for column in extents.T),
     }
     return Fingerprint.from_dict(content)
@@ -413,8 +415,13 @@ def average_curves(values: Sequence[Matrix]) -> tuple[Curve, ...]:
     return tuple(Curve(mean=round_all(mean), sd=round_all(sd)) for mean, sd in pairs)
 
 
-def summarise_sizes(cases: Sequence[CaseStatistics], minimum: int, behind: int) -> dict[str, Sizes | None]:
-    """Sizes of each class over the cases that have it; None where they are of fewer than `minimum` groups."""
+def summarise_sizes(
+    cases: Sequence[CaseStatistics], minimum: int, behind: int, *, strict: bool = False
+) -> dict[str, Sizes | None]:
+    """Sizes of each class over the cases that have it; None where they are of fewer than `minimum` groups.
+
+    strict: fewer than `behind` groups that lack it are not told.
+    """
     labelled = [(case, case.voxels) for case in cases if case.voxels is not None]
     found: dict[str, Sizes | None] = {}
     classes = sorted({name for _, voxels in labelled for name in voxels} - {ALL})
@@ -426,12 +433,12 @@ def summarise_sizes(cases: Sequence[CaseStatistics], minimum: int, behind: int) 
             continue
         without = {case.entry.group for case, voxels in labelled if not voxels.get(name, 0)}
         exact = len(own) / len(labelled)
-        share = exact if minimum <= 1 else round(exact, 1) if len(without) >= minimum else 1.0
+        share = 1.0 if strict and len(without) < behind else round(exact, 1 if minimum > 1 else 4)
         fractions = [count / math.prod(case.shape) for case, count in own]
         volumes = [count * math.prod(case.spacing) for case, count in own]
         measured = all(case.has_spacing for case, _ in own)
         found[name] = Sizes(
-            share=round(share, 4),
+            share=share,
             fraction=make_histogram(fractions, groups, behind),
             volume=make_histogram(volumes, groups, behind) if measured else None,
         )
