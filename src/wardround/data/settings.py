@@ -24,7 +24,7 @@ TRAVELLING = (
 class CommonSettings(Settings):
     """Names that all hospitals of a run use, in this order, whatever their own files say.
 
-    channels: empty where they stay as they are.
+    classes: without the background; channels: of an image, empty where they stay as they are.
     """
 
     classes: tuple[Annotated[str, Field(min_length=1, max_length=200)], ...] = Field(

@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pytest import TempPathFactory, fixture, mark, raises
+from pytest import MonkeyPatch, TempPathFactory, fixture, mark, raises
+from rich.console import Console
+from typer.testing import CliRunner
 
 from deploy.loopback import Loopback, changed, sealed
 from deploy.planted import NAMES, plant
+from wardround.cli import app, common
+from wardround.cli import survey as cli_survey
+from wardround.clients import Registration
 from wardround.config import Config
 from wardround.config_file import load_config
 from wardround.deploy import limits, organising
 from wardround.deploy.agreement import DataFacts
 from wardround.deploy.conducting import conduct
 from wardround.deploy.evaluating import conduct_evaluation, configure_evaluation, load_judged
-from wardround.deploy.remote import bound_reply
+from wardround.deploy.kits import Kit
+from wardround.deploy.remote import bound_reply, check_scores
 from wardround.deploy.resources import Resources
 from wardround.deploy.site_file import SiteFile
 from wardround.deploy.survey.answering import open_own_data
@@ -30,7 +38,10 @@ from wardround.deploy.survey.proposing import match_channels, match_names
 from wardround.deploy.survey.replies import read_surveyed
 from wardround.deploy.survey.survey_file import Survey, load_survey
 from wardround.deploy.wire import Parcel
+from wardround.engine.judging.aggregates import aggregate_rows
 from wardround.errors import ConfigError
+from wardround.messages import Reply
+from wardround.params import Params
 
 MINIMUM = 3
 SMALL = ["rounds=1", "local_steps=3", "model.base_filters=4", "evaluate.calibrate=false", "compute.threads=1"]
@@ -405,3 +416,68 @@ def test_every_hospital_judges_a_model_and_sums_are_all_that_leaves(
     page = (tmp_path / "judged" / "report.html").read_text(encoding="utf-8")
     assert "north sent sums over cases" in page
     assert "north" not in (tmp_path / "judged" / "cases.csv").read_text()
+
+
+def test_sums_over_more_cases_than_registered_are_refused() -> None:
+    rows = [{"case": str(n), "loss": 0.5, "regions": {"a": {"dice": 0.1 * n}}} for n in range(8)]
+    sums = {"aggregate": aggregate_rows(rows, 3).model_dump()}
+    entry = Registration("north", num_train=0, num_val=0, num_test=7, tensors={}, trainable=())
+    reply = Reply(Params({}), {}, sums, client="north", num_examples=1)
+
+    with raises(ValueError, match="sums are over 8 cases, but 7 were registered"):
+        check_scores(reply, ["dice"], entry)
+    with raises(ValueError, match="neither scores nor sums of them, or both"):
+        check_scores(replace(reply, scalars={**sums, "cases": rows}), ["dice"], entry)
+
+
+# Commands
+
+
+def test_a_person_sees_what_changes_and_confirms_it(
+    copy_of: Callable[[str], Kit], files: dict[str, Path]
+) -> None:
+    kit = copy_of("north")
+    kit.site_file.write_text(f"data: {files['east']}\nclient: east\n")
+    asked = HospitalProposal(classes={"lesion": "Lesion", "gland": "Gland"}, channels={}, prepare={})
+    folder = ProposalFolder(kit.state)
+    folder.decide(asked, "waiting")
+
+    shown = CliRunner().invoke(app, ["confirm", str(kit.folder), "--yes"])
+
+    assert shown.exit_code == 0, shown.output
+    assert "class lesion: your Lesion, value 2 in your files" in shown.output
+    assert "the classes are in this order: lesion, gland" in shown.output
+    assert folder.find(asked.key) == (asked, "accepted")
+    assert "Nothing waits" in CliRunner().invoke(app, ["confirm", str(kit.folder)]).output
+
+
+def test_without_a_configuration_or_a_survey_submit_says_what_to_do(copy_of: Callable[[str], Kit]) -> None:
+    kit = copy_of("organiser")
+
+    with raises(ConfigError, match="ask the hospitals first: wardround survey"):
+        CliRunner().invoke(app, ["submit", "--kit", str(kit.folder)], catch_exceptions=False)
+
+
+def test_a_survey_is_shown_in_80_columns(surveyed: Surveyed, monkeypatch: MonkeyPatch) -> None:
+    console = Console(width=80, force_terminal=True, color_system=None, file=io.StringIO())
+    for module in (cli_survey, common):
+        monkeypatch.setattr(module, "out", console)
+
+    cli_survey.show_survey(surveyed.survey)
+
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert max(len(line) for line in text.splitlines()) <= 80
+    assert "south: waits for a person there: wardround confirm KIT" in text
+
+
+def test_configure_writes_a_run_from_a_survey(surveyed: Surveyed, tmp_path: Path) -> None:
+    made = tmp_path / "run.yaml"
+    source = surveyed.folder / "survey" / "survey.json"
+
+    done = CliRunner().invoke(app, ["configure", str(source), "-o", str(made), "--budget", "20"])
+
+    assert done.exit_code == 0, done.output
+    assert "wardround submit run.yaml" in made.read_text()
+    assert load_config(made).data.common.classes == ("lesion", "gland")  # type: ignore[union-attr]
+    with raises(ConfigError, match="how fast the machines of hospitals are is not known"):
+        organising.plan_survey(source, "run", "30m", [])
