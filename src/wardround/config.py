@@ -219,6 +219,40 @@ class TrafficSettings(Settings):
         return self.upload in ("float16", "delta_float16")
 
 
+class LimitSettings(Settings):
+    """What one client may do to the model, whatever it sends; see docs/explanation/security.md.
+
+    max_share: largest share of all training cases that one client's count for, 1 for any; auto: from three
+    clients on, five times what the others have on average, or as many as all of them together where that is
+    more. max_norm: how many times as
+    large as the others' an update may be, null for any; auto: 20, with more room where a client has more
+    cases, less where its own updates were smaller before, and 60 for a single tensor.
+    refuse_opposite: refuse a client whose updates point against those of the others, where these agree.
+    """
+
+    max_share: float | Literal["auto"] = "auto"
+    max_norm: float | Literal["auto"] | None = "auto"
+    refuse_opposite: bool = True
+    cases: dict[str, Annotated[int, Field(ge=0)]] = Field(
+        default_factory=dict,
+        description="training cases that clients agreed to have, by name; one that registers more is refused",
+    )
+
+    @field_validator("max_share", mode="before")
+    @classmethod
+    def sensible_share(cls, value: Any) -> Any:
+        if value == "auto" or (type(value) in (int, float) and 0 < value <= 1):
+            return value
+        raise ValueError(f"it is {shown(value)}; give auto, or a number above 0 and at most 1")
+
+    @field_validator("max_norm", mode="before")
+    @classmethod
+    def sensible_norm(cls, value: Any) -> Any:
+        if value in ("auto", None) or (type(value) in (int, float) and 1 <= value < math.inf):
+            return value
+        raise ValueError(f"it is {shown(value)}; give auto, null, or a number from 1 on")
+
+
 class CheckpointSettings(Settings):
     """What stays on the disk for `--resume`."""
 
@@ -235,6 +269,9 @@ class CheckpointSettings(Settings):
     def least_often(self) -> int:
         """The largest number of rounds from one checkpoint to the next, where hospitals train."""
         return 1 if self.every == "auto" else self.every
+
+
+FIRST_SECONDS, LEAST_SECONDS, SPARE_TIMES = 3600.0, 300.0, 5  # of a deadline that is not set
 
 
 class Config(Settings):
@@ -268,11 +305,26 @@ class Config(Settings):
     participation: float | tuple[str, ...] = Field(1.0, description="share of clients, or their names")
     min_clients: int = Field(1, ge=1)
     retries: int = Field(1, ge=0, description="how often a round with too few answers is repeated")
-    deadline: float = Field(3600.0, gt=0, description="seconds a client may take for one task")
+    deadline: float | None = Field(
+        None,
+        gt=0,
+        description="seconds a client may take for one task; default: an hour, and at hospitals, once "
+        "answers to the same task were seen, five times the longest of them, at least five minutes",
+    )
+    absent_after: float = Field(
+        20.0,
+        ge=5,
+        description="seconds without a sign of life after which a hospital is not waited for; it takes part "
+        "again in the round after its return",
+    )
     model_average: AverageSettings = AverageSettings()
     evaluate: EvaluateSettings = EvaluateSettings()
     compute: ComputeSettings = ComputeSettings()
     traffic: TrafficSettings = TrafficSettings()
+    limits: LimitSettings = LimitSettings()
+    without: tuple[str, ...] = Field(
+        (), description="clients that no longer take part in a run that is resumed (--without)"
+    )
     checkpoint: CheckpointSettings = CheckpointSettings()
     trackers: tuple[Literal["tensorboard", "mlflow"], ...] = Field(
         (), description="who else keeps the numbers; each needs its extra, for example wardround[mlflow]"
@@ -300,6 +352,12 @@ class Config(Settings):
         if self.local_steps is not None:
             return self.local_steps if num_train else 0
         return self.local_epochs * self.count_batches(num_train)
+
+    def give_seconds(self, longest: float = 0.0) -> float:
+        """For one task; longest: seconds of the longest answer to it so far, 0 where there was none."""
+        if self.deadline is not None:
+            return self.deadline
+        return max(LEAST_SECONDS, SPARE_TIMES * longest) if longest else FIRST_SECONDS
 
     def count_batches(self, num_train: int) -> int:
         """Steps of one pass over so many cases."""

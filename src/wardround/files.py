@@ -89,6 +89,13 @@ def write_parts(
         raise
 
 
+def compute_sha256(path: Path, start: int = 0) -> str:
+    """SHA-256 of a file from a byte on."""
+    with path.open("rb") as file:
+        file.seek(start)
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def write_text(path: Path, text: str) -> None:
     write_bytes(path, text.encode())
 
@@ -100,6 +107,14 @@ def write_private(path: Path, text: str) -> None:
 
 def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(jsonable(value), indent=2, ensure_ascii=False) + "\n")
+
+
+def parse_json(text: str | bytes) -> Any:
+    """A JSON value; what nests too deep is a ValueError, as any other damage."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it nests too deep") from None
 
 
 def jsonable(value: Any) -> Any:

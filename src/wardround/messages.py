@@ -17,7 +17,7 @@ from typing import Any
 from torch import Tensor
 
 from wardround.errors import CheckpointError
-from wardround.files import jsonable
+from wardround.files import jsonable, parse_json
 from wardround.params import NamedTensors, NoParams, Params
 from wardround.storage import StoredTensors, save_tensors, tensor_bytes
 
@@ -101,10 +101,10 @@ class Message:
         if stored.metadata.get("schema") != SCHEMA:
             raise CheckpointError("this is not a wardround message, or one of another version.")
         try:
-            layout = json.loads(stored.metadata["layout"])
-            scalars = json.loads(stored.metadata["scalars"])
+            layout = parse_json(stored.metadata["layout"])
+            scalars = dict(parse_json(stored.metadata["scalars"]))
             groups = {label: Params(stored.under(f"{label}/", names)) for label, names in layout.items()}
-        except (KeyError, ValueError, AttributeError) as error:
+        except (KeyError, ValueError, TypeError, AttributeError) as error:
             raise CheckpointError(f"a message has a damaged header ({error}).") from None
         params = groups.pop("params", NoParams())
         extras = {label.removeprefix("extras/"): group for label, group in groups.items()}

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from wardround.errors import CheckpointError
-from wardround.files import write_parts
+from wardround.files import parse_json, write_parts
 
 DTYPES = {
     "F64": torch.float64,
@@ -109,11 +109,13 @@ class StoredTensors(Mapping[str, Tensor]):
             (length,) = struct.unpack("<Q", self._read(0, 8))
             if length > MAX_HEADER_BYTES:
                 raise ValueError("header too long")
-            header = dict(json.loads(self._read(8, length)))
-            self.metadata: dict[str, str] = header.pop("__metadata__", {})
+            header = dict(parse_json(self._read(8, length)))
+            self.metadata: dict[str, str] = dict(header.pop("__metadata__", {}))
+            if not all(isinstance(text, str) for text in self.metadata.values()):
+                raise ValueError("metadata that is not text")
             self._data_start = 8 + length
             self._entries = {name: _read_entry(entry) for name, entry in header.items()}
-        except (ValueError, KeyError, TypeError, RecursionError, struct.error) as error:
+        except (ValueError, KeyError, TypeError, struct.error) as error:
             raise CheckpointError(f"{self._label()} is not a readable tensor file ({error}).") from None
 
     def _label(self) -> str:

@@ -59,6 +59,8 @@ def read_yaml(path: Path, example: str = "rounds: 10", largest: float = inf) -> 
         line = f", line {place.line + 1}" if place is not None else ""
         problem = getattr(error, "problem", None) or "it is not YAML"
         raise ConfigError(f"{path}{line}: {problem}.") from None
+    except RecursionError:
+        raise ConfigError(f"{path} nests too deep for a file with settings like '{example}'.") from None
     if values is None:
         return {}
     if not isinstance(values, dict):
@@ -97,7 +99,9 @@ def repeated_keys(root: yaml.Node | None) -> Iterator[tuple[str, int, int]]:
                     if key.value in lines:
                         yield key.value, line, lines[key.value]
                     lines[key.value] = line
-                nodes.append(value)
+                nodes += [value, key]
+        elif any("\ud800" <= letter <= "\udfff" for letter in node.value):  # written as an escape
+            raise yaml.MarkedYAMLError(problem="a text is not Unicode", problem_mark=node.start_mark)
 
 
 def apply_override(values: dict[str, Any], override: str) -> None:

@@ -38,6 +38,7 @@ BUDGET: dict[str, Any] = {
     "model": {"name": "unet2d", "base_filters": 8, "levels": 2},
     "optimizer": {"learning_rate": 0.02, "schedule": {"name": "cosine"}},
     "evaluate": {"metrics": ["dice"], "overlays": 0, "model": "last", "every": ROUNDS},
+    "limits": {"max_norm": None, "refuse_opposite": False},  # the rule alone
 }
 
 

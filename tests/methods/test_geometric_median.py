@@ -59,7 +59,8 @@ def test_weights_give_the_point_that_the_papers_algorithm_gives(iterations: int)
     sizes = [5, 1, 4, 2, 2, 6]
     expected = explicit_weiszfeld(POINTS, np.array(sizes) / sum(sizes), iterations, 1e-6)
 
-    assert median_of(POINTS, sizes, iterations=iterations) == approx(expected, abs=1e-9)
+    found = median_of(POINTS, sizes, iterations=iterations, weighting="samples")
+    assert found == approx(expected, abs=1e-9)
 
 
 def test_no_point_nearby_has_a_smaller_sum_of_distances() -> None:
@@ -108,8 +109,8 @@ def test_the_weights_sum_to_one_and_are_those_of_running_statistics_too() -> Non
 def test_a_client_with_most_of_the_cases_decides_unless_all_count_alike() -> None:
     points = np.array([[0.0, 0.0], [4.0, 0.0], [0.0, 4.0]])
 
-    assert median_of(points, [8, 1, 1]) == approx([0, 0], abs=1e-5)
-    assert np.linalg.norm(median_of(points, [8, 1, 1], weighting="uniform")) > 0.5
+    assert median_of(points, [8, 1, 1], weighting="samples") == approx([0, 0], abs=1e-5)
+    assert np.linalg.norm(median_of(points, [8, 1, 1])) > 0.5
 
 
 def test_identical_replies_and_a_client_alone_come_back_bit_for_bit() -> None:
@@ -121,10 +122,10 @@ def test_identical_replies_and_a_client_alone_come_back_bit_for_bit() -> None:
         assert median_of(np.repeat(POINTS[:1], count, axis=0)) == approx(POINTS[0], rel=1e-15)
 
 
-def test_without_iterations_it_is_fedavg(tmp_path: Path) -> None:
+def test_without_iterations_it_is_fedavg_with_equal_weights(tmp_path: Path) -> None:
     uneven = {"phantom": {"hospitals": 3, "size": 16, "cases": [4, 8, 11]}}
     off = run(tmp_path / "off", method={"name": "geometric_median", "iterations": 0}, data=uneven)
-    fedavg = run(tmp_path / "fedavg", method={"name": "fedavg"}, data=uneven)
+    fedavg = run(tmp_path / "fedavg", method={"name": "fedavg", "weighting": "uniform"}, data=uneven)
     on = run(tmp_path / "on", method={"name": "geometric_median"}, data=uneven)
 
     assert off.params_sha256 == fedavg.params_sha256 != on.params_sha256

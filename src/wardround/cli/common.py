@@ -70,6 +70,15 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only th
 Set = Annotated[
     list[str] | None, typer.Option("--set", metavar="a.b=c", help="Override a setting; may be repeated.")
 ]
+Without = Annotated[
+    list[str] | None,
+    typer.Option("--without", metavar="CLIENT", help="With --resume: go on without it; may be repeated."),
+]
+
+
+def leave_out(names: list[str] | None) -> list[str]:
+    """The override that leaves clients out of a run that is resumed."""
+    return [f"without={json.dumps(names)}"] if names else []
 
 
 def configure_logging(debug: bool, quiet: bool) -> None:

@@ -17,17 +17,29 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from rich.markup import escape
 
-from wardround.cli.common import Debug, Json, Quiet, Set, app, configure_logging, err, out, print_table
-from wardround.cli.configure import BudgetOption, read_config, refuse_budget, show_run_plan
+from wardround.cli.common import (
+    Debug,
+    Json,
+    Quiet,
+    Set,
+    Without,
+    app,
+    configure_logging,
+    err,
+    out,
+    print_table,
+)
+from wardround.cli.configure import BudgetOption, read_config
 from wardround.cli.progress import show_rounds, stop_at_round_end
 from wardround.cli.runs import show_result
+from wardround.cli.submitting import choose_run, show_evaluation
 from wardround.deploy import require
 from wardround.deploy.job_queue import JobQueue
 from wardround.deploy.kits import Kit, find_organisers_kit, open_kit
 from wardround.deploy.live_file import describe_waiting, find_running, read_live
-from wardround.deploy.processes import LOG_BYTES, end_with_input
-from wardround.errors import ConfigError, WardroundError
-from wardround.tables import Table
+from wardround.deploy.processes import LOG_BYTES, end_after, end_with_input
+from wardround.errors import WardroundError
+from wardround.tables import Table, one_line
 
 if TYPE_CHECKING:
     from wardround.config import Config
@@ -126,6 +138,7 @@ def submit(
         typer.Option("--hospitals", metavar="A,B", help="Who takes part; default: those connected now."),
     ] = None,
     from_round: FromRound = None,
+    without: Without = None,
     overwrite: Overwrite = False,
     detach: Annotated[bool, typer.Option("--detach", help="Do not wait for the end.")] = False,
     json_: Json = False,
@@ -135,7 +148,9 @@ def submit(
     """Submit a run to the running server; the hospitals that are connected take part."""
     prepare(debug, quiet or json_)
     opened, say = find_organisers_kit(kit), make_speaker(quiet or json_)
-    checked = choose_run(opened, config, resume, evaluate, budget=budget, set_=set_, hidden=quiet or json_)
+    checked = choose_run(
+        opened, config, resume, evaluate, budget=budget, set_=set_, without=without, hidden=quiet or json_
+    )
     begun = {"resume": resume is not None, "overwrite": overwrite, "from_round": from_round}
     submission, names = begin_run(opened, checked, hospitals, evaluate, split, **begun)
     say(f"hospitals: {', '.join(names)}")
@@ -152,48 +167,6 @@ def submit(
         show_evaluation(checked.folder, json_)
         return
     finish(checked, state, json_, f"wardround submit --resume {checked.folder.name} --kit {opened.folder}")
-
-
-def choose_run(
-    kit: Kit,
-    config: str | None,
-    resume: str | None,
-    evaluate: Path | None,
-    *,
-    budget: str | None,
-    set_: list[str] | None,
-    hidden: bool,
-) -> Config:
-    """The run asked for: a file's, one to continue, a model to judge, or one planned from the survey."""
-    from wardround.config_file import load_config
-    from wardround.deploy import organising
-
-    if sum(given is not None for given in (config, resume, evaluate)) > 1:
-        raise ConfigError(
-            "give one of these: a configuration to start a run, --resume RUN to continue one, --evaluate "
-            "MODEL to judge a model; or none, to plan a run from the survey."
-        )
-    if resume is not None:
-        stored = organising.load_stored_config(kit, resume)
-        return load_config(stored, set_ or []).model_copy(update={"output": stored.output})
-    if evaluate is not None:
-        from wardround.deploy.evaluating import configure_evaluation, load_judged
-
-        return organising.place_at_organiser(configure_evaluation(load_judged(evaluate), set_), kit)
-    survey = organising.find_survey(kit)
-    if config is not None:
-        refuse_budget(budget, Path(config))
-        placed = organising.place_at_organiser(load_config(Path(config), set_ or []), kit)
-        return organising.use_survey(placed, survey)
-    if survey is None:
-        raise ConfigError(
-            "give a configuration to start a run, or --resume RUN to continue one. Without a configuration, "
-            "ask the hospitals first: wardround survey; the run is then planned from what they said."
-        )
-    run = organising.plan_survey(kit.survey / "survey.json", kit.project, budget, set_)
-    if not hidden:
-        show_run_plan(run)
-    return organising.place_at_organiser(organising.use_survey(run.config(), survey), kit)
 
 
 def begin_run(
@@ -213,24 +186,6 @@ def begin_run(
     names = organising.choose_hospitals(queue, config, asked, resume=begun["resume"])
     proposals = organising.list_proposals(config, organising.find_survey(kit), names)
     return organising.submit(queue, config, names, proposals=proposals, **begun, **more), names
-
-
-def show_evaluation(folder: Path, json_: bool) -> None:
-    """What `wardround evaluate` shows."""
-    from wardround.comparison.runs import read_run
-    from wardround.engine.judging.result_tables import client_table
-
-    run = read_run(folder)
-    if json_:
-        out.print_json(json.dumps(run.evaluation))
-        return
-    assert run.test is not None
-    print_table(client_table(run.test, run.metrics, run.label, run.lengths, run.remarks))
-    for note in run.notes():
-        err.print(f"[yellow]note[/] {escape(note)}")
-    for who, why in run.failed_cases().items():
-        err.print(f"[bold red]error[/] {escape(f'{who}: {why}')}")
-    out.print(f"\nResults are in [bold]{escape(str(folder))}[/].")
 
 
 def watch_run(submission: Submission, kit: Kit, hidden: bool, say: Callable[[str], None]) -> str:
@@ -276,15 +231,15 @@ def status(
 
 def collect_state(kit: Kit) -> dict[str, Any]:
     """Server, hospitals and runs, as plain values."""
-    trouble, hospitals = "", dict[str, float]()
+    trouble, hospitals, transfers = "", dict[str, float](), dict[str, str]()
     try:
-        hospitals = open_queue(kit).connected()
+        hospitals, transfers = open_queue(kit).connected(), JobQueue(kit).transfers()
     except WardroundError as error:
         trouble = str(error)
     return {
         "server": trouble or "running",
         "hospitals": [
-            {"hospital": name, "heard of": f"{seconds:.0f} s ago"}
+            {"hospital": name, "heard of": f"{seconds:.0f} s ago", "now": transfers.get(name, "")}
             for name, seconds in sorted(hospitals.items())
         ],
         "runs": list_runs(kit),
@@ -297,8 +252,9 @@ def show_state(facts: dict[str, Any], trouble: str, *, clear: bool) -> None:
     if trouble:
         err.print(escape(trouble))
     elif facts["hospitals"]:
-        rows = [[entry["hospital"], entry["heard of"]] for entry in facts["hospitals"]]
-        print_table(Table("Hospitals", ("hospital", "heard of"), rows))
+        seen = ("hospital", "heard of", "now")
+        rows = [[entry[key] for key in seen] for entry in facts["hospitals"]]
+        print_table(Table("Hospitals", seen, rows))
         out.print()
     else:
         out.print("No hospital is connected.\n")
@@ -355,7 +311,9 @@ def stop(
     """End a run after its current round, with a checkpoint; it can be resumed."""
     prepare(debug, False)
     opened = find_organisers_kit(kit)
-    name, facts = find_running(opened, run)
+    queue = JobQueue(opened)
+    is_served = queue.is_server_running()
+    name, facts = find_running(opened, run, lambda job: not is_served or queue.find_state(job) != "ended")
     open_queue(opened).ask(str(facts["job"]), "abort" if now else "stop")
     when = "at once; the last whole round is safe" if now else "after this round, with a checkpoint"
     out.print(
@@ -398,24 +356,34 @@ def make_speaker(hidden: bool) -> Callable[[str], None]:
     """Says one line with the time in front."""
     if hidden:
         return lambda line: None
-    return lambda line: err.print(f"[dim]{datetime.now():%H:%M:%S}[/] {escape(line)}")
+    return lambda line: err.print(f"[dim]{datetime.now():%H:%M:%S}[/] {escape(one_line(line))}")
 
 
 @contextmanager
-def leaving_on_signals() -> Iterator[None]:
-    """SIGTERM leaves like Ctrl-C, so that every process started here is ended too."""
+def leaving_on_signals(seconds: float | None = None) -> Iterator[None]:
+    """SIGTERM leaves like Ctrl-C, so that every process started here is ended too.
+
+    seconds: after which it ends all of them itself, whatever this process is waiting for. A further signal
+    changes nothing then: in the middle of the ending it would leave processes behind.
+    """
 
     def leave(number: int, frame: FrameType | None) -> None:
+        if seconds is not None:
+            for each in before:
+                signal.signal(each, signal.SIG_IGN)
+            end_after(seconds)
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, leave)
+    numbers = (signal.SIGTERM,) if seconds is None else (signal.SIGTERM, signal.SIGINT)
+    before = {number: signal.signal(number, leave) for number in numbers}
     try:
         yield
     except KeyboardInterrupt:
         err.print("Stopped; everything that was started here has ended.")
         raise typer.Exit(130) from None
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def finish(config: Config, state: str, json_: bool, again: str) -> None:
@@ -425,7 +393,7 @@ def finish(config: Config, state: str, json_: bool, again: str) -> None:
     result = Result.load(config.folder)
     if not json_:
         for line in describe_absent(read_live(config.folder) or {}):
-            err.print(escape(f"At the end {line}"))
+            err.print(escape(one_line(f"At the end {line}")))
     if json_:
         out.print_json(json.dumps(result.summary))
     elif state == "done":

@@ -13,6 +13,7 @@ from rich.markup import escape
 from rich.progress import Progress
 
 from wardround.cli.common import Debug, Json, Quiet, app, configure_logging, err, out, print_table
+from wardround.cli.dicom import Login
 from wardround.cli.progress import show_cases
 from wardround.progress import TimeLeftColumn, bar_columns
 
@@ -35,6 +36,9 @@ Slices = Annotated[
 ]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace existing files.")]
 Kind = Literal["auto", "entropy", "evidential", "samples", "dropout", "ensemble"]
+Store = Annotated[
+    str | None, typer.Option(metavar="URL", help="Also send DICOM masks to this DICOMweb archive.")
+]
 MOST_SHOWN = 200
 
 
@@ -42,9 +46,10 @@ MOST_SHOWN = 200
 def predict(
     run: Run,
     inputs: Annotated[
-        list[Path],
+        list[str],
         typer.Argument(
-            metavar="INPUT...", help="Scans, folders or zips of scans or DICOM series, lists (.txt)."
+            metavar="INPUT...",
+            help="Scans, folders or zips of scans or DICOM series, lists (.txt), https://ARCHIVE/studies/UID.",
         ),
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="The folder for the masks.")],
@@ -52,6 +57,8 @@ def predict(
         Literal["nifti", "nrrd", "dicom-seg", "rtstruct"] | None,
         typer.Option(help="Format of the masks; default: each scan's own. The last two are for DICOM scans."),
     ] = None,
+    store: Store = None,
+    login: Login = None,
     probabilities: Annotated[
         bool, typer.Option("--probabilities", help="Write the probability of every class.")
     ] = False,
@@ -65,6 +72,10 @@ def predict(
     ensemble: Ensemble = None,
     tta: Tta = None,
     slices: Slices = None,
+    channels: Annotated[
+        str | None,
+        typer.Option(help="What the files hold, in their order, where they lack channels: t1,flair."),
+    ] = None,
     device: Device = "auto",
     overwrite: Overwrite = False,
     json_: Json = False,
@@ -83,9 +94,12 @@ def predict(
         tta=tta,
         probabilities=probabilities,
         slices=slices,
+        channels=channels.split(",") if channels else (),
     )
     with show_progress(quiet or json_) as watch:
-        done = predict_into(predictor, inputs, output, to=to, overwrite=overwrite, watch=watch)
+        done = predict_into(
+            predictor, inputs, output, to=to, overwrite=overwrite, watch=watch, store_in=store, login=login
+        )
     if json_:
         out.print_json(json.dumps(done.as_dict()))
     else:
@@ -177,7 +191,9 @@ def show_predictions(done: Any, tested: tuple[int, float, float] | None, unit: s
                 err.print(f"[yellow]{escape(name)}[/] {escape(warning)}.")
     show_problems(done.problems, done.notes)
     where = f" Masks and predictions.json are in [bold]{escape(str(done.folder))}[/]." if done.done else ""
-    out.print(f"\n{len(done.done)} predicted, {len(done.problems)} failed.{where}")
+    stored = sum("stored" in facts for facts in done.done.values())
+    sent = f" {stored} stored in the archive." if stored else ""
+    out.print(f"\n{len(done.done)} predicted, {len(done.problems)} failed.{where}{sent}")
 
 
 def make_rows(name: str, facts: Mapping[str, Any]) -> Iterator[list[Any]]:

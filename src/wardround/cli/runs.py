@@ -16,9 +16,11 @@ from wardround.cli.common import (
     Json,
     Quiet,
     Set,
+    Without,
     app,
     configure_logging,
     err,
+    leave_out,
     out,
     pause_gc,
     print_table,
@@ -43,6 +45,7 @@ def train(
     from_round: Annotated[
         int | None, typer.Option("--from-round", help="With --resume: continue after this earlier round.")
     ] = None,
+    without: Without = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier run.")] = False,
     open_: Annotated[bool, typer.Option("--open", help="Live view of the run in the browser.")] = False,
     page: Annotated[bool, typer.Option("--report/--no-report", help="Write report.html at the end.")] = True,
@@ -56,6 +59,7 @@ def train(
     """
     configure_logging(debug, quiet or json_)
     hidden = quiet or json_
+    set_ = [*(set_ or []), *leave_out(without)]
     files: Mapping[str, str] = {}
     with pause_gc():
         from wardround.api import Result

@@ -12,12 +12,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from wardround.clients.bounds import Bounds, Change, measure_change
 from wardround.clients.gate import (
     Registration,
     complaint,
     content_complaint,
     count_complaint,
+    facts_complaint,
     names_complaint,
+    scores_complaint,
     variance_complaint,
 )
 from wardround.errors import TooFewClients
@@ -129,7 +132,8 @@ class Clients:
     names: everyone who registered, sorted; present: who takes part in this round; taking_part: who ever
     does, None for everybody; sizes: training cases of each who does; tasks: the method's, and what a reply
     to them may hold beside the model; most_steps: how many a round so many cases make at most; judge: the
-    method's own complaint about a reply, if any; sync_state: goes with every request.
+    method's own complaint about a reply, if any; bounds: the same for a round's updates, beside each other;
+    counts: of clients that registered more cases than count; sync_state: goes with every request.
     """
 
     def __init__(
@@ -144,6 +148,8 @@ class Clients:
         most_steps: Callable[[int], int] | None = None,
         judge: Callable[[str, Message, Registration], str | None] | None = None,
         on_reply: Callable[[str, Reply], None] | None = None,
+        bounds: Bounds | None = None,
+        counts: Mapping[str, int] | None = None,
     ) -> None:
         self.registered = {entry.client: entry for entry in sorted(registrations, key=lambda e: e.client)}
         self.rounds = rounds
@@ -158,6 +164,8 @@ class Clients:
         self._most_steps = most_steps
         self._judge = judge
         self._on_reply = on_reply
+        self.bounds = bounds
+        self._counts = counts or {}
 
     @property
     def names(self) -> list[str]:
@@ -175,12 +183,18 @@ class Clients:
 
     @property
     def sizes(self) -> dict[str, int]:
-        return {name: self.registered[name].num_train for name in self.trainable}
+        return {name: self._count(name, self.registered[name].num_train) for name in self.trainable}
+
+    def _count(self, name: str, num_cases: int) -> int:
+        """As many of a client's cases as count."""
+        return min(num_cases, self._counts.get(name, num_cases))
 
     def begin_round(self, round: int, present: Sequence[str]) -> None:
         self.round = round
         self.present = sorted(present)
         self.exchanges = []
+        if self.bounds is not None:
+            self.bounds.begin(round)
 
     def ask(
         self,
@@ -203,37 +217,56 @@ class Clients:
         sizes: dict[int, int] = {}  # the common message is measured once
         for name, sent in messages.items():
             exchange.bytes_down[name] = sizes.setdefault(id(sent), sent.num_bytes)
-        replies = {}
+        replies: dict[str, Reply] = {}
+        changes: dict[str, Change] = {}
         for answer in self._transport.deliver(task, self.round, messages, self.sync_state):
             reply = self._admit(task, answer, exchange)
-            if reply is not None:
-                replies[reply.client] = reply
+            if reply is None:
+                continue
+            replies[reply.client] = reply
+            if self.bounds is not None and self.bounds.are_on and task in self._tasks:
+                changes[reply.client] = self._measure(reply, messages[reply.client])
+        if self.bounds is not None and changes:
+            for name, reason in self.bounds.judge(self.round, replies, messages, changes).items():
+                self._refuse(task, name, reason, exchange)
+                del replies[name]
         good = [replies[name] for name in asked if name in replies]
         if to is None and len(good) < self._min_clients:
             raise TooFewClients(self._describe_shortage(task, len(good), exchange))
         return good
 
+    def _measure(self, reply: Reply, sent: Message) -> Change:
+        registered = self.registered[reply.client]
+        return measure_change(
+            reply, sent, registered.trainable, self._count(reply.client, registered.num_train)
+        )
+
+    def _refuse(self, task: str, name: str, reason: str, exchange: Exchange) -> None:
+        exchange.refused[name] = reason
+        exchange.loss.pop(name, None)
+        log.warning("round %d, client '%s', %s: reply refused: %s", self.round + 1, name, task, reason)
+
     def _admit(self, task: str, answer: Answer, exchange: Exchange) -> Reply | None:
         """The gate: a checked reply, or None with the reason logged and counted."""
         name = answer.client
-        exchange.seconds[name] = answer.seconds
+        wrong = facts_complaint(answer.seconds, answer.loss)
+        exchange.seconds[name] = 0.0 if wrong else answer.seconds
         if answer.failure is not None:
             exchange.lost[name] = answer.failure
             log.warning("round %d, client '%s', %s: lost: %s", self.round + 1, name, task, answer.failure)
             return None
         message = answer.message
         exchange.bytes_up[name] = message.num_bytes if answer.num_bytes is None else answer.num_bytes
-        reason = answer.refused or self._complaint(task, answer)
+        reason = answer.refused or wrong or self._complaint(task, answer)
         if reason is not None:
-            exchange.refused[name] = reason
-            log.warning("round %d, client '%s', %s: reply refused: %s", self.round + 1, name, task, reason)
+            self._refuse(task, name, reason, exchange)
             return None
         reply = Reply(
             message.params,
             message.extras,
             message.scalars,
             client=name,
-            num_examples=answer.num_examples,
+            num_examples=self._count(name, answer.num_examples),
             num_steps=answer.num_steps,
             seconds=answer.seconds,
             loss=answer.loss,
@@ -248,7 +281,7 @@ class Clients:
         if known is None:
             return "the client never registered"
         if task == "evaluate":  # surface distances may rightly be infinite
-            return None
+            return scores_complaint(answer.message, max(known.num_train, known.num_val, known.num_test))
         if task == "train":
             most = None if self._most_steps is None else self._most_steps(known.num_train)
             reason = complaint(known, answer.message, answer.num_examples, answer.num_steps, most)

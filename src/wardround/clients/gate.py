@@ -8,19 +8,21 @@ tensor or number, and the round goes on with the others.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from wardround.aggregation.weights import check_weights
+from wardround.aggregation.weights import check_weights, is_number
 from wardround.clients.traffic import short
 from wardround.messages import Message, ServerState
+from wardround.metrics.registry import SHARES
 from wardround.params import Params
 from wardround.storage import DTYPES
 
 KINDS = {dtype: kind for kind, dtype in DTYPES.items()}
+LARGEST = 1e15  # of a server's tensors: a float32 network multiplies and adds up many of them
 Spec = tuple[tuple[int, ...], torch.dtype]
 
 
@@ -117,6 +119,16 @@ def steps_complaint(num_steps: Any, most: int | None, num_train: int) -> str | N
     )
 
 
+def facts_complaint(seconds: Any, loss: Any) -> str | None:
+    """Seconds are not negative, and losses are finite; both are shown and added up."""
+    if not is_number(seconds) or seconds < 0:
+        return f"seconds is {seconds!r}, not a number from 0 on"
+    if not isinstance(loss, Mapping):
+        return f"its loss is a {type(loss).__name__}, not numbers by term"
+    bad = next((term for term, value in loss.items() if not is_number(value)), None)
+    return None if bad is None else f"loss '{bad}' is {loss[bad]!r}, not a finite number"
+
+
 def params_complaint(expected: Mapping[str, Spec], params: Params | None) -> str | None:
     """Names, shapes and types must be those registered."""
     given = params if params is not None else Params()
@@ -137,6 +149,22 @@ def variance_complaint(params: Params | None) -> str | None:
     given = params if params is not None else Params()
     bad = (name for name in given if name.endswith("running_var") and bool((given[name] < 0).any()))
     return next((f"tensor '{name}' holds a negative variance" for name in bad), None)
+
+
+def scores_complaint(message: Message, num_cases: int) -> str | None:
+    """Scores of no more cases than registered, each inside what its metric can be; NaN: not defined."""
+    rows = message.scalars.get("cases", [])
+    if not isinstance(rows, list) or not all(isinstance(row, Mapping) for row in rows):
+        return "its scores are not a list with a row for each case"
+    if len(rows) > num_cases:
+        return f"it scored {len(rows)} cases, but the client registered {num_cases}"
+    for row in rows:
+        regions = row.get("regions")
+        for region in regions.values() if isinstance(regions, Mapping) else ():
+            for metric, value in region.items() if isinstance(region, Mapping) else ():
+                if metric in SHARES and is_number(value) and not 0 <= value <= 1:
+                    return f"{metric} of a case is {value:g}, not between 0 and 1"
+    return None
 
 
 def names_complaint(declared: Collection[str], message: Message) -> str | None:
@@ -207,4 +235,36 @@ def state_complaint(before: ServerState, after: Any) -> str | None:
     if reason is not None:  # before the tensors, which bad weights spoil
         return reason
     specs = {name: before.params.spec(name) for name in before.params}
-    return params_complaint(specs, after.params) or content_complaint(Message(params=after.params))
+    return params_complaint(specs, after.params) or finite_complaint(after.params, "the new model")
+
+
+def finite_complaint(value: Any, where: str) -> str | None:
+    """Why tensors, however nested, cannot be computed with: they are not finite, or far too large."""
+    if isinstance(value, torch.Tensor):
+        return None if is_usable([value]) else f"{where} holds {describe_worst(value)}"
+    if isinstance(value, Params):
+        tensors = [value[name] for name in value]
+        if is_usable(tensors):
+            return None
+        bad = next(name for name in value if not is_usable([value[name]]))
+        return f"tensor '{bad}' of {where} holds {describe_worst(value[bad])}"
+    inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
+    return next((text for item in inner if (text := finite_complaint(item, where))), None)
+
+
+def is_usable(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether all numbers are finite and below LARGEST; on a GPU one wait for all of them."""
+    given = [tensor for tensor in tensors if tensor.is_floating_point() and tensor.numel()]
+    largest = [torch.linalg.vector_norm(tensor.detach(), math.inf).double() for tensor in given]
+    if len({value.device for value in largest}) > 1:
+        largest = [value.cpu() for value in largest]
+    return not largest or float(torch.stack(largest).max()) <= LARGEST  # NaN is not
+
+
+def describe_worst(tensor: torch.Tensor) -> str:
+    if bool(torch.isnan(tensor).any()):
+        return "NaN"
+    largest = float(tensor.abs().max())
+    if math.isinf(largest):
+        return "an infinite value"
+    return f"{largest:.3g}, too large to compute with"

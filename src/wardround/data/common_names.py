@@ -86,6 +86,8 @@ def choose_channels(entry: Entry, order: list[int], total: int) -> Entry:
     """The case with some of its channels, in this order; total: how many it has."""
     if order == list(range(total)):
         return entry
+    if entry.places:  # some channels are absent: where each is, is said already
+        return replace(entry, places=tuple(entry.places[place] for place in order))
     if len(entry.images) != total:
         raise ConfigError(
             "the common names reorder channels or leave some out, but images here have all of them in one "

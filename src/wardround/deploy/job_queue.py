@@ -4,7 +4,7 @@
                 <job>.running    while its process runs
                 <job>.stop       end it after this round
                 <job>.abort      end it now
-    state/server.json            which hospitals were heard from, and when
+    state/server.json            which hospitals were heard from, and when; how far their transfers are
 
 Whoever may write into the kit is the organiser: there is no port for commands.
 """
@@ -81,6 +81,14 @@ class JobQueue:
         now = time.time()
         return {name: max(0.0, now - heard) for name, heard in facts["heard"].items()}
 
+    def transfers(self) -> dict[str, str]:
+        """Of each hospital with a message on its way, how far it is, in words."""
+        try:
+            facts = json.loads((self.kit.state / "server.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return {str(name): str(words) for name, words in facts["transfers"].items()}
+
     def require_server(self) -> None:
         """Raise where no server of this kit runs."""
         if not self.is_server_running():
@@ -121,8 +129,9 @@ class JobQueue:
         for end in ("stop", "abort", "json", "running"):
             (self.folder / f"{job}.{end}").unlink(missing_ok=True)
 
-    def publish(self, alive: Mapping[str, float]) -> None:
-        """Say which hospitals were heard from; alive: seconds since."""
+    def publish(self, alive: Mapping[str, float], transfers: Mapping[str, str] | None = None) -> None:
+        """Say which hospitals were heard from (alive: seconds since) and how far their transfers are."""
         now = time.time()
-        text = json.dumps({"heard": {name: now - seconds for name, seconds in alive.items()}})
+        heard = {name: now - seconds for name, seconds in alive.items()}
+        text = json.dumps({"heard": heard, "transfers": dict(transfers or {})})
         write_parts(self.kit.state / "server.json", [text.encode()], durable=False)

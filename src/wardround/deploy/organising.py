@@ -138,6 +138,7 @@ def choose_hospitals(
         names = json.loads(file.read_text(encoding="utf-8"))
     else:
         names = sorted(queue.connected())
+    names = [name for name in names if name not in config.without]
     if len(names) < config.min_clients:
         here = f"connected: {', '.join(names)}" if names else "no hospital is connected"
         raise ConfigError(

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import secrets
@@ -25,6 +24,7 @@ from wardround.deploy.rules import SURVEY
 from wardround.deploy.strict_json import show
 from wardround.deploy.survey.replies import read_decision, read_surveyed
 from wardround.deploy.wire import Parcel, ParcelError, pack, unpack
+from wardround.engine.checksums import read_object
 from wardround.engine.judging.calibration import fit_temperature, pooled_quantiles, summarise_test
 from wardround.engine.judging.evaluation import gather
 from wardround.engine.judging.result_tables import case_rows
@@ -32,9 +32,9 @@ from wardround.engine.transports.local import InProcess, Spilling
 from wardround.errors import TooFewClients
 from wardround.files import write_json
 from wardround.messages import Message, Reply
+from wardround.tables import one_line
 
 log = logging.getLogger(__name__)
-AWAY_SECONDS = 20.0  # without a sign of life, before a hospital is no longer asked
 WAITING_STEP = 0.2
 REGISTRATIONS = "registrations.json"
 NUMBERS_ONLY = ("register", "evaluate", "calibrate", "pictures", *SURVEY)  # tasks whose replies have no model
@@ -47,8 +47,14 @@ class Channel(Protocol):
     def alive(self) -> Mapping[str, float]:
         """Every hospital that was heard from, and how many seconds ago."""
 
-    def exchange(self, requests: Mapping[str, Parcel], deadline: float) -> Iterator[tuple[str, Parcel]]:
-        """Send each hospital its parcel; yield replies as they come, until `time.monotonic()` is past it."""
+    def exchange(
+        self, requests: Mapping[str, Parcel], deadline: float, absent_after: float
+    ) -> Iterator[tuple[str, Parcel]]:
+        """Send each hospital its parcel; yield replies as they come.
+
+        Ends when all have answered, when `time.monotonic()` is past the deadline, or when none of those still
+        expected was heard from for `absent_after` seconds.
+        """
 
     def strays(self) -> list[tuple[str, str]]:
         """Unexpected replies since the last call: which hospital, and what was wrong."""
@@ -90,6 +96,7 @@ class Remote:
         self._registered: dict[str, Registration] = {}
         self._strays: deque[tuple[str, str]] = deque(maxlen=limits.STRAYS)
         self._gone: dict[str, str] = {}
+        self._longest: dict[str, float] = {}  # seconds of the longest answer, by task
 
     # Registration
 
@@ -109,7 +116,9 @@ class Remote:
                 except (KeyError, TypeError, ValueError) as error:
                     reason = f"its registration cannot be read ({describe_error(error)})"
             troubles[answer.client] = reason
+        changed = self._refuse_other_counts()
         self._remember_those_away(troubles)
+        troubles |= changed
         for name, reason in troubles.items():
             self._gone[name] = reason
             log.warning("hospital '%s' does not take part: %s", name, reason)
@@ -138,10 +147,25 @@ class Remote:
             raise ValueError("too many tensors, or one with too many or too long sides")
         self._registered[name], self.facts[name] = entry, facts
 
+    def _refuse_other_counts(self) -> dict[str, str]:
+        """A resumed run goes on with the cases it began with: other counts would be other weights."""
+        changed = {}
+        known = self._read_registrations()
+        for name in [name for name in self.facts if name in known]:
+            before, now = known[name]["registration"]["num_train"], self._registered[name].num_train
+            if before != now:
+                changed[name] = f"it registered {before} training cases when the run began, and {now} now"
+                del self._registered[name], self.facts[name]
+        return changed
+
+    def _read_registrations(self) -> dict[str, Any]:
+        """What hospitals registered when a run that is resumed began."""
+        path = self._folder / REGISTRATIONS
+        return read_object(path) if self._resumes and path.exists() else {}
+
     def _remember_those_away(self, troubles: dict[str, str]) -> None:
         """A resumed run knows its hospitals: one that is away for now may rejoin later."""
-        path = self._folder / REGISTRATIONS
-        known = json.loads(path.read_text(encoding="utf-8")) if self._resumes and path.exists() else {}
+        known = self._read_registrations()
         for name in [name for name in troubles if name in known]:
             self._enter(name, known[name])
             log.warning("hospital '%s' is away for now: %s", name, troubles.pop(name))
@@ -149,7 +173,7 @@ class Remote:
             name: {"registration": entry.as_dict(), "facts": self.facts[name].model_dump(mode="json")}
             for name, entry in self.hospitals.items()
         }
-        write_json(path, {**known, **said})
+        write_json(self._folder / REGISTRATIONS, {**known, **said})
 
     # Requests
 
@@ -181,10 +205,11 @@ class Remote:
                 yield Answer(name, failure=self._gone.get(name, "it is not connected"))
         requests = self._requests(task, round, {name: messages[name] for name in present}, sync_state)
         ids = {name: str(parcel.header["request"]) for name, parcel in requests.items()}
-        deadline = time.monotonic() + self._config.deadline
+        began = time.monotonic()
+        deadline = began + self._config.give_seconds(self._longest.get(task, 0.0))
         pending, bad = set(present), dict[str, str]()
         self._live.wait(task, round + 1, sorted(pending), deadline)
-        for name, parcel in self._channel.exchange(requests, deadline):
+        for name, parcel in self._channel.exchange(requests, deadline, self._config.absent_after):
             if name not in pending:
                 what = "a second answer" if name in ids else "an unrequested answer"
                 self._strays.append((name, f"{what} to '{task}'"))
@@ -197,11 +222,13 @@ class Remote:
                 bad[name] = answer.refused  # the right one may still come
                 continue
             pending.discard(name)
+            self._longest[task] = max(self._longest.get(task, 0.0), time.monotonic() - began)
             self._live.wait(task, round + 1, sorted(pending), deadline)
             yield self._spilling.kept(answer)
             del answer
         for name in sorted(pending):
-            yield self._missing(name, task, bad.get(name), is_late=time.monotonic() >= deadline)
+            late = f" within the deadline of {deadline - began:g} s" if time.monotonic() >= deadline else ""
+            yield self._missing(name, task, bad.get(name), late or self._describe_silence(name))
         self._live.say(state="working", waiting_for=[], until=None, away=dict(self._gone))
 
     def _requests(
@@ -214,12 +241,19 @@ class Remote:
             for name, message in messages.items()
         }
 
-    def _missing(self, name: str, task: str, refused: str | None, *, is_late: bool) -> Answer:
+    def _describe_silence(self, name: str) -> str:
+        seconds = self._channel.alive().get(name, 0.0)
+        return (
+            f", and it has not been heard from for {seconds:.0f} s"
+            if seconds >= self._config.absent_after
+            else ""
+        )
+
+    def _missing(self, name: str, task: str, refused: str | None, why: str) -> Answer:
         """The answer recorded for a reply that did not come, or was not the right one."""
         if refused is not None:
             return Answer(name, refused=refused)
-        within = f" within the deadline of {self._config.deadline:g} s" if is_late else ""
-        self._gone[name] = f"no answer to '{task}'{within}"
+        self._gone[name] = f"no answer to '{task}'{why}"
         return Answer(name, failure=self._gone[name])
 
     def _answer(
@@ -239,7 +273,7 @@ class Remote:
             for key in ("failure", "refused"):
                 if more.get(key) is not None:
                     words = f"the hospital refuses: {more[key]}" if key == "refused" else str(more[key])
-                    return Answer(name, failure=make_printable(words))
+                    return Answer(name, failure=one_line(words[: limits.REASON]))
             answer = Answer(name, message, num_bytes=parcel.num_bytes, **read_facts(more))
             check_usable(task, sent, answer, self._registered.get(name))
             return answer
@@ -250,24 +284,24 @@ class Remote:
 
     def _wait_for(self, names: Sequence[str], needed: int, task: str, round: int) -> list[str]:
         """The named hospitals that are there; if fewer than needed, wait for them until the deadline."""
-        end = time.monotonic() + self._config.deadline
-        told = False
+        away, seconds = self._config.absent_after, self._config.give_seconds()
+        end, told = time.monotonic() + seconds, False
         while True:
             heard = self._channel.alive()
-            present = [name for name in names if heard.get(name, AWAY_SECONDS) < AWAY_SECONDS]
+            present = [name for name in names if heard.get(name, away) < away]
             if len(present) >= needed or time.monotonic() >= end:
                 break
             if not told:
                 missing = sorted(set(names) - set(present))
                 self._live.wait(f"{task} (to connect)", round + 1, missing, end)
-                log.info("waiting for %s to connect, at most %g s", ", ".join(missing), self._config.deadline)
+                log.info("waiting for %s to connect, at most %g s", ", ".join(missing), seconds)
                 told = True
             time.sleep(WAITING_STEP)
         for name in names:
             if name in present and self._gone.pop(name, None) is not None:
                 log.info("hospital '%s' is back", name)
             elif name not in present:
-                self._gone[name] = f"it has not been heard from for {AWAY_SECONDS:g} s"
+                self._gone[name] = f"it has not been heard from for {away:g} s"
         return present
 
     # The rest of a transport
@@ -291,13 +325,7 @@ class Remote:
 
 
 def describe_error(error: Exception) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
-
-
-def make_printable(words: str) -> str:
-    """A hospital's own words on one line, as far as they are kept."""
-    kept = words[: limits.REASON]
-    return "".join(letter if letter.isprintable() else " " for letter in kept)
+    return one_line(" ".join(f"{type(error).__name__}: {error}".split())[:300])
 
 
 # What a reply may hold, known before it is unpacked

@@ -14,7 +14,6 @@ damaged is refused by name.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -27,6 +26,7 @@ from wardround.engine.checksums import check_whole, read_checksum, read_guarded,
 from wardround.engine.memory_file import PackedMemory, clone_memory, load_memory
 from wardround.engine.memory_store import KEEP, open_stores, read_number
 from wardround.errors import CheckpointError
+from wardround.files import parse_json
 from wardround.params import Params
 
 
@@ -214,12 +214,10 @@ class Checkpoints:
         if not self._rewinds.exists():
             return ()
         try:
-            return tuple(read_guarded(self._rewinds)["rewinds"])
+            return check_rounds(self._rewinds, read_guarded(self._rewinds).get("rewinds"))
         except CheckpointError as error:
-            with suppress(OSError, ValueError):
-                earlier = json.loads(self._rewinds.read_text(encoding="utf-8"))
-                if isinstance(earlier, list):  # earlier versions wrote no checksum
-                    return tuple(int(round) for round in earlier)
+            with suppress(OSError, ValueError, CheckpointError):  # earlier versions wrote no checksum
+                return check_rounds(self._rewinds, parse_json(self._rewinds.read_text(encoding="utf-8")))
             raise CheckpointError(
                 f"{error} It says what clients must forget: bring it back from a copy, or start a new run."
             ) from None
@@ -265,7 +263,28 @@ def read_any_index(path: Path) -> dict[str, Any]:
     """The index of a checkpoint; earlier versions wrote none of the two keys, and no checksum."""
     content = read_object(path)
     if content.keys() & {"files", "sha256"}:
-        return read_guarded(path)
-    if not {"round", "state", "best_file"} <= content.keys():
+        content = read_guarded(path)
+    files, best = content.get("files", {}), content.get("best_file", "")
+    whole = (
+        type(content.get("round")) is int
+        and content["round"] >= 0
+        and is_file_name(content.get("state"))
+        and (best is None or is_file_name(best))
+        and isinstance(content.get("best_round", 0), int | None)
+        and isinstance(files, dict)
+        and all(is_file_name(name) and isinstance(text, str | None) for name, text in files.items())
+    )
+    if not whole:
         raise CheckpointError(f"{path} is damaged: it is not an index of a checkpoint.")
     return content
+
+
+def is_file_name(value: Any) -> bool:
+    """Whether it can be the name of a file in the folder of a run."""
+    return isinstance(value, str) and value.isprintable() and value != "" and ".." not in value
+
+
+def check_rounds(path: Path, value: Any) -> tuple[int, ...]:
+    if not isinstance(value, list) or not all(type(round) is int and round >= 0 for round in value):
+        raise CheckpointError(f"{path} is damaged: it is not a list of rounds.")
+    return tuple(value)

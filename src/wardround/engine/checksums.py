@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from wardround.errors import CheckpointError
-from wardround.files import jsonable, write_json
+from wardround.files import jsonable, parse_json, write_json
 
 BLANK = "0" * 64  # in the place of a checksum while it is computed
 OPENING = b'{"__metadata__": {"sha256": "'
@@ -89,7 +89,7 @@ def read_guarded(path: Path) -> dict[str, Any]:
 def read_object(path: Path) -> dict[str, Any]:
     """A JSON object, not checked."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = parse_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise CheckpointError(f"{path} is missing.") from None
     except (OSError, ValueError) as error:

@@ -15,12 +15,14 @@ import torch
 from wardround.aggregation.mean import mean
 from wardround.aggregation.weights import by_samples
 from wardround.clients import Clients, Exchange, Snapshot, Transport
-from wardround.clients.gate import state_complaint
+from wardround.clients.bounds import Bounds
+from wardround.clients.gate import finite_complaint, state_complaint
 from wardround.config import Config
 from wardround.config_file import resolve
 from wardround.data.federation import Federation
 from wardround.data.opening import open_federation
 from wardround.data.roles import NOT_HOSPITALS, POOLED, PROXY
+from wardround.engine.admission import admit_clients
 from wardround.engine.egress import Egress
 from wardround.engine.judging.judge import Judge
 from wardround.engine.judging.result_tables import detect_units
@@ -45,7 +47,7 @@ from wardround.models.base import Segmenter
 from wardround.models.norm import from_moments, running_stats, to_moments
 from wardround.models.start_weights import Match
 from wardround.params import Params
-from wardround.text import describe_round
+from wardround.text import describe_round, suggest
 from wardround.training.device import choose, choose_device, set_threads, start_device
 from wardround.version import __version__
 
@@ -100,7 +102,9 @@ class Experiment:
         """
         if from_round is not None and not resume:
             raise ConfigError("--from-round chooses the round that --resume continues after; add --resume.")
+        self._check_left_out(resume)
         self.folder.open(resume=resume, overwrite=overwrite)
+        self.config = self.folder.config  # with those who were left out before
         self._warnings += self.folder.warnings
         with self.folder.locked(), keep_log(self.folder.path) as self._say:
             for warning in (
@@ -138,6 +142,19 @@ class Experiment:
 
     # Clients
 
+    def _check_left_out(self, resume: bool) -> None:
+        if self.config.without and not resume:
+            raise ConfigError(
+                "clients can be left out of a run that goes on; add --resume. For a new run, name those that "
+                "take part in participation."
+            )
+        unknown = [name for name in self.config.without if name not in self._names]
+        if unknown and self._hospitals is None:
+            raise ConfigError(
+                f"'{unknown[0]}' is not a client of this run and cannot be left out."
+                f"{suggest(unknown[0], self._names)} It has: {', '.join(self._names)}."
+            )
+
     def _place(self, resume: bool) -> Placement:
         """Where the work is done; environment.json says so."""
         config = self.config
@@ -154,7 +171,8 @@ class Experiment:
         return placement
 
     def _register_clients(self, egress: Egress) -> Clients:
-        registered = self._transport.register()
+        registered, counts, warnings = admit_clients(self.config, self._transport.register())
+        self._warnings += warnings
         untested = [e.client for e in registered if not e.num_test and e.client not in NOT_HOSPITALS]
         if untested and self.config.data.test:
             log.warning(
@@ -173,6 +191,7 @@ class Experiment:
             most_steps=partial(self.method.most_steps, self.config),
             judge=self.method.check_reply,
             on_reply=egress.record,
+            counts=counts,
         )
 
     # Rounds
@@ -188,19 +207,21 @@ class Experiment:
             self.folder.rewind(done)
             self._saved = done
             self._rewind(clients, done)
+            clients.bounds = Bounds(self.config.limits, facts.get("sights"))
             progress = Progress.from_dict(facts)
             announce_best(clients, progress)
             log.info("resuming after round %d of %d", done, self.config.rounds)
             start = self.method.start(self._network)
             return replace(start, params=params, memory=memory, round=done), progress
         self.folder.start_records()
+        clients.bounds = Bounds(self.config.limits)
         clients.begin_round(-1, choose_present(self.config, self.method, clients.trainable, -1))
         self._report_start_weights(self._network.start_weights)
         state = self.method.prepare(self.method.start(self._network), clients)
         state = replace(state, params=read_into_memory(state.params), memory=read_into_memory(state.memory))
         if clients.exchanges:  # what some methods exchange before the first round
             write_json(self.folder.path / "setup.json", describe_exchanges(clients.exchanges))
-        self._snapshot = self._take_snapshot(state, Progress())
+        self._snapshot = self._take_snapshot(state, Progress(), clients)
         self._hand_over()
         self._writer.flush()  # from here on there is something to resume
         return state, Progress()
@@ -239,6 +260,11 @@ class Experiment:
             state = self._run_round(clients, state)
             exchanges = list(clients.exchanges)
             validation = judge.validate(self._average.judged(state), progress)
+            if validation is not None and validation.is_broken:
+                wrong = (
+                    f"round {state.round}: the new model has no finite loss at any client; it is not kept."
+                )
+                raise WardroundError(f"{wrong} {go_back(state.round - 1)}")
             announce_best(clients, progress)
             judge.test_round(self._average.judged(state))
             seconds = time.perf_counter() - started
@@ -255,7 +281,7 @@ class Experiment:
             )
             if state.round == 1:
                 record |= self.folder.read_method_choice()
-            self._save_round(state, record, egress, progress)
+            self._save_round(state, record, egress, progress, clients)
             self._say(f"round {state.round} of {config.rounds}: {describe_round(record)}")
             self.listener.on_record(record)
             tracking.on_record(record)
@@ -264,16 +290,22 @@ class Experiment:
             self._writer.flush()
             outcome = self._test(judge, clients, egress, self._average.judged(state), progress)
         outcome.partition = self.federation.partition
+        outcome.lacks = {name: own for name, own in self.federation.lacks.items() if own}
         tracking.on_end(self.folder.write_result(outcome))
         self._say(f"{outcome.status} after round {state.round} of {config.rounds}")
         return outcome
 
     def _save_round(
-        self, state: ServerState, record: Mapping[str, Any], egress: Egress, progress: Progress
+        self,
+        state: ServerState,
+        record: Mapping[str, Any],
+        egress: Egress,
+        progress: Progress,
+        clients: Clients,
     ) -> None:
         """Have a round brought to the disk; the checkpoint comes last, since a resumed run trusts it."""
         self._lines += [egress.take(), lambda: append_lines(self.folder.records, [record])]
-        self._snapshot = self._take_snapshot(state, progress)
+        self._snapshot = self._take_snapshot(state, progress, clients)
         waiting = state.round - self._saved
         if self._is_due(state.round, waiting):
             self._saved = state.round
@@ -282,12 +314,13 @@ class Experiment:
             self._writer.submit(self._lines)
             self._lines = []
 
-    def _take_snapshot(self, state: ServerState, progress: Progress) -> list[Snapshot]:
+    def _take_snapshot(self, state: ServerState, progress: Progress, clients: Clients) -> list[Snapshot]:
         """What a checkpoint writes, in its order."""
         checkpoints = self.folder.checkpoints
+        facts = progress.as_dict() | {"sights": clients.bounds.as_dict() if clients.bounds else {}}
         return [
             self._transport.snapshot(state.round),
-            checkpoints.snapshot(state.round, *self._average.pack(state), progress.as_dict()),
+            checkpoints.snapshot(state.round, *self._average.pack(state), facts),
         ]
 
     def _is_due(self, round: int, waiting: int) -> bool:
@@ -370,9 +403,9 @@ class Experiment:
             raise WardroundError(
                 f"{where}: failed on the server: {type(error).__name__}: {error}. --debug shows where."
             ) from error
-        reason = state_complaint(state, after)
+        reason = state_complaint(state, after) or finite_complaint(after.memory, "the server's memory")
         if reason is not None:
-            raise WardroundError(f"{where}: {reason}. The last whole round is safe.")
+            raise WardroundError(f"{where}: {reason}. {go_back(state.round)}")
         return after
 
     def _reestimate_statistics(self, clients: Clients, state: ServerState) -> ServerState:
@@ -389,6 +422,14 @@ class Experiment:
     def _rewind(self, clients: Clients, round: int) -> None:
         """The round restarts: what clients remember of it does not count, as their next request says."""
         clients.sync_state = replace(clients.sync_state, rewinds=self.folder.checkpoints.add_rewind(round))
+
+
+def go_back(round: int) -> str:
+    """What to do about a round that went wrong."""
+    return (
+        f"Round {round} is safe: continue with --resume, after an earlier round with --from-round N, without "
+        "a client that spoils it with --without NAME."
+    )
 
 
 def announce_best(clients: Clients, progress: Progress) -> None:

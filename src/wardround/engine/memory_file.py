@@ -12,7 +12,7 @@ from torch import Tensor
 
 from wardround.engine.checksums import BLANK, check_whole, seal
 from wardround.errors import CheckpointError
-from wardround.files import write_parts
+from wardround.files import parse_json, write_parts
 from wardround.host_copy import HostCopy
 from wardround.params import Params
 from wardround.storage import StoredTensors, tensor_parts
@@ -125,7 +125,7 @@ def load_memory(
     if stored.metadata.get("format") != wanted:
         raise CheckpointError(f"{path} is damaged, or not a wardround memory file.")
     try:
-        tree = json.loads(stored.metadata["tree"])
+        tree = parse_json(stored.metadata["tree"])
         return {key: unpack(item, stored, later=key in later, gpu=gpu) for key, item in tree["items"].items()}
-    except (ValueError, KeyError, TypeError) as error:  # of a file without a checksum
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:  # without a checksum
         raise CheckpointError(f"{path} cannot be read ({error}).") from None

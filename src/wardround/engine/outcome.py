@@ -15,11 +15,15 @@ from wardround.metrics import MM
 
 @dataclass
 class Progress:
-    """What the loop carries from round to round beside the server's state."""
+    """What the loop carries from round to round beside the server's state.
+
+    best_scores: of each client, with the best model so far.
+    """
 
     best_round: int | None = None
     best_value: float | None = None
     best_file: str | None = None
+    best_scores: dict[str, float] = field(default_factory=dict)
     seconds: float = 0.0
 
     def as_dict(self) -> dict[str, Any]:
@@ -27,7 +31,7 @@ class Progress:
 
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any]) -> Progress:
-        return cls(**{entry.name: stored[entry.name] for entry in fields(cls)})
+        return cls(**{entry.name: stored[entry.name] for entry in fields(cls) if entry.name in stored})
 
 
 @dataclass
@@ -36,7 +40,8 @@ class Outcome:
 
     status: done, or stopped (by the user, with a checkpoint); cross_site: model of one client on the
     test cases of another; troubles: replies lost or refused after the last round, "task/client": reason;
-    units: of distances; partition: how clients were made that the data did not come with.
+    units: of distances; partition: how clients were made that the data did not come with; lacks: client ->
+    channel -> number of its cases without it.
     """
 
     status: str
@@ -47,6 +52,7 @@ class Outcome:
     troubles: dict[str, str] = field(default_factory=dict)
     units: str = MM
     partition: ClientPartition | None = None
+    lacks: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
 
 # Who follows a run as it goes: the command line, a browser, a test

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wardround.errors import CheckpointError
-from wardround.files import jsonable, write_text
+from wardround.files import jsonable, parse_json, write_text
 
 if TYPE_CHECKING:  # reading lines must stay quick: these need torch
     from wardround.clients import Exchange
@@ -34,11 +34,14 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     """The whole lines of a file; a last one cut off by a crash is left out."""
     if not path.exists():
         return []
-    lines = path.read_text(encoding="utf-8").split("\n")
     try:
-        return [json.loads(line) for line in lines[:-1] if line]
+        lines = path.read_text(encoding="utf-8").split("\n")
+        found = [parse_json(line) for line in lines[:-1] if line]
     except ValueError as error:
         raise CheckpointError(f"{path} has a damaged line ({error}).") from None
+    if not all(isinstance(line, dict) for line in found):
+        raise CheckpointError(f"{path} has a damaged line (it is not a JSON object).")
+    return found
 
 
 def keep_lines(path: Path, keep: Callable[[Mapping[str, Any]], bool]) -> None:

@@ -22,6 +22,7 @@ from wardround.data.federation import Federation
 from wardround.data.federation_file import ClientPartition
 from wardround.data.preparing.record import PREPARATION, Preparation
 from wardround.engine.checkpoint import Checkpoints
+from wardround.engine.checksums import read_object
 from wardround.engine.judging.evaluation import Evaluation
 from wardround.engine.judging.postprocessing import POSTPROCESS
 from wardround.engine.judging.result_tables import read_test, read_units
@@ -39,7 +40,8 @@ from wardround.version import __version__
 from wardround.yaml_file import read_yaml
 
 MAY_DIFFER = (
-    "output", "name", "compute", "deadline", "retries", "checkpoint", "trackers", "min_clients",
+    "output", "name", "compute", "deadline", "absent_after", "retries", "checkpoint", "trackers",
+    "min_clients", "limits", "without",
 )  # fmt: skip
 PLAN = "plan.yaml"  # of a run that was planned from its data
 LOCK = ".lock"  # in every folder of a run
@@ -76,6 +78,8 @@ class RunFolder:
         check_folder(self.config, resume, overwrite)
         if resume:
             self.warnings = describe_more_rounds(self.config)
+            left_out = {*load_config(self.path / "config.yaml").without, *self.config.without}
+            self.config = self.config.model_copy(update={"without": tuple(sorted(left_out))})
             self._write_config()  # worker processes read it; compute settings may have changed
             return
         if (self.path / "config.yaml").exists():
@@ -135,7 +139,8 @@ class RunFolder:
 
     def write_preparation(self, federation: Federation) -> None:
         """preparation.json: how a scan became what the network sees, so that the model can go elsewhere."""
-        Preparation.of(federation).save(self.path / PREPARATION)
+        drops = bool(self.config.augmentation.drop_channels)
+        Preparation.of(federation, drops_channels=drops).save(self.path / PREPARATION)
 
     def write_environment(self, placement: Placement, compute: Compute) -> None:
         write_json(self.path / "environment.json", describe_environment(self.config, placement, compute))
@@ -163,6 +168,7 @@ class RunFolder:
             "held_out": list(test.held_out) if test is not None else [],
             "units": outcome.units,
             **({"partition": vars(outcome.partition)} if outcome.partition is not None else {}),
+            **({"lacks": outcome.lacks} if outcome.lacks else {}),
             "cross_site": {name: entry.as_dict() for name, entry in outcome.cross_site.items()},
             "num_refused": sum(len(record["refused"]) for record in records),
             "num_lost": sum(len(record["lost"]) for record in records),
@@ -174,15 +180,28 @@ class RunFolder:
 
     def load_outcome(self) -> Outcome:
         """What `write_result`, cases.csv and the last checkpoint say."""
-        result = json.loads((self.path / "result.json").read_text())
+        path = self.path / "result.json"
+        result = read_object(path)
         facts, params, memory = self.checkpoints.load()
         state = ServerState(params, memory, facts["round"])
-        test = read_test(result, read_lines(self.records), self.config.participation, self.path / "cases.csv")
-        crossed = {name: Evaluation.from_dict(entry) for name, entry in result["cross_site"].items()}
+        records = read_lines(self.records)
+        try:
+            test = read_test(result, records, self.config.participation, self.path / "cases.csv")
+            crossed = {name: Evaluation.from_dict(entry) for name, entry in result["cross_site"].items()}
+            made = ClientPartition(**result["partition"]) if "partition" in result else None
+            status, lacks = str(result["status"]), dict(result.get("lacks", {}))
+        except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
+            raise CheckpointError(f"{path} is damaged ({type(error).__name__}: {error}).") from None
         progress = Progress.from_dict(facts)
-        made = ClientPartition(**result["partition"]) if "partition" in result else None
         return Outcome(
-            result["status"], state, progress, test, crossed, units=read_units(result), partition=made
+            status,
+            state,
+            progress,
+            test,
+            crossed,
+            units=read_units(result),
+            partition=made,
+            lacks=lacks,
         )
 
 

@@ -14,6 +14,7 @@ What the server needs: all models at once, a piece of each in memory at a time.
 Differs: v is always a weighted mean of the models, so its distances follow from the inner products of the
 clients' changes: all iterations cost one pass over the models. The paper stops after 3 (each costs an
 exchange under secure summation), which is too few for an update that was blown up; we make 100.
+Differs: α_k are all alike unless asked for; by cases, whoever claims most of them carries the median away.
 Differs: distances are over the tensors that learn; running statistics are averaged with the final weights.
 """
 
@@ -35,8 +36,8 @@ from wardround.methods.base import Method
 class GeometricMedian(Method):
     """Averages with weights that fall with the distance from the others.
 
-    weighting: first weights, by number of training cases (the paper) or all alike. iterations: of
-    Weiszfeld's rule, 0 gives FedAvg. nu: ν, distances below it count as this long.
+    weighting: first weights, all alike or by number of training cases (the paper). iterations: of
+    Weiszfeld's rule, 0 gives FedAvg with equal weights. nu: ν, distances below it count as this long.
     """
 
     title = "Geometric median (RFA)"
@@ -46,7 +47,7 @@ class GeometricMedian(Method):
     kind = "robust"
     secure_sum = False
 
-    weighting: Literal["samples", "uniform"] = "samples"
+    weighting: Literal["samples", "uniform"] = "uniform"
     iterations: Annotated[int, Field(ge=0, le=10_000)] = 100
     nu: Annotated[float, Field(gt=0)] = 1e-6
 

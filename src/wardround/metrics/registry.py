@@ -141,6 +141,10 @@ _METRICS: dict[str, Metric] = {
 }
 
 
+SHARES = frozenset(name for name, metric in _METRICS.items() if metric.best == 1.0)
+"""Metrics of our own that lie between 0 and 1."""
+
+
 def accept_metric(name: str, found: Any) -> Metric | None:
     """A metric of the user, under the name that was asked for; a function of two masks and the spacing is one
     whose best value is 1."""

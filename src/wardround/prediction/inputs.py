@@ -4,6 +4,7 @@
     a folder of such files         all of them, sorted by name; else those of its subfolders, one level down
     a folder of DICOM files        every series, converted to NIfTI (needs pydicom)
     study.zip                      what it holds, as a folder
+    https://.../studies/1.2.3      a study of a DICOMweb archive, or a series of it (needs dicomweb-client)
     list.txt                       one scan per line, channels separated by tabs; paths relative to the list
 
 An input that cannot be used becomes an `InputProblem`; the others go on.
@@ -20,6 +21,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
+from wardround.data.dicomweb import STUDY, download, open_archive
+from wardround.data.listing import Places
 from wardround.data.readers import metaimage, nrrd
 from wardround.data.readers.common import join_names, stem_of
 from wardround.data.readers.dicom import holds_dicom, import_dicom, is_dicom
@@ -45,13 +48,16 @@ MOST_UNPACKED = 2**36  # bytes of a zip; a study has a few gigabytes
 class Scan:
     """One scan: its files in channel order, the file name of its mask, its name in messages.
 
-    series: the DICOM files that a volume was converted from.
+    series: the DICOM files that a volume was converted from; places: where the run's channels are in it, if
+    not all in their order; is_guess: by the name of a lone file, which may hold all channels after all.
     """
 
     files: tuple[Path, ...]
     name: str
     where: str
     series: tuple[Path, ...] = ()
+    places: Places = ()
+    is_guess: bool = False
 
     @property
     def stem(self) -> str:
@@ -83,10 +89,11 @@ class FoundScans:
 
 @dataclass(frozen=True)
 class Layout:
-    """Number of channels of the run's scans, and their names if known."""
+    """Number of channels of the run's scans, and their names if known; lacking: a scan may lack some."""
 
     channels: int
     names: Sequence[str] = ()
+    lacking: bool = False
 
     def describe(self) -> str:
         if self.channels == 1:
@@ -110,13 +117,21 @@ class Layout:
         return None
 
 
-def find_scans(inputs: Sequence[str | Path], layout: Layout, workplace: Path) -> FoundScans:
-    """Every scan among the inputs; workplace: an empty folder for DICOM series converted to NIfTI."""
+def find_scans(
+    inputs: Sequence[str | Path], layout: Layout, workplace: Path, login: Path | None = None
+) -> FoundScans:
+    """Every scan among the inputs.
+
+    workplace: an empty folder for DICOM series converted to NIfTI; login: of archives, see `open_archive`.
+    """
     found = FoundScans()
     single: list[Path] = []
-    for given in map(Path, inputs):
+    for said in inputs:
+        given = Path(said)
         try:
-            if given.is_dir():
+            if str(said).startswith(("https://", "http://")):
+                add_study(str(said), workplace, found, login)
+            elif given.is_dir():
                 add_folder(given, layout, workplace, found)
             elif not given.exists():
                 link = "is a broken link" if given.is_symlink() else "does not exist"
@@ -155,12 +170,19 @@ def add_files(files: Sequence[Path], layout: Layout, found: FoundScans) -> None:
         cases.setdefault((file.parent, case, ending), {})[number] = file
     for (folder, case, ending), parts in cases.items():
         where = str(folder / f"{case}{ending}")
+        ordered = tuple(parts[number] for number in sorted(parts))
+        places: Places = ()
+        if layout.lacking and max(parts) < layout.channels:
+            places = tuple(sorted(parts).index(n) if n in parts else -1 for n in range(layout.channels))
         if set(parts) == set(range(layout.channels)):
-            ordered = tuple(parts[number] for number in range(layout.channels))
             found.scans.append(Scan(ordered, name_mask(f"{case}{ending}"), where))
         elif len(parts) == 1:  # the suffix may belong to its name; reading the file will show
             (file,) = parts.values()
-            found.scans.append(Scan((file,), name_mask(file.name), str(file)))
+            found.scans.append(
+                Scan((file,), name_mask(file.name), str(file), places=places, is_guess=bool(places))
+            )
+        elif places:
+            found.scans.append(Scan(ordered, name_mask(f"{case}{ending}"), where, places=places))
         else:
             has = ", ".join(file.name for _, file in sorted(parts.items()))
             found.refuse(where, f"{where}: there are {has}, but this run needs {layout.describe()}.")
@@ -194,7 +216,7 @@ def add_folder(
         )
 
 
-def add_series(folder: Path, workplace: Path, found: FoundScans, where: Path | None = None) -> None:
+def add_series(folder: Path, workplace: Path, found: FoundScans, where: Path | str | None = None) -> None:
     """Every series of a folder, converted as by `data import-dicom`; where: how messages call it."""
     target = workplace / f"series-{len(list(workplace.iterdir()))}"
     where = where or folder
@@ -205,6 +227,18 @@ def add_series(folder: Path, workplace: Path, found: FoundScans, where: Path | N
         stem = stem_of(path.name) or path.name
         series = imported.volumes[stem].files if stem in imported.volumes else ()
         found.scans.append(Scan((path,), name_mask(path.name), str(where), tuple(series)))
+
+
+def add_study(address: str, workplace: Path, found: FoundScans, login: Path | None) -> None:
+    """Every series of a study in an archive; its files are thrown away after use."""
+    parts = STUDY.fullmatch(address)
+    if parts is None:
+        raise DataError(f"{address} is not a study of an archive: https://<archive>/studies/<its UID>")
+    folder = workplace / f"study-{len(list(workplace.iterdir()))}" / parts["study"]
+    download(open_archive(parts["archive"], login), parts["study"], folder, only=parts["series"])
+    if not folder.exists():
+        raise DataError(f"{address} has no series.")
+    add_series(folder, workplace, found, address)
 
 
 def add_zip(path: Path, layout: Layout, workplace: Path, found: FoundScans) -> None:
@@ -247,7 +281,12 @@ def add_list(path: Path, layout: Layout, found: FoundScans) -> None:
         elif len(files) == 1:
             add_files(files, Layout(1), found)
         else:
-            found.scans.append(Scan(tuple(files), name_mask(find_common_name(files)), where))
+            marks = [layout.parse_channel(stem_of(file.name) or file.name) for file in files]
+            numbers = [mark[1] for mark in marks if mark is not None and mark[1] < layout.channels]
+            places: Places = ()
+            if layout.lacking and len(set(numbers)) == len(files) < layout.channels:
+                places = tuple(numbers.index(n) if n in numbers else -1 for n in range(layout.channels))
+            found.scans.append(Scan(tuple(files), name_mask(find_common_name(files)), where, places=places))
 
 
 def find_common_name(files: Sequence[Path]) -> str:

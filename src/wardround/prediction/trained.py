@@ -6,7 +6,6 @@ without its training data.
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 from collections.abc import Mapping, Sequence
@@ -26,7 +25,7 @@ from wardround.engine.judging.postprocessing import POSTPROCESS
 from wardround.engine.memory_store import MemoryStore
 from wardround.engine.networks import network_for
 from wardround.errors import CheckpointError, ConfigError, WardroundError
-from wardround.files import file_name
+from wardround.files import file_name, parse_json
 from wardround.losses.objective import Objective
 from wardround.methods import build_method, build_objective
 from wardround.methods.base import Method
@@ -139,7 +138,7 @@ def take_postprocessing(folder: Path, config: Config) -> tuple[Config, list[str]
     if config.evaluate.postprocess != "auto":
         return config, []
     try:
-        steps = json.loads(path.read_text(encoding="utf-8"))["steps"]
+        steps = parse_json(path.read_text(encoding="utf-8"))["steps"]
         known = EvaluateSettings(postprocess=steps).postprocess
         return config.model_copy(
             update={"evaluate": config.evaluate.model_copy(update={"postprocess": known})}
@@ -194,7 +193,7 @@ def read_params(folder: Path, config: Config) -> tuple[Params, int, list[str]]:
 
 def read_status(folder: Path) -> str | None:
     try:
-        return str(json.loads((folder / "result.json").read_text(encoding="utf-8"))["status"])
+        return str(parse_json((folder / "result.json").read_text(encoding="utf-8"))["status"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -204,7 +203,7 @@ def read_calibration(folder: Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise CheckpointError(
             f"{path} cannot be read ({error}). Remove it to predict without calibration."

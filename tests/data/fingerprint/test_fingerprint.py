@@ -20,10 +20,10 @@ from wardround.data.fingerprint.distance import (
     join_words,
     save_picture,
 )
+from wardround.data.fingerprint.hardware import describe_hardware
 from wardround.data.fingerprint.measure import (
     LEVELS,
     Fingerprint,
-    describe_hardware,
     measure_case,
     measure_client,
     measure_clients,

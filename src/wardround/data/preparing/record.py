@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 from wardround.data.federation import Federation
 from wardround.data.federation_file import PrepareSettings
 from wardround.errors import CheckpointError
-from wardround.files import write_json
+from wardround.files import parse_json, write_json
 
 PREPARATION = "preparation.json"
 FORMAT = 1
@@ -25,7 +24,8 @@ class Preparation:
     regions: what is measured, class numbers joined under a name; channels: names in their order, where
     given; prepare: the settings of `prepare`; patch: its size in voxels, None for whole
     images; shape: of a typical prepared scan, where known; spacing: lowest and highest voxel sides of the
-    training scans in millimetres, along the prepared axes, where known.
+    training scans in millimetres, along the prepared axes, where known; lacking: whether scans lacked
+    channels in training, so that others may: absent ones are zeros in the prepared image.
     """
 
     dimensions: int
@@ -38,10 +38,11 @@ class Preparation:
     patch: tuple[int, ...] | None = None
     shape: tuple[int, ...] | None = None
     spacing: tuple[tuple[float, ...], tuple[float, ...]] | None = None
+    lacking: bool = False
 
     @classmethod
-    def of(cls, federation: Federation) -> Preparation:
-        """What a federation does to its scans, and what these were like."""
+    def of(cls, federation: Federation, *, drops_channels: bool = False) -> Preparation:
+        """What a federation does to its scans, and what these were like; drops_channels: in training."""
         labels = {name: tuple(values) for name, values in federation.labels.items()}
         for number in range(len(labels) + 1, federation.num_classes):
             labels[f"class {number}"] = (number,)
@@ -58,12 +59,13 @@ class Preparation:
             patch=None if seen is None else seen.patch,
             shape=None if seen is None else seen.shape,
             spacing=None if seen is None else seen.spacing,
+            lacking=bool(federation.lacks) or drops_channels,
         )
 
     @classmethod
     def load(cls, path: Path) -> Preparation:
         try:
-            plain = json.loads(path.read_text(encoding="utf-8"))
+            plain = parse_json(path.read_text(encoding="utf-8"))
             plain.pop("format")
             for name in ("classes", "channels", "patch", "shape"):
                 plain[name] = None if plain[name] is None else tuple(plain[name])
@@ -73,6 +75,8 @@ class Preparation:
                 low, high = plain["spacing"]
                 plain["spacing"] = (tuple(low), tuple(high))
             found = cls(**plain)
+            if found.dimensions not in (2, 3) or type(found.in_channels) is not int or found.in_channels < 1:
+                raise ValueError("dimensions or in_channels is not one")
             PrepareSettings.model_validate(dict(found.prepare))
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             reason = str(error).splitlines()[0]
@@ -80,7 +84,10 @@ class Preparation:
         return found
 
     def save(self, path: Path) -> None:
-        write_json(path, {"format": FORMAT, **asdict(self)})
+        plain = {"format": FORMAT, **asdict(self)}
+        if not self.lacking:
+            plain.pop("lacking")
+        write_json(path, plain)
 
     @property
     def num_classes(self) -> int:

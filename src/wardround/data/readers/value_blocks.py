@@ -29,6 +29,7 @@ Affine = NDArray[np.float64]
 MOST_HEADER = 1 << 20  # bytes; a longer header is a binary file under a wrong name
 MOST_PACKED = {"": 1, "gzip": 1100, "bzip2": 50_000, "text": 8}  # bytes a byte of the file can become
 MAX_VALUES = 2**32
+LONGEST_NAME = 255  # of a file
 LPS_TO_RAS = (-1.0, -1.0, 1.0)
 
 
@@ -66,7 +67,7 @@ def locate_values(said: str, path: Path) -> Path:
     if said.upper().startswith("LIST") or "%" in said:
         raise DataError(f"{path} keeps its values in several files ({said[:40]}); join them into one.")
     folder = path.parent.resolve()
-    if "\0" in said or not (folder / said).resolve().is_relative_to(folder):
+    if "\0" in said or len(said) > LONGEST_NAME or not (folder / said).resolve().is_relative_to(folder):
         raise DataError(f"{path} names {said[:80]!a} as the file of its values, which is outside its folder.")
     found = path.parent / said
     if not found.is_file():
@@ -135,15 +136,13 @@ def read_block(header: Header, path: Path) -> Array:
 
 def unpack(content: bytes, packed: str, wanted: int, path: Path) -> bytes:
     """Exactly as many bytes as the header claims, with the checksum at the end compared."""
-    if packed == "bzip2":
-        opened = bz2.BZ2Decompressor()
+    # gzip or zlib, whatever it begins with
+    opened = bz2.BZ2Decompressor() if packed == "bzip2" else zlib.decompressobj(zlib.MAX_WBITS | 32)
+    try:
         values = opened.decompress(content, wanted + 1)
-        whole = opened.eof
-    else:
-        inflater = zlib.decompressobj(zlib.MAX_WBITS | 32)  # gzip or zlib, whatever it begins with
-        values = inflater.decompress(content, wanted + 1)
-        whole = inflater.eof
-    if len(values) != wanted or not whole:
+    except (OSError, zlib.error):
+        values = b""
+    if len(values) != wanted or not opened.eof:
         raise DataError(f"{path} does not unpack to the {wanted} bytes its header claims: it is damaged.")
     return values
 

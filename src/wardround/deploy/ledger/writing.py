@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from wardround.engine.records import brief
 from wardround.errors import WardroundError
-from wardround.files import jsonable, wait_for_lock, write_json
+from wardround.files import jsonable, parse_json, wait_for_lock, write_json
 
 NAME = "egress.jsonl"
 ZEROS = "0" * 64
@@ -70,7 +70,7 @@ def parse_sealed(text: bytes) -> dict[str, Any] | None:
 def parse_line(text: bytes) -> dict[str, Any] | None:
     """The values of a line, None where it is not a JSON object."""
     try:
-        line = json.loads(text)
+        line = parse_json(text)
     except ValueError:
         return None
     return line if isinstance(line, dict) else None
@@ -79,7 +79,7 @@ def parse_line(text: bytes) -> dict[str, Any] | None:
 def read_head(path: Path) -> LedgerHead | None:
     """What the file beside the ledger says; None where there is none."""
     try:
-        found = json.loads(head_path(path).read_text(encoding="utf-8"))
+        found = parse_json(head_path(path).read_text(encoding="utf-8"))
         return LedgerHead(int(found["lines"]), str(found["hash"]))
     except FileNotFoundError:
         return None

@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.x509.oid import NameOID
@@ -68,7 +68,7 @@ def read_manifest(kit: Kit) -> tuple[dict[str, str], x509.Certificate]:
         public = authority.public_key()
         if not isinstance(public, rsa.RSAPublicKey):
             raise ValueError("the authority has a key of another kind")
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, UnsupportedAlgorithm) as error:
         raise CheckFailed(
             f"{kit.folder} is not complete: manifest.json or keys/authority.crt cannot be read "
             f"({shorten_error(error)}).",
@@ -130,11 +130,11 @@ def check_certificates(context: PreflightContext) -> Check | str:
     try:
         certificate = x509.load_pem_x509_certificate(path.read_bytes())
         key = serialization.load_pem_private_key(kit.own_key.read_bytes(), password=None)
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise CheckFailed(f"{path} or its key cannot be read ({shorten_error(error)}).", NEW_KIT) from None
     try:
         certificate.verify_directly_issued_by(authority)
-    except (ValueError, TypeError, InvalidSignature):
+    except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm):
         raise CheckFailed(
             f"{path} was not issued by this project's authority (authority.crt).", NEW_KIT
         ) from None

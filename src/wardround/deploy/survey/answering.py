@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from wardround.configuring.measuring import measure_training_cases
-from wardround.data.fingerprint.measure import describe_hardware, summarise
+from wardround.data.fingerprint.hardware import describe_hardware
+from wardround.data.fingerprint.measure import summarise
 from wardround.data.listing import Watch
 from wardround.data.serving.loading import RealData, federation_of
 from wardround.data.settings import DataSettings
@@ -53,4 +54,4 @@ def describe_files(site: SiteFile, inside: str) -> Mapping[str, Any]:
     """What federation.yaml says of the cases; nothing is measured for it."""
     settings = localise_data(DataSettings(hospitals=True), site)
     federation = federation_of(Path(site.data), settings, 0, only=inside)
-    return collect_facts(replace(federation, summarise_scans=None))
+    return collect_facts(replace(federation, summarise_scans=None, lacks={}))  # no counts of cases

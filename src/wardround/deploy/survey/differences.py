@@ -127,8 +127,11 @@ def describe_levels(field: str, middle: Sequence[int] = (1, 3, 5)) -> Callable[[
     """5th, 50th and 95th percentile of each channel, mean over cases."""
 
     def describe(one: Fingerprint) -> str:
-        curves = [round_all([curve.mean[place] for place in middle]) for curve in getattr(one, field)]
-        return ", ".join(" / ".join(f"{value:g}" for value in curve) for curve in curves)
+        curves = [
+            None if curve is None else round_all([curve.mean[place] for place in middle])
+            for curve in getattr(one, field)
+        ]
+        return ", ".join("absent" if c is None else " / ".join(f"{v:g}" for v in c) for c in curves)
 
     return describe
 

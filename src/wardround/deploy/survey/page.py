@@ -104,8 +104,10 @@ def intensity_section(known: Mapping[str, Fingerprint], channels: Sequence[str])
     for number in range(count):
         title = channels[number] if number < len(channels) else f"channel {number + 1}"
         for field, words in (("intensity", "as stored"), ("contrast", "mean 0, SD 1 in each case")):
-            curves = {who: getattr(one, field)[number].mean for who, one in known.items()}
-            charts.append(quantile_chart(f"{plain(title)}, {words}", curves))
+            found = {who: getattr(one, field)[number] for who, one in known.items()}
+            curves = {who: curve.mean for who, curve in found.items() if curve is not None}
+            if curves:
+                charts.append(quantile_chart(f"{plain(title)}, {words}", curves))
     lead = "Mean over the training cases of each hospital: what share of the voxels lies below a value."
     return section("intensities", SECTIONS["intensities"], tag("div", charts, class_="charts"), lead=lead)
 

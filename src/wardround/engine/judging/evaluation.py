@@ -266,6 +266,17 @@ class Evaluation:
         overall = summarise_clients(self.clients, lambda name: name not in names)
         return replace(self, overall=overall, held_out=names)
 
+    @property
+    def is_broken(self) -> bool:
+        """Whether the model has no finite loss on any case of any client."""
+        losses = self.clients.get("loss", {}).values()
+        return bool(losses) and not any(summary.num for summary in losses)
+
+    def scores(self, metric: str) -> dict[str, float]:
+        """The mean of each client that has one, without those held out."""
+        found = self.clients[metric]
+        return {name: found[name].mean for name in found if found[name].num and name not in self.held_out}
+
     def value(self, metric: str) -> float:
         """The mean over clients, without those held out."""
         return self.overall[metric].mean

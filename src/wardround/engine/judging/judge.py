@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from wardround.clients import Clients, Transport
@@ -20,6 +20,8 @@ from wardround.files import write_json, write_text
 from wardround.messages import Message, ServerState
 from wardround.metrics import METRICS
 from wardround.params import Params
+
+MOST_ALONE = 3  # times the largest change of another client that one client's change counts
 
 
 class Judge:
@@ -60,10 +62,9 @@ class Judge:
         metrics = [name for name in settings.metrics if not METRICS[name].is_surface]
         metrics = list(dict.fromkeys([settings.select, *metrics]))
         validation = self._evaluate(state.params, "val", metrics, self.choosers)
-        value = validation.value(settings.select)
-        best = progress.best_value
-        if math.isfinite(value) and (best is None or is_better(settings.select, value, best)):
-            progress.best_value, progress.best_round = value, done
+        value, scores = validation.value(settings.select), validation.scores(settings.select)
+        if math.isfinite(value) and is_best(settings.select, value, scores, progress):
+            progress.best_value, progress.best_round, progress.best_scores = value, done, scores
             progress.best_file = self._folder.checkpoints.hold_best(done, state.params)
         return validation
 
@@ -146,6 +147,33 @@ class Judge:
             self._clients, params, chosen, judges=self.choosers, hospitals=self.hospitals, passes=passes
         )
         write_json(self._folder.path / "calibration.json", found)
+
+
+def is_best(metric: str, value: float, scores: Mapping[str, float], progress: Progress) -> bool:
+    """Whether a round is the best so far, by the mean over clients, which none of them decides alone.
+
+    Where one client's score changed far more than any other's, it counts as so many times the largest change
+    among these as the others, if of one mind, outweigh.
+    """
+    best, before = progress.best_value, progress.best_scores
+    if best is None:
+        return True
+    if len(scores) < 3 or scores.keys() != before.keys():
+        return is_better(metric, value, best)
+    gains = {name: gain(metric, score, before[name]) for name, score in scores.items()}
+    most = min(MOST_ALONE, len(gains) - 2)
+    bounds = {name: most * max(abs(g) for other, g in gains.items() if other != name) for name in gains}
+    if all(abs(found) <= bounds[name] for name, found in gains.items()):
+        return is_better(metric, value, best)
+    return math.fsum(max(-bounds[name], min(bounds[name], found)) for name, found in gains.items()) > 0
+
+
+def gain(metric: str, value: float, than: float) -> float:
+    """By how much a value is better."""
+    entry = METRICS[metric]
+    if entry.higher_is_better is None:
+        return abs(than - entry.best) - abs(value - entry.best)
+    return value - than if entry.higher_is_better else than - value
 
 
 def is_better(metric: str, value: float, than: float) -> bool:

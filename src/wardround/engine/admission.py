@@ -1,0 +1,42 @@
+"""Who takes part in a run, and for how many cases each counts: claims, held against the limits."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from wardround.clients import Registration
+from wardround.clients.bounds import bound_counts
+from wardround.config import Config
+
+log = logging.getLogger(__name__)
+
+
+def admit_clients(
+    config: Config, registered: Sequence[Registration]
+) -> tuple[list[Registration], dict[str, int], list[str]]:
+    """Those that take part; counts of those that claim too many cases, lowered; and a sentence about each."""
+    agreed, admitted, warnings = config.limits.cases, [], []
+    for entry in registered:
+        if entry.client in config.without:
+            continue
+        if entry.num_train > agreed.get(entry.client, entry.num_train):
+            warnings.append(
+                f"client '{entry.client}' does not take part: it registered {entry.num_train} training "
+                f"cases, and limits.cases says {agreed[entry.client]}."
+            )
+            continue
+        admitted.append(entry)
+    sizes = {entry.client: entry.num_train for entry in admitted if entry.num_train}
+    if not isinstance(config.participation, float):
+        sizes = {name: size for name, size in sizes.items() if name in config.participation}
+    share = config.limits.max_share
+    lowered = bound_counts(sizes, share)
+    warnings += [
+        f"client '{name}' registered {sizes[name]} training cases, far more than the others; they count as "
+        f"{count} (limits.max_share is {share}; 1 lets any number count)."
+        for name, count in lowered.items()
+    ]
+    for warning in warnings:
+        log.warning("%s", warning)
+    return admitted, lowered, warnings
