@@ -425,7 +425,7 @@ def average_curve(values: Sequence[Matrix]) -> Curve | None:
 def summarise_sizes(
     cases: Sequence[CaseStatistics], minimum: int, behind: int, *, strict: bool = False
 ) -> dict[str, Sizes | None]:
-    """Sizes of each class in cases that have it; None if of few groups. strict: nor are few told that lack it."""
+    """Sizes of each class where it is; None if of few groups. strict: few that lack it are not told."""
     labelled = [(case, case.voxels) for case in cases if case.voxels is not None]
     found: dict[str, Sizes | None] = {}
     classes = sorted({name for _, voxels in labelled for name in voxels} - {ALL})
