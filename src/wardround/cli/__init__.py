@@ -34,6 +34,7 @@ from wardround.cli import (  # noqa: F401, each adds its commands to the app
     privacy,
     report,
     runs,
+    survey,
 )
 from wardround.cli.common import app, err, out
 from wardround.errors import WardroundError, explain

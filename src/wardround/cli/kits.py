@@ -99,6 +99,8 @@ def watch_ledger(path: Path) -> Iterator[list[str]]:
 def describe_line(line: dict[str, Any]) -> str:
     trouble = line.get("refused") or line.get("failure")
     what = f"answered with: {trouble}" if trouble else f"{len(line['tensors'])} tensors"
+    if line["scalars"].get("decision") == "waiting":
+        what = "a proposal waits for you (wardround confirm KIT)"
     return f"{line['task']}, round {line['round']}: {what}, {line['bytes']:,} bytes left"
 
 

@@ -191,6 +191,9 @@ class FederationFile(Settings):
         (),
         description="label values of voxels that nobody annotated: they count in no loss and no score",
     )
+    background: Numbers = Field(
+        (), description="label values of no class that are background on purpose, however few cases have them"
+    )
     annotates: dict[str, Annotated[tuple[str, ...], BeforeValidator(as_names)]] = Field(
         default_factory=dict,
         description="client -> the classes, or regions outlined as a whole, that it annotates; the others "
@@ -259,9 +262,10 @@ def check_consistency(file: FederationFile) -> None:
                 f"{name} names clients, but partition.kind is {file.partition.kind}, which deals the cases "
                 "of all to new ones. Leave one of the two out."
             )
-    ignored = next((value for value in file.ignore if value in meaning), None)
-    if ignored is not None:
-        raise ConfigError(f"ignore: value {ignored} is class '{meaning[ignored]}'. A value is one of them.")
+    for name, values in (("background", file.background), ("ignore", file.ignore)):
+        value = next((value for value in values if value in meaning), None)
+        if value is not None:
+            raise ConfigError(f"{name}: value {value} is class '{meaning[value]}'. A value is one of them.")
     for name, given in (("clients", file.clients or ()), ("unlabelled", file.unlabelled)):
         both = sorted(set(given) & set(file.held_out))
         if both:
@@ -347,6 +351,7 @@ COMMENTS = {
     "labels": "Class name: the values in the label files that mean it. Everything else is background.",
     "regions": "What is measured: class numbers (1 is the first of labels) joined under a name.",
     "ignore": "Label values of voxels that nobody annotated; they count in no loss and no score.",
+    "background": "Label values of no class that are background on purpose.",
     "annotates": "Classes, or regions outlined as a whole, that a client annotates, where that is not all.",
     "unlabelled": "Clients whose cases without a label train without (mean_teacher or pseudo_labels).",
     "labels_differ": "A class that some clients do not have is meant.",

@@ -26,6 +26,7 @@ NUMBERS = 2**34  # in a tensor; sides are multiplied only after these three hold
 REPLY_BYTES = 4 * 2**30  # whatever was registered; large networks have 1 GiB
 REPLY_MODELS = 5  # a reply to "train", in models as registered: one, and what a method adds (SCAFFOLD: one)
 EXTRAS_BYTES = 64 * 2**20  # and beyond that: FedProto's means and counts, whatever the size of the model
+SURVEY_BYTES = 8 * 2**20  # an answer to a survey: a fingerprint of at most 4 MiB, and what the files say
 CASES = 10**7  # of a hospital, in registrations and counts; none has more scans
 STEPS = 10**9  # of local training in one round
 SECONDS = 10**8  # of a task: three years

@@ -394,11 +394,16 @@ class Host:
     def _evaluate(self, client: Client, message: Message) -> Message:
         """Scores of the client's model on one of its splits."""
         params = self._model_for(client, message)
-        split = getattr(client.data, str(message.scalars["split"]))
+        asked = str(message.scalars["split"])
         metrics = [name for name in message.scalars["metrics"] if name in METRICS]
         regions, settings = regions_of(client, self.federation), self._settings_for(message)
         variants = [read_steps(steps) for steps in message.scalars.get("variants", ())]
-        rows = score_cases(client, params, split, self.objective, regions, metrics, settings, variants)
+        rows: list[dict[str, Any]] = []
+        for name in SPLITS if asked == "all" else (asked,):
+            split, tta = getattr(client.data, name), settings.tta and asked == "all"
+            rows += score_cases(
+                client, params, split, self.objective, regions, metrics, settings, variants, tta=tta
+            )
         return Message(scalars={"cases": rows})
 
     def _settings_for(self, message: Message) -> EvaluateSettings:
