@@ -121,9 +121,11 @@ def run_attacks(checks: Checks, hospitals: Deployment, limits: dict[str, Any] | 
         scores = [entry["mean"] for client, entry in found.items() if client != ROGUE]
         dice = sum(scores) / len(scores) if scores else 0.0
         clean = dice if attack == "honest" else clean
-        refused = sum(f"train/{ROGUE}" in line["refused"] for line in lines)
+        refused, lost = (
+            sum(f"train/{ROGUE}" in line[kind] for line in lines) for kind in ("refused", "lost")
+        )
         holds = limits is not None or (code == 0 and abs(dice - clean) <= WITHIN)
-        facts = {"dice": round(dice, 3), "refused": f"{refused} of {len(lines)}", "code": code}
+        facts = {"dice": round(dice, 3), "refused": f"{refused} of {len(lines)}", "lost": lost, "code": code}
         checks.check(holds, f"{attack}, {'default limits' if limits is None else 'no limits'}", **facts)
 
 
