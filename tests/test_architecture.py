@@ -19,7 +19,7 @@ storage child_process
 params
 host_copy gpu_service
 messages
-aggregation metrics models
+aggregation metrics models privacy
 data
 config
 losses
@@ -34,7 +34,8 @@ configuring
 comparison
 reporting
 prediction
-exporting deploy demo
+exporting
+deploy demo
 cli
 __main__
 """

@@ -1,6 +1,7 @@
 """The documentation is true: links lead somewhere, commands exist, the reference is current, the example runs."""
 
 import importlib.util
+import json
 import re
 import shlex
 import sys
@@ -243,10 +244,38 @@ def test_the_example_of_a_new_method_passes_its_own_tests(example: ModuleType, t
     assert len(tests) == 2
 
 
+def split_unequal() -> tuple[str, str]:
+    """The page's part on structures and the one on channels."""
+    text = (ROOT / "docs/how-to/unequal-labels.md").read_text(encoding="utf-8")
+    structures, mark, channels = text.partition("## Channels that some hospitals lack")
+    assert mark
+    return structures, channels
+
+
+def test_the_example_of_channels_runs_as_it_stands_on_its_page(
+    tmp_path: Path, monkeypatch: MonkeyPatch, capsys: Any
+) -> None:
+    _, text = split_unequal()
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "configs").symlink_to(ROOT / "configs")
+    phantom, init, check, train, predict = re.findall(r"^    wardround (.+)$", text, re.MULTILINE)
+    for command in (f"{phantom} --set data.phantom.cases=8", init):
+        assert call(monkeypatch, capsys, *shlex.split(command))[0] == 0
+    (printed,) = re.findall(r"```\n(# What.*?)```", text, re.DOTALL)
+    assert printed in (tmp_path / "mri.yaml").read_text()
+    with (tmp_path / "mri.yaml").open("a") as file:
+        file.write("".join(re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)))
+    for command in (check, train, predict):
+        code, _, error = call(monkeypatch, capsys, *shlex.split(command))
+        assert code == 0, error
+    facts = json.loads((tmp_path / "masks/predictions.json").read_text())["scans"]["north-001.nii.gz"]
+    assert facts["absent_channels"] == ["channel_1"]
+
+
 def test_the_example_of_unequal_labels_runs_as_it_stands_on_its_page(
     tmp_path: Path, monkeypatch: MonkeyPatch, capsys: Any
 ) -> None:
-    text = (ROOT / "docs/how-to/unequal-labels.md").read_text(encoding="utf-8")
+    text, _ = split_unequal()
     monkeypatch.chdir(tmp_path)
     (tmp_path / "configs").symlink_to(ROOT / "configs")
     phantom, init, check, train = re.findall(r"^    wardround (.+)$", text, re.MULTILINE)

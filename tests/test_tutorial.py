@@ -10,7 +10,11 @@ from pathlib import Path
 import pytest
 from helpers import call
 
+from orthanc import ORTHANC, PASSWORD, PLUGIN, USER, run_orthanc
+from wardround.data.dicomweb import LOGIN, open_archive, store
+
 PAGE = Path(__file__).parents[1] / "docs/tutorial/first-federation.md"
+ARCHIVE = "http://localhost:8042"
 PACS = Path(__file__).parents[1] / "docs/how-to/pacs.md"
 
 
@@ -59,7 +63,9 @@ def test_every_command_from_a_pacs_and_back_works_in_an_empty_folder(
     (yaml,) = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
     monkeypatch.chdir(tmp_path)
     Path("pacs.yaml").write_text(yaml)
-    for command in re.findall(r"^    wardround (.+)$", text, re.MULTILINE):
+    commands = re.findall(r"^    wardround (.+)$", text, re.MULTILINE)
+    here = [command for command in commands if ARCHIVE not in command]
+    for command in here:
         code, _, said = call(monkeypatch, capsys, *shlex.split(command))
         assert code == 0, f"{command}: {said}"
     assert "lesion: [1]" in Path("federation.yaml").read_text()
@@ -67,3 +73,15 @@ def test_every_command_from_a_pacs_and_back_works_in_an_empty_folder(
     assert written == {
         "north-001.seg.dcm", "north-001.rtstruct.dcm", "north-001.seg.nrrd", "predictions.json",
     }  # fmt: skip
+    if ORTHANC is None or not PLUGIN.exists():
+        return
+    monkeypatch.setenv(LOGIN, f"{USER}:{PASSWORD}")
+    (tmp_path / "orthanc").mkdir()
+    with run_orthanc(tmp_path / "orthanc") as port:
+        store(open_archive(f"http://localhost:{port}/dicom-web"), sorted(Path("pacs/north").rglob("*.dcm")))
+        for command in commands[len(here) :]:
+            address = ARCHIVE.replace("8042", str(port))
+            code, _, said = call(monkeypatch, capsys, *shlex.split(command.replace(ARCHIVE, address)))
+            assert code == 0, f"{command}: {said}"
+    assert len(list(Path("fetched/labels").iterdir())) == len(list(Path("north/labels").iterdir())) == 8
+    assert json.loads(Path("sent/predictions.json").read_text())["scans"]["north-001.seg.dcm"]["stored"]

@@ -10,10 +10,12 @@ import contextlib
 import json
 import os
 import queue
+import signal
 import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import IO, Any
 
@@ -23,6 +25,8 @@ Line = dict[str, Any]
 
 
 # The parent's side
+
+CHILDREN: weakref.WeakSet[ChildProcess] = weakref.WeakSet()
 
 
 class ChildProcess:
@@ -50,6 +54,7 @@ class ChildProcess:
             start_new_session=True,  # Ctrl-C is the parent's to handle
             env={**os.environ, "PYTHONPATH": paths, **(environment or {})},
         )
+        CHILDREN.add(self)
         self._sending = threading.Lock()
         self._answers: queue.Queue[Line | None] = queue.Queue()
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -89,6 +94,10 @@ class ChildProcess:
         return self._process.wait(timeout=END_SECONDS)
 
     def kill(self) -> None:
+        """End it, and what it started: they are a group of their own."""
+        if self._process.poll() is None:
+            with contextlib.suppress(OSError):
+                os.killpg(self._process.pid, signal.SIGKILL)
         self._process.kill()
         self._process.wait()
 
@@ -110,6 +119,12 @@ class ChildProcess:
             if line.startswith("{") and line.endswith("\n"):  # no print during an import, no half line
                 self._answers.put(json.loads(line))
         self._answers.put(None)
+
+
+def kill_children() -> None:
+    """End all children of this process."""
+    for child in list(CHILDREN):
+        child.kill()
 
 
 # The child's side

@@ -19,6 +19,7 @@ from wardround.metrics import METRICS
 from wardround.models import ModelSettings
 from wardround.objects import split_name
 from wardround.plugins import is_import_path
+from wardround.privacy.settings import PrivacySettings
 from wardround.settings import Settings, shown
 from wardround.text import parse_size
 
@@ -321,6 +322,7 @@ class Config(Settings):
     evaluate: EvaluateSettings = EvaluateSettings()
     compute: ComputeSettings = ComputeSettings()
     traffic: TrafficSettings = TrafficSettings()
+    privacy: PrivacySettings = PrivacySettings()
     limits: LimitSettings = LimitSettings()
     without: tuple[str, ...] = Field(
         (), description="clients that no longer take part in a run that is resumed (--without)"

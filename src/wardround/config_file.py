@@ -22,6 +22,7 @@ from wardround.models.foreign_networks import give_network
 from wardround.models.measure import features_text
 from wardround.objects import digest, split_name
 from wardround.plugins import NotInstalled
+from wardround.privacy.checks import check_cards
 from wardround.settings import shown
 from wardround.training.inference import check_averaging
 from wardround.training.sketch import sketch_model
@@ -194,6 +195,13 @@ def parse(values: Mapping[str, Any], label: str = "") -> Config:
                 f"evaluate.test_after names round {late[0]}, but there are {config.rounds}. Leave it out, or "
                 "raise rounds."
             )
+        check_cards(
+            config.privacy,
+            config.method.get("name", "fedavg"),
+            method,
+            config.objective.get("name", method.objective),
+            objective,
+        )
         method.check(config, objective)
         objective.check(config)
         for warning in objective.warnings(config):

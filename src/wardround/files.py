@@ -60,6 +60,15 @@ def wait_for_lock(file: IO[Any] | int, seconds: float = math.inf) -> bool:
     return True
 
 
+def sync_folder(folder: Path) -> None:
+    """Sync a new file's directory entry to disk."""
+    opened = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
+
+
 def write_bytes(path: Path, content: bytes) -> None:
     """Write a file that another process sees whole or not at all."""
     write_parts(path, [content])

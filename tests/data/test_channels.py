@@ -15,6 +15,8 @@ import yaml
 from helpers import run, settings, whole_and_resumed
 
 import wardround as wr
+from comparison.here import Here
+from wardround import batch
 from wardround.configuring.measuring import measure_federation
 from wardround.data.channels import find_places, join_channels
 from wardround.data.checking.check import check
@@ -32,6 +34,7 @@ from wardround.data.slices.cutting import cut
 from wardround.data.sources import list_cases
 from wardround.errors import ConfigError
 from wardround.exporting import export
+from wardround.exporting.parts import ReadAndPrepare, datalist
 from wardround.methods import METHODS
 from wardround.prediction.evaluating import evaluate
 from wardround.prediction.predicting import Predictor
@@ -402,3 +405,25 @@ def test_slices_keep_what_volumes_lack(tmp_path: Path) -> None:
     )
     cut(path, tmp_path / "slices")
     assert load(tmp_path / "slices/federation.yaml").channels_of == {"north": ("a", "c")}
+
+
+def test_a_comparison_says_what_was_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch, "ChildProcess", Here)
+    monkeypatch.setattr(batch, "POLL_SECONDS", 0)
+    values = {**settings(tmp_path, data=MISSING), "rounds": 1, "sweep": {"methods": ["fedavg"], "seeds": [1]}}
+    values.pop("output")
+    found = wr.compare(values, output=tmp_path / "both", jobs=1)
+
+    assert not found.failures
+    assert "Channels that were absent: north channel_0" in found.table().markdown()
+
+
+def test_bundles_prepare_scans_that_lack_channels(trained: Path, tmp_path: Path) -> None:
+    values = np.random.default_rng(1).normal(size=(16, 16, 1)).astype(np.float32)
+    for name in ("a_channel_0", "a_channel_2"):
+        file = tmp_path / f"{name}.nii.gz"
+        nibabel.Nifti1Image(values, np.eye(4)).to_filename(file)  # type: ignore[no-untyped-call]
+    model = TrainedModel.load(trained / "run")
+    (item,) = datalist(str(tmp_path), model, str(tmp_path / "work"))
+    image = ReadAndPrepare(model)(item)["image"]
+    assert image[0].any() and not image[1].any() and torch.equal(image[0], image[2])

@@ -99,6 +99,34 @@ def test_a_mask_says_what_made_it_and_whose_it_is(tmp_path: Path) -> None:
     assert "ab" * 32 in rt.StructureSetDescription
 
 
+MUST = (  # what a PACS needs to put a mask beside its series: the patient and study modules of DICOM PS3.3
+    "PatientName", "PatientID", "PatientBirthDate", "PatientSex", "StudyInstanceUID", "StudyDate", "StudyTime",
+    "StudyID", "AccessionNumber", "ReferringPhysicianName",
+)  # fmt: skip
+FREE_TEXT = (
+    "StudyDescription", "SeriesDescription", "InstitutionName", "InstitutionAddress", "OperatorsName", "StationName",
+    "PerformingPhysicianName", "PatientComments", "PatientAddress", "PatientMotherBirthName", "OtherPatientNames",
+    "ImageComments", "ProtocolName", "RequestedProcedureDescription", "AdditionalPatientHistory", "DeviceSerialNumber",
+    "PerformedProcedureStepDescription", "ClinicalTrialSubjectID", "Occupation", "MedicalAlerts", "Allergies",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("encode", [encode_seg, encode_rtstruct])
+def test_a_mask_carries_the_patient_and_study_and_no_other_text_of_its_source(
+    tmp_path: Path, encode: Any
+) -> None:
+    source, _, mask = make_study(tmp_path / "in", 9)
+    for head in source.heads:
+        for number, tag in enumerate(FREE_TEXT):
+            setattr(head, tag, f"Planted{number}")
+        head.private_block(0x0011, "Planted", create=True).add_new(0x01, "LO", "Planted77")
+        head.PatientBirthDate, head.AccessionNumber, head.PatientSex = "19600131", "A77", "O"
+    (tmp_path / "mask.dcm").write_bytes(encode(source, mask, CLASSES, MADE_BY))
+    assert b"Planted" not in (tmp_path / "mask.dcm").read_bytes()
+    found = pydicom.dcmread(tmp_path / "mask.dcm")
+    assert all(found[tag].value == source.heads[0][tag].value for tag in MUST)
+
+
 def test_highdicom_reads_the_mask_of_every_slice(tmp_path: Path) -> None:
     source, _, mask = make_study(tmp_path / "in", 5)
     (tmp_path / "seg.dcm").write_bytes(encode_seg(source, mask, CLASSES, MADE_BY))

@@ -11,14 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from helpers import settings
-from pytest import LogCaptureFixture, MonkeyPatch, TempPathFactory, fixture, mark, raises
+from pytest import CaptureFixture, LogCaptureFixture, MonkeyPatch, TempPathFactory, fixture, mark, raises
 
 import wardround as wr
 from deploy import loopback
 from deploy.loopback import Killed, Loopback, changed, conducted, remote_config, spoilt
+from wardround import cli
 from wardround.deploy import conducting, limits, remote
 from wardround.deploy.conducting import conduct
-from wardround.deploy.live_file import Live
+from wardround.deploy.live_file import Live, RunFailed
 from wardround.deploy.remote import Remote
 from wardround.deploy.wire import Parcel
 from wardround.engine.cached_memory import MemoryBudget
@@ -510,6 +511,32 @@ ABSURD = {
 @mark.parametrize("fault", ABSURD.values(), ids=ABSURD.keys())
 def test_an_absurd_registration_is_left_out(fault: loopback.Fault, tmp_path: Path) -> None:
     assert "cannot be read" in registered(tmp_path, fault)
+
+
+def test_words_of_a_hospital_reach_the_organisers_terminal_as_plain_lines(
+    tmp_path: Path, monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
+) -> None:
+    """In `status` (live.json) and in the error of `submit`, which quotes it."""
+    loop, folder = Loopback(tmp_path / "sites"), tmp_path / "run"
+    rude = "\x1b[2J\x1b]0;owned\x07 fine\r\nerror none\u202e"
+    loop.faults |= {
+        ("east", "register", 0): said(facts={"prepare": {rude: rude}}),
+        ("north", "register", 0): changed(more={"refused": rude}),
+        ("south", "register", 0): changed(more={"failure": rude}),
+    }
+    with raises(TooFewClients):
+        conducted(loop, folder, rounds=1, **SHORT)
+    reason = live(folder)["reason"]
+    assert reason.isprintable() and "fine  error none" in reason
+
+    def fail() -> None:
+        raise RunFailed(f"'north': {rude}")
+
+    monkeypatch.setattr(cli, "app", fail)
+    with raises(SystemExit):
+        cli.main()
+    shown = capsys.readouterr().err
+    assert all(line.isprintable() for line in shown.splitlines()) and "owned" in shown
 
 
 def test_a_hospital_that_does_not_register_in_time_takes_no_part(tmp_path: Path) -> None:

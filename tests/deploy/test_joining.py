@@ -1,5 +1,6 @@
 """A hospital takes part: requests in, replies out, processes that end are started again."""
 
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,8 +15,10 @@ from wardround.deploy import joining
 from wardround.deploy.joining import Joining, WorkerEnded
 from wardround.deploy.kits import Kit, read_kit
 from wardround.deploy.mailbox import Letter
-from wardround.deploy.rpc.client import Connection, Request
+from wardround.deploy.rpc.client import Connection
+from wardround.deploy.rpc.requests import Request
 from wardround.deploy.rpc.server import HospitalServer, RequestFile
+from wardround.deploy.rpc.service import Transfer
 from wardround.errors import ConfigError
 
 
@@ -242,3 +245,47 @@ def test_a_request_that_was_overtaken_while_it_waited_is_left(
 
 def child_of(hospital: Joining) -> Child:
     return cast(Child, hospital._workers["job"]._child)
+
+
+def test_a_hospital_that_leaves_starts_no_process_again(
+    copy_of: Callable[[str], Kit], tmp_path: Path, monkeypatch: MonkeyPatch
+) -> None:
+    made: list[Child] = []
+
+    class DyingChild(Child):
+        """Ends when it is killed; a process that ended is otherwise started again."""
+
+        def __init__(self, *_: object, **__: object) -> None:
+            super().__init__()
+            made.append(self)
+
+        def receive(self, deadline: float | None = None) -> Any:
+            self.go.wait(20)
+
+        def exit_code(self) -> int:
+            return -9
+
+        def kill(self) -> None:
+            self.go.set()
+
+    monkeypatch.setattr(joining, "ChildProcess", DyingChild)
+    path = tmp_path / "1.request"
+    path.write_bytes(b"")
+    with Joining(copy_of("north"), {}) as hospital:
+        hospital._take(Request("job", "1", path))
+        wait_until(lambda: bool(made) and bool(made[0].seen))
+    wait_until(lambda: not hospital._held)
+    assert len(made) == 1
+
+
+def test_a_transfer_that_takes_a_while_is_told_of_with_the_time_that_is_left(
+    monkeypatch: MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(joining, "PACE_SECONDS", (0.0, 60.0))
+    said: list[str] = []
+    pace, transfer = joining.TransferReporter("a request arrives", said.append), Transfer(4_000_000)
+    for _ in transfer.count(bytes(1_000_000) for _ in range(4)):
+        time.sleep(0.01)
+        pace.tell(transfer)
+    assert len(said) == 1
+    assert re.fullmatch(r"a request arrives: 1.0 MB of 4.0 MB, about [\d.]+ s left", said[0])

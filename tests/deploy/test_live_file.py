@@ -1,4 +1,4 @@
-"""Ctrl-C while a run at hospitals is followed: heard whenever it comes."""
+"""live.json: Ctrl-C while a run is followed is heard whenever it comes, and the run in progress is found."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ import pytest
 from helpers import config
 
 from wardround.deploy import live_file
+from wardround.deploy.kits import Kit
 from wardround.deploy.organising import Submission
+from wardround.errors import WardroundError
 
 
 class Server:
@@ -63,3 +65,23 @@ def test_before_the_first_round_there_is_nothing_to_finish(live: Path, facts: di
     with pytest.raises(KeyboardInterrupt):
         followed.follow(None)
     assert server.asked == 0
+
+
+def test_a_run_that_is_being_resumed_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kit = Kit(tmp_path, "organiser", "organiser", "demo", "1", "localhost", 8002, "0")
+    file = kit.runs / "first" / "live.json"
+    write(file, state="waiting", job="killed")  # as its server left it
+    asked: list[str] = []
+
+    def is_known(job: str) -> bool:
+        asked.append(job)
+        if len(asked) == 3:
+            write(file, state="queued", job="resumed")
+        return job == "resumed"
+
+    monkeypatch.setattr(live_file, "LOOK_SECONDS", 0.01)
+    name, facts = live_file.find_running(kit, None, is_known)
+    assert (name, facts["job"]) == ("first", "resumed")
+    monkeypatch.setattr(live_file, "RESUME_SECONDS", 0.05)
+    with pytest.raises(WardroundError, match="run 'first' is not in progress"):
+        live_file.find_running(kit, "first", lambda job: False)

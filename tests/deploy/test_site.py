@@ -17,7 +17,7 @@ import numpy as np
 import torch
 import yaml
 from helpers import params, spoil
-from pytest import MonkeyPatch, TempPathFactory, fixture, mark, raises
+from pytest import MonkeyPatch, TempPathFactory, approx, fixture, mark, raises
 
 from deploy.loopback import RULES, Loopback, conducted, remote_config, sealed
 from wardround.clients import SyncState
@@ -35,6 +35,7 @@ from wardround.engine.networks import build_model
 from wardround.errors import ConfigError
 from wardround.messages import Message
 from wardround.params import Params
+from wardround.privacy import PrivacySettings
 
 RUN = "0123456789abcdef"
 SCAFFOLD = {"method": {"name": "scaffold"}}
@@ -551,3 +552,73 @@ def test_a_device_that_is_not_there_is_said_before_the_first_request(
         choose_device(SiteFile(device=device))
     assert choose_device(SiteFile(device="cpu")) == "cpu"
     assert choose_device(SiteFile()) == ("cuda" if here else "cpu")
+
+
+# Privacy
+
+PRIVATE = PrivacySettings(level="client", epsilon=4.0, cases=20)
+
+
+def private_training(round: int = 0, **changes: Any) -> Parcel:
+    model = build_model(remote_config(Path("nowhere")))
+    return request("train", round, Message(params=Params.of(model)), changes={"rounds": 2, **changes})
+
+
+def test_a_hospital_noises_what_leaves_whatever_the_run_asks_for(opened: Callable[..., Site]) -> None:
+    asked = {"privacy": {"level": "case", "epsilon": 99.0, "scores": "show"}}
+    facts = more_of(opened(privacy=PRIVATE).answer(private_training(**asked)))
+
+    assert facts["privacy"]["level"] == "client" and facts["privacy"]["limit"] == 4.0
+    assert (facts["num_examples"], facts["seconds"], facts["loss"]) == (20, 0.0, {})
+
+
+def test_a_run_may_ask_for_more_privacy_than_the_hospital(opened: Callable[..., Site]) -> None:
+    asked = {"privacy": {"level": "client", "epsilon": 1.0}, "rounds": 1}
+    facts = more_of(opened(privacy=PRIVATE).answer(private_training(**asked)))
+
+    assert facts["privacy"]["epsilon"] == approx(1.0, rel=1e-4)
+
+
+def test_a_spent_budget_outlives_the_process_and_covers_all_runs(opened: Callable[..., Site]) -> None:
+    site = opened(privacy=PRIVATE)
+    for round in range(2):
+        assert "failure" not in more_of(site.answer(private_training(round)))
+    other = opened(privacy=PRIVATE)
+    asked = private_training(0, name="another")
+    asked = replace(asked, header={**asked.header, "run": "fedcba9876543210"})
+
+    reply = other.answer(sealed(asked))
+    assert not reply.arrays
+    assert (
+        "the privacy budget of this hospital is spent: epsilon 4 at delta 1e-05" in more_of(reply)["failure"]
+    )
+
+
+def test_the_ledger_says_what_the_filters_did(opened: Callable[..., Site], tmp_path: Path) -> None:
+    opened(privacy=PRIVATE).answer(private_training())
+
+    (line,) = ledger.read(tmp_path / "state" / "egress.jsonl")
+    assert [entry["filter"] for entry in line["privacy"]["filters"]] == ["withhold", "client_noise"]
+
+
+def test_a_private_hospital_registers_its_declared_number_and_no_shapes(opened: Callable[..., Site]) -> None:
+    scalars = opened(privacy=PRIVATE).answer(request("register")).header["scalars"]
+
+    told = scalars["registration"]
+    assert (told["num_train"], told["num_val"], told["num_test"]) == (20, 0, 0)
+    assert scalars["facts"]["shape"] is scalars["facts"]["spacing"] is None
+
+
+def test_a_method_that_sends_more_is_refused_by_a_private_hospital(opened: Callable[..., Site]) -> None:
+    reply = opened(privacy=PRIVATE).answer(training())
+
+    assert "method 'scaffold' does not work with privacy.level: client" in more_of(reply)["failure"]
+
+
+def test_a_run_over_private_hospitals_ends_with_their_epsilon_in_its_records(tmp_path: Path) -> None:
+    rules = {name: RULES.model_copy(update={"privacy": PRIVATE}) for name in ("east", "north")}
+    conducted(Loopback(tmp_path / "sites", **rules), tmp_path / "run", rounds=2)
+
+    told = json.loads((tmp_path / "run" / "records.jsonl").read_text().splitlines()[-1])["privacy"]
+    assert sorted(told) == ["east", "north"]  # south has none
+    assert told["east"]["epsilon"] == told["east"]["total"] == approx(4.0, rel=1e-4)

@@ -56,6 +56,18 @@ def backward(model: Segmenter, logits: Tensor) -> None:
 
 
 @every_network
+def test_images_that_lack_channels_give_finite_logits_and_gradients(name: str, dimensions: int) -> None:
+    model = small(name, dimensions, in_channels=3)
+    x = image(model)
+    x[0, 1:] = 0
+    x[1, 0] = 0
+    logits = model(x)
+    backward(model, logits)
+    grads = [p.grad for p in model.parameters() if p.grad is not None]
+    assert torch.isfinite(logits).all() and all(bool(torch.isfinite(grad).all()) for grad in grads)
+
+
+@every_network
 @pytest.mark.parametrize(("in_channels", "num_outputs"), [(1, 1), (2, 5), (3, 2), (4, 1)])
 def test_logits_have_the_images_size_and_the_outputs_asked_for(
     name: str, dimensions: int, in_channels: int, num_outputs: int

@@ -31,11 +31,14 @@ from wardround.cli import (  # noqa: F401, each adds its commands to the app
     models,
     plan,
     predict,
+    privacy,
     report,
     runs,
+    survey,
 )
 from wardround.cli.common import app, err, out
 from wardround.errors import WardroundError, explain
+from wardround.tables import one_line
 from wardround.version import __version__
 
 __all__ = ["app", "main"]
@@ -48,7 +51,8 @@ def main() -> None:
     except WardroundError as error:
         if "--debug" in sys.argv:
             err.print_exception()
-        err.print(f"[bold red]error[/] {escape(str(error))}")
+        lines = [one_line(line) for line in str(error).splitlines()]  # it may quote what came from elsewhere
+        err.print(f"[bold red]error[/] {escape(chr(10).join(lines))}")
         sys.exit(error.exit_code)
     except OSError as error:
         if isinstance(error, BrokenPipeError):

@@ -39,7 +39,9 @@ def phantom(
     folder: Annotated[Path, typer.Argument(help="A new or empty folder.")],
     hospitals: Annotated[int, typer.Option(help="How many hospitals.")] = 3,
     dimensions: Annotated[int, typer.Option(help="2 for images, 3 for volumes.")] = 2,
-    file_format: Annotated[str, typer.Option("--format", help="nifti, png, or dicom with masks.")] = "nifti",
+    file_format: Annotated[
+        str, typer.Option("--format", "--to", help="nifti, png, or dicom with masks.")
+    ] = "nifti",
     organs: Annotated[
         str | None,
         typer.Option(help="Classes in place of the lesion, for example skull,nuclei,ventricles,lesion."),

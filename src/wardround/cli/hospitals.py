@@ -12,7 +12,7 @@ from datetime import datetime
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.markup import escape
@@ -26,20 +26,20 @@ from wardround.cli.common import (
     app,
     configure_logging,
     err,
-    leave_out,
     out,
     print_table,
 )
-from wardround.cli.configure import read_config
+from wardround.cli.configure import BudgetOption, read_config
 from wardround.cli.progress import show_rounds, stop_at_round_end
 from wardround.cli.runs import show_result
+from wardround.cli.submitting import choose_run, show_evaluation
 from wardround.deploy import require
 from wardround.deploy.job_queue import JobQueue
 from wardround.deploy.kits import Kit, find_organisers_kit, open_kit
 from wardround.deploy.live_file import describe_waiting, find_running, read_live
-from wardround.deploy.processes import LOG_BYTES, end_with_input
-from wardround.errors import ConfigError, WardroundError
-from wardround.tables import Table
+from wardround.deploy.processes import LOG_BYTES, end_after, end_with_input
+from wardround.errors import WardroundError
+from wardround.tables import Table, one_line
 
 if TYPE_CHECKING:
     from wardround.config import Config
@@ -111,10 +111,24 @@ def server(
 @app.command()
 def submit(
     config: Annotated[
-        str | None, typer.Argument(help="A YAML file; not needed with --resume.", metavar="CONFIG")
+        str | None,
+        typer.Argument(help="A YAML file; left out, the run is planned from the survey.", metavar="CONFIG"),
     ] = None,
     kit: KitOption = None,
     set_: Set = None,
+    budget: BudgetOption = None,
+    evaluate: Annotated[
+        Path | None,
+        typer.Option(
+            "--evaluate",
+            metavar="MODEL",
+            help="Train nothing: hospitals judge this model, of a run or an exported folder.",
+        ),
+    ] = None,
+    split: Annotated[
+        Literal["test", "val", "train", "all"],
+        typer.Option(help="With --evaluate: which cases, by each hospital's own splits."),
+    ] = "test",
     resume: Annotated[
         str | None,
         typer.Option("--resume", metavar="RUN", help="Continue this run from its last checkpoint."),
@@ -133,28 +147,12 @@ def submit(
 ) -> None:
     """Submit a run to the running server; the hospitals that are connected take part."""
     prepare(debug, quiet or json_)
-    from wardround.config_file import load_config
-    from wardround.deploy import organising
-
-    opened = find_organisers_kit(kit)
-    if (config is None) == (resume is None):
-        raise ConfigError("give a configuration to start a run, or --resume RUN to continue one.")
-    if resume is not None:
-        stored = organising.load_stored_config(opened, resume)
-        changes = [*(set_ or []), *leave_out([*stored.without, *(without or [])])]
-        checked = load_config(stored, changes).model_copy(update={"output": stored.output})
-    else:
-        checked = organising.place_at_organiser(load_config(Path(str(config)), set_ or []), opened)
-        organising.refuse_second(checked, opened, overwrite)
-    say = make_speaker(quiet or json_)
-    queue = open_queue(opened)
-    organising.refuse_running(queue, checked)
-    asked = None if hospitals is None else organising.parse_hospitals(hospitals)
-    again = resume is not None
-    names = organising.choose_hospitals(queue, checked, asked, resume=again)
-    submission = organising.submit(
-        queue, checked, names, resume=again, overwrite=overwrite, from_round=from_round
+    opened, say = find_organisers_kit(kit), make_speaker(quiet or json_)
+    checked = choose_run(
+        opened, config, resume, evaluate, budget=budget, set_=set_, without=without, hidden=quiet or json_
     )
+    begun = {"resume": resume is not None, "overwrite": overwrite, "from_round": from_round}
+    submission, names = begin_run(opened, checked, hospitals, evaluate, split, **begun)
     say(f"hospitals: {', '.join(names)}")
     say(f"run '{checked.name}' was submitted; its files are in {checked.folder}")
     if detach and json_:
@@ -164,8 +162,30 @@ def submit(
     if detach:
         say(f"watch it with: wardround status --watch --kit {opened.folder}")
         return
-    state = watch_run(submission, opened, quiet or json_, say)
+    state = watch_run(submission, opened, quiet or json_ or evaluate is not None, say)
+    if evaluate is not None:
+        show_evaluation(checked.folder, json_)
+        return
     finish(checked, state, json_, f"wardround submit --resume {checked.folder.name} --kit {opened.folder}")
+
+
+def begin_run(
+    kit: Kit, config: Config, hospitals: str | None, evaluate: Path | None, split: str, **begun: Any
+) -> tuple[Submission, list[str]]:
+    """Submit the run, or the evaluation, and say who takes part; begun: resume, overwrite, from_round."""
+    from wardround.deploy import organising
+
+    more: dict[str, Any] = {}
+    if evaluate is not None:
+        more = {"kind": "evaluation", "model": str(evaluate.absolute()), "split": split}
+    if not begun["resume"]:
+        organising.refuse_second(config, kit, begun["overwrite"], is_evaluation=evaluate is not None)
+    queue = open_queue(kit)
+    organising.refuse_running(queue, config)
+    asked = None if hospitals is None else organising.parse_hospitals(hospitals)
+    names = organising.choose_hospitals(queue, config, asked, resume=begun["resume"])
+    proposals = organising.list_proposals(config, organising.find_survey(kit), names)
+    return organising.submit(queue, config, names, proposals=proposals, **begun, **more), names
 
 
 def watch_run(submission: Submission, kit: Kit, hidden: bool, say: Callable[[str], None]) -> str:
@@ -232,9 +252,9 @@ def show_state(facts: dict[str, Any], trouble: str, *, clear: bool) -> None:
     if trouble:
         err.print(escape(trouble))
     elif facts["hospitals"]:
-        columns = ("hospital", "heard of", "now")
-        rows = [[entry[key] for key in columns] for entry in facts["hospitals"]]
-        print_table(Table("Hospitals", columns, rows))
+        seen = ("hospital", "heard of", "now")
+        rows = [[entry[key] for key in seen] for entry in facts["hospitals"]]
+        print_table(Table("Hospitals", seen, rows))
         out.print()
     else:
         out.print("No hospital is connected.\n")
@@ -291,7 +311,9 @@ def stop(
     """End a run after its current round, with a checkpoint; it can be resumed."""
     prepare(debug, False)
     opened = find_organisers_kit(kit)
-    name, facts = find_running(opened, run)
+    queue = JobQueue(opened)
+    is_served = queue.is_server_running()
+    name, facts = find_running(opened, run, lambda job: not is_served or queue.find_state(job) != "ended")
     open_queue(opened).ask(str(facts["job"]), "abort" if now else "stop")
     when = "at once; the last whole round is safe" if now else "after this round, with a checkpoint"
     out.print(
@@ -334,24 +356,34 @@ def make_speaker(hidden: bool) -> Callable[[str], None]:
     """Says one line with the time in front."""
     if hidden:
         return lambda line: None
-    return lambda line: err.print(f"[dim]{datetime.now():%H:%M:%S}[/] {escape(line)}")
+    return lambda line: err.print(f"[dim]{datetime.now():%H:%M:%S}[/] {escape(one_line(line))}")
 
 
 @contextmanager
-def leaving_on_signals() -> Iterator[None]:
-    """SIGTERM leaves like Ctrl-C, so that every process started here is ended too."""
+def leaving_on_signals(seconds: float | None = None) -> Iterator[None]:
+    """SIGTERM leaves like Ctrl-C, so that every process started here is ended too.
+
+    seconds: after which it ends all of them itself, whatever this process is waiting for. A further signal
+    changes nothing then: in the middle of the ending it would leave processes behind.
+    """
 
     def leave(number: int, frame: FrameType | None) -> None:
+        if seconds is not None:
+            for each in before:
+                signal.signal(each, signal.SIG_IGN)
+            end_after(seconds)
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, leave)
+    numbers = (signal.SIGTERM,) if seconds is None else (signal.SIGTERM, signal.SIGINT)
+    before = {number: signal.signal(number, leave) for number in numbers}
     try:
         yield
     except KeyboardInterrupt:
         err.print("Stopped; everything that was started here has ended.")
         raise typer.Exit(130) from None
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def finish(config: Config, state: str, json_: bool, again: str) -> None:
@@ -361,7 +393,7 @@ def finish(config: Config, state: str, json_: bool, again: str) -> None:
     result = Result.load(config.folder)
     if not json_:
         for line in describe_absent(read_live(config.folder) or {}):
-            err.print(escape(f"At the end {line}"))
+            err.print(escape(one_line(f"At the end {line}")))
     if json_:
         out.print_json(json.dumps(result.summary))
     elif state == "done":

@@ -23,6 +23,7 @@ from wardround.errors import ConfigError
 from wardround.tables import Table
 
 COLOURS = {"ok": "green", "warning": "yellow", "wrong": "bold red", "not reached": "dim"}
+LEAVE_SECONDS = 4.0  # for a hospital to end what it started, before that is done for it
 
 
 @app.command()
@@ -44,7 +45,7 @@ def join(
     check_trust(opened)
     log_to_kit(opened, "join")
     end_with_input()
-    with leaving_on_signals(), Joining(opened, environment, say) as hospital:
+    with leaving_on_signals(LEAVE_SECONDS), Joining(opened, environment, say) as hospital:
         say(hospital.check())
         say(f"'{opened.name}' connects to {opened.server}:{opened.port}, outbound only. Ctrl-C ends.")
         show_ledger(opened.state / NAME, say)
@@ -98,6 +99,8 @@ def watch_ledger(path: Path) -> Iterator[list[str]]:
 def describe_line(line: dict[str, Any]) -> str:
     trouble = line.get("refused") or line.get("failure")
     what = f"answered with: {trouble}" if trouble else f"{len(line['tensors'])} tensors"
+    if line["scalars"].get("decision") == "waiting":
+        what = "a proposal waits for you (wardround confirm KIT)"
     return f"{line['task']}, round {line['round']}: {what}, {line['bytes']:,} bytes left"
 
 

@@ -13,6 +13,7 @@ from rich.markup import escape
 from rich.progress import Progress
 
 from wardround.cli.common import Debug, Json, Quiet, app, configure_logging, err, out, print_table
+from wardround.cli.dicom import Login
 from wardround.cli.progress import show_cases
 from wardround.progress import TimeLeftColumn, bar_columns
 
@@ -35,23 +36,30 @@ Slices = Annotated[
 ]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace existing files.")]
 Kind = Literal["auto", "entropy", "evidential", "samples", "dropout", "ensemble"]
+Inputs = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="INPUT...",
+        help="Scans, folders or zips of scans or DICOM series, lists (.txt), https://ARCHIVE/studies/UID.",
+    ),
+]
+Store = Annotated[
+    str | None, typer.Option(metavar="URL", help="Also send DICOM masks to this DICOMweb archive.")
+]
 MOST_SHOWN = 200
 
 
 @app.command()
 def predict(
     run: Run,
-    inputs: Annotated[
-        list[Path],
-        typer.Argument(
-            metavar="INPUT...", help="Scans, folders or zips of scans or DICOM series, lists (.txt)."
-        ),
-    ],
+    inputs: Inputs,
     output: Annotated[Path, typer.Option("--output", "-o", help="The folder for the masks.")],
     to: Annotated[
         Literal["nifti", "nrrd", "dicom-seg", "rtstruct"] | None,
         typer.Option(help="Format of the masks; default: each scan's own. The last two are for DICOM scans."),
     ] = None,
+    store: Store = None,
+    login: Login = None,
     probabilities: Annotated[
         bool, typer.Option("--probabilities", help="Write the probability of every class.")
     ] = False,
@@ -90,7 +98,9 @@ def predict(
         channels=channels.split(",") if channels else (),
     )
     with show_progress(quiet or json_) as watch:
-        done = predict_into(predictor, inputs, output, to=to, overwrite=overwrite, watch=watch)
+        done = predict_into(
+            predictor, inputs, output, to=to, overwrite=overwrite, watch=watch, store_in=store, login=login
+        )
     if json_:
         out.print_json(json.dumps(done.as_dict()))
     else:
@@ -182,7 +192,9 @@ def show_predictions(done: Any, tested: tuple[int, float, float] | None, unit: s
                 err.print(f"[yellow]{escape(name)}[/] {escape(warning)}.")
     show_problems(done.problems, done.notes)
     where = f" Masks and predictions.json are in [bold]{escape(str(done.folder))}[/]." if done.done else ""
-    out.print(f"\n{len(done.done)} predicted, {len(done.problems)} failed.{where}")
+    stored = sum("stored" in facts for facts in done.done.values())
+    sent = f" {stored} stored in the archive." if stored else ""
+    out.print(f"\n{len(done.done)} predicted, {len(done.problems)} failed.{where}{sent}")
 
 
 def make_rows(name: str, facts: Mapping[str, Any]) -> Iterator[list[Any]]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import secrets
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -17,10 +19,12 @@ from wardround.errors import ClientError
 from wardround.losses.objective import Context, Objective, told_losses
 from wardround.losses.segmentation import mask_dice
 from wardround.params import Params
+from wardround.privacy import Guard
 from wardround.seeding import generator
 from wardround.seeds import derive
 from wardround.training.device import is_out_of_memory
 from wardround.training.learner import Loss, Step
+from wardround.training.private_loop import PrivateLoop, check_hooks
 from wardround.training.workbench import FitHooks, FitSettings, Fitted, Workbench, read_in_order
 
 log = logging.getLogger(__name__)
@@ -43,7 +47,8 @@ class Client:
     """One hospital: its cases, its memory, and the process's model to train with.
 
     memory: what it remembers between tasks; it never leaves. round: the round of the present task.
-    window: voxels of the sliding windows it evaluates images in, None for whole images.
+    window: voxels of the sliding windows it evaluates images in, None for whole images. guard: of its
+    answers, where they are private.
     """
 
     def __init__(
@@ -55,6 +60,7 @@ class Client:
         self.round = 0
         self.on_progress: Callable[[int, int], None] | None = None
         self.fitted: Fitted | None = None
+        self.guard: Guard | None = None
         self.window = config.evaluate.window
         self._bench = bench
         self._config = config
@@ -149,6 +155,11 @@ class Client:
             optimizer_state=memory.get(moments, {}),
         )
         hooks = FitHooks(loss, add, on_batch, after_backward, step, self.on_progress)
+        charged = None if self.guard is None else self.guard.charge_steps(self.round)
+        if charged is not None:
+            check_hooks(hooks)
+            hooks = replace(hooks, loop=partial(PrivateLoop, charged))
+            settings = replace(settings, seed=secrets.randbits(63))
         fitted = self._fitting(self.data.train if split is None else split, start, second, settings, hooks)
         if config.optimizer.state == "keep":
             memory[moments] = Params(bench.optimizer_state())
@@ -253,7 +264,7 @@ class Client:
         return Context(
             round=self.round,
             rounds=self.rounds,
-            num_examples=self.num_examples,
+            num_examples=self.num_examples if self.guard is None else self.guard.cases,
             memory=self.memory.setdefault("objective_second" if second else "objective", {}),
             generator=generator(self._config.seed, "objective", self.name, self.round),
             with_features="features" in needs,

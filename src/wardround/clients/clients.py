@@ -56,7 +56,8 @@ class Answer:
     """A client's answer, not yet checked; or why there is none (`failure`).
 
     num_trained: cases that the training of this task went through, 0 if there was none; refused: why it may
-    not be used, found by the transport; num_bytes: what travelled, unless that is the message as it is.
+    not be used, found by the transport; num_bytes: what travelled, unless that is the message as it is;
+    privacy: what was done to it under differential privacy, and what was spent.
     """
 
     client: str
@@ -69,6 +70,7 @@ class Answer:
     failure: str | None = None
     refused: str | None = None
     num_bytes: int | None = None
+    privacy: Mapping[str, Any] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
         """As plain JSON, without the message."""
@@ -124,6 +126,7 @@ class Exchange:
     loss: dict[str, Mapping[str, float]] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
     lost: dict[str, str] = field(default_factory=dict)
+    privacy: dict[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 class Clients:
@@ -272,6 +275,8 @@ class Clients:
             loss=answer.loss,
         )
         exchange.loss[name] = dict(answer.loss)
+        if answer.privacy:
+            exchange.privacy[name] = dict(answer.privacy)
         if self._on_reply is not None:
             self._on_reply(task, reply)
         return reply

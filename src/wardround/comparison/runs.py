@@ -230,7 +230,8 @@ class Run:
     @property
     def remarks(self) -> list[str]:
         """What to say below a table of its scores."""
-        return [*self.origin, *([OWN_GRID] if self.is_evaluation else [])]
+        on_scans = self.is_evaluation and str(self.evaluation.get("grid", "")).startswith("the scan")
+        return [*self.origin, *([OWN_GRID] if on_scans else [])]
 
     @cached_property
     def cases(self) -> CaseScores:
@@ -254,6 +255,7 @@ class Run:
         found = {client for values in self.cases.values() for client in (key.client for key in values)}
         for record in self.records:
             found.update(mapping(validation_of(record, "loss").get("clients")))
+        found.update(self.test.aggregates if self.test is not None else ())
         if not found:
             found = {name for record in self.records for name in record.get("clients", [])}
         return sorted(found)

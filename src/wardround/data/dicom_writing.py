@@ -34,9 +34,10 @@ from wardround.version import __version__
 Array = NDArray[Any]
 NAME = "wardround"
 LEVELS = 255  # of fractional segments
+PLACE = (0x0018, 0x0020, 0x0028, 0x5200)  # groups of DICOM: acquisition, relation, image, frames
 COPIED = (
     "SpecificCharacterSet", "PatientID", "PatientName", "PatientBirthDate", "PatientSex", "StudyInstanceUID",
-    "StudyDate", "StudyTime", "StudyID", "AccessionNumber", "ReferringPhysicianName", "StudyDescription",
+    "StudyDate", "StudyTime", "StudyID", "AccessionNumber", "ReferringPhysicianName",
 )  # fmt: skip
 
 
@@ -114,7 +115,7 @@ def build_seg(source: SourceSeries, frames: Array, names: Sequence[str], made_by
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of values in the source's own header
         found = highdicom.seg.Segmentation(
-            source_images=list(source.heads),
+            source_images=[drop_texts(head) for head in source.heads],
             pixel_array=frames,
             segmentation_type=kind,
             segment_descriptions=[
@@ -137,6 +138,24 @@ def build_seg(source: SourceSeries, frames: Array, names: Sequence[str], made_by
             **fractional,
         )
     return to_bytes(found)
+
+
+def drop_texts(head: Any) -> Any:
+    """A header with patient, study, place and pixels alone: highdicom copies all it finds on a patient."""
+    from pydicom.datadict import keyword_for_tag
+    from pydicom.dataset import Dataset
+
+    kept = Dataset()
+    kept.file_meta = head.file_meta
+    for tag in head.keys():  # noqa: SIM118 - iterating a header decodes all of it
+        if tag.group in PLACE or keyword_for_tag(tag) in (
+            *COPIED,
+            "SOPClassUID",
+            "SOPInstanceUID",
+            "Modality",
+        ):
+            kept[tag] = head.get_item(tag)
+    return kept
 
 
 def describe_segment(number: int, name: str, made_by: MadeBy) -> Any:
@@ -187,7 +206,7 @@ def encode_rtstruct(
     for tag in COPIED:
         if tag in head:
             data[tag] = head[tag]
-        elif tag not in ("SpecificCharacterSet", "StudyDescription"):  # the others may be empty, not absent
+        elif tag != "SpecificCharacterSet":  # the others may be empty, not absent
             setattr(data, tag, "")
     now = datetime.now(UTC)
     data.Modality, data.SeriesInstanceUID, data.SeriesNumber = "RTSTRUCT", make_uid(), 902

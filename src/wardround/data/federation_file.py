@@ -191,6 +191,9 @@ class FederationFile(Settings):
         (),
         description="label values of voxels that nobody annotated: they count in no loss and no score",
     )
+    background: Numbers = Field(
+        (), description="label values of no class that are background on purpose, however few cases have them"
+    )
     annotates: dict[str, Annotated[tuple[str, ...], BeforeValidator(as_names)]] = Field(
         default_factory=dict,
         description="client -> the classes, or regions outlined as a whole, that it annotates; the others "
@@ -253,12 +256,15 @@ def check_consistency(file: FederationFile) -> None:
             f"annotates names clients, but partition.kind is {file.partition.kind}, which deals the cases of "
             "all to new ones. Leave one of the two out."
         )
+    both = next((value for value in file.background if value in meaning), None)
+    if both is not None:
+        raise ConfigError(f"background: value {both} is class '{meaning[both]}'. A value is one of them.")
     ignored = next((value for value in file.ignore if value in meaning), None)
     if ignored is not None:
         raise ConfigError(f"ignore: value {ignored} is class '{meaning[ignored]}'. A value is one of them.")
-    both = sorted(set(file.clients or ()) & set(file.held_out))
-    if both:
-        raise ConfigError(f"'{both[0]}' is in clients and in held_out; a client is one of them.")
+    twice = sorted(set(file.clients or ()) & set(file.held_out))
+    if twice:
+        raise ConfigError(f"'{twice[0]}' is in clients and in held_out; a client is one of them.")
     check_channels(file)
     check_settings(file.prepare)
 
@@ -340,6 +346,7 @@ COMMENTS = {
     "labels": "Class name: the values in the label files that mean it. Everything else is background.",
     "regions": "What is measured: class numbers (1 is the first of labels) joined under a name.",
     "ignore": "Label values of voxels that nobody annotated; they count in no loss and no score.",
+    "background": "Label values of no class that are background on purpose.",
     "annotates": "Classes, or regions outlined as a whole, that a client annotates, where that is not all.",
     "labels_differ": "A class that some clients do not have is meant.",
     "splits": "Cases to train on, to choose by, to report; a patient is never split apart.\n"

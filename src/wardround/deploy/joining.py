@@ -50,7 +50,7 @@ class TooManyRuns(WardroundError):
     """All processes that train are at work."""
 
 
-class Pace:
+class TransferReporter:
     """Tells how far a transfer is and how long it will take, where that is a while."""
 
     def __init__(self, what: str, say: Say) -> None:
@@ -150,7 +150,9 @@ class Joining:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._ended.set()
-        for worker in [*self._workers.values(), *([self._spare] if self._spare else [])]:
+        with self._lock:  # from here on none is started
+            workers = [*self._workers.values(), *([self._spare] if self._spare else [])]
+        for worker in workers:
             worker.end()
         if self._connection is not None:
             self._connection.close()
@@ -179,7 +181,10 @@ class Joining:
                     self._ended.wait(RETRY_SECONDS / 10)
                     continue
                 request = self._connection.wait(
-                    list(self._held), self._folder, self._largest, Pace("a request arrives", self._say).tell
+                    list(self._held),
+                    self._folder,
+                    self._largest,
+                    TransferReporter("a request arrives", self._say).tell,
                 )
                 if request is not None:
                     self._take(request)
@@ -278,7 +283,7 @@ class Joining:
         """Send a reply, again and again while the connection is away and the organiser may still want it."""
         assert self._connection is not None
         deadline, again = time.monotonic() + SEND_SECONDS, False
-        pace = Pace("a reply leaves", self._say)
+        pace = TransferReporter("a reply leaves", self._say)
         while time.monotonic() < deadline and not self._ended.is_set():
             try:
                 self._connection.answer(request, reply, failed, again=again, on_transfer=pace.tell)
@@ -294,6 +299,8 @@ class Joining:
     def _find_worker(self, job: str) -> WorkerProcess:
         """The process of a run; a new one may take the place of the one that has been idle for longest."""
         with self._lock:
+            if self._ended.is_set():
+                raise Superseded("this hospital is leaving")
             worker = self._workers.pop(job, None)
             if worker is None or not worker.is_alive():
                 self._make_room()

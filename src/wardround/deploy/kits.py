@@ -9,6 +9,7 @@
       state/                    state/            what wardround keeps here
       logs/                     logs/             log files of its processes
                                 runs/             one folder a run
+                                survey/           what hospitals said of their cases
 
 Keys are for their owner only; a kit whose key others can read, or that others can change, is refused. Nothing
 in a kit is code: no module is imported from it and no part of it is put on a path.
@@ -74,6 +75,11 @@ class Kit:
     @property
     def runs(self) -> Path:
         return self.folder / "runs"
+
+    @property
+    def survey(self) -> Path:
+        """The organiser's last survey."""
+        return self.folder / "survey"
 
     @property
     def site_file(self) -> Path:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,12 +17,14 @@ from wardround.deploy.kits import Kit
 from wardround.engine.records import read_lines
 from wardround.errors import ConfigError, WardroundError
 from wardround.files import file_name, jsonable, parse_json, write_parts
+from wardround.tables import one_line
 
 if TYPE_CHECKING:  # `status` must stay quick: these need torch
     from wardround.config import Config
     from wardround.engine.outcome import Listener
 
 LOOK_SECONDS = 0.3
+RESUME_SECONDS = 15.0  # for a run that is being resumed to reach the server
 FINAL = ("done", "stopped", "failed")
 UNBEGUN = ("queued", "starting", "failed")  # of these no round is shown
 
@@ -35,15 +38,31 @@ def read_live(folder: Path) -> dict[str, Any] | None:
     return facts if isinstance(facts, dict) else None
 
 
-def find_running(kit: Kit, name: str | None = None) -> tuple[str, dict[str, Any]]:
-    """The run in progress, and what live.json says of it."""
-    going = {
-        path.parent.name: facts
-        for path in sorted(kit.runs.glob("*/live.json"))
-        if (facts := read_live(path.parent)) is not None and facts["state"] not in FINAL
-    }
-    if name is not None:
-        going = {key: facts for key, facts in going.items() if key == file_name(name)}
+def find_running(
+    kit: Kit, name: str | None = None, is_known: Callable[[str], bool] = lambda job: True
+) -> tuple[str, dict[str, Any]]:
+    """The run in progress, and what live.json says of it.
+
+    is_known: whether the server has this job. A run that is not done may just be resumed, which takes a
+    command some seconds: it is waited for that long.
+    """
+    deadline = time.monotonic() + RESUME_SECONDS
+    while True:
+        runs = {path.parent.name: read_live(path.parent) for path in sorted(kit.runs.glob("*/live.json"))}
+        mine = {
+            key: facts
+            for key, facts in runs.items()
+            if facts is not None and (name is None or key == file_name(name))
+        }
+        going = {
+            key: facts
+            for key, facts in mine.items()
+            if facts["state"] not in FINAL and is_known(str(facts.get("job")))
+        }
+        may_come = any(facts["state"] != "done" for facts in mine.values())
+        if going or not may_come or time.monotonic() >= deadline:
+            break
+        time.sleep(LOOK_SECONDS)
     if not going:
         what = "no run is" if name is None else f"run '{name}' is not"
         raise WardroundError(f"{what} in progress.")
@@ -92,6 +111,20 @@ class Live:
         left = timedelta(seconds=max(0.0, deadline - time.monotonic()))
         until = (datetime.now(UTC) + left).isoformat(timespec="seconds")
         self.say(state="waiting", task=task, round=round, waiting_for=sorted(names), until=until)
+
+
+@contextmanager
+def announcing(live: Live) -> Iterator[Live]:
+    """Say in live.json how it ended: done, or as the state says by then; or that it failed, and why."""
+    try:
+        yield live
+    except BaseException as error:
+        reason = str(error) if isinstance(error, WardroundError) else f"{type(error).__name__}: {error}"
+        with suppress(OSError):  # a full disk must not hide the reason
+            live.say(state="failed", reason=one_line(reason), waiting_for=[], until=None)
+        raise
+    ended = live.facts["state"] if live.facts["state"] in FINAL else "done"
+    live.say(state=ended, waiting_for=[], until=None)
 
 
 class RunFailed(WardroundError):

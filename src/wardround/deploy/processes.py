@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import IO, Literal
 
+from wardround.child_process import kill_children
 from wardround.deploy.kits import Kit
 from wardround.errors import WardroundError
 from wardround.files import take_lock
@@ -108,6 +109,18 @@ def end_with_input() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=watch, name="wardround-parent", daemon=True).start()
+
+
+def end_after(seconds: float) -> None:
+    """End this process and its children after so long, if it has not ended by itself."""
+
+    def end() -> None:
+        kill_children()
+        os._exit(130)
+
+    timer = threading.Timer(seconds, end)
+    timer.daemon = True
+    timer.start()
 
 
 # Waiting

@@ -162,8 +162,8 @@ class OrganiserServer:
     def _publish(self) -> None:
         """Tell runs and the organiser's commands which hospitals are there."""
         self._published = time.monotonic()
-        self._hospitals.end_stalled()
-        alive, transfers = self._hospitals.alive(), self._hospitals.transfers()
+        self._hospitals.replies.end_stalled()
+        alive, transfers = self._hospitals.alive(), self._hospitals.transfers.describe()
         self._queue.publish(alive, transfers)
         for running in self._running.values():
             running.tell(alive, list(transfers))

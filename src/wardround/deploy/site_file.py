@@ -20,6 +20,7 @@ from wardround.methods import METHODS, OBJECTIVES
 from wardround.metrics import METRICS
 from wardround.models import MODELS
 from wardround.plugins import is_import_path
+from wardround.privacy import PrivacySettings
 from wardround.settings import Settings, refuse_boolean
 from wardround.text import format_bytes, parse_size, suggest
 from wardround.yaml_file import commented, dumped, read_yaml
@@ -38,6 +39,8 @@ TASKS = {
     "calibrate": "how well the model is calibrated: sums over cases, and one row for each test case",
     "pictures": "nothing leaves; pictures of test cases are written to this hospital's own folder",
     "personal_model": "the hospital's own model, for tests at the others",
+    "fingerprint": "how many cases there are and what they are like, as histograms (wardround survey)",
+    "agree": "whether the names and the preparation that the organiser proposes are used here",
 }
 ON_REQUEST = ("contribute", "personal_model")  # tasks that a hospital allows by name, or with all
 ALWAYS = frozenset({"register"})  # names and shapes of tensors, numbers of cases: what taking part means
@@ -65,13 +68,19 @@ class SiteFile(Settings):
     largest_message: int = Field(2 * 10**9, ge=1)
     scalars: tuple[str, ...] = (ALL,)
     rows: tuple[Literal["train", "val", "test"], ...] = ("val", "test")
+    scores: Literal["rows", "aggregate"] = "rows"
     case_names: Literal["number", "keep"] = "number"
+    min_count: int = Field(5, ge=1)
+    accept: Literal["ask", "auto"] = "ask"
     min_cases: int = Field(10, ge=0)
     min_batch: int = Field(2, ge=1)
+    privacy: PrivacySettings = PrivacySettings()
     resources: Resources = Resources()
     quiet_hours: tuple[str, ...] = ()
 
-    _numbers = field_validator("version", "threads", "min_cases", "min_batch", mode="before")(refuse_boolean)
+    _numbers = field_validator("version", "threads", "min_count", "min_cases", "min_batch", mode="before")(
+        refuse_boolean
+    )
     _bytes = field_validator("largest_message", mode="before")(parse_size)
 
     @field_validator("data", mode="before")
@@ -117,6 +126,15 @@ class SiteFile(Settings):
                     "monai:SegResNet, your own as package.module:Class"
                 )
         return names
+
+    @field_validator("privacy")
+    @classmethod
+    def declared(cls, value: PrivacySettings) -> PrivacySettings:
+        if value.is_on and value.cases is None:
+            raise ValueError(
+                "cases is missing. Give the number of training cases that others are told, about the true one"
+            )
+        return value
 
     @field_validator("device")
     @classmethod
@@ -221,6 +239,13 @@ COMMENTS = {
     "refused; a training loss (loss/...) that is not allowed is left out, for it is only shown.",
     "rows": "Splits whose cases may be scored one by one, a row for each. With train, the organiser sees\n"
     "how well the model knows each training case.",
+    "scores": "rows: an evaluation leaves as a table with a row for each case. aggregate: as sums and\n"
+    "histograms over cases, never a row; calibration, whose histograms show single cases, is refused.",
+    "min_count": "Fewest patients behind any number of a survey (task fingerprint), and fewest cases behind\n"
+    "any number of aggregated scores; what has fewer is withheld.",
+    "accept": "What to do with names of classes and channels that the organiser proposes for all. ask: a\n"
+    "person here decides, with `wardround confirm .`. auto: they are accepted where no class or channel\n"
+    "is left out and names differ in spelling at most (Lesion, lesion); else a person is asked.",
     "case_names": "number: tables of scores leave with case-0001, case-0002 ... instead of the names of\n"
     "cases, in the alphabetical order of the names of the split. keep: with their names.",
     "min_cases": "Least number of training cases behind whatever leaves: a model trained on a handful gives\n"
@@ -229,6 +254,13 @@ COMMENTS = {
     "task count are refused. The organiser is told the minimum, not the number.",
     "min_batch": "Least number of cases in one training step (batch_size). A higher one protects single\n"
     "cases better; volumes are usually trained on with 2.",
+    "privacy": "Differential privacy of what leaves; a run may ask for more of it, never for less.\n"
+    "  {level: client, epsilon: 8, delta: 1e-5, cases: 100}\n"
+    "level none: as the run asks; case: covers whether any one training case took part; client: covers\n"
+    "whatever this hospital trained on. epsilon and delta: what all answers of all runs may spend\n"
+    "together; then nothing more is answered. See: wardround privacy status . clip: largest norm of a\n"
+    "case's gradient, or of an update. cases: training cases that others are told of, about the true\n"
+    "number. scores: withhold keeps scores and calibration here, show lets them leave uncovered.",
     "resources": "How much of this machine a run may take; null: no limit.",
     "quiet_hours": 'Times of day, on this machine\'s clock, at which requests are refused: ["22:00-06:00"].\n'
     "A task that started before may still finish and be sent.",

@@ -164,7 +164,7 @@ class Experiment:
         if untested and self.config.data.test:
             log.warning(
                 "no test case at %s: the results will have no row for %s. Look at splits, and at what was "
-                "left out (left_out.json).",
+                "left out (left_out.json); privacy.scores may withhold them.",
                 ", ".join(f"'{name}'" for name in untested),
                 "it" if len(untested) == 1 else "them",
             )

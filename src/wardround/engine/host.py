@@ -19,7 +19,7 @@ from wardround.clients.client import run_to_completion
 from wardround.clients.traffic import as_received, count_wire_bytes
 from wardround.config import Config, EvaluateSettings, TrafficSettings
 from wardround.data.annotation import Annotation, measurable
-from wardround.data.cases import ClientData
+from wardround.data.cases import ClientData, TensorSplit
 from wardround.data.federation import Federation
 from wardround.data.listing import SPLITS
 from wardround.data.opening import open_federation
@@ -37,6 +37,8 @@ from wardround.messages import Message
 from wardround.methods import build_method, build_objective
 from wardround.metrics import METRICS
 from wardround.params import Params
+from wardround.privacy import BUDGET_FILE, Guard, Outgoing, Policy, PrivacyBudget, PrivacyRefusal
+from wardround.privacy.checks import check_cards, check_network
 from wardround.seeding import seed_everything
 from wardround.training.device import apply
 from wardround.training.workbench import Workbench
@@ -82,6 +84,40 @@ def check_annotation(name: str, annotation: Annotation | None, host: Host) -> No
     host.objective.check_annotation(annotation)
 
 
+def pass_on(guard: Guard, task: str, round: int, request: Message, answer: Answer) -> Answer:
+    """The answer as it may leave, and what was done to it."""
+    facts = {key: getattr(answer, key) for key in ("message", "num_examples", "num_steps", "seconds", "loss")}
+    outgoing = guard.pass_on(round, Outgoing(task, request.optional_params, **facts))
+    left = {key: getattr(outgoing, key) for key in facts}
+    return replace(answer, **left, privacy=guard.report(outgoing))
+
+
+def check_privacy(host: Host) -> None:
+    """Refuse what does not work under the policy."""
+    config, settings = host.config, host.policy.run
+    method, objective = (
+        config.method.get("name", "fedavg"),
+        config.objective.get("name", host.method.objective),
+    )
+    check_cards(settings, method, host.method, objective, host.objective)
+    check_network(settings, config.model.name, host.bench.model, host.shared)
+
+
+def make_guard(host: Host, client: Client) -> Guard:
+    """What stands between a client's answers and whoever asked for them."""
+    cases, run = host.policy.run.cases or client.num_examples, host.folder(client.name).parent
+    return Guard(
+        host.policy,
+        PrivacyBudget(host.budget or host.folder(client.name) / BUDGET_FILE),
+        run.parent.name if host.budget is None else run.name,
+        rounds=host.config.rounds,
+        cases=cases,
+        steps=host.config.count_steps(cases),
+        batch=host.config.batch_size,
+        trainable=[name for name in Params.trainable(host.bench.model) if name in host.shared],
+    )
+
+
 def check_channels(name: str, data: ClientData, host: Host) -> None:
     """Refuse clients whose scans lack channels, or lose some in training, where the method needs all."""
     reason = host.method.needs_every_channel
@@ -99,7 +135,8 @@ class Host:
     folder: where each client keeps its own files; on_progress: called with client, step, steps;
     shared: names of the tensors that travel; kept: of those that the method leaves at the client;
     federation: other cases than the configuration names; room: what clients remember stays in memory as far
-    as it fits there, and is written with a `snapshot`; durable: it is on the disk with every task.
+    as it fits there, and is written with a `snapshot`; durable: it is on the disk with every task; policy:
+    what is private, if not as the configuration asks; budget: where a client's is, if not in its folder.
     """
 
     def __init__(
@@ -112,8 +149,12 @@ class Host:
         *,
         room: MemoryBudget | None = None,
         durable: bool = False,
+        policy: Policy | None = None,
+        budget: Path | None = None,
     ) -> None:
         self.config = config
+        self.policy = policy or Policy(config.privacy)
+        self.budget = budget
         self.method = build_method(config)
         self.objective = build_objective(config)
         self.federation = federation or open_federation(config.data, config.seed, config.compute.resident)
@@ -142,6 +183,7 @@ class Host:
                 "(see nvidia-smi), or choose another device with compute.device."
             ) from None
         apply(self.bench.compute)
+        check_privacy(self)
         self._clients: dict[str, Client] = {}
         self._stores: dict[str, MemoryStore | CachedMemory] = {}
 
@@ -152,9 +194,11 @@ class Host:
         data = self.client(name).data
         everything = Params(self.bench.model.state_dict())
         is_pooled = self.method.pooled and name != POOLED
+        guard = self.client(name).guard
+        num_train = len(data.train) if guard is None or not data.train else guard.cases
         return Registration(
             client=name,
-            num_train=0 if is_pooled or name == PROXY else len(data.train),
+            num_train=0 if is_pooled or name == PROXY else num_train,
             num_val=len(data.val),
             num_test=len(data.test),
             tensors={tensor: everything.spec(tensor) for tensor in self.shared},
@@ -171,8 +215,12 @@ class Host:
             check_annotation(name, data.annotation, self)
             check_channels(name, data, self)
             splits = {split: getattr(data, split).to(device) for split in SPLITS}
+            if self.policy.withholds_scores and name != PROXY:  # as if it had no cases to be judged on
+                splits |= {"val": TensorSplit.of([]), "test": TensorSplit.of([])}
             data = replace(data, **splits)
-            self._clients[name] = Client(name, data, self.bench, self._config_of(name), self.method.needs)
+            client = Client(name, data, self.bench, self._config_of(name), self.method.needs)
+            client.guard = make_guard(self, client) if self.policy.is_on and name != PROXY else None
+            self._clients[name] = client
         return self._clients[name]
 
     def _config_of(self, name: str) -> Config:
@@ -231,9 +279,12 @@ class Host:
     ) -> Answer:
         """Do a task for a client; whatever goes wrong becomes an answer that says so."""
         started = time.perf_counter()
+        reason: WardroundError | None = None
 
         def attempt() -> tuple[Client, Message]:
             client = self._prepare_client(name, round, sync_state)
+            if client.guard is not None:
+                client.guard.check_task(task)
             return client, check_sendable(self._find_task(task)(client, message), task)
 
         try:
@@ -241,17 +292,7 @@ class Host:
             if task == "train" and reply.optional_params is not None:
                 reply = replace(reply, params=reply.params.only(self.shared))
             fitted, client.fitted = client.fitted, None  # one model in memory, not one a client
-            self._save_memory(client, task, round, sync_state)
-        except WardroundError as error:
-            failure = str(error)
-        except Exception as error:  # one client's mistake must not take the others down
-            log.debug("client '%s', %s", name, task, exc_info=True)
-            failure = f"{type(error).__name__}: {error}"
-        except SystemExit as error:  # from foreign code; a wrapped network says so itself
-            model = self.config.model.name
-            failure = f"the code of '{model}' or of the method called sys.exit({error.code!r})"
-        else:
-            return Answer(
+            answer = Answer(
                 name,
                 reply,
                 num_examples=client.num_examples,
@@ -260,6 +301,22 @@ class Host:
                 seconds=time.perf_counter() - started,
                 loss=dict(fitted.loss) if fitted else {},
             )
+            if client.guard is not None:
+                answer = pass_on(client.guard, task, round, message, answer)
+            self._save_memory(client, task, round, sync_state)
+        except WardroundError as error:
+            failure, reason = str(error), error
+        except Exception as error:  # one client's mistake must not take the others down
+            log.debug("client '%s', %s", name, task, exc_info=True)
+            failure = f"{type(error).__name__}: {error}"
+        except SystemExit as error:  # from foreign code; a wrapped network says so itself
+            model = self.config.model.name
+            failure = f"the code of '{model}' or of the method called sys.exit({error.code!r})"
+        else:
+            return replace(answer, seconds=time.perf_counter() - started) if client.guard is None else answer
+        if self.policy.is_on and not isinstance(reason, PrivacyRefusal):
+            log.warning("client '%s', %s: %s", name, task, failure)
+            failure = "the task failed; under privacy the reason stays in this client's log"
         return Answer(name, failure=failure, seconds=time.perf_counter() - started)
 
     def _prepare_client(self, name: str, round: int, sync_state: SyncState) -> Client:
@@ -315,11 +372,16 @@ class Host:
     def _evaluate(self, client: Client, message: Message) -> Message:
         """Scores of the client's model on one of its splits."""
         params = self._model_for(client, message)
-        split = getattr(client.data, str(message.scalars["split"]))
+        asked = str(message.scalars["split"])
         metrics = [name for name in message.scalars["metrics"] if name in METRICS]
         regions, settings = regions_of(client, self.federation), self._settings_for(message)
         variants = [read_steps(steps) for steps in message.scalars.get("variants", ())]
-        rows = score_cases(client, params, split, self.objective, regions, metrics, settings, variants)
+        rows: list[dict[str, Any]] = []
+        for name in SPLITS if asked == "all" else (asked,):
+            split, tta = getattr(client.data, name), settings.tta and asked == "all"
+            rows += score_cases(
+                client, params, split, self.objective, regions, metrics, settings, variants, tta=tta
+            )
         return Message(scalars={"cases": rows})
 
     def _settings_for(self, message: Message) -> EvaluateSettings:

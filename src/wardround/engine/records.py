@@ -69,6 +69,9 @@ def round_record(
         "loss": {name: loss for exchange in trained for name, loss in exchange.loss.items()},
         **state.notes,
     }
+    private = {name: told for exchange in trained for name, told in exchange.privacy.items()}
+    if private:
+        record["privacy"] = private
     record["warnings"] = [*record.get("warnings", []), *warnings]
     if validation is not None:
         record["validation"] = validation.as_dict()

@@ -48,7 +48,8 @@ LOCK = ".lock"  # in every folder of a run
 TESTED = "tested/round-{}.csv"  # the test of a round that `evaluate.test_after` names
 RUN_ENTRIES = (
     "config.yaml", PLAN, "environment.json", "preparation.json", "setup.json", "left_out.json",
-    "records.jsonl", "egress.jsonl", RUN_LOG, "cases.csv", "tested", "calibration.json", "start_weights.json",
+    "records.jsonl", "egress.jsonl", RUN_LOG, "cases.csv", "aggregates.json", "tested", "calibration.json",
+    "start_weights.json",
     POSTPROCESS, "result.json", "overlays.png", "report.html", "tensorboard", "mlflow.json",
     "checkpoints", "clients", "exchange",
 )  # fmt: skip

@@ -45,6 +45,7 @@ class Method:
     needs: ClassVar[frozenset[str]] = frozenset()
     tasks: ClassVar[tuple[str, ...]] = ("train",)  # functions a client may be asked for
     up: ClassVar[frozenset[str]] = frozenset()  # extras and scalars a reply may hold; the gate refuses others
+    own_steps: ClassVar[bool] = False  # `train` replaces the training step or its loss
     pooled: ClassVar[bool] = False  # trains on the union of all cases, as a reference only
     needs_every_class: ClassVar[str] = ""  # why it cannot use clients that annotate some classes only
     needs_every_channel: ClassVar[str] = ""  # why it cannot use clients whose scans lack channels

@@ -45,6 +45,7 @@ class FedSAM(Method):
     year = 2022
     link = "https://arxiv.org/abs/2206.02618"
     kind = "objective"
+    own_steps = True
 
     rho: Annotated[float, Field(ge=0)] = 0.02
     variant: Literal["sam", "asam"] = "sam"

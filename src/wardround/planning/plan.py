@@ -34,6 +34,7 @@ from wardround.planning.costs import (
     with_shape,
 )
 from wardround.planning.dry_run import do_dry_run
+from wardround.privacy.words import describe_cost
 from wardround.text import format_bytes
 from wardround.training.device import Compute, choose, choose_device, set_threads
 
@@ -106,6 +107,7 @@ def make_plan(config: Config, *, measure: bool = True) -> Plan:
     method = build_method(config)
     model = network_for(config, federation)
     shape, notes = estimate_shape(config, federation)
+    notes += describe_cost(config.privacy)
     clients = plan_clients(config, count_cases(config, federation), pooled=method.pooled)
     names = [client.name for client in clients if client.train]
     present = len(present_sizes(config, federation, names)) if names else 0

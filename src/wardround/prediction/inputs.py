@@ -4,6 +4,7 @@
     a folder of such files         all of them, sorted by name; else those of its subfolders, one level down
     a folder of DICOM files        every series, converted to NIfTI (needs pydicom)
     study.zip                      what it holds, as a folder
+    https://.../studies/1.2.3      a study of a DICOMweb archive, or a series of it (needs dicomweb-client)
     list.txt                       one scan per line, channels separated by tabs; paths relative to the list
 
 An input that cannot be used becomes an `InputProblem`; the others go on.
@@ -20,6 +21,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
+from wardround.data.dicomweb import STUDY, download, open_archive
 from wardround.data.listing import Places
 from wardround.data.readers import metaimage, nrrd
 from wardround.data.readers.common import join_names, stem_of
@@ -115,13 +117,21 @@ class Layout:
         return None
 
 
-def find_scans(inputs: Sequence[str | Path], layout: Layout, workplace: Path) -> FoundScans:
-    """Every scan among the inputs; workplace: an empty folder for DICOM series converted to NIfTI."""
+def find_scans(
+    inputs: Sequence[str | Path], layout: Layout, workplace: Path, login: Path | None = None
+) -> FoundScans:
+    """Every scan among the inputs.
+
+    workplace: an empty folder for DICOM series converted to NIfTI; login: of archives, see `open_archive`.
+    """
     found = FoundScans()
     single: list[Path] = []
-    for given in map(Path, inputs):
+    for said in inputs:
+        given = Path(said)
         try:
-            if given.is_dir():
+            if str(said).startswith(("https://", "http://")):
+                add_study(str(said), workplace, found, login)
+            elif given.is_dir():
                 add_folder(given, layout, workplace, found)
             elif not given.exists():
                 link = "is a broken link" if given.is_symlink() else "does not exist"
@@ -206,7 +216,7 @@ def add_folder(
         )
 
 
-def add_series(folder: Path, workplace: Path, found: FoundScans, where: Path | None = None) -> None:
+def add_series(folder: Path, workplace: Path, found: FoundScans, where: Path | str | None = None) -> None:
     """Every series of a folder, converted as by `data import-dicom`; where: how messages call it."""
     target = workplace / f"series-{len(list(workplace.iterdir()))}"
     where = where or folder
@@ -217,6 +227,18 @@ def add_series(folder: Path, workplace: Path, found: FoundScans, where: Path | N
         stem = stem_of(path.name) or path.name
         series = imported.volumes[stem].files if stem in imported.volumes else ()
         found.scans.append(Scan((path,), name_mask(path.name), str(where), tuple(series)))
+
+
+def add_study(address: str, workplace: Path, found: FoundScans, login: Path | None) -> None:
+    """Every series of a study in an archive; its files are thrown away after use."""
+    parts = STUDY.fullmatch(address)
+    if parts is None:
+        raise DataError(f"{address} is not a study of an archive: https://<archive>/studies/<its UID>")
+    folder = workplace / f"study-{len(list(workplace.iterdir()))}" / parts["study"]
+    download(open_archive(parts["archive"], login), parts["study"], folder, only=parts["series"])
+    if not folder.exists():
+        raise DataError(f"{address} has no series.")
+    add_series(folder, workplace, found, address)
 
 
 def add_zip(path: Path, layout: Layout, workplace: Path, found: FoundScans) -> None:

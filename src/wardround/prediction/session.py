@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from wardround.data.dicom_writing import MadeBy
+from wardround.data.dicomweb import Archive, check_reachable, open_archive, store
 from wardround.data.slices.cutting import Along
 from wardround.errors import ConfigError, DataError, WardroundError
 from wardround.files import jsonable, write_json
@@ -94,17 +95,21 @@ def predict_into(
     to: Format | None = None,
     overwrite: bool = False,
     watch: WatchScans | None = None,
+    store_in: str | None = None,
+    login: Path | None = None,
 ) -> Report:
     """Predict every input into a folder. Inputs that fail are in the report; no file is left incomplete.
 
-    to: the format of all masks and maps; None: each scan's own.
+    to: the format of all masks and maps; None: each scan's own; store_in: the address of an archive that gets
+    them too; login: of archives, as `dicomweb.open_archive` has it.
     """
     check_writable(folder)
+    archive = None if store_in is None else open_store(store_in, login, to)
     report = Report(folder, notes=predictor.notes)
     before = read_earlier(folder / PREDICTIONS, overwrite)
     origin = describe_models(predictor)
     with tempfile.TemporaryDirectory(prefix="wardround-") as workplace:
-        found = find_scans(list(map(Path, inputs)), predictor.layout, Path(workplace))
+        found = find_scans([os.fspath(given) for given in inputs], predictor.layout, Path(workplace), login)
         found = found if to is None else name_in_format(found, to)
         report.problems += found.problems
         sources = {file.resolve(): f"the scan {file}" for scan in found.scans for file in scan.files}
@@ -115,6 +120,8 @@ def predict_into(
                 predict_one(predictor, scan, report, origin, overwrite=overwrite, taken=taken, watch=shown)
                 if overwrite and scan.name in report.done:
                     remove_stale(scan, report, before, sources)
+                if archive is not None and scan.name in report.done:
+                    store_masks(archive, scan, report)
         finally:  # also when interrupted, every mask has its entry
             if report.done:
                 scans = {**before, **report.done}
@@ -152,6 +159,26 @@ def predict_one(
         report.done[scan.name] = facts
 
 
+def open_store(address: str, login: Path | None, to: Format | None) -> Archive:
+    """The archive for masks, before anything is predicted."""
+    if to not in ("dicom-seg", "rtstruct"):
+        raise ConfigError("--store sends DICOM to an archive; add --to dicom-seg or --to rtstruct.")
+    archive = open_archive(address, login)
+    check_reachable(archive)
+    return archive
+
+
+def store_masks(archive: Archive, scan: Scan, report: Report) -> None:
+    """Send a scan's mask and maps; where that fails they are still in the folder."""
+    facts = report.done[scan.name]
+    try:
+        store(archive, [report.folder / name for name in facts["files"].values()])
+        facts["stored"] = archive.url
+    except DataError as error:
+        reason = f"{scan.where}: {report.folder / scan.name} was written but not stored: {error}"
+        report.problems.append(InputProblem(scan.where, reason))
+
+
 def describe_unexpected(where: str, error: Exception) -> InputProblem:
     """A problem that no check caught, such as an unexpected shape; --debug logs its traceback."""
     log.debug("%s", where, exc_info=error)
@@ -162,7 +189,7 @@ def describe_unexpected(where: str, error: Exception) -> InputProblem:
 def predict_all(predictor: Predictor, inputs: Sequence[Input]) -> list[Prediction]:
     """Every input's prediction in memory; the first failure is a DataError."""
     with tempfile.TemporaryDirectory(prefix="wardround-") as workplace:
-        found = find_scans(list(map(Path, inputs)), predictor.layout, Path(workplace))
+        found = find_scans([os.fspath(given) for given in inputs], predictor.layout, Path(workplace))
         if found.problems:
             raise DataError(found.problems[0].reason)
         return [predictor(scan) for scan in found.scans]

@@ -79,6 +79,7 @@ class FitHooks:
     after_backward: Callable[[nn.Module], None] | None = None
     step: Callable[[Step], None] | None = None
     on_progress: Callable[[int, int], None] | None = None
+    loop: Callable[..., TrainingLoop] | None = None  # in place of the usual one
 
     @property
     def can_be_captured(self) -> bool:
@@ -254,7 +255,7 @@ class Workbench(Learner):
         self.passes.usual = min(self.micro_batch or full, full)
         clone_tensors(context.memory, self.device)
         graphs = self._graphs if hooks.can_be_captured and self.micro_batch is None else None
-        loop = TrainingLoop(self, split, context, settings, hooks, graphs)
+        loop = (hooks.loop or TrainingLoop)(self, split, context, settings, hooks, graphs)
         loop.run()
         self.model.eval()
         for reference in self.references:

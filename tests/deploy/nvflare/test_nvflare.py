@@ -1,5 +1,8 @@
 """The FLARE adapter without FLARE's processes; one slow test runs a job in FLARE's simulator."""
 
+import ast
+import importlib
+import inspect
 import json
 import os
 import subprocess
@@ -14,14 +17,19 @@ from helpers import config, run
 
 pytest.importorskip("nvflare")
 
+import nvflare
 from nvflare.apis.client import Client
 from nvflare.apis.event_type import EventType
-from nvflare.apis.fl_constant import ReservedKey, ReturnCode
+from nvflare.apis.fl_constant import ConfigVarName, ReservedKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
+from nvflare.apis.server_engine_spec import ServerEngineSpec
 from nvflare.apis.shareable import Shareable, make_reply
+from nvflare.apis.wf_comm_spec import WFCommSpec
 
 from wardround.config_file import load_config
+from wardround.deploy import limits
 from wardround.deploy.ledger import verify
+from wardround.deploy.mailbox import Letter
 from wardround.deploy.nvflare import shareable
 from wardround.deploy.nvflare.channel import SILENT_SECONDS, FlareChannel, JobEnded
 from wardround.deploy.nvflare.controller import WardroundController
@@ -31,6 +39,8 @@ from wardround.deploy.nvflare.job import (
     CONTROLLER,
     EXECUTOR,
     TASK,
+    make_client_config,
+    make_server_config,
     place_on_server,
     read_arguments,
     write_job,
@@ -52,6 +62,70 @@ def same(one: Parcel, other: Parcel) -> None:
     for name, array in one.arrays.items():
         assert array.dtype == other.arrays[name].dtype
         np.testing.assert_array_equal(array, other.arrays[name], strict=True)
+
+
+# What the adapter needs of FLARE. Its public interface is `nvflare.apis`; all else is named here, with why.
+
+INTERNALS = {
+    "nvflare.fuel.utils.msg_root_utils.delete_msg_root": "drops the arrays of a letter that is closed; FLARE "
+    "has no public way, and would keep a model of each hospital until the deadline",
+}
+# Text that FLARE's own processes say or read, and where; none of it is declared anywhere.
+SAID = {
+    "private/fed/server/server_runner.py": (
+        "if rc in self.ABORT_RETURN_CODES:",  # emptied, or one hospital's reply ends everybody's job
+        '_report_client_active("syncRunner"',  # how a job process that starts is known
+        "communicator.client_is_active(",
+    ),
+    "private/fed/client/client_runner.py": (
+        "default_task_fetch_interval",
+        "task_check_interval",
+        "job_heartbeat_interval",
+    ),
+}
+COMMUNICATOR = (
+    "initialize_run", "finalize_run", "process_task_request", "process_task_check", "process_submission",
+    "client_is_active", "process_dead_client_report", "get_client_disconnect_time", "handle_exception",
+    "check_tasks", "cancel_all_tasks", "get_num_standing_tasks",
+)  # fmt: skip
+
+
+def list_imports() -> dict[str, set[str]]:
+    """What each module of the adapter takes from FLARE."""
+    folder = Path(str(shareable.__file__)).parent
+    found: dict[str, set[str]] = {}
+    for path in folder.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and str(node.module).startswith("nvflare"):
+                found.setdefault(path.name, set()).update(f"{node.module}.{name.name}" for name in node.names)
+    return found
+
+
+def test_the_adapter_uses_flares_public_interface_but_for_what_is_named() -> None:
+    taken = set().union(*list_imports().values())
+    assert {name for name in taken if not name.startswith("nvflare.apis.")} == set(INTERNALS)
+    for name in taken:
+        module, _, member = name.rpartition(".")
+        assert hasattr(importlib.import_module(module), member), name
+
+
+def test_flare_still_says_and_reads_what_the_adapter_relies_on() -> None:
+    folder = Path(str(nvflare.__file__)).parent
+    for file, words in SAID.items():
+        text = (folder / file).read_text(encoding="utf-8")
+        for word in words:
+            assert word in text, f"{file} of nvflare {nvflare.__version__} has no {word}"
+    sizes = make_server_config() | make_client_config()
+    assert f"np_{ConfigVarName.DOWNLOAD_CHUNK_SIZE}" in sizes
+
+
+def test_flares_runner_calls_a_communicator_as_the_channel_answers() -> None:
+    for name in COMMUNICATOR:
+        theirs = inspect.signature(getattr(WFCommSpec, name)).parameters
+        ours = inspect.signature(getattr(FlareChannel, name)).parameters
+        assert list(ours) == list(theirs), name
+    for name in ("register_aux_message_handler", "register_app_command", "sync_clients_from_main_process"):
+        assert hasattr(ServerEngineSpec, name), name
 
 
 # Parcels as FLARE's objects
@@ -453,6 +527,26 @@ def test_large_replies_take_turns_and_nobody_waits_for_the_dead() -> None:
     assert names == ["south", "north"]
     assert letters["done"] == "yes"
     assert channel.mailbox.may_send("gone")
+
+
+def test_a_turn_to_send_is_lent_and_ends_for_a_hospital_that_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "SLOT_SECONDS", 0.2)
+    mailbox = FlareChannel().mailbox
+    letters = [Letter(name, parcel(), soon(60)) for name in ("north", "south")]
+    mailbox.post(letters)
+    north, south = (letter.id for letter in letters)
+    assert mailbox.may_send(north) and not mailbox.may_send(south)
+    time.sleep(0.3)
+    mailbox.note_alive("north")
+    assert mailbox.may_send(south) and not mailbox.may_send(north)
+
+
+def test_an_exchange_ends_when_nobody_is_there() -> None:
+    channel = FlareChannel()
+    channel.mailbox._heard["north"] = time.monotonic() - 30
+    began = time.monotonic()
+    assert list(channel.exchange({"north": parcel()}, soon(60), absent_after=20)) == []
+    assert time.monotonic() - began < 5
 
 
 def test_signs_of_life_and_newcomers() -> None:

@@ -1,14 +1,16 @@
-"""Hospitals and servers die, networks fail, people press Ctrl-C: four hospitals, real processes. A quarter of an hour.
+"""Hospitals and servers die, networks fail, people press Ctrl-C: four hospitals, real processes. Twenty minutes.
 
-python tests/deploy/real/faults.py [--only hospital,returns,server,network,late,signals,rehearse]
+python tests/deploy/real/faults.py [--only hospital,returns,server,network,late,kills,signals,rehearse]
 """
 
 import asyncio
 import json
 import os
+import random
 import signal
 import threading
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from common import (
     Deployment,
     Failed,
     below,
+    command_line,
     described,
     fingerprint,
     records,
@@ -145,21 +148,32 @@ def put_behind(kit: Path, port: int, other: int, authority: Authority) -> None:
 
 def hospital(checks: Checks, hospitals: Deployment) -> None:
     """kill -9 of a hospital in the middle of round 2; it comes back in round 4 with its memory."""
-    deadline = 60.0
-    config = slow("hospital", "scaffold", rounds=5, min_clients=3, deadline=deadline)
+    absent = 10.0
+    config = slow("hospital", "scaffold", rounds=5, min_clients=3, absent_after=absent, deadline=600.0)
     folder = hospitals.run_folder("hospital")
     command = hospitals.submit(config)
-    began = waits(hospitals, "hospital", 2, "train")
+    waits(hospitals, "hospital", 2, "train")
     time.sleep(1.5)
     checks.check("west" in hospitals.live("hospital")["waiting_for"], "west is training in round 2")
     hospitals.joined["west"].kill()
+    killed = time.monotonic()
     checks.note("west is killed")
-    until(lambda: hospitals.live("hospital").get("task") != "train", deadline + 30, "round 2 closes")
+    others: list[float] = []  # when nobody but west was waited for
+
+    def is_closed() -> bool:
+        facts = hospitals.live("hospital")
+        if not others and facts.get("waiting_for") == ["west"]:
+            others.append(time.monotonic())
+        return facts.get("task") != "train"
+
+    until(is_closed, 300, "round 2 closes")
     closed = time.monotonic()
+    alone = max([killed + absent, *others])  # both must have come to pass
     checks.check(
-        closed - began < deadline + 1,
-        f"round 2's training closes within its deadline of {deadline:g} s",
-        seconds=round(closed - began, 1),
+        closed - alone < 5,
+        f"round 2's training closes within absent_after of {absent:g} s and 5, once the others have answered",
+        seconds=round(closed - killed, 1),
+        others=round(others[0] - killed, 1) if others else None,
     )
     hospitals.join("west")
     until(lambda: len(records(folder)) >= 2, 60, "round 2 is recorded", 0.01)
@@ -168,17 +182,21 @@ def hospital(checks: Checks, hospitals: Deployment) -> None:
     checks.check(
         third - recorded < 5, "round 3 starts within 5 s after it", seconds=round(third - recorded, 1)
     )
-    checks.check(third - closed < 5, "and after the deadline", seconds=round(third - closed, 1))
     (job,) = hospitals.job_processes("north")
     job.suspend()  # round 3 lasts until west is back, however fast this machine is
-    until(lambda: hospitals.heard().get("west", 60) < 4, 50, "west is back", 1.0)
+    until(lambda: hospitals.heard().get("west", 60) < 4, START_SECONDS, "west is back", 1.0)
+    returned = hospitals.live("hospital")["round"]
     checks.check(True, "west's job process is heard of again", seconds=round(time.monotonic() - closed, 1))
     job.resume()
     hospitals.wait_done(command, "hospital", 400)
     took_part = [who_trained(record) for record in records(folder)]
     missed = [number for number, names in enumerate(took_part) if "west" not in names]
     checks.check("west" in took_part[0] and 1 in missed, "west took part in round 1, not in round 2")
-    checks.check("west" in took_part[3], "west is back in round 4", missed=[number + 1 for number in missed])
+    checks.check(
+        "west" in took_part[returned],
+        f"west returned in round {returned} and takes part in the next",
+        missed=[number + 1 for number in missed],
+    )
     checks.check(all(len(names) >= 3 for names in took_part), "three hospitals or more in every round")
     expected = without(hospitals.folder, config, "west", missed)
     found = fingerprint(folder)
@@ -213,7 +231,7 @@ def without(folder: Path, config: dict[str, Any], name: str, missed: list[int]) 
 def returns(checks: Checks, hospitals: Deployment) -> None:
     """A hospital, and then the job process of another, die while they train and are back in time."""
     # long enough that neither has answered when it is killed: what was answered is not answered again
-    config = slow("returns", "scaffold", rounds=3, local_epochs=12)
+    config = slow("returns", "scaffold", rounds=3, local_epochs=12, absent_after=120)
     expected = trained(hospitals.folder, config)
     command = hospitals.submit(config)
     waits(hospitals, "returns", 2, "train")
@@ -276,7 +294,7 @@ def server(checks: Checks, hospitals: Deployment) -> None:
 
 def network(checks: Checks, hospitals: Disturbed) -> None:
     """The network of one hospital passes nothing on for a minute, then breaks for a minute."""
-    config = slow("network", "scaffold", rounds=4)
+    config = slow("network", "scaffold", rounds=4, absent_after=120)  # a consortium that would rather wait
     expected = trained(hospitals.folder, config)
     command = hospitals.submit(config)
     proxy = hospitals.proxy
@@ -301,6 +319,55 @@ def network(checks: Checks, hospitals: Disturbed) -> None:
         )
     hospitals.wait_done(command, "network", 400)
     same(checks, hospitals, "network", expected)
+
+
+def kills(checks: Checks, hospitals: Deployment) -> None:
+    """kill -9 at random times of random processes, twenty times, with resumes: the same bytes."""
+    config = slow("kills", "scaffold", rounds=6, local_epochs=2, min_clients=4, retries=9, absent_after=120)
+    config["deadline"] = 300.0
+    expected = trained(hospitals.folder, config)
+    draw = random.Random(20)
+    command = hospitals.submit(config)
+    waits(hospitals, "kills", 1, "train")
+    killed: list[str] = []
+    while len(killed) < 20:
+        time.sleep(draw.uniform(0.5, 6.0))
+        if not command.is_running:
+            facts = hospitals.live("kills")
+            if facts.get("state") == "done":
+                break
+            command = hospitals.resume("kills")
+            until(lambda: hospitals.live("kills").get("state") == "waiting", START_SECONDS, "it goes on")
+            continue
+        targets = [("server", process) for process in hospitals.server.tree()]
+        targets += [(name, process) for name in NAMES for process in hospitals.joined[name].tree()]
+        who, process = draw.choice(targets)
+        what = command_line(process).partition("wardround")[2][:20]
+        try:
+            process.kill()
+        except psutil.Error:
+            continue
+        killed.append(f"{who}:{what.split(chr(47))[0].strip()}")
+        start_again(hospitals, who)
+    for _ in range(20):
+        if not command.is_running and hospitals.live("kills").get("state") == "done":
+            break
+        if not command.is_running:
+            command = hospitals.resume("kills")
+        command.wait(600)
+    checks.check(len(killed) == 20, "twenty processes were killed", killed=dict(Counter(killed)))
+    same(checks, hospitals, "kills", expected)
+
+
+def start_again(hospitals: Deployment, who: str) -> None:
+    """A command whose own process was killed is started anew; the others start theirs themselves."""
+    time.sleep(0.2)
+    if who == "server" and not hospitals.server.is_running:
+        until_gone(hospitals.organiser, 10)
+        hospitals.serve()
+    elif who != "server" and not hospitals.joined[who].is_running:
+        until_gone(hospitals.kits / who, 10)
+        hospitals.join(who)
 
 
 def late(checks: Checks, hospitals: Deployment) -> None:
@@ -331,17 +398,36 @@ def signals(checks: Checks, hospitals: Deployment) -> None:
     config = slow("signals", "fedavg", rounds=30)
     command = hospitals.submit(config)
     waits(hospitals, "signals", 1, "train")
+    stops_when_resumed(checks, hospitals, config["name"], command)
+    command = hospitals.resume(config["name"])
+
+    def trains() -> bool:
+        facts = hospitals.live("signals")
+        return facts["state"] == "waiting" and facts["task"] == "train"
+
+    until(trains, START_SECONDS, "the run trains again")
     ends(checks, command, signal.SIGINT, "submit", None)
     round = hospitals.live("signals")["round"]
     until(lambda: hospitals.live("signals")["round"] > round, 120, "the run goes on without submit")
     checks.check(True, "the run goes on without submit")
-    ends(checks, hospitals.joined["east"], signal.SIGINT, "join", hospitals.kits / "east")
-    ends(checks, hospitals.joined["west"], signal.SIGTERM, "join", hospitals.kits / "west")
+    ends(checks, hospitals.joined["east"], signal.SIGINT, "join", hospitals.kits / "east", 5)
+    ends(checks, hospitals.joined["west"], signal.SIGTERM, "join", hospitals.kits / "west", 5)
     ends(checks, hospitals.server, signal.SIGINT, "server, with a run going on", hospitals.organiser)
     hospitals.serve()
     ends(checks, hospitals.server, signal.SIGTERM, "server, with hospitals", hospitals.organiser)
     for name, number in (("north", signal.SIGTERM), ("south", signal.SIGINT)):
-        ends(checks, hospitals.joined[name], number, "join, without a server", hospitals.kits / name)
+        ends(checks, hospitals.joined[name], number, "join, without a server", hospitals.kits / name, 5)
+
+
+def stops_when_resumed(checks: Checks, hospitals: Deployment, name: str, command: Command) -> None:
+    """`stop` finds a run whose `submit --resume` has just begun."""
+    hospitals.run("stop", name, "--kit", hospitals.organiser)
+    checks.check(command.wait(120) == 130, "stop ends the run after its round")
+    command = hospitals.resume(name)
+    stopped = hospitals.run("stop", name, "--kit", hospitals.organiser)
+    said = (stopped.stdout + stopped.stderr).strip()
+    checks.check(stopped.returncode == 0, "stop right after a resume finds the run", said=said[:100])
+    checks.check(command.wait(120) == 130, "and ends it")
 
 
 def rehearse(checks: Checks, hospitals: Deployment) -> None:
@@ -390,8 +476,15 @@ def in_rehearsal(folder: Path) -> None:
     until(trains, START_SECONDS, "the rehearsal trains")
 
 
-def ends(checks: Checks, command: Command, number: signal.Signals, what: str, folder: Path | None) -> None:
-    """A signal ends a command within 10 s, with exit code 130, and with it all it started."""
+def ends(
+    checks: Checks,
+    command: Command,
+    number: signal.Signals,
+    what: str,
+    folder: Path | None,
+    within: float = 10.0,
+) -> None:
+    """A signal ends a command in time, with exit code 130, and with it all it started."""
     tree = command.tree()
     command.signal(number)
     began = time.monotonic()
@@ -401,10 +494,10 @@ def ends(checks: Checks, command: Command, number: signal.Signals, what: str, fo
         code = None
     left = [process for process in tree if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
     seconds = since(began)
-    clean = folder is None or until_gone(folder, max(0.1, 10 - seconds))
+    clean = folder is None or until_gone(folder, max(0.1, within - seconds))
     checks.check(
-        code == 130 and seconds < 10 and not left and clean,
-        f"{number.name} to {what}: all gone within 10 s",
+        code == 130 and seconds < within and not left and clean,
+        f"{number.name} to {what}: all gone within {within:g} s",
         seconds=seconds,
         code=code,
         left=described(left if folder is None else below(folder)),
@@ -455,7 +548,7 @@ def main() -> None:
                 rehearse(checks, hospitals)
         parts = [
             part
-            for part in (hospital, returns, server, network, late, signals)
+            for part in (hospital, returns, server, network, late, kills, signals)
             if checks.wants(part.__name__)
         ]
         if not parts:

@@ -17,17 +17,18 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from common import (
     Checks,
     Command,
     Deployment,
+    Failed,
     fingerprint,
     records,
     settings,
-    since,
     trained,
     until,
 )
@@ -139,7 +140,7 @@ class ThinLink(Deployment):
     host = ADDRESS
 
     def __enter__(self) -> "ThinLink":
-        self.wire = Wire(os.environ.get("CONGESTION", ""))
+        self.wire = Wire(os.environ.get("CONGESTION", ""))  # else as the machine has it
         super().__enter__()
         return self
 
@@ -151,13 +152,41 @@ class ThinLink(Deployment):
         inside = {"server": inside_of(SERVER), "join": inside_of(HOSPITAL)}.get(str(arguments[0]), ())
         return super().start(log, *arguments, inside=inside)
 
-    def counted(self) -> dict[str, int]:
-        """Bytes that went down to the hospital and up from it, with all that networks add."""
-        return {"down": self.wire.down.num_bytes, "up": self.wire.up.num_bytes}
-
 
 def inside_of(namespace: str) -> tuple[str, ...]:
     return ("ip", "netns", "exec", namespace)
+
+
+class Round(NamedTuple):
+    """What a round took; down, up: bytes on the wire, with all that networks add and repeat."""
+
+    seconds: float
+    down: int
+    up: int
+
+
+def run_one(name: str, model: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    data = {"phantom": {"hospitals": 1, "size": 32, "cases": 8}}
+    return settings(
+        name, "fedavg", **{"model": model, "data": data, "rounds": 3, "deadline": None, **changes}
+    )
+
+
+def wait_rounds(hospitals: ThinLink, command: Command, name: str, count: int) -> Iterator[Round]:
+    """Each round as it ends."""
+    wire, folder = hospitals.wire, hospitals.run_folder(name)
+    before = time.monotonic(), wire.down.num_bytes, wire.up.num_bytes
+
+    def is_there(number: int) -> bool:
+        if not command.is_running and len(records(folder)) < number:
+            raise Failed(f"submit ended: {command.text[-500:]}")
+        return len(records(folder)) >= number
+
+    for number in range(1, count + 1):
+        until(partial(is_there, number), 1500, f"round {number} of '{name}'")
+        now = time.monotonic(), wire.down.num_bytes, wire.up.num_bytes
+        yield Round(now[0] - before[0], now[1] - before[1], now[2] - before[2])
+        before = now
 
 
 def model_bytes(run: Path) -> int:
@@ -166,29 +195,78 @@ def model_bytes(run: Path) -> int:
     return max(entry["bytes_up"][NAME] for entry in exchanges if entry["task"] == "train")
 
 
-def run_one(name: str, model: dict[str, Any], **changes: Any) -> dict[str, Any]:
-    data = {"phantom": {"hospitals": 1, "size": 32, "cases": 8}}
-    return settings(
-        name, "fedavg", **{"model": model, "data": data, "rounds": 3, "deadline": 900.0, **changes}
+def compare(
+    checks: Checks, what: str, found: Round, size: int, models_down: int = 1, lost: float = 0.0
+) -> None:
+    """Bytes and time of a round against the model; lost: seconds in which the wire passed nothing."""
+    down, up = found.down / size, found.up / size
+    ideal = 8 * size / Direction.BITS * (models_down + 1)
+    facts = {
+        "down": round(down, 2),
+        "up": round(up, 2),
+        "seconds": round(found.seconds, 1),
+        "MB": round(size / 1e6, 1),
+    }
+    checks.check(
+        down <= 1.3 * models_down and up <= 1.3, f"{what}: at most 1.3 times what is sent each way", **facts
     )
+    times = round((found.seconds - lost) / ideal, 2)
+    checks.check(times <= 2.5, f"{what}: at most 2.5 times what is sent over the bandwidth", times=times)
 
 
 def link(checks: Checks, hospitals: ThinLink) -> None:
     """Three rounds over the thin link."""
     config = run_one("link", MODEL)
-    folder = hospitals.run_folder("link")
+    expected = trained(hospitals.folder, config)
     command = hospitals.submit(config, names=[NAME])
-    marks = [(time.monotonic(), hospitals.counted())]
-    for count in range(1, 4):
-        until(lambda: len(records(folder)) >= count or not command.is_running, 1200, f"round {count}")
-        marks.append((time.monotonic(), hospitals.counted()))
-        size = model_bytes(folder)
-        (before, first), (after, second) = marks[-2:]
-        seconds = after - before
-        down, up = ((second[way] - first[way]) / size for way in ("down", "up"))
-        checks.note(f"round {count}: {seconds:.1f} s, {down:.2f} models down, {up:.2f} up, {size:,} bytes")
-    hospitals.wait_done(command, "link", 1200)
-    checks.note(f"{hospitals.counted()}")
+    for number, found in enumerate(wait_rounds(hospitals, command, "link", 3), 1):
+        # the first model goes down as well; later ones are there from the evaluation before
+        size = model_bytes(hospitals.run_folder("link"))
+        compare(checks, f"round {number}", found, size, 2 if number == 1 else 1)
+    hospitals.wait_done(command, "link", 600)
+    found_bytes = fingerprint(hospitals.run_folder("link"))
+    checks.check(found_bytes == expected, f"{found_bytes[:12]} over the link, {expected[:12]} with train")
+    said = [line for line in hospitals.joined[NAME].text.splitlines() if " left" in line and "about" in line]
+    checks.check(bool(said), "join says how long it takes", said=said[:1])
+
+
+def drop(checks: Checks, hospitals: ThinLink) -> None:
+    """The connection is lost in the middle of a request, and in the middle of a reply."""
+    config = run_one("drop", MODEL, rounds=2, absent_after=120)
+    expected = trained(hospitals.folder, config)
+    wire = hospitals.wire
+    begun = wire.down.num_bytes, wire.up.num_bytes
+    command = hospitals.submit(config, names=[NAME])
+    for way in (wire.down, wire.up):
+        start = way.num_bytes
+        until(partial(has_moved, way, start + 12_000_000), 300, "half of the model is on its way")
+        wire.down.is_cut = wire.up.is_cut = True
+        time.sleep(45)  # both ends give the connection up after 30
+        wire.down.is_cut = wire.up.is_cut = False
+        checks.note("the wire passed nothing for 45 s")
+    hospitals.wait_done(command, "drop", 600)
+    size = model_bytes(hospitals.run_folder("drop"))
+    down, up = (wire.down.num_bytes - begun[0]) / size, (wire.up.num_bytes - begun[1]) / size
+    lost = [line for line in hospitals.joined[NAME].text.splitlines() if "connection lost" in line]
+    checks.check(len(lost) >= 2, "the connection was lost twice", lost=len(lost))
+    checks.check(  # two models up; the first and two averages down
+        down <= 1.3 * 3 and up <= 1.3 * 2, "what had arrived stays", down=round(down, 2), up=round(up, 2)
+    )
+    found_bytes = fingerprint(hospitals.run_folder("drop"))
+    checks.check(found_bytes == expected, f"{found_bytes[:12]} over the link, {expected[:12]} with train")
+
+
+def has_moved(way: Direction, num_bytes: int) -> bool:
+    return way.num_bytes >= num_bytes
+
+
+def large(checks: Checks, hospitals: ThinLink) -> None:
+    """A model of four times the size, one round."""
+    config = run_one("large", LARGE, rounds=1)
+    command = hospitals.submit(config, names=[NAME])
+    for found in wait_rounds(hospitals, command, "large", 1):
+        compare(checks, "large", found, model_bytes(hospitals.run_folder("large")), 2)
+    hospitals.wait_done(command, "large", 600)
 
 
 def main() -> None:
@@ -200,7 +278,7 @@ def main() -> None:
         with ThinLink([NAME], checks.options.keep) as hospitals:
             hospitals.serve()
             hospitals.join_all()
-            for part in (link,):
+            for part in (link, drop, large):
                 if checks.wants(part.__name__):
                     with checks.part(str(part.__doc__)):
                         part(checks, hospitals)

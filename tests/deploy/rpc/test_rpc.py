@@ -545,10 +545,30 @@ def test_a_reply_that_does_not_move_loses_its_place_and_keeps_its_part(
         deadline = time.monotonic() + 5
         while not future.done() and time.monotonic() < deadline:
             time.sleep(0.1)
-            server.end_stalled()
+            server.replies.end_stalled()
         assert future.done() and left(tmp_path)
         assert north._ask("Answer", {**facts, "ask": True}, 5) == {"from": 10}
         silence.set()
+
+
+@mark.parametrize(
+    "asked",
+    [
+        {"known": ["a" * 64] * (limits.KNOWN + 1)},
+        {"known": "a"},
+        {"part": 3},
+        {"part": "a", "here": -1},
+        {"part": "a"},
+    ],
+)
+def test_what_a_hospital_says_it_has_is_bounded(
+    asked: dict[str, Any], server: HospitalServer, kits: dict[str, Kit]
+) -> None:
+    with connected(kits["north"]) as north:
+        call = north._channel.unary_stream("/wardround.Hospitals/Wait")
+        with raises(grpc.RpcError) as refused:
+            next(call(encode({"held": [], **asked}), metadata=north._metadata, timeout=5))
+    assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
 
 
 def test_numbers_that_are_not_as_announced_are_refused_and_not_kept(tmp_path: Path) -> None:

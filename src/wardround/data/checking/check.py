@@ -20,7 +20,7 @@ import os
 import stat
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -127,7 +127,7 @@ class Norms:
         classes = file.labels or listing.labels
         dimensions = find_most_frequent(len(image.shape) for image in images)
         ignore = file.ignore or listing.ignore
-        usual = find_background_values(cases, classes)
+        usual = find_background_values(cases, classes, file.background)
         background = {value: count for value, count in usual.items() if value not in ignore}
         return cls(channels, dimensions, classes, background, ignore)
 
@@ -146,8 +146,8 @@ def find_most_frequent(numbers: Iterable[int]) -> int:
     return max(counts, key=lambda number: (counts[number], number)) if counts else 0
 
 
-def find_background_values(cases: Cases, classes: Labels) -> dict[int, int]:
-    """Values of no class in more than half of the labels, and there mostly beside a class."""
+def find_background_values(cases: Cases, classes: Labels, meant: Collection[int] = ()) -> dict[int, int]:
+    """Values of no class in more than half of the labels, and there mostly beside a class; or meant so."""
     labels = [(entry, facts.label) for entry, facts in cases if facts.label is not None]
     counts: Counter[int] = Counter()
     beside: Counter[int] = Counter()
@@ -157,7 +157,8 @@ def find_background_values(cases: Cases, classes: Labels) -> dict[int, int]:
         counts.update(others)
         if named & set(label.values):
             beside.update(others)
-    return {v: n for v, n in sorted(counts.items()) if 2 * n > len(labels) and 2 * beside[v] > n}
+    usual = {v for v, n in counts.items() if 2 * n > len(labels) and 2 * beside[v] > n}
+    return {v: n for v, n in sorted(counts.items()) if v in usual or v in meant}
 
 
 def report_background(norms: Norms) -> list[Finding]:
@@ -285,6 +286,9 @@ def judge_pair(image: ImageFacts, label: LabelFacts) -> Iterator[Verdict]:
         elif apart > SAME_AFFINE:
             said = f"the affines of image and label differ by {apart:.1g}; the image's is taken."
             yield "geometry", "repaired", said
+    if label.placed:
+        said = "the label stores the image's voxels in another order, or a part of them; they are put right."
+        yield "geometry", "repaired", said
 
 
 # Without opening an image: files are there, labels, patients in two splits

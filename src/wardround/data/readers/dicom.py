@@ -67,13 +67,17 @@ MOST_LOOKED_AT = 20
 PACKED = 1  # level of gzip: 6 takes five times as long on a CT, for 2 % smaller files
 HEADS = ("stem", "patient", "modality")
 DESCRIPTION = "series"  # the column of those who keep descriptions
-BURNED_IN = "BurnedInAnnotation is YES: check that the text in these pictures, which stays, identifies nobody"
+BURNED_IN = (
+    "BurnedInAnnotation is YES: these pictures have text in them, which may name somebody, and are left out; "
+    "look at them, and import those that name nobody with --burned-in"
+)
 # DICOM PS3.3 C.7.3.1.1.1, those with pictures. Anything else in this field may be free text.
 MODALITIES = re.compile(
     "BI|CR|CT|DG|DX|ES|GM|IO|IVOCT|IVUS|MG|MR|NM|OCT|OP|OPT|PT|PX|RF|SM|TG|US|XA|XC", re.ASCII
 )
 OTHER = "OT"
 Row = tuple[str, str, str, str]
+Watch = Callable[[int, int, str], None]  # number, of how many, name
 
 
 @dataclass
@@ -114,20 +118,21 @@ def import_dicom(
     source: Path,
     target: Path,
     *,
-    series: str | None = None,
     keep_descriptions: bool = False,
     structures: Mapping[str, str] | None = None,
+    burned_in: bool = False,
     by_folders: bool = False,
-    watch: Callable[[str], None] = lambda name: None,
+    place: str | None = None,
+    watch: Watch = lambda number, total, name: None,
 ) -> Imported:
     """Bring all series below `source` into the centre's folder `target`.
 
-    series: only those whose description has this text (flair); keep_descriptions: list them, with whatever
-    they reveal of the patient; structures: class names of some masks, by their names in the source; others
-    are then left out; by_folders: names follow the source's folders instead of pseudonyms, and masks are not
-    read, where the files are thrown away after use; watch: called with each name. A series that cannot be
-    used, or is there already, is noted and the others go on. Notes name the source's folders, for those who
-    may see them.
+    keep_descriptions: list those of series, with whatever they reveal of the patient; structures: class names
+    of some masks, by their names in the source; others are then left out; burned_in: also series that say
+    they have text in their pictures; by_folders: for files that are thrown away after use, names follow the
+    source's folders instead of pseudonyms, and masks are not read; place: where the files came from, for the
+    map, if not from `source`. A series that cannot be used, or is there already, is noted and the others go
+    on. Notes name the source's folders, for those who may see them.
     """
     pydicom = import_pydicom()
     if not source.is_dir():
@@ -135,41 +140,47 @@ def import_dicom(
     index = read_index(target / "index.csv")
     had_descriptions = any(row[3] for row in index.values())
     origins, result = read_origins(target), Imported()
-    key, wanted = b"", (series or "").casefold()
     taken: set[str] = set()
     burned: list[str] = []
     masks: list[Path] = []
-    for found in find_series(source, pydicom, masks, result.notes):
+    every = list(find_series(source, pydicom, masks, result.notes))
+    for number, found in enumerate(every, start=1):
         heads = [pydicom.dcmread(file, stop_before_pixels=True) for file in found.files]
-        description = str(heads[0].get("SeriesDescription", ""))
-        if wanted not in description.casefold():
+        if says_burned_in(heads) and not (burned_in or by_folders):
+            burned.append(str(found.folder.relative_to(source)))
             continue
-        key = key or read_secret(target / KEY)
-        patient_id, modality = str(heads[0].get("PatientID", "")), read_modality(heads[0])
-        patient = "patient_" + make_pseudonym(patient_id or found.uid, key)
-        pseudonym = f"{patient}_{modality}_{make_pseudonym(found.uid, key)}"
-        by_folder = make_folder_name(found, heads[0], source, taken) if by_folders else None
-        name = by_folder or make_free_name(pseudonym, taken)
+        patient, modality, name = name_series(found, heads[0], read_secret(target / KEY), taken)
+        name = make_folder_name(found, heads[0], source, taken) if by_folders else name
         for stem, content, ending in convert_series(found, name, heads, source, pydicom, result.notes):
-            watch(stem)
             store(target / "images" / f"{stem}{ending}", content, result)
             if found.stack is not None:
                 result.volumes[stem] = found
             facts = index.get(stem, (stem, patient, modality))[:3]  # what was listed may have been corrected
-            index[stem] = (*facts, description)
-            origins[stem] = Origin(stem, facts[1], patient_id, found.uid, str(found.folder.resolve()))
-            if str(heads[0].get("BurnedInAnnotation", "")).upper() == "YES":
-                burned.append(stem)
+            index[stem] = (*facts, str(heads[0].get("SeriesDescription", "")))
+            where = place or str(found.folder.resolve())
+            origins[stem] = Origin(stem, facts[1], str(heads[0].get("PatientID", "")), found.uid, where)
+        watch(number, len(every), name)
+    note_names(result.notes, BURNED_IN, burned)
     if not index:
         raise DataError(" ".join([f"{source}: no DICOM series could be imported.", *result.notes[:3]]))
     if not by_folders:
         write_origins(target, origins)
         import_masks(masks, source, target, structures or {}, result)
-        note_names(result.notes, BURNED_IN, burned)
     if had_descriptions and not keep_descriptions:
         result.notes.append(f"Descriptions of an earlier import are taken out of {target / 'index.csv'}.")
     write_index(target, index, keep_descriptions)
     return result
+
+
+def says_burned_in(heads: Sequence[Any]) -> bool:
+    return any(str(head.get("BurnedInAnnotation", "")).strip().upper() == "YES" for head in heads)
+
+
+def name_series(series: Series, head: Any, key: bytes, taken: set[str]) -> tuple[str, str, str]:
+    """The pseudonym of its patient, its modality, and the name of its file."""
+    modality = read_modality(head)
+    patient = "patient_" + make_pseudonym(str(head.get("PatientID", "")) or series.uid, key)
+    return patient, modality, make_free_name(f"{patient}_{modality}_{make_pseudonym(series.uid, key)}", taken)
 
 
 def holds_dicom(path: Path) -> bool:

@@ -109,6 +109,7 @@ class Preparer:
         cases = [[*name, own, *coding] for name, own, coding in zip(names, files, codings, strict=True)]
         maps = {ascii(e.client): list(e.labels.items()) for e in entries if e.labels is not None}
         rules = [maps, RULES, FORMAT, self.channels, self.dimensions, list(self.file.labels.items())]
+        rules += [list(self.file.background)] if self.file.background else []
         if self.file.ignore:
             rules.append(list(self.file.ignore))
         if self.file.annotates:

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from wardround.engine.records import brief
 from wardround.errors import WardroundError
-from wardround.files import jsonable, parse_json, wait_for_lock, write_json
+from wardround.files import jsonable, parse_json, sync_folder, wait_for_lock, write_json
 
 NAME = "egress.jsonl"
 ZEROS = "0" * 64
@@ -139,7 +139,7 @@ class Ledger:
         Rounds count from 1. What is exchanged before the first is round 0; the test comes one after the last.
         """
         more = dict(header["more"])
-        words = {key: more.pop(key, None) for key in ("refused", "failure")}
+        words = {key: more.pop(key, None) for key in ("refused", "failure", "privacy")}
         losses = {f"loss/{term}": value for term, value in dict(more.pop("loss", None) or {}).items()}
         return self.add(
             {
@@ -252,15 +252,6 @@ def describe_coding(facts: Mapping[str, Any]) -> str:
     'float16, float16, zlib'
     """
     return ", ".join(str(value) for key, value in facts.items() if key != "shape")
-
-
-def sync_folder(folder: Path) -> None:
-    """Sync a new file's directory entry to disk."""
-    opened = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(opened)
-    finally:
-        os.close(opened)
 
 
 def read_tail(file: int, end: int) -> bytes:

@@ -25,6 +25,7 @@ from nvflare.apis.shareable import ReservedHeaderKey, Shareable
 from nvflare.apis.wf_comm_spec import WFCommSpec
 from nvflare.fuel.utils.msg_root_utils import delete_msg_root
 
+from wardround.deploy import limits
 from wardround.deploy.mailbox import Letter, Mailbox, are_absent
 from wardround.deploy.nvflare.job import TASK
 from wardround.deploy.nvflare.shareable import clear_content, from_shareable, to_shareable
@@ -42,6 +43,7 @@ class FlareMailbox(Mailbox[Parcel, Parcel]):
         super().__init__(on_close)
         self._heard: dict[str, float] = {}
         self._sending = ""  # the letter whose large reply is on its way
+        self._lent = 0.0  # since when
 
     def note_alive(self, hospital: str) -> None:
         with self._lock:
@@ -64,16 +66,20 @@ class FlareMailbox(Mailbox[Parcel, Parcel]):
         return None
 
     def may_send(self, letter_id: str) -> bool:
-        """Whether the large reply to this letter may come now; a silent hospital loses its turn.
+        """Whether the large reply to this letter may come now.
+
+        The turn is lent: a silent hospital loses it at once, any other when its time is over.
 
         A reply that is no longer wanted may try; FLARE then rejects it.
         """
         now = time.monotonic()
         with self._lock:
             current = self._open.get(self._sending)
-            free = current is None or now - self._heard.get(current.hospital, now) > SILENT_SECONDS
-            if letter_id in self._open and free:
-                self._sending = letter_id
+            silent = current is not None and now - self._heard.get(current.hospital, now) > SILENT_SECONDS
+            if letter_id in self._open and (
+                current is None or silent or now - self._lent > limits.SLOT_SECONDS
+            ):
+                self._sending, self._lent = letter_id, now
             return letter_id not in self._open or self._sending == letter_id
 
     def drop_arrived(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ class WardroundController(Controller):  # type: ignore[misc]
         self.experiment: Any = None
         self._stop_asked = False
         self._abort: Signal | None = None
+        self._sync_clients: Callable[[], None] = lambda: None  # until FLARE's engine is there
         self.channel = FlareChannel(self._renew, self._is_ended)
 
     def set_communicator(self, communicator: WFCommSpec) -> None:
@@ -38,9 +40,11 @@ class WardroundController(Controller):  # type: ignore[misc]
     def start_controller(self, fl_ctx: FLContext) -> None:
         # By default FLARE ends everybody's job when one hospital answers with one of these.
         fl_ctx.get_prop(FLContextKey.RUNNER).ABORT_RETURN_CODES = []
-        self._engine.register_aux_message_handler(topic=SLOT, message_handle_func=self._slot)
+        engine = fl_ctx.get_engine()
+        self._sync_clients = engine.sync_clients_from_main_process
+        engine.register_aux_message_handler(topic=SLOT, message_handle_func=self._slot)
         for command in ("status", "stop"):
-            self._engine.register_app_command(f"wardround.{command}", self._command)
+            engine.register_app_command(f"wardround.{command}", self._command)
 
     def stop_controller(self, fl_ctx: FLContext) -> None:
         """Nothing to release: the run ends with `control_flow`."""
@@ -90,4 +94,4 @@ class WardroundController(Controller):  # type: ignore[misc]
         return self._abort is not None and bool(self._abort.triggered)
 
     def _renew(self) -> None:
-        self._engine.sync_clients_from_main_process()
+        self._sync_clients()

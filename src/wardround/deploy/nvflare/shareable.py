@@ -1,6 +1,6 @@
-"""A parcel as FLARE carries it, in its model object.
+"""A parcel as FLARE carries it, in its data exchange object (DXO).
 
-The arrays are its parameters, the header is JSON in its metadata. What else FLARE adds is ignored.
+The arrays are its data, the header is JSON in its metadata. What else FLARE adds is ignored.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from nvflare.apis.dxo import DXO, DataKind
+from nvflare.apis.dxo import from_shareable as read_dxo
 from nvflare.apis.shareable import ReservedHeaderKey, Shareable
-from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
-from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from wardround.clients.traffic import Array
 from wardround.deploy.nvflare.job import CHUNK_BYTES
@@ -28,14 +28,14 @@ def to_shareable(parcel: Parcel) -> Shareable:
     """What FLARE sends; the arrays are the parcel's own, not copies."""
     pieces, plan = split_arrays(parcel.arrays)
     meta = {HEADER: parcel.text, PIECES: json.dumps(plan)}
-    return FLModelUtils.to_shareable(FLModel(params_type=ParamsType.FULL, params=pieces, meta=meta))
+    return DXO(DataKind.WEIGHTS, pieces, meta).to_shareable()
 
 
 def from_shareable(shareable: Shareable) -> Parcel:
     """The parcel in what FLARE received, which is emptied; ValueError if there is none."""
     try:
-        model = FLModelUtils.from_shareable(shareable)
-        text, plan, pieces = model.meta[HEADER], parse_json(model.meta[PIECES]), model.params
+        found = read_dxo(shareable)
+        text, plan, pieces = found.meta[HEADER], parse_json(found.meta[PIECES]), found.data
     except Exception as error:  # whatever FLARE stumbles over in foreign content
         raise ValueError(f"no parcel inside ({type(error).__name__})") from None
     if not isinstance(pieces, dict) or not all(isinstance(piece, np.ndarray) for piece in pieces.values()):

@@ -33,7 +33,7 @@ LARGEST = 100_000  # bytes of a file that came with the kit
 # What its owner and wardround write; nothing of it is signed, and nothing of it is code.
 OWN = {
     "hospital": frozenset({"site.yaml", "state", "logs"}),
-    "organiser": frozenset({"state", "logs", "runs"}),
+    "organiser": frozenset({"state", "logs", "runs", "survey"}),
 }
 # What operating systems and editors leave behind; wardround reads none of it.
 HARMLESS = frozenset({".DS_Store", "Thumbs.db", "desktop.ini", "site.yaml~", ".site.yaml.swp"})

@@ -36,6 +36,7 @@ from wardround.deploy.rpc.service import (
     WAIT_SECONDS,
     MessageError,
     Transfer,
+    Transfers,
     decode,
     encode,
     read_chunks,
@@ -101,8 +102,8 @@ class HospitalServer(grpc.GenericRpcHandler):  # type: ignore[misc]
         self._heard: dict[str, float] = {}
         self._instances: dict[str, str] = {}
         self._calls: Counter[str] = Counter()
-        self._replies = Replies()
-        self._transfers: dict[str, tuple[str, Transfer]] = {}  # by hospital
+        self.replies = Replies()
+        self.transfers = Transfers()
         self._server: grpc.Server | None = None
         self._stopping = False
 
@@ -138,7 +139,7 @@ class HospitalServer(grpc.GenericRpcHandler):  # type: ignore[misc]
 
     def open_job(self, job: str) -> Mail:
         """Letters of a run, until it is closed."""
-        mailbox = Mail(self._replies.end)
+        mailbox = Mail(self.replies.end)
         (self._exchange / job).mkdir(exist_ok=True)
         with self._changed:
             self._jobs[job] = mailbox
@@ -163,14 +164,6 @@ class HospitalServer(grpc.GenericRpcHandler):  # type: ignore[misc]
         """Seconds since each hospital was last heard from."""
         now = time.monotonic()
         return {hospital: now - heard for hospital, heard in self._heard.copy().items()}
-
-    def transfers(self) -> dict[str, str]:
-        """Of each hospital that receives a request or sends a reply: how far it is, in words."""
-        return {hospital: f"{what} {done}" for hospital, (what, done) in self._transfers.copy().items()}
-
-    def end_stalled(self) -> None:
-        """End calls that bring nothing; asked now and then."""
-        self._replies.end_stalled()
 
     # Every call
 
@@ -294,17 +287,8 @@ class HospitalServer(grpc.GenericRpcHandler):  # type: ignore[misc]
         start = min(here, end) if part == letter.id else 0
         facts = {"bytes": size, "head": content.head, "sha256": content.sha256, "from": start, "until": end}
         yield encode({"job": job, "letter": letter.id, **facts})
-        with self._move(hospital, "receives a request:", Transfer(end, start)) as transfer:
+        with self.transfers.show(hospital, "receives a request:", Transfer(end, start)) as transfer:
             yield from self._hear(hospital, transfer.count(read_chunks(content.path, start, end)))
-
-    @contextmanager
-    def _move(self, hospital: str, what: str, transfer: Transfer) -> Iterator[Transfer]:
-        """Say what is on its way as long as it is."""
-        self._transfers[hospital] = what, transfer
-        try:
-            yield transfer
-        finally:
-            self._transfers.pop(hospital, None)
 
     def _hear(self, hospital: str, chunks: Iterator[bytes]) -> Iterator[bytes]:
         """Every piece that moves is a sign of life: on a thin link others come late."""
@@ -348,13 +332,13 @@ class HospitalServer(grpc.GenericRpcHandler):  # type: ignore[misc]
             raise Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, f"at most {letter.content.limit:,} bytes")
         announced = Announced(num_bytes, read_sha256(info))
         if info.get("ask") is True:
-            return {"from": self._replies.find_start(letter_id, announced)}
+            return {"from": self.replies.find_start(letter_id, announced)}
         start = read_count(info, "from", num_bytes) if "from" in info else 0
         path = self._exchange / job / f"{secrets.token_hex(16)}.reply"
-        with self._move(hospital, "sends a reply:", Transfer(num_bytes, start)) as transfer:
+        with self.transfers.show(hospital, "sends a reply:", Transfer(num_bytes, start)) as transfer:
             reply = ReplyFile(path, announced, context, transfer)
             try:
-                path = self._replies.receive(letter_id, reply, start, self._hear(hospital, chunks))
+                path = self.replies.receive(letter_id, reply, start, self._hear(hospital, chunks))
             except ReplyRefused as error:
                 raise Refusal(grpc.StatusCode.ALREADY_EXISTS, str(error)) from None
         if not mailbox.accept(hospital, letter_id, lambda: path):

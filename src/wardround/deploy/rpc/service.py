@@ -121,6 +121,26 @@ class Transfer:
             yield chunk
 
 
+class Transfers:
+    """What is on its way from and to each hospital."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, tuple[str, Transfer]] = {}
+
+    @contextlib.contextmanager
+    def show(self, hospital: str, what: str, transfer: Transfer) -> Iterator[Transfer]:
+        """Among the others as long as the block lasts."""
+        self._open[hospital] = what, transfer
+        try:
+            yield transfer
+        finally:
+            self._open.pop(hospital, None)
+
+    def describe(self) -> dict[str, str]:
+        """Of each hospital, how far it is, in words."""
+        return {hospital: f"{what} {transfer}" for hospital, (what, transfer) in self._open.copy().items()}
+
+
 def read_chunks(path: Path, start: int = 0, end: int | None = None) -> Iterator[bytes]:
     """A file in pieces, from one byte up to another."""
     with path.open("rb") as file:

@@ -1,0 +1,108 @@
+"""Guard: what stands between one client's answers and whoever asked for them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any, NamedTuple
+
+from wardround.privacy.budget import PrivacyBudget, PrivacyRefusal
+from wardround.privacy.filters import ClientNoise, Filter, Outgoing, Withhold
+from wardround.privacy.settings import Policy
+
+PASSING = (
+    "train",
+    "evaluate",
+    "calibrate",
+    "pictures",
+)  # tasks that are done at all; of pictures nothing leaves
+
+
+class CaseNoise(NamedTuple):
+    """Per-case clipping of one task: gradients of single cases are clipped, their sum is noised in each step.
+
+    rate: the chance of a case to be in a step; steps: of the task; batch: what sums are divided by.
+    """
+
+    clip: float
+    noise: float
+    rate: float
+    steps: int
+    batch: int
+
+
+class Guard:
+    """The policy of one run at one client, with its budget.
+
+    rounds: of the run; cases: training cases that the client says it has; steps: that so many make in a
+    round; batch: cases of a training step; trainable: names of the tensors that learn.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        budget: PrivacyBudget,
+        run: str,
+        *,
+        rounds: int,
+        cases: int,
+        steps: int,
+        batch: int,
+        trainable: Collection[str],
+    ) -> None:
+        self.policy = policy
+        self.cases = cases
+        self._budget = budget
+        self._run = run
+        self._rounds = rounds
+        self._steps = steps
+        self._batch = batch
+        self._trainable = frozenset(trainable)
+
+    def check_task(self, task: str) -> None:
+        """Refuse what would leave without a filter for it."""
+        if task not in PASSING:
+            raise PrivacyRefusal(
+                f"task '{task}' is not answered under privacy.level: {self.policy.run.level}"
+            )
+
+    def charge_steps(self, round: int) -> CaseNoise | None:
+        """The noise of a task that clips its cases, charged; None where the whole update is noised."""
+        settings = self.policy.run
+        if settings.level != "case":
+            return None
+        rate = min(1.0, self._batch / self.cases)
+        noise = self._charge(round, rate, self._steps)
+        return CaseNoise(settings.clip, noise, rate, self._steps, self._batch)
+
+    def pass_on(self, round: int, outgoing: Outgoing) -> Outgoing:
+        """What may leave of an answer, through all filters; charged before noise is drawn."""
+        for filter in self._filters(round, outgoing.task):
+            outgoing = filter(outgoing)
+        return outgoing
+
+    def _filters(self, round: int, task: str) -> list[Filter]:
+        settings = self.policy.run
+        filters: list[Filter] = [Withhold(self.cases, self._steps, self._trainable)]
+        if task == "train" and settings.level == "client":
+            filters.append(ClientNoise(settings.clip, self._charge(round), self._trainable))
+        return filters
+
+    def _charge(self, round: int, rate: float = 1.0, steps: int = 1) -> float:
+        left = max(self._rounds - round, 1)
+        return self._budget.charge(self.policy, self._run, round, rounds_left=left, rate=rate, steps=steps)
+
+    def report(self, outgoing: Outgoing) -> dict[str, Any]:
+        """What was done to an answer, and what the run has spent so far, for ledger and records."""
+        settings = self.policy.run
+        told = {
+            "level": settings.level,
+            "epsilon": round(self._budget.spent(settings, self._run), 6),
+            "delta": settings.delta,
+            "scores": settings.scores,
+            "counts": "given" if settings.cases is None else "declared",
+            "filters": [dict(note) for note in outgoing.notes],
+        }
+        if self.policy.total is not None:
+            told["total"] = round(self._budget.spent(self.policy.total), 6)
+            told["limit"] = self.policy.total.epsilon
+        return told

@@ -1,0 +1,71 @@
+"""What epsilon covers, and what it does not, in words: for report, model card, plan and status."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from wardround.privacy.settings import PrivacySettings
+
+MEASURED = Path(__file__).with_name("measured.json")  # written by benchmarks/privacy/dice.py --write
+COVERS = {
+    "case": "whether any one training case took part",
+    "client": "whatever a hospital trained on",
+}
+
+
+def gather_told(records: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """What each client last said of its privacy, from the records of a run."""
+    told: dict[str, dict[str, Any]] = {}
+    for record in records:
+        for client, entry in (record.get("privacy") or {}).items():
+            if isinstance(entry, Mapping):
+                told[client] = dict(entry)
+    return told
+
+
+def describe_told(told: Mapping[str, Mapping[str, Any]], clients: Iterable[str] = ()) -> str | None:
+    """One paragraph about a run, None where nothing was private; clients: everybody who took part."""
+    if not told:
+        return None
+    sentences = []
+    for level, covered in COVERS.items():
+        spent = [entry for entry in told.values() if entry.get("level") == level]
+        if spent:
+            most = max(spent, key=lambda entry: float(entry["epsilon"]))
+            sentences.append(
+                f"Differential privacy at {level} level: epsilon {float(most['epsilon']):.2f} at delta "
+                f"{float(most['delta']):g} in this run, at the hospital that spent most. It covers {covered}."
+            )
+    left = []
+    if any(entry.get("counts") == "given" for entry in told.values()):
+        left.append("numbers of training cases")
+    if any(entry.get("scores") == "show" for entry in told.values()):
+        left.append("scores and calibration, which are of validation and test cases")
+    left.append("that a hospital took part, and when it answered")
+    sentences.append(f"It does not cover {'; '.join(left)}.")
+    without = sorted(set(clients) - set(told))
+    if without:
+        sentences.append(f"Without privacy: {', '.join(without)}.")
+    return " ".join(sentences)
+
+
+def describe_cost(settings: PrivacySettings) -> list[str]:
+    """What such a setting cost where it was measured, for `wardround plan`."""
+    if not settings.is_on:
+        return []
+    intro = f"privacy.level is {settings.level} with epsilon {settings.epsilon:g}. "
+    if not MEASURED.exists():
+        return [intro + "What it costs in Dice was not measured."]
+    measured = json.loads(MEASURED.read_text(encoding="utf-8"))
+    parts = []
+    for title, table in measured.items():
+        row = table[settings.level]
+        nearest = min(row, key=lambda epsilon: abs(float(epsilon) - settings.epsilon))
+        parts.append(f"{title}: Dice {table['none']:.2f} without, {row[nearest]:.2f} at epsilon {nearest}")
+    return [
+        f"{intro}Measured with small networks and four hospitals: {'; '.join(parts)}. Yours will differ; "
+        "more cases, fewer parameters and fewer rounds lose less."
+    ]

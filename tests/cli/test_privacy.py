@@ -1,0 +1,49 @@
+"""wardround privacy status: what a hospital or a run has spent."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from helpers import call
+from pytest import fixture
+
+from wardround.privacy import Policy, PrivacyBudget, PrivacySettings
+
+SITE = PrivacySettings(level="client", epsilon=4.0, cases=20)
+
+
+@fixture
+def kit(tmp_path: Path) -> Path:
+    """The folder of a hospital that took part in two runs."""
+    budget = PrivacyBudget(tmp_path / "north" / "state" / "privacy.jsonl")
+    small = PrivacySettings(level="client", epsilon=2.0)
+    for run in ("first", "second"):
+        budget.charge(Policy(small, SITE), run, 0, rounds_left=1)
+    (tmp_path / "north" / "site.yaml").write_text("privacy: {level: client, epsilon: 4, cases: 20}\n")
+    return tmp_path / "north"
+
+
+def test_status_shows_every_run_and_all_together(monkeypatch: Any, capsys: Any, kit: Path) -> None:
+    code, out, _ = call(monkeypatch, capsys, "privacy", "status", str(kit))
+
+    assert code == 0
+    assert "first" in out and "all runs" in out and "2.000" in out
+    assert "Client level covers whatever a hospital trained on." in out
+    assert "Epsilon of all runs together may reach 4 (privacy.epsilon)." in out
+
+
+def test_status_as_json_has_the_numbers(monkeypatch: Any, capsys: Any, kit: Path) -> None:
+    _, out, _ = call(monkeypatch, capsys, "privacy", "status", str(kit), "--json")
+
+    told = json.loads(out)
+    assert told["limit"] == 4.0
+    assert [entry["client"] for entry in told["spent"]] == ["north"] * 3
+    assert 2.0 < told["spent"][2]["epsilon"] < 4.0
+
+
+def test_a_place_without_a_budget_is_named(monkeypatch: Any, capsys: Any, tmp_path: Path) -> None:
+    code, _, err = call(monkeypatch, capsys, "privacy", "status", str(tmp_path))
+
+    assert code == 2 and "has no privacy.jsonl" in " ".join(err.split())
