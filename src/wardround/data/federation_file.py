@@ -256,8 +256,8 @@ def check_consistency(file: FederationFile) -> None:
                 f"regions.{name} is {list(classes)}; give class numbers from 1 to "
                 f"{len(file.labels) or '...'} ({join_names(file.labels)})."
             )
-    for name, names in (("annotates", file.annotates), ("unlabelled", file.unlabelled)):
-        if names and file.partition.kind not in ("natural", "feature"):
+    for name in ("annotates", "unlabelled", "channels_of"):
+        if getattr(file, name) and file.partition.kind not in ("natural", "feature"):
             raise ConfigError(
                 f"{name} names clients, but partition.kind is {file.partition.kind}, which deals the cases "
                 "of all to new ones. Leave one of the two out."
@@ -270,19 +270,10 @@ def check_consistency(file: FederationFile) -> None:
         both = sorted(set(given) & set(file.held_out))
         if both:
             raise ConfigError(f"'{both[0]}' is in {name} and in held_out; a client is one of them.")
-    check_channels(file)
+    named = {f"channels_of.{client}": names for client, names in file.channels_of.items()}
+    named |= {f"sources.{n}.channels": own.channels for n, own in enumerate(file.sources) if own.channels}
+    check_channel_names(file.channels, named)
     check_settings(file.prepare)
-
-
-def check_channels(file: FederationFile) -> None:
-    given = {f"channels_of.{client}": names for client, names in file.channels_of.items()}
-    given |= {f"sources.{n}.channels": own.channels for n, own in enumerate(file.sources) if own.channels}
-    check_channel_names(file.channels, given)
-    if file.channels_of and file.partition.kind not in ("natural", "feature"):
-        raise ConfigError(
-            f"channels_of names clients, but partition.kind is {file.partition.kind}, which deals the cases "
-            "of all to new ones. Write channels at their sources."
-        )
 
 
 def check_label_map(labels: Mapping[str, Sequence[int]], where: str) -> dict[int, str]:
