@@ -50,7 +50,11 @@ def test_a_server_is_known_by_its_lock_and_says_who_is_there(queue: JobQueue) ->
     with claim_kit(queue.kit):
         queue.publish({"north": 3.0})
         assert queue.is_server_running() and 3.0 <= queue.connected()["north"] < 10.0
-        assert set(json.loads((queue.kit.state / "server.json").read_text())) == {"heard"}
+        assert set(json.loads((queue.kit.state / "server.json").read_text())) == {
+            "heard",
+            "expires",
+            "revoked",
+        }
     assert not queue.is_server_running()
 
 

@@ -15,7 +15,7 @@ from rich.markup import escape
 from wardround.cli.common import Debug, Json, app, configure_logging, err, out, print_table
 from wardround.cli.hospitals import leaving_on_signals, log_to_kit, make_speaker, prepare
 from wardround.deploy import require
-from wardround.deploy.kits import DATA, Kit, open_kit
+from wardround.deploy.kits import DATA, ORGANISER, Kit, open_kit
 from wardround.deploy.ledger import NAME
 from wardround.deploy.preflight import Check, CheckFailed, PreflightContext, TrustFailed
 from wardround.deploy.processes import end_with_input
@@ -140,7 +140,7 @@ def provision(
     rows = [
         [kit.name, kit.role, "kept" if kit.name in before else "new", str(output / kit.name)] for kit in kits
     ]
-    members = [provisioning.ORGANISER, *(hospital.name for hospital in asked.hospitals)]
+    members = [ORGANISER, *(hospital.name for hospital in asked.hospitals)]
     rows += [[name, "", "made before, not here", ""] for name in members if name not in here]
     left = "no longer in the project; its kit still works until it expires"
     rows += [[name, "", left, ""] for name in issued if name not in members]

@@ -4,7 +4,7 @@
                 <job>.running    while its process runs
                 <job>.stop       end it after this round
                 <job>.abort      end it now
-    state/server.json            which hospitals were heard from, and when
+    state/server.json            which hospitals were heard from, and when; when their certificates expire
 
 Whoever may write into the kit is the organiser: there is no port for commands.
 """
@@ -17,6 +17,7 @@ import secrets
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
@@ -68,18 +69,21 @@ class JobQueue:
 
     def connected(self) -> dict[str, float]:
         """Hospitals the server knows, with the seconds since each was last heard from."""
+        now = time.time()
+        return {name: max(0.0, now - heard) for name, heard in self.read_server()["heard"].items()}
+
+    def read_server(self) -> dict[str, Any]:
+        """What the server says of itself and the hospitals; raises where none runs."""
         deadline = time.monotonic() + START_SECONDS
         while True:
             self.require_server()
             try:
                 facts = json.loads((self.kit.state / "server.json").read_text(encoding="utf-8"))
-                break
+                return {"heard": {}, "expires": {}, "revoked": 0, **facts}
             except (OSError, ValueError):
                 if time.monotonic() > deadline:
-                    return {}
+                    return {"heard": {}, "expires": {}, "revoked": 0}
                 time.sleep(0.2)
-        now = time.time()
-        return {name: max(0.0, now - heard) for name, heard in facts["heard"].items()}
 
     def require_server(self) -> None:
         """Raise where no server of this kit runs."""
@@ -121,8 +125,12 @@ class JobQueue:
         for end in ("stop", "abort", "json", "running"):
             (self.folder / f"{job}.{end}").unlink(missing_ok=True)
 
-    def publish(self, alive: Mapping[str, float]) -> None:
-        """Say which hospitals were heard from; alive: seconds since."""
+    def publish(
+        self, alive: Mapping[str, float], expires: Mapping[str, datetime] | None = None, revoked: int = 0
+    ) -> None:
+        """Say which hospitals were heard from; alive: seconds since; revoked: number of the list in force."""
         now = time.time()
-        text = json.dumps({"heard": {name: now - seconds for name, seconds in alive.items()}})
+        heard = {name: now - seconds for name, seconds in alive.items()}
+        ends = {name: moment.isoformat() for name, moment in (expires or {}).items()}
+        text = json.dumps({"heard": heard, "expires": ends, "revoked": revoked})
         write_parts(self.kit.state / "server.json", [text.encode()], durable=False)

@@ -51,3 +51,9 @@ INFO_BYTES = 10_000  # of the few fields beside a message
 CHUNK_BYTES = 2**20  # in which a message travels
 HELD = 100  # requests that a hospital says it works on
 JOBS = 1000  # runs that a server says are in progress
+
+# Files between organiser and hospitals that go by mail
+
+LETTER_BYTES = 30_000  # an invitation, a signing request, a certificate; honest ones have some 6,000
+KEY_BITS = (2048, 4096)  # of a hospital's key; verifying with a longer one takes seconds
+REVOCATION_BYTES = 2**20  # of the list of revoked certificates: some 20,000 of them

@@ -162,8 +162,11 @@ class OrganiserServer:
     def _publish(self) -> None:
         """Tell runs and the organiser's commands which hospitals are there."""
         self._published = time.monotonic()
+        for line in self._hospitals.callers.refresh():
+            self._say(line)
         alive = self._hospitals.alive()
-        self._queue.publish(alive)
+        self._here &= alive.keys()
+        self._queue.publish(alive, self._hospitals.callers.expires(), self._hospitals.callers.revoked.number)
         for running in self._running.values():
             running.tell(alive)
         for name, seconds in sorted(alive.items()):

@@ -11,6 +11,7 @@ from typing import Any
 from wardround.deploy import limits
 from wardround.deploy.kits import LOOPBACK, Kit
 from wardround.deploy.preflight import NEW_KIT, CheckFailed, PreflightContext, TrustFailed
+from wardround.deploy.private_key import find_passphrase, read_pem
 from wardround.deploy.rpc.service import INSTANCE, PREFLIGHT, SERVICE, MessageError, decode, encode
 from wardround.errors import ConfigError
 from wardround.text import clipped
@@ -87,7 +88,7 @@ def check_tls(context: PreflightContext) -> str:
     tls.minimum_version = ssl.TLSVersion.TLSv1_2
     tls.set_alpn_protocols(["h2"])
     tls.load_verify_locations(kit.authority)
-    tls.load_cert_chain(kit.own_certificate, kit.own_key)
+    tls.load_cert_chain(kit.own_certificate, kit.own_key, find_passphrase(kit.own_key))
     where = f"{kit.server} port {kit.port}"
     try:
         with (
@@ -144,8 +145,8 @@ def await_refusal(connection: ssl.SSLSocket, where: str) -> None:
 def say_hello(context: PreflightContext, where: str) -> None:
     """Ask the server for its project, version and time; keep the last two."""
     kit = context.kit
-    parts = (kit.authority, kit.own_key, kit.own_certificate)
-    credentials = grpc.ssl_channel_credentials(*(part.read_bytes() for part in parts))
+    pair = (read_pem(kit.own_key), kit.own_certificate.read_bytes())
+    credentials = grpc.ssl_channel_credentials(kit.authority.read_bytes(), *pair)
     try:
         with grpc.secure_channel(f"{kit.server}:{kit.port}", credentials, OPTIONS) as channel:
             answer = channel.unary_unary(f"/{SERVICE}/Hello")(
