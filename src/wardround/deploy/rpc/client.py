@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import secrets
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -14,6 +13,7 @@ from typing import Any
 from wardround.deploy import limits
 from wardround.deploy.kits import Kit
 from wardround.deploy.private_key import read_pem
+from wardround.deploy.proxy import find_proxy
 from wardround.deploy.rpc.service import (
     DISPLACED,
     IN_USE,
@@ -100,9 +100,10 @@ class Connection:
     def __init__(self, kit: Kit, instance: str | None = None) -> None:
         pair = (read_pem(kit.own_key), kit.own_certificate.read_bytes())
         credentials = grpc.ssl_channel_credentials(kit.authority.read_bytes(), *pair)
-        proxy = ("grpc.enable_http_proxy", 0 if is_loopback(kit.server) else 1)
         where = f"[{kit.server}]" if ":" in kit.server else kit.server
-        self._channel = grpc.secure_channel(f"{where}:{kit.port}", credentials, options=[*OPTIONS, proxy])
+        self._channel = grpc.secure_channel(
+            f"{where}:{kit.port}", credentials, options=[*OPTIONS, *use_proxy(kit)]
+        )
         self.has_double = False
         self._metadata = ((INSTANCE, instance or secrets.token_hex(16)),)
 
@@ -206,8 +207,7 @@ def translate_errors() -> Iterator[None]:
         raise (CallRefused if code in FINAL else NoConnection)(details or code.name) from None
 
 
-def is_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+def use_proxy(kit: Kit) -> list[tuple[str, str | int]]:
+    """Options of a channel that goes through the hospital's proxy, or past every other."""
+    proxy = find_proxy(kit)
+    return [("grpc.enable_http_proxy", 0)] if proxy is None else [("grpc.http_proxy", proxy.url)]
