@@ -23,6 +23,7 @@ from wardround.cli import (  # noqa: F401, each adds its commands to the app
     configure,
     data,
     egress,
+    enrolment,
     export,
     flare,
     hospitals,
@@ -32,6 +33,7 @@ from wardround.cli import (  # noqa: F401, each adds its commands to the app
     predict,
     report,
     runs,
+    setup,
 )
 from wardround.cli.common import app, err, out
 from wardround.errors import WardroundError, explain

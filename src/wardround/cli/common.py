@@ -25,8 +25,8 @@ PANELS = {
     "Train and compare": ("configure", "plan", "compare", "watch", "papers"),
     "Use a model": ("predict", "evaluate", "export"),
     "Real hospitals": (
-        "rehearse", "provision", "preflight", "server", "join", "submit", "status", "stop", "egress",
-        "flare-job",
+        "rehearse", "organiser", "hospital", "sign", "server", "join", "submit", "status", "stop", "egress",
+        "preflight", "enrol", "revoke", "provision", "flare-job",
     ),
     "Look things up": ("methods", "objectives", "models", "cache"),
 }  # fmt: skip
