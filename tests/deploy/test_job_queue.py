@@ -64,3 +64,13 @@ def test_a_new_server_forgets_the_jobs_of_one_that_was_killed(queue: JobQueue) -
     queue.begin(job)
     queue.clear()
     assert queue.find_state(job) == "ended"
+
+
+def test_what_waits_outlives_its_server_and_knows_its_run(queue: JobQueue) -> None:
+    begun, waiting = sorted([queue.make_id(), queue.make_id()])
+    for job in (begun, waiting):
+        queue.submit(job, {"config": {"output": f"/runs/{job}"}})
+    queue.begin(begun)
+    queue.clear()
+    assert queue.list_waiting() == [waiting] and queue.find_state(begun) == "ended"
+    assert queue.find_folder(waiting) == Path(f"/runs/{waiting}") and queue.find_folder(begun) is None

@@ -103,9 +103,11 @@ class JobQueue:
     # The server
 
     def clear(self) -> None:
-        """Forget runs whose server is gone; they are resumed by name."""
+        """Forget runs that had begun under a server that is gone: they are resumed by name; others wait."""
+        waiting = {f"{job}.json" for job in self.list_waiting()}
         for path in self.folder.glob("*"):
-            path.unlink()
+            if path.name not in waiting:
+                path.unlink()
         (self.kit.state / "server.json").unlink(missing_ok=True)
 
     def list_waiting(self) -> list[str]:
@@ -117,6 +119,14 @@ class JobQueue:
         """Mark a job as running; returns the file of its arguments."""
         (self.folder / f"{job}.running").touch()
         return self.folder / f"{job}.json"
+
+    def find_folder(self, job: str) -> Path | None:
+        """The run folder of a job, as `submit` wrote it."""
+        try:
+            arguments = json.loads((self.folder / f"{job}.json").read_text(encoding="utf-8"))
+            return Path(arguments["config"]["output"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
 
     def is_asked(self, job: str, what: Literal["stop", "abort"]) -> bool:
         return (self.folder / f"{job}.{what}").exists()
