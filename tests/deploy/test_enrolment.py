@@ -3,6 +3,7 @@
 import json
 import stat
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +12,17 @@ from pytest import MonkeyPatch, fixture, importorskip, mark, raises
 
 importorskip("cryptography")
 
-from wardround.deploy import limits
+from wardround.deploy import enrolment, limits
 from wardround.deploy.authority import Authority
-from wardround.deploy.enrolment import accept, install, request_certificate, revoke, sign
+from wardround.deploy.enrolment import install, request_certificate, revoke, sign
 from wardround.deploy.kits import Kit, open_kit
 from wardround.deploy.preflight.kit import refuse_broken
 from wardround.deploy.project import Project
 from wardround.deploy.provisioning import provision
+from wardround.deploy.site_file import render_template
 from wardround.errors import ConfigError
 
+accept = partial(enrolment.accept, render_rules=render_template)
 SCHEMAS = {"invitation": "wardround-invitation-1", "request": "wardround-request-1"}
 
 
@@ -37,7 +40,7 @@ def authority(invited: Path) -> Authority:
 
 @fixture
 def north(invited: Path, tmp_path: Path) -> Kit:
-    return accept(invited / "north.invitation.json", tmp_path / "north")
+    return accept(invited / "north.invitation.json", folder=tmp_path / "north")
 
 
 def change(path: Path, values: dict[str, Any]) -> Path:
@@ -78,12 +81,12 @@ def test_a_renewal_is_signed_by_the_key_before_and_anyone_elses_request_is_not(
     invited: Path, authority: Authority, tmp_path: Path
 ) -> None:
     revoke_if_current(authority, invited, "south")
-    kit = accept(invited / "south.invitation.json", tmp_path / "south")
+    kit = accept(invited / "south.invitation.json", folder=tmp_path / "south")
     sign(Authority.load(authority.folder), kit.request)
     install(kit)
     old = kit.own_key.read_bytes()
 
-    stranger = accept(invited / "south.invitation.json", tmp_path / "else" / "south")
+    stranger = accept(invited / "south.invitation.json", folder=tmp_path / "else" / "south")
     with raises(ConfigError, match="'south' has a certificate already, and .* is not signed with its key"):
         sign(Authority.load(authority.folder), stranger.request)
 
@@ -166,8 +169,8 @@ def test_an_invitation_that_is_not_one_leaves_no_folder(invited: Path, tmp_path:
     ):
         path.write_text(json.dumps({**plain, "files": files}))
         with raises(ConfigError, match=words):
-            accept(path, tmp_path / "north")
+            accept(path, folder=tmp_path / "north")
         assert sorted(one.name for one in tmp_path.iterdir()) == [path.name]
     (tmp_path / "north").mkdir()
     with raises(ConfigError, match="exists already, and nothing is overwritten"):
-        accept(invited / "north.invitation.json", tmp_path / "north")
+        accept(invited / "north.invitation.json", folder=tmp_path / "north")

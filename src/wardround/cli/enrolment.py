@@ -45,7 +45,10 @@ def enrol(
     from wardround.deploy import enrolment
 
     if place.is_file() and place.name != "kit.json":
-        kit = enrolment.accept(place, output, ask_passphrase(passphrase, output or place))
+        from wardround.deploy.site_file import render_template
+
+        secret = ask_passphrase(passphrase, output or place)
+        kit = enrolment.accept(place, render_template, output, secret)
         say_request(kit)
         return
     kit = open_kit(place, "hospital")

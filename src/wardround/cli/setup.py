@@ -116,11 +116,12 @@ def set_up_hospital(
     """Make the key, ask for its certificate, describe the cases, check everything, and take part."""
     organising.prepare(debug, False)
     from wardround.deploy import enrolment, setup
+    from wardround.deploy.site_file import render_template
     from wardround.deploy.unit import write_unit
 
     if place.is_file() and place.name != "kit.json":
         wants = confirm("Protect the key with a passphrase?", passphrase, False, yes)
-        kit = enrolment.accept(place, None, ask_passphrase(wants, place))
+        kit = enrolment.accept(place, render_template, None, ask_passphrase(wants, place))
     else:
         kit = open_kit(place, "hospital")
     compare_fingerprint(enrolment.describe_authority(kit), fingerprint, yes)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import base64
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,6 @@ from wardround.deploy.private_key import encode_key, load_key, make_key
 from wardround.deploy.project import NAME, Project
 from wardround.deploy.readme import render_readme
 from wardround.deploy.revocation import LIST
-from wardround.deploy.site_file import render_template
 from wardround.deploy.strict_json import parse_json
 from wardround.errors import ConfigError
 from wardround.files import write_bytes, write_json, write_text
@@ -158,8 +157,16 @@ def is_renewal(authority: Authority, values: Mapping[str, Any]) -> bool:
 # The hospital
 
 
-def accept(invitation: Path, folder: Path | None = None, passphrase: bytes | None = None) -> Kit:
-    """A kit with a new key that waits for its certificate; folder: the hospital's name here, unless given."""
+def accept(
+    invitation: Path,
+    render_rules: Callable[[str], str],
+    folder: Path | None = None,
+    passphrase: bytes | None = None,
+) -> Kit:
+    """A kit with a new key that waits for its certificate.
+
+    render_rules: its first site.yaml, by the hospital's name; folder: that name here, unless given.
+    """
     values = read_letter(invitation, INVITATION, "files")
     files = values["files"]
     if (
@@ -183,7 +190,7 @@ def accept(invitation: Path, folder: Path | None = None, passphrase: bytes | Non
             raise ValueError("it is not a hospital's")
         for part in (kit.state, kit.logs):
             part.mkdir()
-        write_text(kit.site_file, render_template(kit.name))
+        write_text(kit.site_file, render_rules(kit.name))
         request_certificate(kit, passphrase)
         make_private(kit.folder)
         check_private(kit)

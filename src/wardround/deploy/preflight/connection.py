@@ -197,7 +197,8 @@ def read_answer(answer: bytes) -> dict[str, Any] | None:
 def explain_failed_call(where: str, error: grpc.RpcError, timeout: float) -> CheckFailed:
     code, details = error.code(), clipped(str(error.details()), 200)
     if code in REFUSALS:
-        return TrustFailed(f"the server at {where} refuses this kit ({details}).", SAME_KITS)
+        todo = f"Call the organiser. {NEW_KIT}" if "certificate of" in details else SAME_KITS
+        return TrustFailed(f"the server at {where} refuses this kit ({details}).", todo)
     if code == grpc.StatusCode.DEADLINE_EXCEEDED:
         return CheckFailed(
             f"{where} accepts our certificate but did not answer within {timeout:g} s.",

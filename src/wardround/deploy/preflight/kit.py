@@ -24,7 +24,7 @@ from wardround.deploy.authority import (
     load_authority,
 )
 from wardround.deploy.kits import SIGNED, Kit
-from wardround.deploy.preflight import NEW_KIT, RENEW, Check, CheckFailed, PreflightContext, warn
+from wardround.deploy.preflight import NEW_KIT, Check, CheckFailed, PreflightContext, warn
 from wardround.deploy.private_key import load_key
 from wardround.errors import ConfigError
 
@@ -155,8 +155,7 @@ def check_certificates(context: PreflightContext) -> Check | str:
     ends.append(check_dates(path, certificate, context.now))
     left = min(ends) - context.now
     if left < SOON:
-        todo = RENEW if kit.role == "hospital" else NEW_KIT
-        return warn(f"valid for {left.days} more days, until {min(ends):%Y-%m-%d}", todo)
+        return warn(f"valid for {left.days} more days, until {min(ends):%Y-%m-%d}", NEW_KIT)
     return f"valid until {min(ends):%Y-%m-%d}"
 
 
