@@ -124,8 +124,20 @@ def test_a_request_is_signed_for_its_own_name_project_and_key(
             sign(authority, change(north.request, values))
     north.request.write_text(plain)
     provision(project, tmp_path / "other", bind="127.0.0.1")
-    with raises(ConfigError, match="'north' was not invited"):
+    with raises(ConfigError, match="is a request to another project"):
         sign(Authority.load(tmp_path / "other" / ".authority"), north.request)
+    (authority.folder / "invitations" / "north.json").rename(tmp_path / "kept")
+    with raises(ConfigError, match="'north' was not invited"):
+        sign(authority, north.request)
+    (tmp_path / "kept").rename(authority.folder / "invitations" / "north.json")
+
+
+def test_a_kit_that_was_provisioned_is_renewed_in_the_same_way(mine: Path) -> None:
+    kit = open_kit(mine / "north")
+    request_certificate(kit)
+    sign(Authority.load(mine / ".authority"), kit.request)
+    install(kit)
+    assert refuse_broken(open_kit(kit.folder)) == ""
 
 
 def test_a_short_key_is_not_signed(authority: Authority, north: Kit, monkeypatch: MonkeyPatch) -> None:

@@ -253,9 +253,9 @@ def show_state(facts: dict[str, Any], trouble: str, *, clear: bool) -> None:
     if trouble:
         err.print(escape(trouble))
     elif facts["hospitals"]:
-        columns = ("hospital", "heard of", "certificate")
-        rows = [[entry[key] for key in columns] for entry in facts["hospitals"]]
-        print_table(Table("Hospitals", columns, rows))
+        heads = ("hospital", "heard of", "certificate")
+        rows = [[entry[key] for key in heads] for entry in facts["hospitals"]]
+        print_table(Table("Hospitals", heads, rows))
         out.print()
     else:
         out.print("No hospital is connected.\n")

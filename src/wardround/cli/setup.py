@@ -126,7 +126,13 @@ def set_up_hospital(
         kit = open_kit(place, "hospital")
     compare_fingerprint(enrolment.describe_authority(kit), fingerprint, yes)
     known = setup.find_cases(kit)
-    source = ask("Folder of your scans, or a federation.yaml", "--data", data and str(data), known, yes)
+    source = ask(
+        "Folder of your scans, or a federation.yaml",
+        "--data",
+        None if data is None else str(data),
+        known,
+        yes,
+    )
     with show_wait("looking at the scans"):
         file, said = setup.describe_cases(Path(source), kit)
     way = ask("Proxy on the way to the organiser", "--proxy", proxy, "as the environment says", yes)

@@ -52,20 +52,25 @@ INVITED = ("README.txt", "keys/authority.crt", "kit.json")  # files of a kit tha
 
 
 def invite(authority: Authority, kit: Kit, project: Project) -> Path:
-    """Write the invitation of a hospital; the authority keeps a copy, which says what it will sign."""
+    """Write the invitation of a hospital, unless there is one."""
     path = authority.folder.parent / f"{kit.name}.invitation.json"
-    own = authority.folder / "invitations" / f"{kit.name}.json"
-    if own.exists() and path.exists():
-        return path
+    if not path.exists():
+        files = note_terms(authority, kit, project)
+        write_json(path, {"schema": INVITATION, "name": kit.name, "files": files})
+    return path
+
+
+def note_terms(authority: Authority, kit: Kit, project: Project) -> dict[str, str]:
+    """Have the authority remember what it will sign for a hospital; returns the files of its kit."""
     files = {
         "README.txt": render_readme(kit),
         "keys/authority.crt": encode_certificate(authority.certificate),
         "kit.json": json.dumps(kit.as_dict(), indent=2) + "\n",
     }
     terms = {"organisation": project.find_organisation(kit.name), "valid_days": project.valid_days}
-    write_private(own, json.dumps({"files": files, **terms}, indent=2).encode())
-    write_json(path, {"schema": INVITATION, "name": kit.name, "files": files})
-    return path
+    content = json.dumps({"files": files, **terms}, indent=2).encode()
+    write_private(authority.folder / "invitations" / f"{kit.name}.json", content)
+    return files
 
 
 def sign(authority: Authority, path: Path, *, again: bool = False) -> tuple[Path, str]:

@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
 from wardround.deploy.authority import BACKDATED, Authority, write_manifest, write_private
-from wardround.deploy.enrolment import invite
+from wardround.deploy.enrolment import invite, note_terms
 from wardround.deploy.kits import EVERYWHERE, LOOPBACK, ORGANISER, Kit, check_private, make_private, read_kit
 from wardround.deploy.private_key import encode_key
 from wardround.deploy.project import Project
@@ -129,6 +129,7 @@ def make_kit(project: Project, authority: Authority, name: str, target: Path) ->
             part.mkdir()
         if not is_organiser:
             write_text(kit.site_file, render_template(kit.name))
+            note_terms(authority, kit, project)
         write_text(kit.folder / "README.txt", render_readme(kit))
         write_json(kit.folder / "kit.json", kit.as_dict())
         write_manifest(kit, authority)

@@ -12,7 +12,7 @@ import ipaddress
 import socket
 from dataclasses import dataclass, field
 from urllib.parse import unquote, urlsplit
-from urllib.request import getproxies_environment, proxy_bypass_environment
+from urllib.request import getproxies_environment, proxy_bypass
 
 from wardround.deploy.kits import Kit
 from wardround.errors import ConfigError
@@ -62,7 +62,7 @@ def find_proxy(kit: Kit) -> Proxy | None:
     if said is None and not is_loopback(kit.server):
         found = getproxies_environment()
         where, text = "https_proxy of the environment", found.get("https") or found.get("http")
-    if text is None or text == NONE or proxy_bypass_environment(kit.server):
+    if text is None or text == NONE or proxy_bypass(kit.server):
         return None
     try:
         proxy = parse_proxy(str(text))

@@ -64,15 +64,21 @@ def change_site(kit: Kit, values: Mapping[str, Any]) -> None:
     text = kit.site_file.read_text(encoding="utf-8")
     for key, value in values.items():
         line = yaml.safe_dump({key: value}, width=10**6).rstrip("\n")
-        text, count = re.subn(rf"^{key}:.*$", lambda _, line=line: line, text, count=1, flags=re.MULTILINE)
-        text += "" if count else f"\n{line}\n"
-    before = kit.site_file.read_bytes()
+        before, found, after = split_at(text, key)
+        text = f"{before}{line}{after}" if found else f"{text}\n{line}\n"
+    old = kit.site_file.read_bytes()
     write_parts(kit.site_file, [text.encode()], private=True)
     try:
         load_site(kit.site_file)
     except ConfigError:
-        write_parts(kit.site_file, [before], private=True)
+        write_parts(kit.site_file, [old], private=True)
         raise
+
+
+def split_at(text: str, key: str) -> tuple[str, str, str]:
+    """What stands before the line of a key, the line, and what stands after it; no line if there is none."""
+    found = re.search(rf"^{key}:.*$", text, re.MULTILINE)
+    return (text, "", "") if found is None else (text[: found.start()], found[0], text[found.end() :])
 
 
 def check_here(kit: Kit) -> list[str]:

@@ -104,7 +104,7 @@ def make_handler(look: Callable[[], dict[str, Any]], token: str) -> type[http.se
         timeout = 5.0  # for a request to be read
 
         def do_GET(self) -> None:
-            port = self.server.server_address[1]
+            port = self.connection.getsockname()[1]
             asked = self.headers.get("Authorization", "").encode("latin-1", "replace")
             if self.headers.get("Host") not in (f"{LOOPBACK}:{port}", f"localhost:{port}"):
                 self._answer(403, "text/plain", "this is not the address of the page")

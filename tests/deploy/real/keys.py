@@ -157,6 +157,11 @@ def revoked(checks: Checks, hospitals: Deployment) -> None:
     began = time.monotonic()
     again = hospitals.start("west-again", "join", hospitals.kits / "west")
     is_refused(checks, again, "west, started again", "the certificate of 'west' was revoked", began)
+    hospitals.run("enrol", hospitals.kits / "west", "--renew")
+    hospitals.run("sign", hospitals.kits / "west.request.json", "--kits", hospitals.kits)
+    renewed = hospitals.start("west-renewed", "join", hospitals.kits / "west")
+    until(lambda: "connected to" in renewed.text, START_SECONDS, "west connects with a new key")
+    checks.check(renewed.is_running, "west, enrolled again, takes part")
 
 
 def together(checks: Checks, hospitals: Deployment) -> None:
