@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.05
 # A resumed run may change these.
-MAY_DIFFER = ("output", "name", "compute", "deadline", "retries", "checkpoint")
+MAY_DIFFER = ("output", "name", "compute", "deadline", "absent_after", "retries", "checkpoint")
 
 Stage = Literal["new", "unfinished", "done"]
 Runs = Mapping[str, Mapping[str, Any]]

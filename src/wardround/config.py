@@ -237,6 +237,9 @@ class CheckpointSettings(Settings):
         return 1 if self.every == "auto" else self.every
 
 
+FIRST_SECONDS, LEAST_SECONDS, SPARE_TIMES = 3600.0, 300.0, 5  # of a deadline that is not set
+
+
 class Config(Settings):
     """One run."""
 
@@ -268,7 +271,18 @@ class Config(Settings):
     participation: float | tuple[str, ...] = Field(1.0, description="share of clients, or their names")
     min_clients: int = Field(1, ge=1)
     retries: int = Field(1, ge=0, description="how often a round with too few answers is repeated")
-    deadline: float = Field(3600.0, gt=0, description="seconds a client may take for one task")
+    deadline: float | None = Field(
+        None,
+        gt=0,
+        description="seconds a client may take for one task; default: an hour, and at hospitals, once "
+        "answers to the same task were seen, five times the longest of them, at least five minutes",
+    )
+    absent_after: float = Field(
+        20.0,
+        ge=5,
+        description="seconds without a sign of life after which a hospital is not waited for; it takes part "
+        "again in the round after its return",
+    )
     model_average: AverageSettings = AverageSettings()
     evaluate: EvaluateSettings = EvaluateSettings()
     compute: ComputeSettings = ComputeSettings()
@@ -300,6 +314,12 @@ class Config(Settings):
         if self.local_steps is not None:
             return self.local_steps if num_train else 0
         return self.local_epochs * self.count_batches(num_train)
+
+    def give_seconds(self, longest: float = 0.0) -> float:
+        """For one task; longest: seconds of the longest answer to it so far, 0 where there was none."""
+        if self.deadline is not None:
+            return self.deadline
+        return max(LEAST_SECONDS, SPARE_TIMES * longest) if longest else FIRST_SECONDS
 
     def count_batches(self, num_train: int) -> int:
         """Steps of one pass over so many cases."""

@@ -89,6 +89,13 @@ def write_parts(
         raise
 
 
+def compute_sha256(path: Path, start: int = 0) -> str:
+    """SHA-256 of a file from a byte on."""
+    with path.open("rb") as file:
+        file.seek(start)
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def write_text(path: Path, text: str) -> None:
     write_bytes(path, text.encode())
 

@@ -82,7 +82,9 @@ class Loopback:
         heard = {name: 1000.0 if name in self.away else 0.0 for name in self.sites}
         return {**heard, "stranger": 0.0}
 
-    def exchange(self, requests: Mapping[str, Parcel], deadline: float) -> Iterator[tuple[str, Parcel]]:
+    def exchange(
+        self, requests: Mapping[str, Parcel], deadline: float, absent_after: float
+    ) -> Iterator[tuple[str, Parcel]]:
         for name, parcel in requests.items():
             place = (name, parcel.header["task"], parcel.header["round"] + 1)
             self.on_exchange(*place[1:])

@@ -130,6 +130,57 @@ def test_a_hospital_says_in_its_own_file_what_it_annotates(tmp_path: Path, outli
     assert {(row[0], row[2]) for row in rows} == {("east", "ventricles"), ("north", "lesion")}
 
 
+def test_hospitals_agree_on_classes_by_name_whatever_their_values(tmp_path: Path, pictures: Path) -> None:
+    rules = {
+        name: at_home(tmp_path / "data", pictures, name, name, labels={"lesion": values})
+        for name, values in {"east": [1], "north": [1, 7]}.items()
+    }
+    conducted(Loopback(tmp_path / "sites", ("east", "north"), **rules), tmp_path / "run", **QUICK)
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["status"] == "done"
+
+
+@mark.parametrize("drop_channels", [None, 0.5])
+def test_hospitals_that_lack_channels_have_the_bytes_of_train(
+    tmp_path: Path, drop_channels: float | None
+) -> None:
+    names = ("east", "north")
+    made = PhantomSettings(hospitals=2, size=24, cases=8, channels=2, lacks={"east": ("channel_0",)})
+    phantom_files.write(made, tmp_path / "scans", "nifti", 1)
+    plain = {
+        "sources": [{"path": "scans"}], "labels": {"lesion": [1]}, "splits": SPLITS,
+        "channels": ["t1", "t2"], "channels_of": {"east": ["t2"]},
+    }  # fmt: skip
+    path = tmp_path / "federation.yaml"
+    path.write_text(yaml.safe_dump(plain))
+    changes = {**QUICK, "rounds": 2, "augmentation": {"drop_channels": drop_channels}}
+    here = run(tmp_path / "train", **{**changes, "data": {"federation": str(path)}})
+    rules = dict.fromkeys(names, RULES.model_copy(update={"data": path}))
+    conducted(Loopback(tmp_path / "sites", names, **rules), tmp_path / "run", **changes)
+    there = json.loads((tmp_path / "run" / "result.json").read_text())
+
+    assert there["params_sha256"] == here.outcome.state.params.sha256()
+    assert there["lacks"] == {"east": {"t1": 8}}
+    one, other = ((tmp_path / name / "preparation.json").read_text() for name in ("train", "run"))
+    assert one == other
+
+
+def test_a_hospital_that_does_not_know_what_another_lacks_is_told(tmp_path: Path) -> None:
+    made = PhantomSettings(hospitals=2, size=24, cases=8, channels=2, lacks={"east": ("channel_0",)})
+    phantom_files.write(made, tmp_path / "scans", "nifti", 1)
+    given = {"channels": ["t1", "t2"], "labels": {"lesion": [1]}}
+    rules = {
+        "east": at_home(
+            tmp_path / "data", tmp_path / "scans", "east", "ward", **given, channels_of={"ward": ["t2"]}
+        ),
+        "north": at_home(tmp_path / "data", tmp_path / "scans", "north", "ward", **given),
+    }
+    loop = Loopback(tmp_path / "sites", ("east", "north"), **rules)
+    with raises(ConfigError, match=r"'east' lacks t1, and 'north' does not know.*drop_channels.*0.25"):
+        conducted(loop, tmp_path / "refused", **QUICK)
+    conducted(loop, tmp_path / "run", **QUICK, augmentation={"drop_channels": 0.25})
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["status"] == "done"
+
+
 DIFFERENT = {
     "classes": {"labels": {"tumour": [1]}},
     "channels": {"channels": ["flair"]},

@@ -48,13 +48,11 @@ def test_a_server_is_known_by_its_lock_and_says_who_is_there(queue: JobQueue) ->
     with claim_kit(queue.kit), raises(ConfigError, match="already running"):
         claim_kit(queue.kit)
     with claim_kit(queue.kit):
-        queue.publish({"north": 3.0})
+        queue.publish({"north": 3.0}, {"north": "sends a reply: 1.0 MB of 3.0 MB"})
         assert queue.is_server_running() and 3.0 <= queue.connected()["north"] < 10.0
-        assert set(json.loads((queue.kit.state / "server.json").read_text())) == {
-            "heard",
-            "expires",
-            "revoked",
-        }
+        facts = json.loads((queue.kit.state / "server.json").read_text())
+        assert set(facts) == {"heard", "transfers", "expires", "revoked"}
+        assert queue.read_server()["transfers"] == {"north": "sends a reply: 1.0 MB of 3.0 MB"}
     assert not queue.is_server_running()
 
 

@@ -116,3 +116,22 @@ def test_stop_reaches_an_experiment_that_begins_later(tmp_path: Path) -> None:
     experiment = Experiment()
     run._begin(experiment)
     assert experiment.stop_requested
+
+
+def test_nobody_is_waited_for_who_is_not_heard_from_and_who_is_on_the_way_is(server: Server) -> None:
+    server.reply = lambda post: None
+    requests = {"east": parcel(), "north": parcel()}
+
+    def seconds(deadline: float, absent_after: float = 20.0) -> float:
+        began = time.monotonic()
+        assert list(server.channel.exchange(requests, began + deadline, absent_after)) == []
+        return time.monotonic() - began
+
+    server.channel.take({"alive": {"east": 19.7, "north": 30.0}})
+    assert seconds(10.0) < 3.0
+    server.channel.take({"alive": {"east": 1.0, "north": 30.0}})
+    assert seconds(1.0) >= 1.0
+    server.channel.take({"alive": {"east": 1.0, "north": 30.0}, "moving": ["south"]})
+    assert seconds(0.6) < 1.1
+    server.channel.take({"alive": {"east": 1.0, "north": 30.0}, "moving": ["east"]})
+    assert 1.2 <= seconds(0.6) < 2.2

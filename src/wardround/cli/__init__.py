@@ -22,6 +22,7 @@ from wardround.cli import (  # noqa: F401, each adds its commands to the app
     compare,
     configure,
     data,
+    dicom,
     egress,
     enrolment,
     export,

@@ -158,8 +158,7 @@ def find_federation(paths: Sequence[Path], quiet: bool) -> Path:
         err.print("Inspecting folders ...")
     proposal = propose(paths, watch=lambda what: None)
     with writing(path):
-        proposed = {"annotates": proposal.annotates}
-        write(proposal.file, path, notes=describe(proposal), proposed=proposed)
+        write(proposal.file, path, notes=describe(proposal), proposed=proposal.proposed)
     remarks = proposal.remarks
     for remark in remarks[:MOST_REMARKS]:
         err.print(escape(f"! {remark}"))

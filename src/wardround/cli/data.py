@@ -48,6 +48,11 @@ def phantom(
         list[str] | None,
         typer.Option(help="What a hospital annotates, for example north=skull,nuclei; may be repeated."),
     ] = None,
+    channels: Annotated[int, typer.Option(help="Sequences of each scan: channel_0, channel_1 ...")] = 1,
+    lacks: Annotated[
+        list[str] | None,
+        typer.Option(help="What scans of a hospital do not have, for example north=channel_1; repeatable."),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Same seed, same files.")] = 42,
     set_: Set = None,
     debug: Debug = False,
@@ -60,14 +65,16 @@ def phantom(
 
     if file_format not in ("nifti", "png", "dicom"):
         raise ConfigError(f"--format is '{file_format}'; use nifti, png or dicom.")
-    settings: dict[str, Any] = {"hospitals": hospitals, "dimensions": dimensions}
+    settings: dict[str, Any] = {"hospitals": hospitals, "dimensions": dimensions, "channels": channels}
     if organs:
         settings["organs"] = organs.split(",")
-    for given in annotates or []:
-        hospital, sign, classes = given.partition("=")
-        if not sign or not classes:
-            raise ConfigError(f"--annotates is '{given}'; give HOSPITAL=CLASS,CLASS such as north=lesion.")
-        settings.setdefault("annotates", {})[hospital] = classes.split(",")
+    asked = [("annotates", given, "CLASS,CLASS such as north=lesion") for given in annotates or []]
+    asked += [("lacks", given, "CHANNEL,CHANNEL such as north=channel_1") for given in lacks or []]
+    for option, given, form in asked:
+        hospital, sign, names = given.partition("=")
+        if not sign or not names:
+            raise ConfigError(f"--{option} is '{given}'; give HOSPITAL={form}.")
+        settings.setdefault(option, {})[hospital] = names.split(",")
     for override in set_ or []:
         apply_override(settings, override.removeprefix("data.phantom."))
     checked = parse({"data": {"phantom": settings}, "model": {"name": f"unet{dimensions}d"}}).data.phantom
@@ -107,14 +114,14 @@ def init(
 
     if dataset is None:
         proposal = propose(folders, columns=read_columns(column), watch=lambda what: None)
-        file, sentences, annotates = proposal.file, describe(proposal), proposal.annotates
+        file, sentences, proposed = proposal.file, describe(proposal), proposal.proposed
     elif len(folders) == 1:
-        file, annotates = datasets.make_federation_file(dataset, folders[0]), {}
+        file, proposed = datasets.make_federation_file(dataset, folders[0]), {}
         sentences = [f"The data set {dataset} as published; its card: wardround datasets show {dataset}"]
     else:
         raise ConfigError("--dataset needs exactly one folder, the one with the whole data set.")
     with writing(output):
-        write(file, output, notes=sentences, proposed={"annotates": annotates}, overwrite=overwrite)
+        write(file, output, notes=sentences, proposed=proposed, overwrite=overwrite)
     if not quiet:
         print_list(sentences)
     suggest_check(output)
@@ -294,44 +301,6 @@ def slices(
     print_table(Table("Cut", ["client", "volumes", "slices"], rows))
     print_list([*(f"left out: {reason}" for reason in done.left_out), *done.notes])
     suggest_check(done.path)
-
-
-@data_app.command("import-dicom")
-def import_dicom(
-    source: Annotated[Path, typer.Argument(help="A folder of DICOM series.")],
-    target: Annotated[Path, typer.Argument(help="The folder of a centre to write.")],
-    keep_descriptions: Annotated[
-        bool,
-        typer.Option(
-            "--keep-descriptions", help="Keep series descriptions, which may hold names, dates and diagnoses."
-        ),
-    ] = False,
-    structure: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME=CLASS",
-            help="A structure of SEG or RTSTRUCT and its class; may be repeated. Others are then left out.",
-        ),
-    ] = None,
-    quiet: Quiet = False,
-    debug: Debug = False,
-) -> None:
-    r"""Convert DICOM series and the masks drawn on them to a centre's folder; needs wardround\[dicom]."""
-    configure_logging(debug, quiet)
-    from wardround.data.readers.dicom import import_dicom as convert
-    from wardround.data.readers.patient_map import MAP
-    from wardround.errors import ConfigError
-
-    structures = {}
-    for given in structure or []:
-        name, mark, own = given.rpartition("=")
-        if not mark or not name.strip() or not own.strip():
-            raise ConfigError(f"--structure is {given!r}; write NAME=CLASS, such as 'GTV 1=tumour'.")
-        structures[name] = own.strip()
-    done = convert(source, target, keep_descriptions=keep_descriptions, structures=structures)
-    print_list(done.notes)
-    out.print(f"Wrote {len(done.written)} files to [bold]{escape(str(target))}[/].")
-    out.print(f"{escape(str(target / MAP))} says which file is whose: keep it here, and never pass it on.")
 
 
 # Published data sets

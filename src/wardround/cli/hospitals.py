@@ -216,10 +216,10 @@ def show_page(kit: Kit) -> None:
 
 def collect_state(kit: Kit) -> dict[str, Any]:
     """Server, hospitals and runs, as plain values."""
-    trouble, hospitals, expires = "", dict[str, float](), dict[str, str]()
+    trouble, hospitals, facts = "", dict[str, float](), dict[str, Any]()
     try:
         queue = open_queue(kit)
-        hospitals, expires = queue.connected(), queue.read_server()["expires"]
+        hospitals, facts = queue.connected(), queue.read_server()
     except WardroundError as error:
         trouble = str(error)
     return {
@@ -228,7 +228,8 @@ def collect_state(kit: Kit) -> dict[str, Any]:
             {
                 "hospital": name,
                 "heard of": f"{seconds:.0f} s ago",
-                "certificate": describe_expiry(expires.get(name)),
+                "certificate": describe_expiry(facts["expires"].get(name)),
+                "now": str(facts["transfers"].get(name, "")),
             }
             for name, seconds in sorted(hospitals.items())
         ],
@@ -253,7 +254,7 @@ def show_state(facts: dict[str, Any], trouble: str, *, clear: bool) -> None:
     if trouble:
         err.print(escape(trouble))
     elif facts["hospitals"]:
-        heads = ("hospital", "heard of", "certificate")
+        heads = ("hospital", "heard of", "certificate", "now")
         rows = [[entry[key] for key in heads] for entry in facts["hospitals"]]
         print_table(Table("Hospitals", heads, rows))
         out.print()

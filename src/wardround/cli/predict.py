@@ -65,6 +65,10 @@ def predict(
     ensemble: Ensemble = None,
     tta: Tta = None,
     slices: Slices = None,
+    channels: Annotated[
+        str | None,
+        typer.Option(help="What the files hold, in their order, where they lack channels: t1,flair."),
+    ] = None,
     device: Device = "auto",
     overwrite: Overwrite = False,
     json_: Json = False,
@@ -83,6 +87,7 @@ def predict(
         tta=tta,
         probabilities=probabilities,
         slices=slices,
+        channels=channels.split(",") if channels else (),
     )
     with show_progress(quiet or json_) as watch:
         done = predict_into(predictor, inputs, output, to=to, overwrite=overwrite, watch=watch)

@@ -144,7 +144,7 @@ class Client:
             epochs=config.local_epochs if epochs is None else epochs,
             steps=config.local_steps if epochs is None else None,
             batch_size=config.batch_size,
-            augmentation=config.augmentation,
+            augmentation=config.augmentation.for_channels(lacking=self.data.lacking),
             own=None if second else memory.get("own"),
             optimizer_state=memory.get(moments, {}),
         )

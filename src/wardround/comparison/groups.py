@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from wardround.comparison.outcome import Comparison
-from wardround.comparison.runs import Run, Series, join_partitions, mapping, read_run
+from wardround.comparison.runs import Run, Series, join_origins, mapping, read_run
 from wardround.comparison.scores import (
     Replicate,
     ReplicateKey,
@@ -87,7 +87,7 @@ def group_runs(runs: Sequence[Run]) -> RunGroup:
         reference = next((run.label for run in done if run.method == "fedavg"), done[0].label)
         held_out = {run.label: run.test.held_out for run in done if run.test is not None}
         rows = set_apart([row_of_run(run) for run in done], held_out)
-        said = join_partitions(done)
+        said = join_origins(done)
         sheet = Sheet("Runs", rows, reference, metrics, lengths=lengths, partition=said)
     crossed = {run.label: [run.cross_site] for run in done if run.cross_site}
     return RunGroup(

@@ -39,7 +39,7 @@ from wardround.comparison.grid import Grid, cell_title
 from wardround.comparison.headline import describe_headline
 from wardround.comparison.presets import describe_published, list_printed_values
 from wardround.comparison.published import compare_order, published_table
-from wardround.comparison.runs import Run, join_partitions, read_run
+from wardround.comparison.runs import Run, join_origins, read_run
 from wardround.comparison.scores import (
     Replicate,
     ReplicateKey,
@@ -195,7 +195,7 @@ class Comparison:
             print_notes=print_notes,
             notes=facts["notes"],
             lengths=self.lengths,
-            partition=join_partitions(run for runs in self.runs.values() for run in runs),
+            partition=join_origins(run for runs in self.runs.values() for run in runs),
         )
 
     @cached_property

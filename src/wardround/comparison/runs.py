@@ -16,6 +16,7 @@ from typing import Any
 from wardround.comparison.scores import CaseScores, read_cases
 from wardround.configuring.plan_file import PLAN
 from wardround.data.federation_file import ClientPartition
+from wardround.data.readers.common import join_names
 from wardround.engine.judging.evaluation import Evaluation
 from wardround.engine.judging.pictures import Picture, read_panel, read_pictures
 from wardround.engine.judging.result_tables import OWN_GRID, read_test, read_units
@@ -211,10 +212,25 @@ class Run:
         return ClientPartition(**found) if found else None
 
     @property
+    def lacks(self) -> dict[str, str]:
+        """Client -> channels that cases of it do not have, in words."""
+        found = {client: mapping(own) for client, own in mapping(self.result.get("lacks")).items()}
+        return {
+            client: join_names((f"{name} ({count} cases)" for name, count in own.items()), 8)
+            for client, own in found.items()
+        }
+
+    @property
+    def origin(self) -> list[str]:
+        """How clients were made that the data did not come with, and which channels they lack."""
+        made = [] if self.partition is None else [self.partition.sentence]
+        told = "; ".join(f"{client} {own}" for client, own in self.lacks.items())
+        return [*made, *([f"Channels that were absent: {told}."] if told else [])]
+
+    @property
     def remarks(self) -> list[str]:
         """What to say below a table of its scores."""
-        made = [] if self.partition is None else [self.partition.sentence]
-        return [*made, *([OWN_GRID] if self.is_evaluation else [])]
+        return [*self.origin, *([OWN_GRID] if self.is_evaluation else [])]
 
     @cached_property
     def cases(self) -> CaseScores:
@@ -273,9 +289,9 @@ class Run:
         return {client: read_client_files(self.folder, client) for client in self.clients}
 
 
-def join_partitions(runs: Iterable[Run]) -> list[str]:
-    """How clients were made that the data did not come with, each sentence once."""
-    return list(dict.fromkeys(run.partition.sentence for run in runs if run.partition is not None))
+def join_origins(runs: Iterable[Run]) -> list[str]:
+    """Where the clients of runs came from and what they lack, each sentence once."""
+    return list(dict.fromkeys(said for run in runs for said in run.origin))
 
 
 def read_client_files(folder: Path, client: str) -> ClientFiles:

@@ -39,7 +39,8 @@ class ClientFacts:
     """One client: its training cases, and what it computes with.
 
     num_train: at least so many where is_open is False: it has too few patients to tell; memory: bytes of its
-    GPU, or of the machine; modality: of each channel, by its values alone, so never "mr".
+    GPU, or of the machine; modality: of each channel, by its values alone, so never "mr"; None
+    for one that it lacks.
     """
 
     name: str
@@ -47,7 +48,7 @@ class ClientFacts:
     device: Literal["cuda", "cpu"]
     memory: int
     cores: int
-    modality: tuple[Modality, ...] = ()
+    modality: tuple[Modality | None, ...] = ()
     is_open: bool = True
 
 

@@ -104,7 +104,7 @@ def check_modalities(known: Sequence[Fingerprint]) -> None:
     """Refuse clients of which some have Hounsfield units in a channel and others not."""
     for channel in range(len(known[0].modality)):
         with_units = [one.client for one in known if one.modality[channel] == "ct"]
-        without = [one.client for one in known if one.modality[channel] != "ct"]
+        without = [one.client for one in known if one.modality[channel] not in ("ct", None)]
         if with_units and without:
             raise DataError(
                 f"Channel {channel + 1} looks like CT in Hounsfield units at client {quote(with_units[0])} "
@@ -147,13 +147,17 @@ def join_channel(
     known: Sequence[Fingerprint], number: int, names: Sequence[str], notes: list[str]
 ) -> ChannelFacts:
     """One channel over all clients; what is guessed is added to the notes."""
-    labelled = [one for one in known if one.inside]
-    found = [one.inside[number] for one in labelled]
-    cases = [count_labelled(one) for one in labelled]
+    name = names[number] if number < len(names) else f"channel_{number}"
+    pairs = [(one, own) for one in known if one.inside and (own := one.inside[number]) is not None]
+    found, cases = [own for _, own in pairs], [count_labelled(one) for one, _ in pairs]
+    if not found:
+        raise DataError(
+            f"No client has enough patients with labels and channel {quote(name)} to measure it. Leave it "
+            "out of channels in federation.yaml, or write a configuration by hand."
+        )
     low, high = find_intensity(found, cases, (0.005, 0.995))
     mean = float(np.average([one.mean for one in found], weights=cases))
     square = float(np.average([one.sd**2 + one.mean**2 for one in found], weights=cases))
-    name = names[number] if number < len(names) else f"channel_{number}"
     return ChannelFacts(
         name=name,
         modality=choose_modality(name, known, number, notes),
@@ -174,7 +178,7 @@ def choose_modality(name: str, known: Sequence[Fingerprint], number: int, notes:
     """By the name of the channel; else by what all clients' values look like."""
     words = set(re.split(r"[^a-z0-9]+", name.casefold()))
     named = next((kind for kind, own in NAMED.items() if words & own), None)
-    looks = {one.modality[number] for one in known}
+    looks = {look for one in known if (look := one.modality[number]) is not None}
     by_values: Modality = looks.pop() if len(looks) == 1 else "other"
     if named is not None:
         if (named == "ct") != (by_values == "ct"):

@@ -166,10 +166,12 @@ def as_stack(split: Split, who: str) -> TensorSplit:
 class ClientData:
     """What one hospital has: cases to train on, to choose by, and to report.
 
-    annotation: what its labels tell apart, None for all classes.
+    annotation: what its labels tell apart, None for all classes; lacking: whether cases of the federation,
+    its own or others', may lack channels, which are zeros.
     """
 
     train: Split
     val: Split
     test: Split
     annotation: Annotation | None = None
+    lacking: bool = False

@@ -45,7 +45,7 @@ class Federation:
     prepared_shape: of the first scan once it is prepared, estimated; version: text that differs where loading
     would give something else; orientation: of prepared volumes, such as RAS, where files say how the patient
     lies; colours_of: see `read_colours`; partition: how clients were made that
-    the data did not come with.
+    the data did not come with; lacks: client -> channel -> number of its cases that do not have it.
     """
 
     names: Sequence[str]
@@ -69,6 +69,7 @@ class Federation:
     partition: ClientPartition | None = None
     orientation: str | None = None
     colours_of: Callable[[str, str], Tensor | None] | None = None
+    lacks: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
     def read_colours(self, client: str, case: str) -> Tensor | None:
         """A colour image (3, H, W) on the prepared grid, its values as in the file; None for other images."""
@@ -88,6 +89,7 @@ class Federation:
             val=join_splits([data.val for data in every]),
             test=TensorSplit.of([]),
             annotation=shared_annotation({client: data.annotation for client, data in loaded.items()}),
+            lacking=any(data.lacking for data in every),
         )
 
     def prepare_clients(self) -> None:

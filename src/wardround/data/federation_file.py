@@ -26,6 +26,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
+from wardround.data.channels import check_channel_names
 from wardround.data.readers.common import join_names
 from wardround.errors import ConfigError
 from wardround.files import write_text
@@ -81,7 +82,8 @@ class Source(Settings):
     out is one that its annotators did not draw; columns: of a list, what is needed -> the column that has it,
     such as {image: scan, label: contour}; colours: of coloured masks, colour -> value, 0 for background;
     masks: where every class has a mask file of its own, name of the mask -> value; overlap: where such masks
-    overlap, refuse (default) the case, or paint the later of `masks` over the earlier (later).
+    overlap, refuse (default) the case, or paint the later of `masks` over the earlier (later); channels: what
+    the images of this source hold, in their order, where that is not what `channels` says; `-`: not used.
     """
 
     path: Place
@@ -93,6 +95,7 @@ class Source(Settings):
     colours: Colours | None = None
     masks: dict[str, ByteValue] | None = Field(None, min_length=1)
     overlap: Literal["refuse", "later"] | None = None
+    channels: Annotated[tuple[str, ...] | None, BeforeValidator(as_names)] = Field(None, min_length=1)
 
 
 class SplitSettings(Settings):
@@ -177,6 +180,11 @@ class FederationFile(Settings):
     clients: tuple[str, ...] | None = None
     held_out: tuple[str, ...] = Field((), description="never train; only ever tested")
     channels: tuple[str, ...] = ()
+    channels_of: dict[str, Annotated[tuple[str, ...], BeforeValidator(as_names)]] = Field(
+        default_factory=dict,
+        description="client -> what its images hold, in their order, where that is not all of channels in "
+        "their order; what is not named is absent there; `-` is a channel that is not used",
+    )
     labels: dict[str, Numbers] = Field(default_factory=dict)
     regions: dict[str, Numbers] = Field(default_factory=dict)
     ignore: Numbers = Field(
@@ -251,7 +259,19 @@ def check_consistency(file: FederationFile) -> None:
     both = sorted(set(file.clients or ()) & set(file.held_out))
     if both:
         raise ConfigError(f"'{both[0]}' is in clients and in held_out; a client is one of them.")
+    check_channels(file)
     check_settings(file.prepare)
+
+
+def check_channels(file: FederationFile) -> None:
+    given = {f"channels_of.{client}": names for client, names in file.channels_of.items()}
+    given |= {f"sources.{n}.channels": own.channels for n, own in enumerate(file.sources) if own.channels}
+    check_channel_names(file.channels, given)
+    if file.channels_of and file.partition.kind not in ("natural", "feature"):
+        raise ConfigError(
+            f"channels_of names clients, but partition.kind is {file.partition.kind}, which deals the cases "
+            "of all to new ones. Write channels at their sources."
+        )
 
 
 def check_label_map(labels: Mapping[str, Sequence[int]], where: str) -> dict[int, str]:
@@ -316,6 +336,7 @@ COMMENTS = {
     "clients": "Who trains; leave it out for all that have training cases.",
     "held_out": "Never train, only ever tested: an unseen hospital.",
     "channels": "What the channels of an image show, in their order.",
+    "channels_of": "What the images of a client hold, in their order, where it lacks channels.",
     "labels": "Class name: the values in the label files that mean it. Everything else is background.",
     "regions": "What is measured: class numbers (1 is the first of labels) joined under a name.",
     "ignore": "Label values of voxels that nobody annotated; they count in no loss and no score.",

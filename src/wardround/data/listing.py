@@ -13,6 +13,7 @@ from pathlib import Path
 SPLITS = ("train", "val", "test")
 FOLD = "splits_final"  # the column that says in which fold of nnU-Net a case is not trained on
 Watch = Callable[[int, int, str], None]  # called with cases done, cases in all, which one
+Places = tuple[int, ...]  # of each channel of the federation in an image, -1 where absent; (): as they are
 Labels = Mapping[str, tuple[int, ...]]  # class name -> the values in the files that mean it
 
 
@@ -38,7 +39,9 @@ class Entry:
     split: where the list fixes it; columns: what else the list says; labels: its own label map with every
     class, where its source or label has one, so that its files have other values than the federation's;
     masks: name -> file, where every class has one, and `label` is the first of them; coding: what their
-    names, or the colours of the label, mean; data_files: beside headers (.mhd) that hold no voxels.
+    names, or the colours of the label, mean; data_files: beside headers (.mhd) that hold no voxels;
+    channels: names of what its images hold, in their order, where that is not what its listing has; places:
+    where each channel of the federation is among them (`data.channels`).
     """
 
     client: str
@@ -52,6 +55,8 @@ class Entry:
     masks: Mapping[str, Path] = field(default_factory=dict)
     coding: LabelCoding | None = None
     data_files: tuple[Path, ...] = ()
+    channels: tuple[str, ...] = ()
+    places: Places = ()
 
     def label_map(self, common: Labels) -> Labels:
         """What the values of its label mean; common: where its source does not say."""
@@ -69,8 +74,10 @@ class Entry:
 
     @property
     def coding_text(self) -> list[str]:
-        """How its label is read, for whoever keeps what was read; nothing for plain numbers."""
-        return [] if self.coding is None else [f"{self.coding} {list(self.masks)}"]
+        """How its label and channels are read, for whoever keeps what was read; nothing for plain numbers and
+        channels as they are."""
+        label = [] if self.coding is None else [f"{self.coding} {list(self.masks)}"]
+        return [*label, f"channels {self.places}"] if self.places else label
 
     @property
     def where(self) -> str:

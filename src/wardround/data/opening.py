@@ -73,4 +73,10 @@ def open_all(settings: DataSettings, seed: int, resident: Residence) -> Federati
         prepare=PrepareSettings(orientation="PLS"),  # the axes of a synthetic head
         summarise_scans=lambda: ScanSummary(None, made.shape),
         version=lambda: f"{made!r} {data_seed}",
+        channels=made.channel_names if made.lacks else (),
+        lacks={
+            name: dict.fromkeys(made.lacks[name], phantom.count_cases(made, name))
+            for name in names
+            if made.lacks.get(name)
+        },
     )

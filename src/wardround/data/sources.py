@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from wardround.data import datasets
+from wardround.data.channels import check_clients, join_channels, place_channels, rename_channels
 from wardround.data.federation_file import FederationFile, Source
 from wardround.data.headers import match_names, names_no_class, read_headers
 from wardround.data.listing import Entry, LabelCoding, Labels, Listing
@@ -29,7 +30,9 @@ def list_cases(file: FederationFile, base: Path) -> Listing:
 
     Cases of held-out clients come with split test.
     """
-    found = join_listings(read_sources(file, base), file.channels, file.labels)
+    listings = read_sources(file, base)
+    check_clients(file.channels_of, sorted({client for own in listings for client in own.clients}))
+    found = join_listings(listings, file.channels, file.labels)
     known = set(found.clients)
     for name in (*(file.clients or ()), *file.held_out):
         if name not in known:
@@ -54,6 +57,8 @@ def read_sources(file: FederationFile, base: Path) -> list[Listing]:
     """The cases of every source; masks of single classes whose values nobody wrote down are refused, since
     labels could name others than meant."""
     listings = [read_source(source, base) for source in file.sources]
+    for client, channels in file.channels_of.items():
+        listings = [rename_channels(own, channels, client) for own in listings]
     for number, (source, own) in enumerate(zip(file.sources, listings, strict=True)):
         if file.labels and source.masks is None and any(entry.masks for entry in own.entries):
             names = ", ".join(f"{name}: {values[0]}" for name, values in own.labels.items())
@@ -118,6 +123,8 @@ def read_source(source: Source, base: Path) -> Listing:
         listing = rename_client(listing, check_name(source.client, str(path)))
     listing = code_labels(listing, source, path)
     listing = read_headers(listing)
+    if source.channels is not None:
+        listing = rename_channels(listing, source.channels)
     ordered = tuple(sorted(listing.entries, key=lambda entry: (entry.client, entry.name)))
     if source.labels is None:
         return replace(listing, entries=ordered)
@@ -194,8 +201,8 @@ def join_listings(
 ) -> Listing:
     """All cases. channels and labels are what federation.yaml says; it wins over what the folders say."""
     notes = [note for listing in listings for note in listing.notes]
-    wanted = channels or next((listing.channels for listing in listings if listing.channels), ())
-    entries = [entry for listing in listings for entry in order_channels(listing, wanted, notes)]
+    wanted = channels or join_channels(listings)
+    entries = [entry for listing in listings for entry in place_channels(listing, wanted, notes)]
     check_unique(entries)
     homes = [set(listing.clients) for listing in listings]
     for client in sorted({entry.client for entry in entries}):
@@ -245,27 +252,6 @@ def check_unique(entries: Sequence[Entry]) -> None:
         if first != entry.client:
             # Their folders would be one on some disks.
             raise DataError(f"clients '{first}' and '{entry.client}' differ only in capitals; rename one.")
-
-
-def order_channels(listing: Listing, wanted: tuple[str, ...], notes: list[str]) -> list[Entry]:
-    """The cases with their channels in the order all clients share."""
-    own = listing.channels
-    if not own or own == wanted:
-        return list(listing.entries)
-    where = listing.clients[0]
-    if sorted(own) != sorted(wanted) or len(set(own)) < len(own):
-        notes.append(
-            f"client '{where}' names its channels {join_names(own)}; the federation has {join_names(wanted)}."
-        )
-        return list(listing.entries)
-    if any(len(entry.images) != len(own) for entry in listing.entries):
-        raise DataError(
-            f"client '{where}' has its channels in the order {', '.join(own)}, the federation "
-            f"{', '.join(wanted)}. They lie in one file a case, so they must be reordered there."
-        )
-    notes.append(f"client '{where}': channels {', '.join(own)} are taken in the order {', '.join(wanted)}.")
-    places = [own.index(channel) for channel in wanted]
-    return [replace(e, images=tuple(e.images[place] for place in places)) for e in listing.entries]
 
 
 def join_labels(listings: Sequence[Listing]) -> dict[str, tuple[int, ...]]:

@@ -22,6 +22,8 @@ from wardround.data.cases import ClientData
 from wardround.data.federation import Federation, ScanSummary
 from wardround.data.federation_file import PrepareSettings
 from wardround.data.opening import open_federation
+from wardround.data.readers.common import join_names
+from wardround.data.serving.augment import DROP_CHANNELS
 from wardround.data.serving.loading import federation_of
 from wardround.data.settings import TRAVELLING
 from wardround.deploy.site_file import SiteFile, find_client
@@ -51,7 +53,10 @@ Lengths = tuple[Annotated[float, Field(gt=0, le=1e5, allow_inf_nan=False)], ...]
 
 
 class DataFacts(BaseModel):
-    """What a hospital says its cases are like, checked before it is used."""
+    """What a hospital says its cases are like, checked before it is used.
+
+    lacks: channel -> number of its cases without it; lacking: whether it knows that some hospital lacks any.
+    """
 
     model_config = ConfigDict(frozen=True)
 
@@ -66,6 +71,8 @@ class DataFacts(BaseModel):
     patch: Sides | None
     shape: Sides | None
     spacing: tuple[Lengths, Lengths] | None
+    lacks: dict[Name, Annotated[int, Field(ge=1, le=10**9)]] = Field(default_factory=dict, max_length=MOST)
+    lacking: bool = False
 
     @model_validator(mode="after")
     def consistent(self) -> Self:
@@ -75,6 +82,8 @@ class DataFacts(BaseModel):
                 raise ValueError(f"{name} has {len(sides)} sides, not {self.dimensions}")
         if self.spacing is not None and {len(sides) for sides in self.spacing} != {self.dimensions}:
             raise ValueError(f"spacing does not have {self.dimensions} dimensions")
+        if not set(self.lacks) <= set(self.channels):
+            raise ValueError("lacks names a channel that is not among channels")
         if any(not 0 <= value < self.num_classes for values in self.regions.values() for value in values):
             raise ValueError(f"regions name a class that is not among the {self.num_classes}")
         return self
@@ -146,7 +155,8 @@ def open_own_federation(config: Config, site: SiteFile, name: str) -> Federation
     settings = config.data.model_copy(update=own)
     inside = find_client(site, federation_of(source, settings, config.seed).names, name)
     found = federation_of(source, settings, config.seed, config.compute.resident, only=inside)
-    renamed = replace(found, names=[name], counts={name: found.counts[inside]})
+    lacks = {name: found.lacks.get(inside, {})} if found.lacks else {}  # its own, and that there are any
+    renamed = replace(found, names=[name], counts={name: found.counts[inside]}, lacks=lacks)
     return replace(
         renamed,
         load_one=lambda _: found.load_one(inside),
@@ -162,7 +172,9 @@ def collect_facts(federation: Federation) -> dict[str, Any]:
     """What a hospital's cases are like, as plain JSON."""
     seen = federation.summarise_scans() if federation.summarise_scans is not None else ScanSummary(None, None)
     prepare = federation.prepare or PrepareSettings(orientation=None, normalise="none")
+    own = federation.lacks.get(federation.names[0], {})
     return {
+        **({"lacks": dict(own), "lacking": True} if federation.lacks else {}),
         "dimensions": federation.dimensions,
         "in_channels": federation.in_channels,
         "num_classes": federation.num_classes,
@@ -185,10 +197,16 @@ def agree_on_federation(facts: Mapping[str, DataFacts], entries: Mapping[str, Re
         for key, words in SAME.items():
             left, right = getattr(reference, key), getattr(facts[name], key)
             if left != right:
+                todo = "correct one federation.yaml, or set data.prepare for all."
+                if key in ("in_channels", "channels"):
+                    words, left, right = SAME["channels"], reference.channels, facts[name].channels
+                    todo = (
+                        "write the same channels in the same order in both files, all of them, and under "
+                        "channels_of what the images of a hospital hold; its files stay as they are."
+                    )
                 raise ConfigError(
                     f"hospitals '{first}' and '{name}' differ in {words} ({key}): "
-                    f"{describe_values(left, right)}. They must agree before they can train one model: "
-                    "correct one federation.yaml, or set data.prepare for all."
+                    f"{describe_values(left, right)}. They must agree before they can train one model: {todo}"
                 )
     return Federation(
         names=sorted(facts),
@@ -202,7 +220,20 @@ def agree_on_federation(facts: Mapping[str, DataFacts], entries: Mapping[str, Re
         channels=list(reference.channels),
         prepare=reference.prepare,
         summarise_scans=lambda: merge_seen([facts[name] for name in sorted(facts)]),
+        lacks={name: dict(facts[name].lacks) for name in sorted(facts) if facts[name].lacks},
     )
+
+
+def check_dropping(config: Config, facts: Mapping[str, DataFacts]) -> None:
+    """Hospitals must all know that channels are absent somewhere, so that all drop some in training."""
+    lacking = [name for name in sorted(facts) if facts[name].lacks]
+    unaware = [name for name in sorted(facts) if not facts[name].lacking]
+    if lacking and unaware and config.augmentation.drop_channels is None:
+        raise ConfigError(
+            f"hospital '{lacking[0]}' lacks {join_names(facts[lacking[0]].lacks)}, and '{unaware[0]}' does "
+            "not know it. Set augmentation.drop_channels, so that all hospitals train alike: "
+            f"{DROP_CHANNELS} as in other runs, or 0."
+        )
 
 
 def describe_values(left: Any, right: Any) -> str:

@@ -11,7 +11,7 @@ from typing import IO
 
 from wardround.config import Config
 from wardround.data.roles import NOT_HOSPITALS, PROXY
-from wardround.deploy.agreement import agree_on_federation, check_networks
+from wardround.deploy.agreement import agree_on_federation, check_dropping, check_networks
 from wardround.deploy.live_file import Live
 from wardround.deploy.remote import Channel, Remote
 from wardround.engine.checkpoint import Checkpoints
@@ -66,6 +66,7 @@ def conduct(
             )
             remote.register()
             federation = agree_on_federation(remote.facts, remote.hospitals)
+            check_dropping(config, remote.facts)
             federation = replace(federation, proxy=config.data.proxy)
             check_networks(config, federation, remote.hospitals)
             experiment = Experiment(config, hospitals=remote, federation=federation)

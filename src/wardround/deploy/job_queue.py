@@ -4,7 +4,8 @@
                 <job>.running    while its process runs
                 <job>.stop       end it after this round
                 <job>.abort      end it now
-    state/server.json            which hospitals were heard from, and when; when their certificates expire
+    state/server.json            which hospitals were heard from, and when; how far their transfers are; when
+                                 their certificates expire
 
 Whoever may write into the kit is the organiser: there is no port for commands.
 """
@@ -28,6 +29,7 @@ from wardround.files import try_lock, write_parts
 LOCK = "process.lock"  # in state/: held by the server, or by join
 JOB = re.compile(r"[0-9]{14}-[0-9a-f]{8}")
 JobState = Literal["waiting", "running", "ended"]
+NOTHING: dict[str, Any] = {"heard": {}, "transfers": {}, "expires": {}, "revoked": 0}
 START_SECONDS = 10.0  # for a server that was just started to say who is there
 
 
@@ -79,10 +81,10 @@ class JobQueue:
             self.require_server()
             try:
                 facts = json.loads((self.kit.state / "server.json").read_text(encoding="utf-8"))
-                return {"heard": {}, "expires": {}, "revoked": 0, **facts}
+                return {**NOTHING, **facts}
             except (OSError, ValueError):
                 if time.monotonic() > deadline:
-                    return {"heard": {}, "expires": {}, "revoked": 0}
+                    return NOTHING
                 time.sleep(0.2)
 
     def require_server(self) -> None:
@@ -136,11 +138,19 @@ class JobQueue:
             (self.folder / f"{job}.{end}").unlink(missing_ok=True)
 
     def publish(
-        self, alive: Mapping[str, float], expires: Mapping[str, datetime] | None = None, revoked: int = 0
+        self,
+        alive: Mapping[str, float],
+        transfers: Mapping[str, str] | None = None,
+        expires: Mapping[str, datetime] | None = None,
+        revoked: int = 0,
     ) -> None:
-        """Say which hospitals were heard from; alive: seconds since; revoked: number of the list in force."""
+        """Say which hospitals were heard from (alive: seconds since) and how far their transfers are.
+
+        expires: when their certificates do; revoked: the number of the list in force.
+        """
         now = time.time()
         heard = {name: now - seconds for name, seconds in alive.items()}
         ends = {name: moment.isoformat() for name, moment in (expires or {}).items()}
-        text = json.dumps({"heard": heard, "expires": ends, "revoked": revoked})
+        facts = {"heard": heard, "transfers": dict(transfers or {}), "expires": ends, "revoked": revoked}
+        text = json.dumps(facts)
         write_parts(self.kit.state / "server.json", [text.encode()], durable=False)

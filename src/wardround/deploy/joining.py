@@ -21,16 +21,9 @@ from wardround.child_process import ChildProcess, Line
 from wardround.deploy import limits
 from wardround.deploy.kits import KIT, Kit
 from wardround.deploy.processes import STEADY_MEMORY, claim_kit, open_log
-from wardround.deploy.rpc.client import (
-    CallRefused,
-    Connection,
-    KitInUse,
-    KitRefused,
-    NoConnection,
-    Request,
-    RequestTooLarge,
-)
-from wardround.deploy.rpc.service import BEAT_SECONDS, MessageError
+from wardround.deploy.rpc.client import CallRefused, Connection, KitInUse, KitRefused, NoConnection
+from wardround.deploy.rpc.requests import Request, RequestTooLarge
+from wardround.deploy.rpc.service import BEAT_SECONDS, MessageError, Transfer
 from wardround.errors import ConfigError, WardroundError
 
 log = logging.getLogger(__name__)
@@ -38,7 +31,8 @@ Say = Callable[[str], None]
 MOST_TRIES = 3  # of a request whose process ends
 MOST_HELD = 8  # requests at the same time
 MOST_WORKERS = 4  # processes that train: as many runs as a server has at the same time
-SEND_SECONDS = 3600.0  # for a reply; the organiser's deadline is usually shorter
+SEND_SECONDS = 24 * 3600.0  # for a reply, over all connections; the organiser's deadline is usually shorter
+PACE_SECONDS = 5.0, 30.0  # of a transfer, before it is told of, and between two times
 RETRY_SECONDS = 1.0
 GRACE_SECONDS = 60.0  # for a task to end by itself when its time is up
 FIRST_WORD_SECONDS = 10.0  # without a connection, before that is said
@@ -58,6 +52,20 @@ class Superseded(WardroundError):
 
 class TooManyRuns(WardroundError):
     """All processes that train are at work."""
+
+
+class Pace:
+    """Tells how far a transfer is and how long it will take, where that is a while."""
+
+    def __init__(self, what: str, say: Say) -> None:
+        self._what = what
+        self._say = say
+        self._next = time.monotonic() + PACE_SECONDS[0]
+
+    def tell(self, transfer: Transfer) -> None:
+        if time.monotonic() >= self._next and transfer.done < transfer.num_bytes:
+            self._next = time.monotonic() + PACE_SECONDS[1]
+            self._say(f"{self._what}: {transfer}")
 
 
 class WorkerProcess:
@@ -174,7 +182,9 @@ class Joining:
                 if not self._connected.wait(RETRY_SECONDS) or len(self._held) >= MOST_HELD:
                     self._ended.wait(RETRY_SECONDS / 10)
                     continue
-                request = self._connection.wait(list(self._held), self._folder, self._largest)
+                request = self._connection.wait(
+                    list(self._held), self._folder, self._largest, Pace("a request arrives", self._say).tell
+                )
                 if request is not None:
                     self._take(request)
             except RequestTooLarge as error:
@@ -282,15 +292,17 @@ class Joining:
     def _send(self, request: Request, reply: Path | None, failed: str) -> None:
         """Send a reply, again and again while the connection is away and the organiser may still want it."""
         assert self._connection is not None
-        deadline = time.monotonic() + SEND_SECONDS
+        deadline, again = time.monotonic() + SEND_SECONDS, False
+        pace = Pace("a reply leaves", self._say)
         while time.monotonic() < deadline and not self._ended.is_set():
             try:
-                self._connection.answer(request, reply, failed, SEND_SECONDS)
+                self._connection.answer(request, reply, failed, again=again, on_transfer=pace.tell)
                 return
             except NoConnection as error:
                 log.info("a reply waits for the connection: %s", error)
-                time.sleep(RETRY_SECONDS)
-            except (CallRefused, KitInUse) as error:
+                again = True
+                self._ended.wait(RETRY_SECONDS)
+            except (CallRefused, KitInUse, MessageError) as error:
                 log.warning("a reply was not taken: %s", error)
                 return
 

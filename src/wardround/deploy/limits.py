@@ -48,7 +48,9 @@ CALLS_OF_ONE = 6  # hospital; an honest one has three
 STREAMS = 16  # calls of one connection
 METADATA_BYTES = 4096  # of a call, 40 are used
 INFO_BYTES = 10_000  # of the few fields beside a message
-CHUNK_BYTES = 2**20  # in which a message travels
+CHUNK_BYTES = 2**18  # in which a message travels; what a broken connection loses, two seconds at 1 Mbit/s
+STALL_SECONDS = 30  # without a piece of a reply, before its call is ended; the hospital goes on with another
+KNOWN = 4  # models that a hospital says it has from requests before
 HELD = 100  # requests that a hospital says it works on
 JOBS = 1000  # runs that a server says are in progress
 

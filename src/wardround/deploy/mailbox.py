@@ -12,7 +12,7 @@ import threading
 import time
 import uuid
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -41,6 +41,11 @@ class ClosedLetter:
     hospital: str
     answered: bool
     reported: bool = False
+
+
+def are_absent(hospitals: Iterable[str], heard: Mapping[str, float], seconds: float) -> bool:
+    """Whether none of these was heard from for so long; heard: seconds since each was, if ever."""
+    return all(heard.get(hospital, 0.0) >= seconds for hospital in hospitals)
 
 
 class Mailbox(Generic[Content, Answered]):

@@ -32,7 +32,6 @@ from wardround.files import write_json
 from wardround.messages import Message, Reply
 
 log = logging.getLogger(__name__)
-AWAY_SECONDS = 20.0  # without a sign of life, before a hospital is no longer asked
 WAITING_STEP = 0.2
 REGISTRATIONS = "registrations.json"
 NUMBERS_ONLY = ("register", "evaluate", "calibrate", "pictures")  # tasks whose replies have no model
@@ -45,8 +44,14 @@ class Channel(Protocol):
     def alive(self) -> Mapping[str, float]:
         """Every hospital that was heard from, and how many seconds ago."""
 
-    def exchange(self, requests: Mapping[str, Parcel], deadline: float) -> Iterator[tuple[str, Parcel]]:
-        """Send each hospital its parcel; yield replies as they come, until `time.monotonic()` is past it."""
+    def exchange(
+        self, requests: Mapping[str, Parcel], deadline: float, absent_after: float
+    ) -> Iterator[tuple[str, Parcel]]:
+        """Send each hospital its parcel; yield replies as they come.
+
+        Ends when all have answered, when `time.monotonic()` is past the deadline, or when none of those still
+        expected was heard from for `absent_after` seconds.
+        """
 
     def strays(self) -> list[tuple[str, str]]:
         """Unexpected replies since the last call: which hospital, and what was wrong."""
@@ -88,6 +93,7 @@ class Remote:
         self._registered: dict[str, Registration] = {}
         self._strays: deque[tuple[str, str]] = deque(maxlen=limits.STRAYS)
         self._gone: dict[str, str] = {}
+        self._longest: dict[str, float] = {}  # seconds of the longest answer, by task
 
     # Registration
 
@@ -179,10 +185,11 @@ class Remote:
                 yield Answer(name, failure=self._gone.get(name, "it is not connected"))
         requests = self._requests(task, round, {name: messages[name] for name in present}, sync_state)
         ids = {name: str(parcel.header["request"]) for name, parcel in requests.items()}
-        deadline = time.monotonic() + self._config.deadline
+        began = time.monotonic()
+        deadline = began + self._config.give_seconds(self._longest.get(task, 0.0))
         pending, bad = set(present), dict[str, str]()
         self._live.wait(task, round + 1, sorted(pending), deadline)
-        for name, parcel in self._channel.exchange(requests, deadline):
+        for name, parcel in self._channel.exchange(requests, deadline, self._config.absent_after):
             if name not in pending:
                 what = "a second answer" if name in ids else "an unrequested answer"
                 self._strays.append((name, f"{what} to '{task}'"))
@@ -195,11 +202,13 @@ class Remote:
                 bad[name] = answer.refused  # the right one may still come
                 continue
             pending.discard(name)
+            self._longest[task] = max(self._longest.get(task, 0.0), time.monotonic() - began)
             self._live.wait(task, round + 1, sorted(pending), deadline)
             yield self._spilling.kept(answer)
             del answer
         for name in sorted(pending):
-            yield self._missing(name, task, bad.get(name), is_late=time.monotonic() >= deadline)
+            late = f" within the deadline of {deadline - began:g} s" if time.monotonic() >= deadline else ""
+            yield self._missing(name, task, bad.get(name), late or self._describe_silence(name))
         self._live.say(state="working", waiting_for=[], until=None, away=dict(self._gone))
 
     def _requests(
@@ -212,12 +221,19 @@ class Remote:
             for name, message in messages.items()
         }
 
-    def _missing(self, name: str, task: str, refused: str | None, *, is_late: bool) -> Answer:
+    def _describe_silence(self, name: str) -> str:
+        seconds = self._channel.alive().get(name, 0.0)
+        return (
+            f", and it has not been heard from for {seconds:.0f} s"
+            if seconds >= self._config.absent_after
+            else ""
+        )
+
+    def _missing(self, name: str, task: str, refused: str | None, why: str) -> Answer:
         """The answer recorded for a reply that did not come, or was not the right one."""
         if refused is not None:
             return Answer(name, refused=refused)
-        within = f" within the deadline of {self._config.deadline:g} s" if is_late else ""
-        self._gone[name] = f"no answer to '{task}'{within}"
+        self._gone[name] = f"no answer to '{task}'{why}"
         return Answer(name, failure=self._gone[name])
 
     def _answer(
@@ -248,24 +264,24 @@ class Remote:
 
     def _wait_for(self, names: Sequence[str], needed: int, task: str, round: int) -> list[str]:
         """The named hospitals that are there; if fewer than needed, wait for them until the deadline."""
-        end = time.monotonic() + self._config.deadline
-        told = False
+        away, seconds = self._config.absent_after, self._config.give_seconds()
+        end, told = time.monotonic() + seconds, False
         while True:
             heard = self._channel.alive()
-            present = [name for name in names if heard.get(name, AWAY_SECONDS) < AWAY_SECONDS]
+            present = [name for name in names if heard.get(name, away) < away]
             if len(present) >= needed or time.monotonic() >= end:
                 break
             if not told:
                 missing = sorted(set(names) - set(present))
                 self._live.wait(f"{task} (to connect)", round + 1, missing, end)
-                log.info("waiting for %s to connect, at most %g s", ", ".join(missing), self._config.deadline)
+                log.info("waiting for %s to connect, at most %g s", ", ".join(missing), seconds)
                 told = True
             time.sleep(WAITING_STEP)
         for name in names:
             if name in present and self._gone.pop(name, None) is not None:
                 log.info("hospital '%s' is back", name)
             elif name not in present:
-                self._gone[name] = f"it has not been heard from for {AWAY_SECONDS:g} s"
+                self._gone[name] = f"it has not been heard from for {away:g} s"
         return present
 
     # The rest of a transport

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import queue
 import secrets
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,12 +23,15 @@ from wardround.child_process import Line, connect, listen
 from wardround.config_file import load_config
 from wardround.deploy import limits
 from wardround.deploy.conducting import conduct, find_rehearsed_pictures
-from wardround.deploy.parcel_file import read_parcel, write_parcel
+from wardround.deploy.mailbox import are_absent
+from wardround.deploy.parcel_file import find_numbers, read_parcel, write_parcel
 from wardround.deploy.remote import NUMBERS_ONLY
 from wardround.deploy.wire import Parcel, ParcelError
+from wardround.files import compute_sha256
 from wardround.reporting import write_report
 
 log = logging.getLogger(__name__)
+LOOK_SECONDS = 0.5
 
 
 class PipeChannel:
@@ -39,6 +43,7 @@ class PipeChannel:
         self._lock = threading.Lock()
         self._arrived: queue.SimpleQueue[Line] = queue.SimpleQueue()
         self._heard: dict[str, float] = {}
+        self._moving: set[str] = set()  # hospitals with a message on its way
         self._strays: list[tuple[str, str]] = []
 
     def take(self, line: Line) -> None:
@@ -47,6 +52,7 @@ class PipeChannel:
         with self._lock:
             if "alive" in line:
                 self._heard = {name: now - seconds for name, seconds in line["alive"].items()}
+                self._moving = set(line.get("moving", ()))
             self._strays += [(str(name), str(why)) for name, why in line.get("strays", [])]
         if "letter" in line:
             self._arrived.put(line)
@@ -61,15 +67,22 @@ class PipeChannel:
             found, self._strays = self._strays, []
         return found
 
-    def exchange(self, requests: Mapping[str, Parcel], deadline: float) -> Iterator[tuple[str, Parcel]]:
-        """Send each hospital its parcel; yield (hospital, reply) as they come, until all answered or the
-        deadline (of time.monotonic) passes. What is left then is cancelled."""
+    def exchange(
+        self, requests: Mapping[str, Parcel], deadline: float, absent_after: float = math.inf
+    ) -> Iterator[tuple[str, Parcel]]:
+        """Send each hospital its parcel; yield (hospital, reply) as they come, until all answered, the
+        deadline (of time.monotonic) passes or nobody else is there. What is left then is cancelled.
+
+        A message on its way at the deadline is waited for as long again: on a thin link a second try would
+        take no less.
+        """
+        latest = 2 * deadline - time.monotonic()
         waiting = {secrets.token_hex(16): hospital for hospital in requests}
         letters = list(waiting)
         try:
             for letter, hospital in waiting.items():
                 self._post(letter, hospital, requests[hospital], deadline)
-            while waiting and (line := self._next(deadline)) is not None:
+            while waiting and (line := self._next(waiting.values(), deadline, latest, absent_after)):
                 hospital_or_none = waiting.pop(str(line["letter"]), None)
                 parcel = self._read(hospital_or_none, line)
                 if hospital_or_none is not None and parcel is not None:
@@ -86,15 +99,23 @@ class PipeChannel:
         seconds = deadline - time.monotonic()
         is_small = parcel.header["task"] in NUMBERS_ONLY
         limit = 2 * limits.HEADER_CHARACTERS if is_small else limits.REPLY_BYTES
-        facts = {"hospital": hospital, "letter": letter, "path": str(path), "limit": limit}
-        self._send({"post": {**facts, "seconds": seconds}})
+        head = find_numbers(path)
+        facts = {"hospital": hospital, "letter": letter, "path": str(path), "limit": limit, "head": head}
+        self._send({"post": {**facts, "sha256": compute_sha256(path, head), "seconds": seconds}})
 
-    def _next(self, deadline: float) -> Line | None:
-        """The next reply, or None at the deadline."""
-        try:
-            return self._arrived.get(timeout=max(0.0, deadline - time.monotonic()))
-        except queue.Empty:
-            return None
+    def _next(
+        self, waiting: Collection[str], deadline: float, latest: float, absent_after: float
+    ) -> Line | None:
+        """The next reply, or None where none is to be waited for."""
+        while True:
+            now = time.monotonic()
+            is_late = now >= (latest if self._moving & set(waiting) else deadline)
+            try:
+                seconds = min(LOOK_SECONDS, max(0.0, deadline - now) or LOOK_SECONDS)
+                return self._arrived.get(timeout=0.0 if is_late else seconds)
+            except queue.Empty:
+                if is_late or are_absent(waiting, self.alive(), absent_after):
+                    return None
 
     def _read(self, hospital: str | None, line: Line) -> Parcel | None:
         """A reply; one that cannot be read, or that belongs to an exchange that was given up, is a stray."""

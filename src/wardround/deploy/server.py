@@ -63,7 +63,7 @@ class RunningJob:
         self._hospitals.close_job(self.job)
 
     def _post(self, line: Line) -> None:
-        content = RequestFile(Path(line["path"]), int(line["limit"]))
+        content = RequestFile(Path(line["path"]), int(line["limit"]), int(line["head"]), line["sha256"])
         deadline = time.monotonic() + float(line["seconds"])
         self._hospitals.post(self.job, Letter(line["hospital"], content, deadline, line["letter"]))
 
@@ -77,9 +77,9 @@ class RunningJob:
             found = {"letter": letter.id, "hospital": letter.hospital, "path": path and str(path)}
             self.child.send({**found, "strays": self._mailbox.take_strays()})  # why there is none, in time
 
-    def tell(self, alive: dict[str, float]) -> None:
-        """Who is there, and which replies were not wanted."""
-        self.child.send({"alive": alive, "strays": self._mailbox.take_strays()})
+    def tell(self, alive: dict[str, float], moving: list[str]) -> None:
+        """Who is there, who has a message on its way, and which replies were not wanted."""
+        self.child.send({"alive": alive, "moving": moving, "strays": self._mailbox.take_strays()})
 
     def stop(self) -> None:
         """Have it end after its round."""
@@ -172,13 +172,15 @@ class OrganiserServer:
     def _publish(self) -> None:
         """Tell runs and the organiser's commands which hospitals are there."""
         self._published = time.monotonic()
-        for line in self._hospitals.callers.refresh():
+        callers = self._hospitals.callers
+        for line in callers.refresh():
             self._say(line)
-        alive = self._hospitals.alive()
+        self._hospitals.end_stalled()
+        alive, transfers = self._hospitals.alive(), self._hospitals.transfers()
         self._here &= alive.keys()
-        self._queue.publish(alive, self._hospitals.callers.expires(), self._hospitals.callers.revoked.number)
+        self._queue.publish(alive, transfers, callers.expires(), callers.revoked.number)
         for running in self._running.values():
-            running.tell(alive)
+            running.tell(alive, list(transfers))
         for name, seconds in sorted(alive.items()):
             if seconds < HERE_SECONDS and name not in self._here:
                 self._here.add(name)

@@ -55,7 +55,7 @@ def describe_cases(data: Path, kit: Kit) -> tuple[Path, list[str]]:
     proposal = propose([data], watch=lambda what: None)
     file = proposal.file.model_copy(update={"partition": federation_file.PartitionSettings(kind="natural")})
     said = [line for line in describe(proposal) if "partition" not in line]
-    federation_file.write(file, path, notes=said, proposed={"annotates": proposal.annotates})
+    federation_file.write(file, path, notes=said, proposed=proposal.proposed)
     return path, [*said, f"Written to {path}: change there what was guessed wrongly."]
 
 

@@ -264,6 +264,7 @@ class Experiment:
             self._writer.flush()
             outcome = self._test(judge, clients, egress, self._average.judged(state), progress)
         outcome.partition = self.federation.partition
+        outcome.lacks = {name: own for name, own in self.federation.lacks.items() if own}
         tracking.on_end(self.folder.write_result(outcome))
         self._say(f"{outcome.status} after round {state.round} of {config.rounds}")
         return outcome

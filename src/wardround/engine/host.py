@@ -19,6 +19,7 @@ from wardround.clients.client import run_to_completion
 from wardround.clients.traffic import as_received, count_wire_bytes
 from wardround.config import Config, EvaluateSettings, TrafficSettings
 from wardround.data.annotation import Annotation, measurable
+from wardround.data.cases import ClientData
 from wardround.data.federation import Federation
 from wardround.data.listing import SPLITS
 from wardround.data.opening import open_federation
@@ -79,6 +80,17 @@ def check_annotation(name: str, annotation: Annotation | None, host: Host) -> No
             "another method, such as fedavg, or leave the client out."
         )
     host.objective.check_annotation(annotation)
+
+
+def check_channels(name: str, data: ClientData, host: Host) -> None:
+    """Refuse clients whose scans lack channels, or lose some in training, where the method needs all."""
+    reason = host.method.needs_every_channel
+    if reason and (data.lacking or host.config.augmentation.drop_channels):
+        raise ConfigError(
+            f"client '{name}': scans lack channels (channels_of in federation.yaml, or "
+            f"augmentation.drop_channels), which method '{host.config.method.get('name')}' cannot use: "
+            f"{reason}. Choose another method, such as fedavg, or leave out what lacks channels."
+        )
 
 
 class Host:
@@ -157,6 +169,7 @@ class Host:
             data = self.federation.load(name)
             device = self.bench.device
             check_annotation(name, data.annotation, self)
+            check_channels(name, data, self)
             splits = {split: getattr(data, split).to(device) for split in SPLITS}
             data = replace(data, **splits)
             self._clients[name] = Client(name, data, self.bench, self._config_of(name), self.method.needs)

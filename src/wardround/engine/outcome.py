@@ -36,7 +36,8 @@ class Outcome:
 
     status: done, or stopped (by the user, with a checkpoint); cross_site: model of one client on the
     test cases of another; troubles: replies lost or refused after the last round, "task/client": reason;
-    units: of distances; partition: how clients were made that the data did not come with.
+    units: of distances; partition: how clients were made that the data did not come with; lacks: client ->
+    channel -> number of its cases without it.
     """
 
     status: str
@@ -47,6 +48,7 @@ class Outcome:
     troubles: dict[str, str] = field(default_factory=dict)
     units: str = MM
     partition: ClientPartition | None = None
+    lacks: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
 
 # Who follows a run as it goes: the command line, a browser, a test

@@ -39,7 +39,8 @@ from wardround.version import __version__
 from wardround.yaml_file import read_yaml
 
 MAY_DIFFER = (
-    "output", "name", "compute", "deadline", "retries", "checkpoint", "trackers", "min_clients",
+    "output", "name", "compute", "deadline", "absent_after", "retries", "checkpoint", "trackers",
+    "min_clients",
 )  # fmt: skip
 PLAN = "plan.yaml"  # of a run that was planned from its data
 LOCK = ".lock"  # in every folder of a run
@@ -134,7 +135,8 @@ class RunFolder:
 
     def write_preparation(self, federation: Federation) -> None:
         """preparation.json: how a scan became what the network sees, so that the model can go elsewhere."""
-        Preparation.of(federation).save(self.path / PREPARATION)
+        drops = bool(self.config.augmentation.drop_channels)
+        Preparation.of(federation, drops_channels=drops).save(self.path / PREPARATION)
 
     def write_environment(self, placement: Placement, compute: Compute) -> None:
         write_json(self.path / "environment.json", describe_environment(self.config, placement, compute))
@@ -162,6 +164,7 @@ class RunFolder:
             "held_out": list(test.held_out) if test is not None else [],
             "units": outcome.units,
             **({"partition": vars(outcome.partition)} if outcome.partition is not None else {}),
+            **({"lacks": outcome.lacks} if outcome.lacks else {}),
             "cross_site": {name: entry.as_dict() for name, entry in outcome.cross_site.items()},
             "num_refused": sum(len(record["refused"]) for record in records),
             "num_lost": sum(len(record["lost"]) for record in records),
@@ -181,7 +184,14 @@ class RunFolder:
         progress = Progress.from_dict(facts)
         made = ClientPartition(**result["partition"]) if "partition" in result else None
         return Outcome(
-            result["status"], state, progress, test, crossed, units=read_units(result), partition=made
+            result["status"],
+            state,
+            progress,
+            test,
+            crossed,
+            units=read_units(result),
+            partition=made,
+            lacks=result.get("lacks", {}),
         )
 
 

@@ -83,7 +83,7 @@ def intended_use(package: Package) -> Iterator[str]:
     yield "**Research use only. This is not a medical device.**"
     rows = [
         ("task", f"segments {what} in {image}"),
-        ("channels", channels),
+        ("channels", f"{channels}; a scan may lack some" if preparation.lacking else channels),
         ("values in a mask", ", ".join(f"{value} {name}" for value, name in classes)),
         *((f"preparation, {key}", value) for key, value in describe_preparation(prepare).items()),
         *([("preparation, orientation", "as stored")] if prepare.get("orientation") is None else []),

@@ -129,6 +129,11 @@ def list_missing(package: Package, rule: dict[str, Any] | None) -> Iterator[str]
         yield f"There is no {SCRIPT}: objective {own} has its own way from logits to classes."
         return
     kinds = ", ".join(sources(network, objective))
+    if package.preparation.lacking:
+        yield (
+            "The network takes scans that lack channels, which are zeros after normalising; the script "
+            "refuses them, `wardround predict` does not."
+        )
     yield f"The script gives masks; maps of uncertainty ({kinds}) need `wardround predict`."
     if isinstance(network, VariationalSegmenter) and network.settings.eval_samples > 1:
         yield "The variational stem's draws are those of a CPU; on a GPU, `wardround predict` draws others."

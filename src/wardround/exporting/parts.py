@@ -71,13 +71,13 @@ class ReadAndPrepare:
 
     def __call__(self, item: Item) -> Item:
         preparation = self.predictor.preparation
-        volume = self.predictor.read(item["scan"])
+        volume, places = self.predictor.read(item["scan"])
         if len(volume.spatial) != preparation.dimensions:
             raise DataError(
                 f"{item['scan'].where} is a volume, and this bundle takes slices. Cut it with "
                 "`wardround data slices`, or give the run's folder to `wardround predict`."
             )
-        prepared = prepare_case(volume, None, preparation.settings, preparation.labels)
+        prepared = prepare_case(volume, None, preparation.settings, preparation.labels, places=places)
         return {**item, "image": prepared.image, "geometry": prepared.geometry}
 
 

@@ -47,6 +47,7 @@ class Method:
     up: ClassVar[frozenset[str]] = frozenset()  # extras and scalars a reply may hold; the gate refuses others
     pooled: ClassVar[bool] = False  # trains on the union of all cases, as a reference only
     needs_every_class: ClassVar[str] = ""  # why it cannot use clients that annotate some classes only
+    needs_every_channel: ClassVar[str] = ""  # why it cannot use clients whose scans lack channels
     objective: ClassVar[str] = "dice_bce"  # what clients minimise unless the configuration says otherwise
 
     # Server

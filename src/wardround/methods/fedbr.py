@@ -69,6 +69,7 @@ class FedBR(Banked):
     link = "https://arxiv.org/abs/2205.13462"
     kind = "objective"
     sends = "mean images and masks of groups of cases, once"
+    needs_every_channel = "its pseudo cases mix the images of all clients"
     needs_every_class = "its pseudo cases mix the masks of all clients"
     needs = frozenset({"features", "global"})
 

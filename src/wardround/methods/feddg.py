@@ -77,6 +77,7 @@ class FedDG(Banked):
     link = "https://arxiv.org/abs/2103.06030"
     kind = "objective"
     sends = "low-frequency amplitudes of some images, once"
+    needs_every_channel = "it lays the amplitudes of other clients' images over one's own"
     needs_every_class = "it contrasts the features inside and outside of an outline"
     needs = frozenset({"features", "decoder"})
 

@@ -64,6 +64,7 @@ class FedMix(Banked):
     link = "https://arxiv.org/abs/2107.00233"
     kind = "objective"
     sends = "mean images and masks of groups of cases, once"
+    needs_every_channel = "it mixes in the mean images of other clients"
     needs_every_class = "it mixes the masks of all clients"
 
     lam: Annotated[float, Field(ge=0, lt=1)] = 0.05

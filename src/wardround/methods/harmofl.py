@@ -59,6 +59,7 @@ class HarmoFL(Method):
     link = "https://arxiv.org/abs/2112.10775"
     kind = "objective"
     sends = "the mean amplitude of its images at the lowest frequencies, once"
+    needs_every_channel = "it gives every image the mean amplitude of all clients"
     tasks = ("measure", "train")
     up = frozenset({"amplitude"})
 

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from wardround.comparison.runs import read_run
 from wardround.config_file import resolve
 from wardround.data.annotation import Annotation, annotations_of, measurable
+from wardround.data.channels import find_places
 from wardround.data.listing import Entry
 from wardround.data.preparing.prepare import to_classes
 from wardround.data.readers.image_files import same_affine
@@ -199,7 +200,14 @@ def evaluate_cases(
     for number, entry in enumerate(labelled.entries, start=1):
         try:
             rows.setdefault(entry.client, []).append(
-                evaluate_case(predictor, entry, classes, labelled.ignore, annotations.get(entry.client))
+                evaluate_case(
+                    predictor,
+                    entry,
+                    classes,
+                    labelled.ignore,
+                    annotations.get(entry.client),
+                    labelled.channels,
+                )
             )
         except DataError as error:
             problems.append(InputProblem(entry.where, str(error)))
@@ -226,11 +234,14 @@ def evaluate_case(
     classes: Classes,
     ignore: Sequence[int] = (),
     annotation: Annotation | None = None,
+    channels: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Every metric of one case, on its own grid, in the regions that its label tells."""
+    """Every metric of one case, on its own grid, in the regions that its label tells; channels: names of what
+    images hold, where the case does not say."""
     label = read_case_label(entry)
     assert label is not None
-    prediction = predictor(Scan(entry.images, entry.images[0].name, entry.where))
+    places = find_places(entry.channels or channels, predictor.preparation.channels, entry.client)
+    prediction = predictor(Scan(entry.images, entry.images[0].name, entry.where, places=places))
     if not same_affine(prediction.affine, label.affine):
         raise DataError(f"{entry.where}: image and label have different affines.")
     truth, _ = to_classes(label.data[0], find_classes(predictor, entry, classes), background=None)

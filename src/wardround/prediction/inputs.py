@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
+from wardround.data.listing import Places
 from wardround.data.readers import metaimage, nrrd
 from wardround.data.readers.common import join_names, stem_of
 from wardround.data.readers.dicom import holds_dicom, import_dicom, is_dicom
@@ -45,13 +46,16 @@ MOST_UNPACKED = 2**36  # bytes of a zip; a study has a few gigabytes
 class Scan:
     """One scan: its files in channel order, the file name of its mask, its name in messages.
 
-    series: the DICOM files that a volume was converted from.
+    series: the DICOM files that a volume was converted from; places: where the run's channels are in it, if
+    not all in their order; is_guess: by the name of a lone file, which may hold all channels after all.
     """
 
     files: tuple[Path, ...]
     name: str
     where: str
     series: tuple[Path, ...] = ()
+    places: Places = ()
+    is_guess: bool = False
 
     @property
     def stem(self) -> str:
@@ -83,10 +87,11 @@ class FoundScans:
 
 @dataclass(frozen=True)
 class Layout:
-    """Number of channels of the run's scans, and their names if known."""
+    """Number of channels of the run's scans, and their names if known; lacking: a scan may lack some."""
 
     channels: int
     names: Sequence[str] = ()
+    lacking: bool = False
 
     def describe(self) -> str:
         if self.channels == 1:
@@ -155,12 +160,19 @@ def add_files(files: Sequence[Path], layout: Layout, found: FoundScans) -> None:
         cases.setdefault((file.parent, case, ending), {})[number] = file
     for (folder, case, ending), parts in cases.items():
         where = str(folder / f"{case}{ending}")
+        ordered = tuple(parts[number] for number in sorted(parts))
+        places: Places = ()
+        if layout.lacking and max(parts) < layout.channels:
+            places = tuple(sorted(parts).index(n) if n in parts else -1 for n in range(layout.channels))
         if set(parts) == set(range(layout.channels)):
-            ordered = tuple(parts[number] for number in range(layout.channels))
             found.scans.append(Scan(ordered, name_mask(f"{case}{ending}"), where))
         elif len(parts) == 1:  # the suffix may belong to its name; reading the file will show
             (file,) = parts.values()
-            found.scans.append(Scan((file,), name_mask(file.name), str(file)))
+            found.scans.append(
+                Scan((file,), name_mask(file.name), str(file), places=places, is_guess=bool(places))
+            )
+        elif places:
+            found.scans.append(Scan(ordered, name_mask(f"{case}{ending}"), where, places=places))
         else:
             has = ", ".join(file.name for _, file in sorted(parts.items()))
             found.refuse(where, f"{where}: there are {has}, but this run needs {layout.describe()}.")
@@ -247,7 +259,12 @@ def add_list(path: Path, layout: Layout, found: FoundScans) -> None:
         elif len(files) == 1:
             add_files(files, Layout(1), found)
         else:
-            found.scans.append(Scan(tuple(files), name_mask(find_common_name(files)), where))
+            marks = [layout.parse_channel(stem_of(file.name) or file.name) for file in files]
+            numbers = [mark[1] for mark in marks if mark is not None and mark[1] < layout.channels]
+            places: Places = ()
+            if layout.lacking and len(set(numbers)) == len(files) < layout.channels:
+                places = tuple(numbers.index(n) if n in numbers else -1 for n in range(layout.channels))
+            found.scans.append(Scan(tuple(files), name_mask(find_common_name(files)), where, places=places))
 
 
 def find_common_name(files: Sequence[Path]) -> str:

@@ -28,7 +28,8 @@ Classes = Mapping[str, tuple[int, ...]]  # name -> values in a file
 class LabelledSet:
     """A labelled set: its cases by centre, and the values of its classes; notes: for the user.
 
-    ignore: label values of voxels that nobody annotated; annotates: centre -> what it annotates, if not all.
+    ignore: label values of voxels that nobody annotated; annotates: centre -> what it annotates, if not all;
+    channels: their names, if known.
     """
 
     path: Path
@@ -37,6 +38,7 @@ class LabelledSet:
     notes: tuple[str, ...] = ()
     ignore: tuple[int, ...] = ()
     annotates: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    channels: tuple[str, ...] = ()
 
 
 def open_labelled(path: Path, split: str, settings: DataSettings | None = None) -> LabelledSet:
@@ -62,7 +64,7 @@ def open_labelled(path: Path, split: str, settings: DataSettings | None = None) 
         which = "" if split == "all" else f" in split '{split}'"
         raise DataError(f"{path} has no labelled cases{which}.")
     ignore = file.ignore or found.ignore
-    return LabelledSet(path, annotated, file.labels, tuple(notes), ignore, file.annotates)
+    return LabelledSet(path, annotated, file.labels, tuple(notes), ignore, file.annotates, file.channels)
 
 
 def read_federation(path: Path) -> tuple[FederationFile, Listing]:

@@ -21,9 +21,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from wardround.data.channels import check_channel_names, find_places
+from wardround.data.listing import Places
 from wardround.data.preparing.geometry import Geometry, invert_probabilities
 from wardround.data.preparing.prepare import prepare_case
 from wardround.data.preparing.record import Preparation
+from wardround.data.readers.common import join_names
 from wardround.data.readers.image_files import Volume, read_image
 from wardround.data.slices.cutting import Along, Slices, clip_intensities, restore_axis
 from wardround.engine.judging.postprocessing import postprocess_labels
@@ -62,7 +65,8 @@ class Predictor:
 
     uncertainty: which maps to make, None for the numbers alone; samples: passes of kinds that sample, None
     for as many as the run's calibration used; tta: average over mirror images, None for as the run was
-    tested; probabilities: return them too; slices: the axis along which a 2D network goes through a volume,
+    tested; probabilities: return them too; channels: what the files hold, in their order, where that is not
+    all of the run's channels in theirs; slices: the axis along which a 2D network goes through a volume,
     None for that of its training slices, if the run records it.
     """
 
@@ -72,6 +76,7 @@ class Predictor:
     tta: bool | None = None
     probabilities: bool = False
     slices: Along | None = None
+    channels: Sequence[str] = ()
     say: Callable[[str], None] = log.warning
     kind: str = field(init=False)
 
@@ -82,6 +87,8 @@ class Predictor:
             raise ConfigError("--slices is for 2D networks; this run was trained on volumes. Leave it out.")
         if self.samples is not None and self.samples < 1:
             raise ConfigError(f"--samples is {self.samples}; give 1 or more.")
+        if self.channels:
+            check_channel_names(self.preparation.channels, {"--channels": self.channels})
         self.tta = self.models[0].config.evaluate.tta if self.tta is None else self.tta
         self.kind = self._choose_kind()
         if self.tta:
@@ -99,7 +106,8 @@ class Predictor:
 
     @property
     def layout(self) -> Layout:
-        return Layout(self.preparation.in_channels, self.preparation.channels)
+        known = self.preparation
+        return Layout(known.in_channels, known.channels, all(m.preparation.lacking for m in self.models))
 
     @property
     def temperature(self) -> float:
@@ -167,30 +175,56 @@ class Predictor:
 
     def __call__(self, scan: Scan, watch: Watch | None = None) -> Prediction:
         """Read, prepare, predict, restore the scan's grid; a DataError names the scan."""
-        image = self.read(scan)
+        image, places = self.read(scan)
         try:
             slices = self._cut_slices(image)
             if slices is not None:
-                return self._finish(scan, image, self._predict_slices(slices, scan.name, watch))
-            return self._finish(scan, image, self._predict_image(image, scan.name, watch))
+                return self._finish(
+                    scan, image, places, self._predict_slices(slices, places, scan.name, watch)
+                )
+            return self._finish(scan, image, places, self._predict_image(image, places, scan.name, watch))
         except DataError as error:
             raise DataError(f"{scan.where}: {error}") from None
 
-    def read(self, scan: Scan) -> Volume:
-        """The scan's voxels, if channels and dimensions are those of the training."""
+    def read(self, scan: Scan) -> tuple[Volume, Places]:
+        """The scan's voxels and the places of its channels, if these and dimensions fit the training."""
         image = read_image(scan.files)
         wanted, dims = self.preparation, len(image.spatial)
-        if image.channels != wanted.in_channels:
-            raise DataError(
-                f"{scan.where} has {image.channels} channel{'s' if image.channels > 1 else ''}, but this run "
-                f"needs {self.layout.describe()}."
-            )
+        places = self._find_places(scan, image)
         if dims == wanted.dimensions or (dims > wanted.dimensions and self.along is not None):
-            return image
+            return image, places
         ask = " If those were slices of volumes, give their axis: --slices S" if dims == 3 else ""
         raise DataError(
             f"{scan.where} is {dims}D, but this run was trained on {wanted.dimensions}D images.{ask}"
         )
+
+    def _find_places(self, scan: Scan, image: Volume) -> Places:
+        """Where the run's channels are in the scan; one that lacks some is refused where training had all."""
+        wanted, layout = self.preparation, self.layout
+        places, number = scan.places, sum(place >= 0 for place in scan.places) or wanted.in_channels
+        if self.channels:
+            places, number = find_places(self.channels, wanted.channels), len(self.channels)
+        elif scan.is_guess and image.channels == wanted.in_channels:
+            places, number = (), wanted.in_channels
+        if image.channels < number or (image.channels > number and not scan.places):
+            ask = ""
+            if layout.lacking and wanted.channels:
+                ask = f" If it lacks some, say what it holds: --channels {','.join(wanted.channels[:-1])}"
+            raise DataError(
+                f"{scan.where} has {image.channels} channel{'s' if image.channels > 1 else ''}, but this run "
+                f"needs {layout.describe()}.{ask}"
+            )
+        absent = self._name_absent(places)
+        if absent and not layout.lacking:
+            raise DataError(
+                f"{scan.where} lacks {join_names(absent)}, and this run was trained where every scan had all "
+                "channels, so that its mask would be worth little. Train with augmentation.drop_channels."
+            )
+        return places
+
+    def _name_absent(self, places: Places) -> list[str]:
+        names = self.preparation.channels or [f"channel {n}" for n in range(self.preparation.in_channels)]
+        return [name for name, place in zip(names, places, strict=True) if place < 0] if places else []
 
     @property
     def along(self) -> Along | None:
@@ -210,9 +244,12 @@ class Predictor:
         one = Slices.of(restore_axis(image), self.along, settings.orientation)
         return one if one.are_reoriented and len(one) == 1 else None
 
-    def _predict_image(self, image: Volume, name: str, watch: Watch | None = None) -> GridPrediction:
+    def _predict_image(
+        self, image: Volume, places: Places, name: str, watch: Watch | None = None
+    ) -> GridPrediction:
         """The models' prediction of an image, on its own grid."""
-        prepared = prepare_case(image, None, self.preparation.settings, self.preparation.labels)
+        known = self.preparation
+        prepared = prepare_case(image, None, known.settings, known.labels, places=places)
         geometry = prepared.geometry
         predicted = self.infer(prepared.image, name, watch)
         del prepared
@@ -228,16 +265,19 @@ class Predictor:
         far = tuple(warn_of_spacing(self.preparation.spacing, image, geometry))
         return GridPrediction(predicted, label, maps, shares, unlike, far)
 
-    def _predict_slices(self, slices: Slices, name: str, watch: Watch | None) -> GridPrediction:
+    def _predict_slices(
+        self, slices: Slices, places: Places, name: str, watch: Watch | None
+    ) -> GridPrediction:
         """A volume by a 2D network: slice by slice, then joined."""
         seen: list[GridPrediction] = []
         for number, plane in enumerate(slices):
-            seen.append(self._predict_image(plane, f"{name}/{number}" if len(slices) > 1 else name))
+            one = f"{name}/{number}" if len(slices) > 1 else name
+            seen.append(self._predict_image(plane, places, one))
             if watch is not None:
                 watch(number + 1, len(slices))
         return join_slices(seen, slices)
 
-    def _finish(self, scan: Scan, image: Volume, seen: GridPrediction) -> Prediction:
+    def _finish(self, scan: Scan, image: Volume, places: Places, seen: GridPrediction) -> Prediction:
         predicted = seen.predicted
         label = postprocess_labels(seen.label, self.models[0].config.evaluate.postprocess)
         values = np.asarray(self.preparation.values)
@@ -247,6 +287,8 @@ class Predictor:
         structures = structure_uncertainty(predicted)
         sizes = measure_classes(label, image, self.preparation)
         empty = (f"no voxel is '{name}'" for name, size in sizes.items() if not size["voxels"])
+        absent = self._name_absent(places)
+        lacks = [f"the scan lacks {join_names(absent, 8)}; the mask was made without"] if absent else []
         classes = {int(values[number]): name for number, name in self.preparation.numbered}
         return Prediction(
             scan=scan,
@@ -262,7 +304,8 @@ class Predictor:
             mean=float(predicted.total.mean(dtype=torch.float64)),
             highest=float(predicted.total.max()),
             kind=predicted.kind,
-            warnings=(*seen.unlike, *seen.far, *empty),
+            warnings=(*lacks, *seen.unlike, *seen.far, *empty),
+            absent=tuple(absent),
             slices=self.along if len(image.spatial) > self.preparation.dimensions else None,
         )
 

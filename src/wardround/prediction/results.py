@@ -34,7 +34,7 @@ class Prediction:
     number of voxels and, if millimetres are known, ml (volumes) or mm2 (pictures); doubt: one number for the
     case, how little mask and probabilities overlap, to rank cases by (not an estimate of Dice); structures:
     the same by class; mean and highest: of the total map over the scan; kind: source of the uncertainty;
-    slices: the axis along which a 2D network went through a volume.
+    slices: the axis along which a 2D network went through a volume; absent: channels the scan did not have.
     """
 
     scan: Scan
@@ -52,6 +52,7 @@ class Prediction:
     kind: str
     warnings: tuple[str, ...] = ()
     slices: str | None = None
+    absent: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -69,6 +70,7 @@ class Prediction:
             "shape": list(self.mask.shape),
             "spacing": list(self.spacing) if self.affine is not None else None,
             **({"slices": self.slices} if self.slices else {}),
+            **({"absent_channels": list(self.absent)} if self.absent else {}),
             "classes": {
                 name: {"value": value, **self.sizes[name], "uncertainty": self.structures[name]}
                 for value, name in self.classes.items()

@@ -343,6 +343,9 @@ def heterogeneity(run: Run, prefix: str, places: Mapping[str, int]) -> Html:
         return section(f"{prefix}-data", "How the clients differ", table, level=3)
     columns = ["client", "training cases", "validation", "test", "foreground", "last weight"]
     rows = [client_row(run, client) for client in run.clients]
+    if run.lacks:
+        columns.append("channels absent")
+        rows = [[*row, run.lacks.get(client, "")] for row, client in zip(rows, run.clients, strict=True)]
     note = "Foreground: mean share of a test case."
     parts = [plain_table("Cases of each client", columns, rows, note), *foreground_chart(run, places)]
     if run.fingerprint:

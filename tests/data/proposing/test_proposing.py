@@ -379,6 +379,16 @@ def test_swapped_label_maps_of_nnunet_folders_are_joined_by_name(tmp_path: Path)
         assert label[0].unique().tolist() == [1] and label[7].unique().tolist() == [2]  # kidney, tumour
 
 
+def test_a_class_of_another_number_and_other_capitals_is_the_same(tmp_path: Path) -> None:
+    nnunet(tmp_path / "a", {"Kidney": 1, "tumour": 2}, 1)
+    nnunet(tmp_path / "b", {"Tumour": 1, "kidney": 2}, 2)
+    nnunet(tmp_path / "c", {"KIDNEY": 1, "tumour": 2}, 1)
+    file = again(propose([tmp_path / name for name in "abc"]).file, tmp_path)
+    assert file.labels == {"Kidney": (1,), "tumour": (2,)}
+    assert labels_of(file)["b"] == {"tumour": (1,), "Kidney": (2,)}
+    assert labels_of(file)["c"] == {"Kidney": (1,), "tumour": (2,)}
+
+
 def test_pictures_that_will_be_stretched_are_announced(tmp_path: Path) -> None:
     pictures(tmp_path / "data" / "north", size=(40, 50))
     assert "stretched" not in " ".join(describe(propose([tmp_path / "data"])))

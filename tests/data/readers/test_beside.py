@@ -41,19 +41,27 @@ def test_channels_are_named_by_what_follows_the_case(tmp_path: Path, mark_: str)
     assert labels == [f"BraTS-GLI-00002-000{mark_}.nii.gz"]
 
 
-def test_a_case_that_lacks_a_channel_is_left_out_and_one_without_label_stays(tmp_path: Path) -> None:
-    for case in ("p1", "p2", "p3", "p4"):
+def test_a_case_that_lacks_a_channel_or_label_stays_and_one_with_other_images_is_left_out(
+    tmp_path: Path,
+) -> None:
+    for case in ("p1", "p2", "p3", "p4", "p5"):
         touch(tmp_path / case, f"{case}_t1.nii", f"{case}_t2.nii", f"{case}_seg.nii")
+    touch(tmp_path / "p5", "p5_adc.nii")
     (tmp_path / "p3" / "p3_t2.nii").unlink()
     (tmp_path / "p4" / "p4_seg.nii").unlink()
     found = read(tmp_path)
     assert [(entry.name, entry.label is not None) for entry in found.entries] == [
         ("p1", True),
         ("p2", True),
+        ("p3", True),
         ("p4", False),
     ]
+    assert found.channels == ("t1", "t2") and [entry.channels for entry in found.entries][1:3] == [
+        (),
+        ("t1",),
+    ]
     said = " ".join(found.notes)
-    assert "cases without exactly the images of most (t1, t2): p3; left out" in said
+    assert "cases with other images than most (t1, t2): p5; left out" in said
     assert "1 images have no label: p4" in said
 
 

@@ -10,7 +10,9 @@ import pytest
 from data.test_dicom_writing import CLASSES, MADE_BY, draw_volume, make_study, read_back
 from wardround.data.dicom_writing import encode_rtstruct, encode_seg, read_source, write_series
 from wardround.data.readers.dicom import import_dicom
+from wardround.data.readers.dicom_volume import Plane, place_planes
 from wardround.data.readers.image_files import read_image
+from wardround.errors import DataError
 
 pydicom = pytest.importorskip("pydicom")
 highdicom = pytest.importorskip("highdicom", reason="needs wardround[dicom]")
@@ -137,6 +139,40 @@ def lie_about_the_transfer_syntax(files: list[Path]) -> None:
     data.save_as(files[1])
 
 
+def compress_as_jpeg_lossless(files: list[Path]) -> None:
+    lie_about_the_transfer_syntax(files)
+    data = pydicom.dcmread(files[1])
+    data.file_meta.TransferSyntaxUID = pydicom.uid.JPEGLosslessSV1
+    data.save_as(files[1])
+
+
+def make_a_video(files: list[Path]) -> None:
+    lie_about_the_transfer_syntax(files)
+    data = pydicom.dcmread(files[1])
+    data.file_meta.TransferSyntaxUID = pydicom.uid.MPEG2MPML
+    data.save_as(files[1])
+
+
+def shift_a_slice(files: list[Path]) -> None:
+    data = pydicom.dcmread(files[1])
+    along = np.asarray(data.ImageOrientationPatient[:3], dtype=float) * 3 * float(data.PixelSpacing[1])
+    place = np.asarray(data.ImagePositionPatient, dtype=float) + along
+    change(files[1], ImagePositionPatient=[f"{value:.6f}" for value in place])
+
+
+def tilt_the_gantry(files: list[Path]) -> None:
+    for number, path in enumerate(files):
+        change(
+            path,
+            ImageOrientationPatient=[1, 0, 0, 0, 1, 0],
+            ImagePositionPatient=[0, number * 2.0, number * 3.0],
+        )
+
+
+def lose_pixels(files: list[Path]) -> None:
+    change(files[1], PixelData=None)
+
+
 def cut_off_a_file(files: list[Path]) -> None:
     files[1].write_bytes(files[1].read_bytes()[:300])
 
@@ -153,7 +189,18 @@ REFUSED: dict[str, tuple[Callable[[list[Path]], None], str]] = {
     "no orientation": (lose_orientation, "a slice has no ImageOrientationPatient"),
     "axes not at right angles": (skew_axes, "not at right angles"),
     "pixels cut off": (cut_off_pixels, "less than the expected|length of the pixel data|PixelData|bytes"),
-    "a wrong transfer syntax": (lie_about_the_transfer_syntax, "decod|JPEG|plugin"),
+    "a wrong transfer syntax": (
+        lie_about_the_transfer_syntax,
+        "cannot be decoded as JPEG 2000 .*: they are damaged",
+    ),
+    "JPEG lossless without its decoder": (
+        compress_as_jpeg_lossless,
+        "as JPEG Lossless.*pip install python-gdcm",
+    ),
+    "a video": (make_a_video, "as MPEG2 .*, which wardround does not read"),
+    "a slice beside the others": (shift_a_slice, "slices are shifted sideways"),
+    "a tilted gantry": (tilt_the_gantry, r"the gantry was tilted by 33\.7 degrees.*dcm2niix"),
+    "a slice without pixels": (lose_pixels, "(?i)pixel data"),
     "a file cut off": (cut_off_a_file, "not DICOM images: CT0002.dcm|missing or doubled|PixelData|no "),
 }
 
@@ -172,11 +219,14 @@ def test_a_damaged_series_is_refused_by_name_and_the_other_is_read(tmp_path: Pat
     assert "bad" in told and re.search(reason, told), told
 
 
-def test_a_compressed_series_is_read(tmp_path: Path) -> None:
-    values, _, affine = draw_volume(14)
-    for path in write_series(tmp_path / "in", values, affine, "p"):
+@pytest.mark.parametrize("syntax", ["JPEG2000Lossless", "JPEGLSLossless", "RLELossless"])
+def test_a_compressed_series_of_signed_values_is_read(tmp_path: Path, syntax: str) -> None:
+    values = np.random.default_rng(14).integers(-2000, 3000, (64, 48, 3)).astype(np.int16)
+    for path in write_series(tmp_path / "in", values, np.diag([-1.0, -1, 2, 1]), "p"):
         data = pydicom.dcmread(path)
-        data.compress(pydicom.uid.JPEGLSLossless)
+        if syntax == "JPEG2000Lossless":
+            pytest.importorskip("openjpeg", reason="needs wardround[dicom]")
+        data.compress(getattr(pydicom.uid, syntax))
         data.save_as(path)
     (written,) = import_dicom(tmp_path / "in", tmp_path / "out").written
     assert np.array_equal(read_image([written]).data[0], values)
@@ -206,9 +256,20 @@ def test_two_patients_in_one_folder_are_two_cases(tmp_path: Path) -> None:
     assert len(done.written) == 4
 
 
-def test_a_tilted_gantry_keeps_its_shear(tmp_path: Path) -> None:
-    values, _, _ = draw_volume(18)
-    affine = np.array([[-1.0, 0, 0, 0], [0, -1, 0.5, 0], [0, 0, 2, 0], [0, 0, 0, 1]])
-    write_series(tmp_path / "in", values, affine, "p")
-    (written,) = import_dicom(tmp_path / "in", tmp_path / "out").written
-    assert np.allclose(read_image([written]).affine, affine, atol=1e-5)
+def list_planes(affine: np.ndarray, slices: int) -> list[Plane]:
+    sides = np.linalg.norm(affine[:3, :3], axis=0)
+    direction, spacing = tuple((affine[:3, :2] / sides[:2]).T.reshape(-1)), (sides[1], sides[0])
+    return [
+        Plane((9, 9), direction, tuple(affine[:3, 3] + affine[:3, 2] * n), spacing) for n in range(slices)
+    ]
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_each_of_the_oblique_volumes_is_refused_where_it_is_tilted(seed: int) -> None:
+    values, _, affine = draw_volume(seed)
+    slices = values.shape[2]
+    place_planes(list_planes(affine, slices))
+    draw = np.random.default_rng(seed)
+    affine[:3, 2] += affine[:3, draw.integers(2)] * draw.uniform(0.6, 4) * 10 / (slices - 1)
+    with pytest.raises(DataError, match=r"the gantry was tilted by \d+\.\d degrees"):
+        place_planes(list_planes(affine, slices))

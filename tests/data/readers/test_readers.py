@@ -239,10 +239,10 @@ def raw(root: Path, labels: Mapping[str, Any], cases: Mapping[str, int], **facts
 def test_nnunet_cases_have_a_file_a_channel(tmp_path: Path) -> None:
     raw(tmp_path / "Dataset001_Brain", {"background": 0, "tumour": 1}, {"b": 2, "a": 2, "half": 1})
     found = listing(tmp_path / "Dataset001_Brain")
-    assert found.reader == "nnunet" and names(found) == [("Dataset001_Brain", "a"), ("Dataset001_Brain", "b")]
+    assert found.reader == "nnunet" and [name for _, name in names(found)] == ["a", "b", "half"]
     assert [path.name for path in found.entries[0].images] == ["a_0000.nii.gz", "a_0001.nii.gz"]
     assert found.channels == ("T1", "FLAIR") and found.labels == {"tumour": (1,)} and not found.regions
-    assert "1 cases lack a channel of 2: half; left out" in said(found)
+    assert found.entries[2].channels == ("T1",) and len(found.entries[2].images) == 1
 
 
 def test_nnunet_region_groups_become_classes_and_regions(tmp_path: Path) -> None:
@@ -438,7 +438,7 @@ def test_bids_scans_are_channels_and_masks_come_from_derivatives(tmp_path: Path)
     found = listing(tmp_path / "ds")
     assert found.reader == "bids" and found.channels == ("FLAIR", "T1w")
     assert [entry.label is None for entry in found.entries] == [False, False, True]
-    assert "Not all labelled cases have acq-hi_T2w" in said(found)
+    assert "Few labelled cases have acq-hi_T2w" in said(found)
     one = found.entries[0]
     assert one.label is not None and one.label.name == "sub-01_label-lesion_mask.nii.gz"
     assert one.client == "ds" and one.group == "sub-01"

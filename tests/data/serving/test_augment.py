@@ -10,6 +10,7 @@ from scipy import ndimage
 from wardround.config_file import load_config, resolve
 from wardround.data.cases import Batch
 from wardround.data.serving.augment import (
+    DROP_CHANNELS,
     Augmentation,
     Shading,
     apply_bias_field,
@@ -322,3 +323,35 @@ def test_what_a_case_draws_does_not_depend_on_its_neighbours() -> None:
 def test_a_chance_of_something_unknown_is_refused() -> None:
     with raises(ConfigError, match="augmentation.chances.sharpness"):
         load_config({"augmentation": {"chances": {"sharpness": 0.5}}})
+
+
+# Channels
+
+
+def test_absent_channels_stay_absent_in_both_views_and_one_is_always_kept() -> None:
+    image = torch.randn(200, 3, 8, 8) + 5
+    image[:, 1] = 0
+    changes = Augmentation(
+        drop_channels=0.9, spatial=1, elastic=0.2, gamma=0.5, blur=1, bias=0.5, noise=0.1, contrast=0.2
+    )
+    first, second = changes(Batch(image, torch.zeros(200, 8, 8, dtype=torch.long)), 1, ("x",), views=2)
+    kept = first.image.flatten(2).any(dim=2)
+
+    assert second is not None and torch.equal(second.flatten(2).any(dim=2), kept)
+    assert not kept[:, 1].any() and kept.any(dim=1).all()
+    assert 0 < (kept.sum(dim=1) == 2).sum() < 20
+
+
+def test_channels_are_dropped_where_somebody_lacks_some_or_the_user_says_so() -> None:
+    assert Augmentation().for_channels(lacking=False).drop_channels is None
+    assert Augmentation().for_channels(lacking=True).drop_channels == DROP_CHANNELS
+    assert Augmentation(drop_channels=0).for_channels(lacking=True).drop_channels == 0
+
+
+def test_dropping_with_chance_0_changes_only_what_is_absent() -> None:
+    image = torch.randn(4, 2, 8, 8)
+    label = torch.zeros(4, 8, 8, dtype=torch.long)
+    plain, _ = Augmentation()(Batch(image, label), 1, ("x",))
+    kept, _ = Augmentation(flip=0.5, drop_channels=0, intensity=0)(Batch(image, label), 1, ("x",))
+    assert torch.equal(Augmentation(intensity=0)(Batch(image, label), 1, ("x",))[0].image, kept.image)
+    assert not torch.equal(plain.image, kept.image)

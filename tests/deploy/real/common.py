@@ -179,15 +179,18 @@ def trained(folder: Path, config: dict[str, Any]) -> str:
 
 
 class Command:
-    """A wardround command that goes on, in a session of its own; its output is in a file."""
+    """A wardround command that goes on, in a session of its own; its output is in a file.
 
-    def __init__(self, log: Path, *arguments: str | Path) -> None:
+    inside: words before the command, such as those that put it into a network of its own.
+    """
+
+    def __init__(self, log: Path, *arguments: str | Path, inside: Sequence[str] = ()) -> None:
         self.log = log
         self.arguments = [str(argument) for argument in arguments]
         self._start = log.stat().st_size if log.exists() else 0
         with log.open("ab") as file:
             self.process = subprocess.Popen(
-                [*WARDROUND, *self.arguments],
+                [*inside, *WARDROUND, *self.arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.STDOUT,
@@ -272,6 +275,8 @@ class Deployment:
     guests: hospitals that have a kit, and are not started or asked to take part.
     """
 
+    host = "localhost"  # where hospitals find the server
+
     def __init__(self, names: Sequence[str], keep: bool = False, guests: Sequence[str] = ()) -> None:
         self.names = sorted(names)
         self.guests = sorted(guests)
@@ -288,7 +293,7 @@ class Deployment:
         # what is started behind an `&` ignores Ctrl-C, and so would all our commands
         signal.signal(signal.SIGINT, signal.default_int_handler)
         project = self.folder / "project.yaml"
-        where = {"host": "localhost", "port": self.port}
+        where = {"host": self.host, "port": self.port}
         facts = {"project": "real", "organiser": where, "hospitals": [*self.names, *self.guests]}
         project.write_text(yaml.safe_dump({**facts, "valid_days": 2}))
         made = self.run("provision", project, "-o", self.kits)
@@ -327,8 +332,8 @@ class Deployment:
             timeout=seconds,
         )
 
-    def start(self, log: str, *arguments: str | Path) -> Command:
-        command = Command(self.folder / f"{log}.log", *arguments)
+    def start(self, log: str, *arguments: str | Path, inside: Sequence[str] = ()) -> Command:
+        command = Command(self.folder / f"{log}.log", *arguments, inside=inside)
         self.commands.append(command)
         return command
 

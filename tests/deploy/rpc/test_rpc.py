@@ -1,10 +1,13 @@
 """The channel to hospitals: who may call what, and that nothing else is answered."""
 
+import hashlib
 import logging
+import random
+import secrets
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -28,12 +31,15 @@ from wardround.deploy.rpc import callers
 from wardround.deploy.rpc import client as clients
 from wardround.deploy.rpc import server as servers
 from wardround.deploy.rpc.client import CallRefused, Connection, KitInUse, KitRefused, NoConnection
+from wardround.deploy.rpc.replies import Announced, Replies, ReplyFile, ReplyRefused
+from wardround.deploy.rpc.requests import Requests
 from wardround.deploy.rpc.server import HospitalServer, RequestFile
 from wardround.deploy.rpc.service import (
     INSTANCE,
     METHODS,
     PREFLIGHT,
     MessageError,
+    Transfer,
     decode,
     encode,
     read_chunks,
@@ -429,7 +435,8 @@ def test_connections_that_prove_nothing_are_capped_and_dropped(
 
 
 def test_a_request_from_a_server_that_lies_is_bounded(kits: dict[str, Kit], tmp_path: Path) -> None:
-    from wardround.deploy.rpc.client import receive
+    def receive(info: dict[str, Any], chunks: Iterator[bytes], folder: Path, largest: int) -> Any:
+        return Requests(folder, largest).receive(info, chunks)
 
     about: dict[str, Any] = {"job": "j", "letter": "l"}
     with raises(MessageError, match="has 101 B, .* at most 100 B"):
@@ -449,9 +456,9 @@ def test_a_request_from_a_server_that_lies_is_bounded(kits: dict[str, Kit], tmp_
 def test_a_large_request_may_take_its_time_but_not_any_time(
     slowest: int, server: HospitalServer, kits: dict[str, Kit], tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
-    def slow(path: Path) -> Iterator[bytes]:
-        for chunk in read_chunks(path):
-            time.sleep(0.4)
+    def slow(path: Path, start: int, end: int) -> Iterator[bytes]:
+        for chunk in read_chunks(path, start, end):
+            time.sleep(0.1)
             yield chunk
 
     monkeypatch.setattr(servers, "read_chunks", slow)
@@ -485,3 +492,161 @@ def test_fields_have_types_and_limits() -> None:
     for number in (None, True, -1, 4, 2.0, "3"):
         with raises(MessageError):
             read_count({"a": number}, "a", 3)
+
+
+# What a broken connection costs
+
+
+def numbers(seed: int, size: int = 2**20) -> bytes:
+    return random.Random(seed).randbytes(size)
+
+
+def post_model(server: HospitalServer, folder: Path, head: bytes, model: bytes) -> Letter[RequestFile]:
+    path = folder / f"{secrets.token_hex(4)}.file"
+    path.write_bytes(head + model)
+    content = RequestFile(path, 10**7, len(head), hashlib.sha256(model).hexdigest())
+    letter = Letter("north", content, time.monotonic() + 60)
+    server.post("job-1", letter)
+    return letter
+
+
+class Watched:
+    """Counts what is sent, and breaks the connection after so many pieces."""
+
+    before_break: Callable[[], None] = staticmethod(lambda: None)
+
+    def __init__(self, monkeypatch: MonkeyPatch, module: Any, breaks_after: int = 10**9) -> None:
+        self.num_bytes, self.breaks_after = 0, breaks_after
+        monkeypatch.setattr(module, "read_chunks", self.read)
+
+    def read(self, path: Path, *places: int) -> Iterator[bytes]:
+        for count, chunk in enumerate(read_chunks(path, *places)):
+            if count == self.breaks_after:
+                self.breaks_after = 10**9
+                self.before_break()
+                raise RuntimeError("the connection breaks")
+            self.num_bytes += len(chunk)
+            yield chunk
+
+
+def test_a_request_continues_where_its_connection_broke(
+    server: HospitalServer, kits: dict[str, Kit], tmp_path: Path, monkeypatch: MonkeyPatch
+) -> None:
+    watched = Watched(monkeypatch, servers, breaks_after=3)
+    server.open_job("job-1")
+    post_model(server, tmp_path, b"head" * 20, numbers(1))
+    with connected(kits["north"]) as north:
+        with raises(NoConnection):
+            north.wait([], tmp_path, 10**7)
+        request = north.wait([], tmp_path, 10**7)
+    assert request is not None and request.path.read_bytes() == b"head" * 20 + numbers(1)
+    assert watched.num_bytes <= 2**20 + 80 + limits.CHUNK_BYTES  # not 1.75 times
+
+
+def test_a_model_that_is_here_does_not_come_again(
+    server: HospitalServer, kits: dict[str, Kit], tmp_path: Path, monkeypatch: MonkeyPatch
+) -> None:
+    watched = Watched(monkeypatch, servers)
+    mailbox = server.open_job("job-1")
+    with connected(kits["north"]) as north:
+        for head, seed, sent in ((b"evaluate", 1, 2**20 + 8), (b"train", 1, 5), (b"evaluate", 2, 2**20 + 8)):
+            letter = post_model(server, tmp_path, head, numbers(seed))
+            watched.num_bytes = 0
+            request = north.wait([], tmp_path, 10**7)
+            assert request is not None and request.path.read_bytes() == head + numbers(seed)
+            assert watched.num_bytes == sent
+            request.path.unlink()
+            mailbox.close(letter.id)
+        for seed in (3, 4):
+            letter = post_model(server, tmp_path, b"train", numbers(seed))
+            assert north.wait([], tmp_path, 10**7) is not None
+            mailbox.close(letter.id)
+    assert len(list(tmp_path.glob("*.kept"))) == 2
+
+
+def test_a_reply_continues_where_its_connection_broke(
+    server: HospitalServer, kits: dict[str, Kit], tmp_path: Path, monkeypatch: MonkeyPatch
+) -> None:
+    watched = Watched(monkeypatch, clients, breaks_after=3)
+
+    def arrive() -> None:
+        deadline = time.monotonic() + 5
+        while time.monotonic() < deadline and sum(path.stat().st_size for path in left(tmp_path)) < 2**19:
+            time.sleep(0.01)
+
+    watched.before_break = arrive  # two pieces of four are there
+    mailbox = server.open_job("job-1")
+    post(server, tmp_path, content=b"a request")
+    reply = tmp_path / "reply"
+    reply.write_bytes(numbers(5))
+    with connected(kits["north"]) as north:
+        request = north.wait([], tmp_path, 10**7)
+        assert request is not None
+        with raises(NoConnection):
+            north.answer(request, reply)
+        north.answer(request, reply, again=True)
+    _, path = mailbox.take(5)
+    assert path is not None and path.read_bytes() == numbers(5) and left(tmp_path) == [path]
+    assert watched.num_bytes <= 2**20 + limits.CHUNK_BYTES  # of 1.75 times as much
+
+
+def test_a_part_of_another_reply_is_not_continued_and_goes_with_its_letter(tmp_path: Path) -> None:
+    def broken() -> Iterator[bytes]:
+        yield b"abc"
+        raise grpc.RpcError
+
+    replies, announced = Replies(), Announced(5, "a" * 64)
+    reply = ReplyFile(tmp_path / "one", announced, None, Transfer(5))
+    with raises(grpc.RpcError):
+        replies.receive("letter", reply, 0, broken())
+    assert replies.find_start("letter", announced) == 3
+    assert replies.find_start("letter", Announced(5, "b" * 64)) == replies.find_start("x", announced) == 0
+    with raises(ReplyRefused, match="SHA-256"):
+        replies.receive("letter", ReplyFile(tmp_path / "two", announced, None, Transfer(5)), 3, iter([b"de"]))
+    with raises(grpc.RpcError):
+        replies.receive("letter", ReplyFile(tmp_path / "three", announced, None, Transfer(5)), 0, broken())
+    assert replies.find_start("letter", announced) == 3
+    replies.end("letter")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_reply_that_does_not_move_loses_its_place_and_keeps_its_part(
+    server: HospitalServer, kits: dict[str, Kit], tmp_path: Path, monkeypatch: MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "STALL_SECONDS", 0.2)
+    server.open_job("job-1")
+    letter = post(server, tmp_path)
+    facts = {"job": "job-1", "letter": letter.id, "bytes": 100, "sha256": "0" * 64}
+    silence = threading.Event()
+
+    def parts() -> Iterator[bytes]:
+        yield encode(facts)
+        yield b"x" * 10
+        silence.wait(10)
+
+    with connected(kits["north"]) as north:
+        call = north._channel.stream_unary("/wardround.Hospitals/Answer")
+        future = call.future(parts(), metadata=north._metadata, timeout=20)
+        deadline = time.monotonic() + 5
+        while not future.done() and time.monotonic() < deadline:
+            time.sleep(0.1)
+            server.end_stalled()
+        assert future.done() and left(tmp_path)
+        assert north._ask("Answer", {**facts, "ask": True}, 5) == {"from": 10}
+        silence.set()
+
+
+def test_numbers_that_are_not_as_announced_are_refused_and_not_kept(tmp_path: Path) -> None:
+    requests = Requests(tmp_path, 10**7)
+    about = {"job": "j", "letter": "l", "bytes": 6, "head": 2, "sha256": hashlib.sha256(b"cdef").hexdigest()}
+    with raises(MessageError, match="SHA-256"):
+        requests.receive(about, iter([b"abcdex"]))
+    for lie, words in (
+        ({"until": 2}, "not all is to come"),
+        ({"from": 3}, "begins after what is here"),
+        ({"head": 7}, "'head' is not a number"),
+        ({"sha256": "../x"}, "'sha256' is not a SHA-256"),
+    ):
+        with raises(MessageError, match=words):
+            requests.receive({**about, **lie}, iter([b"ab"]))
+    assert list(tmp_path.iterdir()) == [] and requests.describe() == {"known": []}

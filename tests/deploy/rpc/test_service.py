@@ -28,7 +28,17 @@ OPENERS = {
 }
 # Fields of the lines between a process and the one it started, by the module that reads them.
 READ = {
-    "server.py": {"post", "close", "path", "limit", "seconds", "hospital", "letter"},  # from a run's process
+    "server.py": {
+        "post",
+        "close",
+        "path",
+        "limit",
+        "head",
+        "sha256",
+        "seconds",
+        "hospital",
+        "letter",
+    },  # from a run's process
     "run_process.py": {
         "job",
         "arguments",
@@ -37,6 +47,7 @@ READ = {
         "path",
         "hospital",
         "alive",
+        "moving",
         "strays",
         "stop",
     },

@@ -225,20 +225,22 @@ def judge_case(entry: Entry, facts: CaseFacts, norms: Norms) -> Iterator[Verdict
     if entry.label is None:
         yield NO_LABEL
     if facts.image is not None:
-        yield from judge_image(facts.image, norms)
+        yield from judge_image(facts.image, norms, entry.channels)
     if facts.label is not None:
         yield from judge_label(facts.label, norms, norms.named(entry))
     if facts.image is not None and facts.label is not None:
         yield from judge_pair(facts.image, facts.label)
 
 
-def judge_image(image: ImageFacts, norms: Norms) -> Iterator[Verdict]:
-    wanted, who = norms.channels
+def judge_image(image: ImageFacts, norms: Norms, named: Sequence[str]) -> Iterator[Verdict]:
+    """named: its channels, where they are not those of all."""
+    wanted, who = (len(named), f"its channels are {join_names(named, 8)}:") if named else norms.channels
     if image.num_bad:
         yield "not_finite", "error", f"the image holds {image.num_bad} NaN or infinite voxels."
     if image.channels != wanted:
         number = "1 channel" if image.channels == 1 else f"{image.channels} channels"
-        yield "channels", "error", f"the image has {number}; {who} {wanted}."
+        ask = " If it lacks some, say which it has under channels_of." if image.channels < wanted else ""
+        yield "channels", "error", f"the image has {number}; {who} {wanted}.{ask}"
     if len(image.shape) != norms.dimensions:
         said = f"the image is {len(image.shape)}D ({format_size(image.shape)}); most are {norms.dimensions}D."
         yield "dimensions", "error", said

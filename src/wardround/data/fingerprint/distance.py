@@ -126,7 +126,9 @@ def check_comparable(known: Sequence[Fingerprint]) -> None:
 def measure_distances(one: Fingerprint, other: Fingerprint) -> dict[str, float]:
     """The distance of two clients in every aspect."""
     pairs = zip(one.intensity, other.intensity, strict=True)
-    widths = [(a.mean[-2] - a.mean[1] + b.mean[-2] - b.mean[1]) / 2 for a, b in pairs]  # 5 to 95 %
+    widths = [  # 5 to 95 %
+        (a.mean[-2] - a.mean[1] + b.mean[-2] - b.mean[1]) / 2 if a and b else 1.0 for a, b in pairs
+    ]
     spacings = [log_ratio(a.median, b.median) for a, b in zip(one.spacing, other.spacing, strict=True)]
     shapes = [log_ratio(a.median, b.median) for a, b in zip(one.shape, other.shape, strict=True)]
     return {
@@ -143,6 +145,8 @@ def measure_curves(one: Fingerprint, other: Fingerprint, field: str, units: Sequ
     """1-Wasserstein distance of the quantile curves less two standard errors, in units; the worst channel."""
     found = [0.0]
     for a, b, unit in zip(getattr(one, field), getattr(other, field), units, strict=True):
+        if a is None or b is None:  # a channel that one of them lacks
+            continue
         gap = np.abs(np.subtract(a.mean, b.mean))
         noise = np.sqrt(np.square(a.sd) / int(one.groups) + np.square(b.sd) / int(other.groups))
         span = LEVELS[-1] - LEVELS[0]
@@ -350,7 +354,9 @@ def draw_curves(axis: Any, known: Sequence[Fingerprint], field: str, channel: in
     palette = colormaps["tab10" if len(known) <= 10 else "viridis"]
     for number, one in enumerate(known):
         colour = palette(number if len(known) <= 10 else number / len(known))
-        axis.plot(LEVELS, getattr(one, field)[channel].mean, color=colour, marker=".", linewidth=1.3)
+        curve = getattr(one, field)[channel]
+        shown = [math.nan] * len(LEVELS) if curve is None else curve.mean
+        axis.plot(LEVELS, shown, color=colour, marker=".", linewidth=1.3)
     axis.set_xlabel("% of voxels below", fontsize=8)
     axis.tick_params(labelsize=7)
     axis.spines[["top", "right"]].set_visible(False)

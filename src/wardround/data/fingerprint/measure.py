@@ -39,9 +39,9 @@ from wardround.data.fingerprint.histogram import (
     make_histogram,
     round_all,
 )
-from wardround.data.listing import Entry, Labels, Watch
+from wardround.data.listing import Entry, Labels, Places, Watch
 from wardround.data.preparing.geometry import find_reorientation, reorient
-from wardround.data.preparing.prepare import find_box
+from wardround.data.preparing.prepare import find_box, take_channels
 from wardround.data.readers.image_files import Volume
 from wardround.errors import DataError
 from wardround.machine import cores, total_memory
@@ -100,7 +100,8 @@ class Fingerprint(FingerprintModel):
     millimetres along each axis, after cropping; kept: share of the voxels that cropping leaves; intensity,
     contrast: of each channel, as stored and with mean 0 and SD 1 in each case; inside: of labelled voxels;
     foreground: class -> sizes, None for a class that too few cases have; foreground_extent: millimetres of
-    the box around all classes; modality: of each channel, by its values.
+    the box around all classes; modality: of each channel, by its values. Of a channel that too few cases
+    have, None stands in all of these.
     """
 
     version: Literal[2] = 2
@@ -113,10 +114,10 @@ class Fingerprint(FingerprintModel):
     spacing: Axes = ()
     extent: Axes = ()
     kept: Histogram | None = None
-    intensity: tuple[Curve, ...] = Field((), max_length=MOST_CHANNELS)
-    contrast: tuple[Curve, ...] = Field((), max_length=MOST_CHANNELS)
-    modality: tuple[Modality, ...] = Field((), max_length=MOST_CHANNELS)
-    inside: tuple[IntensityHistogram, ...] = Field((), max_length=MOST_CHANNELS)
+    intensity: tuple[Curve | None, ...] = Field((), max_length=MOST_CHANNELS)
+    contrast: tuple[Curve | None, ...] = Field((), max_length=MOST_CHANNELS)
+    modality: tuple[Modality | None, ...] = Field((), max_length=MOST_CHANNELS)
+    inside: tuple[IntensityHistogram | None, ...] = Field((), max_length=MOST_CHANNELS)
     foreground: dict[Name, Sizes | None] = Field(default_factory=dict, max_length=MOST_CLASSES)
     foreground_extent: Axes = ()
 
@@ -185,6 +186,7 @@ class CaseStatistics:
     shape: after cropping; kept: share of the voxels it leaves; raw, standard: quantiles of each channel as
     stored and standardised; modality: of each channel by its values; voxels: of each class, None without a
     label; extent: voxels of the box around all classes, and inside: intensities in it, where there are any.
+    A channel that is absent has NaN as quantiles, and None.
     """
 
     entry: Entry
@@ -194,10 +196,10 @@ class CaseStatistics:
     kept: float
     raw: Matrix
     standard: Matrix
-    modality: tuple[Modality, ...]
+    modality: tuple[Modality | None, ...]
     voxels: Mapping[str, int] | None
     extent: tuple[int, ...] = ()
-    inside: tuple[VoxelCounts, ...] = ()
+    inside: tuple[VoxelCounts | None, ...] = ()
 
 
 def measure_client(
@@ -272,7 +274,8 @@ def summarise(cases: Sequence[CaseStatistics], minimum: int) -> Fingerprint:
     owners = [case.entry.group for case in drawn]
     known = drawn if len(set(owners)) >= max(1, minimum) else []
     extents = np.array([np.multiply(case.extent, case.spacing) for case in known])
-    channels = range(len(cases[0].raw))
+    channels = [[case for case in cases if case.modality[n]] for n in range(len(cases[0].raw))]
+    channels = [own if len({case.entry.group for case in own}) >= minimum else [] for own in channels]
     content = {
         "client": entries[0].client,
         "cases": len(entries),
@@ -283,14 +286,12 @@ def summarise(cases: Sequence[CaseStatistics], minimum: int) -> Fingerprint:
         "spacing": tuple(make_histogram(column, groups, behind) for column in spacings.T),
         "extent": tuple(make_histogram(column, groups, behind) for column in (sides * spacings).T),
         "kept": make_histogram([case.kept for case in cases], groups, behind),
-        "intensity": average_curves([case.raw for case in cases]),
-        "contrast": average_curves([case.standard for case in cases]),
-        "modality": tuple(agree([case.modality[channel] for case in cases]) for channel in channels),
-        "inside": tuple(
-            count_intensities([case.inside[channel] for case in known], owners, behind)
-            for channel in channels
-            if known
+        "intensity": tuple(average_curve([case.raw[n] for case in own]) for n, own in enumerate(channels)),
+        "contrast": tuple(
+            average_curve([case.standard[n] for case in own]) for n, own in enumerate(channels)
         ),
+        "modality": tuple(agree([case.modality[n] for case in own]) for n, own in enumerate(channels)),
+        "inside": tuple(count_labelled(own, n, minimum, behind) for n, own in enumerate(channels) if known),
         "foreground": summarise_sizes(cases, minimum, behind),
         "foreground_extent": tuple(make_histogram(column, owners, behind) for column in extents.T),
     }
@@ -307,8 +308,21 @@ def check_alike(cases: Sequence[CaseStatistics]) -> None:
             )
 
 
-def agree(found: Sequence[Modality]) -> Modality:
-    """The modality of nine cases in ten."""
+def count_labelled(
+    cases: Sequence[CaseStatistics], channel: int, minimum: int, behind: int
+) -> IntensityHistogram | None:
+    """Intensities of labelled voxels in a channel; None where too few of its cases have any."""
+    found = [(counts, case.entry.group) for case in cases if case.inside and (counts := case.inside[channel])]
+    owners = [group for _, group in found]
+    if len(set(owners)) < max(1, minimum):
+        return None
+    return count_intensities([counts for counts, _ in found], owners, behind)
+
+
+def agree(found: Sequence[Modality | None]) -> Modality | None:
+    """The modality of nine cases in ten; None where there are none."""
+    if not found:
+        return None
     ((often, count),) = Counter(found).most_common(1)
     return often if count >= 0.9 * len(found) else "other"
 
@@ -330,6 +344,7 @@ def measure_case(
             f"{format_size(label.spatial)}. Resample one."
         )
     labels = labels and entry.label_map(labels)
+    image = take_channels(image, entry.places)
     flat = image.data.reshape(len(image.data), -1)
     flat = flat[:, :: max(1, flat.shape[1] // MOST_VOXELS)].astype(np.float64)
     finite = np.isfinite(flat)
@@ -348,19 +363,26 @@ def measure_case(
     found: dict[str, Any] = {}
     if drawn is not None and drawn.any():
         found["extent"] = tuple(stop - start for start, stop in find_box(reorient(drawn, order, flips)[0]))
-        found["inside"] = tuple(count_inside(channel, drawn[0]) for channel in image.data)
+        inside = [count_inside(channel, drawn[0]) for channel in image.data]
+        found["inside"] = place_values(inside, entry.places, None)
     return CaseStatistics(
         entry=entry,
         shape=shape,
         spacing=tuple(float(image.spacing[axis]) for axis in order),
         has_spacing=image.affine is not None,
         kept=math.prod(shape) / math.prod(image.spatial),
-        raw=raw,
-        standard=standard,
-        modality=guess_modality(flat, image),
+        raw=np.stack(place_values(list(raw), entry.places, np.full(len(LEVELS), np.nan))),
+        standard=np.stack(place_values(list(standard), entry.places, np.full(len(LEVELS), np.nan))),
+        modality=place_values(guess_modality(flat, image), entry.places, None),
         voxels=None if label is None else count_voxels(label.data, labels),
         **found,
     )
+
+
+def place_values(values: Sequence[Any], places: Places, absent: Any) -> tuple[Any, ...]:
+    """What the channels of a case gave, in the places of the federation's."""
+    given = iter(values)
+    return tuple(next(given) if place >= 0 else absent for place in places) if places else tuple(values)
 
 
 def find_labelled(label: NDArray[Any], labels: Labels | None) -> NDArray[np.bool_]:
@@ -397,11 +419,13 @@ def count_voxels(label: NDArray[Any], labels: Labels | None) -> dict[str, int]:
     return {ALL: sum(voxels.values()), **voxels}
 
 
-def average_curves(values: Sequence[Matrix]) -> tuple[Curve, ...]:
-    table = np.stack(values)  # (cases, C, levels)
-    deviations = table.std(axis=0, ddof=1 if len(table) > 1 else 0)
-    pairs = zip(table.mean(axis=0), deviations, strict=True)
-    return tuple(Curve(mean=round_all(mean), sd=round_all(sd)) for mean, sd in pairs)
+def average_curve(values: Sequence[Matrix]) -> Curve | None:
+    """Of one channel over the cases that have it."""
+    if not values:
+        return None
+    table = np.stack(values)  # (cases, levels)
+    deviation = table.std(axis=0, ddof=1 if len(table) > 1 else 0)
+    return Curve(mean=round_all(table.mean(axis=0)), sd=round_all(deviation))
 
 
 def summarise_sizes(cases: Sequence[CaseStatistics], minimum: int, behind: int) -> dict[str, Sizes | None]:

@@ -75,6 +75,10 @@ class PhantomSettings(Settings):
     channels: int = Field(
         default=1, ge=1, le=4, description="Sequences of each scan; each shows other tissue."
     )
+    lacks: dict[str, tuple[str, ...]] = Field(
+        default_factory=dict,
+        description="Hospital -> channels its scans do not have, of channel_0, channel_1 ... Left out: none.",
+    )
     heterogeneity: float = Field(
         default=1.0,
         ge=0.0,
@@ -129,6 +133,30 @@ class PhantomSettings(Settings):
         except ConfigError as error:
             raise ValueError(str(error)) from None
         return self
+
+    @model_validator(mode="after")
+    def _check_lacks(self) -> Self:
+        hospitals = list_hospitals(self)
+        for hospital, names in self.lacks.items():
+            if hospital not in hospitals:
+                raise ValueError(f"lacks names '{hospital}'; the hospitals are {', '.join(hospitals)}")
+            unknown = sorted(set(names) - set(self.channel_names))
+            if unknown:
+                raise ValueError(
+                    f"lacks.{hospital} names '{unknown[0]}'; there are {', '.join(self.channel_names)}"
+                )
+            if not self.places(hospital):
+                raise ValueError(f"lacks.{hospital} names every channel; leave it one")
+        return self
+
+    @property
+    def channel_names(self) -> tuple[str, ...]:
+        return tuple(f"channel_{number}" for number in range(self.channels))
+
+    def places(self, hospital: str) -> list[int]:
+        """Which channels its scans have."""
+        lacking = self.lacks.get(hospital, ())
+        return [number for number, name in enumerate(self.channel_names) if name not in lacking]
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -232,14 +260,16 @@ def make_client(settings: PhantomSettings, name: str, seed: int) -> ClientData:
     for number in range(1, count_cases(settings, name) + 1):
         cases[choose_split(settings, name, number)].append(make_case(settings, style, number, seed))
     train, val, test = (TensorSplit.of(members) for members in cases.values())
-    return ClientData(train, val, test, settings.annotations.get(name))
+    return ClientData(train, val, test, settings.annotations.get(name), lacking=bool(settings.lacks))
 
 
 def make_case(settings: PhantomSettings, hospital: PhantomHospital, number: int, seed: int) -> Case:
     """One case as a network reads it, from its number (1, 2, ...) at the hospital."""
     scan = make_scan(settings, hospital, number, seed)
     label = torch.from_numpy(scan.label.astype(np.int64))
-    return Case(scan.name, torch.from_numpy(normalise(scan.image)), label, scan.spacing)
+    image = np.zeros((settings.channels, *label.shape), dtype=np.float32)
+    image[settings.places(hospital.name)] = normalise(scan.image)
+    return Case(scan.name, torch.from_numpy(image), label, scan.spacing)
 
 
 def normalise(image: NDArray[np.generic]) -> Array:
@@ -285,6 +315,7 @@ def make_scan(settings: PhantomSettings, hospital: PhantomHospital, number: int,
     channels = [
         acquire(make_generator(*who, "scanner", channel), grid, head, lesion, hospital, contrast)
         for channel, contrast in enumerate(hospital.contrasts[: settings.channels])
+        if channel in settings.places(hospital.name)
     ]
     image = np.stack(channels)  # (C, rows, columns, slices)
     if settings.dimensions == 2:

@@ -66,6 +66,8 @@ def _choose_writer(settings: PhantomSettings, file_format: str) -> WriteScan:
         raise DataError(
             "PNG files hold 2D cases and these are 3D; choose the format 'nifti', or dimensions: 2."
         )
+    if settings.lacks:
+        raise DataError("PNG files hold 1 or 3 channels; choose the format 'nifti', or leave lacks out.")
     if settings.channels not in (1, 3):
         raise DataError(
             f"PNG files hold 1 or 3 channels and these cases have {settings.channels}; "

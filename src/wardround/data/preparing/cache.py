@@ -140,7 +140,9 @@ class Cache:
                 return target, before, 0.0
             image = read_image(entry.images)
             label = read_case_label(entry)
-            made = prepare_case(image, label, recipe.prepare, recipe.stored, background=recipe.background)
+            made = prepare_case(
+                image, label, recipe.prepare, recipe.stored, background=recipe.background, places=entry.places
+            )
             for path in entry.files:
                 if stat_signature(path) != before[str(path)][0]:
                     raise DataError(f"{path} changed while it was read; try again when nothing writes to it.")

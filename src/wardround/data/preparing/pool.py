@@ -276,7 +276,7 @@ def plain_entry(entry: Entry) -> dict[str, Any]:
         "label": label, "group": entry.group, "labels": entry.labels and list(entry.labels.items()),
         "masks": [[name, str(path)] for name, path in entry.masks.items()],
         "coding": None if entry.coding is None else vars(entry.coding),
-        "data_files": [str(path) for path in entry.data_files],
+        "data_files": [str(path) for path in entry.data_files], "places": list(entry.places),
     }  # fmt: skip
 
 
@@ -289,7 +289,7 @@ def entry_again(plain: Mapping[str, Any]) -> Entry:
     files = tuple(Path(path) for path in plain["data_files"])
     return Entry(
         plain["client"], plain["name"], images, label, plain["group"],
-        labels=own, masks=masks, coding=coding, data_files=files,
+        labels=own, masks=masks, coding=coding, data_files=files, places=tuple(plain["places"]),
     )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ becomes zeros, never NaN. Padding is as dark as the darkest voxel (after zscore_
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from wardround.data.federation_file import PrepareSettings, check_settings
-from wardround.data.listing import Labels
+from wardround.data.listing import Labels, Places
 from wardround.data.preparing.geometry import (
     Box,
     Geometry,
@@ -60,12 +60,15 @@ def prepare_case(
     labels: Labels,
     *,
     background: Collection[int] | None = (),
+    places: Places = (),
 ) -> PreparedCase:
     """Prepare one case; a DataError says what is wrong with it, without the name of the case.
 
-    background: label values of no class that are allowed, as `data check` reports; None allows any.
+    background: label values of no class that are allowed, as `data check` reports; None allows any; places:
+    where the federation's channels are in the image. Absent ones become zeros, and count in no statistics.
     """
     check_settings(settings)
+    image, settings = take_channels(image, places), take_rows(settings, places)
     check_voxels(image, label)
     classes: Array | None = None
     others: list[int] = []
@@ -82,8 +85,41 @@ def prepare_case(
         cut = geometry.share_cut(classes > 0)
         mask = resample_label(torch.from_numpy(geometry.crop(classes)), geometry.resampled)
         mask = geometry.pad_or_crop(mask, torch.zeros(1))[0].contiguous()
-    values = geometry.pad_or_crop(values, dark).contiguous()
+    values = fill_absent(geometry.pad_or_crop(values, dark), places).contiguous()
     return PreparedCase(values, mask, geometry.prepared_spacing, geometry.as_dict(), tuple(others), cut)
+
+
+# Channels
+
+
+def take_channels(image: Volume, places: Places) -> Volume:
+    """The channels of an image that the federation has, in its order."""
+    if not places:
+        return image
+    if max(places) >= image.channels:
+        raise DataError(f"the image has {image.channels} channels, but {max(places) + 1} are named.")
+    return replace(image, data=np.ascontiguousarray(image.data[[place for place in places if place >= 0]]))
+
+
+def take_rows(settings: PrepareSettings, places: Places) -> PrepareSettings:
+    """Settings with the rows of `intensities` for the channels that are there."""
+    rows = settings.intensities
+    if rows is None or len(rows) != len(places):
+        return settings
+    kept = tuple(row for row, place in zip(rows, places, strict=True) if place >= 0)
+    return settings.model_copy(update={"intensities": kept})
+
+
+def fill_absent(values: Tensor, places: Places) -> Tensor:
+    """Channels that are there (C', *spatial), with zeros for the others: (C, *spatial)."""
+    if -1 not in places:
+        return values
+    filled = torch.zeros(len(places), *values.shape[1:], dtype=values.dtype)
+    filled[[number for number, place in enumerate(places) if place >= 0]] = values
+    return filled
+
+
+# Labels
 
 
 def check_voxels(image: Volume, label: Volume | None) -> None:
@@ -99,9 +135,6 @@ def check_voxels(image: Volume, label: Volume | None) -> None:
 def cut_off(share: float) -> str:
     """The warning that labelled voxels are lost."""
     return f"prepare.size cuts off {100 * share:.0f} % of what is labelled; raise it."
-
-
-# Labels
 
 
 def to_classes(

@@ -25,7 +25,8 @@ class Preparation:
     regions: what is measured, class numbers joined under a name; channels: names in their order, where
     given; prepare: the settings of `prepare`; patch: its size in voxels, None for whole
     images; shape: of a typical prepared scan, where known; spacing: lowest and highest voxel sides of the
-    training scans in millimetres, along the prepared axes, where known.
+    training scans in millimetres, along the prepared axes, where known; lacking: whether scans lacked
+    channels in training, so that others may: absent ones are zeros in the prepared image.
     """
 
     dimensions: int
@@ -38,10 +39,11 @@ class Preparation:
     patch: tuple[int, ...] | None = None
     shape: tuple[int, ...] | None = None
     spacing: tuple[tuple[float, ...], tuple[float, ...]] | None = None
+    lacking: bool = False
 
     @classmethod
-    def of(cls, federation: Federation) -> Preparation:
-        """What a federation does to its scans, and what these were like."""
+    def of(cls, federation: Federation, *, drops_channels: bool = False) -> Preparation:
+        """What a federation does to its scans, and what these were like; drops_channels: in training."""
         labels = {name: tuple(values) for name, values in federation.labels.items()}
         for number in range(len(labels) + 1, federation.num_classes):
             labels[f"class {number}"] = (number,)
@@ -58,6 +60,7 @@ class Preparation:
             patch=None if seen is None else seen.patch,
             shape=None if seen is None else seen.shape,
             spacing=None if seen is None else seen.spacing,
+            lacking=bool(federation.lacks) or drops_channels,
         )
 
     @classmethod
@@ -80,7 +83,10 @@ class Preparation:
         return found
 
     def save(self, path: Path) -> None:
-        write_json(path, {"format": FORMAT, **asdict(self)})
+        plain = {"format": FORMAT, **asdict(self)}
+        if not self.lacking:
+            plain.pop("lacking")
+        write_json(path, plain)
 
     @property
     def num_classes(self) -> int:

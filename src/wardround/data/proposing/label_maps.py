@@ -28,20 +28,32 @@ zip_all = partial(zip, strict=True)
 
 
 def join_by_name(listings: Sequence[Listing]) -> Labels | None:
-    """The classes of all data sets, if a value means two of them; None where one map is right for all.
+    """The classes of all data sets, if they number or spell them differently; None where one map is right
+    for all. Names are the same whatever their capitals.
 
-    A class has the values of the first data set that names it, or a number that is free.
+    A class has the spelling and values of the first data set that names it, or a number that is free.
     """
-    meaning: dict[int, str] = {}
-    named = [(name, values) for listing in listings for name, values in listing.labels.items()]
-    if all(meaning.setdefault(value, name) == name for name, values in named for value in values):
+    named = [(name, tuple(values)) for listing in listings for name, values in listing.labels.items()]
+    meant: dict[int, str] = {}
+    known: dict[str, tuple[str, tuple[int, ...]]] = {}
+    if all(
+        known.setdefault(name.casefold(), (name, values)) == (name, values)
+        and all(meant.setdefault(value, name) == name for value in values)
+        for name, values in named
+    ):
         return None
     joined: Labels = {}
     for name, values in named:
-        taken = {value for own in joined.values() for value in own}
-        free = values if not taken & set(values) else (max(taken) + 1,)
-        joined.setdefault(name, tuple(free))
+        if name.casefold() not in map(str.casefold, joined):
+            taken = {value for own in joined.values() for value in own}
+            joined[name] = values if not taken & set(values) else (max(taken) + 1,)
     return joined
+
+
+def spell_as(own: Mapping[str, tuple[int, ...]], joined: Labels) -> Labels:
+    """A map of one data set with the names as all spell them."""
+    spelling = {name.casefold(): name for name in joined}
+    return {spelling[name.casefold()]: tuple(values) for name, values in own.items()}
 
 
 def note_unnamed(listings: Sequence[Listing], said: list[str]) -> None:

@@ -31,6 +31,7 @@ from wardround.data.proposing.label_maps import (
     map_values,
     note_unnamed,
     place_again,
+    spell_as,
     zip_all,
 )
 from wardround.data.readers import detect, table
@@ -56,7 +57,8 @@ class Proposal:
     """A federation.yaml, the reader recognised for each folder, a sentence on every choice, and what a check
     of the labels that were opened found.
 
-    annotates: what each client seems to annotate, where that is not everything; for the user to confirm.
+    proposed: annotates and channels_of, what each client seems to annotate and to have, where that is not
+    everything; for the user to confirm.
     """
 
     file: FederationFile
@@ -64,7 +66,7 @@ class Proposal:
     recognised: tuple[str, ...]
     choices: tuple[str, ...]
     warnings: tuple[str, ...] = ()
-    annotates: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    proposed: Mapping[str, Mapping[str, Sequence[str]]] = field(default_factory=dict)
 
     @property
     def remarks(self) -> list[str]:
@@ -112,12 +114,13 @@ def propose(
     common = join_by_name(listings)
     if common is not None:
         sources = [
-            s.model_copy(update={"labels": own.labels or None}) for s, own in zip_all(sources, listings)
+            s.model_copy(update={"labels": spell_as(own.labels, common) or None})
+            for s, own in zip_all(sources, listings)
         ]
         listings = [read_source(source, Path()) for source in sources]
         said.append(
-            f"Data sets give one value to different classes. They are joined by name ({join_names(common)}), "
-            "each source with its own labels."
+            f"Data sets number or spell their classes differently. They are joined by name "
+            f"({join_names(common)}), each source with its own labels."
         )
     listing = join_listings(listings, labels=common)
     note_unnamed(listings, said)
@@ -177,12 +180,13 @@ def choose(sources: Sources, listing: Listing, found: Inspection, recognised: Se
             "Clients hold different classes. If the others were not outlined there, take the # from the line "
             "annotates; otherwise they are taken for background, and train asks for labels_differ: true."
         )
-    return Proposal(file, listing, tuple(recognised), tuple(choices), tuple(warnings), annotates)
+    proposed = {"annotates": annotates, "channels_of": guess_channels(found, channels, choices)}
+    return Proposal(file, listing, tuple(recognised), tuple(choices), tuple(warnings), proposed)
 
 
 def choose_channels(listing: Listing, found: Inspection, choices: list[str]) -> tuple[str, ...]:
     count = found.channels
-    if len(listing.channels) == count:
+    if found.is_named:
         return listing.channels
     if listing.channels:
         said = f"The data set names {len(listing.channels)} channels, its images have {count}; "
@@ -190,6 +194,21 @@ def choose_channels(listing: Listing, found: Inspection, choices: list[str]) -> 
     if found.pictures and count == 3:
         return ("red", "green", "blue")
     return ("grey",) if found.pictures and count == 1 else tuple(f"channel_{n}" for n in range(count))
+
+
+def guess_channels(found: Inspection, channels: Sequence[str], choices: list[str]) -> dict[str, list[str]]:
+    """The channels of clients whose images have fewer than others, where no name says which these are."""
+    if found.is_named or found.pictures:
+        return {}
+    few = {client: count for client, count in found.counts.items() if count < len(channels)}
+    if few:
+        told = join_names((f"{client} {count}" for client, count in few.items()), 8)
+        choices.append(
+            f"Images have {len(channels)} channels, but fewer at some clients ({told}). Say under "
+            "channels_of which these are, in the order of the files, and take the # away; what is written "
+            "there is a guess. Until then these clients are left out."
+        )
+    return {client: list(channels[:count]) for client, count in few.items()}
 
 
 def choose_labels(listing: Listing, found: Inspection, choices: list[str]) -> Labels:

@@ -84,7 +84,7 @@ def read(path: Path, client: str | None = None) -> Listing:
     found = find_centres(root, notes)
     if len(found) == 1 and client is not None:
         found = {client: next(iter(found.values()))}
-    wanted = choose_channels([bundle for own in found.values() for home in own for bundle in home.bundles])
+    wanted = choose_channels([[bundle for home in own for bundle in home.bundles] for own in found.values()])
     entries: list[Entry] = []
     for name, homes in found.items():
         check_name(name, str(path))
@@ -106,11 +106,18 @@ def is_picture(path: Path) -> bool:
     return path.name.lower().endswith(PICTURES)
 
 
-def choose_channels(bundles: Sequence[Bundle]) -> tuple[str, ...]:
-    """The channels that most cases have; the name alone of a single image says nothing where names differ."""
-    kinds = Counter(tuple(sorted(bundle.images)) for bundle in bundles)
+def choose_channels(centres: Sequence[Sequence[Bundle]]) -> tuple[str, ...]:
+    """The channels that most cases have, and those that a centre has beside some of these; the name alone of
+    a single image says nothing where names differ."""
+    kinds = Counter(tuple(sorted(bundle.images)) for own in centres for bundle in own)
     usual = kinds.most_common(1)[0][0] if kinds else ()
-    return ("",) if len(usual) == 1 and len({kind for kind in kinds if len(kind) == 1}) > 1 else usual
+    if len(usual) == 1 and len({kind for kind in kinds if len(kind) == 1}) > 1:
+        return ("",)
+    for own in centres:
+        often = Counter(tuple(sorted(bundle.images)) for bundle in own).most_common(1)
+        its = often[0][0] if often else ()
+        usual = tuple(sorted({*usual, *its})) if {*usual} & {*its} - {""} else usual
+    return usual
 
 
 def read_centre(client: str, homes: Sequence[Home], wanted: tuple[str, ...], notes: list[str]) -> list[Entry]:
@@ -128,7 +135,7 @@ def read_centre(client: str, homes: Sequence[Home], wanted: tuple[str, ...], not
                 if wanted == ("",)
                 else tuple(bundle.images[channel] for channel in wanted if channel in bundle.images)
             )
-            if not is_safe(name) or len(images) != len(wanted) or len(bundle.images) != len(wanted):
+            if not is_safe(name) or not images or not len(bundle.images) == len(images) <= len(wanted):
                 incomplete.append(name)
                 continue
             if len(bundle.labels) > 1:
@@ -143,13 +150,15 @@ def read_centre(client: str, homes: Sequence[Home], wanted: tuple[str, ...], not
             elif label is None:
                 bare.append(name)
             entry = Entry(client, name, images, label, home.patient or name, home.split)
-            entries.append(replace(entry, masks=bundle.masks))
+            lacks = wanted != ("",) and len(images) < len(wanted)
+            channels = tuple(n or "image" for n in wanted if n in bundle.images) if lacks else ()
+            entries.append(replace(entry, masks=bundle.masks, channels=channels))
     guess = next((b.labels[0].name for home in homes for b in home.bundles if b.guessed), None)
     if guess is not None:
         notes.append(f"client '{client}': the file that has a word more, as {guess}, is the label: a guess.")
     shown = f" ({', '.join(wanted)})" if any(wanted) else ""
     note_names(
-        notes, f"client '{client}': cases without exactly the images of most{shown}", incomplete, "; left out"
+        notes, f"client '{client}': cases with other images than most{shown}", incomplete, "; left out"
     )
     note_names(notes, f"client '{client}': {len(bare)} images have no label", bare)
     notes += describe_masks(masks, client) if masks else []

@@ -5,14 +5,15 @@
     <root>/participants.tsv       optional; a column `site` (centre, institution) names the clients
 
 Gorgolewski et al., Scientific Data 3:160044, 2016. A case is a session of a subject; its group is the
-subject. The kinds of scan that most labelled cases have (T1w, FLAIR, ce-gd_T1w ...) are the channels.
+subject. The kinds of scan that most labelled cases of a client have (T1w, FLAIR, ce-gd_T1w ...) are the
+channels; a case may lack some.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from wardround.data.listing import Entry, Listing
@@ -34,7 +35,7 @@ from wardround.data.readers.common import (
 
 LABELS = ("dseg", "mask", "seg", "roi", "lesion")
 NOT_SCANS = ("probseg", "defacemask")
-COMMON = 0.8  # of the labelled cases must have a kind of scan that is a channel; the others are left out
+COMMON = 0.8  # of the labelled cases of a client must have a kind of scan that is a channel
 KIND = ("acq", "ce", "rec", "desc", "label")  # distinguishes two scans of one suffix
 
 
@@ -76,18 +77,20 @@ def read(path: Path, client: str | None = None) -> Listing:
         kind: index_by_case([i for i in scans if i.kind == kind], notes)
         for kind in sorted({i.kind for i in scans})
     }
-    channels = choose_channels(kinds, set(labels), notes)
+    every = {i.case: choose_client(people.get(i.subject, {}), client, root) for i in images}
+    channels = choose_channels(kinds, {case: every[case] for case in labels} or every, notes)
     entries, lacking = [], []
     for case in sorted({i.case for i in scans} | set(labels)):
-        files = [kinds[kind].get(case) for kind in channels]
-        here = [file for file in files if file is not None]
-        if len(here) < len(files) or not here:
+        here = {kind: kinds[kind][case] for kind in channels if case in kinds[kind]}
+        if not here:
             lacking.append(case)
             continue
         label = labels.get(case)
-        row = people.get(here[0].subject, {})
-        entries.append(make_entry(here, label.path if label else None, row, client, root))
-    wanted = " and ".join(channels)
+        found = list(here.values())
+        row = people.get(found[0].subject, {})
+        entry = make_entry(found, label.path if label else None, row, every[case], root)
+        entries.append(entry if len(here) == len(channels) else replace(entry, channels=tuple(here)))
+    wanted = " or ".join(channels)
     note_names(notes, f"{root.name}: {len(lacking)} cases do not have {wanted}", lacking, "; left out")
     bare = [entry.name for entry in entries if entry.label is None]
     note_names(notes, f"{root.name}: {len(bare)} cases have no label", bare)
@@ -95,14 +98,17 @@ def read(path: Path, client: str | None = None) -> Listing:
     return Listing("bids", ordered, tuple(channels), notes=tuple(notes))
 
 
+def choose_client(row: Mapping[str, str], client: str | None, root: Path) -> str:
+    return check_name(client or get_cell(row, find_first(CLIENT, row)) or root.name, str(root))
+
+
 def make_entry(
-    images: list[Image], label: Path | None, row: Mapping[str, str], client: str | None, root: Path
+    images: list[Image], label: Path | None, row: Mapping[str, str], client: str, root: Path
 ) -> Entry:
-    who = client or get_cell(row, find_first(CLIENT, row)) or root.name
     split = parse_split(get_cell(row, find_first(SPLIT, row)), f"{root.name}/participants.tsv")
     case, subject = images[0].case, images[0].subject
     files = tuple(image.path for image in images)
-    return Entry(check_name(who, str(root)), case, files, label, subject, split, dict(row))
+    return Entry(client, case, files, label, subject, split, dict(row))
 
 
 def find_images(root: Path, notes: list[str]) -> Iterator[Image]:
@@ -164,16 +170,23 @@ def index_by_case(images: list[Image], notes: list[str]) -> dict[str, Image]:
 
 
 def choose_channels(
-    kinds: Mapping[str, Mapping[str, Image]], labelled: set[str], notes: list[str]
+    kinds: Mapping[str, Mapping[str, Image]], cases: Mapping[str, str], notes: list[str]
 ) -> list[str]:
-    """The kinds of scan that nearly all labelled cases have; the commonest where there is none."""
-    wanted = labelled or {case for cases in kinds.values() for case in cases}
-    counts = {kind: len(wanted & set(cases)) for kind, cases in kinds.items()}
-    often = [kind for kind in kinds if counts[kind] >= COMMON * len(wanted)]
+    """The kinds of scan that nearly all cases of a client have; the commonest where there is none.
+
+    cases: those with a label, each with its client; all where none has one.
+    """
+    sizes = Counter(cases.values())
+    counts = {kind: Counter(cases[case] for case in own if case in cases) for kind, own in kinds.items()}
+    often = [
+        kind
+        for kind, own in counts.items()
+        if any(count >= COMMON * sizes[client] for client, count in own.items())
+    ]
     rare = [kind for kind in kinds if kind not in often]
     if rare and often:
-        notes.append(f"Not all labelled cases have {join_names(rare)}; these scans are not used.")
-    return often or sorted(kinds, key=lambda kind: -counts[kind])[:1]
+        notes.append(f"Few labelled cases have {join_names(rare)}; these scans are not used.")
+    return often or sorted(kinds, key=lambda kind: -counts[kind].total())[:1]
 
 
 def read_participants(root: Path) -> dict[str, dict[str, str]]:

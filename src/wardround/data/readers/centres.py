@@ -39,7 +39,7 @@ from wardround.data.readers.common import (
     read_rows,
     stem_of,
 )
-from wardround.data.readers.pairing import pair_files
+from wardround.data.readers.pairing import name_numbered, pair_files
 from wardround.errors import DataError
 
 IMAGES = ("images", "image", "imgs", "img", "scans")
@@ -85,7 +85,8 @@ def read(path: Path, client: str | None = None) -> Listing:
         lone, source = find_lone_index(root)
         if lone is None:
             notes += note_unread_lists(root, name)
-        return Listing("centres", tuple(read_centre(parts, name, lone, source, notes)), notes=tuple(notes))
+        named, channels = name_numbered(read_centre(parts, name, lone, source, notes))
+        return Listing("centres", named, channels, notes=tuple(notes))
     index, source = read_index(root / "index.csv")
     entries: list[Entry] = []
     for name, parts in find_centres(root, notes).items():
@@ -97,7 +98,8 @@ def read(path: Path, client: str | None = None) -> Listing:
     note_unread_folders(root, {entry.client for entry in entries}, notes)
     for missing in sorted(set(index or {}) - {entry.client for entry in entries}):
         notes.append(f"{source} lists centre '{missing}', which has no cases here.")
-    return Listing("centres", tuple(entries), notes=tuple(notes))
+    named, channels = name_numbered(entries)
+    return Listing("centres", named, channels, notes=tuple(notes))
 
 
 # Which folders are whose

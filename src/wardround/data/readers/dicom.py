@@ -50,7 +50,14 @@ from wardround.data.readers.dicom_labels import (
     read_mask,
     read_structures,
 )
-from wardround.data.readers.dicom_volume import Stack, is_multi_frame, is_volume, plan_stack, read_stack
+from wardround.data.readers.dicom_volume import (
+    Stack,
+    is_multi_frame,
+    is_volume,
+    plan_stack,
+    read_pixels,
+    read_stack,
+)
 from wardround.data.readers.patient_map import KEY, Origin, read_origins, write_origins
 from wardround.errors import DataError
 from wardround.files import file_name, write_bytes, write_private, write_text
@@ -315,7 +322,7 @@ def convert_picture(data: Any, pydicom: Any) -> bytes:
     """One picture as PNG: colour in 8 bit, grey in 8 bit where it fits, else 16; white bones stay white."""
     from PIL import Image
 
-    values = data.pixel_array
+    values = read_pixels(data, pydicom)
     kind = str(data.PhotometricInterpretation)
     if kind.startswith("YBR"):
         values = pydicom.pixels.convert_color_space(values, kind, "RGB")

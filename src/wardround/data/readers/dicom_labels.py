@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from wardround.data.readers.class_names import name_class
 from wardround.data.readers.common import join_names
 from wardround.data.readers.contours import fill
-from wardround.data.readers.dicom_volume import TO_NIFTI, Stack, find_in_groups, list_frames
+from wardround.data.readers.dicom_volume import TO_NIFTI, Stack, find_in_groups, list_frames, read_pixels
 from wardround.errors import DataError
 
 Mask = NDArray[np.bool_]
@@ -113,7 +113,7 @@ def read_structures(mask: DicomMask, stack: Stack, renamed: Mapping[str, str], p
     data = pydicom.dcmread(mask.path)
     structures = Structures()
     if mask.kind == "SEG":
-        read_segments(data, stack, renamed, structures)
+        read_segments(data, stack, renamed, structures, pydicom)
     else:
         read_contours(data, stack, renamed, structures)
     if structures.free and not renamed:
@@ -131,7 +131,9 @@ def read_structures(mask: DicomMask, stack: Stack, renamed: Mapping[str, str], p
 # SEG
 
 
-def read_segments(data: Any, stack: Stack, renamed: Mapping[str, str], structures: Structures) -> None:
+def read_segments(
+    data: Any, stack: Stack, renamed: Mapping[str, str], structures: Structures, pydicom: Any
+) -> None:
     kind = str(data.get("SegmentationType", "")).upper()
     if kind not in ("BINARY", "FRACTIONAL", "LABELMAP"):
         raise DataError(f"its SegmentationType is {kind[:20]!a}")
@@ -144,7 +146,7 @@ def read_segments(data: Any, stack: Stack, renamed: Mapping[str, str], structure
         else:
             names[int(segment.SegmentNumber)] = name
             structures.add(name, np.zeros(stack.shape, dtype=bool))
-    frames = data.pixel_array
+    frames = read_pixels(data, pydicom)
     frames = frames[None] if frames.ndim == 2 else frames
     half = int(data.get("MaximumFractionalValue", 1)) / 2
     for number, plane in enumerate(list_frames(data)):

@@ -3,8 +3,8 @@
     stack = plan_stack(heads)                  one file a slice, or one enhanced multi-frame file
     read_stack(stack, files, pydicom)          (column, row, slice), in the unit of the modality
 
-Slices are ordered by where they lie. A series whose slices differ in size, direction or distance is refused
-with a reason.
+Slices are ordered by where they lie. A series whose slices differ in size, direction or distance, or do not
+lie one above the other (a tilted gantry), is refused with a reason. So are pixels that cannot be decoded.
 """
 
 from __future__ import annotations
@@ -23,7 +23,13 @@ Array = NDArray[Any]
 Floats = NDArray[np.float64]
 
 UNEVEN = 0.05  # of the slice distance: more is a missing slice
+ASIDE = 0.5  # of a pixel that a slice may lie beside the others: more is a tilted gantry, or a moved patient
 SAME_DIRECTION = 1e-3
+DECODERS = {  # the package that decodes a compression, where it is not of wardround[dicom]
+    "1.2.840.10008.1.2.4.51": "python-gdcm",
+    "1.2.840.10008.1.2.4.57": "python-gdcm",
+    "1.2.840.10008.1.2.4.70": "python-gdcm",
+}
 # DICOM counts to the patient's left and back, NIfTI to right and front.
 TO_NIFTI = np.diag([-1.0, -1.0, 1.0, 1.0])
 
@@ -163,16 +169,53 @@ def place_planes(planes: Sequence[Plane]) -> tuple[tuple[int, ...], Floats]:
             f"slices are missing or doubled: distances from {steps.min():.2f} to {steps.max():.2f} mm"
         )
     ordered = places[order]
+    check_upright(ordered, np.cross(across, down), min(planes[0].spacing))
     row_distance, column_distance = planes[0].spacing
     affine = np.eye(4)  # DICOM PS3.3 C.7.6.2.1.1
     affine[:3, 0] = across * column_distance
     affine[:3, 1] = down * row_distance
-    affine[:3, 2] = (ordered[-1] - ordered[0]) / (len(planes) - 1)  # a tilted gantry shears the stack
+    affine[:3, 2] = (ordered[-1] - ordered[0]) / (len(planes) - 1)
     affine[:3, 3] = ordered[0]
     return tuple(int(place) for place in order), TO_NIFTI @ affine
 
 
+def check_upright(places: Floats, normal: Floats, pixel: float) -> None:
+    """Refuse slices that do not lie one above the other; places: where each begins, in order."""
+    moved = places - places[0]
+    aside = moved - np.outer(moved @ normal, normal)
+    if np.linalg.norm(aside, axis=1).max() <= ASIDE * pixel:
+        return
+    even = np.outer(np.arange(len(places)) / (len(places) - 1), aside[-1])
+    if np.linalg.norm(aside - even, axis=1).max() > ASIDE * pixel:
+        raise DataError("slices are shifted sideways against each other; export the series again")
+    angle = np.degrees(np.arctan2(np.linalg.norm(aside[-1]), moved[-1] @ normal))
+    raise DataError(
+        f"the gantry was tilted by {angle:.1f} degrees, so that slices do not lie one above the other; "
+        "straighten them with dcm2niix and use the file it names _Tilt"
+    )
+
+
 # Values
+
+
+def read_pixels(data: Any, pydicom: Any) -> Array:
+    """Stored values of all frames; a DataError names the package that a compression needs."""
+    syntax = data.file_meta.TransferSyntaxUID
+    if syntax.is_private or not syntax.is_compressed:
+        return np.asarray(data.pixel_array)
+    install = "pip install " + DECODERS.get(syntax, "'wardround[dicom]'")
+    try:
+        if pydicom.pixels.get_decoder(syntax).is_available:
+            return np.asarray(data.pixel_array)
+    except NotImplementedError:
+        raise DataError(
+            f"its pixels are compressed as {syntax.name}, which wardround does not read"
+        ) from None
+    except RuntimeError:
+        raise DataError(
+            f"its pixels cannot be decoded as {syntax.name}: they are damaged, or need {install}"
+        ) from None
+    raise DataError(f"its pixels are compressed as {syntax.name}; to read them: {install}")
 
 
 def read_stack(stack: Stack, files: Sequence[Path], pydicom: Any) -> Array:
@@ -183,7 +226,7 @@ def read_stack(stack: Stack, files: Sequence[Path], pydicom: Any) -> Array:
         data = pydicom.dcmread(files[0])
         planes = (
             rescale_frame(data, place, frames, pydicom)
-            for frames in [data.pixel_array]
+            for frames in [read_pixels(data, pydicom)]
             for place in stack.order
         )
     else:
@@ -198,9 +241,9 @@ def read_stack(stack: Stack, files: Sequence[Path], pydicom: Any) -> Array:
 def rescale(data: Any, pydicom: Any) -> Array:
     """Stored values in the unit of the modality (Hounsfield for CT)."""
     if "ModalityLUTSequence" in data:
-        return np.asarray(pydicom.pixels.apply_rescale(data.pixel_array, data), dtype=np.float32)
+        return np.asarray(pydicom.pixels.apply_rescale(read_pixels(data, pydicom), data), dtype=np.float32)
     slope, shift = data.get("RescaleSlope"), data.get("RescaleIntercept")
-    return scale(data.pixel_array, 1 if slope is None else slope, 0 if shift is None else shift)
+    return scale(read_pixels(data, pydicom), 1 if slope is None else slope, 0 if shift is None else shift)
 
 
 def rescale_frame(data: Any, frame: int, frames: Array, pydicom: Any) -> Array:

@@ -22,7 +22,7 @@ from typing import Any
 from wardround.data.listing import FOLD, Entry, Labels, Listing
 from wardround.data.readers import msd
 from wardround.data.readers.common import is_file, join_names, list_images, note_names, parse_whole, read_json
-from wardround.data.readers.pairing import CHANNEL_MARK
+from wardround.data.readers.pairing import CHANNEL_MARK, name_numbered
 from wardround.errors import DataError
 
 
@@ -70,12 +70,12 @@ def read(path: Path, client: str | None = None) -> Listing:
     entries = {
         stem: replace(e, columns={FOLD: folds.get(stem, "")}) if folds else e for stem, e in entries.items()
     }
-    ordered = tuple(entries[stem] for stem in sorted(entries))
+    ordered, names = name_numbered([entries[stem] for stem in sorted(entries)], names)
     return Listing("nnunet", ordered, names, labels, tuple(notes), regions, ignore)
 
 
 def read_cases(root: Path, part: str, client: str, num_channels: int, notes: list[str]) -> dict[str, Entry]:
-    """The cases of imagesTr or imagesTs that have all channels."""
+    """The cases of imagesTr or imagesTs, by number; num_channels: what dataset.json names, 0 for none."""
     files: dict[str, dict[int, Path]] = {}
     for stem, file in list_images(root / f"images{part}", notes).items():
         match = CHANNEL_MARK.match(stem)
@@ -86,18 +86,25 @@ def read_cases(root: Path, part: str, client: str, num_channels: int, notes: lis
                 f"{root.name}/images{part}/{file.name} has no channel number such as _0000; left out."
             )
     wanted = num_channels or max((max(channels) + 1 for channels in files.values()), default=0)
-    whole_cases = {case for case, channels in files.items() if set(channels) == set(range(wanted))}
-    lacking = sorted(set(files) - whole_cases)
-    note_names(notes, f"{root.name}: {len(lacking)} cases lack a channel of {wanted}", lacking, "; left out")
+    known = {case for case, channels in files.items() if max(channels) < wanted}
+    odd = sorted(set(files) - known)
+    note_names(notes, f"{root.name}: {len(odd)} cases have more than {wanted} channels", odd, "; left out")
     labels = list_images(root / f"labels{part}", notes)
-    bare = sorted(whole_cases - set(labels))
+    bare = sorted(known - set(labels))
     note_names(notes, f"{root.name}: {len(bare)} cases have no label", bare)
     lost = sorted(set(labels) - set(files))
     note_names(notes, f"{root.name}: {len(lost)} labels have no image", lost, "; left out")
     split = "test" if part == "Ts" else None
     return {
-        case: Entry(client, case, tuple(files[case][c] for c in range(wanted)), labels.get(case), case, split)
-        for case in whole_cases
+        case: Entry(
+            client,
+            case,
+            tuple(path for _, path in sorted(files[case].items())),
+            labels.get(case),
+            case,
+            split,
+        )
+        for case in known
     }
 
 

@@ -2,6 +2,7 @@
 
 pair_files(images, labels, client, notes)    stem -> images and label, labels to choose from, masks of classes
 match_stems(images, labels)                  x and mask_x, x_lesion, x.gt, x_mask_7 where x_7 is the image
+name_numbered(entries)                       x_0000, x_0002: channels that a case has
 match_cores(images, labels)                  volume-7 and segmentation-7, img0007 and label0007
 """
 
@@ -9,11 +10,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
+from wardround.data.listing import Entry
 from wardround.data.readers.class_masks import WORDS, Masks, describe_masks, find_class_masks
-from wardround.data.readers.common import list_images, note_names
+from wardround.data.readers.common import list_images, note_names, stem_of
 
 LABEL_MARKS = re.compile(r"[_-](mask|label|labels|seg|segmentation|gt|annotation|roi)$", re.IGNORECASE)
 CHANNEL_MARK = re.compile(r"^(?P<case>.+)_(?P<channel>\d{4})$")
@@ -167,3 +170,25 @@ def group_channels(pictures: Mapping[str, Path], labels: Mapping[str, Path]) -> 
         case = match["case"] if match and match["case"] in labels else stem
         cases.setdefault(case, []).append(pictures[stem])
     return {case: tuple(files) for case, files in cases.items()}
+
+
+def name_numbered(
+    entries: Sequence[Entry], names: tuple[str, ...] = ()
+) -> tuple[tuple[Entry, ...], tuple[str, ...]]:
+    """Cases of numbered files, with the names of the channels they have where some lack a number; and all
+    names, which are channel_0, channel_1 ... where nobody gave others."""
+    own = [read_numbers(entry) for entry in entries]
+    if not own or not all(own):
+        return tuple(entries), names
+    every = names or tuple(f"channel_{number}" for number in range(1 + max(map(max, own))))
+    if all(numbers == list(range(len(every))) for numbers in own):
+        return tuple(entries), names
+    named = (tuple(every[number] for number in numbers) for numbers in own)
+    return tuple(replace(e, channels=its) for e, its in zip(entries, named, strict=True)), every
+
+
+def read_numbers(entry: Entry) -> list[int]:
+    """The channels that the names of a case's files say; none where one does not."""
+    marks = [CHANNEL_MARK.match(stem_of(path.name) or "") for path in entry.images]
+    numbers = [int(mark["channel"]) for mark in marks if mark and entry.name.endswith(mark["case"])]
+    return numbers if len(numbers) == len(marks) else []

@@ -3,11 +3,11 @@
     image,label,patient,split,centre
     scans/p01.nii.gz,masks/p01.nii.gz,p01,train,north
 
-image: one file, several separated by `;`, or a column a channel (image_0, image_1 or image_t1, image_flair);
-label may be empty. Other columns are optional and carried along. Heads may be written in either case and
-under usual other names (mask, center, site, subject ...); under any other where `columns` of the source says
-so, or where the files in them leave no doubt. Paths are relative to the list and stay below its
-folder; a file elsewhere is given by its absolute path.
+image: one file, several separated by `;`, or a column a channel (image_0, image_1 or image_t1, image_flair),
+empty where a case lacks it; label may be empty. Other columns are optional and carried along. Heads may be
+written in either case and under usual other names (mask, center, site, subject ...); under any other where
+`columns` of the source says so, or where the files in them leave no doubt. Paths are relative to the list and
+stay below its folder; a file elsewhere is given by its absolute path.
 """
 
 from __future__ import annotations
@@ -138,8 +138,9 @@ def read(path: Path, client: str | None = None, named: Mapping[str, str] | None 
     fallback = client or file.parent.name or "all"
     entries = [make_entry(row, columns, file, n, fallback) for n, row in enumerate(rows, start=2)]
     entries = make_unique(entries, file)
-    channels = tuple(head.removeprefix("image_") for head in columns.images)
-    if len(channels) == 1 or any(channel.isdecimal() for channel in channels):
+    channels = name_channels(columns.images)
+    is_numbered = any(head.removeprefix("image_").isdecimal() for head in columns.images)
+    if len(channels) == 1 or (is_numbered and not any(entry.channels for entry in entries)):
         channels = ()
     notes: list[str] = []
     bare = [entry.name for entry in entries if entry.label is None]
@@ -265,10 +266,21 @@ def holds_images(head: str, rows: Sequence[Mapping[str, str]]) -> bool:
     return head.startswith("image_") and stem_of(value) is not None
 
 
+def name_channels(heads: Sequence[str]) -> tuple[str, ...]:
+    """What the columns of images are called: t1 of image_t1, channel_0 of image_0."""
+    names = (head.removeprefix("image_") for head in heads)
+    return tuple(f"channel_{name}" if name.isdecimal() else name for name in names)
+
+
 def make_entry(row: Mapping[str, str], columns: Heads, file: Path, number: int, fallback: str) -> Entry:
     where = f"{file}, line {number}" if file.suffix != ".json" else f"{file}, case {number - 1}"
     cells = [get_cell(row, head) for head in columns.images]
     texts = [part.strip() for part in (cells[0].split(";") if len(cells) == 1 else cells)]
+    channels: tuple[str, ...] = ()
+    if len(cells) > 1 and any(texts) and not all(texts):  # a case may lack channels
+        names = zip(name_channels(columns.images), texts, strict=True)
+        channels = tuple(name for name, text in names if text)
+        texts = [text for text in texts if text]
     images = tuple(locate(file.parent, text, where, "image") for text in texts)
     said = get_cell(row, columns.label)
     label = locate(file.parent, said, where, "label") if said else None
@@ -282,6 +294,7 @@ def make_entry(row: Mapping[str, str], columns: Heads, file: Path, number: int, 
         get_cell(row, columns.group),
         parse_split(get_cell(row, columns.split), where),
         {head: value for head, value in row.items() if head not in columns.known},
+        channels=channels,
     )
 
 

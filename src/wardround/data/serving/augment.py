@@ -21,6 +21,7 @@ from wardround.seeding import generator
 from wardround.settings import Settings
 
 INTERVALS = 4  # between the knots of the elastic grid, along each axis
+DROP_CHANNELS = 0.25  # measured: docs/decisions/0012-absent-channels-are-zeros.md
 BIAS_ORDER = 3  # highest total degree of the bias field's polynomial
 
 
@@ -139,7 +140,9 @@ class Augmentation(Shading):
     a coarse grid move at most, as a share of their distance (up to 0.4, where no fold can arise). All in
     voxels: where these are far from cubes, resample first, or name the axis of thick slices. slice_axis: of
     volumes, the axis (0 to 2) along which nothing is rotated, scaled or deformed. second_view: how the second
-    view differs, for objectives that compare two. The first view does not depend on it.
+    view differs, for objectives that compare two. The first view does not depend on it. drop_channels:
+    probability for each channel of a case to be left out (zeros), never the last one, so that the network
+    learns to do without; null: 0.25 where a client lacks channels, else 0.
     """
 
     flip: float = Field(0.5, ge=0, le=1)
@@ -151,6 +154,7 @@ class Augmentation(Shading):
     slice_axis: int | None = Field(None, ge=0, le=2)
     # Scale and shift alone would not do: a norm layer takes them out again, and the views would be equal.
     second_view: Shading = Shading(intensity=0.1, noise=0.1, gamma=0.3, blur=1.0)
+    drop_channels: float | None = Field(None, ge=0, lt=1)
 
     @model_validator(mode="after")
     def _check_spatial(self) -> Self:
@@ -167,7 +171,14 @@ class Augmentation(Shading):
     @property
     def changes_nothing(self) -> bool:
         """Whether every case is the same in all epochs."""
-        return not (self.flip or self.mirror or self.spatial or self._changes_intensity)
+        chances = (self.flip, self.mirror, self.spatial, self.drop_channels)
+        return not (any(chances) or self._changes_intensity)
+
+    def for_channels(self, *, lacking: bool) -> Augmentation:
+        """The same with `drop_channels` decided: a number where channels may be absent, else None."""
+        if not lacking or self.drop_channels is not None:
+            return self
+        return self.model_copy(update={"drop_channels": DROP_CHANNELS})
 
     def __call__(
         self, batch: Batch, seed: int, stream: tuple[object, ...], views: int = 1
@@ -183,8 +194,15 @@ class Augmentation(Shading):
             batch = mirror(batch, torch.rand(len(batch), dimensions, generator=draw) < self.mirror)
         if self.spatial:
             batch = self._transform(batch, draw)
+        absent = None
+        if self.drop_channels is not None:
+            absent = drop_channels(batch.image, self.drop_channels, draw)
+            batch = replace(batch, image=batch.image.masked_fill(absent, 0))
         first = self._shade(batch.image, draw)
         second = self.second_view._shade(batch.image, draw) if views == 2 else None
+        if absent is not None:  # shading adds to zeros too
+            first = first.masked_fill(absent, 0)
+            second = None if second is None else second.masked_fill(absent, 0)
         return replace(batch, image=first), second
 
     def _transform(self, batch: Batch, draw: torch.Generator) -> Batch:
@@ -216,6 +234,21 @@ class Augmentation(Shading):
             image=batch.image.index_copy(0, place, image),
             label=batch.label.index_copy(0, place, label),
         )
+
+
+# Channels
+
+
+def drop_channels(image: Tensor, chance: float, draw: torch.Generator) -> Tensor:
+    """Which channels are absent, (B, C, 1, ...): those that hold zeros alone, and others by chance.
+
+    A case keeps one of its channels, whatever it draws.
+    """
+    number = to_device(torch.rand(image.shape[:2], generator=draw), image.device)
+    is_there = image.flatten(2).any(dim=2)
+    last = number.masked_fill(~is_there, -1).argmax(dim=1, keepdim=True)
+    absent = ~is_there | (number < chance).scatter(1, last, value=False)
+    return absent.view(*absent.shape, *[1] * (image.ndim - 2))
 
 
 # Geometry

@@ -23,6 +23,7 @@ from torch import Tensor
 from wardround.data import partitions
 from wardround.data.annotation import annotations_of
 from wardround.data.cases import ClientData, Split, TensorSplit
+from wardround.data.channels import count_lacking
 from wardround.data.checking.check import assign_splits
 from wardround.data.checking.facts import ImageFacts, read_facts
 from wardround.data.federation import Federation, ScanSummary
@@ -33,7 +34,7 @@ from wardround.data.federation_file import (
     check_settings,
     load,
 )
-from wardround.data.listing import SPLITS, Entry, Listing, Watch
+from wardround.data.listing import SPLITS, Entry, Listing, Places, Watch
 from wardround.data.preparing.cache import Cache, describe
 from wardround.data.preparing.cache import load as load_prepared
 from wardround.data.preparing.grid import reorient_grid
@@ -84,6 +85,7 @@ def federation_of(
         prepare_all=data.prepare,
         labels=data.file.labels,
         channels=data.file.channels,
+        lacks=data.lacks,
         prepare=data.file.prepare,
         summarise_scans=data.look_back,
         first_images=lambda: (entry.images[0] for entry in data.listing.entries),
@@ -117,6 +119,11 @@ class RealData:
             self.listing.clients,
             ignores=bool(self.file.ignore),
         )
+        self.lacks = {
+            name: lacking
+            for name in self.listing.clients
+            if (lacking := count_lacking(self.listing.of(name), self.file.channels))
+        }
         self.first_image = first = self._read_first_image()
         if only is not None:  # after the split and the partition, which need all
             self.listing = replace(self.listing, entries=tuple(self.listing.of(only)))
@@ -142,14 +149,14 @@ class RealData:
         if entry is None or self.dimensions != 2 or self.in_channels != 3 or not names <= COLOURS:
             return None
         image = read_image(entry.images)
-        if image.affine is not None or image.data.min() < 0:
+        if -1 in entry.places or image.affine is not None or image.data.min() < 0:
             return None
         settings = self.file.prepare.model_copy(update={"normalise": "none"})
         label = None
         if settings.crop == "foreground" and entry.label is not None:  # it keeps what is labelled
             label = read_case_label(entry)
         labels = self.file.labels if entry.labels is None else entry.labels
-        return prepare_case(image, label, settings, labels, background=None).image
+        return prepare_case(image, label, settings, labels, background=None, places=entry.places).image
 
     @property
     def regions(self) -> Mapping[str, Sequence[int]]:
@@ -198,7 +205,7 @@ class RealData:
         """What loaded cases depend on: files, splits, settings and shifts."""
         files = self._preparer.compute_key(self.listing.entries)
         shifts = [entry.columns.get("shift") for entry in self.listing.entries]
-        return f"{self.cache.folder} {files} {self.settings!r} {shifts} {self.file.annotates}"
+        return f"{self.cache.folder} {files} {self.settings!r} {shifts} {self.file.annotates} {self.lacks}"
 
     # One client
 
@@ -219,6 +226,7 @@ class RealData:
             val=self._make_split(stored["val"], patch, in_memory),
             test=self._make_split(stored["test"], patch, in_memory),
             annotation=self.annotations.get(name),
+            lacking=bool(self.lacks),
         )
 
     def left_out(self, name: str) -> LeftOut:
@@ -283,7 +291,7 @@ class RealData:
                 continue
             loaded = load_prepared(client.paths[entry.name])
             shift = partitions.read_shift(entry)
-            change = None if shift is None else partial(partitions.apply_shift, shift=shift)
+            change = None if shift is None else partial(shift_present, shift=shift, places=entry.places)
             case, foreground = replace(loaded.case, name=entry.name), loaded.foreground
             if annotation is not None and any(map(annotation.merges, foreground)):
                 case = replace(case, label=annotation.hide(case.label))
@@ -318,6 +326,13 @@ class RealData:
                 cases, patch, settings.foreground, by=settings.foreground_by, residence=residence
             )
         return CachedSplit(cases, together=patch is None, residence=residence)
+
+
+def shift_present(image: Tensor, shift: Mapping[str, Any], places: Places) -> Tensor:
+    """An image shifted, its absent channels left as they are."""
+    shifted = partitions.apply_shift(image, shift)
+    absent = [number for number, place in enumerate(places) if place < 0]
+    return shifted.index_fill(0, torch.tensor(absent), 0) if absent else shifted
 
 
 # The file

@@ -29,7 +29,7 @@ from wardround.data.federation_file import FederationFile, PrepareSettings, Slic
 from wardround.data.listing import Entry, Labels, Listing, Watch
 from wardround.data.preparing.cache import hash_contents, hash_file, is_gone
 from wardround.data.preparing.geometry import find_reorientation, invert_reorientation, reorient
-from wardround.data.preparing.prepare import check_voxels
+from wardround.data.preparing.prepare import check_voxels, take_channels
 from wardround.data.readers.common import check_name
 from wardround.data.readers.image_files import Volume, read_image, same_affine
 from wardround.data.readers.label_files import read_case_label
@@ -176,7 +176,7 @@ def cut_all(
 def cut_one(entry: Entry, folder: Path, recipe: CutRecipe, others: set[int]) -> Iterator[dict[str, str]]:
     """Write the slices of one volume, and yield a row for each; others: collects label values of no class."""
     along = recipe.settings.along
-    image = read_image(entry.images)
+    image = take_channels(read_image(entry.images), entry.places)
     label = read_case_label(entry)
     if label is None and recipe.keep == "labelled":
         raise DataError("it has no label; --keep all includes it.")
@@ -283,6 +283,7 @@ def make_federation_file(
             "held_out": tuple(name for name in file.held_out if name in clients),
             "annotates": {name: own for name, own in file.annotates.items() if name in clients},
             "channels": file.channels or tuple(listing.channels),
+            "channels_of": {n: own for n, own in list_channels(listing).items() if n in clients},
             "labels": recipe.labels,
             "labels_differ": file.labels_differ or any(source.labels for source in file.sources),
             "regions": dict(file.regions) or dict(listing.regions),
@@ -291,6 +292,20 @@ def make_federation_file(
             "cache": None,
         }
     )
+
+
+def list_channels(listing: Listing) -> dict[str, tuple[str, ...]]:
+    """The channels of clients whose volumes lack some; all volumes of a client must have the same."""
+    found: dict[str, tuple[str, ...]] = {}
+    for entry in listing.entries:
+        places = entry.places or tuple(range(len(listing.channels)))
+        own = tuple(name for name, place in zip(listing.channels, places, strict=True) if place >= 0)
+        if found.setdefault(entry.client, own) != own:
+            raise DataError(
+                f"{entry.where} has other channels than the first of its client; slices of both cannot be "
+                "told apart. Give the client two names, each for volumes with the same channels."
+            )
+    return {client: own for client, own in found.items() if own != tuple(listing.channels)}
 
 
 def drop_axis(settings: PrepareSettings, slices: SliceSettings) -> PrepareSettings:

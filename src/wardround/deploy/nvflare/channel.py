@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -24,7 +25,7 @@ from nvflare.apis.shareable import ReservedHeaderKey, Shareable
 from nvflare.apis.wf_comm_spec import WFCommSpec
 from nvflare.fuel.utils.msg_root_utils import delete_msg_root
 
-from wardround.deploy.mailbox import Letter, Mailbox
+from wardround.deploy.mailbox import Letter, Mailbox, are_absent
 from wardround.deploy.nvflare.job import TASK
 from wardround.deploy.nvflare.shareable import clear_content, from_shareable, to_shareable
 from wardround.deploy.wire import Parcel
@@ -109,16 +110,19 @@ class FlareChannel(WFCommSpec):  # type: ignore[misc]
     def strays(self) -> list[tuple[str, str]]:
         return self.mailbox.take_strays()
 
-    def exchange(self, requests: Mapping[str, Parcel], deadline: float) -> Iterator[tuple[str, Parcel]]:
-        """Send each hospital its parcel; yield (hospital, reply) as they come, until all answered or the
-        deadline (of time.monotonic) passes. What is left then is cancelled."""
+    def exchange(
+        self, requests: Mapping[str, Parcel], deadline: float, absent_after: float = math.inf
+    ) -> Iterator[tuple[str, Parcel]]:
+        """Send each hospital its parcel; yield (hospital, reply) as they come, until all answered, the
+        deadline (of time.monotonic) passes or nobody else is there. What is left then is cancelled."""
         letters = {letter.id: letter for letter in (Letter(*item, deadline) for item in requests.items())}
         self._renew()
         self.mailbox.post(letters.values())
         try:
             waiting = set(letters)
             while waiting:
-                arrived = self._next(deadline)
+                expected = [letters[letter_id].hospital for letter_id in waiting]
+                arrived = self._next(deadline, expected, absent_after)
                 if arrived is None:
                     return
                 letter, reply = arrived
@@ -136,8 +140,10 @@ class FlareChannel(WFCommSpec):  # type: ignore[misc]
                 self.mailbox.close(letter_id)
             self.mailbox.drop_arrived()
 
-    def _next(self, deadline: float) -> tuple[Letter[Parcel], Parcel | None] | None:
-        """The next reply, or None at the deadline."""
+    def _next(
+        self, deadline: float, expected: Sequence[str], absent_after: float
+    ) -> tuple[Letter[Parcel], Parcel | None] | None:
+        """The next reply, or None where none is to be waited for."""
         while True:
             if self._ended():
                 raise JobEnded("the job was ended from outside; resume the run to continue it.")
@@ -145,7 +151,7 @@ class FlareChannel(WFCommSpec):  # type: ignore[misc]
             try:
                 return self.mailbox.take(max(0.0, min(left, 0.2)))
             except queue.Empty:
-                if left <= 0:
+                if left <= 0 or are_absent(expected, self.alive(), absent_after):
                     return None
             if self._newcomer.is_set():
                 self._renew()

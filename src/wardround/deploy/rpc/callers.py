@@ -82,6 +82,12 @@ class Callers:
         with self._lock:
             return dict(self._heard)
 
+    def hear(self, hospital: str) -> None:
+        """A sign of life in the middle of a call; of a hospital that was refused meanwhile it is none."""
+        with self._lock:
+            if hospital in self._heard:
+                self._heard[hospital] = time.monotonic()
+
     def expires(self) -> dict[str, datetime]:
         """When the certificate of each hospital that was heard from expires."""
         with self._lock:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import secrets
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from wardround.deploy import limits
 from wardround.deploy.kits import Kit
 from wardround.deploy.private_key import read_pem
 from wardround.deploy.proxy import find_proxy
+from wardround.deploy.rpc.requests import OnTransfer, Request, Requests, watch
 from wardround.deploy.rpc.service import (
     DISPLACED,
     IN_USE,
@@ -22,21 +22,21 @@ from wardround.deploy.rpc.service import (
     SERVICE,
     WAIT_SECONDS,
     MessageError,
+    Transfer,
     decode,
     encode,
     read_chunks,
     read_count,
-    read_text,
-    write_chunks,
 )
 from wardround.errors import WardroundError
-from wardround.text import clipped, format_bytes
+from wardround.files import compute_sha256
+from wardround.text import clipped
 from wardround.version import __version__
 
 import grpc  # isort: skip  # after service, which quiets it
 
 CALL_SECONDS = 10.0
-SLOWEST = 50_000  # bytes a second of a request; a slower one is given up and asked for again
+SLOWEST = 5_000  # bytes a second; what is slower is given up, and continued with another call
 FINAL = (
     grpc.StatusCode.NOT_FOUND,
     grpc.StatusCode.RESOURCE_EXHAUSTED,
@@ -71,26 +71,6 @@ class KitInUse(WardroundError):
     """Another process takes part with the same kit."""
 
 
-@dataclass(frozen=True)
-class Request:
-    """A request that arrived, in a file."""
-
-    job: str
-    letter: str
-    path: Path
-
-
-class RequestTooLarge(MessageError):
-    """A request larger than this hospital takes; the sentence is for the organiser."""
-
-    def __init__(self, request: Request, num_bytes: int, largest: int) -> None:
-        super().__init__(
-            f"the request has {format_bytes(num_bytes)}, but messages at this hospital may have at most "
-            f"{format_bytes(largest)} (largest_message in its site.yaml)"
-        )
-        self.request = request
-
-
 class Connection:
     """Calls of one process of a hospital; instance: what tells it from another one with the same kit.
 
@@ -105,6 +85,7 @@ class Connection:
             f"{where}:{kit.port}", credentials, options=[*OPTIONS, *use_proxy(kit)]
         )
         self.has_double = False
+        self._requests: Requests | None = None
         self._metadata = ((INSTANCE, instance or secrets.token_hex(16)),)
 
     def close(self) -> None:
@@ -123,36 +104,57 @@ class Connection:
         self.has_double = bool(found.get("doubles"))
         return [str(job) for job in jobs]
 
-    def wait(self, held: Sequence[str], folder: Path, largest: int) -> Request | None:
+    def wait(
+        self,
+        held: Sequence[str],
+        folder: Path,
+        largest: int,
+        on_transfer: OnTransfer = lambda transfer: None,
+    ) -> Request | None:
         """The next request, written into the folder; None where there is none for a while.
 
-        held: letters that this hospital is working on; largest: bytes of a request.
+        held: letters that this hospital is working on; largest: bytes of a request. Where a connection
+        breaks, the next call continues what had arrived.
         """
         call = self._method(self._channel.unary_stream, "Wait")
+        self._requests = self._requests or Requests(folder, largest)
+        asked = {"held": list(held), **self._requests.describe()}
         with translate_errors():
-            chunks = call(encode({"held": list(held)}), metadata=self._metadata)
+            chunks = call(encode(asked), metadata=self._metadata)
             try:
                 with cancel_after(WAIT_SECONDS + CALL_SECONDS, chunks):
                     info = decode(next(chunks, b""))
-                return receive(info, chunks, folder, largest, SLOWEST)
+                with cancel_after(give_seconds(info.get("bytes")), chunks):
+                    return self._requests.receive(info, chunks, on_transfer)
             finally:
                 chunks.cancel()
 
     def answer(
-        self, request: Request, reply: Path | None, failed: str = "", seconds: float | None = None
+        self,
+        request: Request,
+        reply: Path | None,
+        failed: str = "",
+        *,
+        again: bool = False,
+        on_transfer: OnTransfer = lambda transfer: None,
     ) -> None:
-        """Send the reply, or that there is none and why."""
+        """Send the reply, or that there is none and why; again: continue where the last call broke off."""
         call = self._method(self._channel.stream_unary, "Answer")
         info: dict[str, Any] = {"job": request.job, "letter": request.letter}
-        info |= {"failed": failed[:300]} if reply is None else {"bytes": reply.stat().st_size}
+        start, size = 0, 0 if reply is None else reply.stat().st_size
+        info |= (
+            {"failed": failed[:300]} if reply is None else {"bytes": size, "sha256": compute_sha256(reply)}
+        )
+        if reply is not None and again:
+            start = read_count(self._ask("Answer", {**info, "ask": True}, CALL_SECONDS), "from", size)
 
         def parts() -> Iterator[bytes]:
-            yield encode(info)
+            yield encode(info if reply is None else {**info, "from": start})
             if reply is not None:
-                yield from read_chunks(reply)
+                yield from watch(Transfer(size, start), read_chunks(reply, start), on_transfer)
 
         with translate_errors():
-            call(parts(), metadata=self._metadata, timeout=seconds)
+            call(parts(), metadata=self._metadata, timeout=give_seconds(size))
 
     def _ask(self, method: str, info: dict[str, Any], seconds: float) -> dict[str, Any]:
         call = self._method(self._channel.unary_unary, method)
@@ -164,20 +166,9 @@ class Connection:
         return kind(f"/{SERVICE}/{name}")
 
 
-def receive(
-    info: dict[str, Any], chunks: Iterator[bytes], folder: Path, largest: int, slowest: float = 0.0
-) -> Request | None:
-    """Write a request into the folder as it arrives; info: what was said of it; slowest: bytes a second."""
-    if "job" not in info:
-        return None
-    path = folder / f"{secrets.token_hex(16)}.request"
-    request = Request(read_text(info, "job"), read_text(info, "letter"), path)
-    num_bytes = read_count(info, "bytes", limits.REPLY_BYTES)
-    if num_bytes > largest:
-        raise RequestTooLarge(request, num_bytes, largest)
-    with cancel_after(CALL_SECONDS + num_bytes / slowest, chunks) if slowest else nullcontext():
-        write_chunks(path, chunks, num_bytes)
-    return request
+def give_seconds(num_bytes: Any) -> float:
+    """For a file of so many bytes to come or go; beyond it the connection is of no use."""
+    return CALL_SECONDS + (num_bytes if type(num_bytes) is int else 0) / SLOWEST
 
 
 @contextmanager

@@ -16,7 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -26,6 +26,7 @@ from wardround.deploy.kits import Kit
 from wardround.deploy.mailbox import Letter, Mailbox
 from wardround.deploy.private_key import read_pem
 from wardround.deploy.rpc.callers import Callers, Refusal, describe_caller
+from wardround.deploy.rpc.replies import Announced, Replies, ReplyFile, ReplyRefused
 from wardround.deploy.rpc.service import (
     INSTANCE,
     MESSAGE_BYTES,
@@ -33,12 +34,13 @@ from wardround.deploy.rpc.service import (
     SERVICE,
     WAIT_SECONDS,
     MessageError,
+    Transfer,
     decode,
     encode,
     read_chunks,
     read_count,
+    read_sha256,
     read_text,
-    write_chunks,
 )
 from wardround.errors import ConfigError
 from wardround.version import __version__
@@ -62,10 +64,15 @@ OPTIONS = [
 
 @dataclass(frozen=True)
 class RequestFile:
-    """A request that waits for its hospital; limit: bytes of the reply."""
+    """A request that waits for its hospital; limit: bytes of the reply.
+
+    head, sha256: bytes before its numbers, and the SHA-256 of the numbers.
+    """
 
     path: Path
     limit: int
+    head: int = 0
+    sha256: str = ""
 
 
 Mail = Mailbox[RequestFile, Path]
@@ -82,7 +89,8 @@ class HospitalServer(grpc.GenericRpcHandler):  # type: ignore[misc]
         self._jobs: dict[str, Mail] = {}
         self._callers = Callers(kit)
         self._calls: Counter[str] = Counter()
-        self._receiving: dict[str, Any] = {}  # call by letter
+        self._replies = Replies()
+        self._transfers: dict[str, tuple[str, Transfer]] = {}  # by hospital
         self._server: grpc.Server | None = None
         self._stopping = False
 
@@ -119,7 +127,7 @@ class HospitalServer(grpc.GenericRpcHandler):  # type: ignore[misc]
 
     def open_job(self, job: str) -> Mail:
         """Letters of a run, until it is closed."""
-        mailbox = Mail(self._end_receiving)
+        mailbox = Mail(self._replies.end)
         (self._exchange / job).mkdir(exist_ok=True)
         with self._changed:
             self._jobs[job] = mailbox
@@ -148,6 +156,14 @@ class HospitalServer(grpc.GenericRpcHandler):  # type: ignore[misc]
     @property
     def callers(self) -> Callers:
         return self._callers
+
+    def transfers(self) -> dict[str, str]:
+        """Of each hospital that receives a request or sends a reply: how far it is, in words."""
+        return {hospital: f"{what} {done}" for hospital, (what, done) in self._transfers.copy().items()}
+
+    def end_stalled(self) -> None:
+        """End calls that bring nothing; asked now and then."""
+        self._replies.end_stalled()
 
     # Every call
 
@@ -230,21 +246,46 @@ class HospitalServer(grpc.GenericRpcHandler):  # type: ignore[misc]
         return {"jobs": sorted(self._jobs), "doubles": self._callers.take_doubles(hospital)}
 
     def _wait(self, hospital: str, chunks: Iterator[bytes], context: Any) -> Iterator[bytes]:
-        held = decode(next(chunks, b"")).get("held")
+        info = decode(next(chunks, b""))
+        held, known = info.get("held"), info.get("known", [])
         if (
             not isinstance(held, list)
             or len(held) > limits.HELD
             or not all(isinstance(one, str) for one in held)
         ):
             raise MessageError(f"'held' is not a list of at most {limits.HELD} letters")
+        if not isinstance(known, list) or len(known) > limits.KNOWN:
+            raise MessageError(f"'known' is not a list of at most {limits.KNOWN} models")
+        part = read_text(info, "part") if "part" in info else ""
+        here = read_count(info, "here", limits.REPLY_BYTES) if part else 0
         found = self._find(hospital, held, context)
         if found is None:
             yield encode({})
             return
         job, letter = found
-        size = letter.content.path.stat().st_size
-        yield encode({"job": job, "letter": letter.id, "bytes": size})
-        yield from read_chunks(letter.content.path)
+        content = letter.content
+        size = content.path.stat().st_size
+        end = content.head if content.sha256 and content.sha256 in known else size
+        start = min(here, end) if part == letter.id else 0
+        facts = {"bytes": size, "head": content.head, "sha256": content.sha256, "from": start, "until": end}
+        yield encode({"job": job, "letter": letter.id, **facts})
+        with self._move(hospital, "receives a request:", Transfer(end, start)) as transfer:
+            yield from self._hear(hospital, transfer.count(read_chunks(content.path, start, end)))
+
+    @contextmanager
+    def _move(self, hospital: str, what: str, transfer: Transfer) -> Iterator[Transfer]:
+        """Say what is on its way as long as it is."""
+        self._transfers[hospital] = what, transfer
+        try:
+            yield transfer
+        finally:
+            self._transfers.pop(hospital, None)
+
+    def _hear(self, hospital: str, chunks: Iterator[bytes]) -> Iterator[bytes]:
+        """Every piece that moves is a sign of life: on a thin link others come late."""
+        for chunk in chunks:
+            self._callers.hear(hospital)
+            yield chunk
 
     def _find(self, hospital: str, held: list[str], context: Any) -> tuple[str, Letter[RequestFile]] | None:
         """The next letter to a hospital, as soon as there is one; None after a while.
@@ -280,32 +321,20 @@ class HospitalServer(grpc.GenericRpcHandler):  # type: ignore[misc]
             mailbox.note_stray(hospital, f"too large: a reply of {num_bytes:,} bytes")
             mailbox.accept(hospital, letter_id, lambda: None)
             raise Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, f"at most {letter.content.limit:,} bytes")
+        announced = Announced(num_bytes, read_sha256(info))
+        if info.get("ask") is True:
+            return {"from": self._replies.find_start(letter_id, announced)}
+        start = read_count(info, "from", num_bytes) if "from" in info else 0
         path = self._exchange / job / f"{secrets.token_hex(16)}.reply"
-        self._receive(path, letter, num_bytes, chunks, context)
+        with self._move(hospital, "sends a reply:", Transfer(num_bytes, start)) as transfer:
+            reply = ReplyFile(path, announced, context, transfer)
+            try:
+                path = self._replies.receive(letter_id, reply, start, self._hear(hospital, chunks))
+            except ReplyRefused as error:
+                raise Refusal(grpc.StatusCode.ALREADY_EXISTS, str(error)) from None
         if not mailbox.accept(hospital, letter_id, lambda: path):
             path.unlink(missing_ok=True)
         return {}
-
-    def _receive(
-        self, path: Path, letter: Letter[RequestFile], num_bytes: int, chunks: Iterator[bytes], context: Any
-    ) -> None:
-        """Write a reply as it arrives; one at a time for each letter."""
-        with self._changed:
-            if letter.id in self._receiving:
-                raise Refusal(grpc.StatusCode.ALREADY_EXISTS, "a reply to this request is on its way")
-            self._receiving[letter.id] = context
-        try:
-            write_chunks(path, chunks, num_bytes)
-        finally:
-            with self._changed:
-                self._receiving.pop(letter.id, None)
-
-    def _end_receiving(self, letter_id: str) -> None:
-        """A reply that is no longer wanted is not received to its end."""
-        call = self._receiving.get(letter_id)
-        if call is not None:
-            with suppress(Exception):
-                call.cancel()
 
 
 def refuse_unknown(method: str) -> Callable[[Any, Any], NoReturn]:

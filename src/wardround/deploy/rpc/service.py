@@ -5,6 +5,10 @@
     Wait     a request for me?                   ->  JSON, then the request in chunks; or JSON alone
     Answer   JSON, then the reply in chunks      ->  whether it was taken
 
+A connection that breaks costs what had not arrived: both ends keep the part they have, and what is put
+together has the SHA-256 that was announced. `Wait` names the part of a request that is there, and models that
+came before, which do not come again; `Answer` with `ask` says how much of a reply arrived.
+
 A message is JSON of a few fields; a request or reply is a file that both ends stream and do not read. Who
 calls is what the TLS certificate says, in every call. There is no other method, and nothing that arrives here
 is passed on to another hospital.
@@ -15,12 +19,15 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from wardround.deploy import limits
 from wardround.errors import WardroundError
+from wardround.text import format_bytes, format_duration
 
 # grpc is told before it is imported: what it has to say is for its developers
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
@@ -40,6 +47,10 @@ WAIT_SECONDS = 20.0
 
 class MessageError(WardroundError):
     """What arrived is not what the protocol says."""
+
+
+class CutShort(MessageError):
+    """Less arrived than was announced."""
 
 
 def encode(info: Mapping[str, Any]) -> bytes:
@@ -73,26 +84,72 @@ def read_count(info: Mapping[str, Any], key: str, most: int) -> int:
     return value
 
 
-def read_chunks(path: Path) -> Iterator[bytes]:
-    """A file in pieces."""
-    with path.open("rb") as file:
-        while chunk := file.read(limits.CHUNK_BYTES):
+def read_sha256(info: Mapping[str, Any], key: str = "sha256") -> str:
+    """Empty where none is given."""
+    value = info.get(key, "")
+    if not isinstance(value, str) or not re.fullmatch(r"[0-9a-f]{64}|", value):
+        raise MessageError(f"'{key}' is not a SHA-256")
+    return value
+
+
+# Files on their way
+
+
+class Transfer:
+    """How far a file is, and how long the rest will take; start: bytes that were there before."""
+
+    def __init__(self, num_bytes: int, start: int = 0) -> None:
+        self.num_bytes = num_bytes
+        self.done = self._start = start
+        self.began = self.moved = time.monotonic()
+
+    def __str__(self) -> str:
+        """
+        >>> str(Transfer(2_500_000, start=500_000))
+        '0.5 MB of 2.5 MB'
+        """
+        shown = f"{format_bytes(self.done)} of {format_bytes(self.num_bytes)}"
+        rate = (self.done - self._start) / max(1e-3, self.moved - self.began)
+        if not rate or self.done == self.num_bytes:
+            return shown
+        return f"{shown}, about {format_duration((self.num_bytes - self.done) / rate)} left"
+
+    def count(self, chunks: Iterable[bytes]) -> Iterator[bytes]:
+        """The pieces as they are, counted."""
+        for chunk in chunks:
+            self.done += len(chunk)
+            self.moved = time.monotonic()
             yield chunk
 
 
-def write_chunks(path: Path, chunks: Iterable[bytes], num_bytes: int) -> None:
-    """Write pieces into a file of exactly so many bytes, or leave no file."""
-    left = num_bytes
+def read_chunks(path: Path, start: int = 0, end: int | None = None) -> Iterator[bytes]:
+    """A file in pieces, from one byte up to another."""
+    with path.open("rb") as file:
+        left = (os.fstat(file.fileno()).st_size if end is None else end) - file.seek(start)
+        while left > 0 and (chunk := file.read(min(left, limits.CHUNK_BYTES))):
+            left -= len(chunk)
+            yield chunk
+
+
+def write_chunks(path: Path, chunks: Iterable[bytes], num_bytes: int, start: int = 0) -> None:
+    """Write pieces into a file, from a byte on, until it has exactly so many bytes.
+
+    More of them leave no file; where fewer come, or the connection breaks, what has come stays.
+    """
+    left = num_bytes - start
     try:
-        with path.open("xb") as file:
+        with path.open("r+b" if start else "xb") as file:
+            file.truncate(file.seek(start))
             for chunk in chunks:
                 left -= len(chunk)
                 if left < 0:
                     raise MessageError(f"more than the {num_bytes:,} bytes that were announced")
                 file.write(chunk)
         if left:
-            raise MessageError(f"{left:,} bytes less than were announced")
-    except BaseException:
+            raise CutShort(f"{left:,} bytes less than were announced")
+    except CutShort:  # a call that was cancelled looks like this, too
+        raise
+    except (MessageError, OSError):
         with contextlib.suppress(OSError):
             path.unlink()
         raise

@@ -45,7 +45,7 @@ def open_transport(
         federation.sizes(names),
         placement.devices,
         threads=placement.threads,
-        deadline=folder.config.deadline,
+        deadline=folder.config.give_seconds(),
         on_progress=on_progress,
     )
 
