@@ -32,7 +32,7 @@ class Job:
     def __init__(self, job: str, *_: Any) -> None:
         self.child = Child()
 
-    def tell(self, alive: dict[str, float]) -> None:
+    def tell(self, alive: dict[str, float], moving: list[str]) -> None:
         pass
 
 
