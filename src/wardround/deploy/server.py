@@ -175,7 +175,7 @@ class OrganiserServer:
         callers = self._hospitals.callers
         for line in callers.refresh():
             self._say(line)
-        self._hospitals.end_stalled()
+        self._hospitals.replies.end_stalled()
         alive, transfers = self._hospitals.alive(), self._hospitals.transfers()
         self._here &= alive.keys()
         self._queue.publish(alive, transfers, callers.expires(), callers.revoked.number)

@@ -630,7 +630,7 @@ def test_a_reply_that_does_not_move_loses_its_place_and_keeps_its_part(
         deadline = time.monotonic() + 5
         while not future.done() and time.monotonic() < deadline:
             time.sleep(0.1)
-            server.end_stalled()
+            server.replies.end_stalled()
         assert future.done() and left(tmp_path)
         assert north._ask("Answer", {**facts, "ask": True}, 5) == {"from": 10}
         silence.set()

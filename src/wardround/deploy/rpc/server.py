@@ -87,9 +87,9 @@ class HospitalServer(grpc.GenericRpcHandler):  # type: ignore[misc]
         self._exchange = exchange
         self._changed = threading.Condition()
         self._jobs: dict[str, Mail] = {}
-        self._callers = Callers(kit)
+        self.callers = Callers(kit)
         self._calls: Counter[str] = Counter()
-        self._replies = Replies()
+        self.replies = Replies()
         self._transfers: dict[str, tuple[str, Transfer]] = {}  # by hospital
         self._server: grpc.Server | None = None
         self._stopping = False
@@ -99,7 +99,7 @@ class HospitalServer(grpc.GenericRpcHandler):  # type: ignore[misc]
     def start(self) -> None:
         """Listen; a port that is taken is an error."""
         kit = self._kit
-        self._callers.revoked.refresh()
+        self.callers.revoked.refresh()
         pair = (read_pem(kit.own_key), kit.own_certificate.read_bytes())
         credentials = grpc.ssl_server_credentials(
             [pair], kit.authority.read_bytes(), require_client_auth=True
@@ -127,7 +127,7 @@ class HospitalServer(grpc.GenericRpcHandler):  # type: ignore[misc]
 
     def open_job(self, job: str) -> Mail:
         """Letters of a run, until it is closed."""
-        mailbox = Mail(self._replies.end)
+        mailbox = Mail(self.replies.end)
         (self._exchange / job).mkdir(exist_ok=True)
         with self._changed:
             self._jobs[job] = mailbox
@@ -151,19 +151,11 @@ class HospitalServer(grpc.GenericRpcHandler):  # type: ignore[misc]
     def alive(self) -> dict[str, float]:
         """Seconds since each hospital was last heard from."""
         now = time.monotonic()
-        return {hospital: now - heard for hospital, heard in self._callers.heard().items()}
-
-    @property
-    def callers(self) -> Callers:
-        return self._callers
+        return {hospital: now - heard for hospital, heard in self.callers.heard().items()}
 
     def transfers(self) -> dict[str, str]:
         """Of each hospital that receives a request or sends a reply: how far it is, in words."""
         return {hospital: f"{what} {done}" for hospital, (what, done) in self._transfers.copy().items()}
-
-    def end_stalled(self) -> None:
-        """End calls that bring nothing; asked now and then."""
-        self._replies.end_stalled()
 
     # Every call
 
@@ -207,7 +199,7 @@ class HospitalServer(grpc.GenericRpcHandler):  # type: ignore[misc]
         """Who calls, if the call is in order; a refusal ends it."""
         hospital = ""
         try:
-            with self._callers.admit(method, instance, context) as hospital:
+            with self.callers.admit(method, instance, context) as hospital:
                 self._count(hospital, 1)
                 try:
                     yield hospital
@@ -243,7 +235,7 @@ class HospitalServer(grpc.GenericRpcHandler):  # type: ignore[misc]
 
     def _beat(self, hospital: str, chunks: Iterator[bytes], context: Any) -> dict[str, Any]:
         decode(next(chunks, b""))
-        return {"jobs": sorted(self._jobs), "doubles": self._callers.take_doubles(hospital)}
+        return {"jobs": sorted(self._jobs), "doubles": self.callers.take_doubles(hospital)}
 
     def _wait(self, hospital: str, chunks: Iterator[bytes], context: Any) -> Iterator[bytes]:
         info = decode(next(chunks, b""))
@@ -284,7 +276,7 @@ class HospitalServer(grpc.GenericRpcHandler):  # type: ignore[misc]
     def _hear(self, hospital: str, chunks: Iterator[bytes]) -> Iterator[bytes]:
         """Every piece that moves is a sign of life: on a thin link others come late."""
         for chunk in chunks:
-            self._callers.hear(hospital)
+            self.callers.hear(hospital)
             yield chunk
 
     def _find(self, hospital: str, held: list[str], context: Any) -> tuple[str, Letter[RequestFile]] | None:
@@ -323,13 +315,13 @@ class HospitalServer(grpc.GenericRpcHandler):  # type: ignore[misc]
             raise Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, f"at most {letter.content.limit:,} bytes")
         announced = Announced(num_bytes, read_sha256(info))
         if info.get("ask") is True:
-            return {"from": self._replies.find_start(letter_id, announced)}
+            return {"from": self.replies.find_start(letter_id, announced)}
         start = read_count(info, "from", num_bytes) if "from" in info else 0
         path = self._exchange / job / f"{secrets.token_hex(16)}.reply"
         with self._move(hospital, "sends a reply:", Transfer(num_bytes, start)) as transfer:
             reply = ReplyFile(path, announced, context, transfer)
             try:
-                path = self._replies.receive(letter_id, reply, start, self._hear(hospital, chunks))
+                path = self.replies.receive(letter_id, reply, start, self._hear(hospital, chunks))
             except ReplyRefused as error:
                 raise Refusal(grpc.StatusCode.ALREADY_EXISTS, str(error)) from None
         if not mailbox.accept(hospital, letter_id, lambda: path):
