@@ -56,3 +56,9 @@ SLOT_SECONDS = 60  # for which a hospital may have the turn to send a large repl
 KNOWN = 4  # models that a hospital says it has from requests before
 HELD = 100  # requests that a hospital says it works on
 JOBS = 1000  # runs that a server says are in progress
+
+# Files between organiser and hospitals that go by mail
+
+LETTER_BYTES = 30_000  # an invitation, a signing request, a certificate; honest ones have some 6,000
+KEY_BITS = (2048, 4096)  # of a hospital's key; verifying with a longer one takes seconds
+REVOCATION_BYTES = 2**20  # of the list of revoked certificates: some 20,000 of them
