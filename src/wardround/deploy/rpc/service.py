@@ -39,7 +39,7 @@ PREFLIGHT = "preflight"  # the instance of a call that only looks
 DISPLACED = "displaced"
 UNKNOWN_INSTANCE = "say hello first"
 
-MESSAGE_BYTES = limits.CHUNK_BYTES + 2**16
+MESSAGE_BYTES = limits.PIECE_BYTES + 2**16
 BEAT_SECONDS = 2.0
 WAIT_SECONDS = 20.0
 
