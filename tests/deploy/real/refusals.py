@@ -317,7 +317,9 @@ class Channel:
     def strays(self) -> list[tuple[str, str]]:
         return []
 
-    def exchange(self, requests: Mapping[str, Parcel], deadline: float) -> Iterator[tuple[str, Parcel]]:
+    def exchange(
+        self, requests: Mapping[str, Parcel], deadline: float, absent_after: float
+    ) -> Iterator[tuple[str, Parcel]]:
         for name, request in requests.items():
             reply = sent = self.sites[name].answer(request)
             if name == "east":

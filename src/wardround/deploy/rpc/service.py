@@ -40,7 +40,7 @@ DISPLACED = "displaced"
 IN_USE = "in use"
 UNKNOWN_INSTANCE = "say hello first"
 
-MESSAGE_BYTES = limits.CHUNK_BYTES + 2**16
+MESSAGE_BYTES = limits.PIECE_BYTES + 2**16
 BEAT_SECONDS = 2.0
 WAIT_SECONDS = 20.0
 
