@@ -256,11 +256,15 @@ def check_consistency(file: FederationFile) -> None:
                 f"regions.{name} is {list(classes)}; give class numbers from 1 to "
                 f"{len(file.labels) or '...'} ({join_names(file.labels)})."
             )
-    for name, names in (("annotates", file.annotates), ("unlabelled", file.unlabelled)):
-        if names and file.partition.kind not in ("natural", "feature"):
+    of_clients = {name: getattr(file, name) for name in ("annotates", "unlabelled", "channels_of")}
+    for name in [name for name, given in of_clients.items() if given]:
+        if file.partition.kind not in ("natural", "feature"):
+            hint = (
+                "Write channels at their sources." if name == "channels_of" else "Leave one of the two out."
+            )
             raise ConfigError(
                 f"{name} names clients, but partition.kind is {file.partition.kind}, which deals the cases "
-                "of all to new ones. Leave one of the two out."
+                f"of all to new ones. {hint}"
             )
     for name, values in (("background", file.background), ("ignore", file.ignore)):
         value = next((value for value in values if value in meaning), None)
@@ -278,11 +282,6 @@ def check_channels(file: FederationFile) -> None:
     given = {f"channels_of.{client}": names for client, names in file.channels_of.items()}
     given |= {f"sources.{n}.channels": own.channels for n, own in enumerate(file.sources) if own.channels}
     check_channel_names(file.channels, given)
-    if file.channels_of and file.partition.kind not in ("natural", "feature"):
-        raise ConfigError(
-            f"channels_of names clients, but partition.kind is {file.partition.kind}, which deals the cases "
-            "of all to new ones. Write channels at their sources."
-        )
 
 
 def check_label_map(labels: Mapping[str, Sequence[int]], where: str) -> dict[int, str]:
