@@ -141,15 +141,15 @@ def main() -> None:
 
 
 def write_measured(options: argparse.Namespace, found: dict[str, dict[str, Any]]) -> None:
-    """Put the means into the file that `wardround plan` reads."""
-
-    def mean(level: str, epsilon: str) -> float:
-        return statistics.mean(found[f"{level}/{epsilon}/{seed}"]["dice"] for seed in options.seeds)
-
+    """Put means, and how many runs are behind each, into the file that `wardround plan` reads."""
+    table: dict[str, dict[str, Any]] = {}
+    for level in ("none", *LEVELS):
+        for epsilon in EPSILONS:
+            dice = [cell["dice"] for key, cell in found.items() if key.startswith(f"{level}/{epsilon}/")]
+            if dice:
+                cell = {"dice": round(statistics.mean(dice), 3), "runs": len(dice)}
+                table.setdefault(level, {})[epsilon] = cell
     known = json.loads(MEASURED.read_text(encoding="utf-8")) if MEASURED.exists() else {}
-    table: dict[str, Any] = {"none": round(mean("none", "inf"), 3)}
-    for level in LEVELS:
-        table[level] = {epsilon: round(mean(level, epsilon), 3) for epsilon in EPSILONS[1:]}
     write_json(MEASURED, known | {TITLES[options.set]: table})
 
 

@@ -16,7 +16,7 @@ from wardround.engine.records import read_lines
 from wardround.messages import Message
 from wardround.params import Params
 from wardround.privacy import PrivacyBudget, PrivacySettings
-from wardround.privacy.words import describe_told, gather_told
+from wardround.privacy.words import describe_cost, describe_told, gather_told
 from wardround.reporting import write_report
 
 CLIENT = {"level": "client", "epsilon": 4.0}
@@ -136,3 +136,11 @@ def test_words_name_what_is_not_covered_and_who_is_without() -> None:
     assert "covers whatever a hospital trained on" in words
     assert "does not cover numbers of training cases; scores" in words
     assert words.endswith("Without privacy: east.")
+
+
+def test_a_plan_says_what_a_setting_cost_where_it_was_measured() -> None:
+    (note,) = describe_cost(PrivacySettings(level="case", epsilon=7.0))
+
+    assert "privacy.level is case with epsilon 7" in note
+    assert "without" in note and "at epsilon 8" in note
+    assert describe_cost(PrivacySettings()) == []

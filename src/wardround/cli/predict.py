@@ -34,6 +34,10 @@ Slices = Annotated[
     Literal["R", "A", "S"] | None,
     typer.Option(help="Axis along which a 2D network goes through volumes; default: as trained."),
 ]
+Channels = Annotated[
+    str | None, typer.Option(help="What the files hold, in their order, where they lack channels: t1,flair.")
+]
+Probabilities = Annotated[bool, typer.Option("--probabilities", help="Write the probability of every class.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace existing files.")]
 Kind = Literal["auto", "entropy", "evidential", "samples", "dropout", "ensemble"]
 Inputs = Annotated[
@@ -60,9 +64,7 @@ def predict(
     ] = None,
     store: Store = None,
     login: Login = None,
-    probabilities: Annotated[
-        bool, typer.Option("--probabilities", help="Write the probability of every class.")
-    ] = False,
+    probabilities: Probabilities = False,
     uncertainty: Annotated[
         Kind | None, typer.Option(help="Write uncertainty maps; auto: the best kind the model offers.")
     ] = None,
@@ -73,10 +75,7 @@ def predict(
     ensemble: Ensemble = None,
     tta: Tta = None,
     slices: Slices = None,
-    channels: Annotated[
-        str | None,
-        typer.Option(help="What the files hold, in their order, where they lack channels: t1,flair."),
-    ] = None,
+    channels: Channels = None,
     device: Device = "auto",
     overwrite: Overwrite = False,
     json_: Json = False,

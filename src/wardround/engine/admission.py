@@ -11,8 +11,24 @@ from wardround.config import Config
 from wardround.errors import ConfigError
 from wardround.losses.objective import Objective
 from wardround.losses.unlabelled import SemiSupervised
+from wardround.text import suggest
 
 log = logging.getLogger(__name__)
+
+
+def check_left_out(config: Config, names: Sequence[str], resume: bool) -> None:
+    """Refuse to leave out who is not there; names: all clients, none where they are not known yet."""
+    if config.without and not resume:
+        raise ConfigError(
+            "clients can be left out of a run that goes on; add --resume. For a new run, name those that "
+            "take part in participation."
+        )
+    unknown = [name for name in config.without if names and name not in names]
+    if unknown:
+        raise ConfigError(
+            f"'{unknown[0]}' is not a client of this run and cannot be left out."
+            f"{suggest(unknown[0], names)} It has: {', '.join(names)}."
+        )
 
 
 def admit_clients(

@@ -22,7 +22,7 @@ from wardround.config_file import resolve
 from wardround.data.federation import Federation
 from wardround.data.opening import open_federation
 from wardround.data.roles import NOT_HOSPITALS, POOLED, PROXY
-from wardround.engine.admission import admit_clients, list_able
+from wardround.engine.admission import admit_clients, check_left_out, list_able
 from wardround.engine.egress import Egress
 from wardround.engine.judging.judge import Judge
 from wardround.engine.judging.result_tables import detect_units
@@ -47,7 +47,7 @@ from wardround.models.base import Segmenter
 from wardround.models.norm import from_moments, running_stats, to_moments
 from wardround.models.start_weights import Match
 from wardround.params import Params
-from wardround.text import describe_round, suggest
+from wardround.text import describe_round
 from wardround.training.device import choose, choose_device, set_threads, start_device
 from wardround.version import __version__
 
@@ -103,7 +103,7 @@ class Experiment:
         """
         if from_round is not None and not resume:
             raise ConfigError("--from-round chooses the round that --resume continues after; add --resume.")
-        self._check_left_out(resume)
+        check_left_out(self.config, [] if self._hospitals is not None else self._names, resume)
         self.folder.open(resume=resume, overwrite=overwrite)
         self.config = self.folder.config  # with those who were left out before
         self._warnings += self.folder.warnings
@@ -142,19 +142,6 @@ class Experiment:
         return network_for(self.config, self.federation)
 
     # Clients
-
-    def _check_left_out(self, resume: bool) -> None:
-        if self.config.without and not resume:
-            raise ConfigError(
-                "clients can be left out of a run that goes on; add --resume. For a new run, name those that "
-                "take part in participation."
-            )
-        unknown = [name for name in self.config.without if name not in self._names]
-        if unknown and self._hospitals is None:
-            raise ConfigError(
-                f"'{unknown[0]}' is not a client of this run and cannot be left out."
-                f"{suggest(unknown[0], self._names)} It has: {', '.join(self._names)}."
-            )
 
     def _place(self, resume: bool) -> Placement:
         """Where the work is done; environment.json says so."""

@@ -56,16 +56,20 @@ def describe_cost(settings: PrivacySettings) -> list[str]:
     """What such a setting cost where it was measured, for `wardround plan`."""
     if not settings.is_on:
         return []
-    intro = f"privacy.level is {settings.level} with epsilon {settings.epsilon:g}. "
-    if not MEASURED.exists():
-        return [intro + "What it costs in Dice was not measured."]
-    measured = json.loads(MEASURED.read_text(encoding="utf-8"))
+    measured = json.loads(MEASURED.read_text(encoding="utf-8")) if MEASURED.exists() else {}
     parts = []
     for title, table in measured.items():
-        row = table[settings.level]
-        nearest = min(row, key=lambda epsilon: abs(float(epsilon) - settings.epsilon))
-        parts.append(f"{title}: Dice {table['none']:.2f} without, {row[nearest]:.2f} at epsilon {nearest}")
+        row = table.get(settings.level, {})
+        if row:
+            nearest = min(row, key=lambda epsilon: abs(float(epsilon) - settings.epsilon))
+            without, with_ = (
+                f"{cell['dice']:.2f} (seeds: {cell['runs']})" for cell in (table["none"]["inf"], row[nearest])
+            )
+            parts.append(f"{title}: Dice {without} without, {with_} at epsilon {nearest}")
+    cost = (
+        f"Measured with small networks and four hospitals: {'; '.join(parts)}." if parts else "Not measured."
+    )
     return [
-        f"{intro}Measured with small networks and four hospitals: {'; '.join(parts)}. Yours will differ; "
+        f"privacy.level is {settings.level} with epsilon {settings.epsilon:g}. {cost} Yours will differ; "
         "more cases, fewer parameters and fewer rounds lose less."
     ]
