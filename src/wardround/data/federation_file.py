@@ -256,15 +256,11 @@ def check_consistency(file: FederationFile) -> None:
                 f"regions.{name} is {list(classes)}; give class numbers from 1 to "
                 f"{len(file.labels) or '...'} ({join_names(file.labels)})."
             )
-    of_clients = {name: getattr(file, name) for name in ("annotates", "unlabelled", "channels_of")}
-    for name in [name for name, given in of_clients.items() if given]:
-        if file.partition.kind not in ("natural", "feature"):
-            hint = (
-                "Write channels at their sources." if name == "channels_of" else "Leave one of the two out."
-            )
+    for name in ("annotates", "unlabelled", "channels_of"):
+        if getattr(file, name) and file.partition.kind not in ("natural", "feature"):
             raise ConfigError(
                 f"{name} names clients, but partition.kind is {file.partition.kind}, which deals the cases "
-                f"of all to new ones. {hint}"
+                "of all to new ones. Leave one of the two out."
             )
     for name, values in (("background", file.background), ("ignore", file.ignore)):
         value = next((value for value in values if value in meaning), None)
