@@ -73,7 +73,6 @@ def fundus(options: argparse.Namespace, out: Path, annotates: Annotates) -> dict
         "data": {"federation": str(path), "prepare": {"size": [side, side]}},
         "model": {"name": "unet2d", "base_filters": options.filters or 16, "levels": 5},
         "batch_size": 8,
-        "local_epochs": 2,
         "augmentation": {"flip": 0.5},
     }
 
@@ -91,6 +90,7 @@ def configure(options: argparse.Namespace, out: Path, arm: str, seed: int, *, te
         "name": arm,
         "seed": seed,
         "rounds": options.rounds,
+        "local_epochs": options.epochs,
         "output": str(out / f"{arm}-{seed}"),
         "method": {"name": "local" if arm == "alone" else "fedavg"},
         "objective": {"name": "dice_bce", "reduction": "batch"},
@@ -167,6 +167,7 @@ def main() -> None:
     parser.add_argument("--arms", nargs="+", default=list(ARMS), choices=ARMS)
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
     parser.add_argument("--rounds", type=int)
+    parser.add_argument("--epochs", type=int, default=2, help="local epochs of a round")
     parser.add_argument("--cases", type=int, default=40, help="of each phantom hospital")
     parser.add_argument("--heterogeneity", type=float, default=0.0, help="between phantom hospitals")
     parser.add_argument("--size", type=int)

@@ -34,7 +34,8 @@ configuring
 comparison
 reporting
 prediction
-exporting deploy demo
+exporting
+deploy demo
 cli
 __main__
 """

@@ -259,7 +259,7 @@ def test_the_example_of_channels_runs_as_it_stands_on_its_page(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "configs").symlink_to(ROOT / "configs")
     phantom, init, check, train, predict = re.findall(r"^    wardround (.+)$", text, re.MULTILINE)
-    for command in (f"{phantom} --set cases=8", init):
+    for command in (f"{phantom} --set data.phantom.cases=8", init):
         assert call(monkeypatch, capsys, *shlex.split(command))[0] == 0
     (printed,) = re.findall(r"```\n(# What.*?)```", text, re.DOTALL)
     assert printed in (tmp_path / "mri.yaml").read_text()
@@ -295,3 +295,22 @@ def test_the_example_of_unequal_labels_runs_as_it_stands_on_its_page(
     rows = [line.split(",") for line in (tmp_path / "runs/unequal/cases.csv").read_text().splitlines()[1:]]
     annotates = yaml.safe_load(named)["annotates"]
     assert {(row[0], row[2]) for row in rows} == {(client, own[0]) for client, own in annotates.items()}
+
+
+def test_the_example_of_unlabelled_hospitals_runs_as_it_stands_on_its_page(
+    tmp_path: Path, monkeypatch: MonkeyPatch, capsys: Any
+) -> None:
+    text = (ROOT / "docs/how-to/unlabelled.md").read_text(encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "configs").symlink_to(ROOT / "configs")
+    phantom, init, train = re.findall(r"^    wardround (.+)$", text, re.MULTILINE)
+    for command in (phantom, init):
+        assert call(monkeypatch, capsys, *shlex.split(command))[0] == 0
+    (printed,) = re.findall(r"```\n(# Clients.*?)```", text, re.DOTALL)
+    written = (tmp_path / "federation.yaml").read_text()
+    assert printed in written
+    (tmp_path / "federation.yaml").write_text(written.replace("# unlabelled: [", "unlabelled: ["))
+    code, _, error = call(monkeypatch, capsys, *shlex.split(train))
+    assert code == 0, error
+    rows = (tmp_path / "runs/unlabelled/cases.csv").read_text().splitlines()[1:]
+    assert {row.split(",")[0] for row in rows} == {"north"}

@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from helpers import config
 from torch import Tensor, nn
 
 from wardround.clients import Answer, Client, Clients, Registration
-from wardround.data.cases import Batch, ClientData, TensorSplit
+from wardround.data.cases import UNLABELLED, Batch, ClientData, TensorSplit
 from wardround.losses.objective import Context, Objective
 from wardround.messages import Message, ServerState
 from wardround.methods.base import Method
@@ -166,3 +167,70 @@ def pull_to(target: float, curvature: float = 1.0) -> Gradient:
 def always(gradient: Sequence[float]) -> Gradient:
     """The same gradient everywhere."""
     return lambda w, step: gradient
+
+
+# Two weights that look at images, for objectives that see cases
+
+
+class Line(Segmenter):
+    """The logit of a pixel is w_0 times its brightness plus w_1."""
+
+    def __init__(self) -> None:
+        super().__init__(in_channels=1, num_outputs=1, dimensions=2, divisor=1)
+        self.w = nn.Parameter(vector([0.0, 0.0]))
+
+    def forward(self, image: Tensor) -> Tensor:
+        return self.w[0] * image + self.w[1]
+
+
+def looking_client(name: str, objective: Objective, images: Tensor, labels: Tensor, **changes: Any) -> Client:
+    """A client of `Line` with one step a round; a label below 0 is none. Its second views equal the first."""
+    same = {"flip": 0.0, "intensity": 0.0, "second_view": {"intensity": 0.0}}
+    optimizer = {"name": "sgd", "learning_rate": 0.5}
+    settings = config(
+        Path("unused"), batch_size=len(images), optimizer=optimizer, augmentation=same, **changes
+    )
+    bench = Workbench(Line(), objective, settings.optimizer, device=torch.device("cpu"))
+    names, none = [str(n) for n in range(len(images))], TensorSplit.of([])
+    train = TensorSplit(names, images, labels, [(1.0, 1.0)] * len(images))
+    bare = int((labels < 0).flatten(1).any(dim=1).sum())
+    return Client(name, ClientData(train, none, none, num_unlabelled=bare), bench, settings, frozenset())
+
+
+def average_rounds(clients: Sequence[Client], start: Sequence[float], count: int) -> list[list[float]]:
+    """w after each of so many rounds of plain averaging, every client alike."""
+    params, found = Params({"w": vector(start)}), []
+    for number in range(count):
+        replies = []
+        for member in clients:
+            member.round = number
+            replies.append(member.fit(start=params).params["w"])
+        params = Params({"w": torch.stack(replies).mean(dim=0)})
+        found.append([float(value) for value in params["w"]])
+    return found
+
+
+# The same in NumPy
+
+IMAGES = torch.tensor([[[[0.5, -1.0], [2.0, 0.1]]], [[[1.5, 0.3], [-0.7, 0.9]]]], dtype=torch.float64)
+LABELS = torch.tensor([[[1, 0], [1, 0]], [[1, 1], [0, 1]]])
+NONE = torch.full_like(LABELS, UNLABELLED)
+
+
+def sigmoid(w: Any, images: Any) -> Any:
+    return 1 / (1 + np.exp(-(w[0] * images + w[1])))
+
+
+def supervised(w: Any, images: Any, labels: Any) -> float:
+    """Soft Dice of each case plus binary cross entropy."""
+    p, losses = sigmoid(w, images), []
+    for own, y in zip(p, labels, strict=True):
+        dice = (2 * (own * y).sum() + 1e-5) / (own.sum() + y.sum() + 1e-5)
+        losses.append(1 - dice - (y * np.log(own) + (1 - y) * np.log(1 - own)).mean())
+    return float(np.mean(losses))
+
+
+def descend(loss: Callable[[Any], float], w: Any, rate: float = 0.5) -> Any:
+    """A step along the gradient by central differences."""
+    steps = np.eye(len(w)) * 1e-5
+    return w - rate * np.array([(loss(w + step) - loss(w - step)) / 2e-5 for step in steps])

@@ -118,7 +118,7 @@ def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(jsonable(value), indent=2, ensure_ascii=False) + "\n")
 
 
-def parse_json(text: str | bytes) -> Any:
+def parse_json(text: str | bytes | bytearray) -> Any:
     """A JSON value; what nests too deep is a ValueError, as any other damage."""
     try:
         return json.loads(text)

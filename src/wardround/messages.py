@@ -126,7 +126,8 @@ class Reply(Message):
     """A client's answer, after the gate has checked it.
 
     The engine fills in who answered and the counts; a method cannot.
-    loss: what the training loop saw, by term.
+    loss: what the training loop saw, by term; annotates: whether its labels say where each class is, empty
+    where they say everything.
     """
 
     client: str = ""
@@ -134,6 +135,7 @@ class Reply(Message):
     num_steps: int = 0
     seconds: float = 0.0
     loss: Mapping[str, float] = field(default_factory=dict)
+    annotates: tuple[bool, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import typer
 import yaml
-from helpers import call
+from helpers import call, settings
 from PIL import Image
 from pytest import CaptureFixture, MonkeyPatch, fixture, mark
 from rich.markup import render
@@ -302,3 +302,29 @@ def test_a_hospital_and_its_classes_are_asked_for_in_one_word(
     wrong = ["--annotates", "nrth=lesion"]
     code, _, error = call(monkeypatch, capsys, "data", "phantom", str(tmp_path / "x"), *wrong)
     assert code == 2 and "Did you mean 'north'" in " ".join(error.split())
+
+
+def test_hospitals_without_labels_are_proposed_behind_a_hash_and_train_once_confirmed(
+    tmp_path: Path, monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    made = ["--hospitals", "2", "--format", "png", "--set", "unlabelled=[north]", "--set", "cases=6"]
+    assert call(monkeypatch, capsys, "data", "phantom", "scans", "--set", "size=16", *made)[0] == 0
+    code, said, _ = call(monkeypatch, capsys, "data", "init", "scans")
+    assert code == 0 and "Images without a label: north (6 of 6). They are left out." in " ".join(
+        said.split()
+    )
+    path = Path("federation.yaml")
+    assert federation_file.load(path).unlabelled == () and "# unlabelled: [north]\n" in path.read_text()
+    code, said, _ = call(monkeypatch, capsys, "data", "check", "federation.yaml")
+    assert code == 0 and "name its client under unlabelled" in " ".join(said.split())
+
+    path.write_text(path.read_text().replace("# unlabelled: [", "unlabelled: ["))
+    code, said, _ = call(monkeypatch, capsys, "data", "check", "federation.yaml")
+    assert code == 0 and "6 of 6 usable cases have no label and train without" in " ".join(said.split())
+    config = {**settings(tmp_path / "run"), "data": {"federation": "federation.yaml"}}
+    Path("run.yaml").write_text(yaml.safe_dump(config))
+    code, _, error = call(monkeypatch, capsys, "train", "run.yaml")
+    assert code == 2 and "objective.name to mean_teacher or pseudo_labels" in " ".join(error.split())
+    chosen = ["--set", "objective.name=mean_teacher", "--overwrite"]
+    assert call(monkeypatch, capsys, "train", "run.yaml", *chosen)[0] == 0

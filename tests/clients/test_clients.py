@@ -10,7 +10,13 @@ from helpers import run, spoil
 from pytest import LogCaptureFixture, MonkeyPatch, approx, mark, raises
 
 from wardround.clients import Answer, Client
-from wardround.clients.gate import all_finite, scalar_complaint, steps_complaint, variance_complaint
+from wardround.clients.gate import (
+    all_finite,
+    scalar_complaint,
+    scores_complaint,
+    steps_complaint,
+    variance_complaint,
+)
 from wardround.config import Config
 from wardround.errors import TooFewClients
 from wardround.messages import Message
@@ -232,3 +238,14 @@ def test_a_negative_variance_does_not_pass() -> None:
     stats = Params({"norm.running_mean": torch.zeros(2), "norm.running_var": torch.tensor([1.0, -1e6])})
     assert variance_complaint(stats) == "tensor 'norm.running_var' holds a negative variance"
     assert variance_complaint(stats.map(torch.abs)) is None and variance_complaint(None) is None
+
+
+def test_scores_beyond_their_range_are_refused() -> None:
+    def say(*values: float) -> str | None:
+        rows = [{"case": "a", "regions": {"lesion": {"dice": value, "hd95": math.inf}}} for value in values]
+        return scores_complaint(Message(scalars={"cases": rows}), 2)
+
+    assert say(0.0, 1.0) is None and say(math.nan) is None
+    assert say(1.5) == "dice of a case is 1.5, not between 0 and 1"
+    assert say(0.1, 0.2, 0.3) == "it scored 3 cases, but the client registered 2"
+    assert scores_complaint(Message(scalars={"cases": 3}), 2) is not None

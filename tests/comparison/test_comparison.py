@@ -101,6 +101,16 @@ def test_a_comparison_gives_tables_statistics_and_results(quick: None, tmp_path:
     )
 
 
+def test_a_comparison_counts_no_client_without_labels(quick: None, tmp_path: Path) -> None:
+    data = {"phantom": {"hospitals": 3, "size": 16, "cases": 8, "unlabelled": ["east"]}}
+    chosen = {"data": data, "objective": {"name": "mean_teacher", "warmup": 0.0}}
+    found = compare(values({"methods": ["fedavg", "fedprox"], "seeds": 1}, **chosen), output=tmp_path)
+    assert found.failures == {}
+    assert {name: list(result.test.cases) for name, result in found.results.items()} == {
+        "fedavg-seed42": ["north", "south"], "fedprox-seed42": ["north", "south"],
+    }  # fmt: skip
+
+
 def test_finished_cells_are_not_run_again_and_a_grid_may_grow(quick: None, tmp_path: Path) -> None:
     compare(values({"seeds": 1}), output=tmp_path)
     before = (tmp_path / "cells/fedavg-seed42/result.json").stat().st_mtime_ns

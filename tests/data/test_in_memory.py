@@ -130,3 +130,19 @@ def test_a_run_of_given_data_says_what_it_needs_when_they_are_missing(tmp_path: 
 
     with pytest.raises(ConfigError, match="wr.run"):
         wr.run({**asked, "output": str(tmp_path / "other"), "data": {"in_memory": True}})
+
+
+def test_a_label_of_none_makes_a_case_that_trains_without_one(tmp_path: Path) -> None:
+    data = {**given(), "west": [(pair(number)[0], None) for number in range(5)]}
+    data["south"] = {"train": [pair(0), (pair(1)[0], None)], "val": [pair(2)], "test": [pair(3)]}
+    loaded = open_in_memory(data, seed=1)
+    assert [loaded.load(name).num_unlabelled for name in ("north", "south", "west")] == [0, 1, 5]
+    assert len(loaded.load("west").train) == 5 and not len(loaded.load("west").test)
+    assert loaded.load("south").train.batch([0, 1]).labelled.tolist() == [True, False]
+    found = wr.run(run_settings(tmp_path / "run", objective={"name": "pseudo_labels"}), data=data)
+    assert list(found.test.cases) == ["north", "south"]
+    data["south"]["test"] = [(pair(3)[0], None)]
+    with pytest.raises(DataError, match="client 'south': test-0000 has no label, so it can only train"):
+        open_in_memory(data, seed=1)
+    with pytest.raises(DataError, match="expected"):
+        open_in_memory({"north": [{"image": pair(0)[0]}]}, seed=1)

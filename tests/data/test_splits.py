@@ -133,6 +133,17 @@ def test_unlabelled_cases_do_not_shift_the_labelled_ones() -> None:
     assert homes(split(labelled)).items() <= homes(split(labelled + bare)).items()
 
 
+@pytest.mark.parametrize("chosen", [{}, {"by": "kfold", "folds": 3}, {"by": "repeated", "repeat": 2}])
+def test_unlabelled_cases_always_train(chosen: dict[str, Any]) -> None:
+    bare = [
+        replace(entry, name=f"u{entry.name}", group=f"u{entry.group}", label=None)
+        for entry in client([1] * 9)
+    ]
+    done = homes(split([*client([1] * 10), *bare], **chosen))
+    assert {home for (_, name), home in done.items() if name.startswith("u")} == {"train"}
+    assert set(done.values()) == {"train", "val", "test"}
+
+
 def test_twenty_thousand_cases_are_divided_in_a_moment() -> None:
     done = split(client([2] * 10_000))
     assert counts(done)[1:] == (2_000, 4_000)

@@ -117,6 +117,24 @@ def test_hospitals_that_annotate_different_classes_have_the_bytes_of_train(
     assert (tmp_path / "run" / "cases.csv").read_text() == (tmp_path / "train" / "cases.csv").read_text()
 
 
+@mark.parametrize("objective", ["mean_teacher", "pseudo_labels"])
+def test_a_hospital_without_labels_has_the_bytes_of_train(objective: str, tmp_path: Path) -> None:
+    names = ("east", "north")
+    made = PhantomSettings(hospitals=2, size=24, cases=8, unlabelled=("east",))
+    phantom_files.write(made, tmp_path / "scans", "png", 1)
+    path = tmp_path / "federation.yaml"
+    plain = {"sources": [{"path": "scans"}], "labels": {"lesion": [1]}, "unlabelled": ["east"]}
+    path.write_text(yaml.safe_dump(plain))
+    changes = {**QUICK, "rounds": 2, "objective": {"name": objective, "warmup": 0.0}}
+    here = run(tmp_path / "train", **{**changes, "data": {"federation": str(path)}})
+    rules = dict.fromkeys(names, RULES.model_copy(update={"data": path}))
+    conducted(Loopback(tmp_path / "sites", names, **rules), tmp_path / "run", **changes)
+    there = json.loads((tmp_path / "run" / "result.json").read_text())
+
+    assert there["params_sha256"] == here.outcome.state.params.sha256()
+    assert (tmp_path / "run" / "cases.csv").read_text() == (tmp_path / "train" / "cases.csv").read_text()
+
+
 def test_a_hospital_says_in_its_own_file_what_it_annotates(tmp_path: Path, outlined: Path) -> None:
     given = {"east": ["ventricles"], "north": ["lesion"]}
     rules = {

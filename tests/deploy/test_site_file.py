@@ -9,6 +9,7 @@ import yaml
 from pytest import fixture, mark, raises
 
 from wardround.deploy import site_file
+from wardround.deploy.rules import SURVEY
 from wardround.deploy.site_file import SiteFile, find_client, load_site, render_template
 from wardround.errors import ConfigError
 from wardround.methods import METHODS
@@ -49,7 +50,7 @@ def test_data_are_relative_to_the_file_or_made_up(load: Load, tmp_path: Path) ->
 
 def test_every_task_a_client_can_be_asked_for_is_known() -> None:
     engine = {"evaluate", "personal_model", "norm_stats", "pictures", "calibrate"}
-    assert set(site_file.TASKS) == engine.union(*(method.tasks for method in METHODS.values()))
+    assert set(site_file.TASKS) == engine.union(SURVEY, *(method.tasks for method in METHODS.values()))
 
 
 @mark.parametrize(

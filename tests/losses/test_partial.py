@@ -246,6 +246,24 @@ def test_the_exclusion_loss_is_the_published_sum_by_hand() -> None:
     assert float(found) == pytest.approx((sum(dice) + sum(cross_entropy)) / 2, abs=1e-12)
 
 
+def test_the_exclusion_dice_is_that_of_the_authors_code_for_classes_not_annotated() -> None:
+    """There -Dice is 2 TP / (2 TP + FP + FN) of p_n and e_n = 1 - y_background, of each case and class."""
+    draw = np.random.default_rng(5)
+    p = draw.dirichlet(np.ones(4), size=(2, 6)).transpose(0, 2, 1)
+    label = draw.integers(0, 2, size=(2, 6))  # organ 1 alone
+    e = 1 - (label == 0).astype(float)
+    ratios, logs = [], []
+    for case in range(2):
+        for n in (2, 3):
+            true, wrong = (p[case, n] * e[case]).sum(), (p[case, n] * (1 - e[case])).sum()
+            missed = ((1 - p[case, n]) * e[case]).sum()
+            ratios.append(2 * true / (2 * true + wrong + missed))
+            logs.append((e[case] * np.log(p[case, n] + 1)).mean())
+
+    found = exclusion_loss(torch.from_numpy(p), torch.from_numpy(label), annotation=Annotation((0, 1, 0, 0)))
+    assert float(found) == pytest.approx(np.mean(ratios) + np.mean(logs), abs=1e-12)
+
+
 def test_nothing_is_excluded_where_nothing_is_outlined_or_all_is_annotated() -> None:
     p = torch.full((1, 4, 3), 0.25)
     nothing, all_ = torch.zeros(1, 3, dtype=torch.long), torch.ones(1, 3, dtype=torch.long)

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -358,3 +359,14 @@ def test_it_moves_weights_by_the_loss_of_any_objective(tmp_path):
 def test_impossible_settings_are_refused(tmp_path, wrong):
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         wr.load_config(settings(tmp_path, method={"name": "aaw", **wrong}))
+
+
+@pytest.mark.parametrize("method", ["aaw", "fedga", "fedevi", "feduaa", "fedce"])
+def test_hospitals_that_annotate_one_organ_each_have_one_vote_each(method: str, tmp_path: Path) -> None:
+    """Whatever their losses or uncertainties, which cannot be compared."""
+    organs, annotates = ["skull", "lesion"], {"east": ["skull"], "north": ["lesion"]}
+    data = {
+        "phantom": {"hospitals": 2, "size": 16, "cases": [8, 16], "organs": organs, "annotates": annotates}
+    }
+    found = run(tmp_path / "run", data=data, rounds=3, method={"name": method})
+    assert [record["weights"] for record in found.records] == [{"east": 0.5, "north": 0.5}] * 3

@@ -49,6 +49,8 @@ EXCEPT = {
     ("fedyogi", "alone"): "the server steps along the client's change with an optimizer of its own",
     ("fedadagrad", "alone"): "the server steps along the client's change with an optimizer of its own",
     ("harmofl", "alone"): "its steps are perturbed, and the common amplitude is a tensor of its model",
+    ("feduaa", "unlabelled"): "its objective is its own; see its needs_labels",
+    ("fedevi", "unlabelled"): "its scores need a Dirichlet model, which the two objectives do not train",
     ("feduaa", "dice"): "its threshold needs a Dirichlet model, so its check refuses any other objective",
     ("fedevi", "dice"): "its scores need a Dirichlet model, so its check refuses any other objective",
 }
@@ -366,6 +368,25 @@ def test_a_method_that_cannot_use_dice_says_so_when_the_configuration_is_read(
 ) -> None:
     with raises(ConfigError, match=f"method '{method}'.*'dice'"):
         config(tmp_path, method={"name": method}, objective={"name": "dice"})
+
+
+@promise("unlabelled")
+def test_clients_without_labels_take_part_or_the_method_says_why_not(method: str, tmp_path: Path) -> None:
+    data = hospitals(method, 8, 10, 14, unlabelled=("east", "north"))
+    chosen = {"rounds": 2, "objective": {"name": "pseudo_labels", "warmup": 0.0, "limit": 1.0}}
+    if METHODS[method].needs_labels:
+        with raises(ConfigError, match=rf"training cases without a label, which method '{method}' cannot"):
+            wr.run(plain(tmp_path / "run", method, data=data, **chosen))
+        return
+    given = plain(tmp_path / "run", method, data=data, **chosen)
+    if method == "fedmix_supervision":  # labels them itself, with any objective
+        given["method"]["annotation"] = dict.fromkeys(("east", "north"), "none")
+        given["objective"] = {"name": "dice"}
+    result = wr.run(given)
+
+    assert all_finite(result)
+    assert all(valid(weights) for weights in recorded_weights(method, result))
+    assert list(result.outcome.test.cases) == ["south"]
 
 
 def test_exceptions_name_a_method_and_a_promise() -> None:

@@ -46,7 +46,8 @@ MOST_ROW_LINES = 17
 @app.command()
 def configure(
     paths: Annotated[
-        list[Path], typer.Argument(help="A federation.yaml, or folders or lists (CSV) of scans.")
+        list[Path],
+        typer.Argument(help="A federation.yaml, folders or lists (CSV) of scans, or a survey.json."),
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="The file to write.")] = Path("run.yaml"),
     budget: BudgetOption = None,
@@ -70,6 +71,9 @@ def configure(
     from wardround.files import write_text
 
     wanted = parse_budget(budget or DEFAULT)
+    if paths[0].suffix.lower() == ".json":
+        configure_from_survey(paths[0], output, budget, set_, overwrite=overwrite, quiet=quiet)
+        return
     if recognise(paths) in ("configuration", "run"):
         raise ConfigError(
             f"{paths[0]} is a configuration already; give a federation.yaml or folders of scans."
@@ -87,6 +91,27 @@ def configure(
         if wanted.tries_methods:
             out.print("Methods are tried by `wardround train --budget full`; this file has FedAvg.")
     following = escape(f"wardround train {shlex.quote(str(output))}")
+    out.print(f"\nWrote [bold]{escape(str(output))}[/], every line with its reason. Next: {following}")
+
+
+def configure_from_survey(
+    survey: Path, output: Path, budget: str | None, set_: list[str] | None, *, overwrite: bool, quiet: bool
+) -> None:
+    """The same from what hospitals said, for `wardround submit`."""
+    from wardround.configuring.plan_file import as_configuration
+    from wardround.deploy.organising import plan_survey
+    from wardround.errors import ConfigError
+    from wardround.files import write_text
+
+    if output.exists() and not overwrite:
+        raise ConfigError(f"{output} already exists and may hold edits of yours; give -o, or --overwrite.")
+    run = plan_survey(survey, output.stem, budget, set_)
+    with writing(output):
+        notes = [*describe_run(run), *run.notes]
+        write_text(output, as_configuration(run.plan, output, survey, notes, command="submit"))
+    if not quiet:
+        show_run_plan(run)
+    following = escape(f"wardround submit {shlex.quote(str(output))}")
     out.print(f"\nWrote [bold]{escape(str(output))}[/], every line with its reason. Next: {following}")
 
 

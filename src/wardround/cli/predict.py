@@ -34,8 +34,19 @@ Slices = Annotated[
     Literal["R", "A", "S"] | None,
     typer.Option(help="Axis along which a 2D network goes through volumes; default: as trained."),
 ]
+Channels = Annotated[
+    str | None, typer.Option(help="What the files hold, in their order, where they lack channels: t1,flair.")
+]
+Probabilities = Annotated[bool, typer.Option("--probabilities", help="Write the probability of every class.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace existing files.")]
 Kind = Literal["auto", "entropy", "evidential", "samples", "dropout", "ensemble"]
+Inputs = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="INPUT...",
+        help="Scans, folders or zips of scans or DICOM series, lists (.txt), https://ARCHIVE/studies/UID.",
+    ),
+]
 Store = Annotated[
     str | None, typer.Option(metavar="URL", help="Also send DICOM masks to this DICOMweb archive.")
 ]
@@ -45,13 +56,7 @@ MOST_SHOWN = 200
 @app.command()
 def predict(
     run: Run,
-    inputs: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="INPUT...",
-            help="Scans, folders or zips of scans or DICOM series, lists (.txt), https://ARCHIVE/studies/UID.",
-        ),
-    ],
+    inputs: Inputs,
     output: Annotated[Path, typer.Option("--output", "-o", help="The folder for the masks.")],
     to: Annotated[
         Literal["nifti", "nrrd", "dicom-seg", "rtstruct"] | None,
@@ -59,9 +64,7 @@ def predict(
     ] = None,
     store: Store = None,
     login: Login = None,
-    probabilities: Annotated[
-        bool, typer.Option("--probabilities", help="Write the probability of every class.")
-    ] = False,
+    probabilities: Probabilities = False,
     uncertainty: Annotated[
         Kind | None, typer.Option(help="Write uncertainty maps; auto: the best kind the model offers.")
     ] = None,
@@ -72,10 +75,7 @@ def predict(
     ensemble: Ensemble = None,
     tta: Tta = None,
     slices: Slices = None,
-    channels: Annotated[
-        str | None,
-        typer.Option(help="What the files hold, in their order, where they lack channels: t1,flair."),
-    ] = None,
+    channels: Channels = None,
     device: Device = "auto",
     overwrite: Overwrite = False,
     json_: Json = False,

@@ -58,8 +58,7 @@ def train(
     Given a federation.yaml or folders of scans, it measures the data and chooses every setting itself.
     """
     configure_logging(debug, quiet or json_)
-    hidden = quiet or json_
-    set_ = [*(set_ or []), *leave_out(without)]
+    hidden, set_ = quiet or json_, [*(set_ or []), *leave_out(without)]
     files: Mapping[str, str] = {}
     with pause_gc():
         from wardround.api import Result

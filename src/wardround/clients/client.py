@@ -65,6 +65,7 @@ class Client:
         self._bench = bench
         self._config = config
         self._needs = needs | bench.objective.needs
+        self._has_teacher = "teacher" in self._needs and data.num_unlabelled > 0
 
     # What a method may read
 
@@ -169,6 +170,8 @@ class Client:
             memory["own"] = bench.own()
         if "previous" in self._needs:
             memory["previous"] = fitted.params
+        if self._has_teacher:
+            memory["teacher"] = bench.export_reference("teacher")
         self.fitted = fitted
         return fitted
 
@@ -210,10 +213,11 @@ class Client:
         """The mean over validation cases of `function(logits, batch)` (B,), by default the objective's loss.
 
         Evaluation mode, no augmentation; model, statistics and random streams stay untouched. Without
-        validation cases the training cases serve if `fallback`; with none at all the answer is None.
+        validation cases the training cases serve if `fallback` and all have labels; otherwise the answer is
+        None: a client without labels has no score.
         """
         split = self.data.val
-        if not len(split) and fallback:
+        if not len(split) and fallback and not self.data.num_unlabelled:
             log.info("client '%s' has no validation cases; its training cases serve", self.name)
             split = self.data.train
         if not len(split):
@@ -260,7 +264,7 @@ class Client:
 
     def _context(self, start: Params, second: bool) -> Context:
         bench, needs = self._bench, self._needs
-        previous = None if second else self.memory.get("previous")
+        previous, teacher = (None if second else self.memory.get(name) for name in ("previous", "teacher"))
         return Context(
             round=self.round,
             rounds=self.rounds,
@@ -271,6 +275,8 @@ class Client:
             global_=bench.reference("global", start) if "global" in needs else None,
             previous=bench.reference("previous", previous or start) if "previous" in needs else None,
             has_previous=previous is not None,
+            has_unlabelled=self.data.num_unlabelled > 0,
+            teacher=bench.reference("teacher", teacher or start).model if self._has_teacher else None,
             run=partial(bench.passes.run, decoder="decoder" in needs),
             compiled=bench.passes.compiled,
             annotation=self.data.annotation,

@@ -273,6 +273,7 @@ class Clients:
             num_steps=answer.num_steps,
             seconds=answer.seconds,
             loss=answer.loss,
+            annotates=self.registered[name].annotates,
         )
         exchange.loss[name] = dict(answer.loss)
         if answer.privacy:

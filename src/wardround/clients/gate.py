@@ -21,6 +21,7 @@ from wardround.metrics.registry import SHARES
 from wardround.params import Params
 from wardround.storage import DTYPES
 
+MOST_CLASSES = 255  # labels are bytes
 KINDS = {dtype: kind for kind, dtype in DTYPES.items()}
 LARGEST = 1e15  # of a server's tensors: a float32 network multiplies and adds up many of them
 Spec = tuple[tuple[int, ...], torch.dtype]
@@ -31,7 +32,9 @@ class Registration:
     """What a client registered before round 0.
 
     tensors: shape and type of what it will send; trainable: names of those that learn; kept: of what the
-    method leaves at the client; num_pooled: its training cases where the pooled client trains on them.
+    method leaves at the client; num_pooled: its training cases where the pooled client trains on them;
+    num_unlabelled: training cases without a label; annotates: whether its labels say where each class is,
+    from the first after background, empty where they say everything.
     """
 
     client: str
@@ -42,6 +45,18 @@ class Registration:
     trainable: tuple[str, ...] = ()
     kept: Mapping[str, Spec] = field(default_factory=dict)
     num_pooled: int = 0
+    num_unlabelled: int = 0
+    annotates: tuple[bool, ...] = ()
+
+    @property
+    def has_labels(self) -> bool:
+        """Whether it trains on any label."""
+        return self.num_unlabelled < self.num_train
+
+    @property
+    def lacks_test(self) -> bool:
+        """Whether it could be tested, but has no case for that."""
+        return not self.num_test and not self.num_unlabelled
 
     @property
     def learned(self) -> dict[str, Spec]:
@@ -54,7 +69,8 @@ class Registration:
             {name: [list(shape), KINDS[dtype]] for name, (shape, dtype) in group.items()}
             for group in (self.tensors, self.kept)
         )
-        return {**vars(self), "tensors": tensors, "trainable": list(self.trainable), "kept": kept}
+        lists = {"trainable": list(self.trainable), "annotates": list(self.annotates)}
+        return {**vars(self), "tensors": tensors, "kept": kept, **lists}
 
     @classmethod
     def from_dict(cls, facts: Mapping[str, Any]) -> Registration:
@@ -68,6 +84,8 @@ class Registration:
             trainable=tuple(str(name) for name in facts["trainable"]),
             kept=specs(facts["kept"]),
             num_pooled=count(facts.get("num_pooled", 0)),
+            num_unlabelled=count(facts.get("num_unlabelled", 0)),
+            annotates=tuple(bool(told) for told in list(facts.get("annotates", ()))[:MOST_CLASSES]),
         )
 
 

@@ -230,7 +230,8 @@ class Run:
     @property
     def remarks(self) -> list[str]:
         """What to say below a table of its scores."""
-        return [*self.origin, *([OWN_GRID] if self.is_evaluation else [])]
+        on_scans = self.is_evaluation and str(self.evaluation.get("grid", "")).startswith("the scan")
+        return [*self.origin, *([OWN_GRID] if on_scans else [])]
 
     @cached_property
     def cases(self) -> CaseScores:
@@ -254,6 +255,7 @@ class Run:
         found = {client for values in self.cases.values() for client in (key.client for key in values)}
         for record in self.records:
             found.update(mapping(validation_of(record, "loss").get("clients")))
+        found.update(self.test.aggregates if self.test is not None else ())
         if not found:
             found = {name for record in self.records for name in record.get("clients", [])}
         return sorted(found)
@@ -266,6 +268,12 @@ class Run:
     def failed_cases(self) -> dict[str, str]:
         """Cases that could not be evaluated, and why."""
         return {str(where): str(why) for where, why in mapping(self.evaluation.get("problems")).items()}
+
+    @cached_property
+    def unlabelled(self) -> dict[str, int]:
+        """Training cases without a label of each client that has some."""
+        found = mapping(self.result.get("unlabelled"))
+        return {str(name): int(number(count) or 0) for name, count in found.items()}
 
     # Clients' own folders
 
@@ -280,7 +288,7 @@ class Run:
                     if '"task": "train"' in line and line.endswith("\n"):
                         entry = mapping(json.loads(line))
                         found[str(entry.get("client"))] = int(number(entry.get("num_examples")) or 0)
-                    if set(self.clients) <= set(found):
+                    if {*self.clients, *self.unlabelled} <= set(found):
                         break
         return found
 

@@ -42,6 +42,19 @@ def measure_federation(
     that it has fewer; 1 where all cases are the user's own, 5 as hospitals do.
     """
     data = RealData(Path(path), settings or DataSettings())
+    cases = measure_training_cases(data, jobs=jobs, on_progress=on_progress)
+    # as at hospitals: only what the bytes say goes on
+    fingerprints = [Fingerprint.from_bytes(summarise(own, minimum).as_bytes()) for own in cases.values()]
+    facts = join_fingerprints(
+        fingerprints, channels=data.file.channels, labels=data.file.labels, regions=data.regions
+    )
+    return fingerprints, facts
+
+
+def measure_training_cases(
+    data: RealData, *, jobs: int | None = None, on_progress: Watch | None = None, strict: bool = True
+) -> dict[str, list[CaseStatistics]]:
+    """The usable training cases of every client, measured; strict: a class that nobody has is an error."""
     jobs = jobs or cores()
 
     def measure(entry: Entry) -> CaseStatistics | Exception:
@@ -56,7 +69,7 @@ def measure_federation(
         warnings.simplefilter("ignore")  # once for all threads, as `checking.facts` does
         found = list(map_cases(measure, trained, jobs, on_progress))
     report = check(data.listing, data.file, jobs=jobs)
-    if data.settings.test:
+    if strict and data.settings.test:
         refuse_absent_classes(report.findings, data.file)
     usable = {(entry.client, entry.name) for entry in report.usable}
     cases: dict[str, list[CaseStatistics]] = {}
@@ -69,10 +82,5 @@ def measure_federation(
         cases.setdefault(entry.client, []).append(case)
     if not cases:
         reasons = report.sentences()
-        raise DataError(f"{path}: no training case is usable. {reasons[0] if reasons else ''}".rstrip())
-    # as at hospitals: only what the bytes say goes on
-    fingerprints = [Fingerprint.from_bytes(summarise(own, minimum).as_bytes()) for own in cases.values()]
-    facts = join_fingerprints(
-        fingerprints, channels=data.file.channels, labels=data.file.labels, regions=data.regions
-    )
-    return fingerprints, facts
+        raise DataError(f"{data.path}: no training case is usable. {reasons[0] if reasons else ''}".rstrip())
+    return cases

@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from wardround.configuring.plan import Choice, ConfigurationPlan
 from wardround.engine.run_folder import PLAN as PLAN
@@ -15,13 +15,19 @@ from wardround.yaml_file import commented, dumped, read_yaml
 WIDTH = 96  # of a comment
 ABOUT = """\
 # A run on {federation}. Written by `wardround configure`; made to be edited.
-# Train: wardround train {name}    What it takes: wardround plan {name}
+# Train: wardround {command} {name}    What it takes: wardround plan {name}
 """
 
 
-def as_configuration(plan: ConfigurationPlan, path: Path, federation: Path, notes: Sequence[str] = ()) -> str:
+def as_configuration(
+    plan: ConfigurationPlan,
+    path: Path,
+    federation: Path,
+    notes: Sequence[str] = (),
+    command: Literal["train", "submit"] = "train",
+) -> str:
     """The plan as a configuration file, every setting below its reason; notes: comments on top."""
-    about = ABOUT.format(federation=federation, name=path.name)
+    about = ABOUT.format(federation=federation, name=path.name, command=command)
     remarks = "".join(comment(note) for note in [*notes, *plan.warnings])
     reasons = {choice.key: choice.reason for choice in plan.choices}
     return about + remarks + "\n" + write_section(plan.settings(), reasons)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -109,6 +109,33 @@ def plan_run(
     notes = (*describe_artificial(file), *facts.notes, *describe_shortage(budget, seconds))
     made = plan(steps)
     return RunPlan(name, path, budget, made, facts, count_steps(made, steps), seconds, notes, fingerprints)
+
+
+def plan_hospitals(
+    facts: Facts,
+    name: str,
+    source: Path,
+    data: Mapping[str, Any],
+    budget: Budget,
+    overrides: Sequence[str] = (),
+) -> RunPlan:
+    """Choose every setting of a run at hospitals from what they told of their cases.
+
+    source: the survey; data: settings of `data` that it comes with. How fast hospitals' machines are is not
+    known here, so a budget counts steps.
+    """
+    check_facts(source, facts)
+    steps = budget.limit_steps(len(facts.clients))
+    if steps is None:
+        raise ConfigError(
+            f"--budget {budget.name} is a time, and how fast the machines of hospitals are is not known. "
+            "Give quick, standard or full, or a number of steps of each hospital."
+        )
+    first = [Choice("name", name, "so that hospitals can tell runs apart")]
+    first += [Choice(f"data.{key}", value, "from the survey of the hospitals") for key, value in data.items()]
+    made = configure(facts, steps=steps)
+    made = override_plan(replace(made, choices=(*first, *made.choices)), overrides)
+    return RunPlan(name, source, budget, made, facts, count_steps(made, steps), None, facts.notes)
 
 
 def count_steps(plan: ConfigurationPlan, asked: int) -> int:

@@ -61,6 +61,11 @@ class Annotation:
         """Classes that the client's background may hold."""
         return tuple(number for number, group in enumerate(self.groups) if number and not group)
 
+    @property
+    def told_classes(self) -> tuple[bool, ...]:
+        """Of each class after background, whether its voxels have a label that is not background's."""
+        return tuple(group > 0 for group in self.groups[1:])
+
     def members(self, group: int) -> tuple[int, ...]:
         return tuple(number for number, own in enumerate(self.groups) if own == group)
 

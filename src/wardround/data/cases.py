@@ -16,12 +16,14 @@ from torch import Tensor
 from wardround.data.annotation import Annotation
 from wardround.errors import DataError
 
+UNLABELLED = -1  # at every voxel of a training case without a label
+
 
 @dataclass(frozen=True)
 class Case:
     """One scan with its label.
 
-    image: (C, *spatial) float32; label: (*spatial) integer class values 0..C-1;
+    image: (C, *spatial) float32; label: (*spatial) integer class values 0..C-1, or UNLABELLED;
     spacing: millimetres a voxel, in the order of the spatial axes.
     """
 
@@ -41,9 +43,19 @@ class Batch:
     def __len__(self) -> int:
         return len(self.image)
 
+    @property
+    def labelled(self) -> Tensor:
+        """Which cases have a label (B,)."""
+        return (self.label >= 0).flatten(1).all(dim=1)
+
     def part(self, first: int, last: int) -> Batch:
         """Cases `first` to `last`, the last excluded."""
         return Batch(self.image[first:last], self.label[first:last])
+
+
+def blank_label(image: Tensor) -> Tensor:
+    """The label of an image (C, *spatial) without one; it takes no memory."""
+    return torch.full((1,), UNLABELLED, dtype=torch.int16).expand(image.shape[1:])
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
@@ -166,12 +178,13 @@ def as_stack(split: Split, who: str) -> TensorSplit:
 class ClientData:
     """What one hospital has: cases to train on, to choose by, and to report.
 
-    annotation: what its labels tell apart, None for all classes; lacking: whether cases of the federation,
-    its own or others', may lack channels, which are zeros.
+    annotation: what its labels tell apart, None for all classes; num_unlabelled: training cases without one;
+    lacking: whether cases of the federation, its own or others', may lack channels, which are zeros.
     """
 
     train: Split
     val: Split
     test: Split
     annotation: Annotation | None = None
+    num_unlabelled: int = 0
     lacking: bool = False

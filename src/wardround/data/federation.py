@@ -89,6 +89,7 @@ class Federation:
             val=join_splits([data.val for data in every]),
             test=TensorSplit.of([]),
             annotation=shared_annotation({client: data.annotation for client, data in loaded.items()}),
+            num_unlabelled=sum(data.num_unlabelled for data in every),
             lacking=any(data.lacking for data in every),
         )
 

@@ -191,10 +191,18 @@ class FederationFile(Settings):
         (),
         description="label values of voxels that nobody annotated: they count in no loss and no score",
     )
+    background: Numbers = Field(
+        (), description="label values of no class that are background on purpose, however few cases have them"
+    )
     annotates: dict[str, Annotated[tuple[str, ...], BeforeValidator(as_names)]] = Field(
         default_factory=dict,
         description="client -> the classes, or regions outlined as a whole, that it annotates; the others "
         "count as unknown in its loss and are not scored there; a client left out annotates all",
+    )
+    unlabelled: Annotated[tuple[str, ...], BeforeValidator(as_names)] = Field(
+        (),
+        description="clients whose cases without a label train without one; elsewhere such a case is left "
+        "out, since its label may have been forgotten",
     )
     labels_differ: bool = Field(
         False, description="a class that some clients do not have is meant; otherwise `train` refuses it"
@@ -248,30 +256,24 @@ def check_consistency(file: FederationFile) -> None:
                 f"regions.{name} is {list(classes)}; give class numbers from 1 to "
                 f"{len(file.labels) or '...'} ({join_names(file.labels)})."
             )
-    if file.annotates and file.partition.kind not in ("natural", "feature"):
-        raise ConfigError(
-            f"annotates names clients, but partition.kind is {file.partition.kind}, which deals the cases of "
-            "all to new ones. Leave one of the two out."
-        )
-    ignored = next((value for value in file.ignore if value in meaning), None)
-    if ignored is not None:
-        raise ConfigError(f"ignore: value {ignored} is class '{meaning[ignored]}'. A value is one of them.")
-    both = sorted(set(file.clients or ()) & set(file.held_out))
-    if both:
-        raise ConfigError(f"'{both[0]}' is in clients and in held_out; a client is one of them.")
-    check_channels(file)
+    for name in ("annotates", "unlabelled", "channels_of"):
+        if getattr(file, name) and file.partition.kind not in ("natural", "feature"):
+            raise ConfigError(
+                f"{name} names clients, but partition.kind is {file.partition.kind}, which deals the cases "
+                "of all to new ones. Leave one of the two out."
+            )
+    for name, values in (("background", file.background), ("ignore", file.ignore)):
+        value = next((value for value in values if value in meaning), None)
+        if value is not None:
+            raise ConfigError(f"{name}: value {value} is class '{meaning[value]}'. A value is one of them.")
+    for name, given in (("clients", file.clients or ()), ("unlabelled", file.unlabelled)):
+        both = sorted(set(given) & set(file.held_out))
+        if both:
+            raise ConfigError(f"'{both[0]}' is in {name} and in held_out; a client is one of them.")
+    named = {f"channels_of.{client}": names for client, names in file.channels_of.items()}
+    named |= {f"sources.{n}.channels": own.channels for n, own in enumerate(file.sources) if own.channels}
+    check_channel_names(file.channels, named)
     check_settings(file.prepare)
-
-
-def check_channels(file: FederationFile) -> None:
-    given = {f"channels_of.{client}": names for client, names in file.channels_of.items()}
-    given |= {f"sources.{n}.channels": own.channels for n, own in enumerate(file.sources) if own.channels}
-    check_channel_names(file.channels, given)
-    if file.channels_of and file.partition.kind not in ("natural", "feature"):
-        raise ConfigError(
-            f"channels_of names clients, but partition.kind is {file.partition.kind}, which deals the cases "
-            "of all to new ones. Write channels at their sources."
-        )
 
 
 def check_label_map(labels: Mapping[str, Sequence[int]], where: str) -> dict[int, str]:
@@ -340,7 +342,9 @@ COMMENTS = {
     "labels": "Class name: the values in the label files that mean it. Everything else is background.",
     "regions": "What is measured: class numbers (1 is the first of labels) joined under a name.",
     "ignore": "Label values of voxels that nobody annotated; they count in no loss and no score.",
+    "background": "Label values of no class that are background on purpose.",
     "annotates": "Classes, or regions outlined as a whole, that a client annotates, where that is not all.",
+    "unlabelled": "Clients whose cases without a label train without (mean_teacher or pseudo_labels).",
     "labels_differ": "A class that some clients do not have is meant.",
     "splits": "Cases to train on, to choose by, to report; a patient is never split apart.\n"
     "by: column (what the list says, the rest drawn), ratios, file, kfold, repeated.",
@@ -389,7 +393,7 @@ def as_text(
             parts.append(commented(COMMENTS[name]) + dumped(name, plain[name]))
         elif proposed and proposed.get(name):
             said = f"{COMMENTS[name]}\nA guess from a few files. Confirm it by taking the # away:"
-            parts.append(commented(said) + commented(dumped(name, dict(proposed[name]))))
+            parts.append(commented(said) + commented(dumped(name, proposed[name])))
     return "\n".join(parts)
 
 

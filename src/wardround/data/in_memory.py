@@ -2,6 +2,7 @@
 
 A client's cases are a PyTorch `Dataset` or any sequence of `(image, label)` pairs or MONAI-style dictionaries
 with `image` and `label`, as NumPy arrays or tensors; or a mapping with `train`, `val` and `test` of these.
+A label that is None says that a case trains without one (objectives `mean_teacher` and `pseudo_labels`).
 They are read once and used as they are: nothing is resampled or normalised.
 """
 
@@ -14,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wardround.data.cases import Case, ClientData, TensorSplit, as_stack
+from wardround.data.cases import UNLABELLED, Case, ClientData, TensorSplit, as_stack, blank_label
 from wardround.data.federation import Federation, ScanSummary
 from wardround.data.listing import SPLITS
 from wardround.errors import DataError
@@ -22,6 +23,7 @@ from wardround.objects import DIGITS
 from wardround.seeding import generator
 from wardround.text import format_size
 
+MISSING = object()  # in place of a label that nobody gave; None says that there is none
 SHARES = (0.6, 0.2)  # of a client's cases for training and validation, where it has not divided them itself
 
 
@@ -82,15 +84,25 @@ def divide(client: str, items: Any, seed: int, spacing: Sequence[float] | None) 
                 raise DataError(f"data, client '{client}': '{key}' is not a split; use train, val and test.")
         parts = {split: read_cases(client, split, items.get(split, ()), spacing) for split in SPLITS}
     else:
-        cases = read_cases(client, "case", items, spacing)
+        every = read_cases(client, "case", items, spacing)
+        cases = [case for case in every if not is_unlabelled(case)]  # those without label can only train
         order = torch.randperm(len(cases), generator=generator(seed, "in_memory", client)).tolist()
         first = max(1, round(SHARES[0] * len(cases)))
         second = first + round(SHARES[1] * len(cases))
         bounds = {"train": (0, first), "val": (first, second), "test": (second, len(cases))}
         parts = {split: [cases[i] for i in sorted(order[a:b])] for split, (a, b) in bounds.items()}
+        parts["train"] += [case for case in every if is_unlabelled(case)]
     check_one_shape(client, sorted((c for cases in parts.values() for c in cases), key=lambda c: c.name))
+    bare = {split: [case.name for case in parts[split] if is_unlabelled(case)] for split in SPLITS}
+    if bare["val"] or bare["test"]:
+        name = (bare["val"] + bare["test"])[0]
+        raise DataError(f"data, client '{client}': {name} has no label, so it can only train.")
     train, val, test = (TensorSplit.of(parts[split]) for split in SPLITS)
-    return ClientData(train, val, test)
+    return ClientData(train, val, test, num_unlabelled=len(bare["train"]))
+
+
+def is_unlabelled(case: Case) -> bool:
+    return bool((case.label == UNLABELLED).any())
 
 
 def check_one_shape(client: str, cases: Sequence[Case]) -> None:
@@ -126,14 +138,21 @@ def read_cases(client: str, prefix: str, items: Any, spacing: Sequence[float] | 
 def read_case(name: str, where: str, item: Any, spacing: Sequence[float] | None) -> Case:
     """One case; the channel axis may be left out of an image with one channel."""
     if isinstance(item, Mapping):
-        pair = (item.get("image"), item.get("label"))
+        pair = (item.get("image"), item.get("label", MISSING))
     elif isinstance(item, tuple | list) and len(item) == 2:
         pair = (item[0], item[1])
     else:
         pair = (None, None)
-    if pair[0] is None or pair[1] is None:
+    if pair[0] is None or pair[1] is MISSING:
         raise DataError(f"{where}: expected (image, label) or a dictionary with 'image' and 'label'.")
     try:
+        if pair[1] is None:
+            image = torch.as_tensor(pair[0]).float()
+            image = image[None] if image.ndim == 2 else image
+            check_arrays(where, image, torch.zeros(image.shape[1:]))
+            return Case(
+                name, image.contiguous(), blank_label(image), tuple(spacing or (1.0,) * (image.ndim - 1))
+            )
         image, label = (torch.as_tensor(part) for part in pair)
     except (TypeError, ValueError, RuntimeError) as error:
         raise DataError(f"{where}: not an array ({error}).") from None

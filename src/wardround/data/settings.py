@@ -12,7 +12,25 @@ from wardround.data.phantom.cases import PhantomSettings
 from wardround.data.serving.resident import Oversampling
 from wardround.settings import Settings
 
-TRAVELLING = ("prepare", "patch", "foreground", "foreground_by")  # what hospitals are told of `data`
+TRAVELLING = (
+    "prepare",
+    "patch",
+    "foreground",
+    "foreground_by",
+    "common",
+)  # what hospitals are told of `data`
+
+
+class CommonSettings(Settings):
+    """Names that all hospitals of a run use, in this order, whatever their own files say.
+
+    classes: without the background; channels: of an image, empty where they stay as they are.
+    """
+
+    classes: tuple[Annotated[str, Field(min_length=1, max_length=200)], ...] = Field(
+        min_length=1, max_length=255
+    )
+    channels: tuple[Annotated[str, Field(min_length=1, max_length=200)], ...] = Field((), max_length=64)
 
 
 class DataSettings(Settings):
@@ -37,6 +55,9 @@ class DataSettings(Settings):
     )
     prepare: dict[str, Any] | None = None
     splits: dict[str, Any] | None = None
+    common: CommonSettings | None = Field(
+        None, description="names of classes and channels that hospitals agreed on, as `survey` proposes them"
+    )
     patch: tuple[Annotated[int, Field(ge=1)], ...] | None = None
     foreground: float = Field(0.5, ge=0, le=1)
     foreground_by: Oversampling = Field(
@@ -82,6 +103,10 @@ class DataSettings(Settings):
             raise ValueError(
                 "splits are each hospital's own decision. Leave data.splits out, and let hospitals set them "
                 "in federation.yaml or site.yaml"
+            )
+        if self.common is not None and not self.hospitals:
+            raise ValueError(
+                "common names are agreed on by hospitals; here, name labels and channels in federation.yaml"
             )
         for name in ("prepare", "splits", "patch"):
             if getattr(self, name) is not None and self.federation is None and not self.hospitals:

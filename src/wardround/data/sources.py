@@ -34,7 +34,7 @@ def list_cases(file: FederationFile, base: Path) -> Listing:
     check_clients(file.channels_of, sorted({client for own in listings for client in own.clients}))
     found = join_listings(listings, file.channels, file.labels)
     known = set(found.clients)
-    for name in (*(file.clients or ()), *file.held_out):
+    for name in (*(file.clients or ()), *file.held_out, *file.unlabelled):
         if name not in known:
             raise ConfigError(
                 f"federation.yaml names client '{name}', which has no cases.{suggest(name, known)} "

@@ -83,14 +83,13 @@ def divide(client: str, entries: Sequence[Entry], settings: SplitSettings) -> di
     """(client, case) -> split for all cases of one client."""
     groups = order_groups(client, entries, settings)
     placed = read_fixed(client, groups) if settings.by == "column" else {}
-    # Unlabelled cases can neither train nor judge a model: they are split apart from the labelled ones.
+    # Unlabelled cases cannot judge a model: they train, where they may (`unlabelled` of federation.yaml).
     labelled = {name: cases for name, cases in groups.items() if any(case.label for case in cases)}
-    unlabelled = {name: cases for name, cases in groups.items() if name not in labelled}
-    for part in (labelled, unlabelled):
-        if settings.by == "kfold":
-            placed |= split_fold(part, settings)
-        else:
-            placed |= split_by_ratios(part, settings.ratios, placed)
+    placed = {name: "train" for name in groups if name not in labelled} | placed
+    if settings.by == "kfold":
+        placed |= split_fold(labelled, settings)
+    else:
+        placed |= split_by_ratios(labelled, settings.ratios, placed)
     return {(client, case.name): placed[name] for name, cases in groups.items() for case in cases}
 
 

@@ -19,13 +19,14 @@ from wardround.clients import Registration
 from wardround.config import Config
 from wardround.config_file import parse, resolve
 from wardround.data.cases import ClientData
+from wardround.data.common_names import OwnNames
 from wardround.data.federation import Federation, ScanSummary
 from wardround.data.federation_file import PrepareSettings
 from wardround.data.opening import open_federation
 from wardround.data.readers.common import join_names
 from wardround.data.serving.augment import DROP_CHANNELS
 from wardround.data.serving.loading import federation_of
-from wardround.data.settings import TRAVELLING
+from wardround.data.settings import TRAVELLING, DataSettings
 from wardround.deploy.site_file import SiteFile, find_client
 from wardround.engine.networks import network_for
 from wardround.errors import ClientError, ConfigError
@@ -100,7 +101,7 @@ def make_hospital_config(config: Config) -> dict[str, Any]:
         if data.splits is not None:
             log.warning("data.splits is not sent: every hospital splits its cases by its own rules.")
         kept = {"hospitals": True}
-        kept |= {name: plain["data"][name] for name in TRAVELLING}
+        kept |= {name: plain["data"][name] for name in TRAVELLING if name != "common" or data.common}
     else:
         kept = {"phantom": plain["data"]["phantom"]}
     plain["data"] = kept | {"proxy": data.proxy}  # a name: whose cases are at the organiser
@@ -133,8 +134,20 @@ def localise_config(asked: Mapping[str, Any], *, device: str, threads: int | Non
     return parse({**asked, **mine}, "the organiser's configuration: ")
 
 
-def open_own_federation(config: Config, site: SiteFile, name: str) -> Federation:
-    """The hospital's own cases under its own name: real ones, or the synthetic ones of a rehearsal."""
+def localise_data(asked: DataSettings, site: SiteFile) -> DataSettings:
+    """What a run asks of the data, for the hospital's own cases and splits."""
+    splits = None if site.splits is None else site.splits.model_dump(exclude_unset=True)
+    own = {"federation": site.data, "hospitals": False, "proxy": None, "splits": splits, "common": None}
+    return asked.model_copy(update=own)
+
+
+def open_own_federation(
+    config: Config, site: SiteFile, name: str, names: OwnNames | None = None
+) -> Federation:
+    """The hospital's own cases under its own name: real ones, or the synthetic ones of a rehearsal.
+
+    names: what the hospital calls the classes and channels of the run, where they have common names.
+    """
     source = site.data
     if not isinstance(source, Path):
         if config.data.hospitals:
@@ -151,11 +164,9 @@ def open_own_federation(config: Config, site: SiteFile, name: str) -> Federation
             f"this run asks for synthetic cases, but site '{name}' has real ones. For those, set data: "
             "{hospitals: true}."
         )
-    splits = None if site.splits is None else site.splits.model_dump(exclude_unset=True)
-    own = {"federation": source, "hospitals": False, "proxy": None, "splits": splits}
-    settings = config.data.model_copy(update=own)
+    settings = localise_data(config.data, site)
     inside = find_client(site, federation_of(source, settings, config.seed).names, name)
-    found = federation_of(source, settings, config.seed, config.compute.resident, only=inside)
+    found = federation_of(source, settings, config.seed, config.compute.resident, only=inside, names=names)
     lacks = {name: found.lacks.get(inside, {})} if found.lacks else {}  # its own, and that there are any
     renamed = replace(found, names=[name], counts={name: found.counts[inside]}, lacks=lacks)
     return replace(

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from wardround.config import Config
 from wardround.data.roles import NOT_HOSPITALS, PROXY
 from wardround.deploy.agreement import agree_on_federation, check_dropping, check_networks
-from wardround.deploy.live_file import Live
+from wardround.deploy.live_file import Live, announcing
 from wardround.deploy.remote import Channel, Remote
+from wardround.deploy.survey.conducting import require_agreement
 from wardround.engine.checkpoint import Checkpoints
 from wardround.engine.experiment import Experiment
 from wardround.engine.host import Host
@@ -21,10 +21,9 @@ from wardround.engine.judging.pictures import PICTURES
 from wardround.engine.outcome import Outcome
 from wardround.engine.run_folder import check_folder
 from wardround.engine.transports.local import InProcess, Spilling
-from wardround.errors import ConfigError, WardroundError
+from wardround.errors import ConfigError
 from wardround.files import file_name, take_lock, write_text
 from wardround.methods import build_method
-from wardround.tables import one_line
 
 
 def conduct(
@@ -35,6 +34,7 @@ def conduct(
     resume: bool = False,
     overwrite: bool = False,
     from_round: int | None = None,
+    proposals: Mapping[str, Any] | None = None,
     job: str = "",
     pictures_at: Callable[[str], Path] | None = None,
     on_experiment: Callable[[Experiment], None] | None = None,
@@ -42,6 +42,7 @@ def conduct(
 ) -> Outcome:
     """Run an experiment whose clients are at hospitals; everything lands in the run folder.
 
+    proposals: common names and a preparation for each hospital, which all must accept before it begins;
     on_experiment: gets the experiment before it starts, to be able to stop it; on_done: gets the folder of a
     run that is done, before its end is announced.
     """
@@ -49,7 +50,7 @@ def conduct(
     check_folder(config, resume, overwrite)  # what is there stays as it is
     with claim(folder):
         live = Live(folder / "live.json", job=job, rounds=config.rounds, run=None)
-        try:
+        with announcing(live):
             refuse_pooled(config)
             check_names(names)
             run = run_id(folder, resume)
@@ -65,6 +66,8 @@ def conduct(
                 own=open_own_client(config),
                 pictures_at=pictures_at,
             )
+            if proposals and not resume:
+                require_agreement(remote, proposals)
             remote.register()
             federation = agree_on_federation(remote.facts, remote.hospitals)
             check_dropping(config, remote.facts)
@@ -77,12 +80,7 @@ def conduct(
             remote.strays()  # counted, though no round reports them any more
             if outcome.status == "done" and on_done is not None:
                 on_done(folder)
-        except BaseException as error:
-            reason = str(error) if isinstance(error, WardroundError) else f"{type(error).__name__}: {error}"
-            with suppress(OSError):  # a full disk must not hide the reason
-                live.say(state="failed", reason=one_line(reason), waiting_for=[], until=None)
-            raise
-        live.say(state=outcome.status, waiting_for=[], until=None)
+            live.facts["state"] = outcome.status
     return outcome
 
 

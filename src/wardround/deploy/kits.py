@@ -9,6 +9,7 @@
       state/                    state/            what wardround keeps here
       logs/                     logs/             log files of its processes
                                 runs/             one folder a run
+                                survey/           what hospitals said of their cases
 
 Keys are for their owner only; a kit whose key others can read, or that others can change, is refused. Nothing
 in a kit is code: no module is imported from it and no part of it is put on a path.
@@ -27,6 +28,7 @@ from typing import Any, Literal
 from wardround.errors import ConfigError
 from wardround.text import clipped
 
+ORGANISER = "organiser"  # its kit's name
 SCHEMA, OLDER = "wardround-kit-2", "wardround-kit-1"
 LARGEST = 10_000  # bytes of kit.json
 EVERYWHERE, LOOPBACK = "0.0.0.0", "127.0.0.1"
@@ -59,6 +61,21 @@ class Kit:
         return self.folder / "keys" / "own.key"
 
     @property
+    def next_key(self) -> Path:
+        """The key whose certificate has not come yet, if there is one."""
+        return self.state / "next.key"
+
+    @property
+    def request(self) -> Path:
+        """The signing request, beside the kit."""
+        return self.folder.with_name(f"{self.name}.request.json")
+
+    @property
+    def answer(self) -> Path:
+        """Where the organiser's answer to it is put."""
+        return self.folder.with_name(f"{self.name}.certificate.json")
+
+    @property
     def authority(self) -> Path:
         """The certificate of the project's authority."""
         return self.folder / "keys" / "authority.crt"
@@ -74,6 +91,11 @@ class Kit:
     @property
     def runs(self) -> Path:
         return self.folder / "runs"
+
+    @property
+    def survey(self) -> Path:
+        """The organiser's last survey."""
+        return self.folder / "survey"
 
     @property
     def site_file(self) -> Path:
@@ -159,7 +181,8 @@ def check_private(kit: Kit) -> None:
     Whoever has a key is that participant; whoever can write site.yaml makes the hospital's rules.
     """
     parts = (kit.folder, kit.folder / "keys", kit.state, kit.site_file, kit.folder / "kit.json")
-    refused = [(kit.own_key, 0o077, "is a private key that others on this machine may read")]
+    keys = (kit.own_key, kit.next_key)
+    refused = [(key, 0o077, "is a private key that others on this machine may read") for key in keys]
     refused += [(part, 0o022, "can be changed by others on this machine") for part in parts]
     for path, bits, sentence in refused:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
@@ -168,6 +191,13 @@ def check_private(kit: Kit) -> None:
                 raise ConfigError(
                     f"{path} {sentence} (mode {mode:03o}). Close it: chmod -R go-rwx {kit.folder}"
                 )
+
+
+def make_private(folder: Path) -> None:
+    """Folders 0700, files 0600."""
+    folder.chmod(0o700)
+    for path in folder.rglob("*"):
+        path.chmod(0o700 if path.is_dir() else 0o600)
 
 
 def find_organisers_kit(path: Path | None) -> Kit:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from wardround.deploy.kits import Kit
 from wardround.engine.records import read_lines
 from wardround.errors import ConfigError, WardroundError
 from wardround.files import file_name, jsonable, parse_json, write_parts
+from wardround.tables import one_line
 
 if TYPE_CHECKING:  # `status` must stay quick: these need torch
     from wardround.config import Config
@@ -111,6 +113,20 @@ class Live:
         self.say(state="waiting", task=task, round=round, waiting_for=sorted(names), until=until)
 
 
+@contextmanager
+def announcing(live: Live) -> Iterator[Live]:
+    """Say in live.json how it ended: done, or as the state says by then; or that it failed, and why."""
+    try:
+        yield live
+    except BaseException as error:
+        reason = str(error) if isinstance(error, WardroundError) else f"{type(error).__name__}: {error}"
+        with suppress(OSError):  # a full disk must not hide the reason
+            live.say(state="failed", reason=one_line(reason), waiting_for=[], until=None)
+        raise
+    ended = live.facts["state"] if live.facts["state"] in FINAL else "done"
+    live.say(state=ended, waiting_for=[], until=None)
+
+
 class RunFailed(WardroundError):
     """The run ended on the organiser's machine with this reason."""
 
@@ -146,7 +162,7 @@ def follow(
             if line and line != told and "connect" in str(mine.get("task")):
                 say(line)
                 told = line
-            if mine["state"] == "failed":
+            if mine["state"] == "failed" or (mine["state"] == "stopped" and mine["round"] is None):
                 raise RunFailed(str(mine.get("reason", "the run failed")))
             if mine["state"] in FINAL:
                 return str(mine["state"])

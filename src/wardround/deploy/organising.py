@@ -5,21 +5,27 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from wardround.config import Config
 from wardround.config_file import load_config, resolve
+from wardround.configuring.budget import parse_budget
+from wardround.configuring.run_plan import RunPlan, plan_hospitals
 from wardround.data.settings import TRAVELLING
 from wardround.deploy.conducting import refuse_pooled
 from wardround.deploy.job_queue import JobQueue
 from wardround.deploy.kits import Kit
 from wardround.deploy.live_file import FINAL, Live, follow, is_past_registering, read_live
+from wardround.deploy.survey.proposals import HospitalProposal, complete_prepare
+from wardround.deploy.survey.proposing import CommonSections
+from wardround.deploy.survey.survey_file import SURVEY, Survey, load_survey
 from wardround.engine.outcome import Listener
 from wardround.engine.run_folder import check_folder
 from wardround.errors import ConfigError, WardroundError
 from wardround.files import file_name, write_json
+from wardround.prediction.evaluating import check_folder as check_evaluation_folder
 from wardround.text import suggest
 
 HOSPITALS = "hospitals.json"  # in the run folder: who was asked to take part
@@ -47,8 +53,11 @@ def place_at_organiser(config: Config, kit: Kit) -> Config:
     return make_paths_absolute(config.model_copy(update=changes))
 
 
-def refuse_second(config: Config, kit: Kit, overwrite: bool) -> None:
+def refuse_second(config: Config, kit: Kit, overwrite: bool, *, is_evaluation: bool = False) -> None:
     """A run of the same name is continued or replaced, never mixed with another."""
+    if is_evaluation:
+        check_evaluation_folder(config.folder, overwrite)
+        return
     if (config.folder / "config.yaml").exists() and not overwrite:
         raise ConfigError(
             f"{config.folder} already holds a run. Continue it with: wardround submit --resume "
@@ -174,14 +183,19 @@ def submit(
     overwrite: bool = False,
     from_round: int | None = None,
     kits: Path | None = None,
+    proposals: Mapping[str, HospitalProposal] | None = None,
+    **more: Any,
 ) -> Submission:
     """Submit a run to the server.
 
     from_round: resume after this round, not the last; kits: of all hospitals, where they are on this machine
-    (a rehearsal).
+    (a rehearsal); proposals: what each hospital must accept first; more: what makes it a survey or an
+    evaluation (`kind`).
     """
     refuse_pooled(config)
-    check_folder(config, resume, overwrite)
+    if not more:
+        check_folder(config, resume, overwrite)
+    proposed = {name: one.model_dump(mode="json") for name, one in (proposals or {}).items()}
     args = {
         "config": resolve(config),
         "names": sorted(names),
@@ -189,12 +203,69 @@ def submit(
         "overwrite": overwrite,
         "from_round": from_round,
         "kits": None if kits is None else str(kits.absolute()),
+        "proposals": proposed or None,
+        **more,
     }
     write_json(config.folder / HOSPITALS, sorted(names))
     job = queue.make_id()
     Live(config.folder / "live.json", job=job, rounds=config.rounds).say(state="queued")
     queue.submit(job, args)
     return Submission(queue, config, job)
+
+
+# What a survey proposes
+
+
+def find_survey(kit: Kit) -> Survey | None:
+    """The last survey of the organiser's hospitals, if there was one."""
+    path = kit.survey / SURVEY
+    return load_survey(path) if path.exists() else None
+
+
+def configure_survey(kit: Kit) -> Config:
+    """The settings of a survey, which hospitals see by its name alone."""
+    values = {"name": "survey", "data": {"hospitals": True}, "min_clients": 1, "output": str(kit.survey)}
+    return make_paths_absolute(load_config(values))
+
+
+def use_survey(config: Config, survey: Survey | None) -> Config:
+    """The run with the names and the preparation that the survey proposes; its own settings win."""
+    data = config.data
+    if survey is None or not data.hospitals or not survey.common.class_names:
+        return config
+    changes: dict[str, Any] = {}
+    if data.common is None:
+        changes["common"] = describe_common(survey)
+    changes["prepare"] = complete_prepare({**survey.common.prepare, **(data.prepare or {})})
+    plain = data.model_dump(mode="json", include={"hospitals", *TRAVELLING})
+    return config.model_copy(update={"data": type(data).read({**plain, **changes}, "data.")})
+
+
+def describe_common(survey: Survey) -> dict[str, Any]:
+    return {"classes": survey.common.class_names, "channels": survey.common.channel_names}
+
+
+def plan_survey(path: Path, name: str, budget: str | None, overrides: Sequence[str] | None) -> RunPlan:
+    """A run planned from a survey.json; budget: quick where none is given."""
+    found = load_survey(path)
+    data = {"hospitals": True, "common": describe_common(found)}
+    return plan_hospitals(found.join(), name, path, data, parse_budget(budget or "quick"), overrides or [])
+
+
+def list_proposals(
+    config: Config, survey: Survey | None, names: Sequence[str]
+) -> dict[str, HospitalProposal]:
+    """What each hospital is asked to accept before the run; nothing where the run has no common names."""
+    asked = config.data.common
+    if asked is None:
+        return {}
+    common = CommonSections() if survey is None else survey.common
+    prepare = config.data.prepare or {}
+    if (common.class_names, common.channel_names) != (list(asked.classes), list(asked.channels)):
+        same = {"classes": dict(zip(asked.classes, asked.classes, strict=True))}
+        same["channels"] = dict(zip(asked.channels, asked.channels, strict=True))
+        return {name: HospitalProposal(**same, prepare=prepare) for name in names}
+    return {name: common.propose_to(name, prepare) for name in names}
 
 
 def load_stored_config(kit: Kit, name: str) -> Config:

@@ -20,7 +20,9 @@ from wardround.config import Config
 from wardround.deploy import limits
 from wardround.deploy.agreement import DataFacts, make_hospital_config
 from wardround.deploy.live_file import Live
+from wardround.deploy.rules import SURVEY
 from wardround.deploy.strict_json import show
+from wardround.deploy.survey.replies import read_decision, read_surveyed
 from wardround.deploy.wire import Parcel, ParcelError, pack, unpack
 from wardround.engine.checksums import read_object
 from wardround.engine.judging.calibration import fit_temperature, pooled_quantiles, summarise_test
@@ -35,7 +37,7 @@ from wardround.tables import one_line
 log = logging.getLogger(__name__)
 WAITING_STEP = 0.2
 REGISTRATIONS = "registrations.json"
-NUMBERS_ONLY = ("register", "evaluate", "calibrate", "pictures")  # tasks whose replies have no model
+NUMBERS_ONLY = ("register", "evaluate", "calibrate", "pictures", *SURVEY)  # tasks whose replies have no model
 STATISTICS = ("running_mean", "running_var")  # as torch calls those of every norm layer
 
 
@@ -273,7 +275,7 @@ class Remote:
                     words = f"the hospital refuses: {more[key]}" if key == "refused" else str(more[key])
                     return Answer(name, failure=one_line(words[: limits.REASON]))
             answer = Answer(name, message, num_bytes=parcel.num_bytes, **read_facts(more))
-            check_usable(task, sent, answer)
+            check_usable(task, sent, answer, self._registered.get(name))
             return answer
         except ParcelError as error:
             return Answer(name, refused=str(error))
@@ -331,6 +333,8 @@ def describe_error(error: Exception) -> str:
 
 def bound_reply(task: str, registration: Registration | None) -> dict[str, Any]:
     """For `unpack`: bytes on the way, bytes unpacked, and the params that a client's reply may have."""
+    if task in SURVEY:
+        return {"largest": limits.SURVEY_BYTES, "expected": {}}
     if task in NUMBERS_ONLY or registration is None:
         return {"largest": min(limits.HEADER_CHARACTERS, limits.REPLY_BYTES), "expected": {}}
     if task != "train":  # these are not compressed, so they cost no more memory than they have bytes
@@ -401,13 +405,16 @@ def read_number(name: str, value: Any, least: float, most: float, kind: Any) -> 
     return value
 
 
-def check_usable(task: str, sent: Message, answer: Answer) -> None:
+def check_usable(task: str, sent: Message, answer: Answer, registration: Registration | None) -> None:
     """Raise where the engine could not use an answer to one of its own tasks; the gate checks the rest."""
     message, name = answer.message, answer.client
     reply = Reply(message.params, message.extras, message.scalars, client=name, num_examples=1)
     if task == "evaluate":
-        metrics = list(sent.scalars["metrics"])
-        case_rows(gather([reply], metrics), metrics).csv()
+        check_scores(reply, list(sent.scalars["metrics"]), registration)
+    elif task == "fingerprint":
+        read_surveyed(name, message.scalars)
+    elif task == "agree":
+        read_decision(message.scalars)
     elif task == "calibrate" and sent.scalars["step"] == "temperature":
         fit_temperature([reply])
         int(reply.scalars["cases"])
@@ -420,3 +427,17 @@ def check_usable(task: str, sent: Message, answer: Answer) -> None:
             needed = task == "personal_model" or tensor.endswith(STATISTICS)
             if given and needed and (tensor not in given or given.spec(tensor) != (shape, dtype)):
                 raise ValueError(f"tensor '{tensor}' is missing, or of another shape or type than was sent")
+
+
+def check_scores(reply: Reply, metrics: list[str], registration: Registration | None) -> None:
+    """Raise where the scores of an evaluation cannot be used: a row for each case, or sums over them."""
+    if ("aggregate" in reply.scalars) == ("cases" in reply.scalars):
+        raise ValueError("it holds neither scores nor sums of them, or both")
+    found = gather([reply], metrics)
+    case_rows(found, metrics).csv()
+    entry = registration
+    most = limits.CASES if entry is None else entry.num_train + entry.num_val + entry.num_test
+    for sums in found.aggregates.values():
+        counts = [one.num for own in sums.scores.values() for one in own.values() if one is not None]
+        if max(counts, default=0) > most:
+            raise ValueError(f"sums are over {max(counts)} cases, but {most} were registered")

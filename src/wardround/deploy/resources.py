@@ -152,7 +152,9 @@ def training_bytes(config: Config, model: Segmenter, shape: Sequence[int]) -> in
     at_once = min(config.batch_size, config.compute.micro_batch or config.batch_size)
     batch = (at_once, model.in_channels, *shape)
     kept = activation_bytes(model, batch, checkpointing=config.compute.checkpointing) or 0
-    models = 3 + len(references & {"global", "previous"})  # its own, the one that came, the one that leaves
+    models = 3 + len(
+        references & {"global", "previous", "teacher"}
+    )  # its own, the one that came, the one that leaves
     return (
         PROCESS_BYTES + models * parameters + trainable + optimizer_bytes(config.optimizer, trainable) + kept
     )

@@ -15,7 +15,9 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from wardround.config import Config
+from wardround.data.listing import SPLITS
 from wardround.deploy.site_file import ALL, ALWAYS, OWN, TASKS, SiteFile, quiet_minutes
+from wardround.engine.judging.aggregates import aggregate_rows
 from wardround.messages import Message
 from wardround.methods import METHODS, OBJECTIVES, build_method
 from wardround.metrics import METRICS
@@ -23,6 +25,7 @@ from wardround.models import MODELS
 from wardround.models.foreign_networks import MONAI_PREFIX
 from wardround.text import format_bytes
 
+SURVEY = frozenset({"fingerprint", "agree"})  # tasks that need neither a network nor a method
 LONGEST = 200  # characters of a name that a refusal repeats
 # Settings that pull a model back in every step: so much of what earlier steps learned is forgotten.
 PULLS = {"fedprox": "mu", "fednova": "mu", "feddyn": "alpha"}
@@ -53,7 +56,7 @@ class Rules:
             self._too_early(now or self._clock())
             or self.too_large("request", bytes)
             or self._task_refused(task)
-            or (None if config is None else self._config_refused(config))
+            or (None if config is None else self._config_refused(config, is_survey=task in SURVEY))
         )
 
     def refuses_run(self, config: Config) -> str | None:
@@ -66,14 +69,17 @@ class Rules:
     def refuses_rows(self, task: str, message: Message) -> str | None:
         """Why the cases of this split are not scored one by one, or None."""
         split = message.scalars.get("split")
-        if task != "evaluate" or split in self.site.rows:
+        wanted = SPLITS if split == "all" else (str(split),)
+        if task != "evaluate" or set(wanted) <= set(self.site.rows):
+            return None
+        if self.site.scores == "aggregate" and set(wanted) <= set(SPLITS):
             return None
         asked = str(split)[:LONGEST]
         return f"evaluation of split '{asked}' is not allowed at this hospital (rows in its site.yaml)"
 
     def refuses_reply(self, task: str, message: Message, num_bytes: int, num_train: int) -> str | None:
         """Why this answer does not leave, or None; num_train: the hospital's training cases."""
-        if (reason := self.too_few(num_train)) is not None:
+        if task != "agree" and (reason := self.too_few(num_train)) is not None:
             return reason
         kept = [name for name in message.scalars if task not in ALWAYS and not self.may_leave(task, name)]
         if kept:
@@ -100,10 +106,16 @@ class Rules:
         )
 
     def filter_message(self, task: str, message: Message) -> Message:
-        """The message as it may leave: names of cases numbered, tensors and numbers untouched.
+        """The message as it may leave: names of cases numbered or their rows summed up, the rest untouched.
 
         What may not leave at all is for `refuses_reply` to say, so that nothing goes missing silently.
         """
+        if task == "evaluate" and self.site.scores == "aggregate":
+            rows = list(message.scalars["cases"])
+            others = {name: value for name, value in message.scalars.items() if name != "cases"}
+            sums = aggregate_rows(rows, self.site.min_count)
+            told = {"aggregate": sums.model_dump(mode="json"), "fewest": sums.fewest}
+            return replace(message, scalars={**others, **told})
         if self.site.case_names == "keep":
             return message
         scalars = {name: number_cases(value) for name, value in message.scalars.items()}
@@ -160,15 +172,22 @@ class Rules:
         )
 
     def _task_refused(self, task: str) -> str | None:
+        if task == "calibrate" and self.site.scores == "aggregate":
+            return (
+                "task 'calibrate' is not allowed at this hospital: its histograms show single cases (scores: "
+                "aggregate in its site.yaml)"
+            )
         if task in ALWAYS or task in self.site.tasks or ("all" in self.site.tasks and task in TASKS):
             return None
         return f"task '{task[:LONGEST]}' is not allowed at this hospital (tasks in its site.yaml)"
 
-    def _config_refused(self, config: Config | Mapping[str, Any]) -> str | None:
+    def _config_refused(self, config: Config | Mapping[str, Any], *, is_survey: bool) -> str | None:
         names = list_choices(config)
         run, network = names["run"], names["network"]
         if ALL not in self.site.runs and not any(fnmatchcase(run, pattern) for pattern in self.site.runs):
             return f"run '{run}' is not allowed at this hospital (runs in its site.yaml)"
+        if is_survey:  # nothing of the run but its name is used
+            return None
         chosen = [  # and the words that allow it where its name does not stand
             ("method", names["method"], [ALL] if names["method"] in METHODS.own else []),
             ("objective", names["objective"], [ALL] if names["objective"] in OBJECTIVES.own else []),

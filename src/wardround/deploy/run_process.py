@@ -23,9 +23,12 @@ from wardround.child_process import Line, connect, listen
 from wardround.config_file import load_config
 from wardround.deploy import limits
 from wardround.deploy.conducting import conduct, find_rehearsed_pictures
+from wardround.deploy.evaluating import conduct_evaluation
 from wardround.deploy.mailbox import are_absent
 from wardround.deploy.parcel_file import find_numbers, read_parcel, write_parcel
 from wardround.deploy.remote import NUMBERS_ONLY
+from wardround.deploy.rules import SURVEY
+from wardround.deploy.survey.conducting import conduct_survey
 from wardround.deploy.wire import Parcel, ParcelError
 from wardround.files import compute_sha256
 from wardround.reporting import write_report
@@ -97,8 +100,9 @@ class PipeChannel:
         path = self._folder / f"{letter}.request"
         write_parcel(path, parcel)
         seconds = deadline - time.monotonic()
-        is_small = parcel.header["task"] in NUMBERS_ONLY
-        limit = 2 * limits.HEADER_CHARACTERS if is_small else limits.REPLY_BYTES
+        task = parcel.header["task"]
+        limit = 2 * limits.HEADER_CHARACTERS if task in NUMBERS_ONLY else limits.REPLY_BYTES
+        limit = 2 * limits.SURVEY_BYTES if task in SURVEY else limit
         head = find_numbers(path)
         facts = {"hospital": hospital, "letter": letter, "path": str(path), "limit": limit, "head": head}
         self._send({"post": {**facts, "sha256": compute_sha256(path, head), "seconds": seconds}})
@@ -158,6 +162,20 @@ class ConductedRun:
     def conduct(self) -> None:
         arguments = self._arguments
         config, kits = load_config(arguments["config"]), arguments.get("kits")
+        if arguments.get("kind") == "survey":
+            conduct_survey(self.channel, config, names=arguments["names"], job=self.job)
+            return
+        if arguments.get("kind") == "evaluation":
+            conduct_evaluation(
+                self.channel,
+                config,
+                names=arguments["names"],
+                model=Path(arguments["model"]),
+                split=arguments["split"],
+                proposals=arguments.get("proposals"),
+                job=self.job,
+            )
+            return
         conduct(
             self.channel,
             config,
@@ -165,6 +183,7 @@ class ConductedRun:
             resume=arguments.get("resume", False),
             overwrite=arguments.get("overwrite", False),
             from_round=arguments.get("from_round"),
+            proposals=arguments.get("proposals"),
             job=self.job,
             pictures_at=partial(find_rehearsed_pictures, Path(kits), config.folder) if kits else None,
             on_experiment=self._begin,

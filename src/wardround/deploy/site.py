@@ -25,8 +25,10 @@ from wardround.deploy import limits
 from wardround.deploy.agreement import collect_facts, localise_config, open_own_federation
 from wardround.deploy.kits import DATA, KIT, SITE, Kit, open_kit
 from wardround.deploy.ledger import Ledger
-from wardround.deploy.rules import Rules
+from wardround.deploy.rules import SURVEY, Rules
 from wardround.deploy.site_file import SiteFile, find_client, load_site
+from wardround.deploy.survey.answering import answer_survey
+from wardround.deploy.survey.proposals import ProposalFolder
 from wardround.deploy.wire import Parcel, ParcelError, pack, unpack
 from wardround.engine.host import Host
 from wardround.errors import ConfigError, WardroundError
@@ -107,12 +109,16 @@ class Site:
         try:
             message, more = self._open_request(parcel, header)
             base = message.optional_params
-            host = self._host(about["run"], more["config"])
-            sync_state = SyncState.from_dict(more["sync_state"])
-            self._begin(host, about["run"], about["request"], sync_state)
-            answer = self._run_task(host, about["task"], round, message, sync_state)
-            reply, facts = self._filter_reply(host, about["task"], answer)
-            traffic = host.config.traffic
+            if about["task"] in SURVEY:
+                reply, facts = self._answer_survey(about["task"], message)
+                traffic = None
+            else:
+                host = self._host(about["run"], more["config"])
+                sync_state = SyncState.from_dict(more["sync_state"])
+                self._begin(host, about["run"], about["request"], sync_state)
+                answer = self._run_task(host, about["task"], round, message, sync_state)
+                reply, facts = self._filter_reply(host, about["task"], answer)
+                traffic = host.config.traffic
         except (Refused, ParcelError) as error:
             log.warning("%s, round %d: refused: %s", about["task"], round + 1, error)
             reply, facts, traffic = Message(), {"refused": str(error)}, None
@@ -221,7 +227,8 @@ class Site:
         refuse(rules.refuses_run(config))
         if config.compute.threads is not None:
             set_threads(config.compute.threads)
-        federation = open_own_federation(config, self._site, self.name)
+        names = ProposalFolder(self._state).find_names(config.data)
+        federation = open_own_federation(config, self._site, self.name, names)
         refuse(resources.refuses_scans(config, federation))
         federation.prepare_clients()
         refuse(resources.refuses_network(config, federation))
@@ -259,6 +266,16 @@ class Site:
         client = host.client(self.name)
         count = client.num_examples if client.guard is None else registration.num_train
         return Answer(self.name, Message(scalars=scalars), num_examples=count)
+
+    def _answer_survey(self, task: str, message: Message) -> tuple[Message, dict[str, Any]]:
+        """What a survey asks for, as far as it may leave."""
+        self._begun = time.monotonic()
+        reply, count = answer_survey(task, message, self._site, self.name, self._state, self._keep_time)
+        self._keep_time()
+        refuse(self._rules.refuses_reply(task, reply, 0, count))
+        told = reply.scalars.get("fingerprint", {}).get("cases")
+        num, seconds = told if isinstance(told, int) else 0, time.monotonic() - self._begun
+        return reply, {"num_examples": num, "num_steps": 0, "seconds": seconds, "loss": {}}
 
     def _filter_reply(self, host: Host, task: str, answer: Answer) -> tuple[Message, dict[str, Any]]:
         """The reply and the facts beside it, as far as they may leave."""

@@ -14,6 +14,8 @@ from typing import Any, Literal
 from pydantic import Field, ValidationInfo, field_validator
 
 from wardround.data.federation_file import SplitSettings
+from wardround.deploy.proxy import NONE as NO_PROXY
+from wardround.deploy.proxy import parse_proxy
 from wardround.deploy.resources import Resources
 from wardround.errors import ConfigError
 from wardround.methods import METHODS, OBJECTIVES
@@ -39,6 +41,8 @@ TASKS = {
     "calibrate": "how well the model is calibrated: sums over cases, and one row for each test case",
     "pictures": "nothing leaves; pictures of test cases are written to this hospital's own folder",
     "personal_model": "the hospital's own model, for tests at the others",
+    "fingerprint": "how many cases there are and what they are like, as histograms (wardround survey)",
+    "agree": "whether the names and the preparation that the organiser proposes are used here",
 }
 ON_REQUEST = ("contribute", "personal_model")  # tasks that a hospital allows by name, or with all
 ALWAYS = frozenset({"register"})  # names and shapes of tensors, numbers of cases: what taking part means
@@ -66,14 +70,20 @@ class SiteFile(Settings):
     largest_message: int = Field(2 * 10**9, ge=1)
     scalars: tuple[str, ...] = (ALL,)
     rows: tuple[Literal["train", "val", "test"], ...] = ("val", "test")
+    scores: Literal["rows", "aggregate"] = "rows"
     case_names: Literal["number", "keep"] = "number"
+    min_count: int = Field(5, ge=1)
+    accept: Literal["ask", "auto"] = "ask"
     min_cases: int = Field(10, ge=0)
     min_batch: int = Field(2, ge=1)
     privacy: PrivacySettings = PrivacySettings()
     resources: Resources = Resources()
     quiet_hours: tuple[str, ...] = ()
+    proxy: str | None = None
 
-    _numbers = field_validator("version", "threads", "min_cases", "min_batch", mode="before")(refuse_boolean)
+    _numbers = field_validator("version", "threads", "min_count", "min_cases", "min_batch", mode="before")(
+        refuse_boolean
+    )
     _bytes = field_validator("largest_message", mode="before")(parse_size)
 
     @field_validator("data", mode="before")
@@ -134,6 +144,13 @@ class SiteFile(Settings):
     def a_device(cls, value: str) -> str:
         if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", value):
             raise ValueError(f"it is '{value}'; use auto, cpu, cuda or cuda:0")
+        return value
+
+    @field_validator("proxy", mode="before")
+    @classmethod
+    def address(cls, value: Any) -> Any:
+        if value not in (None, NO_PROXY):
+            parse_proxy(str(value))
         return value
 
     @field_validator("quiet_hours", mode="before")
@@ -232,6 +249,13 @@ COMMENTS = {
     "refused; a training loss (loss/...) that is not allowed is left out, for it is only shown.",
     "rows": "Splits whose cases may be scored one by one, a row for each. With train, the organiser sees\n"
     "how well the model knows each training case.",
+    "scores": "rows: an evaluation leaves as a table with a row for each case. aggregate: as sums and\n"
+    "histograms over cases, never a row; calibration, whose histograms show single cases, is refused.",
+    "min_count": "Fewest patients behind any number of a survey (task fingerprint), and fewest cases behind\n"
+    "any number of aggregated scores; what has fewer is withheld.",
+    "accept": "What to do with names of classes and channels that the organiser proposes for all. ask: a\n"
+    "person here decides, with `wardround confirm .`. auto: they are accepted where no class or channel\n"
+    "is left out and names differ in spelling at most (Lesion, lesion); else a person is asked.",
     "case_names": "number: tables of scores leave with case-0001, case-0002 ... instead of the names of\n"
     "cases, in the alphabetical order of the names of the split. keep: with their names.",
     "min_cases": "Least number of training cases behind whatever leaves: a model trained on a handful gives\n"
@@ -250,6 +274,8 @@ COMMENTS = {
     "resources": "How much of this machine a run may take; null: no limit.",
     "quiet_hours": 'Times of day, on this machine\'s clock, at which requests are refused: ["22:00-06:00"].\n'
     "A task that started before may still finish and be sent.",
+    "proxy": "HTTP proxy on the way to the organiser, such as http://proxy.example.org:3128; none: past\n"
+    "every proxy; null: what https_proxy of the environment says. A password in it is in no message.",
 }
 
 

@@ -5,11 +5,30 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from wardround.clients import Registration
+from wardround.clients import Clients, Registration
 from wardround.clients.bounds import bound_counts
 from wardround.config import Config
+from wardround.errors import ConfigError
+from wardround.losses.objective import Objective
+from wardround.losses.unlabelled import SemiSupervised
+from wardround.text import suggest
 
 log = logging.getLogger(__name__)
+
+
+def check_left_out(config: Config, names: Sequence[str], resume: bool) -> None:
+    """Refuse to leave out who is not there; names: all clients, none where they are not known yet."""
+    if config.without and not resume:
+        raise ConfigError(
+            "clients can be left out of a run that goes on; add --resume. For a new run, name those that "
+            "take part in participation."
+        )
+    unknown = [name for name in config.without if names and name not in names]
+    if unknown:
+        raise ConfigError(
+            f"'{unknown[0]}' is not a client of this run and cannot be left out."
+            f"{suggest(unknown[0], names)} It has: {', '.join(names)}."
+        )
 
 
 def admit_clients(
@@ -27,6 +46,7 @@ def admit_clients(
             )
             continue
         admitted.append(entry)
+    check_labelled(admitted, config.min_clients)
     sizes = {entry.client: entry.num_train for entry in admitted if entry.num_train}
     if not isinstance(config.participation, float):
         sizes = {name: size for name, size in sizes.items() if name in config.participation}
@@ -40,3 +60,22 @@ def admit_clients(
     for warning in warnings:
         log.warning("%s", warning)
     return admitted, lowered, warnings
+
+
+def check_labelled(registered: Sequence[Registration], min_clients: int) -> None:
+    """Refuse a run that nobody could teach: clients without any label follow those that have some."""
+    training = [entry for entry in registered if entry.num_train]
+    labelled = [entry for entry in training if entry.has_labels]
+    if len(labelled) < len(training) and len(labelled) < min_clients:
+        raise ConfigError(
+            f"{len(labelled)} of {len(training)} clients that train have labels, but min_clients is "
+            f"{min_clients}. Lower it, or add labels; somebody must have them."
+        )
+
+
+def list_able(clients: Clients, objective: Objective, rounds: int, round: int) -> list[str]:
+    """Who can train in a round: those without any label join once others have taught the model."""
+    able = clients.trainable
+    if isinstance(objective, SemiSupervised) and round < objective.first_unlabelled_round(rounds):
+        return [name for name in able if clients.registered[name].has_labels]
+    return able

@@ -22,7 +22,7 @@ from wardround.config_file import resolve
 from wardround.data.federation import Federation
 from wardround.data.opening import open_federation
 from wardround.data.roles import NOT_HOSPITALS, POOLED, PROXY
-from wardround.engine.admission import admit_clients
+from wardround.engine.admission import admit_clients, check_left_out, list_able
 from wardround.engine.egress import Egress
 from wardround.engine.judging.judge import Judge
 from wardround.engine.judging.result_tables import detect_units
@@ -47,7 +47,7 @@ from wardround.models.base import Segmenter
 from wardround.models.norm import from_moments, running_stats, to_moments
 from wardround.models.start_weights import Match
 from wardround.params import Params
-from wardround.text import describe_round, suggest
+from wardround.text import describe_round
 from wardround.training.device import choose, choose_device, set_threads, start_device
 from wardround.version import __version__
 
@@ -74,7 +74,8 @@ class Experiment:
         files: Mapping[str, str] | None = None,
     ) -> None:
         self.config = config
-        self.method, objective = build_method(config), build_objective(config)
+        self.method, self._objective = build_method(config), build_objective(config)
+        objective = self._objective
         if isinstance(objective, LossFunction):
             objective.check_present()
         self.folder = RunFolder(config, files)
@@ -102,7 +103,7 @@ class Experiment:
         """
         if from_round is not None and not resume:
             raise ConfigError("--from-round chooses the round that --resume continues after; add --resume.")
-        self._check_left_out(resume)
+        check_left_out(self.config, [] if self._hospitals is not None else self._names, resume)
         self.folder.open(resume=resume, overwrite=overwrite)
         self.config = self.folder.config  # with those who were left out before
         self._warnings += self.folder.warnings
@@ -142,19 +143,6 @@ class Experiment:
 
     # Clients
 
-    def _check_left_out(self, resume: bool) -> None:
-        if self.config.without and not resume:
-            raise ConfigError(
-                "clients can be left out of a run that goes on; add --resume. For a new run, name those that "
-                "take part in participation."
-            )
-        unknown = [name for name in self.config.without if name not in self._names]
-        if unknown and self._hospitals is None:
-            raise ConfigError(
-                f"'{unknown[0]}' is not a client of this run and cannot be left out."
-                f"{suggest(unknown[0], self._names)} It has: {', '.join(self._names)}."
-            )
-
     def _place(self, resume: bool) -> Placement:
         """Where the work is done; environment.json says so."""
         config = self.config
@@ -173,7 +161,7 @@ class Experiment:
     def _register_clients(self, egress: Egress) -> Clients:
         registered, counts, warnings = admit_clients(self.config, self._transport.register())
         self._warnings += warnings
-        untested = [e.client for e in registered if not e.num_test and e.client not in NOT_HOSPITALS]
+        untested = [e.client for e in registered if e.lacks_test and e.client not in NOT_HOSPITALS]
         if untested and self.config.data.test:
             log.warning(
                 "no test case at %s: the results will have no row for %s. Look at splits, and at what was "
@@ -290,6 +278,8 @@ class Experiment:
             self._writer.flush()
             outcome = self._test(judge, clients, egress, self._average.judged(state), progress)
         outcome.partition = self.federation.partition
+        counts = {name: entry.num_unlabelled for name, entry in clients.registered.items()}
+        outcome.unlabelled = {n: c for n, c in counts.items() if c and n not in NOT_HOSPITALS}
         outcome.lacks = {name: own for name, own in self.federation.lacks.items() if own}
         tracking.on_end(self.folder.write_result(outcome))
         self._say(f"{outcome.status} after round {state.round} of {config.rounds}")
@@ -363,7 +353,8 @@ class Experiment:
 
     def _run_round(self, clients: Clients, state: ServerState) -> ServerState:
         """One round of the method; with too few answers it is repeated, then the run stops."""
-        present = choose_present(self.config, self.method, clients.trainable, state.round)
+        able = list_able(clients, self._objective, self.config.rounds, state.round)
+        present = choose_present(self.config, self.method, able, state.round)
         self.listener.on_round(state.round + 1, present)
         earlier: list[Exchange] = []  # of attempts that failed; the records show them too
         for attempt in range(self.config.retries + 1):

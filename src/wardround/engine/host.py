@@ -84,6 +84,25 @@ def check_annotation(name: str, annotation: Annotation | None, host: Host) -> No
     host.objective.check_annotation(annotation)
 
 
+def check_unlabelled(name: str, data: ClientData, host: Host) -> None:
+    """Refuse training cases without a label where method or objective cannot use them."""
+    if not data.num_unlabelled or host.method.labels_itself(name):
+        return
+    method, objective = host.config.method.get("name", "fedavg"), host.objective
+    found = f"client '{name}' has {data.num_unlabelled} training cases without a label"
+    reason = host.method.needs_labels or ("the server's own cases are to be right" if name == PROXY else "")
+    if reason:
+        raise ConfigError(
+            f"{found}, which method '{method}' cannot use: {reason}. Choose another, such as fedavg, or take "
+            "the client out of unlabelled in federation.yaml."
+        )
+    if not objective.uses_unlabelled:
+        raise ConfigError(
+            f"{found}, which objective '{objective.title}' cannot use. Set objective.name to mean_teacher or "
+            "pseudo_labels, or take the client out of unlabelled in federation.yaml."
+        )
+
+
 def pass_on(guard: Guard, task: str, round: int, request: Message, answer: Answer) -> Answer:
     """The answer as it may leave, and what was done to it."""
     facts = {key: getattr(answer, key) for key in ("message", "num_examples", "num_steps", "seconds", "loss")}
@@ -205,6 +224,8 @@ class Host:
             trainable=tuple(t for t in Params.trainable(self.bench.model) if t in self.shared),
             kept={tensor: everything.spec(tensor) for tensor in self.kept},
             num_pooled=len(data.train) if is_pooled and name != PROXY else 0,
+            num_unlabelled=0 if is_pooled else data.num_unlabelled,
+            annotates=() if data.annotation is None else data.annotation.told_classes,
         )
 
     def client(self, name: str) -> Client:
@@ -213,6 +234,7 @@ class Host:
             data = self.federation.load(name)
             device = self.bench.device
             check_annotation(name, data.annotation, self)
+            check_unlabelled(name, data, self)
             check_channels(name, data, self)
             splits = {split: getattr(data, split).to(device) for split in SPLITS}
             if self.policy.withholds_scores and name != PROXY:  # as if it had no cases to be judged on
@@ -372,11 +394,16 @@ class Host:
     def _evaluate(self, client: Client, message: Message) -> Message:
         """Scores of the client's model on one of its splits."""
         params = self._model_for(client, message)
-        split = getattr(client.data, str(message.scalars["split"]))
+        asked = str(message.scalars["split"])
         metrics = [name for name in message.scalars["metrics"] if name in METRICS]
         regions, settings = regions_of(client, self.federation), self._settings_for(message)
         variants = [read_steps(steps) for steps in message.scalars.get("variants", ())]
-        rows = score_cases(client, params, split, self.objective, regions, metrics, settings, variants)
+        rows: list[dict[str, Any]] = []
+        for name in SPLITS if asked == "all" else (asked,):
+            split, tta = getattr(client.data, name), settings.tta and asked == "all"
+            rows += score_cases(
+                client, params, split, self.objective, regions, metrics, settings, variants, tta=tta
+            )
         return Message(scalars={"cases": rows})
 
     def _settings_for(self, message: Message) -> EvaluateSettings:

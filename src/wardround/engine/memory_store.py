@@ -24,7 +24,7 @@ from wardround.storage import StoredTensors
 
 KEEP = 3
 IN_FLIGHT = 2  # rounds that a server may not have written when it is killed
-ONLY_TRAINING = ("previous", "optimizer", "optimizer_second")  # large; read when first used
+ONLY_TRAINING = ("previous", "teacher", "optimizer", "optimizer_second")  # large; read when first used
 
 
 class MemoryStore:

@@ -40,8 +40,9 @@ class Outcome:
 
     status: done, or stopped (by the user, with a checkpoint); cross_site: model of one client on the
     test cases of another; troubles: replies lost or refused after the last round, "task/client": reason;
-    units: of distances; partition: how clients were made that the data did not come with; lacks: client ->
-    channel -> number of its cases without it.
+    units: of distances; partition: how clients were made that the data did not come with; unlabelled: client
+    -> its training cases without a label, where there are some; lacks: client -> channel -> number of its
+    cases without it.
     """
 
     status: str
@@ -52,6 +53,7 @@ class Outcome:
     troubles: dict[str, str] = field(default_factory=dict)
     units: str = MM
     partition: ClientPartition | None = None
+    unlabelled: dict[str, int] = field(default_factory=dict)
     lacks: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
 

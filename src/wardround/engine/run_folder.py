@@ -48,7 +48,8 @@ LOCK = ".lock"  # in every folder of a run
 TESTED = "tested/round-{}.csv"  # the test of a round that `evaluate.test_after` names
 RUN_ENTRIES = (
     "config.yaml", PLAN, "environment.json", "preparation.json", "setup.json", "left_out.json",
-    "records.jsonl", "egress.jsonl", RUN_LOG, "cases.csv", "tested", "calibration.json", "start_weights.json",
+    "records.jsonl", "egress.jsonl", RUN_LOG, "cases.csv", "aggregates.json", "tested", "calibration.json",
+    "start_weights.json",
     POSTPROCESS, "result.json", "overlays.png", "report.html", "tensorboard", "mlflow.json",
     "checkpoints", "clients", "exchange",
 )  # fmt: skip
@@ -167,6 +168,7 @@ class RunFolder:
             "held_out": list(test.held_out) if test is not None else [],
             "units": outcome.units,
             **({"partition": vars(outcome.partition)} if outcome.partition is not None else {}),
+            **({"unlabelled": outcome.unlabelled} if outcome.unlabelled else {}),
             **({"lacks": outcome.lacks} if outcome.lacks else {}),
             "cross_site": {name: entry.as_dict() for name, entry in outcome.cross_site.items()},
             "num_refused": sum(len(record["refused"]) for record in records),
@@ -189,6 +191,7 @@ class RunFolder:
             crossed = {name: Evaluation.from_dict(entry) for name, entry in result["cross_site"].items()}
             made = ClientPartition(**result["partition"]) if "partition" in result else None
             status, lacks = str(result["status"]), dict(result.get("lacks", {}))
+            unlabelled = dict(result.get("unlabelled", {}))
         except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
             raise CheckpointError(f"{path} is damaged ({type(error).__name__}: {error}).") from None
         progress = Progress.from_dict(facts)
@@ -200,6 +203,7 @@ class RunFolder:
             crossed,
             units=read_units(result),
             partition=made,
+            unlabelled=unlabelled,
             lacks=lacks,
         )
 

@@ -131,6 +131,9 @@ def data(package: Package) -> Iterator[str]:
     rows.append(["all", *(sum(row[column] for row in rows) for column in (1, 2, 3))])
     yield table(["site", "training", "validation", "test"], rows)
     yield "Numbers of cases; nothing else about them is exported."
+    if run.unlabelled:
+        counts = ", ".join(f"{names.get(name, name)} {count}" for name, count in run.unlabelled.items())
+        yield f"Training cases without a label: {counts}; they are in no score."
     if run.partition is not None:  # a card names no folder
         yield f"**{escaped(replace(run.partition, of='one collection of cases').sentence)}**"
     left_out = count_left_out(package)

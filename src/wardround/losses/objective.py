@@ -33,6 +33,8 @@ class Context:
     share: what part of the optimizer step's batch the present pass sees, 1 unless it was cut up;
     global_, previous: frozen copies of the model this round started from and of the one this client
     returned last (the global one again when there is none yet; see `has_previous`);
+    has_unlabelled: whether the client has cases without a label; teacher: then a model of its own, which the
+    objective may change, kept between rounds;
     memory: the objective's own small state, kept between rounds and never sent;
     annotation: what the client's labels tell apart, None for all classes; restrict: makes a loss one of
     that (`Objective.restrict`); exclusion: weight of the exclusion loss;
@@ -52,6 +54,8 @@ class Context:
         global_: Reference | None = None,
         previous: Reference | None = None,
         has_previous: bool = False,
+        has_unlabelled: bool = False,
+        teacher: nn.Module | None = None,
         run: Run | None = None,
         compiled: Callable[[Callable[..., Any], Tensor], Callable[..., Any]] | None = None,
         annotation: Annotation | None = None,
@@ -79,6 +83,8 @@ class Context:
         self._made_in = -1  # which step
         self._global = global_
         self._previous = previous
+        self.has_unlabelled = has_unlabelled
+        self.teacher = teacher
         self._run = run or run_as_written
         self._compiled = compiled
         self.annotation = annotation
@@ -113,15 +119,26 @@ class Context:
         self.output = model.with_deep_logits(lambda: self._run(model, image, self.with_features))
         return self.output
 
-    def supervise(self, function: Callable[..., Any], logits: Tensor, label: Tensor) -> Any:
+    def supervise(
+        self,
+        function: Callable[..., Any],
+        logits: Tensor,
+        label: Tensor,
+        *,
+        rows: Tensor | None = None,
+        annotation: Annotation | None = None,
+    ) -> Any:
         """A loss of the pass's logits against labels, or several in a tuple or a dictionary.
 
         With deep supervision it is the mean over resolutions, weighted 1, 1/2, 1/4 ... (nnU-Net).
+        rows: the cases of the pass that logits and label are of, by default all; annotation: what these
+        labels tell apart, by default the client's.
         """
         self.has_supervised = True
-        if self.annotation is not None and self._restrict is not None:
-            return self._supervise(self._restrict(function, self.annotation), logits, label)
-        return self._supervise(partial(self.run_compiled, function), logits, label)
+        annotation = annotation or self.annotation
+        if annotation is not None and self._restrict is not None:
+            return self._supervise(self._restrict(function, annotation), logits, label, rows)
+        return self._supervise(partial(self.run_compiled, function), logits, label, rows)
 
     def exclude(self, probabilities: Callable[[Tensor], Tensor], label: Tensor) -> Tensor:
         """The exclusion loss of the pass's logits, at every resolution, by its weight."""
@@ -134,9 +151,13 @@ class Context:
         loss: Tensor = self.exclusion * self._supervise(exclusion, self.output.logits, label)
         return loss
 
-    def _supervise(self, function: Callable[..., Any], logits: Tensor, label: Tensor) -> Any:
+    def _supervise(
+        self, function: Callable[..., Any], logits: Tensor, label: Tensor, rows: Tensor | None = None
+    ) -> Any:
         found = [function(logits, label)]
-        found += [function(coarse, coarsen(label, self._size, coarse)) for coarse in self.output.deep]
+        for coarse in self.output.deep:
+            coarse = coarse if rows is None else coarse[rows]
+            found.append(function(coarse, coarsen(label, self._size, coarse)))
         return found[0] if len(found) == 1 else mean_over_resolutions(found)
 
     def run_compiled(self, function: Callable[..., Any], logits: Tensor, *others: Tensor) -> Any:
@@ -205,7 +226,8 @@ class Objective(ABC):
 
     title: ClassVar[str] = ""
     paper: ClassVar[str] = ""
-    needs: ClassVar[frozenset[str]] = frozenset()  # features, decoder, global, previous, two_views
+    needs: ClassVar[frozenset[str]] = frozenset()  # features, decoder, global, previous, teacher, two_views
+    uses_unlabelled: ClassVar[bool] = False  # whether `loss` takes cases without a label (`Batch.labelled`)
     least_together: ClassVar[int] = 1  # cases a pass needs for a meaningful loss
 
     @property

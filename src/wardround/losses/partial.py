@@ -16,8 +16,8 @@ e all that is outlined.
 
     q_m     = sum over n in m of p_n                  marginal probability
     L_mCE   = - sum over m of y_m log q_m             marginal cross entropy; likewise the Dice of q and y
-    L_eDice = sum over n of 2 sum(e p_n) / (sum(e) + sum(p_n))
-    L_eCE   = sum over n of mean(e log(p_n + 1))
+    L_eDice = mean over n of 2 sum(e p_n) / (sum(e) + sum(p_n))
+    L_eCE   = mean over n of mean(e log(p_n + 1))
 
 A softmax of logsumexp(z_n over m) is q_m, so any loss of logits becomes its marginal loss when the logits are
 merged first. Where everything is annotated nothing is merged and nothing is added.
@@ -25,7 +25,10 @@ merged first. Where everything is annotated nothing is merged and nothing is add
 Voxels to be ignored are taken out by certain background in logits and labels (`fill_ignored`).
 
 Differs: groups of several foreground classes (the whole disc, of rim and cup) are merged as well.
-Differs: the exclusion losses are means over the classes n, so that they do not grow with their number.
+Differs: n runs over classes that are not annotated. The authors' code also has background and annotated
+classes, each with the complement of its own label for e, which the marginal loss sees to; it trains with the
+Dice part alone, weighted 2, and has the cross entropy, with this 1, in a comment. The equations were checked
+against that code, not against the numbered ones of the paper.
 
 >>> annotation = Annotation((0, 1, 0))
 >>> merge_logits(torch.tensor([[[0.0], [1.0], [0.0]]]), annotation)  # ln 2, and 1

@@ -50,7 +50,9 @@ from wardround.methods.geometric_median import GeometricMedian
 from wardround.methods.harmofl import HarmoFL
 from wardround.methods.krum import Krum, MultiKrum
 from wardround.methods.ldawa import LDAWA
+from wardround.methods.mean_teacher import MeanTeacher
 from wardround.methods.moon import MOON
+from wardround.methods.pseudo_labels import PseudoLabels
 from wardround.methods.references import Centralised, Local
 from wardround.methods.safcf import CFSL, SAFCF
 from wardround.methods.scaffold import SCAFFOLD
@@ -127,6 +129,9 @@ _OBJECTIVES: dict[str, type[Objective]] = {
     "simclr": SimCLR,
     "local_cl": LocalCL,
     "swav": SwAV,
+    # For clients with cases that have no label
+    "mean_teacher": MeanTeacher,
+    "pseudo_labels": PseudoLabels,
 }
 
 METHODS = Registry("method", _METHODS, accept_subclass(Method), "a class that extends wardround.Method")

@@ -27,7 +27,14 @@ from typing import Annotated, Literal
 import torch
 from pydantic import Field
 
-from wardround.aggregation.weights import add_newcomers, collect, normalise, recall_weights, redistribute
+from wardround.aggregation.weights import (
+    add_newcomers,
+    by_class,
+    collect,
+    normalise,
+    recall_weights,
+    redistribute,
+)
 from wardround.clients import Client, Clients
 from wardround.losses.objective import told_losses
 from wardround.messages import Message, Reply, ServerState
@@ -98,7 +105,7 @@ class AAW(Method):
         return dict(zip(clients.sizes, normalise(list(clients.sizes.values())), strict=True))
 
     def weigh(self, state: ServerState, replies: Sequence[Reply]) -> list[float]:
-        return recall_weights(state.memory["weights"], replies)
+        return by_class(recall_weights(state.memory["weights"], replies), replies)
 
     def step(self, round: int, clients: Clients) -> float:
         """s_t = step0 (1 - t/T), by choice over K (A5)."""
@@ -132,8 +139,9 @@ class AAW(Method):
         return Message(scalars={} if q is None else {"Q": q})
 
     def validation_loss(self, client: Client, params: Params) -> float | None:
-        """The mean loss of the cases (Eqs. 1 and 10), or None if there are none or it is not finite."""
-        if self.validation == "holdout":
+        """The mean loss of the cases (Eqs. 1 and 10), or None if there are none or it is not finite; a client
+        with training cases that have no label has none of those."""
+        if self.validation == "holdout" or client.data.num_unlabelled:
             loss = client.evaluate(params, fallback=False)
         else:
             losses = [

@@ -48,6 +48,7 @@ class Method:
     own_steps: ClassVar[bool] = False  # `train` replaces the training step or its loss
     pooled: ClassVar[bool] = False  # trains on the union of all cases, as a reference only
     needs_every_class: ClassVar[str] = ""  # why it cannot use clients that annotate some classes only
+    needs_labels: ClassVar[str] = ""  # why it cannot use clients with cases that have no label
     needs_every_channel: ClassVar[str] = ""  # why it cannot use clients whose scans lack channels
     objective: ClassVar[str] = "dice_bce"  # what clients minimise unless the configuration says otherwise
 
@@ -91,6 +92,10 @@ class Method:
 
     def train(self, client: Client, message: Message) -> Message:
         return Message(params=client.fit(start=message.params).params)
+
+    def labels_itself(self, client: str) -> bool:
+        """Whether a client's cases need no labels, whatever the objective; default no."""
+        return False
 
     def personal(self, client: Client, params: Params) -> Params:
         """The model this client uses, given the global one; default that one, with what never travels."""

@@ -39,6 +39,7 @@ class Ditto(Method):
     link = "https://arxiv.org/abs/2012.04221"
     kind = "personal"
     needs = frozenset({"state"})
+    needs_labels = "the personal model of a client learns from its own labels alone"
 
     lam: Annotated[float, Field(ge=0)] = 0.1
 

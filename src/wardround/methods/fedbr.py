@@ -71,6 +71,7 @@ class FedBR(Banked):
     sends = "mean images and masks of groups of cases, once"
     needs_every_channel = "its pseudo cases mix the images of all clients"
     needs_every_class = "its pseudo cases mix the masks of all clients"
+    needs_labels = needs_every_class
     needs = frozenset({"features", "global"})
 
     mu: Annotated[float, Field(ge=0)] = 0.05

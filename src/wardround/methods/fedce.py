@@ -32,6 +32,7 @@ from torch import Tensor, nn
 from wardround.aggregation.robust import inner_products
 from wardround.aggregation.weights import (
     add_newcomers,
+    by_class,
     collect,
     map_to_clients,
     normalise,
@@ -66,6 +67,7 @@ class FedCE(Method):
     secure_sum = False  # cosines need every client's own update
     needs = frozenset({"validation", "state", "full"})
     up = frozenset({"error"})
+    needs_labels = "it weighs clients by their errors, which only labels show"
 
     mode: Literal["plus", "times"] = "plus"
     consensus: Literal["weighted", "uniform"] = "weighted"
@@ -91,7 +93,7 @@ class FedCE(Method):
         gradient = {name: max(0.0, 1 - fmean(history[name])) for name in names}
         sent = collect(replies, "error", 0, 1)
         data = {name: sent.get(name, 1.0) for name in names}
-        weights = self.combine(gradient, data)
+        weights = by_class(self.combine(gradient, data), replies)
 
         by_name = map_to_clients(replies, weights)
         absent = {name: w for name, w in used.items() if name not in clients.present}

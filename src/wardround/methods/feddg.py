@@ -79,6 +79,7 @@ class FedDG(Banked):
     sends = "low-frequency amplitudes of some images, once"
     needs_every_channel = "it lays the amplitudes of other clients' images over one's own"
     needs_every_class = "it contrasts the features inside and outside of an outline"
+    needs_labels = needs_every_class
     needs = frozenset({"features", "decoder"})
 
     outer: bool = True

@@ -31,7 +31,14 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 from torch import Tensor, nn
 
-from wardround.aggregation.weights import add_newcomers, collect, normalise, redistribute, renormalise
+from wardround.aggregation.weights import (
+    add_newcomers,
+    by_class,
+    collect,
+    normalise,
+    redistribute,
+    renormalise,
+)
 from wardround.clients import Client, Clients
 from wardround.config import Config
 from wardround.data.annotation import Annotation
@@ -259,8 +266,8 @@ class FedEvi(Method):
         """
         beta = state.memory["weights"]
         if not self.floor_renormalise and len(replies) == len(beta):
-            return [beta[reply.client] for reply in replies]
-        return renormalise(beta, replies)
+            return by_class([beta[reply.client] for reply in replies], replies)
+        return by_class(renormalise(beta, replies), replies)
 
     def increments(self, scores: Sequence[Reply]) -> dict[str, float]:
         """g_k = G_k R_k of every client that has the scores."""

@@ -26,7 +26,14 @@ from typing import Annotated, Literal
 from pydantic import Field
 from torch import nn
 
-from wardround.aggregation.weights import add_newcomers, collect, normalise, recall_weights, redistribute
+from wardround.aggregation.weights import (
+    add_newcomers,
+    by_class,
+    collect,
+    normalise,
+    recall_weights,
+    redistribute,
+)
 from wardround.clients import Client, Clients
 from wardround.config import Config
 from wardround.messages import Message, Reply, ServerState
@@ -85,7 +92,7 @@ class FedGA(Method):
         return adapt(a, signed, step / len(a)) if self.rule == "code" else adapt_centred(a, signed, step)
 
     def weigh(self, state: ServerState, replies: Sequence[Reply]) -> list[float]:
-        return recall_weights(state.memory["weights"], replies)
+        return by_class(recall_weights(state.memory["weights"], replies), replies)
 
     # Client
 

@@ -66,6 +66,7 @@ class FedMix(Banked):
     sends = "mean images and masks of groups of cases, once"
     needs_every_channel = "it mixes in the mean images of other clients"
     needs_every_class = "it mixes the masks of all clients"
+    needs_labels = needs_every_class
 
     lam: Annotated[float, Field(ge=0, lt=1)] = 0.05
     group: GroupSize = 5

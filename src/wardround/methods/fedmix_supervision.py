@@ -119,6 +119,9 @@ class FedMixSupervision(Method):
         fitted = client.fit(start=message.params, loss=both, split=split)
         return Message(params=fitted.params, scalars={"num_used": num_used, "loss": fitted.loss["first"]})
 
+    def labels_itself(self, client: str) -> bool:
+        return (self.annotation or {}).get(client) == "none"
+
     def pseudo_labelled(self, client: Client, received: Params, kind: Annotation) -> TensorSplit:
         """The accepted images, with ŷ_2 of the received networks to train F_1 and ŷ_1 to train F_2."""
         cases = as_stack(client.data.train, "method 'fedmix_supervision' with weak annotations")

@@ -42,6 +42,7 @@ class FedPer(Method):
     link = "https://arxiv.org/abs/1912.00818"
     kind = "personal"
     needs = frozenset({"state"})
+    needs_labels = "the last layers of a client learn from its own labels alone"
 
     layers: Literal["head", "decoder"] = "head"
 

@@ -56,6 +56,7 @@ class FedProto(Method):
     kind = "objective"
     sends = "a mean feature vector and a voxel count for each class"
     needs_every_class = "it compares mean features of every class"
+    needs_labels = needs_every_class
     needs = frozenset({"features", "decoder"})
     up = frozenset({"prototypes"})
 

@@ -50,6 +50,7 @@ class FedRCL(Method):
     link = "https://arxiv.org/abs/2401.04928"
     kind = "objective"
     needs_every_class = "it contrasts the voxels of every class"
+    needs_labels = needs_every_class
     needs = frozenset({"features", "decoder"})
 
     weight: Annotated[float, Field(ge=0)] = 0.1

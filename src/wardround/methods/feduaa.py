@@ -31,7 +31,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from wardround.aggregation.weights import collect, softmax
+from wardround.aggregation.weights import by_class, collect, softmax
 from wardround.clients import Client
 from wardround.config import Config
 from wardround.data.annotation import find_errors
@@ -92,6 +92,7 @@ class FedUAA(Method):
     sends = "one number (its uncertainty threshold)"
     needs = frozenset({"validation"})
     up = frozenset({"threshold"})
+    needs_labels = "it weighs clients by which voxels are wrong, which only labels show"
     objective = "feduaa_evidential"
 
     source: Literal["val", "train"] = "val"
@@ -103,7 +104,7 @@ class FedUAA(Method):
     # Server
 
     def weigh(self, state: ServerState, replies: Sequence[Reply]) -> list[float]:
-        return softmax([thresholds(replies)[reply.client] for reply in replies])
+        return by_class(softmax([thresholds(replies)[reply.client] for reply in replies]), replies)
 
     def notes(self, replies: Sequence[Reply], weights: Sequence[float], **ingredients: Any) -> dict[str, Any]:
         return super().notes(replies, weights, threshold=thresholds(replies), **ingredients)

@@ -26,6 +26,7 @@ class Local(Method):
     title = "Local only"
     kind = "reference"
     sends = "nothing at all"
+    needs_labels = "every client trains alone"
 
     def run_round(self, state: ServerState, clients: Clients) -> ServerState:
         """Only a client's first round sends it the common start; after that nothing travels."""

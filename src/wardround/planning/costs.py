@@ -147,7 +147,7 @@ def estimate_disk(
         state, memory = dry_run.state_bytes, dry_run.memory_bytes  # memories of two rounds
     else:
         needs = build_method(config).needs | build_objective(config).needs
-        kept = everything if needs & {"previous", "state"} else 0
+        kept = everything if needs & {"previous", "teacher", "state"} else 0
         if config.optimizer.state == "keep":
             kept += optimizer_bytes(config.optimizer, Params.trainable(model).num_bytes)
         state, memory = everything, 2 * kept
@@ -337,7 +337,7 @@ def estimate_memory(
             "parameters": parameters,
             "gradients": trainable,
             "optimizer": optimizer_bytes(config.optimizer, trainable),
-            "references": parameters * len(needs & {"global", "previous"}),
+            "references": parameters * len(needs & {"global", "previous", "teacher"}),
             "messages": 2 * parameters,
             "activations": kept,
             "cases": data,

@@ -31,7 +31,7 @@ from wardround.data.readers.image_files import same_affine
 from wardround.data.readers.label_files import read_case_label
 from wardround.data.slices.cutting import Along
 from wardround.engine.judging.evaluation import Evaluation, summarise_cases
-from wardround.engine.judging.result_tables import OWN_GRID, case_rows, client_table
+from wardround.engine.judging.result_tables import OWN_GRID, client_table, write_cases
 from wardround.errors import ConfigError, DataError
 from wardround.files import file_name, jsonable, write_json, write_text
 from wardround.metrics import MM, PX, combine_units, measure
@@ -52,6 +52,7 @@ from wardround.prediction.session import (
     group_by_input,
     load_models,
 )
+from wardround.prediction.trained import TrainedModel
 from wardround.reporting import write_report
 from wardround.tables import Table
 from wardround.text import format_size
@@ -59,13 +60,22 @@ from wardround.text import format_size
 log = logging.getLogger(__name__)
 
 Split = Literal["all", "train", "val", "test", "auto"]
-FILES = ("cases.csv", "config.yaml", "environment.json", "records.jsonl", "report.html", "result.json")
+FILES = (
+    "aggregates.json",
+    "cases.csv",
+    "config.yaml",
+    "environment.json",
+    "records.jsonl",
+    "report.html",
+    "result.json",
+)
+SCANS_GRID, PREPARED_GRID = "the scan's own", "the prepared one"
 WatchCases = Callable[[int, int, str], None]
 
 
 @dataclass
 class EvaluationReport:
-    """The result of an evaluation; units: of distances."""
+    """The result of an evaluation; units: of distances; grid: on which masks are compared with labels."""
 
     folder: Path
     evaluation: Evaluation
@@ -74,10 +84,12 @@ class EvaluationReport:
     units: str = MM
     problems: list[InputProblem] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    grid: str = SCANS_GRID
 
     @property
     def table(self) -> Table:
-        return client_table(self.evaluation, self.metrics, self.title, self.units, [OWN_GRID])
+        remarks = [OWN_GRID] if self.grid == SCANS_GRID else []
+        return client_table(self.evaluation, self.metrics, self.title, self.units, remarks)
 
     def __repr__(self) -> str:
         return f"<EvaluationReport {self.title}: {self.num_cases} cases, in {self.folder}>"
@@ -88,7 +100,10 @@ class EvaluationReport:
 
     @property
     def num_cases(self) -> int:
-        return sum(len(rows) for rows in self.evaluation.cases.values())
+        """Cases with a row, or behind the sums of a hospital that sends no rows."""
+        found, first = self.evaluation, self.metrics[0]
+        told = sum(one.summarise_means(first).num for one in found.aggregates.values())
+        return told + sum(len(rows) for rows in found.cases.values())
 
     def as_dict(self) -> dict[str, Any]:
         plain: dict[str, Any] = jsonable(
@@ -98,11 +113,11 @@ class EvaluationReport:
                 "failed": len(self.problems),
                 "summary": self.evaluation.as_dict(),
                 "uncertainty": {
-                    centre: {row["case"]: row["uncertainty"] for row in rows}
+                    centre: {row["case"]: row["uncertainty"] for row in rows if "uncertainty" in row}
                     for centre, rows in self.evaluation.cases.items()
                 },
                 "warnings": {
-                    centre: {row["case"]: row["warnings"] for row in rows if row["warnings"]}
+                    centre: {row["case"]: row["warnings"] for row in rows if row.get("warnings")}
                     for centre, rows in self.evaluation.cases.items()
                 },
                 "problems": group_by_input(self.problems),
@@ -160,7 +175,7 @@ def evaluate(
         done.notes.append("No client here took part in the training of the run.")
     done.evaluation = found.set_apart(held_out if held_out < set(rows) else ())
     is_whole = len(labelled.entries) == len(opened.entries)
-    write_evaluation(done, predictor, path, which if is_whole else "unseen")
+    write_evaluation(done, models, data=str(path), split=which if is_whole else "unseen", tta=predictor.tta)
     if report:
         write_report([folder])
     return done
@@ -304,10 +319,12 @@ def check_folder(folder: Path, overwrite: bool) -> None:
     check_writable(folder)
 
 
-def write_evaluation(done: EvaluationReport, predictor: Predictor, data: Path, split: str) -> None:
+def write_evaluation(
+    done: EvaluationReport, models: Sequence[TrainedModel], *, data: str, split: str, tta: bool | None
+) -> None:
     """The tables, and the files that make the folder readable as a run folder."""
-    folder, model = done.folder, predictor.models[0]
-    write_text(folder / "cases.csv", case_rows(done.evaluation, done.metrics).csv())
+    folder, model = done.folder, models[0]
+    write_cases(folder, done.evaluation, done.metrics)
     config = {**resolve(model.config), "name": done.title, "output": str(folder)}
     write_text(folder / "config.yaml", yaml.safe_dump(config, sort_keys=False, allow_unicode=True))
     made = model.folder / "environment.json"
@@ -332,11 +349,11 @@ def write_evaluation(done: EvaluationReport, predictor: Predictor, data: Path, s
     }
     write_json(folder / "result.json", result)
     about = {
-        "run": [str(entry.folder) for entry in predictor.models],
+        "run": [str(entry.folder) for entry in models],
         "client": model.client,
-        "data": str(data),
+        "data": data,
         "split": split,
-        "grid": "the scan's own",
-        "tta": predictor.tta,
+        "grid": done.grid,
+        "tta": tta,
     }
     write_json(folder / "evaluation.json", {**about, **done.as_dict()})

@@ -29,6 +29,7 @@ from PIL import Image
 
 from wardround.data.dicom_writing import MadeBy, encode_rtstruct, encode_seg, encode_shares, read_source
 from wardround.data.readers import metaimage, nrrd
+from wardround.data.readers.grids import read_nifti_header
 from wardround.data.readers.image_files import NIFTI
 from wardround.errors import DataError
 from wardround.files import write_bytes
@@ -131,7 +132,7 @@ def as_nifti(values: Array, scan: Scan, affine: NDArray[np.float64] | None, *, c
     """With the header of the scan's first file: its affine, codes and units, byte for byte; affine: of a scan
     in another format."""
     if scan.files[0].name.lower().endswith(NIFTI):
-        header, place, shape = read_header(scan.files[0])
+        header, place, shape = read_nifti_header(scan.files[0])
     else:
         header, place, shape = make_header(values.shape[classes:], affine)
     if classes:
@@ -156,23 +157,6 @@ def make_header(shape: tuple[int, ...], affine: Array | None) -> tuple[Any, Arra
     header = tools.Nifti1Header()
     header.set_xyzt_units("mm")
     return header, np.eye(4) if affine is None else affine, shape
-
-
-def read_header(path: Path) -> tuple[Any, Array, tuple[int, ...]]:
-    """Header, affine and shape, without voxels, and without extensions, which may name the patient."""
-    with path.open("rb") as file:
-        packed = file.read(2) == b"\x1f\x8b"
-    with gzip.open(path, "rb") if packed else path.open("rb") as stream:
-        start = stream.read(348)
-        stream.seek(0)
-        tools: Any = nibabel
-        kind = tools.Nifti2Image if start[4:7] == b"n+2" else tools.Nifti1Image
-        holder = tools.FileHolder(fileobj=stream)
-        loaded = kind.from_file_map({"header": holder, "image": holder}, mmap=False)
-        header, affine = loaded.header.copy(), np.array(loaded.affine)
-        shape = tuple(int(side) for side in loaded.shape)
-    del header.extensions[:]
-    return header, affine, shape
 
 
 # Pictures

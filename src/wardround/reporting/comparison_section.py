@@ -21,6 +21,7 @@ from wardround.comparison.scores import (
 )
 from wardround.comparison.statistics import CaseKey
 from wardround.comparison.tables import hospital_table, score_table, significance_table
+from wardround.engine.judging.evaluation import Evaluation
 from wardround.engine.judging.result_tables import client_table
 from wardround.metrics import METRICS
 from wardround.papers import presets as papers
@@ -35,7 +36,7 @@ from wardround.reporting.html import Html, details, join, name, plain, section, 
 from wardround.reporting.sections import SUMS, case_label, has_regions, limits
 from wardround.reporting.strips import Spot, strip_chart
 from wardround.reporting.tabular import table_html
-from wardround.tables import Table
+from wardround.tables import Table, shown
 
 FIGURES = {  # the section it is in, and what it is
     "scores": ("beside", "scores of every client"),
@@ -52,6 +53,8 @@ FIGURES = {  # the section it is in, and what it is
 def result_section(group: RunGroup, prefix: str) -> Html:
     """The result: a sentence, figures, and a table for every metric."""
     sheet, notices = group.sheet, draw_notices(group)
+    if group.kind == "run" and group.runs[0].test is not None and group.runs[0].test.aggregates:
+        return sums_section(group, prefix, group.runs[0].test, notices)
     if sheet is None:
         waiting = tag("p", "There is no test result yet.", class_="lead")
         return section(f"{prefix}-result", "Result", *notices, waiting)
@@ -80,6 +83,28 @@ def result_section(group: RunGroup, prefix: str) -> Html:
     if group.cross_site is not None:
         parts.append(table_html(group.cross_site))
     return section(f"{prefix}-result", "Result", *parts)
+
+
+def sums_section(group: RunGroup, prefix: str, test: Evaluation, notices: Sequence[Html]) -> Html:
+    """The result of a run some of whose hospitals sent sums over cases, no rows: all of it from summaries."""
+    run, first = group.runs[0], METRICS[group.runs[0].metrics[0]]
+    overall, worst = test.overall[first.name], test.overall[first.name].worst
+    verdict = join(
+        f"Mean {group.tested}{first.label} over {overall.num_clients} clients: ",
+        tag("strong", shown(overall.mean)), ".",
+        None if worst is None else [" The weakest is ", name(worst.client), f", {shown(worst.value)}."],
+    )  # fmt: skip
+    cases = sum(test.summarise_means(first.name, client).num for client in test.clients[first.name])
+    rows = [("clients", str(overall.num_clients + overall.num_left_out)), ("cases", str(cases))]
+    figures = tag(
+        "dl", [tag("div", tag("dt", key), tag("dd", value)) for key, value in rows], class_="figures"
+    )
+    title = capitalise(f"{group.tested}scores of each client")
+    metrics = [metric for metric in run.metrics if metric in test.clients]
+    table = table_html(client_table(test, metrics, title, run.lengths, run.remarks), fixed=SUMS)
+    return section(
+        f"{prefix}-result", "Result", tag("p", verdict, class_="verdict"), figures, *notices, table
+    )
 
 
 def retitle(table: Table, title: str) -> Table:

@@ -12,6 +12,7 @@ from typing import Any
 from wardround.comparison.runs import Run, Series, mapping, number, validation_of
 from wardround.comparison.scores import metric_loss
 from wardround.comparison.statistics import CaseKey
+from wardround.data.fingerprint.histogram import find_quantile
 from wardround.engine.judging.result_tables import client_table
 from wardround.metrics import METRICS
 from wardround.reporting.advice import next_steps
@@ -188,7 +189,28 @@ def cases(run: Run, prefix: str, places: Mapping[str, int]) -> Html:
             blocks.append(worst_table(run, metric, many))
     one = "case" if run.is_evaluation else "test case"
     lead = f"One dot is one {one}{and_region}; the line is their mean; the worst of each client is named."
-    return section(f"{prefix}-cases", "Case by case", *blocks, level=3, lead=lead) if blocks else Html("")
+    sums = sums_table(run)
+    if not blocks and sums is None:
+        return Html("")
+    return section(f"{prefix}-cases", "Case by case", *blocks, sums, level=3, lead=lead if blocks else None)
+
+
+def sums_table(run: Run) -> Html | None:
+    """How scores are spread at hospitals that send sums and histograms, no rows."""
+    if run.test is None or not run.test.aggregates:
+        return None
+    rows = []
+    for client, one in sorted(run.test.aggregates.items()):
+        for region, own in one.scores.items():
+            for metric, sums in own.items():
+                if metric not in METRICS or sums is None or sums.histogram is None:
+                    continue
+                levels = [find_quantile([sums.histogram], level) for level in (0.1, 0.5, 0.9)]
+                what = region or "mean of its structures"
+                rows.append([client, what, METRICS[metric].title_in(run.lengths), sums.num, *levels])
+    note = "From histograms of several cases a bin; no row of a case left these hospitals."
+    heads = ["client", "structure", "score", "cases", "10 %", "median", "90 %"]
+    return plain_table("Scores from sums and histograms", heads, rows, note) if rows else None
 
 
 def worst_table(run: Run, metric: str, many_regions: bool) -> Html:
@@ -342,11 +364,15 @@ def heterogeneity(run: Run, prefix: str, places: Mapping[str, int]) -> Html:
         table = plain_table("Cases of each client", ["client", "cases"], counts)
         return section(f"{prefix}-data", "How the clients differ", table, level=3)
     columns = ["client", "training cases", "validation", "test", "foreground", "last weight"]
-    rows = [client_row(run, client) for client in run.clients]
+    clients = sorted({*run.clients, *run.unlabelled})
+    rows = [client_row(run, client) for client in clients]
     if run.lacks:
         columns.append("channels absent")
-        rows = [[*row, run.lacks.get(client, "")] for row, client in zip(rows, run.clients, strict=True)]
+        rows = [[*row, run.lacks.get(client, "")] for row, client in zip(rows, clients, strict=True)]
     note = "Foreground: mean share of a test case."
+    if run.unlabelled:
+        bare = ", ".join(f"{client} {count}" for client, count in run.unlabelled.items())
+        note += f" Training cases without a label: {bare}; they are in no score."
     parts = [plain_table("Cases of each client", columns, rows, note), *foreground_chart(run, places)]
     if run.fingerprint:
         parts.append(fingerprint(run))
@@ -354,7 +380,7 @@ def heterogeneity(run: Run, prefix: str, places: Mapping[str, int]) -> Html:
 
 
 def client_row(run: Run, client: str) -> list[Any]:
-    shares = run.files[client].foreground
+    shares = run.files[client].foreground if client in run.files else ()
     mean = sum(shares) / len(shares) if shares else math.nan
     weights = run.records.series("weights").get(client, [])
     counts = [run.num_trained.get(client, "n/a"), num_validation(run, client), num_tested(run, client)]
@@ -362,6 +388,8 @@ def client_row(run: Run, client: str) -> list[Any]:
 
 
 def num_tested(run: Run, client: str) -> int:
+    if run.test is not None and client in run.test.aggregates:
+        return run.test.summarise_means(run.metrics[0], client).num
     return len({key.case for values in run.cases.values() for key in values if key.client == client})
 
 

@@ -170,6 +170,10 @@ class Workbench(Learner):
         reference.forget()
         return reference
 
+    def export_reference(self, role: str) -> Params:
+        """A copy of a frozen model, as models travel."""
+        return self.as_sent(Params.of(self._references[role].model))
+
     # Evaluation
 
     def predictions(

@@ -125,6 +125,17 @@ def test_a_case_without_label_is_an_error(tmp_path: Path) -> None:
     assert [(f.case, f.code, f.severity) for f in report.findings] == [("bare", "no_label", "error")]
 
 
+def test_a_case_without_label_trains_where_the_file_says_so_and_is_never_tested(tmp_path: Path) -> None:
+    bare = without_label(tmp_path)
+    cases = [entry(tmp_path, "north", "a", 1), bare, replace(bare, name="tested", group="t", split="test")]
+    cases[2] = replace(cases[2], images=entry(tmp_path, "north", "tested", 7).images)
+    report = checked(cases, file_with(unlabelled=("north",)))
+    found = [(f.case, f.code, f.severity) for f in report.findings]
+    assert found == [("tested", "no_label", "error"), ("", "unlabelled", "warning")]
+    assert names(report.usable) == ["a", "bare"]
+    assert "1 of 2 usable cases have no label" in report.findings[1].sentence
+
+
 def without_label(folder: Path) -> Entry:
     return replace(entry(folder, "north", "bare", 5), label=None)
 

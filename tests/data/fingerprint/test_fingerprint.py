@@ -20,12 +20,14 @@ from wardround.data.fingerprint.distance import (
     join_words,
     save_picture,
 )
+from wardround.data.fingerprint.hardware import describe_hardware
 from wardround.data.fingerprint.measure import (
     LEVELS,
     Fingerprint,
-    describe_hardware,
+    measure_case,
     measure_client,
     measure_clients,
+    summarise,
 )
 from wardround.data.listing import Entry
 from wardround.data.phantom import cases as phantom
@@ -156,6 +158,23 @@ def test_an_empty_label_counts_as_a_case_without_the_class() -> None:
     found = made(label=lambda number, mask: mask * (number > 0))
     assert found.foreground["foreground"].share == 0.9  # type: ignore[union-attr]
     assert made(label=lambda number, mask: mask * 0).foreground == {"foreground": None}
+
+
+def test_few_patients_who_lack_a_class_are_not_told_where_every_count_has_a_minimum() -> None:
+    image = Volume(np.ones((1, 8, 8), dtype=np.float32), np.eye(4), (1.0, 1.0))
+    cases = []
+    for number in range(8):
+        mask = np.zeros((1, 8, 8), dtype=np.int64)
+        mask[0, : 2 + number % 2, :2] = number > 0  # one patient has nothing
+        entry = Entry("north", str(number), (Path("i"),), Path("l"), str(number))
+        cases.append(measure_case(entry, image, Volume(mask, np.eye(4), (1.0, 1.0))))
+
+    usual, strict = summarise(cases, 5).foreground["foreground"], summarise(cases, 5, behind=5)
+    told = strict.foreground["foreground"]
+
+    assert usual is not None and told is not None
+    assert (usual.share, told.share) == (0.9, 1.0)
+    assert min(strict.count_bins()) >= 5
 
 
 def test_no_names_and_no_more_than_three_digits_leave() -> None:

@@ -296,3 +296,19 @@ def test_what_is_written_is_read_back_exactly(tmp_path: Path) -> None:
     assert np.array_equal(read_image([tmp_path / "b.nrrd"]).data, maps)
     (tmp_path / "c.nrrd").write_bytes(nrrd.encode(mask, None))
     assert read_image([tmp_path / "c.nrrd"]).affine is None
+
+
+def test_the_library_of_3d_slicer_finds_names_colours_and_places_of_segments(tmp_path: Path) -> None:
+    slicerio = pytest.importorskip("slicerio")
+    affine = np.array([[-0.5, 0.1, 0, 9], [0.1, 0.5, 0.2, -8], [0, -0.1, 3, 7], [0, 0, 0, 1.0]])
+    mask = np.zeros((5, 6, 7), dtype=np.uint8)
+    mask[1:3, 2:5, 3], mask[4, 4, 4] = 1, 3
+    names = {1: "liver", 3: "GTV 2"}
+    (tmp_path / "a.seg.nrrd").write_bytes(nrrd.encode_segments(mask, affine, names, nrrd.COLOURS))
+    found = slicerio.read_segmentation(str(tmp_path / "a.seg.nrrd"))
+    assert np.array_equal(found["voxels"], mask)
+    assert np.allclose(np.diag([-1, -1, 1, 1]) @ found["ijkToLPS"], affine, rtol=0, atol=1e-6)
+    segments = found["segments"]
+    assert {segment["labelValue"]: segment["name"] for segment in segments} == names
+    colours = [tuple(round(255 * part) for part in segment["color"]) for segment in segments]
+    assert colours == list(nrrd.COLOURS[:2])

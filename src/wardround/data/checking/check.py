@@ -20,7 +20,7 @@ import os
 import stat
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -49,7 +49,6 @@ MANY_VALUES = 32  # more are the greys of a picture
 
 Cases = list[tuple[Entry, CaseFacts]]
 Verdict = tuple[str, Severity, str]  # code, severity, what is wrong
-NO_LABEL: Verdict = ("no_label", "error", "it has no label; add one, or take it off the list.")
 
 
 def check(
@@ -109,7 +108,7 @@ class Norms:
 
     channels: how many, and how a message names their source; dimensions: of most images; classes: name ->
     values, empty where none are named; background: values of no class that most cases have, with counts;
-    ignore: values of voxels that nobody annotated.
+    ignore: values of voxels that nobody annotated; unlabelled: clients whose cases may train without label.
     """
 
     channels: tuple[int, str]
@@ -117,6 +116,7 @@ class Norms:
     classes: Labels
     background: Mapping[int, int]
     ignore: tuple[int, ...] = ()
+    unlabelled: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, cases: Cases, listing: Listing, file: FederationFile) -> Norms:
@@ -127,9 +127,9 @@ class Norms:
         classes = file.labels or listing.labels
         dimensions = find_most_frequent(len(image.shape) for image in images)
         ignore = file.ignore or listing.ignore
-        usual = find_background_values(cases, classes)
+        usual = find_background_values(cases, classes, file.background)
         background = {value: count for value, count in usual.items() if value not in ignore}
-        return cls(channels, dimensions, classes, background, ignore)
+        return cls(channels, dimensions, classes, background, ignore, file.unlabelled)
 
     def named(self, entry: Entry) -> set[int]:
         """Label values that mean a class in this case."""
@@ -146,8 +146,8 @@ def find_most_frequent(numbers: Iterable[int]) -> int:
     return max(counts, key=lambda number: (counts[number], number)) if counts else 0
 
 
-def find_background_values(cases: Cases, classes: Labels) -> dict[int, int]:
-    """Values of no class in more than half of the labels, and there mostly beside a class."""
+def find_background_values(cases: Cases, classes: Labels, meant: Collection[int] = ()) -> dict[int, int]:
+    """Values of no class in more than half of the labels, and there mostly beside a class; or meant so."""
     labels = [(entry, facts.label) for entry, facts in cases if facts.label is not None]
     counts: Counter[int] = Counter()
     beside: Counter[int] = Counter()
@@ -157,7 +157,8 @@ def find_background_values(cases: Cases, classes: Labels) -> dict[int, int]:
         counts.update(others)
         if named & set(label.values):
             beside.update(others)
-    return {v: n for v, n in sorted(counts.items()) if 2 * n > len(labels) and 2 * beside[v] > n}
+    usual = {v for v, n in counts.items() if 2 * n > len(labels) and 2 * beside[v] > n}
+    return {v: n for v, n in sorted(counts.items()) if v in usual or v in meant}
 
 
 def report_background(norms: Norms) -> list[Finding]:
@@ -223,13 +224,26 @@ def judge_case(entry: Entry, facts: CaseFacts, norms: Norms) -> Iterator[Verdict
     for code, sentence in facts.troubles:
         yield code, "error", sentence
     if entry.label is None:
-        yield NO_LABEL
+        yield from judge_unlabelled(entry, norms.unlabelled)
     if facts.image is not None:
         yield from judge_image(facts.image, norms, entry.channels)
     if facts.label is not None:
         yield from judge_label(facts.label, norms, norms.named(entry))
     if facts.image is not None and facts.label is not None:
         yield from judge_pair(facts.image, facts.label)
+
+
+def judge_unlabelled(entry: Entry, unlabelled: Sequence[str]) -> Iterator[Verdict]:
+    """A case without a label trains where federation.yaml says so, and is never tested."""
+    if entry.client not in unlabelled:
+        said = "it has no label; add one, take it off the list, or name its client under unlabelled."
+        yield "no_label", "error", said
+    elif entry.split not in (None, "train"):
+        yield (
+            "no_label",
+            "error",
+            f"it has no label, so it cannot be in {entry.split}; add one, or train on it.",
+        )
 
 
 def judge_image(image: ImageFacts, norms: Norms, named: Sequence[str]) -> Iterator[Verdict]:
@@ -285,6 +299,9 @@ def judge_pair(image: ImageFacts, label: LabelFacts) -> Iterator[Verdict]:
         elif apart > SAME_AFFINE:
             said = f"the affines of image and label differ by {apart:.1g}; the image's is taken."
             yield "geometry", "repaired", said
+    if label.placed:
+        said = "the label stores the image's voxels in another order, or a part of them; they are put right."
+        yield "geometry", "repaired", said
 
 
 # Without opening an image: files are there, labels, patients in two splits
@@ -294,7 +311,7 @@ def check_quickly(listing: Listing, file: FederationFile, *, base: Path | None =
     """What needs no decoding, microseconds a case: files are there and not empty, labels, leaks, patients."""
     entries, findings = assign_splits(listing, file, base)
     cases = [(entry, CaseFacts()) for entry in entries]
-    findings += [Finding.at(entry, *said) for entry in entries for said in judge_files(entry)]
+    findings += [Finding.at(e, *said) for e in entries for said in judge_files(e, file.unlabelled)]
     good = drop_errors(cases, findings)
     findings += across.find_leaks(good)
     findings += across.check_groups(cases, drop_errors(good, findings), file)
@@ -322,10 +339,10 @@ def drop_errors(cases: Cases, findings: Sequence[Finding]) -> Cases:
     return [(entry, facts) for entry, facts in cases if (entry.client, entry.name) not in wrong]
 
 
-def judge_files(entry: Entry) -> Iterator[Verdict]:
+def judge_files(entry: Entry, unlabelled: Sequence[str] = ()) -> Iterator[Verdict]:
     """What the file system says of a case, without opening anything."""
     if entry.label is None:
-        yield NO_LABEL
+        yield from judge_unlabelled(entry, unlabelled)
     for path in entry.files:
         trouble = inspect_file(path)
         if trouble is not None:

@@ -134,7 +134,13 @@ def check_groups(every: Cases, good: Cases, file: FederationFile) -> list[Findin
         elif split and not held_out and all(entry.split != "train" for entry in entries):
             said = f"client '{client}' has no training case; to test on it, name it under held_out."
             found.append(Finding(client, "", "no_training", "warning", as_line(said)))
-        if len(patients) == 1:
+        bare = sum(entry.label is None for entry in entries)
+        if bare:
+            said = (
+                f"client '{client}': {bare} of {len(entries)} usable cases have no label and train without."
+            )
+            found.append(Finding(client, "", "unlabelled", "warning", as_line(said)))
+        if len(patients) == 1 and not bare:
             then = "its score rests on that one" if held_out else "it cannot be split; name it under held_out"
             said = f"client '{client}' has a single patient, '{patients.pop()}': {then}."
             found.append(Finding(client, "", "one_patient", "warning", as_line(said)))

@@ -51,13 +51,14 @@ class ImageFacts:
 
 @dataclass(frozen=True)
 class LabelFacts:
-    """values: how many voxels have each, the first MOST_VALUES of num_values."""
+    """values: how many voxels have each, the first MOST_VALUES of num_values; placed: see `Volume`."""
 
     shape: tuple[int, ...]
     affine: NDArray[np.float64] | None
     values: Mapping[int, int]
     num_values: int
     digest: str
+    placed: bool = False
 
 
 @dataclass(frozen=True)
@@ -227,7 +228,8 @@ def measure_label(volume: Volume) -> LabelFacts:
     else:
         values, numbers = np.unique(flat, return_counts=True)
     pairs = zip(values[:MOST_VALUES].tolist(), numbers[:MOST_VALUES].tolist(), strict=True)
-    return LabelFacts(volume.spatial, volume.affine, dict(pairs), len(values), hash_pixels(volume))
+    digest = hash_pixels(volume)
+    return LabelFacts(volume.spatial, volume.affine, dict(pairs), len(values), digest, volume.placed)
 
 
 def hash_pixels(volume: Volume) -> str:

@@ -31,6 +31,7 @@ CODES = {
     "unreadable": "unreadable",
     "not_finite": "NaN or infinite voxels",
     "no_label": "no label",
+    "unlabelled": "client that trains without labels",
     "not_whole": "label not whole numbers",
     "label_value": "unexpected label value",
     "shape": "image and label of different shape",
@@ -61,7 +62,7 @@ CODES = {
 }
 
 # What a run says before it trains, of a client or of all
-ANNOUNCED = ("class_absent", "class_nowhere", "background_value", "no_background", "stretched")
+ANNOUNCED = ("unlabelled", "class_absent", "class_nowhere", "background_value", "no_background", "stretched")
 
 
 @dataclass(frozen=True)

@@ -22,10 +22,10 @@ from functools import reduce
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from pydantic import Field, ValidationError, model_validator
 
+from wardround.data.fingerprint.hardware import Hardware, describe_hardware
 from wardround.data.fingerprint.histogram import (
     BEHIND,
     FingerprintModel,
@@ -44,7 +44,6 @@ from wardround.data.preparing.geometry import find_reorientation, reorient
 from wardround.data.preparing.prepare import find_box, take_channels
 from wardround.data.readers.image_files import Volume
 from wardround.errors import DataError
-from wardround.machine import cores, total_memory
 from wardround.text import format_bytes, format_size
 
 LEVELS = (1.0, 5.0, 25.0, 50.0, 75.0, 95.0, 99.0)  # per cent, of the intensities of a case
@@ -75,21 +74,13 @@ class Curve(FingerprintModel):
 class Sizes(FingerprintModel):
     """How large a class is where it is present.
 
-    share: of the cases that have it, to a tenth; fraction: of the cropped image; volume: in mm to the power
-    of the dimensions, None where files have no spacing.
+    share: of the cases that have it, to a tenth (1 where few lack it, if strict); fraction: of the cropped
+    image; volume: in mm to the power of the dimensions, None where files have no spacing.
     """
 
     share: Share
     fraction: Histogram
     volume: Histogram | None = None
-
-
-class Hardware(FingerprintModel):
-    """What a client computes with. memory: bytes of its GPU, or of the machine."""
-
-    device: Literal["cuda", "cpu"]
-    memory: int = Field(ge=1, le=2**50)
-    cores: int = Field(ge=1, le=2**16)
 
 
 class Fingerprint(FingerprintModel):
@@ -137,6 +128,12 @@ class Fingerprint(FingerprintModel):
         """Whether there were enough cases to share more than their count."""
         return isinstance(self.cases, int) and isinstance(self.groups, int) and bool(self.intensity)
 
+    def count_bins(self) -> list[int]:
+        """The number of cases of every bin."""
+        sizes = [one for own in self.foreground.values() if own for one in (own.fraction, own.volume)]
+        every = [*self.shape, *self.spacing, *self.extent, *self.foreground_extent, self.kept, *sizes]
+        return [count for one in every if one is not None for count in one.counts]
+
     def as_dict(self) -> dict[str, Any]:
         return self.model_dump(mode="json")
 
@@ -167,13 +164,6 @@ def check_content(validate: Callable[[], Fingerprint]) -> Fingerprint:
         first = error.errors(include_input=False)[0]
         where = ".".join(str(part)[:LONGEST_NAME] for part in first["loc"]) or "it"
         raise DataError(f"This is not a fingerprint: {where}: {first['msg']}.") from None
-
-
-def describe_hardware() -> Hardware:
-    """What this machine computes with; memory to three digits."""
-    on_gpu = torch.cuda.is_available()
-    memory = torch.cuda.get_device_properties(0).total_memory if on_gpu else total_memory()
-    return Hardware(device="cuda" if on_gpu else "cpu", memory=int(round_all([memory])[0]), cores=cores())
 
 
 # One client
@@ -260,14 +250,18 @@ def withhold(entries: Sequence[Entry], minimum: int) -> Fingerprint:
     return Fingerprint(client=entries[0].client, cases=shown, groups=few, hardware=describe_hardware())
 
 
-def summarise(cases: Sequence[CaseStatistics], minimum: int) -> Fingerprint:
-    """The fingerprint of a client from its measured cases; withheld where they are of too few patients."""
+def summarise(cases: Sequence[CaseStatistics], minimum: int, behind: int | None = None) -> Fingerprint:
+    """The fingerprint of a client from its measured cases; withheld where they are of too few patients.
+
+    behind: fewest patients of a bin, and of those who lack a class where some do, so that no count below it
+    can be worked out; default BEHIND, or `minimum` where that is less, for bins alone.
+    """
     entries = [case.entry for case in cases]
     groups = [entry.group for entry in entries]
     if len(set(groups)) < minimum:
         return withhold(entries, minimum)
     check_alike(cases)
-    behind = min(BEHIND, max(1, minimum))
+    strict, behind = behind is not None, behind or min(BEHIND, max(1, minimum))
     sides = np.array([case.shape for case in cases], dtype=np.float64)
     spacings = np.array([case.spacing for case in cases])
     drawn = [case for case in cases if case.inside]
@@ -292,7 +286,7 @@ def summarise(cases: Sequence[CaseStatistics], minimum: int) -> Fingerprint:
         ),
         "modality": tuple(agree([case.modality[n] for case in own]) for n, own in enumerate(channels)),
         "inside": tuple(count_labelled(own, n, minimum, behind) for n, own in enumerate(channels) if known),
-        "foreground": summarise_sizes(cases, minimum, behind),
+        "foreground": summarise_sizes(cases, minimum, behind, strict=strict),
         "foreground_extent": tuple(make_histogram(column, owners, behind) for column in extents.T),
     }
     return Fingerprint.from_dict(content)
@@ -428,8 +422,10 @@ def average_curve(values: Sequence[Matrix]) -> Curve | None:
     return Curve(mean=round_all(table.mean(axis=0)), sd=round_all(deviation))
 
 
-def summarise_sizes(cases: Sequence[CaseStatistics], minimum: int, behind: int) -> dict[str, Sizes | None]:
-    """Sizes of each class over the cases that have it; None where they are of fewer than `minimum` groups."""
+def summarise_sizes(
+    cases: Sequence[CaseStatistics], minimum: int, behind: int, *, strict: bool = False
+) -> dict[str, Sizes | None]:
+    """Sizes of each class where it is; None if of few groups. strict: few that lack it are not told."""
     labelled = [(case, case.voxels) for case in cases if case.voxels is not None]
     found: dict[str, Sizes | None] = {}
     classes = sorted({name for _, voxels in labelled for name in voxels} - {ALL})
@@ -439,11 +435,14 @@ def summarise_sizes(cases: Sequence[CaseStatistics], minimum: int, behind: int) 
         if len(set(groups)) < max(1, minimum):
             found[name] = None
             continue
+        without = {case.entry.group for case, voxels in labelled if not voxels.get(name, 0)}
+        exact = len(own) / len(labelled)
+        share = 1.0 if strict and len(without) < behind else round(exact, 1 if minimum > 1 else 4)
         fractions = [count / math.prod(case.shape) for case, count in own]
         volumes = [count * math.prod(case.spacing) for case, count in own]
         measured = all(case.has_spacing for case, _ in own)
         found[name] = Sizes(
-            share=round(len(own) / len(labelled), 1 if minimum > 1 else 4),
+            share=share,
             fraction=make_histogram(fractions, groups, behind),
             volume=make_histogram(volumes, groups, behind) if measured else None,
         )

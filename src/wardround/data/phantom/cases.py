@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from wardround.data.annotation import Annotation, annotations_of
-from wardround.data.cases import Case, ClientData, TensorSplit
+from wardround.data.cases import Case, ClientData, TensorSplit, blank_label
 from wardround.data.phantom.scans import (
     DESIGNED,
     Organ,
@@ -71,6 +71,10 @@ class PhantomSettings(Settings):
     annotates: dict[str, tuple[str, ...]] = Field(
         default_factory=dict,
         description="Hospital -> the classes it annotates; its labels hold no others. Left out: all.",
+    )
+    unlabelled: tuple[str, ...] = Field(
+        default=(),
+        description="Hospitals without any label: they train without, and are not validated or tested.",
     )
     channels: int = Field(
         default=1, ge=1, le=4, description="Sequences of each scan; each shows other tissue."
@@ -128,6 +132,9 @@ class PhantomSettings(Settings):
             raise ValueError("organs names one twice")
         if self.organs and self.num_classes != 2:
             raise ValueError("organs and num_classes are both given; leave num_classes out")
+        unknown = [name for name in self.unlabelled if name not in list_hospitals(self)]
+        if unknown:
+            raise ValueError(f"unlabelled names '{unknown[0]}', which is not one of the hospitals")
         try:
             annotations_of(self.annotates, self.classes, {}, list_hospitals(self))
         except ConfigError as error:
@@ -259,6 +266,10 @@ def make_client(settings: PhantomSettings, name: str, seed: int) -> ClientData:
     cases: dict[str, list[Case]] = {"train": [], "val": [], "test": []}
     for number in range(1, count_cases(settings, name) + 1):
         cases[choose_split(settings, name, number)].append(make_case(settings, style, number, seed))
+    if name in settings.unlabelled:
+        bare = [replace(case, label=blank_label(case.image)) for case in cases["train"]]
+        none = TensorSplit.of([])
+        return ClientData(TensorSplit.of(bare), none, none, num_unlabelled=len(bare))
     train, val, test = (TensorSplit.of(members) for members in cases.values())
     return ClientData(train, val, test, settings.annotations.get(name), lacking=bool(settings.lacks))
 

@@ -57,6 +57,8 @@ def _choose_writer(settings: PhantomSettings, file_format: str) -> WriteScan:
     if file_format == "nifti":
         return _write_nifti
     if file_format == "dicom":
+        if settings.unlabelled:
+            raise DataError("DICOM series are written with their masks; for unlabelled, choose 'nifti'.")
         if settings.dimensions != 3 or settings.channels != 1:
             raise DataError("DICOM series hold 3D cases of one channel; choose these, or the format 'nifti'.")
         return _write_dicom
@@ -93,11 +95,20 @@ def _write_hospitals(settings: PhantomSettings, folder: Path, write_scan: WriteS
         for number in range(1, phantom.count_cases(settings, name) + 1):
             scan = phantom.make_scan(settings, style, number, seed)
             write_scan(scan, folder / name, index)
-            rows.append((name, scan.name, phantom.choose_split(settings, name, number)))
+            if name in settings.unlabelled:
+                _remove_label(scan, folder / name)
+            split = phantom.choose_split(settings, name, number)
+            rows.append((name, scan.name, "train" if name in settings.unlabelled else split))
     with (folder / "index.csv").open("w", newline="", encoding="utf-8") as file:
         table = csv.writer(file, lineterminator="\n")
         table.writerow(("centre", "stem", "split"))
         table.writerows(rows)
+
+
+def _remove_label(scan: PhantomScan, home: Path) -> None:
+    """The label is all that a hospital without labels does not have."""
+    for label in home.glob(f"labels/{scan.name}.*"):
+        label.unlink()
 
 
 def _write_nifti(scan: PhantomScan, home: Path, hospital: int) -> None:

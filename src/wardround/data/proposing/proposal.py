@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -58,7 +59,7 @@ class Proposal:
     of the labels that were opened found.
 
     proposed: annotates and channels_of, what each client seems to annotate and to have, where that is not
-    everything; for the user to confirm.
+    everything, and unlabelled, clients with images that have no label; for the user to confirm.
     """
 
     file: FederationFile
@@ -66,7 +67,7 @@ class Proposal:
     recognised: tuple[str, ...]
     choices: tuple[str, ...]
     warnings: tuple[str, ...] = ()
-    proposed: Mapping[str, Mapping[str, Sequence[str]]] = field(default_factory=dict)
+    proposed: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def remarks(self) -> list[str]:
@@ -180,8 +181,24 @@ def choose(sources: Sources, listing: Listing, found: Inspection, recognised: Se
             "Clients hold different classes. If the others were not outlined there, take the # from the line "
             "annotates; otherwise they are taken for background, and train asks for labels_differ: true."
         )
-    proposed = {"annotates": annotates, "channels_of": guess_channels(found, channels, choices)}
+    proposed = {
+        "annotates": annotates,
+        "channels_of": guess_channels(found, channels, choices),
+        "unlabelled": find_unlabelled(listing, training, choices) if partition.kind == "natural" else [],
+    }
     return Proposal(file, listing, tuple(recognised), tuple(choices), tuple(warnings), proposed)
+
+
+def find_unlabelled(listing: Listing, training: Sequence[str], choices: list[str]) -> list[str]:
+    """Clients with images that have no label: these are left out, unless the user confirms them."""
+    found = {name: [entry.label is None for entry in listing.of(name)] for name in training}
+    counts = [f"{name} ({sum(bare)} of {len(bare)})" for name, bare in found.items() if any(bare)]
+    if counts:
+        choices.append(
+            f"Images without a label: {join_names(counts, 20)}. They are left out. To train on them without "
+            "labels, take the # from the line unlabelled."
+        )
+    return [name for name, bare in found.items() if any(bare)]
 
 
 def choose_channels(listing: Listing, found: Inspection, choices: list[str]) -> tuple[str, ...]:
@@ -249,7 +266,7 @@ def choose_held_out(listing: Listing, choices: list[str]) -> list[str]:
         name
         for name in listing.clients
         if never_trains(listing.of(name))
-        or (few[name] < FEWEST_TO_SPLIT and None in {entry.split for entry in listing.of(name)})
+        or (0 < few[name] < FEWEST_TO_SPLIT and None in {entry.split for entry in listing.of(name)})
     ]
     if len(held) == len(listing.clients):
         return []

@@ -64,13 +64,15 @@ class Volume:
 
     data: (C, *spatial), float32 for images, int64 and one channel for labels; affine: voxel to millimetres
     of the file's own grid, None where the format has none; spacing: millimetres a voxel along each spatial
-    axis, 1 where unknown; thin: the axis of length one that was dropped, so that `data` is 2D.
+    axis, 1 where unknown; thin: the axis of length one that was dropped, so that `data` is 2D; placed:
+    whether a label stored its voxels in another way than its image.
     """
 
     data: Array
     affine: NDArray[np.float64] | None
     spacing: tuple[float, ...]
     thin: int | None = None
+    placed: bool = False
 
     @property
     def spatial(self) -> tuple[int, ...]:

@@ -7,24 +7,27 @@ from dataclasses import replace
 import numpy as np
 
 from wardround.data.listing import Entry, LabelCoding
+from wardround.data.readers.grids import place_label
 from wardround.data.readers.image_files import Volume, read_label, same_affine
 from wardround.errors import DataError
 from wardround.text import format_size
 
 
 def read_case_label(entry: Entry) -> Volume | None:
-    """The label of a case as class values; None where it has none."""
+    """The label of a case as class values, on its image's voxels where it has them; None without a label."""
     if entry.label is None:
         return None
     coding = entry.coding or LabelCoding()
-    return join_masks(entry, coding) if entry.masks else read_label(entry.label, coding.colours)
+    if entry.masks:
+        return join_masks(entry, coding)
+    return place_label(read_label(entry.label, coding.colours), entry.images[0])
 
 
 def read_masks(entry: Entry) -> dict[str, Volume]:
     """Each mask of a case, by its name, as zeros and ones; all have one grid."""
     found: dict[str, Volume] = {}
     for name, path in entry.masks.items():
-        mask = read_label(path)
+        mask = place_label(read_label(path), entry.images[0])
         values = [value for value in np.unique(mask.data).tolist() if value]
         if len(values) > 1 or min(values, default=0) < 0:
             raise DataError(

@@ -109,10 +109,13 @@ class Preparer:
         cases = [[*name, own, *coding] for name, own, coding in zip(names, files, codings, strict=True)]
         maps = {ascii(e.client): list(e.labels.items()) for e in entries if e.labels is not None}
         rules = [maps, RULES, FORMAT, self.channels, self.dimensions, list(self.file.labels.items())]
+        rules += [list(self.file.background)] if self.file.background else []
         if self.file.ignore:
             rules.append(list(self.file.ignore))
         if self.file.annotates:
             rules.append({client: list(names) for client, names in self.file.annotates.items()})
+        if self.file.unlabelled:
+            rules.append(["unlabelled", *self.file.unlabelled])
         text = json.dumps([rules, self.file.prepare.model_dump(mode="json", exclude={"slices"}), cases])
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 

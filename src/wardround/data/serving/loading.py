@@ -22,10 +22,11 @@ from torch import Tensor
 
 from wardround.data import partitions
 from wardround.data.annotation import annotations_of
-from wardround.data.cases import ClientData, Split, TensorSplit
+from wardround.data.cases import ClientData, Split, TensorSplit, blank_label
 from wardround.data.channels import count_lacking
 from wardround.data.checking.check import assign_splits
 from wardround.data.checking.facts import ImageFacts, read_facts
+from wardround.data.common_names import OwnNames, use_common_names
 from wardround.data.federation import Federation, ScanSummary
 from wardround.data.federation_file import (
     ClientPartition,
@@ -63,19 +64,25 @@ log = logging.getLogger(__name__)
 
 
 def federation_of(
-    path: Path, settings: DataSettings, seed: int, resident: Residence = "auto", only: str | None = None
+    path: Path,
+    settings: DataSettings,
+    seed: int,
+    resident: Residence = "auto",
+    only: str | None = None,
+    names: OwnNames | None = None,
 ) -> Federation:
     """The federation of a federation.yaml, cheap to open; each client is checked and prepared when loaded.
 
-    only: the one client served by this process, as at a hospital.
+    only: the one client served by this process, as at a hospital; names: what the run calls its classes and
+    channels, where that is not what the file says.
     seed: of the run, unused: splits and partitions have seeds in the file, so that runs of all seeds have
     the same cases at the same clients.
     """
-    data = RealData(Path(path), settings, resident, only)
-    names = data.listing.clients
+    data = RealData(Path(path), settings, resident, only, names)
+    clients = data.listing.clients
     return Federation(
-        names=names,
-        counts={name: len(data.listing.of(name)) for name in names},
+        names=clients,
+        counts={name: len(data.listing.of(name)) for name in clients},
         dimensions=data.dimensions,
         in_channels=data.in_channels,
         num_classes=len(data.file.labels) + 1,
@@ -101,7 +108,12 @@ class RealData:
     """The cases of a federation.yaml, each at its client and in its split."""
 
     def __init__(
-        self, path: Path, settings: DataSettings, resident: Residence = "auto", only: str | None = None
+        self,
+        path: Path,
+        settings: DataSettings,
+        resident: Residence = "auto",
+        only: str | None = None,
+        names: OwnNames | None = None,
     ) -> None:
         self.path = path
         self.settings = settings
@@ -109,6 +121,8 @@ class RealData:
         file = override_sections(load(path), settings)
         found = list_cases(file, path.parent)
         self.file = add_label_meaning(file, found, path)
+        if names is not None:
+            self.file, found = use_common_names(self.file, found, names)
         self.cache = Cache(path.parent / (file.cache or ".wardround-cache"))
         self.describe = LabelDescriptions(self.cache.folder / "labels.json", self.file.labels)
         self.listing = replace(found, entries=tuple(self._place(found)))
@@ -226,6 +240,7 @@ class RealData:
             val=self._make_split(stored["val"], patch, in_memory),
             test=self._make_split(stored["test"], patch, in_memory),
             annotation=self.annotations.get(name),
+            num_unlabelled=sum(e.label is None and e.name in client.paths for e in self.listing.of(name)),
             lacking=bool(self.lacks),
         )
 
@@ -293,7 +308,9 @@ class RealData:
             shift = partitions.read_shift(entry)
             change = None if shift is None else partial(shift_present, shift=shift, places=entry.places)
             case, foreground = replace(loaded.case, name=entry.name), loaded.foreground
-            if annotation is not None and any(map(annotation.merges, foreground)):
+            if entry.label is None:
+                case = replace(case, label=blank_label(case.image))
+            elif annotation is not None and any(map(annotation.merges, foreground)):
                 case = replace(case, label=annotation.hide(case.label))
                 foreground = annotation.hide_voxels(foreground)
             stored[entry.split or "train"].append(StoredCase(case, foreground, change))

@@ -47,7 +47,7 @@ class StoredCase:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return tuple(self.case.label.shape)
+        return tuple(self.case.image.shape[1:])
 
     @property
     def image(self) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -17,6 +17,7 @@ from torch import Tensor
 from wardround.clients import Client
 from wardround.config import EvaluateSettings, Postprocess
 from wardround.data.cases import Split
+from wardround.engine.judging.aggregates import Aggregate
 from wardround.engine.judging.postprocessing import Steps, name_variant, postprocess_labels
 from wardround.losses.objective import Objective, told_losses
 from wardround.messages import Reply
@@ -43,14 +44,17 @@ def score_cases(
     metrics: Sequence[str],
     settings: EvaluateSettings,
     variants: Sequence[Steps] = (),
+    *,
+    tta: bool = False,
 ) -> list[Row]:
     """One row a case: its name, its loss, and every metric of every region.
 
-    variants: score the prediction after the steps of each; regions are named by `name_variant`.
+    variants: score the prediction after the steps of each; regions are named by `name_variant`; tta: average
+    over mirror images whatever the split.
     """
     scorer = Scorer(split, regions, metrics, settings, variants)
     # not in validation after rounds, which would take several times as long
-    tta = settings.tta and (split is client.data.test or bool(variants))
+    tta = tta or (settings.tta and (split is client.data.test or bool(variants)))
     with (
         evaluated_as(client.model, objective, tta=tta),
         Turns(client.device, inline=not scorer.needs_masks) as turns,
@@ -192,13 +196,14 @@ class Evaluation:
 
     cases: client -> rows; clients: metric -> client -> Summary over its cases (regions averaged);
     overall: metric -> summary over clients, without those held out; held_out: clients that took no part in
-    training; unseen: metric -> summary over these.
+    training; unseen: metric -> summary over these; aggregates: client -> sums, of those that send no rows.
     """
 
     cases: Mapping[str, Sequence[Mapping[str, Any]]]
     clients: Mapping[str, Mapping[str, Summary]]
     overall: Mapping[str, ClientsSummary]
     held_out: tuple[str, ...] = ()
+    aggregates: Mapping[str, Aggregate] = field(default_factory=dict)
 
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any]) -> Evaluation:
@@ -222,7 +227,9 @@ class Evaluation:
     @cached_property
     def regions(self) -> list[str]:
         """What the cases were measured in; empty where only the summaries are known."""
-        return list(dict.fromkeys(r for rows in self.cases.values() for row in rows for r in row["regions"]))
+        told = [region for one in self.aggregates.values() for region in one.regions]
+        found = [region for rows in self.cases.values() for row in rows for region in row["regions"]]
+        return list(dict.fromkeys([*found, *told]))
 
     def of_region(self, region: str) -> Evaluation:
         """The same cases in one region alone; a client without it has no value."""
@@ -235,10 +242,13 @@ class Evaluation:
             for client, rows in self.cases.items()
         }
         metrics = [metric for metric in self.clients if metric != "loss"]
-        return summarise_cases(cases, metrics).set_apart(self.held_out)
+        aggregates = {client: one.only(region) for client, one in self.aggregates.items()}
+        return summarise_cases(cases, metrics, aggregates).set_apart(self.held_out)
 
     def summarise_means(self, metric: str, client: str) -> Summary:
         """Over the cases of a client, each with the mean over its regions, which vary together."""
+        if client in self.aggregates:
+            return self.aggregates[client].summarise_means(metric)
         rows = self.cases.get(client, ())
         if metric == "loss" or not rows:
             return self.clients[metric][client]
@@ -294,14 +304,29 @@ def parse_number(value: Any) -> Any:
 
 def gather(replies: Sequence[Reply], metrics: Sequence[str], held_out: Collection[str] = ()) -> Evaluation:
     """Join the clients' answers to "evaluate"."""
-    cases = {reply.client: reply.scalars["cases"] for reply in replies if reply.scalars["cases"]}
-    return summarise_cases(cases, ["loss", *metrics]).set_apart(held_out)
+    cases = {reply.client: reply.scalars["cases"] for reply in replies if reply.scalars.get("cases")}
+    aggregates = {
+        r.client: Aggregate.read(r.scalars["aggregate"]) for r in replies if "aggregate" in r.scalars
+    }
+    return summarise_cases(cases, ["loss", *metrics], aggregates).set_apart(held_out)
 
 
-def summarise_cases(cases: Mapping[str, Sequence[Mapping[str, Any]]], metrics: Sequence[str]) -> Evaluation:
+def summarise_cases(
+    cases: Mapping[str, Sequence[Mapping[str, Any]]],
+    metrics: Sequence[str],
+    aggregates: Mapping[str, Aggregate] | None = None,
+) -> Evaluation:
     """Each metric, or the loss, by client and over clients."""
-    clients = {m: {name: summarise(column(rows, m)) for name, rows in cases.items()} for m in metrics}
-    return Evaluation(cases, clients, summarise_clients(clients, lambda name: True))
+    sums = aggregates or {}
+    names = sorted({*cases, *sums}) if sums else list(cases)
+    clients = {
+        metric: {
+            name: sums[name].summarise(metric) if name in sums else summarise(column(cases[name], metric))
+            for name in names
+        }
+        for metric in metrics
+    }
+    return Evaluation(cases, clients, summarise_clients(clients, lambda name: True), aggregates=sums)
 
 
 def summarise_clients(

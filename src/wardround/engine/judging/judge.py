@@ -13,7 +13,7 @@ from wardround.engine.judging.calibration import measure_calibration
 from wardround.engine.judging.evaluation import Evaluation, gather
 from wardround.engine.judging.pictures import draw_overlays
 from wardround.engine.judging.postprocessing import POSTPROCESS, as_sent, choose_postprocessing
-from wardround.engine.judging.result_tables import case_rows
+from wardround.engine.judging.result_tables import case_rows, write_cases
 from wardround.engine.outcome import Outcome, Progress
 from wardround.engine.run_folder import TESTED, RunFolder
 from wardround.files import write_json, write_text
@@ -92,7 +92,7 @@ class Judge:
         outcome = Outcome("done", state, progress, test, units=units)
         if settings.cross_site:
             outcome.cross_site = self._cross_site(params, chosen)
-        write_text(self._folder.path / "cases.csv", case_rows(test, settings.metrics).csv())
+        write_cases(self._folder.path, test, settings.metrics)
         if settings.overlays:
             self._draw(params, chosen)
         if settings.calibrate:

@@ -112,7 +112,7 @@ def choose_postprocessing(
     def measure(variants: Sequence[Steps]) -> tuple[list[Dice], dict[str, int]]:
         asked = {**scalars, "split": "val", "metrics": ["dice"], "variants": as_sent(variants)}
         replies = clients.ask("evaluate", Message(params=params, scalars=asked), to=judges)
-        return join_dice(replies, len(variants)), {r.client: len(r.scalars["cases"]) for r in replies}
+        return join_dice(replies, len(variants)), {r.client: len(r.scalars.get("cases", ())) for r in replies}
 
     whole, apart = list_steps(num_classes)
     variants: list[Steps] = [(), whole, *(s for one in apart for s in ((one,), (*whole, one)))]
@@ -142,7 +142,7 @@ def list_steps(num_classes: int) -> tuple[Steps, Steps]:
 
 def join_dice(replies: Sequence[Reply], num_variants: int) -> list[Dice]:
     """By variant, each region's mean over clients of their means over cases; empty without a case."""
-    rows = [reply.scalars["cases"] for reply in replies if reply.scalars["cases"]]
+    rows = [reply.scalars["cases"] for reply in replies if reply.scalars.get("cases")]
     if not rows:
         return [{} for _ in range(num_variants)]
     names = dict.fromkeys(name for own in rows for row in own for name in row["regions"])

@@ -12,7 +12,9 @@ from typing import Any
 from wardround.data.federation import Federation
 from wardround.data.readers.image_files import WITH_GEOMETRY
 from wardround.data.roles import NOT_HOSPITALS
+from wardround.engine.judging.aggregates import AGGREGATES, as_json, read_aggregates
 from wardround.engine.judging.evaluation import Evaluation
+from wardround.files import write_json, write_text
 from wardround.metrics import BOTH, METRICS, MM, MM_OR_PX, PX, ClientsSummary, Summary, combine_units
 from wardround.tables import Interval, Table, formula_read
 
@@ -44,6 +46,7 @@ def client_table(
         caption += f" {ALL_STRUCTURES}"
     if evaluation.held_out:
         caption += f" {HELD_OUT}"
+    caption += describe_sums(evaluation)
     if units == MM_OR_PX and any(METRICS[metric].unit for metric in metrics):
         caption += f" {BOTH}"
     return Table(title, columns, rows, " ".join([caption, *notes]))
@@ -85,6 +88,19 @@ def name_all(regions: Sequence[str]) -> str:
 OWN_GRID = (
     "Scores are on each scan's own grid; a run's own test is on the prepared one, so the two can differ."
 )
+SUMS_ONLY = "sent sums over cases, no row of a case: mean, SD and interval are from these."
+
+
+def describe_sums(evaluation: Evaluation) -> str:
+    """Who sent sums alone, and what too few cases were behind."""
+    if not evaluation.aggregates:
+        return ""
+    told = f" {', '.join(sorted(evaluation.aggregates))} {SUMS_ONLY}"
+    withheld = {name: one.list_withheld() for name, one in sorted(evaluation.aggregates.items())}
+    few = "; ".join(f"{name}: {', '.join(found)}" for name, found in withheld.items() if found)
+    return told + (f" Withheld, for too few cases are behind a number: {few}." if few else "")
+
+
 ALL_STRUCTURES = "All: every case counts once for each of its structures."
 
 
@@ -180,6 +196,13 @@ def case_rows(evaluation: Evaluation, metrics: Sequence[str]) -> Table:
     return Table("cases", ["client", "case", "region", *metrics], rows)
 
 
+def write_cases(folder: Path, evaluation: Evaluation, metrics: Sequence[str]) -> None:
+    """cases.csv, and aggregates.json for clients that sent sums alone."""
+    write_text(folder / "cases.csv", case_rows(evaluation, metrics).csv())
+    if evaluation.aggregates:
+        write_json(folder / AGGREGATES, as_json(evaluation.aggregates))
+
+
 def read_case_rows(path: Path) -> dict[str, list[dict[str, Any]]]:
     """What `case_rows` wrote, by client; nothing where there is no such file, or it is damaged."""
     found: dict[str, dict[str, dict[str, Any]]] = {}
@@ -211,7 +234,9 @@ def read_test(
         return None
     test = Evaluation.from_dict(result["test"])
     if cases is not None:
-        test = replace(test, cases=read_case_rows(cases))
+        test = replace(
+            test, cases=read_case_rows(cases), aggregates=read_aggregates(cases.with_name(AGGREGATES))
+        )
     if "held_out" in result or (isinstance(participation, float) and participation < 1):
         return test
     trained = {name for record in records for name in record.get("clients", ())}
