@@ -6,8 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+import helpers
 import torch
-from helpers import Watcher, config, run, settings
+from helpers import Watcher, config, settings
 from pytest import approx, mark, raises
 
 import wardround as wr
@@ -20,6 +21,12 @@ from wardround.privacy.words import describe_cost, describe_told, gather_told
 from wardround.reporting import write_report
 
 CLIENT = {"level": "client", "epsilon": 4.0}
+# noise on a few weights points anywhere, also against that of the others
+LIMITS = {"refuse_opposite": False, "max_norm": None}
+
+
+def run(folder: Path, **changes: Any) -> Any:
+    return helpers.run(folder, limits=LIMITS, **changes)
 
 
 def budget_of(folder: Path, client: str = "north") -> PrivacyBudget:
@@ -57,12 +64,13 @@ def test_losses_scores_and_seconds_stay_unless_scores_are_shown(tmp_path: Path) 
 def test_resuming_after_a_crash_goes_on_with_the_same_budget(tmp_path: Path) -> None:
     with raises(KeyboardInterrupt):
         wr.run(
-            settings(tmp_path, privacy=CLIENT, rounds=3), listener=Watcher(crash_in_round=2, crash_at="south")
+            settings(tmp_path, privacy=CLIENT, limits=LIMITS, rounds=3),
+            listener=Watcher(crash_in_round=2, crash_at="south"),
         )
     before = budget_of(tmp_path).read()
     assert len(before) == 2  # its second answer was lost with the round
 
-    wr.run(settings(tmp_path, privacy=CLIENT, rounds=3), resume=True)
+    wr.run(settings(tmp_path, privacy=CLIENT, limits=LIMITS, rounds=3), resume=True)
     after = budget_of(tmp_path).read()
     assert after[:2] == before
     assert [line.round for line in after] == [1, 2, 2, 3]
